@@ -1,0 +1,1 @@
+"""Recurrent attention models: the Staircase family, exact, streaming, with state you can trust."""
