@@ -1,0 +1,46 @@
+"""Relative-position attention as the equation says it, one distance vector for each pair."""
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional
+
+from staircase_attention.attention.view import View
+
+
+def attend(
+    queries: Float[Tensor, "batch heads queries size"],
+    keys: Float[Tensor, "batch heads keys size"],
+    values: Float[Tensor, "batch heads keys size"],
+    *,
+    table: Float[Tensor, "distances size"] | None,
+    view: View,
+    dropout: float,
+) -> Float[Tensor, "batch heads queries size"]:
+    """Shaw et al. 2018, keys only, and with no vector for the future.
+
+    score(i, j) = (q_i · k_j + q_i · r[min(d, R-1)]) / sqrt(size), d = distance of key j from query
+    i, R = rows of the table r; without a table only the first term. A query that sees no key at all
+    gets zero. `dropout` is the probability with which a weight is dropped.
+    """
+    scores = torch.einsum("bhqs,bhks->bhqk", queries, keys)
+    if table is not None:
+        vectors = table[view.distances.clamp(0, table.shape[0] - 1)]
+        scores = scores + torch.einsum("bhqs,qks->bhqk", queries, vectors)
+    weights = softmax_over_visible(scores / math.sqrt(queries.shape[-1]), view)
+    weights = functional.dropout(weights, dropout)
+    return torch.einsum("bhqk,bhks->bhqs", weights, values)
+
+
+def softmax_over_visible(
+    scores: Float[Tensor, "batch heads queries keys"], view: View
+) -> Float[Tensor, "batch heads queries keys"]:
+    """Weights that sum to one over the keys in sight, or are all zero where none is."""
+    hidden = view.hidden
+    if hidden is None:
+        return scores.softmax(-1)
+    # A finite floor instead of -inf: a row with nothing in sight must not make NaN gradients.
+    weights = scores.masked_fill(hidden, torch.finfo(scores.dtype).min).softmax(-1)
+    return weights.masked_fill(hidden, 0.0)

@@ -1,0 +1,61 @@
+"""Relative-position attention by matrix products: positions are scored once a distance.
+
+P = Q Rᵀ holds every query's score for every distance. Reading P along its skewed diagonals puts
+the score for distance i - j at (i, j); the skew is a change of strides, so that both directions
+cost no more than a copy and nothing is scattered.
+"""
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional
+
+from staircase_attention.attention.reference import softmax_over_visible
+from staircase_attention.attention.view import View
+
+
+def attend(
+    queries: Float[Tensor, "batch heads queries size"],
+    keys: Float[Tensor, "batch heads keys size"],
+    values: Float[Tensor, "batch heads keys size"],
+    *,
+    table: Float[Tensor, "distances size"],
+    view: View,
+    dropout: float,
+) -> Float[Tensor, "batch heads queries size"]:
+    """The same function as the reference, for models that have a table."""
+    queries = queries / math.sqrt(queries.shape[-1])
+    by_distance = queries @ farthest_first(table, view.num_distances).T
+    scores = torch.matmul(queries, keys.transpose(-1, -2)) + skew(by_distance, view)
+    weights = functional.dropout(softmax_over_visible(scores, view), dropout)
+    return weights @ values
+
+
+def farthest_first(
+    table: Float[Tensor, "distances size"], num_distances: int
+) -> Float[Tensor, "num_distances size"]:
+    """The vectors for distances `num_distances` - 1 down to 0, clipped to the table's last row."""
+    num_rows = table.shape[0]
+    vectors = table[:num_distances].flip(0)
+    if num_distances <= num_rows:
+        return vectors
+    clipped = table[-1:].expand(num_distances - num_rows, -1)
+    return torch.cat([clipped, vectors])
+
+
+def skew(
+    by_distance: Float[Tensor, "batch heads queries distances"], view: View
+) -> Float[Tensor, "batch heads queries keys"]:
+    """Move each query's scores from distances, farthest first, to keys.
+
+    Row i must shift left by (queries - 1 - i). With one column of padding the rows are a stride of
+    (distances + 1) apart; read at a stride of (distances) from element (queries - 1) on, each row
+    starts one further left than the row above it. What runs over a row's end lies in the future,
+    where the mask hides it.
+    """
+    rows, columns = view.num_queries, view.num_distances
+    flat = functional.pad(by_distance, (0, 1)).flatten(-2)
+    shifted = flat[..., rows - 1 : rows - 1 + rows * columns].unflatten(-1, (rows, columns))
+    return shifted[..., : view.num_keys]

@@ -1,0 +1,93 @@
+"""What queries may see: the one place where distances and visibility are reckoned."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """Where some queries stand among their keys, and how far back they see.
+
+    Keys are neighbours in time, and so are queries. Query i stands at the place of key
+    `first_query` + i, whether or not that key is there; it sees the keys at distances
+    0 to `span` - 1 of which no row of the batch hides any, or only the earliest.
+    """
+
+    num_queries: int
+    num_keys: int
+    first_query: int
+    """Index, among the keys, of the place where the first query stands."""
+    span: int | None = None
+    """S: number of distances in sight, 0 included; None: all the way back."""
+    first_visible: Int[Tensor, "batch"] | None = None
+    """For each batch row, the earliest key that belongs to its stream; None: all of them do."""
+    device: torch.device
+
+    @property
+    def num_distances(self) -> int:
+        """Distances that occur between a query and a key not after it: 0 to this minus 1."""
+        return self.first_query + self.num_queries
+
+    @cached_property
+    def distances(self) -> Int[Tensor, "queries keys"]:
+        """How far each key lies behind each query; negative for keys after it."""
+        queries = torch.arange(self.num_queries, device=self.device)
+        keys = torch.arange(self.num_keys, device=self.device)
+        return self.first_query + queries[:, None] - keys[None, :]
+
+    @property
+    def sees_everything(self) -> bool:
+        """Whether every query sees every key, so that no mask is needed."""
+        reaches_last = self.first_query >= self.num_keys - 1
+        reaches_first = self.span is None or self.num_distances <= self.span
+        return reaches_last and reaches_first and self.first_visible is None
+
+    @cached_property
+    def hidden(self) -> Bool[Tensor, "#batch 1 queries keys"] | None:
+        """The keys that a query must not see; None where it sees all."""
+        if self.sees_everything:
+            return None
+        hidden = self.distances < 0
+        if self.span is not None and self.num_distances > self.span:
+            hidden = hidden | (self.distances >= self.span)
+        hidden = hidden[None, None]
+        if self.first_visible is not None:
+            keys = torch.arange(self.num_keys, device=self.device)
+            hidden = hidden | (keys < self.first_visible[:, None])[:, None, None, :]
+        return hidden
+
+    @property
+    def needs_blocks(self) -> bool:
+        """Whether most keys are out of most queries' sight, as in long segments of a ladder."""
+        return self.span is not None and self.num_queries > max(self.span, SMALLEST_BLOCK)
+
+    def blocks(self) -> list[tuple[slice, slice, "View"]]:
+        """Cut the queries into runs of about a span: each run, the keys it sees, and its view."""
+        assert self.span is not None
+        size = max(self.span, SMALLEST_BLOCK)
+        return [
+            self._block(start, min(start + size, self.num_queries))
+            for start in range(0, self.num_queries, size)
+        ]
+
+    def _block(self, start: int, stop: int) -> tuple[slice, slice, "View"]:
+        assert self.span is not None
+        oldest = max(0, self.first_query + start - self.span + 1)
+        newest = min(self.num_keys, self.first_query + stop)
+        visible = self.first_visible
+        view = replace(
+            self,
+            num_queries=stop - start,
+            num_keys=newest - oldest,
+            first_query=self.first_query + start - oldest,
+            first_visible=None if visible is None else (visible - oldest).clamp(min=0),
+        )
+        return slice(start, stop), slice(oldest, newest), view
+
+
+SMALLEST_BLOCK = 64
+"""Runs of queries shorter than this are not worth cutting."""

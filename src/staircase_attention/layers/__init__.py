@@ -1,0 +1,7 @@
+"""Learned parameters: the Transformer core that every schedule drives. No timetables here."""
+
+from staircase_attention.layers.config import CoreConfig
+from staircase_attention.layers.core import Core, Trip
+from staircase_attention.layers.keys_values import KeysValues, join
+
+__all__ = ["Core", "CoreConfig", "KeysValues", "Trip", "join"]

@@ -1,0 +1,112 @@
+"""The Transformer core: layers that know of queries and context, and nothing of chunks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from staircase_attention.attention import View
+from staircase_attention.layers.config import CoreConfig
+from staircase_attention.layers.keys_values import KeysValues, join
+from staircase_attention.layers.layer import Layer
+from staircase_attention.layers.memory import Memory
+from staircase_attention.layers.positions import RelativePositions, RotaryPositions
+
+
+@dataclass(frozen=True, slots=True)
+class Trip:
+    """What comes out of the core for some queries."""
+
+    levels: list[Float[Tensor, "batch queries width"]]
+    """The queries as they went in, and after each layer they went through."""
+    contexts: list[KeysValues | None]
+    """For each of these layers, all keys and values that the queries saw; None: there were none."""
+
+    @property
+    def hidden(self) -> Float[Tensor, "batch queries width"]:
+        """The queries as they come out."""
+        return self.levels[-1]
+
+
+class Core(nn.Module):
+    """L layers that share one sense of distance, the same for every model of the family."""
+
+    def __init__(
+        self,
+        config: CoreConfig,
+        *,
+        max_distance: int,
+        attends_self: bool = True,
+        mixes_layers: bool = False,
+        shares_keys_values: bool = False,
+    ) -> None:
+        super().__init__()
+        self.attends_self = attends_self
+        self.positions: RelativePositions | RotaryPositions
+        if config.positions == "relative":
+            self.positions = RelativePositions(
+                max_distance=max_distance, head_size=config.head_size
+            )
+        else:
+            self.positions = RotaryPositions(head_size=config.head_size)
+        self.layers = nn.ModuleList(
+            Layer(config, owns_keys_values=not shares_keys_values) for _ in range(config.num_layers)
+        )
+        self.memory = Memory(
+            config, mixes_layers=mixes_layers, shares_keys_values=shares_keys_values
+        )
+
+    def forward(
+        self,
+        hidden: Float[Tensor, "batch queries width"],
+        *,
+        layers: range,
+        past: Sequence[Sequence[KeysValues]],
+        view: View,
+    ) -> Trip:
+        """Take queries through some layers, each with its own past: pieces in order of time."""
+        levels, contexts = [hidden], []
+        for index, pieces in zip(layers, past, strict=True):
+            hidden, context = self._through(self._layer(index), hidden, pieces, view)
+            levels.append(hidden)
+            contexts.append(context)
+        return Trip(levels, contexts)
+
+    def freeze(self, levels: Sequence[Float[Tensor, "batch time width"]]) -> list[KeysValues]:
+        """The keys and values that tokens leave behind: for each layer, or one pair for all."""
+        remembered = self.memory.remember(levels)
+        if self.memory.shares_keys_values:
+            return [self.memory.keys_values(remembered)]
+        return [self._layer(index).keys_values(remembered) for index in range(len(self.layers))]
+
+    def _layer(self, index: int) -> Layer:
+        layer = self.layers[index]
+        assert isinstance(layer, Layer)
+        return layer
+
+    def _through(
+        self,
+        layer: Layer,
+        hidden: Float[Tensor, "batch queries width"],
+        past: Sequence[KeysValues],
+        view: View,
+    ) -> tuple[Float[Tensor, "batch queries width"], KeysValues | None]:
+        normed = layer.attention_norm(hidden)
+        pieces = [*past, self._own(layer, hidden, normed)] if self.attends_self else list(past)
+        context = join(pieces) if pieces else None
+        if context is not None:
+            attended = layer.attention(normed, context, view=view, positions=self.positions)
+            hidden = hidden + attended
+        hidden = hidden + layer.feed_forward(layer.feed_forward_norm(hidden))
+        return hidden, context
+
+    def _own(
+        self,
+        layer: Layer,
+        hidden: Float[Tensor, "batch queries width"],
+        normed: Float[Tensor, "batch queries width"],
+    ) -> KeysValues:
+        if self.memory.shares_keys_values:
+            return self.memory.keys_values(hidden)
+        return layer.attention.keys_values(normed)

@@ -1,0 +1,56 @@
+"""Keys and values that queries can attend to, as they travel between steps and in states."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+class KeysValues(NamedTuple):
+    """One layer's keys and values of some tokens that are neighbours in time.
+
+    Keys carry no positions yet: a stream has no end, so only distances are ever put into numbers,
+    when queries meet keys.
+    """
+
+    keys: Float[Tensor, "batch heads time size"]
+    values: Float[Tensor, "batch heads time size"]
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens these are of."""
+        return self.keys.shape[2]
+
+    def part(self, start: int, stop: int) -> "KeysValues":
+        """Those of the tokens `start` to `stop` - 1, counted from the first one held."""
+        return KeysValues(self.keys[:, :, start:stop], self.values[:, :, start:stop])
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "KeysValues":
+        """The same change made to both."""
+        return KeysValues(change(self.keys), change(self.values))
+
+
+def join(pieces: Sequence[KeysValues]) -> KeysValues:
+    """Pieces that follow one another, as one."""
+    if len(pieces) == 1:
+        return pieces[0]
+    return KeysValues(
+        torch.cat([piece.keys for piece in pieces], dim=2),
+        torch.cat([piece.values for piece in pieces], dim=2),
+    )
+
+
+def split_heads(
+    vectors: Float[Tensor, "batch time width"], num_heads: int
+) -> Float[Tensor, "batch heads time size"]:
+    """Share the width out among the heads."""
+    return vectors.unflatten(-1, (num_heads, -1)).transpose(1, 2)
+
+
+def merge_heads(
+    vectors: Float[Tensor, "batch heads time size"],
+) -> Float[Tensor, "batch time width"]:
+    """Put the heads side by side again."""
+    return vectors.transpose(1, 2).flatten(-2)

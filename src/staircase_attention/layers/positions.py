@@ -1,0 +1,76 @@
+"""How a core knows distances: both ways offer `attend`, and keep their numbers to themselves."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from staircase_attention.attention import View, attend
+from staircase_attention.layers.keys_values import KeysValues
+
+ROTARY_BASE = 10_000.0
+"""Longest wavelength of the rotary angles, over 2π: Su et al. 2021's."""
+
+
+class RelativePositions(nn.Module):
+    """One learned vector a distance, shared by all layers and heads (Shaw et al. 2018)."""
+
+    def __init__(self, *, max_distance: int, head_size: int) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.empty(max_distance, head_size))
+        nn.init.normal_(self.table, std=head_size**-0.5)
+
+    def attend(
+        self,
+        queries: Float[Tensor, "batch heads queries size"],
+        context: KeysValues,
+        *,
+        view: View,
+        dropout: float,
+    ) -> Float[Tensor, "batch heads queries size"]:
+        """Attention whose scores gain q · r[distance]."""
+        keys, values = context
+        return attend(queries, keys, values, table=self.table, view=view, dropout=dropout)
+
+
+class RotaryPositions(nn.Module):
+    """Queries and keys turned by an angle that grows with their place (Su et al. 2021).
+
+    Only differences of places matter, so places are counted from the oldest key in sight: the
+    angles stay small however long the stream.
+    """
+
+    def __init__(self, *, head_size: int) -> None:
+        super().__init__()
+        self.head_size = head_size
+
+    def attend(
+        self,
+        queries: Float[Tensor, "batch heads queries size"],
+        context: KeysValues,
+        *,
+        view: View,
+        dropout: float,
+    ) -> Float[Tensor, "batch heads queries size"]:
+        """Attention between rotated queries and rotated keys."""
+        keys, values = context
+        angles = self._angles(view).to(queries.dtype)
+        first = view.first_query
+        queries = rotate(queries, angles[first : first + view.num_queries])
+        keys = rotate(keys, angles[: view.num_keys])
+        return attend(queries, keys, values, table=None, view=view, dropout=dropout)
+
+    def _angles(self, view: View) -> Float[Tensor, "places half"]:
+        # In float64, as a place far along a wide window times a rate loses digits in less.
+        options = {"dtype": torch.float64, "device": view.device}
+        exponents = torch.arange(0, self.head_size, 2, **options) / self.head_size
+        places = torch.arange(max(view.num_keys, view.num_distances), **options)
+        return places[:, None] * ROTARY_BASE**-exponents
+
+
+def rotate(
+    vectors: Float[Tensor, "batch heads time size"], angles: Float[Tensor, "time half"]
+) -> Float[Tensor, "batch heads time size"]:
+    """Turn each pair (element j, element j + half) by its angle."""
+    first, second = vectors.chunk(2, dim=-1)
+    cosine, sine = angles.cos(), angles.sin()
+    return torch.cat([first * cosine - second * sine, first * sine + second * cosine], dim=-1)

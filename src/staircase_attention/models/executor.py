@@ -1,0 +1,154 @@
+"""Runs any timetable: the same code for every model, in window order and in chunk order."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from staircase_attention.attention import View
+from staircase_attention.layers import Core, KeysValues, Trip, join
+from staircase_attention.models.state import Stream
+from staircase_attention.schedules import Cell, Schedule, Step
+
+
+class Executor:
+    """One stream on its way through a timetable.
+
+    It holds the tokens that are under way and what earlier ones left behind; each step takes its
+    queries through the core, puts what they leave behind where later steps will look for it, and
+    drops what the timetable says nobody will look for.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        schedule: Schedule,
+        stream: Stream,
+        embedded: Float[Tensor, "rows time width"],
+    ) -> None:
+        self.core = core
+        self.schedule = schedule
+        self.starts = stream.starts
+        self.banks = dict(stream.banks)
+        self.cache = list(stream.cache)
+        self.cached = stream.cached
+        self.embedded = embedded
+        self.first = stream.position
+        self.under_way: dict[range, Float[Tensor, "rows part width"]] = {}
+
+    def run(self, steps: Iterable[Step]) -> Float[Tensor, "rows time width"]:
+        """Take every step; what comes out is each token after its last pass."""
+        for step in steps:
+            self._take(step)
+        if not self.under_way:
+            return self.embedded
+        return torch.cat([self.under_way[tokens] for tokens in sorted_by_time(self.under_way)], 1)
+
+    def stream(self, before: Stream) -> Stream:
+        """Where the stream stands after the run."""
+        return Stream(
+            rows=before.rows,
+            position=before.position + self.embedded.shape[1],
+            starts=before.starts,
+            banks={key: held.map(compact) for key, held in self.banks.items()},
+            cache=tuple(held.map(compact) for held in self.cache),
+            cached=self.cached,
+        )
+
+    def _take(self, step: Step) -> None:
+        parts = [self._hidden(cell) for cell in step.cells]
+        queries = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        past = [self._past(step, layer) for layer in step.layers]
+        trip: Trip = self.core(
+            queries, layers=step.layers, past=past, view=self._view(step, past[0])
+        )
+        self._bank(step, trip)
+        sizes = [len(cell.tokens) for cell in step.cells]
+        for cell, hidden in zip(step.cells, trip.hidden.split(sizes, dim=1), strict=True):
+            self.under_way[cell.tokens] = hidden
+        self._freeze(step, trip)
+
+    def _hidden(self, cell: Cell) -> Float[Tensor, "rows part width"]:
+        """The tokens of a cell as they are before this step."""
+        if cell.tokens not in self.under_way:
+            start = cell.tokens.start - self.first
+            self.under_way[cell.tokens] = self.embedded[:, start : start + len(cell.tokens)]
+        return self.under_way[cell.tokens]
+
+    def _past(self, step: Step, layer: int) -> list[KeysValues]:
+        """What a layer's queries see of earlier tokens: the cache first, then the bank."""
+        pieces = []
+        if step.frozen:
+            held = self.cache[layer if len(self.cache) > 1 else 0]
+            first = self.cached.start
+            pieces.append(held.part(step.frozen.start - first, step.frozen.stop - first))
+        if (step.bank, layer) in self.banks:
+            pieces.append(self.banks[step.bank, layer])
+        return pieces
+
+    def _view(self, step: Step, past: Sequence[KeysValues]) -> View:
+        num_before = sum(piece.num_tokens for piece in past)
+        num_queries = len(step.tokens)
+        return View(
+            num_queries=num_queries,
+            num_keys=num_before + (num_queries if self.core.attends_self else 0),
+            first_query=num_before,
+            span=self.schedule.attention_span,
+            first_visible=self._first_visible(step.tokens.start - num_before),
+            device=self.embedded.device,
+        )
+
+    def _first_visible(self, oldest: int) -> Int[Tensor, "rows"] | None:
+        """For each row the first key that is its own, where any row began after the oldest key."""
+        if max(self.starts) <= oldest:
+            return None
+        first = [max(0, start - oldest) for start in self.starts]
+        return torch.tensor(first, device=self.embedded.device)
+
+    def _bank(self, step: Step, trip: Trip) -> None:
+        """Keep what later queries of this step's bank will see."""
+        for layer, context in zip(step.layers, trip.contexts, strict=True):
+            self.banks.pop((step.bank, layer), None)
+            if context is None or step.retained == 0:
+                continue
+            size = context.num_tokens
+            kept = size - len(step.frozen)
+            if step.retained is not None:
+                kept = min(kept, step.retained)
+            self.banks[step.bank, layer] = context.part(size - kept, size)
+
+    def _freeze(self, step: Step, trip: Trip) -> None:
+        """Cache the chunks that have made their last pass, and forget those nobody will look at."""
+        after = self.schedule.freeze_after
+        for cell in step.cells:
+            if after is not None and cell.pass_number == max(after, 1):
+                start = cell.tokens.start - step.tokens.start
+                part = slice(start, start + len(cell.tokens))
+                # M = 0 caches a chunk as it came in, even though it passes once.
+                levels = trip.levels[:1] if after == 0 else trip.levels
+                self._remember([level[:, part] for level in levels], cell.tokens.stop)
+        if step.forget_before > self.cached.start:
+            drop = min(step.forget_before, self.cached.stop) - self.cached.start
+            self.cache = [held.part(drop, held.num_tokens) for held in self.cache]
+            self.cached = range(step.forget_before, max(step.forget_before, self.cached.stop))
+
+    def _remember(self, levels: Sequence[Float[Tensor, "rows part width"]], stop: int) -> None:
+        new = self.core.freeze(levels)
+        if self.cache:
+            pairs = zip(self.cache, new, strict=True)
+            self.cache = [join([old, fresh]) for old, fresh in pairs]
+        else:
+            self.cache = new
+        self.cached = range(self.cached.start, stop)
+
+
+def sorted_by_time(parts: Iterable[range]) -> list[range]:
+    """Runs of tokens in the order in which they came."""
+    return sorted(parts, key=lambda tokens: tokens.start)
+
+
+def compact(tensor: Tensor) -> Tensor:
+    """The same numbers in no more memory than they need."""
+    is_whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+    return tensor if is_whole else tensor.clone(memory_format=torch.contiguous_format)

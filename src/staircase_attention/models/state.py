@@ -1,0 +1,189 @@
+"""Where a stream stands: everything a model must remember to carry on exactly."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from staircase_attention.layers import KeysValues
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stream:
+    """Batch rows whose chunks begin at the same positions, and what their past left behind."""
+
+    rows: tuple[int, ...]
+    """Which rows of the batch these are."""
+    position: int = 0
+    """Tokens that have come in since the first of these rows began."""
+    starts: tuple[int, ...]
+    """The position at which each row began; what came before is hidden from it."""
+    banks: Mapping[tuple[int, int], KeysValues] = field(default_factory=dict)
+    """For each (bank, layer), what the next queries of that bank's step will see."""
+    cache: Sequence[KeysValues] = ()
+    """For each layer, or once for all, the keys and values of cached tokens."""
+    cached: range = range(0)
+    """Positions of the cached tokens."""
+
+    @classmethod
+    def fresh(cls, rows: Sequence[int]) -> "Stream":
+        """Rows that have not begun."""
+        return cls(rows=tuple(rows), starts=(0,) * len(rows))
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Stream":
+        """The same change made to every tensor."""
+        return replace(
+            self,
+            banks={key: held.map(change) for key, held in self.banks.items()},
+            cache=tuple(held.map(change) for held in self.cache),
+        )
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Every tensor held."""
+        return [part for held in (*self.banks.values(), *self.cache) for part in held]
+
+    def select(self, places: Sequence[int], rows: Sequence[int]) -> "Stream":
+        """Some of these rows, by their place here, under new row numbers."""
+        index = torch.tensor(places, dtype=torch.int64)
+        chosen = self.map(lambda tensor: tensor.index_select(0, index.to(tensor.device)))
+        starts = tuple(self.starts[place] for place in places)
+        return replace(chosen, rows=tuple(rows), starts=starts)
+
+    def restart(self, anew: Bool[Tensor, "rows"]) -> "Stream":
+        """Let some of these rows begin anew, which fits only where a chunk begins."""
+        flags: list[bool] = anew.tolist()
+
+        def cleared(tensor: Tensor) -> Tensor:
+            # What is hidden gets weight zero; cleared, not even a NaN left there can come back.
+            return tensor.masked_fill(anew.to(tensor.device)[:, None, None, None], 0.0)
+
+        starts = (
+            self.position if begins else start
+            for start, begins in zip(self.starts, flags, strict=True)
+        )
+        return replace(self.map(cleared), starts=tuple(starts))
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """Where the streams of a batch stand. A value: every method gives a new one.
+
+    Gradients flow through a state until it is detached. Rows are usually one `Stream`; rows that
+    were reset inside a chunk have their chunks elsewhere and form another.
+    """
+
+    model: Mapping[str, Any]
+    """The shape of the model it belongs to, as plain data."""
+    chunk_length: int
+    """Rows that begin at multiples of this can share a stream."""
+    streams: tuple[Stream, ...]
+
+    @classmethod
+    def fresh(cls, *, model: Mapping[str, Any], chunk_length: int, batch_size: int) -> "State":
+        """The state of streams that have not begun."""
+        streams = (Stream.fresh(range(batch_size)),)
+        return cls(model=model, chunk_length=chunk_length, streams=streams)
+
+    @property
+    def batch_size(self) -> int:
+        """Rows in the batch."""
+        return sum(len(stream.rows) for stream in self.streams)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all that is remembered."""
+        return sum(part.numel() * part.element_size() for part in self._tensors)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """For each batch row, the tokens it has taken in since it began."""
+        by_row = {
+            row: stream.position - start
+            for stream in self.streams
+            for row, start in zip(stream.rows, stream.starts, strict=True)
+        }
+        return tuple(by_row[row] for row in range(self.batch_size))
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where it lies; None where nothing is remembered yet."""
+        return self._tensors[0].device if self._tensors else None
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """In what numbers; None where nothing is remembered yet."""
+        return self._tensors[0].dtype if self._tensors else None
+
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> "State":
+        """The same state on another device, or in other numbers."""
+        return self._map(lambda tensor: tensor.to(device=device, dtype=dtype))
+
+    def detach(self) -> "State":
+        """The same state, through which no gradient flows."""
+        return self._map(torch.Tensor.detach)
+
+    def select(self, rows: Sequence[int]) -> "State":
+        """The state of a batch made of these rows, in this order; a row may come up repeatedly."""
+        check_rows(rows, self.batch_size)
+        streams = []
+        for stream in self.streams:
+            places = {row: place for place, row in enumerate(stream.rows)}
+            picked = [(places[row], new) for new, row in enumerate(rows) if row in places]
+            if picked:
+                streams.append(stream.select(*zip(*picked, strict=True)))
+        return replace(self, streams=tuple(streams))
+
+    def reset(self, rows: Bool[Tensor, "batch"] | Sequence[bool]) -> "State":
+        """Let the rows that are True begin anew, as if nothing had come before."""
+        mask = torch.as_tensor(rows).cpu()
+        if mask.dtype != torch.bool or mask.shape != (self.batch_size,):
+            raise ValueError(
+                f"reset takes one True or False for each of the {self.batch_size} batch rows, "
+                f"got {tuple(mask.shape)} of {mask.dtype}; pass a boolean mask of rows"
+            )
+        streams: list[Stream] = []
+        homeless: list[int] = []
+        for stream in self.streams:
+            kept, leaving = self._restart(stream, mask[list(stream.rows)])
+            streams += kept
+            homeless += leaving
+        if homeless:
+            streams.append(Stream.fresh(sorted(homeless)))
+        return replace(self, streams=tuple(streams))
+
+    def _restart(
+        self, stream: Stream, anew: Bool[Tensor, "rows"]
+    ) -> tuple[list[Stream], list[int]]:
+        """The stream with some rows begun anew, and the rows that must begin elsewhere."""
+        flags: list[bool] = anew.tolist()
+        if not any(flags):
+            return [stream], []
+        aligned = stream.position % self.chunk_length == 0
+        if aligned and not all(flags):
+            return [stream.restart(anew)], []
+        stay = [place for place, begins in enumerate(flags) if not begins]
+        kept = [stream.select(stay, [stream.rows[place] for place in stay])] if stay else []
+        return kept, [row for row, begins in zip(stream.rows, flags, strict=True) if begins]
+
+    @property
+    def _tensors(self) -> list[Tensor]:
+        return [tensor for stream in self.streams for tensor in stream.tensors]
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> "State":
+        return replace(self, streams=tuple(stream.map(change) for stream in self.streams))
+
+
+def check_rows(rows: Sequence[int], batch_size: int) -> None:
+    """Refuse row numbers that the batch does not have."""
+    wrong = [row for row in rows if not 0 <= row < batch_size]
+    if wrong or not len(rows):
+        raise ValueError(
+            f"rows must be numbers from 0 to {batch_size - 1}, at least one, "
+            f"got {wrong or 'none'}; the state has {batch_size} batch rows"
+        )

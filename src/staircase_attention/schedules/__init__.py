@@ -1,0 +1,32 @@
+"""What is computed when: every model of the family as a timetable of plain data."""
+
+from staircase_attention.schedules.ladder import Ladder, TransformerXL, UniversalTransformer
+from staircase_attention.schedules.registry import SCHEDULES, make_schedule, schedule_from_dict
+from staircase_attention.schedules.schedule import PaperRow, Schedule
+from staircase_attention.schedules.staircase import (
+    CachedStaircase,
+    GlobalCachedStaircase,
+    Staircase,
+)
+from staircase_attention.schedules.timetable import Cell, Ledger, Order, Step
+from staircase_attention.schedules.tokenwise import FeedbackTransformer, MemoryNetwork
+
+__all__ = [
+    "SCHEDULES",
+    "CachedStaircase",
+    "Cell",
+    "FeedbackTransformer",
+    "GlobalCachedStaircase",
+    "Ladder",
+    "Ledger",
+    "MemoryNetwork",
+    "Order",
+    "PaperRow",
+    "Schedule",
+    "Staircase",
+    "Step",
+    "TransformerXL",
+    "UniversalTransformer",
+    "make_schedule",
+    "schedule_from_dict",
+]

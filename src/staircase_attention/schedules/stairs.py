@@ -1,0 +1,133 @@
+"""The grid that all time-recurrent models share, and the base of their schedules."""
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from staircase_attention.schedules.schedule import PaperRow, Schedule
+from staircase_attention.schedules.timetable import Cell, Order, Step, pieces
+
+GLOBAL_MAX_DISTANCE = 512
+"""The Global Cached model's step size in the paper's tables: its window outgrows any table."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stairs:
+    """Chunks that climb: at step s the window holds the chunks s-N+1 to s.
+
+    A chunk that entered at step i makes its pass n at step i+n-1, for as many passes as it is a
+    query; for the rest of its stay in the window it is seen as it was frozen. So all queries of a
+    step see the same keys, each up to itself.
+    """
+
+    chunk_size: int
+    """C"""
+    num_window_chunks: int | None
+    """N; None for a window that grows with the stream."""
+    num_passes: int
+    """M: a chunk is frozen after this many passes; 0 freezes it as it came in."""
+
+    @property
+    def num_query_passes(self) -> int:
+        """Passes a chunk makes: M, but at least the one that gives its output."""
+        return max(self.num_passes, 1)
+
+    @property
+    def freeze_after(self) -> int | None:
+        """M, unless every chunk is a query for as long as it is in the window."""
+        return None if self.num_window_chunks == self.num_query_passes else self.num_passes
+
+    def steps(self, tokens: range, *, num_layers: int, order: Order) -> Iterator[Step]:
+        """The steps that take `tokens` up the stairs, in either order."""
+        arrived = dict(pieces(tokens, self.chunk_size))
+        walk = self._by_window if order == "window" else self._by_chunk
+        for index, cells, oldest in walk(arrived, tokens.stop // self.chunk_size):
+            full = cells[-1].tokens.stop == (index + 1) * self.chunk_size
+            yield Step(
+                index=index,
+                bank=index,
+                layers=range(num_layers),
+                cells=cells,
+                frozen=self._frozen(index),
+                # Once its newest chunk is full, nothing will join this step any more.
+                retained=0 if full else None,
+                forget_before=self._window_start(oldest),
+            )
+
+    def _by_window(
+        self, arrived: dict[int, range], unfinished: int
+    ) -> Iterator[tuple[int, tuple[Cell, ...], int]]:
+        """Step by step: its index, its cells, and the oldest step that is still to come."""
+        if not arrived:
+            return
+        first, last = min(arrived), max(arrived)
+        for index in range(first, last + self.num_query_passes):
+            chunks = range(max(first, index - self.num_query_passes + 1), min(index, last) + 1)
+            cells = (
+                Cell(chunk=chunk, pass_number=index - chunk + 1, tokens=arrived[chunk])
+                for chunk in chunks
+            )
+            yield index, tuple(cells), min(index + 1, unfinished)
+
+    def _by_chunk(
+        self, arrived: dict[int, range], unfinished: int
+    ) -> Iterator[tuple[int, tuple[Cell, ...], int]]:
+        """The same cells, one at a time: all passes of a chunk before the next chunk's first."""
+        for chunk, tokens in arrived.items():
+            for pass_number in range(1, self.num_query_passes + 1):
+                cell = Cell(chunk=chunk, pass_number=pass_number, tokens=tokens)
+                done = pass_number == self.num_query_passes and chunk < unfinished
+                yield chunk + pass_number - 1, (cell,), chunk + 1 if done else chunk
+
+    def _window_start(self, index: int) -> int:
+        if self.num_window_chunks is None:
+            return 0
+        return max(0, index - self.num_window_chunks + 1) * self.chunk_size
+
+    def _frozen(self, index: int) -> range:
+        stop = max(0, index - self.num_query_passes + 1) * self.chunk_size
+        return range(min(self._window_start(index), stop), stop)
+
+
+class StairSchedule(Schedule):
+    """A schedule that climbs stairs: all it has to say is which."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def stairs(self) -> Stairs:
+        """C, N and M of this schedule."""
+
+    def steps(self, tokens: range, *, num_layers: int, order: Order) -> Iterator[Step]:
+        """The steps by which `tokens` get their outputs."""
+        return self.stairs.steps(tokens, num_layers=num_layers, order=order)
+
+    @property
+    def default_max_distance(self) -> int:
+        """The whole window, where it has an end."""
+        stairs = self.stairs
+        if stairs.num_window_chunks is None:
+            return max(GLOBAL_MAX_DISTANCE, stairs.chunk_size * stairs.num_query_passes)
+        return stairs.chunk_size * stairs.num_window_chunks
+
+    @property
+    def paper_row(self) -> PaperRow:
+        """M recurrent steps of NC tokens, C of them new."""
+        stairs = self.stairs
+        chunks = stairs.num_window_chunks
+        return PaperRow(
+            recurrent_steps=stairs.num_passes,
+            step_size=None if chunks is None else stairs.chunk_size * chunks,
+            forward_size=stairs.chunk_size,
+        )
+
+    @property
+    def chunk_length(self) -> int:
+        """C."""
+        return self.stairs.chunk_size
+
+    @property
+    def freeze_after(self) -> int | None:
+        """M, where chunks are cached at all."""
+        return self.stairs.freeze_after

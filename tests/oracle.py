@@ -1,0 +1,309 @@
+"""A slow reference for every model of the family, written straight from the equations.
+
+The sections named are those of the paper "Staircase Attention for Recurrent Processing of
+Sequences". Nothing here is meant to be fast: plain loops over steps, layers, tokens, heads and
+pairs of tokens, one vector at a time, and keys and values made anew at every step. Only the batch
+is a tensor dimension: a hidden state is a tensor (batch, width).
+
+Letters in the docstrings: C tokens in a chunk, N passes (or chunks in a cached window), M passes
+before a state is frozen, L layers, S the span, d the head size; H_i^n is chunk i after n passes
+through the core.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+NORM_EPSILON = 1e-5
+ROTARY_BASE = 10000.0
+
+
+class Attended(NamedTuple):
+    """What one token offers to a query: where it stands, its key and its value (batch, width)."""
+
+    position: int
+    key: Tensor
+    value: Tensor
+
+
+def rotate(vector: Tensor, position: int) -> Tensor:
+    """Turn the pair (x_j, x_{j+d/2}) of one head's vector by position · 10000^(-2j/d), each j."""
+    head_size = vector.shape[-1]
+    half = head_size // 2
+    angles = [position * ROTARY_BASE ** (-2 * j / head_size) for j in range(half)]
+    cosine = vector.new_tensor([math.cos(angle) for angle in angles])
+    sine = vector.new_tensor([math.sin(angle) for angle in angles])
+    first, second = vector[:, :half], vector[:, half:]
+    return torch.cat([first * cosine - second * sine, first * sine + second * cosine], dim=-1)
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """The parts of a decoder-only Transformer (section 3.1), applied to one token at a time."""
+
+    parameters: Mapping[str, Tensor]
+    core: Any
+
+    def linear(self, name: str, vector: Tensor) -> Tensor:
+        """Linear map: x Wᵀ + b, without b where there is none."""
+        product = vector @ self.parameters[f"{name}.weight"].T
+        bias = self.parameters.get(f"{name}.bias")
+        return product if bias is None else product + bias
+
+    def norm(self, name: str, vector: Tensor) -> Tensor:
+        """LayerNorm: (x - mean) / sqrt(variance + 1e-5), scaled and shifted."""
+        centred = vector - vector.mean(dim=-1, keepdim=True)
+        variance = (centred * centred).mean(dim=-1, keepdim=True)
+        standard = centred / torch.sqrt(variance + NORM_EPSILON)
+        return standard * self.parameters[f"{name}.weight"] + self.parameters[f"{name}.bias"]
+
+    def embed(self, tokens: Tensor) -> list[Tensor]:
+        """h_t = f_in(x_t) for every t."""
+        table = self.parameters["embedding.weight"]
+        return [table[tokens[:, token]] for token in range(tokens.shape[1])]
+
+    def read_out(self, hidden: Tensor) -> Tensor:
+        """y_t = f_out(h̄_t): the last norm, then the output layer."""
+        return self.linear("output", self.norm("output_norm", hidden))
+
+    def rows(self, head: int) -> slice:
+        """The rows of a query, key or value that belong to one head."""
+        head_size = self.core.width // self.core.num_heads
+        return slice(head * head_size, (head + 1) * head_size)
+
+    def placed(self, vector: Tensor, position: int) -> Tensor:
+        """A query or key, each head turned by its position where positions are rotary."""
+        if self.core.positions == "relative":
+            return vector
+        heads = range(self.core.num_heads)
+        return torch.cat([rotate(vector[:, self.rows(head)], position) for head in heads], dim=-1)
+
+    def attended(self, layer: int, position: int, hidden: Tensor) -> Attended:
+        """A state as one layer sees it: through that layer's own norm, key and value."""
+        name = f"core.layers.{layer}"
+        normed = self.norm(f"{name}.attention_norm", hidden)
+        key = self.linear(f"{name}.attention.key", normed)
+        value = self.linear(f"{name}.attention.value", normed)
+        return Attended(position, self.placed(key, position), value)
+
+    def attended_shared(self, position: int, hidden: Tensor) -> Attended:
+        """A state as all layers see it where keys and values are shared (Feedback Transformer)."""
+        normed = self.norm("core.memory.norm", hidden)
+        key = self.linear("core.memory.key", normed)
+        value = self.linear("core.memory.value", normed)
+        return Attended(position, self.placed(key, position), value)
+
+    def score(self, query: Tensor, key: Tensor, distance: int) -> Tensor:
+        """One head's score of one pair, (batch,), for placed vectors (batch, d).
+
+        Relative (Shaw et al.): (q_t · k_s + q_t · r[min(t - s, last)]) / sqrt(d).
+        Rotary: q_t · k_s / sqrt(d), where q_t was turned by t and k_s by s.
+        """
+        product = (query * key).sum(dim=-1)
+        if self.core.positions == "relative":
+            table = self.parameters["core.positions.table"]
+            product = product + (query * table[min(distance, table.shape[0] - 1)]).sum(dim=-1)
+        return product / math.sqrt(query.shape[-1])
+
+    def attend_head(
+        self, head: int, query: Tensor, position: int, attended: list[Attended]
+    ) -> Tensor:
+        """Σ_s softmax_s(score(t, s)) v_s for one head, over everything in `attended`."""
+        rows = self.rows(head)
+        scores = [
+            self.score(query[:, rows], other.key[:, rows], position - other.position)
+            for other in attended
+        ]
+        weights = torch.stack(scores, dim=-1).softmax(dim=-1).unbind(dim=-1)
+        mixed = torch.zeros_like(query[:, rows])
+        for weight, other in zip(weights, attended, strict=True):
+            mixed = mixed + weight[:, None] * other.value[:, rows]
+        return mixed
+
+    def attention(
+        self, layer: int, position: int, hidden: Tensor, attended: list[Attended]
+    ) -> Tensor:
+        """All heads side by side, then the output projection; zero where nothing is attended to."""
+        if not attended:
+            return torch.zeros_like(hidden)
+        name = f"core.layers.{layer}"
+        normed = self.norm(f"{name}.attention_norm", hidden)
+        query = self.placed(self.linear(f"{name}.attention.query", normed), position)
+        heads = [
+            self.attend_head(head, query, position, attended) for head in range(self.core.num_heads)
+        ]
+        return self.linear(f"{name}.attention.output", torch.cat(heads, dim=-1))
+
+    def layer(self, layer: int, position: int, hidden: Tensor, attended: list[Attended]) -> Tensor:
+        """One pre-norm layer: h + Attention(norm(h)), then + W_2 relu(W_1 norm(.) + b_1) + b_2."""
+        name = f"core.layers.{layer}"
+        middle = hidden + self.attention(layer, position, hidden, attended)
+        normed = self.norm(f"{name}.feed_forward_norm", middle)
+        expanded = torch.relu(self.linear(f"{name}.feed_forward.expand", normed))
+        return middle + self.linear(f"{name}.feed_forward.contract", expanded)
+
+    def layer_over(
+        self, layer: int, states: Mapping[int, Tensor], visible: Mapping[int, Iterable[int]]
+    ) -> dict[int, Tensor]:
+        """One layer for each token t in `visible`, attending to the states of visible[t]."""
+        offered = {u: self.attended(layer, u, state) for u, state in states.items()}
+        return {
+            t: self.layer(layer, t, states[t], [offered[u] for u in seen])
+            for t, seen in visible.items()
+        }
+
+
+def staircase(
+    oracle: Oracle, embeddings: list[Tensor], chunk_size: int, num_passes: int
+) -> list[Tensor]:
+    """Section 3.2.1, equation 3: H_{s-N+1}^N, ..., H_s^1 = Core(H_{s-N+1}^{N-1}, ..., H_s^0).
+
+    Step s puts the existing chunks among s-N+1..s through the core together; a token sees the
+    window's tokens up to itself, at their inputs to the same layer of the same step.
+    """
+    chunk = [token // chunk_size for token in range(len(embeddings))]
+    hidden = {(token, 0): embedding for token, embedding in enumerate(embeddings)}
+    for step in range(chunk[-1] + num_passes):
+        window = [t for t in range(len(chunk)) if step - num_passes + 1 <= chunk[t] <= step]
+        visible = {t: [u for u in window if u <= t] for t in window}
+        states = {t: hidden[t, step - chunk[t]] for t in window}
+        for layer in range(oracle.core.num_layers):
+            states = oracle.layer_over(layer, states, visible)
+        hidden |= {(t, step - chunk[t] + 1): states[t] for t in window}
+    return [hidden[token, num_passes] for token in range(len(embeddings))]
+
+
+def cached_staircase(
+    oracle: Oracle,
+    embeddings: list[Tensor],
+    chunk_size: int,
+    num_window_chunks: float,
+    num_passes: int,
+) -> list[Tensor]:
+    """Sections 3.2.2 and 3.2.3 (N infinite): H_i^n = H_i^M for n > M, as keys and values only.
+
+    A chunk is a query for its first M steps, and for one step where M = 0, when its output is H^1
+    but later chunks see the frozen H^0. Frozen states enter every layer the same.
+    """
+    num_query_steps = max(num_passes, 1)
+    chunk = [token // chunk_size for token in range(len(embeddings))]
+    hidden = {(token, 0): embedding for token, embedding in enumerate(embeddings)}
+    for step in range(chunk[-1] + num_query_steps):
+        window = [t for t in range(len(chunk)) if step - num_window_chunks + 1 <= chunk[t] <= step]
+        queries = [t for t in window if step - chunk[t] < num_query_steps]
+        visible = {t: [u for u in window if u <= t] for t in queries}
+        frozen = {t: hidden[t, num_passes] for t in window if t not in queries}
+        moving = {t: hidden[t, step - chunk[t]] for t in queries}
+        for layer in range(oracle.core.num_layers):
+            moving = oracle.layer_over(layer, frozen | moving, visible)
+        hidden |= {(t, step - chunk[t] + 1): moving[t] for t in queries}
+    return [hidden[token, num_query_steps] for token in range(len(embeddings))]
+
+
+def ladder(
+    oracle: Oracle, embeddings: list[Tensor], num_passes: int, span: int, order: str
+) -> list[Tensor]:
+    """Section 3.2.4: all tokens at once, N times through the core (ABAB) or each layer (AABB).
+
+    In each application of a layer token t sees tokens t-S+1..t at that application's inputs.
+    """
+    layers = range(oracle.core.num_layers)
+    applications = {
+        "ABAB": [layer for _ in range(num_passes) for layer in layers],
+        "AABB": [layer for layer in layers for _ in range(num_passes)],
+    }[order]
+    visible = {t: range(max(0, t - span + 1), t + 1) for t in range(len(embeddings))}
+    states = dict(enumerate(embeddings))
+    for layer in applications:
+        states = oracle.layer_over(layer, states, visible)
+    return [states[token] for token in range(len(embeddings))]
+
+
+def memory_network(oracle: Oracle, embeddings: list[Tensor], span: int) -> list[Tensor]:
+    """Section 3.3, Memory Networks: one pass; of tokens t-S+1..t-1 only the embeddings are seen."""
+    outputs = []
+    for token in range(len(embeddings)):
+        visible = range(max(0, token - span + 1), token + 1)
+        states = {other: embeddings[other] for other in visible}
+        for layer in range(oracle.core.num_layers):
+            states |= oracle.layer_over(layer, states, {token: visible})
+        outputs.append(states[token])
+    return outputs
+
+
+def feedback_memory(oracle: Oracle, layer_states: list[Tensor], memory: str) -> Tensor:
+    """m_t = Σ_l softmax(w)_l x_t^l over l = 0..L ("mix"), or x_t^L ("top")."""
+    if memory == "top":
+        return layer_states[-1]
+    weights = oracle.parameters["core.memory.mix.logits"].softmax(dim=0)
+    mixed = torch.zeros_like(layer_states[0])
+    for weight, state in zip(weights.unbind(), layer_states, strict=True):
+        mixed = mixed + weight * state
+    return mixed
+
+
+def feedback_transformer(oracle: Oracle, embeddings: list[Tensor], schedule: Any) -> list[Tensor]:
+    """Section 3.3, Feedback Transformer: every layer of token t attends to m_{t-S}, ..., m_{t-1}.
+
+    With attend_self also to x_t^l itself, at distance 0, through the same projections.
+    """
+    memories: list[Tensor] = []
+    outputs = []
+    for token, embedding in enumerate(embeddings):
+        layer_states = [embedding]
+        for layer in range(oracle.core.num_layers):
+            current = layer_states[-1]
+            seen = {u: memories[u] for u in range(max(0, token - schedule.span), token)}
+            if schedule.attend_self:
+                seen[token] = current
+            if schedule.share_keys_values:
+                attended = [oracle.attended_shared(u, state) for u, state in seen.items()]
+            else:
+                attended = [oracle.attended(layer, u, state) for u, state in seen.items()]
+            layer_states.append(oracle.layer(layer, token, current, attended))
+        memories.append(feedback_memory(oracle, layer_states, schedule.memory))
+        outputs.append(layer_states[-1])
+    return outputs
+
+
+def final_states(oracle: Oracle, embeddings: list[Tensor], schedule: Any) -> list[Tensor]:
+    """h̄_t for every token, under the schedule that the class name tells."""
+    match type(schedule).__name__:
+        case "Staircase":
+            return staircase(oracle, embeddings, schedule.chunk_size, schedule.num_passes)
+        case "CachedStaircase":
+            size, window = schedule.chunk_size, schedule.num_window_chunks
+            return cached_staircase(oracle, embeddings, size, window, schedule.num_passes)
+        case "GlobalCachedStaircase":
+            size, window = schedule.chunk_size, math.inf
+            return cached_staircase(oracle, embeddings, size, window, schedule.num_passes)
+        case "Ladder":
+            order = schedule.order
+            return ladder(oracle, embeddings, schedule.num_passes, schedule.span, order)
+        case "TransformerXL":
+            return ladder(oracle, embeddings, 1, schedule.span, "ABAB")
+        case "UniversalTransformer":
+            if oracle.core.num_layers != 1:
+                raise ValueError("a Universal Transformer has one layer")
+            return ladder(oracle, embeddings, schedule.num_passes, schedule.span, "ABAB")
+        case "FeedbackTransformer":
+            return feedback_transformer(oracle, embeddings, schedule)
+        case "MemoryNetwork":
+            return memory_network(oracle, embeddings, schedule.span)
+        case name:
+            raise ValueError(f"no oracle for the schedule {name}")
+
+
+def oracle_logits(
+    parameters: Mapping[str, Tensor], core: Any, schedule: Any, tokens: Tensor
+) -> Tensor:
+    """The logits (batch, time, output_size) of all tokens (batch, time), from a fresh start."""
+    if core.positions not in ("relative", "rotary"):
+        raise ValueError(f"no oracle for the positions {core.positions}")
+    oracle = Oracle(parameters, core)
+    states = final_states(oracle, oracle.embed(tokens), schedule)
+    return torch.stack([oracle.read_out(state) for state in states], dim=1)
