@@ -57,5 +57,5 @@ def skew(
     """
     rows, columns = view.num_queries, view.num_distances
     flat = functional.pad(by_distance, (0, 1)).flatten(-2)
-    shifted = flat[..., rows - 1 : rows - 1 + rows * columns].unflatten(-1, (rows, columns))
-    return shifted[..., : view.num_keys]
+    run = flat[..., rows - 1 : rows - 1 + rows * columns]
+    return torch.unflatten(run, -1, (rows, columns))[..., : view.num_keys]

@@ -23,7 +23,7 @@ class View:
     """Index, among the keys, of the place where the first query stands."""
     span: int | None = None
     """S: number of distances in sight, 0 included; None: all the way back."""
-    first_visible: Int[Tensor, "batch"] | None = None
+    first_visible: Int[Tensor, " batch"] | None = None
     """For each batch row, the earliest key that belongs to its stream; None: all of them do."""
     device: torch.device
 

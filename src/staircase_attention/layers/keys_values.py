@@ -46,7 +46,7 @@ def split_heads(
     vectors: Float[Tensor, "batch time width"], num_heads: int
 ) -> Float[Tensor, "batch heads time size"]:
     """Share the width out among the heads."""
-    return vectors.unflatten(-1, (num_heads, -1)).transpose(1, 2)
+    return torch.unflatten(vectors, -1, (num_heads, -1)).transpose(1, 2)
 
 
 def merge_heads(

@@ -26,7 +26,7 @@ class LayerMix(nn.Module):
 
 
 class Memory(nn.Module):
-    """The learned parts of a memory: how layers are mixed, and the projections that layers share."""
+    """The learned parts of a memory: a mix of layers, and projections that layers share."""
 
     def __init__(self, config: CoreConfig, *, mixes_layers: bool, shares_keys_values: bool) -> None:
         super().__init__()

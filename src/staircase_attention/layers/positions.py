@@ -61,10 +61,10 @@ class RotaryPositions(nn.Module):
 
     def _angles(self, view: View) -> Float[Tensor, "places half"]:
         # In float64, as a place far along a wide window times a rate loses digits in less.
-        options = {"dtype": torch.float64, "device": view.device}
-        exponents = torch.arange(0, self.head_size, 2, **options) / self.head_size
-        places = torch.arange(max(view.num_keys, view.num_distances), **options)
-        return places[:, None] * ROTARY_BASE**-exponents
+        pairs = torch.arange(self.head_size // 2, dtype=torch.float64, device=view.device)
+        num_places = max(view.num_keys, view.num_distances)
+        places = torch.arange(num_places, dtype=torch.float64, device=view.device)
+        return places[:, None] * torch.pow(ROTARY_BASE, -2 * pairs / self.head_size)
 
 
 def rotate(

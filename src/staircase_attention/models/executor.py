@@ -65,7 +65,7 @@ class Executor:
         )
         self._bank(step, trip)
         sizes = [len(cell.tokens) for cell in step.cells]
-        for cell, hidden in zip(step.cells, trip.hidden.split(sizes, dim=1), strict=True):
+        for cell, hidden in zip(step.cells, torch.split(trip.hidden, sizes, dim=1), strict=True):
             self.under_way[cell.tokens] = hidden
         self._freeze(step, trip)
 
@@ -99,7 +99,7 @@ class Executor:
             device=self.embedded.device,
         )
 
-    def _first_visible(self, oldest: int) -> Int[Tensor, "rows"] | None:
+    def _first_visible(self, oldest: int) -> Int[Tensor, " rows"] | None:
         """For each row the first key that is its own, where any row began after the oldest key."""
         if max(self.starts) <= oldest:
             return None

@@ -53,7 +53,7 @@ class Stream:
         starts = tuple(self.starts[place] for place in places)
         return replace(chosen, rows=tuple(rows), starts=starts)
 
-    def restart(self, anew: Bool[Tensor, "rows"]) -> "Stream":
+    def restart(self, anew: Bool[Tensor, " rows"]) -> "Stream":
         """Let some of these rows begin anew, which fits only where a chunk begins."""
         flags: list[bool] = anew.tolist()
 
@@ -139,7 +139,7 @@ class State:
                 streams.append(stream.select(*zip(*picked, strict=True)))
         return replace(self, streams=tuple(streams))
 
-    def reset(self, rows: Bool[Tensor, "batch"] | Sequence[bool]) -> "State":
+    def reset(self, rows: Bool[Tensor, " batch"] | Sequence[bool]) -> "State":
         """Let the rows that are True begin anew, as if nothing had come before."""
         mask = torch.as_tensor(rows).cpu()
         if mask.dtype != torch.bool or mask.shape != (self.batch_size,):
@@ -158,7 +158,7 @@ class State:
         return replace(self, streams=tuple(streams))
 
     def _restart(
-        self, stream: Stream, anew: Bool[Tensor, "rows"]
+        self, stream: Stream, anew: Bool[Tensor, " rows"]
     ) -> tuple[list[Stream], list[int]]:
         """The stream with some rows begun anew, and the rows that must begin elsewhere."""
         flags: list[bool] = anew.tolist()

@@ -62,6 +62,11 @@ class Schedule(ABC):
         return None
 
     @property
+    def is_state_bounded(self) -> bool:
+        """Whether what a stream must remember stops growing."""
+        return True
+
+    @property
     def attends_self(self) -> bool:
         """Whether a token is among the keys of its own query."""
         return True

@@ -101,3 +101,8 @@ class GlobalCachedStaircase(StairSchedule):
         return Stairs(
             chunk_size=self.chunk_size, num_window_chunks=None, num_passes=self.num_passes
         )
+
+    @property
+    def is_state_bounded(self) -> bool:
+        """No: every chunk stays."""
+        return False

@@ -1,0 +1,145 @@
+"""What a model costs before it is built: parameters, operations, steps and state.
+
+Everything follows from the timetable's own bookkeeping and the shapes of the core, counted as
+PyTorch's flop counter counts: two operations for each multiply-add of a matrix product.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from staircase_attention.attention import View, attention_flops
+from staircase_attention.layers import CoreConfig
+from staircase_attention.models.sequence_model import SequenceModel
+from staircase_attention.schedules import Ledger, Order, Schedule, Step
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SegmentCost:
+    """What a segment of one batch row costs in the midst of a stream."""
+
+    flops: int
+    """Forward operations; training costs about three times as many."""
+    num_steps: int
+    """Sequential steps a segment, in window order."""
+    num_core_layers: int
+    """Layers that a segment goes through one after another: steps times layers a step."""
+    state_numbers: int
+    """Numbers in the state at the end of the segment; times their size in bytes, its bytes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cost:
+    """What a model costs: its parameters, and a segment that follows enough others."""
+
+    num_parameters: int
+    start: int
+    """Position in the stream at which the segment begins."""
+    segment: int
+    """Tokens in the segment."""
+    per_segment: SegmentCost
+
+    @property
+    def flops_per_token(self) -> float:
+        """Forward operations a token."""
+        return self.per_segment.flops / self.segment
+
+
+def count_parameters(
+    *, vocab_size: int, core: CoreConfig, schedule: Schedule, output_size: int | None = None
+) -> int:
+    """The learned numbers of a model, without allocating any."""
+    with torch.device("meta"):
+        model = SequenceModel(
+            vocab_size=vocab_size, core=core, schedule=schedule, output_size=output_size
+        )
+    return model.num_parameters
+
+
+def measure_cost(
+    *,
+    vocab_size: int,
+    core: CoreConfig,
+    schedule: Schedule,
+    segment: int,
+    output_size: int | None = None,
+) -> Cost:
+    """The cost of a segment that follows enough others for the model to be in full swing."""
+    start = warm_up_length(schedule, segment)
+    output_size = vocab_size if output_size is None else output_size
+    return Cost(
+        num_parameters=count_parameters(
+            vocab_size=vocab_size, core=core, schedule=schedule, output_size=output_size
+        ),
+        start=start,
+        segment=segment,
+        per_segment=segment_cost(
+            core=core, schedule=schedule, output_size=output_size, start=start, segment=segment
+        ),
+    )
+
+
+def segment_cost(
+    *, core: CoreConfig, schedule: Schedule, output_size: int, start: int, segment: int
+) -> SegmentCost:
+    """The cost of the tokens from `start` on, after a run that took in all before them."""
+    ledger = Ledger.empty()
+    for _ in _walk(ledger, schedule, core, range(start)):
+        pass
+    steps = list(_walk(ledger, schedule, core, range(start, start + segment)))
+    layers = sum(_step_flops(core, schedule, step, num_before) for step, _, num_before in steps)
+    return SegmentCost(
+        flops=layers + segment * _token_flops(core, schedule, output_size),
+        num_steps=len(steps),
+        num_core_layers=sum(len(step.layers) for step, _, _ in steps),
+        state_numbers=_state_numbers(core, schedule, ledger),
+    )
+
+
+def warm_up_length(schedule: Schedule, segment: int) -> int:
+    """Tokens, in whole segments, after which the next segment costs what any later one does."""
+    return -(-schedule.default_max_distance // segment) * segment
+
+
+def _walk(
+    ledger: Ledger, schedule: Schedule, core: CoreConfig, tokens: range, order: Order = "window"
+) -> Iterator[tuple[Step, int, int]]:
+    steps = schedule.steps(tokens, num_layers=core.num_layers, order=order)
+    return ledger.follow(steps, freeze_after=schedule.freeze_after)
+
+
+def _step_flops(core: CoreConfig, schedule: Schedule, step: Step, num_before: int) -> int:
+    """All layers of one step: projections and feed-forward a query, attention a query and key."""
+    num_queries = len(step.tokens)
+    view = View(
+        num_queries=num_queries,
+        num_keys=num_before + (num_queries if schedule.attends_self else 0),
+        first_query=num_before,
+        span=schedule.attention_span,
+        device=torch.device("meta"),
+    )
+    num_projections = 4 if schedule.attends_self else 2
+    if view.num_keys == 0:
+        num_projections = 0
+    per_query = 2 * core.width * (num_projections * core.width + 2 * core.inner_width)
+    attention = attention_flops(view, has_table=core.positions == "relative")
+    return len(step.layers) * (num_queries * per_query + core.width * attention)
+
+
+def _token_flops(core: CoreConfig, schedule: Schedule, output_size: int) -> int:
+    """What happens once a token: the output projection, and its keys and values in the cache."""
+    flops = 2 * core.width * output_size
+    if schedule.freeze_after is not None:
+        num_pairs = 1 if schedule.shares_keys_values else core.num_layers
+        flops += 2 * 2 * core.width**2 * num_pairs
+    if schedule.mixes_layers:
+        flops += 2 * core.width * (core.num_layers + 1)
+    return flops
+
+
+def _state_numbers(core: CoreConfig, schedule: Schedule, ledger: Ledger) -> int:
+    """Keys and values in all banks and in the cache."""
+    num_pairs = 1 if schedule.shares_keys_values else core.num_layers
+    tokens = sum(ledger.banks.values()) + num_pairs * len(ledger.cached)
+    return 2 * core.width * tokens

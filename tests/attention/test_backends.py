@@ -1,0 +1,111 @@
+"""Every back-end computes the reference's function: outputs and gradients, in odd shapes too."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from building import EXACT, small
+from staircase_attention.attention import View, attend, builtin, reference, skewed
+
+
+@st.composite
+def views(draw: st.DrawFn) -> View:
+    num_queries, num_before = draw(small(1, 7)), draw(small(0, 9))
+    includes_self = draw(st.booleans()) or num_before == 0
+    num_keys = num_before + (num_queries if includes_self else 0)
+    hides = draw(st.booleans())
+    return View(
+        num_queries=num_queries,
+        num_keys=num_keys,
+        first_query=num_before,
+        span=draw(st.none() | small(1, 12)),
+        first_visible=torch.tensor([0, draw(small(0, num_keys))]) if hides else None,
+        device=torch.device("cpu"),
+    )
+
+
+def inputs(view: View, num_rows: int) -> list[torch.Tensor]:
+    """Queries, keys, values and table, of which gradients are wanted."""
+    generator = torch.Generator().manual_seed(view.num_queries * 31 + view.num_keys)
+    shapes = [
+        (2, 3, view.num_queries, 4),
+        (2, 3, view.num_keys, 4),
+        (2, 3, view.num_keys, 4),
+        (num_rows, 4),
+    ]
+    return [
+        torch.randn(shape, generator=generator, dtype=torch.float64, requires_grad=True)
+        for shape in shapes
+    ]
+
+
+def assert_same(backend, view, num_rows, has_table):
+    queries, keys, values, table = inputs(view, num_rows)
+    wanted = [queries, keys, values, *([table] if has_table else [])]
+    results = []
+    for function in (reference.attend, backend):
+        found = function(
+            queries, keys, values, table=table if has_table else None, view=view, dropout=0.0
+        )
+        results.append([found, *torch.autograd.grad(found.square().sum(), wanted)])
+    for expected, found in zip(*results, strict=True):
+        assert found.isfinite().all()
+        torch.testing.assert_close(found, expected, **EXACT)
+
+
+@given(view=views(), num_rows=small(1, 20))
+def test_skewed_equals_the_reference_in_outputs_and_gradients(view, num_rows):
+    assert_same(skewed.attend, view, num_rows, has_table=True)
+
+
+@given(view=views())
+def test_builtin_equals_the_reference_in_outputs_and_gradients(view):
+    assert_same(builtin.attend, view, 1, has_table=False)
+
+
+@pytest.mark.parametrize("has_table", [True, False])
+@pytest.mark.parametrize(("num_queries", "num_before", "span"), [(150, 0, 20), (131, 70, 66)])
+@pytest.mark.parametrize("hides", [True, False])
+def test_long_runs_of_queries_are_cut_into_blocks_without_a_trace(
+    has_table, num_queries, num_before, span, hides
+):
+    view = View(
+        num_queries=num_queries,
+        num_keys=num_before + num_queries,
+        first_query=num_before,
+        span=span,
+        first_visible=torch.tensor([0, num_before + 40]) if hides else None,
+        device=torch.device("cpu"),
+    )
+    assert view.needs_blocks
+    assert_same(attend, view, 30, has_table)
+
+
+def test_a_query_that_sees_nothing_gets_zero():
+    view = View(
+        num_queries=1,
+        num_keys=3,
+        first_query=3,
+        first_visible=torch.tensor([3, 0]),
+        device=torch.device("cpu"),
+    )
+    queries, keys, values, table = inputs(view, 4)
+    for found in (
+        reference.attend(queries, keys, values, table=table, view=view, dropout=0.0),
+        skewed.attend(queries, keys, values, table=table, view=view, dropout=0.0),
+        builtin.attend(queries, keys, values, table=None, view=view, dropout=0.0),
+    ):
+        assert (found[0] == 0).all()
+        assert (found[1] != 0).any()
+
+
+@pytest.mark.parametrize("function", [reference.attend, skewed.attend])
+def test_dropout_drops_weights_and_keeps_their_expectation(function):
+    view = View(num_queries=1, num_keys=8, first_query=7, device=torch.device("cpu"))
+    queries = torch.zeros(2000, 1, 1, 4)
+    ones = torch.ones(2000, 1, 8, 4)
+    torch.manual_seed(0)
+    found = function(queries, ones, ones, table=torch.zeros(8, 4), view=view, dropout=0.25)
+    assert found.mean().item() == pytest.approx(1.0, abs=0.02)
+    assert found[:, 0, 0, 0].unique().numel() > 3

@@ -1,0 +1,129 @@
+"""What a user can get wrong is refused in one line: the rule, what came, the way out."""
+
+import pytest
+import torch
+
+from building import build, random_tokens
+from staircase_attention import (
+    CachedStaircase,
+    CoreConfig,
+    FeedbackTransformer,
+    GlobalCachedStaircase,
+    Ladder,
+    MemoryNetwork,
+    SequenceModel,
+    Staircase,
+    TransformerXL,
+    UniversalTransformer,
+)
+
+CORE = {"width": 8, "num_layers": 2, "num_heads": 2}
+
+WRONG = {
+    "zero chunk": lambda: Staircase(chunk_size=0, num_passes=2),
+    "no passes": lambda: Staircase(chunk_size=2, num_passes=0),
+    "half a chunk": lambda: Staircase(chunk_size=0.5, num_passes=2),
+    "a flag for a number": lambda: Staircase(chunk_size=True, num_passes=2),
+    "M over N": lambda: CachedStaircase(chunk_size=2, num_window_chunks=2, num_passes=3),
+    "negative M": lambda: CachedStaircase(chunk_size=2, num_window_chunks=2, num_passes=-1),
+    "empty window": lambda: CachedStaircase(chunk_size=2, num_window_chunks=0, num_passes=0),
+    "global zero chunk": lambda: GlobalCachedStaircase(chunk_size=0, num_passes=1),
+    "zero span": lambda: TransformerXL(span=0),
+    "ladder zero span": lambda: Ladder(num_passes=2, span=0),
+    "unknown order": lambda: Ladder(num_passes=2, span=4, order="BABA"),
+    "universal zero passes": lambda: UniversalTransformer(num_passes=0, span=4),
+    "feedback zero span": lambda: FeedbackTransformer(span=0),
+    "unknown memory": lambda: FeedbackTransformer(span=4, memory="bottom"),
+    "flag that is none": lambda: FeedbackTransformer(span=4, attend_self="yes"),
+    "memory zero span": lambda: MemoryNetwork(span=0),
+    "heads that do not divide": lambda: CoreConfig(width=10, num_layers=2, num_heads=3),
+    "no layers": lambda: CoreConfig(width=8, num_layers=0, num_heads=2),
+    "no width": lambda: CoreConfig(width=0, num_layers=1, num_heads=1),
+    "dropout of one": lambda: CoreConfig(**CORE, dropout=1.0),
+    "negative dropout": lambda: CoreConfig(**CORE, embedding_dropout=-0.1),
+    "dropout in words": lambda: CoreConfig(**CORE, dropout="much"),
+    "unknown positions": lambda: CoreConfig(**CORE, positions="absolute"),
+    "odd rotary heads": lambda: CoreConfig(width=6, num_layers=1, num_heads=2, positions="rotary"),
+    "rotary with a table": lambda: CoreConfig(**CORE, positions="rotary", max_distance=9),
+    "empty table": lambda: CoreConfig(**CORE, max_distance=0),
+    "no feed-forward": lambda: CoreConfig(**CORE, feed_forward_width=0),
+    "deep universal": lambda: SequenceModel(
+        vocab_size=4,
+        core=CoreConfig(**CORE),
+        schedule=UniversalTransformer(num_passes=2, span=4),
+    ),
+    "no vocabulary": lambda: SequenceModel(
+        vocab_size=0, core=CoreConfig(**CORE), schedule=TransformerXL(span=4)
+    ),
+    "vocabulary in words": lambda: SequenceModel(
+        vocab_size="many", core=CoreConfig(**CORE), schedule=TransformerXL(span=4)
+    ),
+    "no outputs": lambda: SequenceModel(
+        vocab_size=4, output_size=0, core=CoreConfig(**CORE), schedule=TransformerXL(span=4)
+    ),
+    "core and schedule swapped": lambda: SequenceModel(
+        vocab_size=4, core=TransformerXL(span=4), schedule=CoreConfig(**CORE)
+    ),
+}
+
+MODEL = build(Staircase(chunk_size=3, num_passes=2))
+
+
+def other_state(schedule, batch_size=2):
+    return build(schedule)(random_tokens(batch_size, 4))[1]
+
+
+WRONG_CALLS = {
+    "tokens that are not integers": (torch.zeros(2, 3), None),
+    "a list of tokens": ([[1, 2]], None),
+    "one sequence without a batch": (torch.zeros(3, dtype=torch.int64), None),
+    "no rows": (torch.zeros(0, 3, dtype=torch.int64), None),
+    "an id too high": (torch.full((2, 3), 7), None),
+    "an id below zero": (torch.full((2, 3), -1), None),
+    "a state of another schedule": (random_tokens(2, 3), other_state(TransformerXL(span=3))),
+    "a state of another batch": (
+        random_tokens(2, 3),
+        other_state(Staircase(chunk_size=3, num_passes=2), batch_size=3),
+    ),
+    "a state in other numbers": (
+        random_tokens(2, 3),
+        other_state(Staircase(chunk_size=3, num_passes=2)).to(dtype=torch.float32),
+    ),
+    "something that is no state": (random_tokens(2, 3), {"position": 3}),
+}
+
+
+def assert_one_line_with_a_remedy(error):
+    text = str(error)
+    assert "\n" not in text
+    assert "got" in text
+    assert ";" in text
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_config_is_refused(name):
+    with pytest.raises((ValueError, TypeError)) as caught:
+        WRONG[name]()
+    assert_one_line_with_a_remedy(caught.value)
+
+
+@pytest.mark.parametrize("name", WRONG_CALLS)
+def test_a_wrong_call_is_refused_before_any_work(name, monkeypatch):
+    monkeypatch.setattr(MODEL.core, "forward", lambda *_, **__: pytest.fail("work was done"))
+    tokens, state = WRONG_CALLS[name]
+    with pytest.raises((ValueError, TypeError)) as caught:
+        MODEL(tokens, state)
+    assert_one_line_with_a_remedy(caught.value)
+
+
+def test_an_unknown_walk_is_refused():
+    with pytest.raises(ValueError, match="'window' or 'chunk', got 'backwards'"):
+        MODEL(random_tokens(2, 3), order="backwards")
+
+
+def test_no_tokens_at_all_give_no_logits_and_the_same_state():
+    _, state = MODEL(random_tokens(2, 4))
+    logits, after = MODEL(random_tokens(2, 0), state)
+    assert logits.shape == (2, 0, 5)
+    assert after.lengths == state.lengths
+    assert after.num_bytes == state.num_bytes

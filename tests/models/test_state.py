@@ -1,0 +1,153 @@
+"""State is a value: moved, detached, selected, reset, saved and loaded, and bounded in size."""
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from building import EXACT, build, example_models, name_of, random_tokens
+from staircase_attention import CachedStaircase, Staircase, load_state, save_state
+
+each_model = pytest.mark.parametrize("model", example_models(), ids=name_of)
+
+
+@each_model
+@pytest.mark.parametrize("length", [0, 1, 7, 12])
+def test_a_saved_stream_goes_on_bit_for_bit(model, length, tmp_path):
+    batch = random_tokens(2, length + 5)
+    _, state = model(batch[:, :length])
+    state = state.reset([True, False]) if length == 7 else state
+    save_state(state, tmp_path / "state.safetensors")
+    loaded = load_state(tmp_path / "state.safetensors")
+    expected, _ = model(batch[:, length:], state)
+    found, _ = model(batch[:, length:], loaded)
+    torch.testing.assert_close(found, expected, rtol=0.0, atol=0.0)
+    assert loaded.lengths == state.lengths
+    assert loaded.num_bytes == state.num_bytes
+    assert [entry.name for entry in tmp_path.iterdir()] == ["state.safetensors"]
+
+
+def test_a_state_file_is_read_without_pickle(tmp_path):
+    path = tmp_path / "foreign.safetensors"
+    save_file({"weight": torch.zeros(1)}, path)
+    with pytest.raises(ValueError, match="no state in it"):
+        load_state(path)
+    path.write_bytes(b"not a tensor file")
+    with pytest.raises(ValueError, match="whole safetensors file"):
+        load_state(path)
+    with pytest.raises(FileNotFoundError):
+        load_state(tmp_path / "absent")
+
+
+@each_model
+def test_state_holds_no_more_memory_than_it_says(model):
+    _, state = model(random_tokens(2, 31))
+    held = {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+        for stream in state.streams
+        for tensor in stream.tensors
+    }
+    assert sum(held.values()) == state.num_bytes
+
+
+@each_model
+def test_state_size_is_bounded_except_for_the_global_model(model):
+    sizes, state = [], None
+    with torch.no_grad():
+        for piece in random_tokens(1, 120).split(1, dim=1):
+            _, state = model(piece, state)
+            sizes.append(state.num_bytes)
+    grows = max(sizes[60:]) > max(sizes[:60])
+    assert grows == (not model.schedule.is_state_bounded)
+    assert model.schedule.is_state_bounded == (model.schedule.name != "global-cached-staircase")
+
+
+@each_model
+def test_a_detached_state_carries_no_gradient_and_the_same_numbers(model):
+    batch = random_tokens(2, 12)
+    _, state = model(batch[:, :7])
+    attached, _ = model(batch[:, 7:], state)
+    detached, _ = model(batch[:, 7:], state.detach())
+    assert any(tensor.requires_grad for stream in state.streams for tensor in stream.tensors)
+    assert not any(
+        tensor.requires_grad for stream in state.detach().streams for tensor in stream.tensors
+    )
+    torch.testing.assert_close(attached, detached, rtol=0.0, atol=0.0)
+
+
+@each_model
+def test_a_state_in_other_numbers_serves_a_model_in_those_numbers(model):
+    batch = random_tokens(2, 12)
+    expected, _ = model(batch)
+    _, state = model(batch[:, :7])
+    single = model.float()
+    try:
+        found, _ = single(batch[:, 7:], state.to(dtype=torch.float32))
+    finally:
+        model.double()
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), expected[:, 7:], rtol=1e-3, atol=1e-3)
+
+
+@each_model
+@pytest.mark.parametrize("length", [6, 7])
+def test_selected_rows_go_on_as_they_would_have(model, length):
+    batch = random_tokens(3, length + 5)
+    _, state = model(batch[:, :length])
+    state = state.reset([False, True, False])
+    expected, _ = model(batch[:, length:], state)
+    rows = [2, 1, 1, 0]
+    found, chosen = model(batch[rows, length:], state.select(rows))
+    torch.testing.assert_close(found, expected[rows], **EXACT)
+    assert chosen.lengths == (length + 5, 5, 5, length + 5)
+
+
+def test_reset_heals_a_row_whose_state_is_not_finite():
+    model = build(Staircase(chunk_size=3, num_passes=2))
+    batch = random_tokens(2, 12)
+    _, state = model(batch[:, :6])
+    spoilt = state.streams[0].map(lambda tensor: tensor.index_fill(0, torch.tensor([1]), torch.nan))
+    spoilt = type(state)(
+        model=state.model, chunk_length=state.chunk_length, streams=(spoilt,)
+    ).reset([False, True])
+    found, _ = model(batch[:, 6:], spoilt)
+    expected, _ = model(batch[1:, 6:])
+    torch.testing.assert_close(found[1:], expected, **EXACT)
+
+
+def test_rows_reset_where_a_chunk_begins_share_one_stream_and_others_do_not():
+    model = build(Staircase(chunk_size=3, num_passes=2))
+    _, aligned = model(random_tokens(2, 6))
+    _, inside = model(random_tokens(2, 7))
+    assert len(aligned.reset([True, False]).streams) == 1
+    assert len(inside.reset([True, False]).streams) == 2
+    assert len(inside.reset([True, True]).streams) == 1
+    assert inside.reset([True, True]).num_bytes == 0
+
+
+def test_cached_keys_and_values_are_computed_once(monkeypatch):
+    model = build(CachedStaircase(chunk_size=2, num_window_chunks=5, num_passes=1))
+    frozen = []
+    freeze = model.core.freeze
+    monkeypatch.setattr(
+        model.core, "freeze", lambda levels: frozen.append(levels[0].shape[1]) or freeze(levels)
+    )
+    model(random_tokens(1, 24))
+    assert sum(frozen) == 24
+
+
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [([True], "each of the 2 batch rows"), ([1, 0], "torch.int64"), ([[True, False]], "(1, 2)")],
+)
+def test_a_mask_of_the_wrong_kind_is_refused(mask, message):
+    state = build(Staircase(chunk_size=3, num_passes=2)).initial_state(2)
+    with pytest.raises(ValueError, match="one True or False") as caught:
+        state.reset(mask)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("rows", [[2], [-1], []])
+def test_rows_that_are_not_there_are_refused(rows):
+    state = build(Staircase(chunk_size=3, num_passes=2)).initial_state(2)
+    with pytest.raises(ValueError, match="numbers from 0 to 1"):
+        state.select(rows)

@@ -1,0 +1,100 @@
+"""A stream is the same however it is cut, walked or batched, and never sees its future."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from building import EXACT, SCHEDULES, VOCAB_SIZE, feed, models, random_tokens, small, tokens
+
+each_kind = pytest.mark.parametrize("name", SCHEDULES)
+
+
+@each_kind
+@given(data=st.data())
+def test_splitting_a_stream_leaves_logits_unchanged(name, data):
+    model, batch = data.draw(models(name)), data.draw(tokens(max_length=23))
+    cuts = data.draw(st.lists(small(0, batch.shape[1]), max_size=5).map(sorted))
+    orders = st.sampled_from(["window", "chunk"])
+    whole, _ = model(batch)
+    state, outputs = None, []
+    for start, stop in zip([0, *cuts], [*cuts, batch.shape[1]], strict=True):
+        logits, state = model(batch[:, start:stop], state, order=data.draw(orders))
+        outputs.append(logits)
+    torch.testing.assert_close(torch.cat(outputs, dim=1), whole, **EXACT)
+    assert state.lengths == (batch.shape[1],) * batch.shape[0]
+
+
+@each_kind
+@given(data=st.data())
+def test_window_order_equals_chunk_order_equals_one_token_at_a_time(name, data):
+    model, batch = data.draw(models(name)), data.draw(tokens(max_length=23))
+    by_window, _ = model(batch, order="window")
+    by_chunk, _ = model(batch, order="chunk")
+    by_token, _ = feed(model, list(batch.split(1, dim=1)))
+    torch.testing.assert_close(by_chunk, by_window, **EXACT)
+    torch.testing.assert_close(by_token, by_window, **EXACT)
+
+
+@each_kind
+@given(data=st.data())
+def test_changing_a_token_changes_no_logit_before_it_and_some_from_it_on(name, data):
+    model, batch = data.draw(models(name)), data.draw(tokens())
+    place = data.draw(small(0, batch.shape[1] - 1))
+    changed = batch.clone()
+    changed[:, place] = (changed[:, place] + data.draw(small(1, VOCAB_SIZE - 1))) % VOCAB_SIZE
+    before, after = model(batch)[0], model(changed)[0]
+    torch.testing.assert_close(before[:, :place], after[:, :place], rtol=0.0, atol=0.0)
+    assert (before[:, place:] - after[:, place:]).abs().max() > 1e-6
+
+
+@each_kind
+@given(data=st.data())
+def test_batch_rows_do_not_see_each_other(name, data):
+    model, batch = data.draw(models(name)), data.draw(tokens())
+    together, _ = model(batch)
+    apart = torch.cat([model(row[None])[0] for row in batch])
+    torch.testing.assert_close(together, apart, **EXACT)
+
+
+@each_kind
+@given(data=st.data())
+def test_a_reset_row_equals_a_fresh_stream_and_the_others_go_on(name, data):
+    """Also where rows are reset inside a chunk, several times, and at different moments."""
+    model = data.draw(models(name))
+    rows, lengths = 3, data.draw(st.lists(small(1, 7), min_size=2, max_size=4))
+    resets = [[False] * rows] + [
+        data.draw(st.lists(st.booleans(), min_size=rows, max_size=rows)) for _ in lengths[1:]
+    ]
+    batch = random_tokens(rows, sum(lengths), seed=data.draw(small(0, 99)))
+
+    state, outputs = model.initial_state(rows), []
+    for piece, mask in zip(batch.split(lengths, dim=1), resets, strict=True):
+        logits, state = model(piece, state.reset(torch.tensor(mask)))
+        outputs.append(logits)
+    together = torch.cat(outputs, dim=1)
+
+    starts = torch.tensor([0, *lengths]).cumsum(0).tolist()
+    for row in range(rows):
+        begins = [start for start, mask in zip(starts, resets, strict=False) if mask[row]]
+        bounds = sorted({0, *begins, starts[-1]})
+        for start, stop in pairwise(bounds):
+            alone, _ = model(batch[row : row + 1, start:stop])
+            torch.testing.assert_close(together[row : row + 1, start:stop], alone, **EXACT)
+
+
+@each_kind
+@given(data=st.data())
+def test_gradients_flow_through_a_state_as_if_the_stream_were_whole(name, data):
+    model, batch = data.draw(models(name)), data.draw(tokens(max_batch=2, max_length=11))
+    cut = data.draw(small(0, batch.shape[1]))
+    parameters = list(model.parameters())
+    gradients = []
+    for pieces in ([batch], [batch[:, :cut], batch[:, cut:]]):
+        logits, _ = feed(model, pieces)
+        found = torch.autograd.grad(logits.square().sum(), parameters, allow_unused=True)
+        gradients.append([torch.zeros(1) if one is None else one for one in found])
+    for whole, split in zip(*gradients, strict=True):
+        torch.testing.assert_close(whole, split, rtol=1e-9, atol=1e-9)

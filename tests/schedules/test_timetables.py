@@ -1,0 +1,128 @@
+"""Timetables are plain data that cover the grid, in either order, and never ask for the future."""
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from building import SCHEDULES, small
+from staircase_attention.schedules import (
+    CachedStaircase,
+    Ladder,
+    Staircase,
+    make_schedule,
+    schedule_from_dict,
+)
+
+each_kind = pytest.mark.parametrize("name", SCHEDULES)
+LAYERS = 2
+
+
+def grid(schedule, tokens, order):
+    """Every (token, pass, layer) that the timetable computes, in the order it does."""
+    return [
+        (token, cell.pass_number, layer)
+        for step in schedule.steps(tokens, num_layers=LAYERS, order=order)
+        for cell in step.cells
+        for layer in step.layers
+        for token in cell.tokens
+    ]
+
+
+@each_kind
+@given(data=st.data(), start=small(0, 9), length=small(0, 20))
+def test_both_orders_compute_the_same_cells_once_each(name, data, start, length):
+    schedule = data.draw(SCHEDULES[name])
+    tokens = range(start, start + length)
+    by_window, by_chunk = (grid(schedule, tokens, order) for order in ("window", "chunk"))
+    assert len(set(by_window)) == len(by_window)
+    assert sorted(by_window) == sorted(by_chunk)
+    assert {token for token, _, _ in by_window} == set(tokens)
+
+
+@each_kind
+@given(data=st.data(), length=small(1, 20))
+def test_queries_of_a_step_are_neighbours_and_follow_what_is_frozen(name, data, length):
+    schedule = data.draw(SCHEDULES[name])
+    for step in schedule.steps(range(length), num_layers=LAYERS, order="window"):
+        flat = [token for cell in step.cells for token in cell.tokens]
+        assert flat == list(step.tokens)
+        assert step.frozen.stop <= step.tokens.start or not step.frozen
+
+
+@each_kind
+@given(data=st.data())
+def test_a_schedule_survives_the_trip_through_plain_data(name, data):
+    schedule = data.draw(SCHEDULES[name])
+    assert schedule_from_dict(schedule.to_dict()) == schedule
+
+
+def test_the_staircase_climbs_as_in_figure_one():
+    steps = Staircase(chunk_size=2, num_passes=3).steps(range(7), num_layers=1, order="window")
+    rows = [[(cell.chunk, cell.pass_number) for cell in step.cells] for step in steps]
+    assert rows == [
+        [(0, 1)],
+        [(0, 2), (1, 1)],
+        [(0, 3), (1, 2), (2, 1)],
+        [(1, 3), (2, 2), (3, 1)],
+        [(2, 3), (3, 2)],
+        [(3, 3)],
+    ]
+
+
+def test_a_cached_chunk_stays_visible_for_n_minus_m_steps():
+    schedule = CachedStaircase(chunk_size=1, num_window_chunks=4, num_passes=2)
+    steps = schedule.steps(range(6), num_layers=1, order="window")
+    frozen = [list(step.frozen) for step in steps]
+    assert frozen == [[], [], [0], [0, 1], [1, 2], [2, 3], [3, 4]]
+
+
+def test_a_ladder_repeats_the_core_or_each_layer():
+    visits = {
+        order: [
+            (layer, step.cells[0].pass_number)
+            for step in Ladder(num_passes=2, span=3, order=order).steps(
+                range(5), num_layers=2, order="window"
+            )
+            for layer in step.layers
+        ]
+        for order in ("ABAB", "AABB")
+    }
+    assert visits["ABAB"] == [(0, 1), (1, 1), (0, 2), (1, 2)]
+    assert visits["AABB"] == [(0, 1), (0, 2), (1, 1), (1, 2)]
+
+
+def test_the_papers_words_are_derived_from_the_schedule():
+    row = CachedStaircase(chunk_size=128, num_window_chunks=3, num_passes=1).paper_row
+    assert (row.recurrent_steps, row.step_size, row.forward_size) == (1, 384, 128)
+    row = Staircase(chunk_size=32, num_passes=8).paper_row
+    assert (row.recurrent_steps, row.step_size, row.forward_size) == (8, 256, 32)
+
+
+def test_schedules_do_not_import_torch():
+    code = "import sys, staircase_attention.schedules.registry as r; print('torch' in sys.modules)"
+    lines = ["import sys, types, importlib.util, pathlib"]
+    lines += ["spec = importlib.util.find_spec('staircase_attention')"]
+    lines += ["package = types.ModuleType('staircase_attention')"]
+    lines += ["package.__path__ = list(spec.submodule_search_locations)"]
+    lines += ["sys.modules['staircase_attention'] = package", code]
+    result = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("stairway", {}, "did you mean 'staircase'"),
+        ("zzz", {}, "take one of these"),
+        ("staircase", {"chunk_size": 2}, "no num_passes"),
+        ("staircase", {"chunk_size": 2, "num_passes": 2, "speed": 1}, "unknown speed"),
+    ],
+)
+def test_an_unknown_schedule_or_option_is_refused_with_the_known_ones(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        make_schedule(name, options)
