@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from building import OUTPUT_SIZE, SCHEDULES, VOCAB_SIZE, build, cores, small
+from building import OUTPUT_SIZE, SCHEDULES, build, cores, small
 from staircase_attention import (
     CachedStaircase,
     CoreConfig,
@@ -50,29 +50,31 @@ def test_parameter_counts_are_those_of_the_papers_reddit_table(schedule, num_lay
 
 @pytest.mark.parametrize("name", SCHEDULES)
 @settings(max_examples=10)
-@given(data=st.data(), segment=small(1, 90))
-def test_flops_and_state_agree_with_the_running_model(name, data, segment):
+@given(data=st.data(), start=small(0, 30), segment=small(1, 30))
+def test_flops_and_state_agree_with_the_running_model(name, data, start, segment):
     schedule = data.draw(SCHEDULES[name])
     core = data.draw(cores(schedule))
-    cost = measure_cost(
-        vocab_size=VOCAB_SIZE,
-        output_size=OUTPUT_SIZE,
-        core=core,
-        schedule=schedule,
-        segment=segment,
+    cost = segment_cost(
+        core=core, schedule=schedule, output_size=OUTPUT_SIZE, start=start, segment=segment
     )
     model = build(schedule, core)
-    start = warm_up_length(schedule, segment)
     tokens = torch.zeros(1, start + segment, dtype=torch.int64)
     # PyTorch's counter knows the plain attention, not the fused one of the CPU.
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         _, state = model(tokens[:, :start])
         with FlopCounterMode(display=False) as counter:
             _, state = model(tokens[:, start:], state)
-    counted = counter.get_total_flops()
-    assert cost.per_segment.flops == pytest.approx(counted, rel=0.01)
-    assert cost.per_segment.state_numbers * 8 == state.num_bytes
-    assert cost.num_parameters == model.num_parameters
+    assert cost.flops == pytest.approx(counter.get_total_flops(), rel=0.01)
+    assert cost.state_numbers * 8 == state.num_bytes
+
+
+@pytest.mark.parametrize("span", [20, 80])
+def test_flops_of_long_segments_count_only_the_blocks_in_sight(span):
+    schedule, core = TransformerXL(span=span), CoreConfig(width=8, num_layers=2, num_heads=2)
+    cost = segment_cost(core=core, schedule=schedule, output_size=OUTPUT_SIZE, start=0, segment=300)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        build(schedule, core)(torch.zeros(1, 300, dtype=torch.int64))
+    assert cost.flops == pytest.approx(counter.get_total_flops(), rel=0.01)
 
 
 @pytest.mark.parametrize("name", [name for name in SCHEDULES if "global" not in name])
