@@ -1,0 +1,169 @@
+"""A recipe: everything that fixes a training run, as one typed, complete config."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from staircase_attention.layers import CoreConfig
+from staircase_attention.schedules import Schedule
+from staircase_attention.training.plain import from_plain, override, to_plain
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskChoice:
+    """Which task, with which options."""
+
+    reference: str
+    """A built-in task's name, or path/to/file.py:ClassName."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """What the task takes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FamilyModel:
+    """A model of the Staircase family."""
+
+    kind: ClassVar[str] = "family"
+
+    core: CoreConfig
+    schedule: Schedule
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LSTMModel:
+    """The classical recurrent baseline."""
+
+    kind: ClassVar[str] = "lstm"
+
+    width: int
+    """Size of the embedding and of the hidden state."""
+    num_layers: int
+    dropout: float = 0.0
+    """Between layers and before the output."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OptimizerConfig:
+    """How gradients become changes of weights."""
+
+    kind: Literal["adam", "adamw", "muon"] = "adam"
+    """Muon turns hidden matrices only; all other parameters are AdamW's."""
+    learning_rate: float = 1e-4
+    beta1: float = 0.9
+    beta2: float = 0.999
+    weight_decay: float = 0.0
+    warm_up: int = 1000
+    """Updates over which the rate rises from nearly zero."""
+    decay: Literal["constant", "linear", "cosine"] = "constant"
+    """What the rate does after the warm-up, until the last update."""
+    final_fraction: float = 0.0
+    """Where a decaying rate ends, as a fraction of its height."""
+    gradient_clip: float | None = 0.1
+    """Largest norm of all gradients together; None for no clipping."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DivergenceConfig:
+    """When a run counts as diverged, and what is done about it."""
+
+    jump_factor: float = 1.5
+    """The smoothed loss has jumped when it is this many times its lowest."""
+    patience: int = 200
+    """Updates for which it must stay there."""
+    smoothing: float = 0.98
+    """Weight of the past in the smoothed loss, an update."""
+    rate_factor: float = 0.5
+    """What the learning rate is multiplied by at each return to a good checkpoint."""
+    max_rollbacks: int = 3
+    """Returns before the run gives up."""
+    max_skips: int = 20
+    """Updates in a row with gradients that are not finite before that counts as diverged too."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingConfig:
+    """How long, on what batches, with what numbers, and what is kept."""
+
+    num_updates: int
+    num_lanes: int
+    """Batch size over all processes; each lane is a contiguous stream."""
+    segment_length: int
+    """Tokens of a lane between two updates; gradients stop there."""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """bfloat16: matrix products under autocast, weights in float32."""
+    num_micro_batches: int = 1
+    """Parts into which a process cuts its lanes, one after another, to save memory."""
+    recompute: bool = False
+    """Compute activations again in the backward pass, to save memory in long segments."""
+    log_every: int = 50
+    evaluate_every: int = 1000
+    checkpoint_every: int = 1000
+    keep_every: int | None = None
+    """Keep the checkpoints of these updates for good; None: the latest two and the best."""
+    evaluation_lanes: int = 128
+    divergence: DivergenceConfig = field(default_factory=DivergenceConfig)
+
+    def __post_init__(self) -> None:
+        for name in (
+            "num_updates",
+            "num_lanes",
+            "segment_length",
+            "num_micro_batches",
+            "log_every",
+            "evaluate_every",
+            "checkpoint_every",
+            "evaluation_lanes",
+        ):
+            value = getattr(self, name)
+            if value < 1:
+                raise ValueError(
+                    f"training.{name} must be at least 1, got {value}; give a positive number"
+                )
+        if self.keep_every is not None and self.keep_every % self.checkpoint_every:
+            raise ValueError(
+                "training.keep_every must be a multiple of checkpoint_every = "
+                f"{self.checkpoint_every}, got {self.keep_every}; change one of them"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """A run, complete."""
+
+    name: str
+    task: TaskChoice
+    model: FamilyModel | LSTMModel
+    training: TrainingConfig
+    seed: int = 0
+    """Fixes the initial weights and dropout."""
+    data_seed: int = 0
+    """Fixes the task's splits."""
+
+    def to_plain(self) -> dict[str, Any]:
+        """The recipe as plain data."""
+        plain: dict[str, Any] = to_plain(self)
+        return plain
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> "Recipe":
+        """The inverse of `to_plain`, checked."""
+        return from_plain(cls, plain, where="recipe")
+
+    def override(self, assignments: Mapping[str, Any]) -> "Recipe":
+        """The recipe with some settings changed, each named by its path.
+
+        >>> from staircase_attention.training.recipe import EXAMPLE
+        >>> EXAMPLE.override({"training.num_updates": 7}).training.num_updates
+        7
+        """
+        return Recipe.from_plain(override(self.to_plain(), assignments))
+
+
+EXAMPLE = Recipe(
+    name="example",
+    task=TaskChoice(reference="permutations", options={"group": "S2", "length": 16}),
+    model=LSTMModel(width=16, num_layers=1),
+    training=TrainingConfig(num_updates=10, num_lanes=4, segment_length=17),
+)
+"""A recipe that trains in a second."""
