@@ -1,0 +1,140 @@
+"""Many independent sequences, laid end to end in plain arrays."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from staircase_attention.tasks.checks import refusal
+
+IGNORED = -1
+"""The target where no answer is asked: such a position counts neither in loss nor in error."""
+
+Integers = NDArray[np.signedinteger]
+"""An array of whole numbers, of whichever width."""
+
+
+def ragged_range(firsts: Integers, counts: Integers) -> NDArray[np.int64]:
+    """Several ranges one after another: firsts[0], firsts[0] + 1, ..., firsts[1], ...
+
+    >>> ragged_range(np.array([10, 50]), np.array([3, 2])).tolist()
+    [10, 11, 12, 50, 51]
+    """
+    before = np.cumsum(counts) - counts
+    return np.repeat(firsts - before, counts) + np.arange(counts.sum())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Episodes:
+    """Independent sequences of any lengths, all concatenated.
+
+    >>> pair = Episodes(
+    ...     inputs=np.array([0, 1, 2, 0, 1]),
+    ...     targets=np.array([IGNORED, 5, 6, IGNORED, 5]),
+    ...     starts=np.array([0, 3]),
+    ... )
+    >>> len(pair), pair.num_tokens, pair.num_answers, pair.lengths.tolist()
+    (2, 5, 3, [3, 2])
+    >>> [inputs.tolist() for inputs, targets in pair]
+    [[0, 1, 2], [0, 1]]
+    """
+
+    inputs: Integers
+    """(num_tokens,) input symbols of all episodes, one episode after another; kept as int32."""
+    targets: Integers
+    """(num_tokens,) the answer asked at each token, IGNORED where none is; kept as int32."""
+    starts: Integers
+    """(num_episodes,) index of each episode's first token, increasing from 0; kept as int64."""
+
+    def __post_init__(self) -> None:
+        """Refuse arrays that do not fit together, and fix their types."""
+        for name, kind in (("inputs", np.int32), ("targets", np.int32), ("starts", np.int64)):
+            object.__setattr__(self, name, _whole_numbers(name, getattr(self, name), kind))
+        _check_layout(self.inputs, self.targets, self.starts)
+
+    @classmethod
+    def from_grid(cls, inputs: Integers, targets: Integers) -> "Episodes":
+        """Episodes that all have one length: a row each of two (num_episodes, length) grids."""
+        num_episodes, length = inputs.shape
+        return cls(
+            inputs=inputs.reshape(-1),
+            targets=targets.reshape(-1),
+            starts=np.arange(num_episodes) * length,
+        )
+
+    @classmethod
+    def concatenate(cls, parts: Sequence["Episodes"]) -> "Episodes":
+        """The episodes of all parts, in order."""
+        sizes = [part.num_tokens for part in parts]
+        before = np.cumsum(sizes) - sizes
+        shifted = [part.starts + shift for part, shift in zip(parts, before, strict=True)]
+        return cls(
+            inputs=np.concatenate([part.inputs for part in parts]),
+            targets=np.concatenate([part.targets for part in parts]),
+            starts=np.concatenate(shifted),
+        )
+
+    def __len__(self) -> int:
+        return self.starts.size
+
+    def __getitem__(self, index: int) -> tuple[Integers, Integers]:
+        """Inputs and targets of one episode, as views."""
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"episode {index} of {len(self)}")
+        first = self.starts[index]
+        last = first + self.lengths[index]
+        return self.inputs[first:last], self.targets[first:last]
+
+    def __iter__(self) -> Iterator[tuple[Integers, Integers]]:
+        ends = self.starts + self.lengths
+        for first, last in zip(self.starts, ends, strict=True):
+            yield self.inputs[first:last], self.targets[first:last]
+
+    @property
+    def lengths(self) -> Integers:
+        """(num_episodes,) tokens in each episode."""
+        return np.diff(self.starts, append=self.inputs.size)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in all episodes together."""
+        return self.inputs.size
+
+    @property
+    def num_answers(self) -> int:
+        """Tokens at which an answer is asked."""
+        return int(np.count_nonzero(self.targets != IGNORED))
+
+    def take(self, indices: Integers) -> "Episodes":
+        """The episodes at these indices, in this order; repeats are allowed."""
+        counts = self.lengths[indices]
+        tokens = ragged_range(self.starts[indices], counts)
+        return Episodes(
+            inputs=self.inputs[tokens],
+            targets=self.targets[tokens],
+            starts=np.cumsum(counts) - counts,
+        )
+
+
+def _whole_numbers(name: str, array: object, kind: type[np.signedinteger]) -> Integers:
+    """A one-dimensional integer array as the given type; a copy only where needed."""
+    array = np.asarray(array)
+    if array.ndim != 1 or not (np.issubdtype(array.dtype, np.integer) or array.size == 0):
+        received = f"{array.ndim} dimensions of {array.dtype}"
+        remedy = "flatten it, or use Episodes.from_grid"
+        raise refusal(f"{name} must be a one-dimensional array of integers", received, remedy)
+    return array.astype(kind, copy=False)
+
+
+def _check_layout(inputs: Integers, targets: Integers, starts: Integers) -> None:
+    if inputs.size != targets.size:
+        received = f"{inputs.size} inputs and {targets.size} targets"
+        remedy = "put IGNORED where no answer is asked"
+        raise refusal("inputs and targets must be equally long", received, remedy)
+    covered = starts[0] == 0 if starts.size else inputs.size == 0
+    ends = np.append(starts, inputs.size)
+    if not covered or np.any(ends[1:] <= ends[:-1]):
+        received = f"{starts[:4].tolist()}... over {inputs.size} tokens"
+        remedy = "give the index of each episode's first token; no episode may be empty"
+        raise refusal("starts must increase from 0 and stay below the end", received, remedy)

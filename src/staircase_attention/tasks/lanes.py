@@ -1,0 +1,185 @@
+"""Batches whose rows are contiguous streams: what one update leaves off, the next takes up."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from staircase_attention.tasks.checks import check_whole_number, refusal
+from staircase_attention.tasks.episodes import IGNORED, Episodes, Integers, ragged_range
+from staircase_attention.tasks.sources import Source
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Batch:
+    """One segment of every lane, each array (num_lanes, segment_length)."""
+
+    inputs: NDArray[np.int64]
+    """Input symbols; 0 where there is padding."""
+    targets: NDArray[np.int64]
+    """Answers; IGNORED where none is asked, and where there is padding."""
+    is_padding: NDArray[np.bool_]
+    """True where a lane has no token left; never in training."""
+
+    @property
+    def num_answers(self) -> int:
+        """Tokens at which an answer is asked: what a sum of losses is divided by."""
+        return int(np.count_nonzero(self.targets != IGNORED))
+
+    def rows(self, lanes: range) -> "Batch":
+        """The part of the batch in these lanes, as views."""
+        here = slice(lanes.start, lanes.stop, lanes.step)
+        return Batch(
+            inputs=self.inputs[here], targets=self.targets[here], is_padding=self.is_padding[here]
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Position:
+    """Where every lane stands: all there is to save in order to resume exactly here."""
+
+    update: int
+    """Batches given so far."""
+    episodes: tuple[int, ...]
+    """For each lane, the number in the source of the episode it is in."""
+    offsets: tuple[int, ...]
+    """For each lane, the tokens of that episode already given."""
+
+    def as_plain(self) -> dict[str, Any]:
+        """The position as numbers and lists, for a checkpoint or a JSON file."""
+        return asdict(self)
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> "Position":
+        """The position that as_plain wrote."""
+        return cls(
+            update=int(plain["update"]),
+            episodes=tuple(map(int, plain["episodes"])),
+            offsets=tuple(map(int, plain["offsets"])),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lanes:
+    """Training batches: lane l of L reads episodes l, l + L, l + 2L, ... of a source, whole.
+
+    An episode that does not end in a segment goes on in the lane's next one. A batch depends on
+    the source and the position alone, so that any of them can be had again.
+
+        position = lanes.first_position()
+        batch, position = lanes.batch(position)
+
+    With several processes, each takes `batch.rows(lanes_of_process(...))` of the same batch; all
+    hold the same position, so that a checkpoint may be resumed by any number of them.
+    """
+
+    source: Source
+    """Where the episodes come from."""
+    num_lanes: int
+    """Rows of the batch, over all processes."""
+    segment_length: int
+    """Tokens of a lane in one batch."""
+
+    def __post_init__(self) -> None:
+        """Refuse an empty batch."""
+        check_whole_number("num_lanes", self.num_lanes, minimum=1, example=256)
+        check_whole_number("segment_length", self.segment_length, minimum=1, example=128)
+
+    def first_position(self) -> Position:
+        """Every lane at the first token of its first episode."""
+        first = tuple(range(self.num_lanes))
+        return Position(update=0, episodes=first, offsets=(0,) * self.num_lanes)
+
+    def batch(self, position: Position) -> tuple[Batch, Position]:
+        """The batch at a position, and the position after it."""
+        self._check(position)
+        number, offset = np.array(position.episodes), np.array(position.offsets)
+        filled = np.zeros(self.num_lanes, dtype=np.int64)
+        batch = _empty_batch(self.num_lanes, self.segment_length)
+        row_starts = np.arange(self.num_lanes) * self.segment_length
+        while np.any(filled < self.segment_length):
+            # All lanes are looked up in every round, so that a source knows how far back to keep.
+            store, indices = self.source.find(number)
+            left = store.lengths[indices] - offset
+            count = np.minimum(left, self.segment_length - filled)
+            _copy(store, store.starts[indices] + offset, count, batch, row_starts + filled)
+            is_over = count == left
+            filled += count
+            number += self.num_lanes * is_over
+            offset = np.where(is_over, 0, offset + count)
+        after = Position(
+            update=position.update + 1,
+            episodes=tuple(number.tolist()),
+            offsets=tuple(offset.tolist()),
+        )
+        return batch, after
+
+    def _check(self, position: Position) -> None:
+        if not len(position.episodes) == len(position.offsets) == self.num_lanes:
+            rule = f"a position must have {self.num_lanes} lanes, as its Lanes have"
+            received = f"{len(position.episodes)}"
+            raise refusal(
+                rule, received, "resume with the num_lanes that the position was saved at"
+            )
+
+
+def evaluation_batches(
+    episodes: Episodes, *, num_lanes: int, segment_length: int
+) -> Iterator[Batch]:
+    """Every token of the episodes exactly once, in lanes that go on from batch to batch.
+
+    Lane l of L reads episodes l, l + L, l + 2L, ...; the tail of a lane is padding.
+    """
+    check_whole_number("num_lanes", num_lanes, minimum=1, example=256)
+    check_whole_number("segment_length", segment_length, minimum=1, example=128)
+    order = np.argsort(np.arange(len(episodes)) % num_lanes, kind="stable")
+    by_lane = episodes.take(order)
+    counts = np.bincount(order % num_lanes, weights=by_lane.lengths, minlength=num_lanes)
+    counts = counts.astype(np.int64)
+    num_batches = -(-int(counts.max()) // segment_length)
+    whole = _empty_batch(num_lanes, num_batches * segment_length)
+    firsts = np.arange(num_lanes) * num_batches * segment_length
+    _copy(by_lane, np.cumsum(counts) - counts, counts, whole, firsts)
+    for number in range(num_batches):
+        here = slice(number * segment_length, (number + 1) * segment_length)
+        yield Batch(
+            inputs=whole.inputs[:, here],
+            targets=whole.targets[:, here],
+            is_padding=whole.is_padding[:, here],
+        )
+
+
+def lanes_of_process(process: int, num_processes: int, num_lanes: int) -> range:
+    """The lanes of one process, when as many processes share them equally.
+
+    >>> lanes_of_process(1, 4, 32)
+    range(8, 16)
+    """
+    check_whole_number("num_processes", num_processes, minimum=1, example=1)
+    check_whole_number("process", process, minimum=0, maximum=num_processes - 1, example=0)
+    share, rest = divmod(num_lanes, num_processes)
+    if rest or not share:
+        rule = f"num_lanes must be a multiple of the {num_processes} processes"
+        raise refusal(rule, num_lanes, f"use for example num_lanes={(share + 1) * num_processes}")
+    return range(process * share, (process + 1) * share)
+
+
+def _empty_batch(num_lanes: int, length: int) -> Batch:
+    shape = (num_lanes, length)
+    return Batch(
+        inputs=np.zeros(shape, dtype=np.int64),
+        targets=np.full(shape, IGNORED, dtype=np.int64),
+        is_padding=np.ones(shape, dtype=np.bool_),
+    )
+
+
+def _copy(
+    episodes: Episodes, sources: Integers, counts: Integers, batch: Batch, firsts: Integers
+) -> None:
+    """Copy runs of tokens, counts[i] of them from sources[i], to firsts[i] of the flat batch."""
+    read, written = ragged_range(sources, counts), ragged_range(firsts, counts)
+    batch.inputs.reshape(-1)[written] = episodes.inputs[read]
+    batch.targets.reshape(-1)[written] = episodes.targets[read]
+    batch.is_padding.reshape(-1)[written] = False

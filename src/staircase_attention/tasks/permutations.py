@@ -1,0 +1,157 @@
+"""Permutations: the word problem of a group, the test of state tracking."""
+
+import re
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import permutations as all_orders
+from typing import Literal, Self, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from staircase_attention.tasks import automaton
+from staircase_attention.tasks.checks import check_choice, check_whole_number, refusal
+from staircase_attention.tasks.episodes import Episodes
+from staircase_attention.tasks.task import SplitSizes, Task
+
+Inputs = Literal["elements", "generators"]
+Permutation = tuple[int, ...]
+
+MAXIMUM_POINTS = 6
+"""S6 has 720 elements; the multiplication table of S7 would have 25 million entries."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Permutations(Task):
+    """At each step a random element g_t of a group; the answer is the product g_1 g_2 ... g_t.
+
+    The product is read from left to right: first apply g_1, then g_2, so that with s the product
+    so far, (s g)(i) = g(s(i)). An element is written as its images: 231 sends 1 to 2, 2 to 3
+    and 3 to 1. An episode begins with START, which resets the product to the identity and asks
+    for nothing. S2 is parity: 21 is an odd bit, 12 an even one.
+
+    Tracking S5 or A5 is complete for NC1 (Barrington, 1989), which constant-depth Transformers
+    are not believed to reach. The paper did not have this task.
+
+    >>> task = Permutations(group="S3", length=3)
+    >>> print(task.show(*task.generate(np.random.default_rng(0), 1)[0]))
+    START 231 [231] 321 [213] 321 [231]
+    """
+
+    group: str = "S5"
+    """Sn, all permutations of n points, n from 2 to 6; or An, the even ones, n from 3 to 6."""
+    length: int = 64
+    """Elements in an episode; START comes on top, so that an episode has length + 1 tokens."""
+    inputs: Inputs = "elements"
+    """What is drawn at a step, uniformly: any of the 'elements', or only 'generators': the
+    identity and, for Sn, the swaps of neighbours; for An, the cycles 1 -> 2 -> k -> 1."""
+    num_train: int | None = None
+    """Training episodes; None for endless fresh ones."""
+    num_valid: int = 1_000
+    """Validation episodes."""
+    num_test: int = 1_000
+    """Test episodes."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is no word problem."""
+        group_elements(self.group)
+        check_whole_number("length", self.length, minimum=1, example=64)
+        check_choice("inputs", self.inputs, get_args(Inputs))
+        _ = self.split_sizes
+
+    @property
+    def split_sizes(self) -> SplitSizes:
+        """As the options say."""
+        return SplitSizes(train=self.num_train, valid=self.num_valid, test=self.num_test)
+
+    @property
+    def input_symbols(self) -> tuple[str, ...]:
+        """START, then what may be drawn."""
+        return ("START", *map(_written, self._drawn))
+
+    @property
+    def output_symbols(self) -> tuple[str, ...]:
+        """The elements of the group, in lexicographic order, so that the identity is first."""
+        return tuple(map(_written, group_elements(self.group)))
+
+    def with_length(self, length: int) -> Self:
+        """The same group with words of that many elements."""
+        return replace(self, length=length)
+
+    def generate(self, generator: np.random.Generator, num_episodes: int) -> Episodes:
+        """Independent words, from the identity."""
+        shape = (self.length, num_episodes)
+        drawn = generator.integers(len(self._drawn), size=shape, dtype=np.int16)
+        products = automaton.run(multiplication_table(self.group, self._drawn), 0, drawn)
+        return automaton.episodes(drawn, products)
+
+    @property
+    def _drawn(self) -> tuple[Permutation, ...]:
+        everything = self.inputs == "elements"
+        return group_elements(self.group) if everything else group_generators(self.group)
+
+
+@lru_cache(maxsize=16)
+def group_elements(group: str) -> tuple[Permutation, ...]:
+    """All elements of a group, each as its images of 0, 1, ..., in lexicographic order.
+
+    >>> group_elements("A3")
+    ((0, 1, 2), (1, 2, 0), (2, 0, 1))
+    """
+    parts = re.fullmatch(r"([SA])(\d)", str(group))
+    fewest = 3 if parts and parts[1] == "A" else 2
+    if parts is None or not fewest <= int(parts[2]) <= MAXIMUM_POINTS:
+        rule = f"group must be S2 to S{MAXIMUM_POINTS} or A3 to A{MAXIMUM_POINTS}"
+        raise refusal(rule, repr(group), "use for example group='S5'")
+    orders = all_orders(range(int(parts[2])))
+    return tuple(order for order in orders if parts[1] == "S" or _is_even(order))
+
+
+@lru_cache(maxsize=16)
+def group_generators(group: str) -> tuple[Permutation, ...]:
+    """The identity and a few elements whose products give the whole group.
+
+    >>> [_written(generator) for generator in group_generators("S4")]
+    ['1234', '1243', '1324', '2134']
+    >>> [_written(generator) for generator in group_generators("A4")]
+    ['1234', '2314', '2431']
+    """
+    num_points = len(group_elements(group)[0])
+    identity = tuple(range(num_points))
+    if group.startswith("S"):
+        cycles = [(point, point + 1) for point in range(num_points - 1)]
+    else:
+        cycles = [(0, 1, point) for point in range(2, num_points)]  # type: ignore[misc]
+    return tuple(sorted([identity, *(_cycle(cycle, num_points) for cycle in cycles)]))
+
+
+@lru_cache(maxsize=16)
+def multiplication_table(group: str, drawn: tuple[Permutation, ...]) -> NDArray[np.int64]:
+    """(elements, drawn): the index of the product of an element and something drawn."""
+    elements = np.array(group_elements(group))
+    num_points = elements.shape[1]
+    digits = num_points ** np.arange(num_points)
+    index_of_number = np.zeros(num_points**num_points, dtype=np.int64)
+    index_of_number[elements @ digits] = np.arange(len(elements))
+    # Read as digits, a product's images make a number; [g, s, i] is g(s(i)).
+    products = np.array(drawn)[:, elements]
+    table: NDArray[np.int64] = index_of_number[products @ digits].T
+    return table
+
+
+def _cycle(points: tuple[int, ...], num_points: int) -> Permutation:
+    images = list(range(num_points))
+    for point, image in zip(points, points[1:] + points[:1], strict=True):
+        images[point] = image
+    return tuple(images)
+
+
+def _is_even(order: Permutation) -> bool:
+    inversions = sum(
+        earlier > later for place, earlier in enumerate(order) for later in order[place + 1 :]
+    )
+    return inversions % 2 == 0
+
+
+def _written(permutation: Permutation) -> str:
+    return "".join(str(image + 1) for image in permutation)

@@ -1,0 +1,126 @@
+"""Random Walk: follow an agent on a grid from its actions alone."""
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Literal, Self, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from staircase_attention.tasks import automaton
+from staircase_attention.tasks.checks import check_choice, check_whole_number, refusal
+from staircase_attention.tasks.episodes import Episodes
+from staircase_attention.tasks.task import SplitSizes, Task
+
+Walls = Literal["block", "wrap"]
+Start = Literal["corner", "centre"]
+Heading = Literal["north", "east", "south", "west"]
+
+ACTIONS = ("left", "right", "forward")
+LEFT, RIGHT, FORWARD = range(3)
+HEADINGS: tuple[Heading, ...] = get_args(Heading)
+# Row and column of one move forward, in the order of HEADINGS: a right turn is one further.
+MOVES = ((-1, 0), (0, 1), (1, 0), (0, -1))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RandomWalk(Task):
+    """An agent on a grid turns left, turns right or moves forward, each with chance 1/3.
+
+    The input is the action, the answer at every action the cell the agent is in after it. An
+    episode begins with START, which puts the agent back at its starting place and asks for
+    nothing. From the paper's section on tasks, which takes it from Fan et al. (2020); what
+    neither says is an option here, see docs/tasks.md.
+
+    >>> task = RandomWalk(length=6, height=3, width=3)
+    >>> print(task.show(*task.generate(np.random.default_rng(5), 1)[0]))
+    START right [0,0] forward [1,0] forward [2,0] forward [2,0] forward [2,0] forward [2,0]
+    """
+
+    length: int = 400
+    """Actions in an episode; START comes on top, so that an episode has length + 1 tokens."""
+    height: int = 8
+    """Rows of the grid."""
+    width: int = 8
+    """Columns of the grid."""
+    walls: Walls = "block"
+    """At the edge: 'block' leaves the agent where it is, 'wrap' brings it to the other side."""
+    start: Start = "corner"
+    """The first cell: 'corner' is row 0, column 0; 'centre' is row height // 2, column width // 2.
+    A random cell is no choice: nothing in the input would tell it."""
+    heading: Heading = "east"
+    """Where the agent faces at first; rows grow to the south, columns to the east."""
+    num_train: int | None = None
+    """Training episodes; None for endless fresh ones."""
+    num_valid: int = 1_000
+    """Validation episodes."""
+    num_test: int = 1_000
+    """Test episodes."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is no walk."""
+        check_whole_number("length", self.length, minimum=1, example=400)
+        check_whole_number("height", self.height, minimum=1, maximum=256, example=8)
+        check_whole_number("width", self.width, minimum=1, maximum=256, example=8)
+        check_choice("walls", self.walls, get_args(Walls))
+        check_choice("start", self.start, get_args(Start))
+        check_choice("heading", self.heading, HEADINGS)
+        if self.height * self.width == 1:
+            raise refusal("a grid must have two cells or more", "1 x 1", "use for example width=8")
+        _ = self.split_sizes
+
+    @property
+    def split_sizes(self) -> SplitSizes:
+        """As the options say."""
+        return SplitSizes(train=self.num_train, valid=self.num_valid, test=self.num_test)
+
+    @property
+    def input_symbols(self) -> tuple[str, ...]:
+        """START and the three actions."""
+        return ("START", *ACTIONS)
+
+    @property
+    def output_symbols(self) -> tuple[str, ...]:
+        """The cells, row by row, as 'row,column'."""
+        return tuple(
+            f"{row},{column}" for row in range(self.height) for column in range(self.width)
+        )
+
+    def with_length(self, length: int) -> Self:
+        """The same walk with that many actions."""
+        return replace(self, length=length)
+
+    def generate(self, generator: np.random.Generator, num_episodes: int) -> Episodes:
+        """Independent walks from the same starting place."""
+        shape = (self.length, num_episodes)
+        actions = generator.integers(len(ACTIONS), size=shape, dtype=np.int8)
+        transitions = walk_transitions(self.height, self.width, self.walls)
+        states = automaton.run(transitions, self._start_state, actions)
+        return automaton.episodes(actions, states // len(HEADINGS))
+
+    @property
+    def _start_state(self) -> int:
+        row, column = (0, 0) if self.start == "corner" else (self.height // 2, self.width // 2)
+        return (row * self.width + column) * len(HEADINGS) + HEADINGS.index(self.heading)
+
+
+@lru_cache(maxsize=8)
+def walk_transitions(height: int, width: int, walls: Walls) -> NDArray[np.int64]:
+    """The next state for every state, 4 * cell + heading, and every action.
+
+    >>> walk_transitions(1, 2, "block")[1].tolist()  # cell 0, facing east
+    [0, 2, 5]
+    """
+    state = np.arange(height * width * len(HEADINGS))
+    cell, heading = state // len(HEADINGS), state % len(HEADINGS)
+    moves = np.array(MOVES)[heading]
+    row, column = cell // width + moves[:, 0], cell % width + moves[:, 1]
+    if walls == "block":
+        row, column = row.clip(0, height - 1), column.clip(0, width - 1)
+    row, column = row % height, column % width
+
+    transitions = np.empty((state.size, len(ACTIONS)), dtype=np.int64)
+    transitions[:, LEFT] = state - heading + (heading - 1) % len(HEADINGS)
+    transitions[:, RIGHT] = state - heading + (heading + 1) % len(HEADINGS)
+    transitions[:, FORWARD] = (row * width + column) * len(HEADINGS) + heading
+    return transitions

@@ -1,0 +1,140 @@
+"""Train, valid and test: fixed by a seed, and never sharing an episode."""
+
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from staircase_attention.tasks.checks import check_choice, check_whole_number, refusal
+from staircase_attention.tasks.episodes import IGNORED, Episodes
+from staircase_attention.tasks.task import Task
+
+Split = Literal["train", "valid", "test"]
+Fingerprints = NDArray[np.uint64]
+
+BLOCK_SIZE = 1_024
+"""Training episodes drawn at a time: the fixed grain of a seed's endless sequence."""
+NUM_REDRAWN = 256
+"""Episodes drawn to replace those that may not be used, however few these are."""
+NUM_ATTEMPTS = 100
+"""Draws after which a task is held to have too few different episodes."""
+
+# First entry of a spawn key, so that no two uses of a seed share random numbers.
+VALID_STREAM, TEST_STREAM, TRAIN_STREAM, EPOCH_STREAM = range(4)
+
+
+def split(task: Task, name: Split, seed: int) -> Episodes:
+    """The episodes of one split, the same for the same task and seed.
+
+    An episode occurs once in valid and test together, and never in train; equal means equal
+    inputs. Train may repeat an episode, as chance will have it.
+    """
+    check_choice("split", name, get_args(Split))
+    if name != "train":
+        valid, test = held_out(task, seed)
+        return valid if name == "valid" else test
+    num_train = task.split_sizes.train
+    if num_train is None:
+        rule = "a train split must have a size"
+        raise refusal(rule, f"{task.name} with endless training data", "use Endless(task, seed)")
+    forbidden = held_out_fingerprints(task, seed)
+    numbers = range(-(-num_train // BLOCK_SIZE))
+    blocks = [train_block(task, seed, number, forbidden) for number in numbers]
+    return Episodes.concatenate(blocks).take(np.arange(num_train))
+
+
+def held_out(task: Task, seed: int) -> tuple[Episodes, Episodes]:
+    """Valid and test: all their episodes differ."""
+    nothing = np.empty(0, dtype=np.uint64)
+    sizes = task.split_sizes
+    valid = _draw(task, seed, (VALID_STREAM,), sizes.valid, nothing, distinct=True)
+    test = _draw(task, seed, (TEST_STREAM,), sizes.test, fingerprints(valid), distinct=True)
+    return valid, test
+
+
+def held_out_fingerprints(task: Task, seed: int) -> Fingerprints:
+    """What no training episode may be equal to."""
+    return np.concatenate([fingerprints(part) for part in held_out(task, seed)])
+
+
+def train_block(task: Task, seed: int, number: int, forbidden: Fingerprints) -> Episodes:
+    """Block `number` of the training data, to be had without those before it.
+
+    The blocks are one unending sequence; a train split of a given size is its beginning.
+    """
+    return _draw(task, seed, (TRAIN_STREAM, number), BLOCK_SIZE, forbidden, distinct=False)
+
+
+def random_generator(seed: int, *key: int) -> np.random.Generator:
+    """Random numbers for one use of a seed."""
+    check_whole_number("seed", seed, minimum=0, example=1)
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
+
+
+def fingerprints(episodes: Episodes) -> Fingerprints:
+    """A 64-bit number for each episode's inputs.
+
+    Equal episodes have equal fingerprints. Different ones collide with a chance of about 2^-63:
+    a sum over the tokens of symbol times a random 64-bit weight that belongs to the place. A
+    collision costs one needless redraw and never lets an episode through.
+    """
+    lengths = episodes.lengths
+    weights = np.random.default_rng(0).integers(
+        2**64, size=lengths.max(initial=0), dtype=np.uint64, endpoint=False
+    )
+    places = np.arange(episodes.num_tokens) - np.repeat(episodes.starts, lengths)
+    terms = weights[places] * (episodes.inputs + 1).astype(np.uint64)
+    return np.add.reduceat(terms, episodes.starts) if len(episodes) else terms
+
+
+def _draw(
+    task: Task,
+    seed: int,
+    key: tuple[int, ...],
+    num_episodes: int,
+    forbidden: Fingerprints,
+    *,
+    distinct: bool,
+) -> Episodes:
+    """That many episodes that are not forbidden and, if distinct, all different."""
+    kept: list[Episodes] = []
+    missing = num_episodes
+    for attempt in range(NUM_ATTEMPTS):
+        generator = random_generator(seed, *key, attempt)
+        fresh = checked_episodes(task, generator, missing if attempt == 0 else NUM_REDRAWN)
+        prints = fingerprints(fresh)
+        is_new = ~np.isin(prints, forbidden)
+        if distinct:
+            is_new &= _is_first(prints)
+            forbidden = np.concatenate([forbidden, prints])
+        kept.append(fresh.take(np.flatnonzero(is_new)[:missing]))
+        missing -= len(kept[-1])
+        if missing == 0:
+            return Episodes.concatenate(kept)
+    found = f"{num_episodes - missing} of {num_episodes} in {NUM_ATTEMPTS} draws of {task.name}"
+    remedy = "use longer episodes, or lower num_valid and num_test"
+    raise refusal("splits must have enough different episodes to share none", found, remedy)
+
+
+def _is_first(prints: Fingerprints) -> NDArray[np.bool_]:
+    """True where a value occurs for the first time."""
+    is_first = np.zeros(prints.size, dtype=np.bool_)
+    is_first[np.unique(prints, return_index=True)[1]] = True
+    return is_first
+
+
+def checked_episodes(task: Task, generator: np.random.Generator, num_episodes: int) -> Episodes:
+    """What a task generates, refused where it breaks the task's own word."""
+    episodes = task.generate(generator, num_episodes)
+    if len(episodes) != num_episodes:
+        rule = f"generate of {task.name} must give the {num_episodes} episodes asked for"
+        raise refusal(rule, len(episodes), "let Episodes.starts have one entry an episode")
+    for name, symbols, lowest, count in (
+        ("input", episodes.inputs, 0, task.num_inputs),
+        ("output", episodes.targets, IGNORED, task.num_outputs),
+    ):
+        if symbols.min() < lowest or symbols.max() >= count:
+            rule = f"every {name} of {task.name} must be from {lowest} to {count - 1}"
+            received = f"{symbols.min()} to {symbols.max()}"
+            raise refusal(rule, received, f"name every symbol in {name}_symbols")
+    return episodes

@@ -1,0 +1,104 @@
+"""What a task is: the plug-in point, for the built-in tasks and for a user's own."""
+
+import re
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from staircase_attention.tasks.checks import check_whole_number
+from staircase_attention.tasks.episodes import IGNORED, Episodes, Integers
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SplitSizes:
+    """How many episodes each split holds."""
+
+    train: int | None = None
+    """Training episodes; None for endless fresh data."""
+    valid: int = 1_000
+    """Episodes for choosing between models."""
+    test: int = 1_000
+    """Episodes for the final number."""
+
+    def __post_init__(self) -> None:
+        """Refuse a split without episodes."""
+        if self.train is not None:
+            check_whole_number("num_train", self.train, minimum=1, example=10_000)
+        check_whole_number("num_valid", self.valid, minimum=1, example=1_000)
+        check_whole_number("num_test", self.test, minimum=1, example=1_000)
+
+
+class Task(ABC):
+    """A rule that turns random numbers into sequences with answers.
+
+    Subclass it, best as a frozen dataclass whose fields are the task's options, and give it the
+    four members marked abstract; the rest has defaults. Two things are asked of a task:
+
+    - `generate` takes all its randomness from the generator it is given, so that a seed fixes
+      every split;
+    - an episode holds all that is needed to answer it, because lanes put unrelated episodes
+      one after another: begin it with a symbol that resets, or close it with one.
+
+    Input symbol 0 also pads the tail of an evaluation lane, where no answer is asked.
+    """
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def input_symbols(self) -> tuple[str, ...]:
+        """Readable name of every input symbol; a model's vocabulary is this long."""
+
+    @property
+    @abstractmethod
+    def output_symbols(self) -> tuple[str, ...]:
+        """Readable name of every possible answer; a model's output is this wide."""
+
+    @abstractmethod
+    def generate(self, generator: np.random.Generator, num_episodes: int) -> Episodes:
+        """That many random episodes, independent of one another."""
+
+    @abstractmethod
+    def with_length(self, length: int) -> Self:
+        """The same task with episodes of another length, to test length generalisation."""
+
+    @property
+    def split_sizes(self) -> SplitSizes:
+        """Episodes in train, valid and test: endless, 1,000 and 1,000 unless overridden."""
+        return SplitSizes()
+
+    @property
+    def name(self) -> str:
+        """The class name in lower case with hyphens: RandomWalk is random-walk."""
+        return task_name(type(self))
+
+    @property
+    def num_inputs(self) -> int:
+        """Number of input symbols."""
+        return len(self.input_symbols)
+
+    @property
+    def num_outputs(self) -> int:
+        """Number of possible answers."""
+        return len(self.output_symbols)
+
+    def show(self, inputs: Integers, targets: Integers) -> str:
+        """A sequence in words, each answer after the symbol at which it is asked."""
+        words = []
+        for symbol, answer in zip(inputs, targets, strict=True):
+            words.append(self.input_symbols[symbol])
+            if answer != IGNORED:
+                words.append(f"[{self.output_symbols[answer]}]")
+        return " ".join(words)
+
+
+def task_name(task_class: type) -> str:
+    """The name under which a task class is known.
+
+    >>> class RandomWalk: ...
+    >>> task_name(RandomWalk)
+    'random-walk'
+    """
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", task_class.__name__).lower()

@@ -1,0 +1,202 @@
+"""Lanes: contiguous streams, exact resumption, every token of an evaluation once."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from staircase_attention.tasks import (
+    IGNORED,
+    Algorithm,
+    Episodes,
+    Epochs,
+    Lanes,
+    Permutations,
+    Position,
+    RandomWalk,
+    evaluation_batches,
+    lanes_of_process,
+    training_source,
+)
+
+LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=20)
+SIZES = st.integers(1, 7)
+TASKS = [
+    RandomWalk(length=20),
+    Algorithm(num_statements=10, num_train=40),
+    Algorithm(num_statements=10, num_train=None),
+    Permutations(length=6),
+]
+
+
+def numbered(lengths):
+    """Episodes in which every token is unlike any other; a target is 1,000 further."""
+    places = np.arange(sum(lengths))
+    return Episodes(
+        inputs=places, targets=places + 1_000, starts=np.cumsum(lengths) - np.array(lengths)
+    )
+
+
+def read(lanes, num_batches, position=None):
+    """Inputs and targets of some batches side by side, and the positions before each and after."""
+    positions = [position or lanes.first_position()]
+    batches = []
+    for _ in range(num_batches):
+        batch, position = lanes.batch(positions[-1])
+        batches.append(batch)
+        positions.append(position)
+    inputs = np.concatenate([batch.inputs for batch in batches], axis=1)
+    targets = np.concatenate([batch.targets for batch in batches], axis=1)
+    return inputs, targets, positions
+
+
+def expected_lane(source, lane, num_lanes, num_tokens):
+    """A lane by its definition: episodes lane, lane + L, lane + 2L, ... end to end."""
+    inputs, targets, number = [], [], lane
+    while len(inputs) < num_tokens:
+        store, (index,) = source.find(np.array([number]))
+        inputs += store[index][0].tolist()
+        targets += store[index][1].tolist()
+        number += num_lanes
+    return inputs[:num_tokens], targets[:num_tokens]
+
+
+@given(LENGTHS, SIZES, SIZES)
+def test_a_lane_is_whole_episodes_one_after_another(lengths, num_lanes, segment_length):
+    source = Epochs(numbered(lengths), seed=0)
+    lanes = Lanes(source=source, num_lanes=num_lanes, segment_length=segment_length)
+    inputs, targets, _ = read(lanes, 6)
+    for lane in range(num_lanes):
+        expected = expected_lane(source, lane, num_lanes, 6 * segment_length)
+        assert (inputs[lane].tolist(), targets[lane].tolist()) == expected
+
+
+@pytest.mark.parametrize("task", TASKS, ids=str)
+def test_lanes_of_every_task_are_whole_episodes_one_after_another(task):
+    source = training_source(task, seed=1)
+    inputs, targets, _ = read(Lanes(source=source, num_lanes=5, segment_length=16), 20)
+    fresh = training_source(task, seed=1)
+    for lane in range(5):
+        expected = expected_lane(fresh, lane, 5, 320)
+        assert (inputs[lane].tolist(), targets[lane].tolist()) == expected
+
+
+@pytest.mark.parametrize("task", TASKS, ids=str)
+def test_segment_length_only_cuts_the_same_streams_elsewhere(task):
+    source = training_source(task, seed=1)
+    short = read(Lanes(source=source, num_lanes=3, segment_length=7), 32)
+    long = read(Lanes(source=source, num_lanes=3, segment_length=32), 7)
+    assert np.array_equal(short[0], long[0])
+    assert np.array_equal(short[1], long[1])
+    assert short[2][-1].episodes == long[2][-1].episodes
+    assert short[2][-1].offsets == long[2][-1].offsets
+
+
+@pytest.mark.parametrize("task", TASKS, ids=str)
+def test_resuming_from_a_saved_position_needs_nothing_else(task):
+    lanes = Lanes(source=training_source(task, seed=1), num_lanes=4, segment_length=16)
+    inputs, targets, positions = read(lanes, 30)
+    for update in (17, 3, 29):
+        saved = json.dumps(positions[update].as_plain())
+        again = Lanes(source=training_source(task, seed=1), num_lanes=4, segment_length=16)
+        position = Position.from_plain(json.loads(saved))
+        assert position == positions[update]
+        assert position.update == update
+        rest_inputs, rest_targets, rest = read(again, 30 - update, position)
+        assert np.array_equal(rest_inputs, inputs[:, update * 16 :])
+        assert np.array_equal(rest_targets, targets[:, update * 16 :])
+        assert rest == positions[update:]
+
+
+def test_any_batch_can_be_had_again_from_the_same_lanes():
+    lanes = Lanes(source=training_source(TASKS[2], seed=1), num_lanes=4, segment_length=64)
+    inputs, _, positions = read(lanes, 200)
+    for update in np.random.default_rng(0).permutation(200)[:20].tolist():
+        batch, after = lanes.batch(positions[update])
+        assert np.array_equal(batch.inputs, inputs[:, update * 64 : (update + 1) * 64])
+        assert after == positions[update + 1]
+
+
+def test_every_epoch_is_dealt_once_over_the_lanes():
+    episodes = numbered([3] * 12)
+    lanes = Lanes(source=Epochs(episodes, seed=0), num_lanes=4, segment_length=9)
+    inputs, _, _ = read(lanes, 5)
+    for epoch in range(5):
+        dealt = inputs[:, epoch * 9 : (epoch + 1) * 9]
+        assert sorted(dealt.ravel().tolist()) == list(range(36))
+    assert not np.array_equal(inputs[:, :9], inputs[:, 9:18])
+
+
+@pytest.mark.parametrize("num_processes", [1, 2, 4, 8])
+def test_processes_share_the_global_batch_by_rows(num_processes):
+    lanes = Lanes(source=training_source(RandomWalk(), seed=1), num_lanes=8, segment_length=5)
+    batch, _ = lanes.batch(lanes.first_position())
+    ranges = [lanes_of_process(process, num_processes, 8) for process in range(num_processes)]
+    parts = [batch.rows(lanes_here) for lanes_here in ranges]
+    assert np.array_equal(np.concatenate([part.inputs for part in parts]), batch.inputs)
+    assert np.array_equal(np.concatenate([part.targets for part in parts]), batch.targets)
+    assert sum(part.num_answers for part in parts) == batch.num_answers
+
+
+def test_lanes_differ():
+    lanes = Lanes(source=training_source(RandomWalk(), seed=1), num_lanes=64, segment_length=60)
+    batch, _ = lanes.batch(lanes.first_position())
+    assert len({tuple(row) for row in batch.inputs.tolist()}) == 64
+    assert not batch.is_padding.any()
+
+
+@given(LENGTHS, SIZES, SIZES)
+def test_evaluation_gives_every_token_once_and_in_order(lengths, num_lanes, segment_length):
+    episodes = numbered(lengths)
+    batches = list(evaluation_batches(episodes, num_lanes=num_lanes, segment_length=segment_length))
+    for batch in batches:
+        assert batch.inputs.shape == batch.targets.shape == (num_lanes, segment_length)
+        assert np.all(batch.targets[batch.is_padding] == IGNORED)
+        assert np.all(batch.inputs[batch.is_padding] == 0)
+        assert np.all(batch.targets[~batch.is_padding] == batch.inputs[~batch.is_padding] + 1_000)
+    assert sum(batch.num_answers for batch in batches) == sum(lengths)
+    assert not batches[-1].is_padding.all()
+    for lane in range(num_lanes):
+        inputs = np.concatenate([batch.inputs[lane] for batch in batches])
+        is_padding = np.concatenate([batch.is_padding[lane] for batch in batches])
+        mine = [inputs.tolist() for inputs, _ in list(episodes)[lane::num_lanes]]
+        assert inputs[~is_padding].tolist() == [token for one in mine for token in one]
+        assert np.all(np.diff(is_padding.astype(int)) >= 0), "padding is a tail"
+
+
+def test_batches_are_what_torch_indexes_with():
+    lanes = Lanes(source=training_source(RandomWalk(), seed=1), num_lanes=2, segment_length=3)
+    batch, _ = lanes.batch(lanes.first_position())
+    assert batch.inputs.dtype == batch.targets.dtype == np.int64
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda lanes: lanes(num_lanes=0), "num_lanes must be a whole number of at least 1, got 0"),
+        (lambda lanes: lanes(segment_length=1.5), r"segment_length must be .* got 1\.5: use for"),
+        (
+            lambda lanes: lanes(num_lanes=3).batch(lanes(num_lanes=2).first_position()),
+            "a position must have 3 lanes, as its Lanes have, got 2: resume with the num_lanes",
+        ),
+        (
+            lambda _: lanes_of_process(0, 3, 8),
+            "num_lanes must be a multiple of the 3 processes, got 8: use for example num_lanes=9",
+        ),
+        (lambda _: lanes_of_process(2, 2, 8), "process must be a whole number from 0 to 1, got 2"),
+        (
+            lambda _: next(evaluation_batches(numbered([1]), num_lanes=0, segment_length=1)),
+            "num_lanes must be a whole number of at least 1, got 0",
+        ),
+    ],
+)
+def test_lanes_that_cannot_be_are_refused(wrong, message):
+    def lanes(num_lanes=1, segment_length=1):
+        source = Epochs(numbered([2, 3]), seed=0)
+        return Lanes(source=source, num_lanes=num_lanes, segment_length=segment_length)
+
+    with pytest.raises(ValueError, match=message) as caught:
+        wrong(lanes)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,84 @@
+"""Permutations: the generator against points that are followed one by one."""
+
+import math
+
+import numpy as np
+import pytest
+from oracles import product_answers
+
+from staircase_attention.tasks import IGNORED, Permutations
+
+
+def check_against_the_oracle(task, num_episodes, seed=0):
+    inputs_named, outputs_named = np.array(task.input_symbols), np.array(task.output_symbols)
+    for inputs, targets in task.generate(np.random.default_rng(seed), num_episodes):
+        expected = product_answers(inputs_named[inputs].tolist())
+        assert targets[0] == IGNORED
+        assert expected[0] is None
+        assert expected[1:] == outputs_named[targets[1:]].tolist()
+
+
+def test_ten_thousand_words_of_s5_agree_with_the_oracle():
+    check_against_the_oracle(Permutations(), 10_000)
+
+
+@pytest.mark.parametrize("inputs", ["elements", "generators"])
+@pytest.mark.parametrize("group", ["S2", "S3", "S4", "S6", "A3", "A4", "A5", "A6"])
+def test_every_group_agrees_with_the_oracle(group, inputs):
+    check_against_the_oracle(Permutations(group=group, inputs=inputs, length=20), 100)
+
+
+@pytest.mark.parametrize("num_points", [2, 3, 4, 5, 6])
+def test_groups_have_the_right_order(num_points):
+    whole = Permutations(group=f"S{num_points}")
+    assert whole.num_outputs == math.factorial(num_points) == len(set(whole.output_symbols))
+    assert whole.num_inputs == whole.num_outputs + 1
+    if num_points > 2:
+        even = Permutations(group=f"A{num_points}")
+        assert even.num_outputs == math.factorial(num_points) // 2
+        assert set(even.output_symbols) < set(whole.output_symbols)
+
+
+@pytest.mark.parametrize("group", ["S2", "S3", "S5", "A3", "A4", "A5"])
+def test_generators_reach_the_whole_group(group):
+    task = Permutations(group=group, inputs="generators", length=200)
+    episodes = task.generate(np.random.default_rng(0), 200)
+    asked = episodes.targets[episodes.targets != IGNORED]
+    assert set(asked.tolist()) == set(range(task.num_outputs))
+    assert task.num_inputs < 8
+
+
+def test_s2_is_parity():
+    task = Permutations(group="S2", length=24)
+    episodes = task.generate(np.random.default_rng(0), 100)
+    bits = episodes.inputs.reshape(100, 25)[:, 1:] - 1
+    assert np.array_equal(episodes.targets.reshape(100, 25)[:, 1:], np.cumsum(bits, axis=1) % 2)
+
+
+def test_elements_and_products_are_uniform():
+    episodes = Permutations().generate(np.random.default_rng(0), 10_000)
+    for symbols in (episodes.inputs - 1, episodes.targets):
+        counts = np.bincount(symbols[symbols >= 0], minlength=120)
+        # Five standard deviations of a share of 1/120 in 640,000 draws.
+        assert np.all(np.abs(counts / counts.sum() - 1 / 120) < 5 * math.sqrt(1 / 120 / 640_000))
+
+
+def test_another_length_leaves_the_group_alone():
+    assert Permutations(group="A5").with_length(500) == Permutations(group="A5", length=500)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"group": "S7"}, "group must be S2 to S6 or A3 to A6, got 'S7': use for example group="),
+        ({"group": "A2"}, "group must be .* got 'A2'"),
+        ({"group": "D4"}, "group must be .* got 'D4'"),
+        ({"group": 5}, "group must be .* got 5"),
+        ({"length": 0}, "length must be a whole number of at least 1, got 0: use"),
+        ({"inputs": "generator"}, "inputs must be one of .*: did you mean 'generators'?"),
+    ],
+)
+def test_options_that_make_no_word_problem_are_refused(options, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        Permutations(**options)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,83 @@
+"""Random Walk: the generator against an agent that walks."""
+
+import numpy as np
+import pytest
+from oracles import walk_answers
+
+from staircase_attention.tasks import IGNORED, RandomWalk
+
+
+def check_against_the_oracle(task, num_episodes, seed=0):
+    names = np.array(task.input_symbols), np.array(task.output_symbols)
+    grid = {name: getattr(task, name) for name in ("height", "width", "walls", "start", "heading")}
+    for inputs, targets in task.generate(np.random.default_rng(seed), num_episodes):
+        expected = walk_answers(names[0][inputs].tolist(), **grid)
+        assert expected[0] is None
+        assert targets[0] == IGNORED
+        assert expected[1:] == names[1][targets[1:]].tolist()
+
+
+def test_ten_thousand_walks_agree_with_the_oracle():
+    check_against_the_oracle(RandomWalk(), 10_000)
+
+
+@pytest.mark.parametrize("walls", ["block", "wrap"])
+@pytest.mark.parametrize("start", ["corner", "centre"])
+@pytest.mark.parametrize("heading", ["north", "east", "south", "west"])
+def test_every_option_agrees_with_the_oracle(walls, start, heading):
+    task = RandomWalk(length=60, height=3, width=4, walls=walls, start=start, heading=heading)
+    check_against_the_oracle(task, 100)
+
+
+@pytest.mark.parametrize(("height", "width"), [(1, 2), (5, 1), (2, 9), (16, 16)])
+def test_every_grid_agrees_with_the_oracle(height, width):
+    check_against_the_oracle(RandomWalk(length=50, height=height, width=width), 50)
+
+
+def test_an_episode_is_a_start_symbol_and_length_actions():
+    episodes = RandomWalk(length=30).generate(np.random.default_rng(0), 7)
+    assert episodes.lengths.tolist() == [31] * 7
+    assert episodes.num_answers == 30 * 7
+    grid = episodes.inputs.reshape(7, 31)
+    assert np.all(grid[:, 0] == 0)
+    assert np.all(grid[:, 1:] > 0)
+
+
+def test_actions_are_uniform():
+    episodes = RandomWalk().generate(np.random.default_rng(0), 1_000)
+    counts = np.bincount(episodes.inputs)[1:]
+    # Four standard deviations of a share of 1/3 in 400,000 draws.
+    assert np.all(np.abs(counts / counts.sum() - 1 / 3) < 0.003)
+
+
+def test_the_walk_spreads_over_the_whole_grid():
+    episodes = RandomWalk().generate(np.random.default_rng(0), 2_000)
+    last = episodes.targets[episodes.starts + 400]
+    assert np.bincount(last, minlength=64).min() > 10
+
+
+def test_another_length_leaves_the_rule_alone():
+    task = RandomWalk(height=4, width=5, walls="wrap")
+    longer = task.with_length(1_000)
+    assert longer == RandomWalk(height=4, width=5, walls="wrap", length=1_000)
+    check_against_the_oracle(longer, 10)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"length": 0}, "length must be a whole number of at least 1, got 0: use for example"),
+        ({"length": True}, "length must be .* got True"),
+        ({"height": 2.0}, r"height must be a whole number from 1 to 256, got 2\.0"),
+        ({"height": 1, "width": 1}, "a grid must have two cells or more, got 1 x 1: use"),
+        ({"walls": "blok"}, "walls must be one of block, wrap, got 'blok': did you mean 'block'?"),
+        ({"start": "random"}, "start must be one of corner, centre, got 'random': use for"),
+        ({"heading": 3}, "heading must be one of .* got 3"),
+        ({"num_train": 0}, "num_train must be a whole number of at least 1, got 0"),
+        ({"num_test": -1}, "num_test must be"),
+    ],
+)
+def test_options_that_make_no_walk_are_refused(options, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        RandomWalk(**options)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,219 @@
+"""Splits: fixed by the seed, exact in size, sharing nothing."""
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from staircase_attention.tasks import (
+    Algorithm,
+    Endless,
+    Episodes,
+    Epochs,
+    Permutations,
+    RandomWalk,
+    Task,
+    split,
+    training_source,
+)
+from staircase_attention.tasks.splits import BLOCK_SIZE, fingerprints
+
+TASKS = [
+    RandomWalk(length=20, num_train=300, num_valid=50, num_test=40),
+    Algorithm(num_statements=10, num_train=300, num_valid=50, num_test=40),
+    Permutations(length=10, num_train=300, num_valid=50, num_test=40),
+]
+# 256 sequences in all, so that splits drawn without care would overlap.
+CROWDED = Permutations(group="S2", length=8, num_train=600, num_valid=70, num_test=80)
+
+GOLDEN_SUMS = [962009, 234124, 414016, 990778, 930303, 505869, 919163, 466511, 476474]
+
+
+def sequences(episodes):
+    return [tuple(inputs.tolist()) for inputs, _ in episodes]
+
+
+def found(source, numbers):
+    """The sequences of these numbers in a source."""
+    store, indices = source.find(np.asarray(numbers))
+    return sequences(store.take(indices))
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+def test_splits_have_their_sizes(task):
+    sizes = [len(split(task, name, seed=3)) for name in ("train", "valid", "test")]
+    assert sizes == [300, 50, 40]
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+@pytest.mark.parametrize("name", ["train", "valid", "test"])
+def test_a_seed_fixes_every_split(task, name):
+    once, again = split(task, name, seed=3), split(task, name, seed=3)
+    assert np.array_equal(once.inputs, again.inputs)
+    assert np.array_equal(once.targets, again.targets)
+    assert np.array_equal(once.starts, again.starts)
+    other = split(task, name, seed=4)
+    assert not set(sequences(once)) & set(sequences(other))
+
+
+def test_splits_are_the_same_on_every_machine():
+    """Fails if numpy, or a change here, gives a seed another meaning: then say so in the docs."""
+    sums = [
+        int(fingerprints(split(task, name, seed=0)).sum() % 1_000_003)
+        for task in TASKS
+        for name in ("train", "valid", "test")
+    ]
+    assert sums == GOLDEN_SUMS
+
+
+@pytest.mark.parametrize("task", [*TASKS, CROWDED], ids=lambda task: task.name)
+def test_no_episode_is_in_two_splits(task):
+    train, valid, test = (
+        sequences(split(task, name, seed=1)) for name in ("train", "valid", "test")
+    )
+    assert not set(train) & set(valid)
+    assert not set(train) & set(test)
+    assert not set(valid) & set(test)
+    assert len(set(valid)) == len(valid) == task.split_sizes.valid
+    assert len(set(test)) == len(test) == task.split_sizes.test
+    assert len(train) == task.split_sizes.train
+
+
+def test_every_sequence_left_over_is_trained_on():
+    train = sequences(split(CROWDED, "train", seed=1))
+    assert len(set(train)) > 100
+
+
+def test_endless_data_keeps_clear_of_valid_and_test():
+    held_out = {*sequences(split(CROWDED, "valid", 1)), *sequences(split(CROWDED, "test", 1))}
+    fresh = found(Endless(CROWDED, seed=1), range(3_000))
+    assert not set(fresh) & held_out
+    assert len(set(fresh)) == 256 - 70 - 80
+
+
+def test_endless_data_does_not_repeat_itself():
+    fresh = found(Endless(Permutations(), seed=0), range(5 * BLOCK_SIZE))
+    assert len(set(fresh)) == 5 * BLOCK_SIZE
+
+
+def test_endless_data_is_the_same_in_whatever_order_it_is_read():
+    task = Algorithm(num_statements=5, num_train=None)
+    numbers = np.random.default_rng(0).integers(6 * BLOCK_SIZE, size=40)
+    expected = found(Endless(task, seed=2), range(6 * BLOCK_SIZE))
+    walking = Endless(task, seed=2)
+    for number in numbers:
+        assert found(walking, [number]) == [expected[number]]
+    assert found(walking, numbers) == [expected[number] for number in numbers]
+
+
+def test_a_finite_train_split_is_the_beginning_of_the_endless_one():
+    finite = Algorithm(num_statements=5, num_train=400)
+    endless = Algorithm(num_statements=5, num_train=None)
+    assert sequences(split(finite, "train", 7)) == found(Endless(endless, 7), range(400))
+
+
+def test_every_epoch_is_another_order_of_the_same_episodes():
+    task = TASKS[2]
+    train = sequences(split(task, "train", seed=5))
+    source = training_source(task, seed=5)
+    assert isinstance(source, Epochs)
+    epochs = [found(source, range(300 * epoch, 300 * (epoch + 1))) for epoch in range(4)]
+    for number, epoch in enumerate(epochs):
+        assert sorted(epoch) == sorted(train)
+        assert all(epoch != other for other in epochs[:number])
+    assert found(source, [299, 300, 7]) == [epochs[0][299], epochs[1][0], epochs[0][7]]
+
+
+def test_a_task_without_a_train_size_trains_on_endless_data():
+    assert isinstance(training_source(Permutations(), seed=0), Endless)
+
+
+def test_splits_work_at_other_lengths():
+    longer = split(RandomWalk().with_length(2_000), "test", seed=0)
+    assert len(longer) == 1_000
+    assert np.all(longer.lengths == 2_001)
+
+
+def test_fingerprints_tell_episodes_apart_by_inputs_alone():
+    episodes = Permutations(group="S2", length=12).generate(np.random.default_rng(0), 3_000)
+    prints = fingerprints(episodes)
+    assert len(set(prints.tolist())) == len(set(sequences(episodes)))
+    zeros = [np.zeros((1, length), dtype=int) for length in (1, 2, 3)]
+    prefixes = Episodes.concatenate([Episodes.from_grid(row, row) for row in zeros])
+    assert len(set(fingerprints(prefixes).tolist())) == 3
+
+
+def test_too_small_a_task_is_refused_instead_of_tried_for_ever():
+    task = Permutations(group="S2", length=4)
+    message = (
+        "splits must have enough different episodes to share none, "
+        "got 16 of 1000 in 100 draws of permutations: use longer episodes, or lower"
+    )
+    with pytest.raises(ValueError, match=message) as caught:
+        split(task, "valid", seed=0)
+    assert "\n" not in str(caught.value)
+    exhausted = Permutations(group="S2", length=4, num_valid=8, num_test=8)
+    assert len(split(exhausted, "test", seed=0)) == 8
+    with pytest.raises(ValueError, match="got 0 of 1024 in 100 draws"):
+        Endless(exhausted, seed=0).find(np.array([0]))
+
+
+@pytest.mark.parametrize(
+    ("name", "seed", "message"),
+    [
+        ("train", 0, r"a train split must have a size, got permutations with endless .*: use End"),
+        ("tset", 0, "split must be one of train, valid, test, got 'tset': did you mean 'test'?"),
+        ("valid", -1, "seed must be a whole number of at least 0, got -1: use for example seed=1"),
+        ("valid", "1", "seed must be .* got '1'"),
+    ],
+)
+def test_splits_that_do_not_exist_are_refused(name, seed, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        split(Permutations(), name, seed)
+    assert "\n" not in str(caught.value)
+
+
+@dataclass(frozen=True)
+class Wrong(Task):
+    """A user's task that breaks its word."""
+
+    num_given: int = 0
+    symbol: int = 0
+    answer: int = 0
+    input_symbols = ("a", "b")
+    output_symbols = ("c",)
+
+    def generate(self, generator, num_episodes):
+        shape = (num_episodes + self.num_given, 3)
+        return Episodes.from_grid(np.full(shape, self.symbol), np.full(shape, self.answer))
+
+    def with_length(self, length):
+        return self
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        (Wrong(num_given=1), "generate of wrong must give the 1000 episodes asked for, got 1001"),
+        (Wrong(symbol=2), "every input of wrong must be from 0 to 1, got 2 to 2: name .*input_sym"),
+        (Wrong(answer=1), "every output of wrong must be from -1 to 0, got 1 to 1: .*output_symb"),
+        (Wrong(answer=-2), "every output of wrong must be from -1 to 0, got -2 to -2"),
+    ],
+)
+def test_a_task_that_breaks_its_word_is_refused(task, message):
+    with pytest.raises(ValueError, match=message):
+        split(task, "valid", seed=0)
+
+
+@pytest.mark.parametrize(
+    "task", [RandomWalk(), Algorithm(), Algorithm(num_variables=5), Permutations()]
+)
+def test_generators_give_a_million_tokens_a_second(task):
+    """In processor time, so that a busy machine does not matter; the best of a few."""
+    speeds = []
+    for seed in range(5):
+        start = time.process_time()
+        episodes = task.generate(np.random.default_rng(seed), 500)
+        speeds.append(episodes.num_tokens / max(time.process_time() - start, 1e-9))
+    assert max(speeds) > 1_000_000
