@@ -1,8 +1,20 @@
 """Embeds tokens, executes a timetable, projects; what a stream remembers; what it costs."""
 
 from staircase_attention.models.cost import Cost, measure_cost
+from staircase_attention.models.lstm import LSTMSequenceModel, LSTMState
 from staircase_attention.models.sequence_model import SequenceModel
 from staircase_attention.models.state import State
-from staircase_attention.models.state_file import load_state, save_state
+from staircase_attention.models.state_file import load_state, put_together, save_state, take_apart
 
-__all__ = ["Cost", "SequenceModel", "State", "load_state", "measure_cost", "save_state"]
+__all__ = [
+    "Cost",
+    "LSTMSequenceModel",
+    "LSTMState",
+    "SequenceModel",
+    "State",
+    "load_state",
+    "measure_cost",
+    "put_together",
+    "save_state",
+    "take_apart",
+]

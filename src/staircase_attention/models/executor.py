@@ -1,10 +1,12 @@
 """Runs any timetable: the same code for every model, in window order and in chunk order."""
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from staircase_attention.attention import View
 from staircase_attention.layers import Core, KeysValues, Trip, join
@@ -26,8 +28,11 @@ class Executor:
         schedule: Schedule,
         stream: Stream,
         embedded: Float[Tensor, "rows time width"],
+        *,
+        recompute: bool = False,
     ) -> None:
         self.core = core
+        self.recompute = recompute
         self.schedule = schedule
         self.starts = stream.starts
         self.banks = dict(stream.banks)
@@ -60,14 +65,24 @@ class Executor:
         parts = [self._hidden(cell) for cell in step.cells]
         queries = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         past = [self._past(step, layer) for layer in step.layers]
-        trip: Trip = self.core(
-            queries, layers=step.layers, past=past, view=self._view(step, past[0])
-        )
+        trip = self._through_core(queries, step, past)
         self._bank(step, trip)
         sizes = [len(cell.tokens) for cell in step.cells]
         for cell, hidden in zip(step.cells, torch.split(trip.hidden, sizes, dim=1), strict=True):
             self.under_way[cell.tokens] = hidden
         self._freeze(step, trip)
+
+    def _through_core(
+        self,
+        queries: Float[Tensor, "rows queries width"],
+        step: Step,
+        past: Sequence[Sequence[KeysValues]],
+    ) -> Trip:
+        run = partial(self.core, layers=step.layers, past=past, view=self._view(step, past[0]))
+        trip: Trip = (
+            checkpoint(run, queries, use_reentrant=False) if self.recompute else run(queries)
+        )
+        return trip
 
     def _hidden(self, cell: Cell) -> Float[Tensor, "rows part width"]:
         """The tokens of a cell as they are before this step."""

@@ -53,6 +53,27 @@ class Stream:
         starts = tuple(self.starts[place] for place in places)
         return replace(chosen, rows=tuple(rows), starts=starts)
 
+    def is_in_step_with(self, other: "Stream") -> bool:
+        """Whether both hold the same things of the same positions, so that they can be one."""
+        mine, theirs = (
+            {key: held.num_tokens for key, held in stream.banks.items()} for stream in (self, other)
+        )
+        return self.position == other.position and self.cached == other.cached and mine == theirs
+
+    def beside(self, other: "Stream") -> "Stream":
+        """The rows of both, as one stream."""
+
+        def both(one: KeysValues, two: KeysValues) -> KeysValues:
+            return KeysValues(torch.cat([one.keys, two.keys]), torch.cat([one.values, two.values]))
+
+        return replace(
+            self,
+            rows=self.rows + other.rows,
+            starts=self.starts + other.starts,
+            banks={key: both(held, other.banks[key]) for key, held in self.banks.items()},
+            cache=tuple(both(*pair) for pair in zip(self.cache, other.cache, strict=True)),
+        )
+
     def restart(self, anew: Bool[Tensor, " rows"]) -> "Stream":
         """Let some of these rows begin anew, which fits only where a chunk begins."""
         flags: list[bool] = anew.tolist()
@@ -138,6 +159,22 @@ class State:
             if picked:
                 streams.append(stream.select(*zip(*picked, strict=True)))
         return replace(self, streams=tuple(streams))
+
+    @classmethod
+    def join(cls, states: Sequence["State"]) -> "State":
+        """The state of a batch made of these batches' rows, one after another."""
+        streams: list[Stream] = []
+        num_rows = 0
+        for state in states:
+            for stream in state.streams:
+                moved = replace(stream, rows=tuple(row + num_rows for row in stream.rows))
+                twin = next((one for one in streams if one.is_in_step_with(moved)), None)
+                if twin is None:
+                    streams.append(moved)
+                else:
+                    streams[streams.index(twin)] = twin.beside(moved)
+            num_rows += state.batch_size
+        return replace(states[0], streams=tuple(streams))
 
     def reset(self, rows: Bool[Tensor, " batch"] | Sequence[bool]) -> "State":
         """Let the rows that are True begin anew, as if nothing had come before."""

@@ -3,15 +3,16 @@
 import json
 import os
 import tempfile
-from dataclasses import asdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from staircase_attention.layers import KeysValues
+from staircase_attention.models.lstm import LSTMState
 from staircase_attention.models.state import State, Stream
 
 HEADER = "staircase_attention.state"
@@ -19,29 +20,21 @@ HEADER = "staircase_attention.state"
 VERSION = 1
 """Counted up when the layout changes."""
 
+Parts = tuple[dict[str, Any], dict[str, Tensor]]
+"""A state taken apart: plain data, and tensors by name."""
 
-def save_state(state: State, path: str | os.PathLike[str]) -> None:
+
+def save_state(state: State | LSTMState, path: str | os.PathLike[str]) -> None:
     """Write a state to a file, whole or not at all."""
-    tensors: dict[str, Tensor] = {}
-    for number, stream in enumerate(state.streams):
-        for (bank, layer), held in stream.banks.items():
-            _put(tensors, f"{number}.bank.{bank}.{layer}", held)
-        for place, held in enumerate(stream.cache):
-            _put(tensors, f"{number}.cache.{place}", held)
-    header = {
-        "version": VERSION,
-        "model": dict(state.model),
-        "chunk_length": state.chunk_length,
-        "streams": [_plain(stream) for stream in state.streams],
-    }
+    header, tensors = take_apart(state)
     target = Path(path)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
         scratch = Path(folder) / target.name
-        save_file(tensors, scratch, metadata={HEADER: json.dumps(header)})
+        scratch.write_bytes(save(tensors, metadata={HEADER: json.dumps(header)}))
         scratch.replace(target)
 
 
-def load_state(path: str | os.PathLike[str]) -> State:
+def load_state(path: str | os.PathLike[str]) -> State | LSTMState:
     """Read a state that `save_state` wrote."""
     try:
         with safe_open(path, framework="pt") as file:
@@ -52,6 +45,34 @@ def load_state(path: str | os.PathLike[str]) -> State:
             f"a state file is a whole safetensors file, got {os.fspath(path)} ({error}); "
             "save the state again"
         ) from error
+    return put_together(header, tensors)
+
+
+def take_apart(state: State | LSTMState) -> Parts:
+    """A state as plain data and tensors."""
+    if isinstance(state, LSTMState):
+        tensors = {"hidden": _own(state.hidden), "cell": _own(state.cell)}
+        return {"version": VERSION, "kind": "lstm"}, tensors
+    tensors = {}
+    for number, stream in enumerate(state.streams):
+        for (bank, layer), held in stream.banks.items():
+            _put(tensors, f"{number}.bank.{bank}.{layer}", held)
+        for place, held in enumerate(stream.cache):
+            _put(tensors, f"{number}.cache.{place}", held)
+    header = {
+        "version": VERSION,
+        "kind": "family",
+        "model": dict(state.model),
+        "chunk_length": state.chunk_length,
+        "streams": [_plain(stream) for stream in state.streams],
+    }
+    return header, tensors
+
+
+def put_together(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> State | LSTMState:
+    """The inverse of `take_apart`."""
+    if header["kind"] == "lstm":
+        return LSTMState(hidden=tensors["hidden"], cell=tensors["cell"])
     streams = (_stream(plain, number, tensors) for number, plain in enumerate(header["streams"]))
     return State(model=header["model"], chunk_length=header["chunk_length"], streams=tuple(streams))
 
@@ -67,24 +88,27 @@ def _header(text: str | None, path: str | os.PathLike[str]) -> dict[str, Any]:
     return header
 
 
+def _own(tensor: Tensor) -> Tensor:
+    return tensor.detach().contiguous()
+
+
 def _put(tensors: dict[str, Tensor], name: str, held: KeysValues) -> None:
-    tensors[f"{name}.keys"] = held.keys.detach().contiguous()
-    tensors[f"{name}.values"] = held.values.detach().contiguous()
+    tensors[f"{name}.keys"] = _own(held.keys)
+    tensors[f"{name}.values"] = _own(held.values)
 
 
 def _plain(stream: Stream) -> dict[str, Any]:
-    facts = asdict(Stream(rows=stream.rows, position=stream.position, starts=stream.starts))
     return {
-        "rows": facts["rows"],
-        "position": facts["position"],
-        "starts": facts["starts"],
+        "rows": stream.rows,
+        "position": stream.position,
+        "starts": stream.starts,
         "banks": [list(key) for key in stream.banks],
         "num_caches": len(stream.cache),
         "cached": [stream.cached.start, stream.cached.stop],
     }
 
 
-def _stream(plain: dict[str, Any], number: int, tensors: dict[str, Tensor]) -> Stream:
+def _stream(plain: Mapping[str, Any], number: int, tensors: Mapping[str, Tensor]) -> Stream:
     def held(name: str) -> KeysValues:
         prefix = f"{number}.{name}"
         return KeysValues(tensors[f"{prefix}.keys"], tensors[f"{prefix}.values"])

@@ -1,0 +1,92 @@
+"""The classical recurrent baseline, behind the same interface as the family: PyTorch's LSTM."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional
+
+from staircase_attention.models.checks import check_sizes, check_tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class LSTMState:
+    """Where the streams of a batch stand: two vectors a layer."""
+
+    hidden: Float[Tensor, "layers batch width"]
+    cell: Float[Tensor, "layers batch width"]
+
+    @property
+    def batch_size(self) -> int:
+        """Rows in the batch."""
+        return self.hidden.shape[1]
+
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> "LSTMState":
+        """The same state on another device, or in other numbers."""
+        return self.map(lambda tensor: tensor.to(device=device, dtype=dtype))
+
+    def detach(self) -> "LSTMState":
+        """The same state, through which no gradient flows."""
+        return self.map(torch.Tensor.detach)
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "LSTMState":
+        """The same change made to both."""
+        return LSTMState(hidden=change(self.hidden), cell=change(self.cell))
+
+    def select(self, rows: Sequence[int]) -> "LSTMState":
+        """The state of a batch made of these rows, in this order."""
+        index = torch.tensor(list(rows), device=self.hidden.device)
+        return self.map(lambda tensor: tensor.index_select(1, index))
+
+    @classmethod
+    def join(cls, states: Sequence["LSTMState"]) -> "LSTMState":
+        """The state of a batch made of these batches' rows, one after another."""
+        return cls(
+            hidden=torch.cat([state.hidden for state in states], dim=1),
+            cell=torch.cat([state.cell for state in states], dim=1),
+        )
+
+
+class LSTMSequenceModel(nn.Module):
+    """Embedding, LSTM layers, projection; on a GPU the LSTM is cuDNN's."""
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        output_size: int,
+        width: int,
+        num_layers: int,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        check_sizes(
+            vocab_size=vocab_size, output_size=output_size, width=width, num_layers=num_layers
+        )
+        self.vocab_size = vocab_size
+        self.output_size = output_size
+        self.dropout = dropout
+        self.embedding = nn.Embedding(vocab_size, width)
+        # PyTorch warns of dropout between layers where there is only one.
+        between = dropout if num_layers > 1 else 0.0
+        self.lstm = nn.LSTM(width, width, num_layers, batch_first=True, dropout=between)
+        self.output = nn.Linear(width, output_size)
+
+    def forward(
+        self, tokens: Int[Tensor, "batch time"], state: LSTMState | None = None
+    ) -> tuple[Float[Tensor, "batch time output"], LSTMState]:
+        """Logits for every token, and the state from which the stream goes on."""
+        check_tokens(tokens, self.vocab_size)
+        before = None if state is None else (state.hidden, state.cell)
+        hidden, (last_hidden, last_cell) = self.lstm(self.embedding(tokens), before)
+        logits = self.output(functional.dropout(hidden, self.dropout, self.training))
+        return logits, LSTMState(hidden=last_hidden, cell=last_cell)
+
+    @property
+    def num_parameters(self) -> int:
+        """Learned numbers."""
+        return sum(parameter.numel() for parameter in self.parameters())
