@@ -1,0 +1,211 @@
+"""A picture in a terminal. Numbers and glyphs carry the meaning; colour only helps."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.text import Text
+
+from staircase_attention.drawing.palette import hexadecimal, ink_on, pass_colour
+from staircase_attention.drawing.picture import Box, Kind, Picture, Row
+from staircase_attention.drawing.words import LEAVES, OUTLINE, meaning, name, names
+
+WIDEST_PITCH = 6
+"""Characters from one column to the next, where there is room."""
+FILLS: dict[Kind, str] = {"query": " ", "cached": "░", "kept": "·"}
+"""What a box is filled with, around its number."""
+ARROW = "↑"
+"""Marks a box that leaves with its output."""
+JOINTS = {
+    (0, 0, 0, 0): " ",
+    (0, 0, 1, 1): "─",
+    (0, 1, 0, 1): "╭",
+    (0, 1, 1, 0): "╮",
+    (1, 0, 0, 1): "╰",
+    (1, 0, 1, 0): "╯",
+    (1, 1, 0, 1): "├",
+    (1, 1, 1, 0): "┤",
+    (0, 1, 1, 1): "┬",
+    (1, 0, 1, 1): "┴",
+    (1, 1, 1, 1): "┼",
+}
+"""Which character joins lines that go up, down, left and right from it; each such line ends in a
+corner or runs on, so no other joints occur."""
+
+
+def render_terminal(picture: Picture) -> RenderableType:
+    """The picture as something that a rich console can print, as wide as the console allows."""
+    return TerminalPicture(picture)
+
+
+@dataclass(frozen=True, slots=True)
+class TerminalPicture:
+    """A picture that lays itself out when it is printed."""
+
+    picture: Picture
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Lay the picture out for this console."""
+        grid = Grid.fit(self.picture, options.max_width)
+        words = list(_words(self.picture, options.max_width))
+        num_lines = 2 * len(self.picture.rows) + len(words) + 4
+        is_tall = console.is_terminal and num_lines > options.max_height
+        yield Text(self.picture.title, style="bold")
+        yield from grid.lines(has_borders=not is_tall)
+        yield from words
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Grid:
+    """Rows and columns of a picture, laid out in characters."""
+
+    picture: Picture
+    margin: int
+    """Characters to the left of the first column."""
+    pitch: int
+    """Characters from one column to the next."""
+
+    @classmethod
+    def fit(cls, picture: Picture, width: int) -> "Grid":
+        """Give columns as much room as there is, up to what looks well."""
+        margin = max(len(row.label) for row in picture.rows) + 1
+        outputs = max(len(_outputs(row)) for row in picture.rows)
+        pitch = min(WIDEST_PITCH, (width - margin - outputs - 1) // len(picture.columns))
+        narrowest = len(str(picture.num_passes)) + len(ARROW) + 1
+        if pitch < narrowest:
+            needed = margin + outputs + 1 + narrowest * len(picture.columns)
+            raise ValueError(
+                f"this picture needs a terminal at least {needed} characters wide, got {width}; "
+                "widen it, draw fewer tokens, or save the picture as SVG"
+            )
+        return cls(picture=picture, margin=margin, pitch=pitch)
+
+    def lines(self, *, has_borders: bool) -> Iterator[Text]:
+        """The picture from top to bottom, rows in outlines that share their borders."""
+        above = None
+        for row in reversed(self.picture.rows):
+            if has_borders or above is None:
+                yield self._border(above, row.outline)
+            yield self._row(row)
+            above = row.outline
+        yield self._border(above, None)
+        yield self._inputs()
+        if self.picture.sight is not None:
+            yield self._sight(self.picture.sight)
+
+    def _border(self, above: range | None, below: range | None) -> Text:
+        places = range(len(self.picture.columns) * self.pitch + 1)
+        joints = "".join(self._joint(place, above, below) for place in places)
+        return self._line("", Text(joints, style="dim"))
+
+    def _joint(self, place: int, above: range | None, below: range | None) -> str:
+        """The character of the border between two outlines at some place."""
+        arms = [False] * 4
+        for direction, outline in enumerate((above, below)):
+            if outline is not None:
+                start, stop = outline.start * self.pitch, outline.stop * self.pitch
+                arms[direction] = place in (start, stop)
+                arms[2] |= start < place <= stop
+                arms[3] |= start <= place < stop
+        return JOINTS[arms[0], arms[1], arms[2], arms[3]]
+
+    def _row(self, row: Row) -> Text:
+        edges = (row.outline.start, row.outline.stop)
+        line = Text(" " * (edges[0] * self.pitch))
+        for box in row.boxes:
+            line.append("│" if box.columns.start == edges[0] else " ", style="dim")
+            line.append_text(self._box(box))
+        line.append("│", style="dim")
+        line.pad_right(len(self.picture.columns) * self.pitch + 1 - len(line))
+        return self._line(row.label, line, _outputs(row))
+
+    def _box(self, box: Box) -> Text:
+        width = len(box.columns) * self.pitch - 1
+        return tile(box, width=width, num_passes=self.picture.num_passes)
+
+    def _inputs(self) -> Text:
+        """The names of the columns, or of as many as there is room for."""
+        num_columns = len(self.picture.columns)
+        longest = len(name("x", num_columns))
+        every = -(-(longest + 1) // self.pitch)
+        width = every * self.pitch
+        labels = [name("x", column + 1) for column in range(0, num_columns, every)]
+        line = "".join(centred(label, self.pitch - 1).ljust(width) for label in labels)
+        return self._line("", Text(f" {line}".rstrip()))
+
+    def _sight(self, sight: range) -> Text:
+        """A bracket under the columns that the last token sees."""
+        width = len(sight) * self.pitch - 1
+        words = f" seen by {name('x', sight.stop)} "
+        inner = words if len(words) <= width - 2 else ""
+        bracket = " " * (sight.start * self.pitch + 1) + f"╰{inner:─^{width - 2}}╯"
+        return self._line("", Text(bracket, style="dim"))
+
+    def _line(self, label: str, body: Text, outputs: str = "") -> Text:
+        text = Text(no_wrap=True, overflow="crop")
+        text.append(f"{label:<{self.margin}}", style="dim")
+        text.append_text(body)
+        text.append(outputs)
+        text.rstrip()
+        return text
+
+
+def tile(box: Box, *, width: int, num_passes: int) -> Text:
+    """A box in a line: its number amid what says its kind, and an arrow if it leaves."""
+    number = str(box.pass_number)
+    text = Text(centred(number, width, fill=FILLS[box.kind], room=box.leaves))
+    if box.leaves:
+        place = text.plain.index(number) + len(number)
+        text.plain = f"{text.plain[:place]}{ARROW}{text.plain[place + 1 :]}"
+    if box.kind == "query":
+        colour = pass_colour(box.pass_number, num_passes)
+        text.stylize(f"bold {hexadecimal(ink_on(colour))} on {hexadecimal(colour)}")
+    return text
+
+
+def centred(text: str, width: int, *, fill: str = " ", room: bool = False) -> str:
+    """The text in the middle, a little to the left where it must be, or to leave room for a mark.
+
+    >>> centred("3", 5, fill="░"), centred("3", 2, room=True), centred("10", 3, fill="·")
+    ('░░3░░', '3 ', '10·')
+    """
+    before = (width - len(text)) // 2
+    if room:
+        before = min(before, width - len(text) - 1)
+    return (fill * before + text).ljust(width, fill)
+
+
+def _outputs(row: Row) -> str:
+    """What is written to the right of a row: the outputs that leave it."""
+    leaving = ", ".join(names("y", box.columns) for box in row.leaving)
+    return f" {ARROW} {leaving}" if leaving else ""
+
+
+def _words(picture: Picture, width: int) -> Iterator[Text]:
+    yield Text(picture.caption)
+    yield from _packed(_legend(picture), width)
+    yield from _packed((Text(note, style="dim") for note in picture.notes), width)
+
+
+def _legend(picture: Picture) -> Iterator[Text]:
+    """A sample of each kind of box in the picture, and what it means."""
+    for kind in FILLS:
+        sample = next((box for box in picture.boxes if box.kind == kind), None)
+        if sample is not None:
+            plain = Box(kind=kind, columns=sample.columns, pass_number=sample.pass_number)
+            width = len(str(plain.pass_number)) + 2
+            shown = tile(plain, width=width, num_passes=picture.num_passes)
+            yield Text.assemble(shown, " ", meaning(kind, plain.pass_number))
+    yield Text(f"{ARROW} {LEAVES}")
+    yield Text.assemble(("│ │", "dim"), f" {OUTLINE}")
+
+
+def _packed(items: Iterable[Text], width: int) -> Iterator[Text]:
+    """As many items a line as fit."""
+    line = Text()
+    for item in items:
+        if line and len(line) + 3 + len(item) > width:
+            yield line
+            line = Text()
+        line.append_text(Text("   ") if line else Text()).append_text(item)
+    yield line
