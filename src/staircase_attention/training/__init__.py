@@ -1,5 +1,7 @@
 """From a recipe to trained weights, with nothing lost on the way."""
 
+from staircase_attention.training.display import Display, choose_display
+from staircase_attention.training.loading import LoadedRun, load_run
 from staircase_attention.training.recipe import (
     DivergenceConfig,
     FamilyModel,
@@ -9,13 +11,24 @@ from staircase_attention.training.recipe import (
     TaskChoice,
     TrainingConfig,
 )
+from staircase_attention.training.run import RunResult, default_folder, resume, train
+from staircase_attention.training.signals import StopRequested
 
 __all__ = [
+    "Display",
     "DivergenceConfig",
     "FamilyModel",
     "LSTMModel",
+    "LoadedRun",
     "OptimizerConfig",
     "Recipe",
+    "RunResult",
+    "StopRequested",
     "TaskChoice",
     "TrainingConfig",
+    "choose_display",
+    "default_folder",
+    "load_run",
+    "resume",
+    "train",
 ]

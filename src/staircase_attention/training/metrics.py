@@ -1,0 +1,52 @@
+"""What a run says of itself: one JSON line at a time, and the same for TensorBoard."""
+
+import json
+import os
+from typing import Any
+
+from torch.utils.tensorboard import SummaryWriter
+
+from staircase_attention.training.run_folder import RunFolder
+
+
+class MetricsLog:
+    """The metrics of a run.
+
+    `metrics.jsonl` holds nothing that depends on the clock, so that a run that was killed and
+    resumed ends with the same bytes as one that was not; times go to `timing.jsonl`.
+    """
+
+    def __init__(self, folder: RunFolder, *, num_bytes: int, update: int) -> None:
+        with folder.metrics.open("ab") as file:
+            file.truncate(num_bytes)
+        self._file = folder.metrics.open("ab")
+        self._timing = folder.timing.open("a")
+        self._board = SummaryWriter(str(folder.tensorboard), purge_step=update)
+
+    @property
+    def num_bytes(self) -> int:
+        """Length of the metrics so far: where to cut when resuming from here."""
+        return self._file.tell()
+
+    def write(self, kind: str, update: int, **values: Any) -> None:  # noqa: ANN401
+        """Log some values of one update."""
+        line = json.dumps({"kind": kind, "update": update, **values})
+        self._file.write(f"{line}\n".encode())
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        for name, value in values.items():
+            if isinstance(value, (int, float)):
+                self._board.add_scalar(f"{kind}/{name}", value, update)
+
+    def write_timing(self, update: int, **values: float) -> None:
+        """Log what the clock says."""
+        self._timing.write(json.dumps({"update": update, **values}) + "\n")
+        self._timing.flush()
+        for name, value in values.items():
+            self._board.add_scalar(f"timing/{name}", value, update)
+
+    def close(self) -> None:
+        """Write out what is left."""
+        self._file.close()
+        self._timing.close()
+        self._board.close()

@@ -1,0 +1,58 @@
+"""One process or several: who this one is, and how they agree."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+@dataclass(frozen=True, slots=True)
+class Processes:
+    """The processes that train together."""
+
+    rank: int = 0
+    count: int = 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this one writes files and speaks."""
+        return self.rank == 0
+
+    def wait(self) -> None:
+        """Go on when all have come here."""
+        if self.count > 1:
+            dist.barrier()
+
+    def total(self, numbers: Tensor) -> Tensor:
+        """The sum over all processes."""
+        if self.count > 1:
+            dist.all_reduce(numbers)
+        return numbers
+
+    def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
+        """The model as it is called in training: gradients are averaged over all processes."""
+        if self.count == 1:
+            return model
+        places = [device] if device.type == "cuda" else None
+        return DistributedDataParallel(model, device_ids=places)
+
+
+@contextmanager
+def joined_processes(device: torch.device) -> Iterator[Processes]:
+    """The processes that torchrun started, or this one alone."""
+    count = int(os.environ.get("WORLD_SIZE", "1"))
+    if count == 1:
+        yield Processes()
+        return
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield Processes(rank=dist.get_rank(), count=count)
+    finally:
+        dist.destroy_process_group()

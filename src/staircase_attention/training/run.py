@@ -1,0 +1,124 @@
+"""Begin a run, go on with one, bring it to its result."""
+
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from staircase_attention.training.build import choose_device
+from staircase_attention.training.display import Display, Silent
+from staircase_attention.training.files import FULL_DISK, read_json, write_json
+from staircase_attention.training.processes import joined_processes
+from staircase_attention.training.recipe import Recipe
+from staircase_attention.training.run_folder import RunFolder, device_name
+from staircase_attention.training.signals import wishes_to_stop
+from staircase_attention.training.trainer import DivergedError, Trainer
+
+Done = TypeVar("Done")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunResult:
+    """What came of a run: its scores, and the budget that it really had."""
+
+    recipe: str
+    seed: int
+    status: Literal["finished", "diverged"]
+    num_updates: int
+    num_tokens: int
+    num_parameters: int
+    wall_seconds: float
+    device: str
+    num_rollbacks: int
+    best_update: int | None
+    """The update whose weights were scored: the best on the validation data."""
+    valid: dict[str, Any] | None
+    test: dict[str, Any] | None
+
+
+def train(
+    recipe: Recipe, folder: str | os.PathLike[str], *, progress: Display | None = None
+) -> RunResult:
+    """Begin a run in a new folder and bring it to its end."""
+    place = RunFolder(folder)
+    # The process that torchrun numbers 0 makes the folder; the others meet it at the first save.
+    if int(os.environ.get("RANK", "0")) == 0:
+        place.create(recipe)
+    return _go(recipe, place, progress)
+
+
+def resume(folder: str | os.PathLike[str], *, progress: Display | None = None) -> RunResult:
+    """Go on with a run where it stood; a finished one gives its result at once."""
+    place = RunFolder(folder)
+    recipe = place.recipe()
+    if place.is_finished:
+        return RunResult(**read_json(place.result))
+    return _go(recipe, place, progress)
+
+
+def _go(recipe: Recipe, place: RunFolder, progress: Display | None) -> RunResult:
+    device = choose_device()
+    with joined_processes(device) as processes, wishes_to_stop() as wish:
+        display = (progress or Silent()) if processes.is_first else Silent()
+        trainer = Trainer(
+            recipe, place, device=device, processes=processes, display=display, wish=wish
+        )
+        result = _with_room(lambda: _finish(trainer), place)
+        if processes.is_first:
+            _with_room(lambda: write_json(place.result, asdict(result)), place)
+        return result
+
+
+def _finish(trainer: Trainer) -> RunResult:
+    """Train, then score the best weights."""
+    status: Literal["finished", "diverged"] = "finished"
+    try:
+        trainer.run()
+    except DivergedError as error:
+        status = "diverged"
+        trainer.display.say(str(error))
+    stands = trainer.progress
+    scores: dict[str, Any] = {"valid": None, "test": None}
+    if stands.best is not None:
+        trainer.load_best_weights()
+        scores = {name: trainer.score(name).to_plain() for name in scores}
+    return RunResult(
+        recipe=trainer.recipe.name,
+        seed=trainer.recipe.seed,
+        status=status,
+        num_updates=stands.update,
+        num_tokens=stands.num_tokens,
+        num_parameters=trainer.learner.model.num_parameters,
+        wall_seconds=round(stands.wall_seconds, 3),
+        device=device_name(),
+        num_rollbacks=stands.num_rollbacks,
+        best_update=stands.best_update,
+        valid=scores["valid"],
+        test=scores["test"],
+    )
+
+
+def _with_room(work: Callable[[], Done], place: RunFolder) -> Done:
+    """Do some work; say it plainly if the disk is full, and leave nothing half-written."""
+    try:
+        return work()
+    except OSError as error:
+        if error.errno not in FULL_DISK:
+            raise
+        place.checkpoints.abandon()
+        names = place.checkpoints.names()
+        kept = f"the checkpoint of update {names[-1].update:,}" if names else "nothing yet"
+        raise OSError(
+            f"a run needs room on its disk, got none at {place.path} ({error.strerror}); {kept} is "
+            f"whole: free some room and go on with: staircase resume {place.path}"
+        ) from error
+
+
+def default_folder(recipe: Recipe, base: str | os.PathLike[str] = "runs") -> Path:
+    """Where a run goes whose folder was not named: the first free number under its recipe."""
+    parent = Path(base) / recipe.name
+    number = 1
+    while (parent / f"{number:03d}").exists():
+        number += 1
+    return parent / f"{number:03d}"

@@ -1,0 +1,96 @@
+"""A run on disk: which file is where."""
+
+import os
+import platform
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from staircase_attention.training.checkpoint import CheckpointFolder
+from staircase_attention.training.files import read_json, write_json
+from staircase_attention.training.recipe import Recipe
+
+FORMAT = 1
+"""Counted up when the layout of run folders changes."""
+
+
+class RunFolder:
+    """The folder of one run."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.config = self.path / "config.json"
+        self.metrics = self.path / "metrics.jsonl"
+        self.timing = self.path / "timing.jsonl"
+        self.tensorboard = self.path / "tensorboard"
+        self.environment = self.path / "environment.json"
+        self.result = self.path / "result.json"
+        self.checkpoints = CheckpointFolder(self.path / "checkpoints")
+
+    def create(self, recipe: Recipe) -> None:
+        """Begin a run here, in a folder that is new or empty."""
+        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            raise ValueError(
+                f"a new run needs a folder that is new or empty, got {self.path}; "
+                "name another with --output, or use `staircase resume` to go on with it"
+            )
+        try:
+            self.checkpoints.path.mkdir(parents=True, exist_ok=True)
+            write_json(self.environment, environment())
+            write_json(self.config, {"format": FORMAT, "recipe": recipe.to_plain()})
+        except OSError as error:
+            raise ValueError(
+                f"a run folder must be writable, got {self.path} ({error.strerror}); "
+                "name another with --output"
+            ) from error
+
+    def recipe(self) -> Recipe:
+        """The recipe of the run that is here."""
+        try:
+            config = read_json(self.config)
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"a run folder holds a config.json that `staircase train` wrote, got {self.path}; "
+                "check the path"
+            ) from error
+        if not isinstance(config, dict) or config.get("format") != FORMAT:
+            raise ValueError(
+                f"a run folder's config.json has format {FORMAT}, got {self.path} without it; "
+                "use the version of staircase-attention that wrote it"
+            )
+        return Recipe.from_plain(config["recipe"])
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run has come to its end."""
+        return self.result.exists()
+
+
+def environment() -> dict[str, Any]:
+    """What the run ran on, as far as a result can depend on it."""
+    packages = ("staircase-attention", "torch", "numpy", "safetensors", "triton")
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: version for name in packages if (version := _version(name))},
+        "device": device_name(),
+        "num_threads": torch.get_num_threads(),
+        "command": sys.argv,
+    }
+
+
+def device_name() -> str:
+    """The GPU, or the processor."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,315 @@
+"""The training loop: update, log, evaluate, save; and what is done when things go wrong."""
+
+import math
+import time
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from staircase_attention.evaluation import Score, evaluate
+from staircase_attention.tasks import Lanes, Position, lanes_of_process, split, training_source
+from staircase_attention.training.build import build_model, build_task, precision_of
+from staircase_attention.training.checkpoint import (
+    WEIGHTS,
+    Checkpoint,
+    CheckpointName,
+    DamagedCheckpointError,
+)
+from staircase_attention.training.display import Display
+from staircase_attention.training.divergence import Watch
+from staircase_attention.training.learner import Learner, Outcome
+from staircase_attention.training.metrics import MetricsLog
+from staircase_attention.training.processes import Processes
+from staircase_attention.training.rate import learning_rate
+from staircase_attention.training.recipe import Recipe
+from staircase_attention.training.run_folder import RunFolder
+from staircase_attention.training.signals import StopRequested, Wish
+from staircase_attention.training.snapshot import restore_snapshot, write_snapshot
+
+
+@dataclass(slots=True)
+class Progress:
+    """Where a run stands, apart from its tensors."""
+
+    position: Position
+    """Of the lanes in the training data."""
+    update: int = 0
+    """Updates done."""
+    num_tokens: int = 0
+    wall_seconds: float = 0.0
+    num_rollbacks: int = 0
+    rate_scale: float = 1.0
+    """What the learning rate is multiplied by, after rollbacks."""
+    watch: Watch = field(default_factory=Watch)
+    best_update: int | None = None
+    best_rollbacks: int = 0
+    best_error: float = math.inf
+    best_loss: float = math.inf
+    since_log: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
+    """Loss, wrong answers and answers since the last line of metrics."""
+
+    def to_plain(self) -> dict[str, Any]:
+        """Plain data, in which a score never seen is None."""
+        plain = asdict(self) | {
+            "position": self.position.as_plain(),
+            "watch": self.watch.to_plain(),
+        }
+        return {name: None if value == math.inf else value for name, value in plain.items()}
+
+    @classmethod
+    def from_plain(cls, plain: dict[str, Any]) -> "Progress":
+        """The inverse of `to_plain`."""
+        known = {name: value for name, value in plain.items() if value is not None}
+        known["position"] = Position.from_plain(plain["position"])
+        known["watch"] = Watch.from_plain(plain["watch"])
+        return cls(**known)
+
+    @property
+    def name(self) -> CheckpointName:
+        """What a checkpoint taken now is called."""
+        return CheckpointName(num_rollbacks=self.num_rollbacks, update=self.update)
+
+    @property
+    def best(self) -> CheckpointName | None:
+        """The checkpoint with the lowest error on the validation data."""
+        if self.best_update is None:
+            return None
+        return CheckpointName(num_rollbacks=self.best_rollbacks, update=self.best_update)
+
+
+class Trainer:
+    """One run, from wherever it stands to its end."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        folder: RunFolder,
+        *,
+        device: torch.device,
+        processes: Processes,
+        display: Display,
+        wish: Wish,
+    ) -> None:
+        self.recipe, self.config, self.folder = recipe, recipe.training, folder
+        self.device, self.processes, self.display, self.wish = device, processes, display, wish
+        self.own_lanes = lanes_of_process(processes.rank, processes.count, self.config.num_lanes)
+        if len(self.own_lanes) % self.config.num_micro_batches:
+            raise ValueError(
+                "training.num_micro_batches must divide the lanes of a process, got "
+                f"{self.config.num_micro_batches} for {len(self.own_lanes)}; change one of them"
+            )
+        self.task = build_task(recipe)
+        # The same initial weights in every process; dropout then differs between them.
+        torch.manual_seed(recipe.seed)
+        self.learner = Learner(recipe, build_model(recipe, self.task), device, processes)
+        torch.manual_seed(recipe.seed + processes.rank)
+        self.lanes = Lanes(
+            source=training_source(self.task, recipe.data_seed),
+            num_lanes=self.config.num_lanes,
+            segment_length=self.config.segment_length,
+        )
+        self.progress = Progress(position=self.lanes.first_position())
+        self.log: MetricsLog | None = None
+
+    def run(self) -> None:
+        """Train to the end; a run that was stopped goes on where it stood."""
+        num_bytes = self._take_up()
+        if self.processes.is_first:
+            self.log = MetricsLog(self.folder, num_bytes=num_bytes, update=self.progress.update)
+        self.display.begin(self.recipe.name, self.progress.update, self.config.num_updates)
+        try:
+            if not self.folder.checkpoints.names():
+                self._save()
+            while self.progress.update < self.config.num_updates:
+                self._advance()
+        finally:
+            self.display.end()
+            if self.log is not None:
+                self.log.close()
+
+    def score(self, split_name: str) -> Score:
+        """The model as it is now, on one split."""
+        return evaluate(
+            self.learner.model,
+            split(self.task, split_name, self.recipe.data_seed),  # type: ignore[arg-type]
+            num_lanes=self.config.evaluation_lanes,
+            segment_length=self.config.segment_length,
+            device=self.device,
+            precision=precision_of(self.recipe),
+        )
+
+    def load_best_weights(self) -> None:
+        """Put the best checkpoint's weights into the model."""
+        name = self.progress.best
+        assert name is not None
+        checkpoint = self.folder.checkpoints.read(name)
+        self.learner.model.load_state_dict(checkpoint.tensors[WEIGHTS])
+
+    def _take_up(self) -> int:
+        """Go to the latest checkpoint that is whole; the length of the metrics up to it."""
+        for name in reversed(self.folder.checkpoints.names()):
+            try:
+                checkpoint = self.folder.checkpoints.read(name)
+            except DamagedCheckpointError as error:
+                self.display.say(f"damaged checkpoint: {error}; falling back to the one before it")
+                if self.processes.is_first:
+                    self.folder.checkpoints.set_aside(name)
+                continue
+            self._restore(checkpoint)
+            num_bytes: int = checkpoint.trainer["metrics_bytes"]
+            return num_bytes
+        return 0
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        restore_snapshot(checkpoint, self.learner)
+        self.progress = Progress.from_plain(checkpoint.trainer["progress"])
+
+    def _advance(self) -> None:
+        """One update, and all that is due after it."""
+        began = time.perf_counter()
+        progress, config = self.progress, self.config
+        batch, position = self.lanes.batch(progress.position)
+        rate = progress.rate_scale * learning_rate(
+            config.optimizer, progress.update, config.num_updates
+        )
+        outcome = self.learner.update(
+            batch, lanes=self.own_lanes, rate=rate, wants_stop=bool(self.wish.number)
+        )
+        progress.position = position
+        progress.update += 1
+        progress.num_tokens += batch.inputs.size
+        self._watch(outcome)
+        progress.wall_seconds += time.perf_counter() - began
+        self._log_if_due(outcome, rate, batch.inputs.size / (time.perf_counter() - began))
+        is_last = progress.update == config.num_updates
+        is_better = False
+        if is_last or progress.update % config.evaluate_every == 0:
+            is_better = self._evaluate()
+        if is_better or is_last or progress.update % config.checkpoint_every == 0:
+            self._save()
+        if outcome.wants_stop:
+            self._stop()
+        if progress.watch.has_diverged(config.divergence):
+            self._roll_back()
+
+    def _watch(self, outcome: Outcome) -> None:
+        progress = self.progress
+        if not outcome.was_applied:
+            progress.watch.skip()
+            self._write("skipped", num_in_a_row=progress.watch.num_skipped)
+            return
+        if outcome.num_answers:
+            loss = outcome.loss / outcome.num_answers
+            progress.watch.see(loss, self.config.divergence)
+        seen = (outcome.loss, float(outcome.num_wrong), float(outcome.num_answers))
+        progress.since_log = [old + new for old, new in zip(progress.since_log, seen, strict=True)]
+
+    def _log_if_due(self, outcome: Outcome, rate: float, speed: float) -> None:
+        progress = self.progress
+        facts = {}
+        if progress.update % self.config.log_every == 0 and progress.since_log[2]:
+            loss, wrong, answers = progress.since_log
+            facts = {"loss": loss / answers, "error": wrong / answers}
+            self._write(
+                "train",
+                **facts,
+                learning_rate=rate,
+                gradient_norm=outcome.gradient_norm,
+                num_tokens=progress.num_tokens,
+            )
+            progress.since_log = [0.0, 0.0, 0.0]
+            if self.log is not None:
+                self.log.write_timing(
+                    progress.update,
+                    tokens_per_second=speed,
+                    wall_seconds=progress.wall_seconds,
+                )
+        self.display.advance(progress.update, **facts, tokens_per_second=speed)
+
+    def _evaluate(self) -> bool:
+        """Score the validation data; whether that is the best so far."""
+        began = time.perf_counter()
+        score, progress = self.score("valid"), self.progress
+        progress.wall_seconds += time.perf_counter() - began
+        self._write("valid", loss=score.loss, error=score.error)
+        self.display.advance(progress.update, valid_error=score.error)
+        if (score.error, score.loss) >= (progress.best_error, progress.best_loss):
+            return False
+        progress.best_error, progress.best_loss = score.error, score.loss
+        progress.best_update = progress.update
+        progress.best_rollbacks = progress.num_rollbacks
+        return True
+
+    def _write(self, kind: str, **values: Any) -> None:  # noqa: ANN401
+        if self.log is not None:
+            self.log.write(kind, self.progress.update, **values)
+
+    def _save(self) -> None:
+        """Write a checkpoint, then drop those that nothing needs any more."""
+        trainer = {
+            "progress": self.progress.to_plain(),
+            "metrics_bytes": 0 if self.log is None else self.log.num_bytes,
+            "is_calm": self.progress.watch.is_calm,
+        }
+        write_snapshot(self.folder.checkpoints, self.progress.name, self.learner, trainer)
+        if self.processes.is_first:
+            self._prune()
+
+    def _prune(self) -> None:
+        names = self.folder.checkpoints.names()
+        needed = {*names[-2:], self.progress.best, self._latest_calm(names)}
+        every = self.config.keep_every
+        for name in names:
+            is_kept = every is not None and name.update % every == 0
+            if name not in needed and not is_kept:
+                self.folder.checkpoints.remove(name)
+
+    def _latest_calm(self, names: list[CheckpointName]) -> CheckpointName | None:
+        """The latest checkpoint that was taken while nothing was wrong."""
+        for name in reversed(names):
+            try:
+                checkpoint = self.folder.checkpoints.read_trainer(name)
+            except DamagedCheckpointError:
+                continue
+            if checkpoint["is_calm"]:
+                return name
+        return None
+
+    def _stop(self) -> None:
+        if self.folder.checkpoints.names()[-1:] != [self.progress.name]:
+            self._save()
+        raise StopRequested(
+            self.wish.number or 15,
+            f"stopped at update {self.progress.update:,}, saved; "
+            f"go on with: staircase resume {self.folder.path}",
+        )
+
+    def _roll_back(self) -> None:
+        """Return to the latest good checkpoint, at a lower learning rate."""
+        limits, before = self.config.divergence, self.progress
+        if before.num_rollbacks >= limits.max_rollbacks:
+            raise DivergedError(
+                f"diverged at update {before.update:,} after {before.num_rollbacks} rollbacks"
+            )
+        names = self.folder.checkpoints.names()
+        name = self._latest_calm(names)
+        assert name is not None, "the checkpoint of update 0 is calm"
+        self._restore(self.folder.checkpoints.read(name))
+        progress = self.progress
+        progress.rate_scale = before.rate_scale * limits.rate_factor
+        progress.num_rollbacks = before.num_rollbacks + 1
+        progress.wall_seconds = before.wall_seconds
+        progress.num_tokens = before.num_tokens
+        facts = {"from_update": before.update, "rate_scale": progress.rate_scale}
+        self._write("rollback", **facts, num_rollbacks=progress.num_rollbacks)
+        self.display.say(
+            f"diverged at update {before.update:,}: back to update {progress.update:,} "
+            f"with the learning rate times {progress.rate_scale:g}"
+        )
+        self.processes.wait()
+        self._save()
+
+
+class DivergedError(RuntimeError):
+    """A run that diverged more often than its recipe allows."""
