@@ -1,0 +1,135 @@
+"""A run notices when it has lost its way, goes back, and says so."""
+
+import json
+import math
+from itertools import pairwise
+
+import pytest
+from small_runs import final_bytes, small_recipe
+
+from staircase_attention.training import DivergenceConfig, resume, train
+from staircase_attention.training.divergence import Watch
+from staircase_attention.training.learner import Learner, Outcome
+from staircase_attention.training.rate import learning_rate
+from staircase_attention.training.recipe import OptimizerConfig
+
+CONFIG = DivergenceConfig(jump_factor=1.5, patience=5, smoothing=0.5, max_skips=3)
+
+
+def test_a_loss_that_jumps_and_stays_up_is_divergence_and_one_that_comes_back_is_not():
+    watch = Watch()
+    for loss in [2.0, 1.0, 0.5, 0.5]:
+        watch.see(loss, CONFIG)
+    assert watch.is_calm
+    for loss in [4.0, 4.0, 0.5, 0.5, 0.5, 0.4]:
+        watch.see(loss, CONFIG)
+        assert not watch.has_diverged(CONFIG)
+    assert watch.is_calm
+    for _ in range(5):
+        watch.see(4.0, CONFIG)
+    assert watch.has_diverged(CONFIG)
+
+
+def test_skips_in_a_row_are_divergence_too():
+    watch = Watch()
+    for _ in range(3):
+        watch.skip()
+    assert watch.has_diverged(CONFIG)
+    watch.see(1.0, CONFIG)
+    assert not watch.has_diverged(CONFIG)
+
+
+def test_a_watch_survives_the_trip_through_json():
+    watch = Watch()
+    assert math.isnan(Watch.from_plain(json.loads(json.dumps(watch.to_plain()))).smoothed)
+    watch.see(1.25, CONFIG)
+    assert Watch.from_plain(json.loads(json.dumps(watch.to_plain()))) == watch
+
+
+def diverging(monkeypatch, *, heals_below):
+    """Let the loss leap at update 9 of any run whose rate is too high."""
+    true_update = Learner.update
+
+    def update(self, batch, *, lanes, rate, wants_stop):
+        outcome = true_update(self, batch, lanes=lanes, rate=rate, wants_stop=wants_stop)
+        self.seen = getattr(self, "seen", 0) + 1
+        if rate < heals_below or self.seen < 9:
+            return outcome
+        return Outcome(
+            loss=100.0 * outcome.num_answers,
+            num_wrong=outcome.num_wrong,
+            num_answers=outcome.num_answers,
+            gradient_norm=outcome.gradient_norm,
+            was_applied=True,
+            wants_stop=outcome.wants_stop,
+        )
+
+    monkeypatch.setattr(Learner, "update", update)
+
+
+RECIPE = small_recipe(
+    training__num_updates=20,
+    training__divergence__patience=3,
+    training__divergence__smoothing=0.0,
+    training__divergence__max_rollbacks=2,
+)
+
+
+def metrics(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_diverged_run_goes_back_to_a_good_checkpoint_at_a_lower_rate(tmp_path, monkeypatch):
+    diverging(monkeypatch, heals_below=0.009)
+    result = train(RECIPE, tmp_path / "run")
+    assert result.status == "finished"
+    assert result.num_rollbacks == 1
+    assert result.num_updates == 20
+    [event] = [line for line in metrics(tmp_path / "run") if line["kind"] == "rollback"]
+    assert event["from_update"] == 11
+    assert event["update"] == 8
+    assert event["rate_scale"] == 0.5
+    after = [line for line in metrics(tmp_path / "run") if line["kind"] == "train"][-1]
+    assert after["learning_rate"] == pytest.approx(0.005)
+
+
+def test_a_run_that_keeps_diverging_gives_up_and_keeps_its_best(tmp_path, monkeypatch):
+    diverging(monkeypatch, heals_below=0.0)
+    result = train(RECIPE, tmp_path / "run")
+    assert result.status == "diverged"
+    assert result.num_rollbacks == 2
+    assert result.best_update is not None
+    assert result.test["error"] <= 1.0
+    assert resume(tmp_path / "run") == result
+
+
+def test_a_rollback_survives_a_restart(tmp_path, monkeypatch):
+    """What is saved right after a rollback is the lower rate, not the run before it."""
+    diverging(monkeypatch, heals_below=0.009)
+    train(RECIPE, tmp_path / "whole")
+
+    class Stop:
+        def begin(self, *_): ...
+        def say(self, text):
+            self.rolled_back = True
+
+        def advance(self, update, **facts):
+            if getattr(self, "rolled_back", False):
+                raise RuntimeError("killed")
+
+        def end(self): ...
+
+    with pytest.raises(RuntimeError, match="killed"):
+        train(RECIPE, tmp_path / "broken", progress=Stop())
+    resume(tmp_path / "broken")
+    assert final_bytes(tmp_path / "broken") == final_bytes(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(("decay", "end"), [("constant", 1.0), ("linear", 0.1), ("cosine", 0.1)])
+def test_the_rate_warms_up_then_keeps_its_course(decay, end):
+    config = OptimizerConfig(learning_rate=1.0, warm_up=10, decay=decay, final_fraction=0.1)
+    rates = [learning_rate(config, update, 100) for update in range(101)]
+    assert rates[0] == pytest.approx(0.1)
+    assert rates[9] == rates[10] == 1.0
+    assert rates[100] == pytest.approx(end)
+    assert all(later <= earlier for earlier, later in pairwise(rates[10:]))

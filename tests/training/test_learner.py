@@ -1,0 +1,171 @@
+"""One update is the same however its batch is cut, and gradients stop at segments only."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from small_runs import lstm_recipe, output_of, small_recipe, start_process
+
+from staircase_attention.tasks import IGNORED, Lanes, training_source
+from staircase_attention.training import Recipe, train
+from staircase_attention.training.build import build_model, build_task
+from staircase_attention.training.learner import Learner
+from staircase_attention.training.optimizer import Optimizer, is_hidden_matrix
+from staircase_attention.training.processes import Processes
+
+STILL = {"model__core__dropout": 0.0}
+
+
+def learner_and_lanes(recipe):
+    task = build_task(recipe)
+    torch.manual_seed(0)
+    model = build_model(recipe, task).double()
+    learner = Learner(recipe, model, torch.device("cpu"), Processes())
+    config = recipe.training
+    lanes = Lanes(
+        source=training_source(task, 0),
+        num_lanes=config.num_lanes,
+        segment_length=config.segment_length,
+    )
+    return learner, lanes
+
+
+def weights_after(recipe, num_updates=3):
+    learner, lanes = learner_and_lanes(recipe)
+    position = lanes.first_position()
+    for _ in range(num_updates):
+        batch, position = lanes.batch(position)
+        learner.update(batch, lanes=range(lanes.num_lanes), rate=1e-2, wants_stop=False)
+    return dict(learner.model.named_parameters())
+
+
+def assert_same_weights(one, other):
+    for name, weight in one.items():
+        torch.testing.assert_close(weight, other[name], rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("kind", ["adam", "adamw", "muon"])
+def test_micro_batches_change_nothing(kind):
+    changes = STILL | {"training__optimizer__kind": kind}
+    whole = weights_after(small_recipe(**changes))
+    cut = weights_after(small_recipe(**changes, training__num_micro_batches=2))
+    assert_same_weights(whole, cut)
+
+
+def test_recomputation_changes_nothing():
+    whole = weights_after(small_recipe(**STILL))
+    again = weights_after(small_recipe(**STILL, training__recompute=True))
+    assert_same_weights(whole, again)
+
+
+def test_recomputation_repeats_the_same_dropout():
+    whole = weights_after(small_recipe(model__core__dropout=0.3))
+    again = weights_after(small_recipe(model__core__dropout=0.3, training__recompute=True))
+    assert_same_weights(whole, again)
+
+
+def test_gradients_are_cut_between_segments_and_nowhere_else():
+    """The gradient of the second segment is that of a state held fixed, computed by hand."""
+    learner, lanes = learner_and_lanes(
+        small_recipe(**STILL, training__optimizer__gradient_clip=None)
+    )
+    first, position = lanes.batch(lanes.first_position())
+    second, _ = lanes.batch(position)
+    model = learner.model
+    _, state = model(torch.from_numpy(first.inputs))
+    logits, _ = model(torch.from_numpy(second.inputs), state.detach())
+    targets = torch.from_numpy(second.targets)
+    loss = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED
+    )
+    expected = torch.autograd.grad(loss, list(model.parameters()))
+    for batch in (first, second):
+        learner.update(batch, lanes=range(4), rate=0.0, wants_stop=False)
+    for parameter, gradient in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-9, atol=1e-12)
+
+
+def test_gradients_that_are_not_finite_skip_the_update_and_free_the_state():
+    learner, lanes = learner_and_lanes(small_recipe(**STILL))
+    batch, _ = lanes.batch(lanes.first_position())
+    learner.update(batch, lanes=range(4), rate=1e-2, wants_stop=False)
+    before = {name: weight.clone() for name, weight in learner.model.named_parameters()}
+    spoilt = learner.states[0].streams[0].map(lambda tensor: tensor * torch.nan)
+    learner.states = [
+        type(learner.states[0])(model=learner.states[0].model, chunk_length=3, streams=(spoilt,))
+    ]
+    outcome = learner.update(batch, lanes=range(4), rate=1e-2, wants_stop=False)
+    assert not outcome.was_applied
+    assert learner.states == [None]
+    assert_same_weights(before, dict(learner.model.named_parameters()))
+    assert learner.update(batch, lanes=range(4), rate=1e-2, wants_stop=False).was_applied
+
+
+@pytest.mark.parametrize("make_recipe", [small_recipe, lstm_recipe])
+def test_bfloat16_trains(tmp_path, make_recipe):
+    result = train(make_recipe(training__precision="bfloat16"), tmp_path / "run")
+    assert result.status == "finished"
+    weights = load_file(
+        sorted((tmp_path / "run" / "checkpoints").glob("update-*"))[-1] / "weights.safetensors"
+    )
+    assert {weight.dtype for weight in weights.values()} == {torch.float32}
+
+
+@pytest.mark.parametrize("kind", ["adam", "adamw", "muon"])
+def test_an_optimiser_goes_on_from_its_tensors(kind):
+    recipe = small_recipe(training__optimizer__kind=kind)
+    model = build_model(recipe, build_task(recipe))
+    twin = build_model(recipe, build_task(recipe))
+    twin.load_state_dict(model.state_dict())
+    optimizers = [Optimizer(one, recipe.training.optimizer) for one in (model, twin)]
+
+    def step(one, optimizer, seed):
+        generator = torch.Generator().manual_seed(seed)
+        for parameter in one.parameters():
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        optimizer.step(1e-2)
+
+    step(model, optimizers[0], 1)
+    twin.load_state_dict(model.state_dict())
+    optimizers[1].load(optimizers[0].tensors())
+    for one, optimizer in zip((model, twin), optimizers, strict=True):
+        step(one, optimizer, 2)
+    for mine, other in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(mine, other)
+
+
+def test_muon_turns_hidden_matrices_only():
+    recipe = small_recipe()
+    model = build_model(recipe, build_task(recipe))
+    turned = {
+        name for name, parameter in model.named_parameters() if is_hidden_matrix(name, parameter)
+    }
+    assert "core.layers.0.attention.query.weight" in turned
+    assert not turned & {"embedding.weight", "output.weight", "core.positions.table"}
+
+
+@pytest.mark.parametrize("make_recipe", [small_recipe, lstm_recipe])
+def test_two_processes_give_the_loss_curve_of_one(tmp_path, make_recipe):
+    recipe = make_recipe(training__num_updates=30)
+    plain = recipe.to_plain()
+    for group in ("core",) if "core" in plain["model"] else ():
+        plain["model"][group]["dropout"] = 0.0
+    if plain["model"]["kind"] == "lstm":
+        plain["model"]["dropout"] = 0.0
+    recipe = Recipe.from_plain(plain)
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    runs = {
+        tmp_path / "one": start_process(tmp_path / "one", recipe),
+        tmp_path / "two": start_process(tmp_path / "two", recipe, launcher=launcher),
+    }
+    for folder, process in runs.items():
+        assert process.wait() == 0, output_of(folder).read_text()
+    curves = [
+        [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        for folder in runs
+    ]
+    assert len(curves[0]) == len(curves[1]) > 15
+    for one, two in zip(*curves, strict=True):
+        assert one["update"] == two["update"]
+        assert two["loss"] == pytest.approx(one["loss"], rel=1e-4)

@@ -1,0 +1,168 @@
+"""Nothing is lost: a run that was killed, stopped or damaged ends as if nothing had happened."""
+
+import errno
+import json
+import random
+import signal
+import time
+
+import pytest
+from small_runs import final_bytes, lstm_recipe, output_of, small_recipe, start_process
+
+from staircase_attention.training import StopRequested, checkpoint, resume, signals, train
+from staircase_attention.training.checkpoint import CheckpointFolder
+
+
+@pytest.fixture
+def whole_run(tmp_path):
+    """A run that nothing happened to."""
+    train(small_recipe(), tmp_path / "whole")
+    return tmp_path / "whole"
+
+
+class Interrupting:
+    """A display that does something to the run at one update."""
+
+    def __init__(self, update, action):
+        self.update, self.action, self.said = update, action, []
+
+    def begin(self, name, update, num_updates): ...
+
+    def advance(self, update, **facts):
+        if update == self.update:
+            self.action()
+
+    def say(self, text):
+        self.said.append(text)
+
+    def end(self): ...
+
+
+class KilledError(Exception):
+    pass
+
+
+def kill():
+    raise KilledError
+
+
+@pytest.mark.parametrize("update", range(1, 13))
+@pytest.mark.parametrize("make_recipe", [small_recipe, lstm_recipe])
+def test_a_run_that_dies_after_any_update_resumes_bit_for_bit(tmp_path, make_recipe, update):
+    recipe = make_recipe(training__num_updates=13)
+    train(recipe, tmp_path / "whole")
+    with pytest.raises(KilledError):
+        train(recipe, tmp_path / "broken", progress=Interrupting(update, kill))
+    result = resume(tmp_path / "broken")
+    assert final_bytes(tmp_path / "broken") == final_bytes(tmp_path / "whole")
+    assert result.status == "finished"
+
+
+def test_a_run_killed_at_ten_random_moments_ends_bit_for_bit_the_same(tmp_path):
+    """SIGKILL, which no program can catch, whatever the run is doing at that moment."""
+    recipe = small_recipe(training__num_updates=150, training__checkpoint_every=3)
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert start_process(whole, recipe).wait() == 0, output_of(whole).read_text()
+    moments, kills = random.Random(7), 0
+    while kills < 10:
+        process = start_process(killed, recipe)
+        while process.poll() is None and "update" not in output_of(killed).read_text():
+            time.sleep(0.01)
+        time.sleep(moments.uniform(0.0, 0.35))
+        process.send_signal(signal.SIGKILL)
+        was_running = process.wait() == -signal.SIGKILL
+        kills += was_running
+        assert was_running or (killed / "result.json").exists(), output_of(killed).read_text()
+        if not was_running:
+            # Too fast for the next kill: go back to the first checkpoint that is left.
+            (killed / "result.json").unlink()
+            folder = CheckpointFolder(killed / "checkpoints")
+            for name in folder.names()[1:]:
+                folder.remove(name)
+    assert start_process(killed, recipe).wait() == 0, output_of(killed).read_text()
+    assert final_bytes(killed) == final_bytes(whole)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_before_it_stops_and_nothing_is_repeated(tmp_path, whole_run, number):
+    asked = Interrupting(6, lambda: signal.raise_signal(number))
+    with pytest.raises(StopRequested, match="staircase resume") as caught:
+        train(small_recipe(), tmp_path / "stopped", progress=asked)
+    assert caught.value.exit_status == 128 + number
+    names = CheckpointFolder(tmp_path / "stopped" / "checkpoints").names()
+    assert names[-1].update == 7
+    resume(tmp_path / "stopped")
+    assert final_bytes(tmp_path / "stopped") == final_bytes(whole_run)
+
+
+def test_a_second_interrupt_does_not_wait():
+    wish = signals.Wish()
+    wish.take(signal.SIGINT, None)
+    with pytest.raises(KeyboardInterrupt):
+        wish.take(signal.SIGINT, None)
+
+
+@pytest.mark.parametrize("file", ["weights.safetensors", "trainer.json", "manifest.json"])
+@pytest.mark.parametrize("damage", ["cut", "changed", "gone"])
+def test_a_damaged_latest_checkpoint_falls_back_to_the_one_before_and_says_so(
+    tmp_path, whole_run, file, damage
+):
+    with pytest.raises(KilledError):
+        train(small_recipe(), tmp_path / "run", progress=Interrupting(10, kill))
+    folder = CheckpointFolder(tmp_path / "run" / "checkpoints")
+    names = folder.names()
+    path = folder.path / str(names[-1]) / file
+    content = path.read_bytes()
+    if damage == "cut":
+        path.write_bytes(content[: len(content) // 2])
+    elif damage == "changed":
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    else:
+        path.unlink()
+    watching = Interrupting(-1, kill)
+    resume(tmp_path / "run", progress=watching)
+    assert any("damaged checkpoint" in line and "falling back" in line for line in watching.said)
+    assert final_bytes(tmp_path / "run") == final_bytes(whole_run)
+
+
+def test_a_full_disk_ends_the_run_with_one_line_and_the_last_checkpoint_whole(
+    tmp_path, whole_run, monkeypatch
+):
+    def full(_path, _content):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def fill_the_disk():
+        monkeypatch.setattr(checkpoint, "_write", full)
+
+    with pytest.raises(OSError, match="a run needs room on its disk") as caught:
+        train(small_recipe(), tmp_path / "run", progress=Interrupting(6, fill_the_disk))
+    assert "update 5" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not list((tmp_path / "run" / "checkpoints").glob(".partial-*"))
+    monkeypatch.undo()
+    resume(tmp_path / "run")
+    assert final_bytes(tmp_path / "run") == final_bytes(whole_run)
+
+
+def test_a_finished_run_gives_its_result_at_once(whole_run):
+    before = (whole_run / "metrics.jsonl").stat().st_mtime_ns
+    result = resume(whole_run, progress=Interrupting(0, kill))
+    assert result.num_updates == 12
+    assert json.loads((whole_run / "result.json").read_text())["status"] == "finished"
+    assert (whole_run / "metrics.jsonl").stat().st_mtime_ns == before
+
+
+def test_the_latest_two_the_best_and_every_kth_checkpoint_are_kept(tmp_path):
+    recipe = small_recipe(
+        training__num_updates=24, training__checkpoint_every=2, training__keep_every=6
+    )
+    result = train(recipe, tmp_path / "run")
+    updates = {name.update for name in CheckpointFolder(tmp_path / "run" / "checkpoints").names()}
+    assert {6, 12, 18, 22, 24, result.best_update} <= updates
+    assert updates <= {0, 6, 12, 18, 22, 24, result.best_update}
+
+
+def test_nothing_in_a_run_folder_is_pickled(whole_run):
+    endings = {path.suffix for path in whole_run.rglob("*") if path.is_file()}
+    endings -= {path.suffix for path in (whole_run / "tensorboard").rglob("*")}
+    assert endings == {".json", ".jsonl", ".safetensors"}
