@@ -110,3 +110,21 @@ def test_sequential_steps_of_a_segment_are_chunks_and_the_rest_of_the_last_chunk
         "ladder": 3,
         "feedback-transformer": 64,
     }
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@settings(max_examples=10)
+@given(data=st.data(), start=small(0, 20))
+def test_the_fullest_state_of_a_chunk_is_foreseen(name, data, start):
+    schedule = data.draw(SCHEDULES[name])
+    core = data.draw(cores(schedule))
+    cost = segment_cost(
+        core=core, schedule=schedule, output_size=OUTPUT_SIZE, start=start, segment=3
+    )
+    model, state, sizes = build(schedule, core), None, []
+    with torch.no_grad():
+        for position in range(start + 3 + schedule.chunk_length):
+            _, state = model(torch.zeros(1, 1, dtype=torch.int64), state)
+            if position >= start + 2:
+                sizes.append(state.num_bytes)
+    assert cost.most_state_numbers * 8 == max(sizes)

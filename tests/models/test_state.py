@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import save_file
 
 from building import EXACT, build, example_models, name_of, random_tokens
-from staircase_attention import CachedStaircase, Staircase, load_state, save_state
+from staircase_attention import CachedStaircase, Staircase, State, load_state, save_state
 
 each_model = pytest.mark.parametrize("model", example_models(), ids=name_of)
 
@@ -151,3 +151,33 @@ def test_rows_that_are_not_there_are_refused(rows):
     state = build(Staircase(chunk_size=3, num_passes=2)).initial_state(2)
     with pytest.raises(ValueError, match="numbers from 0 to 1"):
         state.select(rows)
+
+
+def test_joined_states_go_on_as_each_would_have():
+    model = build(Staircase(chunk_size=3, num_passes=2))
+    batch = random_tokens(5, 12)
+    parts = [slice(0, 2), slice(2, 3), slice(3, 5)]
+    states = [model(batch[rows, :7])[1] for rows in parts]
+    expected, _ = model(batch[:, 7:], model(batch[:, :7])[1])
+    joined = State.join(states)
+    assert len(joined.streams) == 1
+    torch.testing.assert_close(model(batch[:, 7:], joined)[0], expected, **EXACT)
+    shifted = model(batch[3:, 6:7], states[2].reset([True, True]))[1]
+    apart = State.join([states[0], shifted])
+    assert len(apart.streams) == 2
+    assert apart.lengths == (7, 7, 1, 1)
+
+
+def test_states_of_different_models_cannot_be_joined():
+    states = [build(Staircase(chunk_size=size, num_passes=2)).initial_state(1) for size in (2, 3)]
+    for wrong in (states, []):
+        with pytest.raises(ValueError, match="must be of one model"):
+            State.join(wrong)
+
+
+def test_a_state_is_saved_only_where_a_folder_is(tmp_path):
+    state = build(Staircase(chunk_size=3, num_passes=2)).initial_state(1)
+    with pytest.raises(FileNotFoundError, match="make .* first"):
+        save_state(state, tmp_path / "absent" / "state.safetensors")
+    with pytest.raises(FileNotFoundError, match="which is none"):
+        load_state(tmp_path)

@@ -13,8 +13,8 @@ class View:
     """Where some queries stand among their keys, and how far back they see.
 
     Keys are neighbours in time, and so are queries. Query i stands at the place of key
-    `first_query` + i, whether or not that key is there; it sees the keys at distances
-    0 to `span` - 1 of which no row of the batch hides any, or only the earliest.
+    `first_query` + i, whether or not that key is there, and sees the keys at distances 0 to
+    `span` - 1, except those before the first one that belongs to its batch row's stream.
     """
 
     num_queries: int

@@ -14,7 +14,7 @@ def parse_assignments(words: Iterable[str]) -> dict[str, Any]:
     options: dict[str, Any] = {}
     for word in words:
         name, equals, value = word.partition("=")
-        if not equals or not name.isidentifier():
+        if not equals or not all(part.isidentifier() for part in name.split(".")):
             raise ValueError(
                 f"an option is written name=value, got {word!r}; for example chunk_size=64"
             )

@@ -1,72 +1,72 @@
-"""`staircase demo`: every model built, drawn and streamed on this machine."""
+"""`staircase demo`: what recurrence buys, trained before your eyes on two cores."""
 
-import time
+from pathlib import Path
+from typing import Annotated
 
 import torch
+import typer
 from rich.console import Console
 from rich.table import Table
 
 from staircase_attention.drawing import picture, render_terminal
-from staircase_attention.layers import CoreConfig
-from staircase_attention.models import SequenceModel
-from staircase_attention.schedules import (
-    CachedStaircase,
-    FeedbackTransformer,
-    GlobalCachedStaircase,
-    Ladder,
-    MemoryNetwork,
-    Schedule,
-    Staircase,
-    TransformerXL,
-    UniversalTransformer,
-)
+from staircase_attention.experiments import Report, compare, find_recipe
+from staircase_attention.schedules import Schedule
+from staircase_attention.training import FamilyModel, choose_display
 
-FAMILY: tuple[Schedule, ...] = (
-    Staircase(chunk_size=8, num_passes=3),
-    CachedStaircase(chunk_size=8, num_window_chunks=4, num_passes=2),
-    GlobalCachedStaircase(chunk_size=8, num_passes=1),
-    Ladder(num_passes=3, span=24),
-    TransformerXL(span=24),
-    UniversalTransformer(num_passes=3, span=24),
-    FeedbackTransformer(span=4),
-    MemoryNetwork(span=4),
-)
-LENGTH = 100
+RECIPES = ("parity/staircase", "parity/transformer-xl")
+INTRODUCTION = """\
+Parity: at each of 24 steps a bit comes in, and the answer is whether the ones so far are odd.
+A Staircase and a Transformer-XL of the same size get the same updates on the same data.
+"""
 
 
-def demo() -> None:
-    """Build every model, draw it, and stream a sequence through it."""
+def demo(
+    *,
+    seeds: Annotated[int, typer.Option(help="Runs a model, with seeds 0, 1, ...")] = 1,
+    output: Annotated[Path, typer.Option(help="Folder of the runs and the report.")] = Path("demo"),
+) -> None:
+    """Train a Staircase and a Transformer-XL on a small state-tracking task, and compare them."""
     console = Console()
-    torch.manual_seed(0)
-    tokens = torch.randint(256, (1, LENGTH))
-    results = Table(title=f"A sequence of {LENGTH} tokens, at once and one token at a time")
-    for heading in ("model", "parameters", "largest difference", "state bytes", "tokens/s"):
-        results.add_column(heading, justify="left" if heading == "model" else "right")
-    for schedule in FAMILY:
-        console.print(render_terminal(picture(schedule)))
-        console.print()
-        results.add_row(*stream(schedule, tokens))
-    console.print(results)
+    chosen = [find_recipe(name) for name in RECIPES]
+    console.print(INTRODUCTION)
+    for recipe in chosen:
+        assert isinstance(recipe.model, FamilyModel)
+        draw(console, recipe.model.schedule)
+    # These models are too small for two threads to help.
+    torch.set_num_threads(1)
+    report = compare(
+        chosen,
+        folder=output,
+        seeds=seeds,
+        title="Parity over 24 steps",
+        progress=choose_display(every_seconds=5.0),
+    )
+    console.print(results(report))
+    console.print(f"report: {output / 'report.md'}, picture: {output / 'learning-curves.png'}")
+    console.print(f"Remove {output} to train again.", style="dim")
 
 
-@torch.no_grad()
-def stream(schedule: Schedule, tokens: torch.Tensor) -> list[str]:
-    """One row of the table: the same stream whole and in pieces, in float64."""
-    layers = 1 if isinstance(schedule, UniversalTransformer) else 2
-    core = CoreConfig(width=64, num_layers=layers, num_heads=4)
-    model = SequenceModel(vocab_size=256, core=core, schedule=schedule).double().eval()
-    whole, _ = model(tokens)
-    began = time.perf_counter()
-    state, pieces = model.initial_state(1), []
-    for token in torch.split(tokens, 1, dim=1):
-        logits, state = model(token, state)
-        pieces.append(logits)
-    speed = LENGTH / (time.perf_counter() - began)
-    difference = (torch.cat(pieces, dim=1) - whole).abs().max().item()
-    return [
-        schedule.name,
-        f"{model.num_parameters:,}",
-        f"{difference:.0e}",
-        f"{state.num_bytes:,}",
-        f"{speed:,.0f}",
-    ]
+def draw(console: Console, schedule: Schedule) -> None:
+    """Show what a model computes when."""
+    console.print(render_terminal(picture(schedule, num_tokens=10)))
+    console.print()
+
+
+def results(report: Report) -> Table:
+    """The table at the end."""
+    table = Table(title=report.experiment.title)
+    for heading in ("model", "parameters", "updates", "seconds a run", "test error"):
+        table.add_column(heading, justify="left" if heading == "model" else "right")
+    for row in report.rows:
+        spread = row.error("test")
+        assert spread is not None
+        deviation = "" if spread.deviation is None else f" ± {spread.deviation:.2f}"
+        seconds = [result.wall_seconds for result in row.results]
+        table.add_row(
+            row.row.model,
+            f"{row.num_parameters[0]:,}",
+            f"{row.num_updates[0]:,}",
+            f"{sum(seconds) / len(seconds):.0f}",
+            f"{spread.mean:.2f}{deviation} %",
+        )
+    return table

@@ -75,6 +75,7 @@ def facts(plan: Schedule, cost: Cost, size: int) -> dict[str, Any]:
         "sequential_steps_per_segment": cost.per_segment.num_steps,
         "sequential_layers_per_segment": cost.per_segment.num_core_layers,
         "state_bytes": cost.per_segment.state_numbers * size,
+        "most_state_bytes": cost.per_segment.most_state_numbers * size,
         "is_state_bounded": plan.is_state_bounded,
         "paper": asdict(plan.paper_row),
     }
@@ -85,7 +86,7 @@ def table(plan: Schedule, cost: Cost, dtype: str) -> Table:
     known = facts(plan, cost, BYTES[dtype])
     row = plan.paper_row
     after = f"after {known['segment_start'] + known['segment']:,} tokens"
-    growth = "for ever" if plan.is_state_bounded else "so far: it grows"
+    most = f"at most {known['most_state_bytes']:,}" if plan.is_state_bounded else "it grows"
     grid = Table(title=repr(plan), title_justify="left", show_header=False, box=None)
     grid.add_column(style="bold")
     grid.add_column(justify="right")
@@ -97,7 +98,7 @@ def table(plan: Schedule, cost: Cost, dtype: str) -> Table:
         f"{known['sequential_steps_per_segment']:,}",
         f"{known['sequential_layers_per_segment']:,} layers, {cost.segment:,} tokens",
     )
-    grid.add_row("state bytes a stream", f"{known['state_bytes']:,}", f"{dtype}, {after}, {growth}")
+    grid.add_row("state bytes a stream", f"{known['state_bytes']:,}", f"{dtype}, {after}; {most}")
     grid.add_row("paper: recurrent steps", dash(row.recurrent_steps), "")
     grid.add_row("paper: step size", dash(row.step_size), "")
     grid.add_row("paper: forward size", dash(row.forward_size), "")

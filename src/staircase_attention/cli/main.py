@@ -9,6 +9,11 @@ import typer
 from staircase_attention.cli.demo import demo
 from staircase_attention.cli.describe import describe
 from staircase_attention.cli.draw import draw
+from staircase_attention.cli.evaluate import evaluate
+from staircase_attention.cli.recipes import recipes
+from staircase_attention.cli.reproduce import reproduce
+from staircase_attention.cli.train import resume, train
+from staircase_attention.training import StopRequested
 
 FAILURE = 2
 """Exit status for what a user can get wrong."""
@@ -20,13 +25,14 @@ UsageError: Any = typer.BadParameter.__bases__[0]
 
 app = typer.Typer(
     name="staircase",
-    help="Recurrent attention models: build, draw, cost, stream.",
+    help="Recurrent attention models: draw, cost, train, compare.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
 )
-for command in (draw, describe, demo):
+for command in (draw, describe, recipes, train, resume, reproduce, demo):
     app.command()(command)
+app.command("eval")(evaluate)
 
 
 def main() -> None:
@@ -39,6 +45,9 @@ def main() -> None:
         if os.environ.get("STAIRCASE_TRACEBACK"):
             raise
         _fail(str(error))
+    except StopRequested as stop:
+        typer.echo(f"staircase: {stop}", err=True)
+        sys.exit(stop.exit_status)
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(INTERRUPTED)
     sys.exit(status if isinstance(status, int) else 0)

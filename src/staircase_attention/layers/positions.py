@@ -8,7 +8,7 @@ from staircase_attention.attention import View, attend
 from staircase_attention.layers.keys_values import KeysValues
 
 ROTARY_BASE = 10_000.0
-"""Longest wavelength of the rotary angles, over 2π: Su et al. 2021's."""
+"""Bound on the wavelengths of the rotary angles, over 2π: Su et al. 2021's."""
 
 
 class RelativePositions(nn.Module):
@@ -53,24 +53,26 @@ class RotaryPositions(nn.Module):
     ) -> Float[Tensor, "batch heads queries size"]:
         """Attention between rotated queries and rotated keys."""
         keys, values = context
-        angles = self._angles(view).to(queries.dtype)
+        turns = self._turns(view).to(queries.dtype)
         first = view.first_query
-        queries = rotate(queries, angles[first : first + view.num_queries])
-        keys = rotate(keys, angles[: view.num_keys])
+        queries = rotate(queries, turns[:, first : first + view.num_queries])
+        keys = rotate(keys, turns[:, : view.num_keys])
         return attend(queries, keys, values, table=None, view=view, dropout=dropout)
 
-    def _angles(self, view: View) -> Float[Tensor, "places half"]:
-        # In float64, as a place far along a wide window times a rate loses digits in less.
+    def _turns(self, view: View) -> Float[Tensor, "2 places half"]:
+        """Cosine and sine of every place's angles."""
+        # In float64 until the angle is gone: a place far along a window loses it in less.
         pairs = torch.arange(self.head_size // 2, dtype=torch.float64, device=view.device)
         num_places = max(view.num_keys, view.num_distances)
         places = torch.arange(num_places, dtype=torch.float64, device=view.device)
-        return places[:, None] * torch.pow(ROTARY_BASE, -2 * pairs / self.head_size)
+        angles = places[:, None] * torch.pow(ROTARY_BASE, -2 * pairs / self.head_size)
+        return torch.stack([angles.cos(), angles.sin()])
 
 
 def rotate(
-    vectors: Float[Tensor, "batch heads time size"], angles: Float[Tensor, "time half"]
+    vectors: Float[Tensor, "batch heads time size"], turns: Float[Tensor, "2 time half"]
 ) -> Float[Tensor, "batch heads time size"]:
-    """Turn each pair (element j, element j + half) by its angle."""
+    """Turn each pair (element j, element j + half) by the angle with this cosine and sine."""
     first, second = vectors.chunk(2, dim=-1)
-    cosine, sine = angles.cos(), angles.sin()
+    cosine, sine = turns
     return torch.cat([first * cosine - second * sine, first * sine + second * cosine], dim=-1)

@@ -27,6 +27,8 @@ class SegmentCost:
     """Layers that a segment goes through one after another: steps times layers a step."""
     state_numbers: int
     """Numbers in the state at the end of the segment; times their size in bytes, its bytes."""
+    most_state_numbers: int
+    """The same at the fullest moment of the chunk that comes next."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,6 +96,7 @@ def segment_cost(
         num_steps=len(steps),
         num_core_layers=sum(len(step.layers) for step, _, _ in steps),
         state_numbers=_state_numbers(core, schedule, ledger),
+        most_state_numbers=_most_state_numbers(core, schedule, ledger, start + segment),
     )
 
 
@@ -120,10 +123,11 @@ def _step_flops(core: CoreConfig, schedule: Schedule, step: Step, num_before: in
         device=torch.device("meta"),
     )
     num_projections = 4 if schedule.attends_self else 2
-    if view.num_keys == 0:
-        num_projections = 0
-    per_query = 2 * core.width * (num_projections * core.width + 2 * core.inner_width)
     attention = attention_flops(view, has_table=core.positions == "relative")
+    if view.num_keys == 0:
+        # Where there is nothing to attend to, the whole sublayer is left out.
+        num_projections = attention = 0
+    per_query = 2 * core.width * (num_projections * core.width + 2 * core.inner_width)
     return len(step.layers) * (num_queries * per_query + core.width * attention)
 
 
@@ -136,6 +140,16 @@ def _token_flops(core: CoreConfig, schedule: Schedule, output_size: int) -> int:
     if schedule.mixes_layers:
         flops += 2 * core.width * (core.num_layers + 1)
     return flops
+
+
+def _most_state_numbers(core: CoreConfig, schedule: Schedule, ledger: Ledger, position: int) -> int:
+    """The largest state while one more chunk comes in token by token."""
+    sizes = [_state_numbers(core, schedule, ledger)]
+    for token in range(position, position + schedule.chunk_length):
+        for _ in _walk(ledger, schedule, core, range(token, token + 1)):
+            pass
+        sizes.append(_state_numbers(core, schedule, ledger))
+    return max(sizes)
 
 
 def _state_numbers(core: CoreConfig, schedule: Schedule, ledger: Ledger) -> int:

@@ -1,4 +1,4 @@
-"""The classical recurrent baseline, behind the same interface as the family: PyTorch's LSTM."""
+"""The classical recurrent baseline, called as the family is: PyTorch's LSTM."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -68,7 +68,7 @@ class SequenceModel(nn.Module):
         """Logits for every token, and the state from which the stream goes on.
 
         Both orders compute the same function: `window` takes as many tokens a step as the schedule
-        allows, `chunk` one chunk at a time with bounded memory, for long streams without gradients.
+        allows, `chunk` one chunk at a time, which needs less memory where no gradients are kept.
         """
         check_tokens(tokens, self.vocab_size)
         check_order(order)

@@ -163,6 +163,11 @@ class State:
     @classmethod
     def join(cls, states: Sequence["State"]) -> "State":
         """The state of a batch made of these batches' rows, one after another."""
+        if not states or any(state.model != states[0].model for state in states):
+            kinds = ", ".join(str(state.model) for state in states) or "none"
+            raise ValueError(
+                f"states that are joined must be of one model, got {kinds}; join those of one"
+            )
         streams: list[Stream] = []
         num_rows = 0
         for state in states:

@@ -28,6 +28,10 @@ def save_state(state: State | LSTMState, path: str | os.PathLike[str]) -> None:
     """Write a state to a file, whole or not at all."""
     header, tensors = take_apart(state)
     target = Path(path)
+    if not target.parent.is_dir():
+        raise FileNotFoundError(
+            f"a state is saved into a folder that exists, got {target}; make {target.parent} first"
+        )
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
         scratch = Path(folder) / target.name
         scratch.write_bytes(save(tensors, metadata={HEADER: json.dumps(header)}))
@@ -36,6 +40,10 @@ def save_state(state: State | LSTMState, path: str | os.PathLike[str]) -> None:
 
 def load_state(path: str | os.PathLike[str]) -> State | LSTMState:
     """Read a state that `save_state` wrote."""
+    if not Path(path).is_file():
+        raise FileNotFoundError(
+            f"a state is read from a file, got {os.fspath(path)}, which is none; check the path"
+        )
     try:
         with safe_open(path, framework="pt") as file:
             header = _header((file.metadata() or {}).get(HEADER), path)

@@ -124,7 +124,7 @@ class TransformerXL(RungSchedule):
 
     @property
     def paper_row(self) -> PaperRow:
-        """The tables print dashes."""
+        """Nothing recurs: most of the tables print dashes."""
         return PaperRow(recurrent_steps=None, step_size=None, forward_size=None)
 
 

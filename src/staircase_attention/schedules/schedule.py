@@ -10,10 +10,10 @@ from staircase_attention.schedules.timetable import Order, Step
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PaperRow:
-    """The words in which the paper's tables describe a model; None where they print a dash."""
+    """The words in which the paper's tables describe a model; None where it has no such number."""
 
     recurrent_steps: int | None
-    """Passes a token makes through the core."""
+    """Passes a token makes through the core before others see the result."""
     step_size: int | None
     """Tokens visible at once."""
     forward_size: int | None

@@ -102,19 +102,23 @@ class Lines:
     def begin(self, name: str, update: int, num_updates: int) -> None:
         """Say what runs."""
         self._name, self._total = name, num_updates
-        self._began, self._first = time.monotonic(), update
-        self._last = self._began
+        self._first = self._update = update
+        self._began = self._last = time.monotonic()
         self.say(f"{name}: update {update:,} of {num_updates:,}")
 
     def advance(self, update: int, **facts: float) -> None:
         """Say how it stands, if that is long ago."""
         self._facts |= facts
-        now = time.monotonic()
-        if now - self._last >= self._every or update == self._total:
-            self._last = now
-            left = (now - self._began) / max(1, update - self._first) * (self._total - update)
-            place = f"{self._name}: update {update:,} of {self._total:,}"
-            self.say(f"{place}  {words(self._facts)}  {clock(left)} left")
+        self._update = update
+        if time.monotonic() - self._last >= self._every:
+            self._tell()
+
+    def _tell(self) -> None:
+        self._last = time.monotonic()
+        speed = (self._last - self._began) / max(1, self._update - self._first)
+        left = clock(speed * (self._total - self._update))
+        place = f"{self._name}: update {self._update:,} of {self._total:,}"
+        self.say(f"{place}  {words(self._facts)}  {left} left")
 
     def say(self, text: str) -> None:
         """Print a line."""
@@ -122,7 +126,9 @@ class Lines:
         sys.stderr.flush()
 
     def end(self) -> None:
-        """Nothing."""
+        """Say how it stood in the end."""
+        if self._facts:
+            self._tell()
 
 
 def clock(seconds: float) -> str:

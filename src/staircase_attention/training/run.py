@@ -45,6 +45,8 @@ def train(
     # The process that torchrun numbers 0 makes the folder; the others meet it at the first save.
     if int(os.environ.get("RANK", "0")) == 0:
         place.create(recipe)
+        if progress is not None:
+            progress.say(f"run folder: {place.path}")
     return _go(recipe, place, progress)
 
 

@@ -110,6 +110,8 @@ class Trainer:
             segment_length=self.config.segment_length,
         )
         self.progress = Progress(position=self.lanes.first_position())
+        self.speed = 0.0
+        """Tokens a second, smoothed over some updates."""
         self.log: MetricsLog | None = None
 
     def run(self) -> None:
@@ -180,8 +182,11 @@ class Trainer:
         progress.update += 1
         progress.num_tokens += batch.inputs.size
         self._watch(outcome)
-        progress.wall_seconds += time.perf_counter() - began
-        self._log_if_due(outcome, rate, batch.inputs.size / (time.perf_counter() - began))
+        seconds = time.perf_counter() - began
+        progress.wall_seconds += seconds
+        latest = batch.inputs.size / seconds
+        self.speed = latest if not self.speed else 0.95 * self.speed + 0.05 * latest
+        self._log_if_due(outcome, rate)
         is_last = progress.update == config.num_updates
         is_better = False
         if is_last or progress.update % config.evaluate_every == 0:
@@ -205,7 +210,7 @@ class Trainer:
         seen = (outcome.loss, float(outcome.num_wrong), float(outcome.num_answers))
         progress.since_log = [old + new for old, new in zip(progress.since_log, seen, strict=True)]
 
-    def _log_if_due(self, outcome: Outcome, rate: float, speed: float) -> None:
+    def _log_if_due(self, outcome: Outcome, rate: float) -> None:
         progress = self.progress
         facts = {}
         if progress.update % self.config.log_every == 0 and progress.since_log[2]:
@@ -222,10 +227,10 @@ class Trainer:
             if self.log is not None:
                 self.log.write_timing(
                     progress.update,
-                    tokens_per_second=speed,
+                    tokens_per_second=self.speed,
                     wall_seconds=progress.wall_seconds,
                 )
-        self.display.advance(progress.update, **facts, tokens_per_second=speed)
+        self.display.advance(progress.update, **facts, tokens_per_second=self.speed)
 
     def _evaluate(self) -> bool:
         """Score the validation data; whether that is the best so far."""

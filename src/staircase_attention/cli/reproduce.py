@@ -1,0 +1,48 @@
+"""`staircase reproduce`: rows of the paper's tables, run again and set beside its numbers."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from staircase_attention.cli.assignments import parse_assignments
+from staircase_attention.experiments import TABLES
+from staircase_attention.experiments import reproduce as reproduce_table
+from staircase_attention.training import choose_display
+
+
+def reproduce(
+    table: Annotated[str, typer.Argument(metavar="TABLE", help=f"one of {', '.join(TABLES)}")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[PATH=VALUE]...", help="settings to change in every row, as in `train`"
+        ),
+    ] = None,
+    *,
+    rows: Annotated[
+        str | None, typer.Option(help="Rows, separated by commas; all by default.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="Runs a row, with seeds 0, 1, ...")] = 10,
+    updates: Annotated[
+        int | None, typer.Option(help="Updates a run; the paper's number by default.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder of runs and report; results/TABLE by default.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option(help="Show no progress.")] = False,
+) -> int:
+    """Run rows of a table of the paper, or go on with them, and write the report."""
+    folder = output or Path("results") / table
+    report = reproduce_table(
+        table,
+        folder=folder,
+        rows=None if rows is None else [row.strip() for row in rows.split(",")],
+        seeds=seeds,
+        updates=updates,
+        overrides=parse_assignments(overrides or []),
+        progress=choose_display(quiet=quiet),
+    )
+    typer.echo((folder / "report.md").read_text())
+    typer.echo(f"wrote {folder / 'report.md'}")
+    return 1 if report.failures else 0

@@ -1,0 +1,58 @@
+"""`staircase train` and `staircase resume`: runs, begun and continued."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from staircase_attention.cli.assignments import parse_assignments
+from staircase_attention.experiments import find_recipe
+from staircase_attention.training import (
+    RunResult,
+    choose_display,
+    default_folder,
+)
+from staircase_attention.training import resume as resume_run
+from staircase_attention.training import train as train_recipe
+
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")]
+Quiet = Annotated[bool, typer.Option(help="Show no progress.")]
+
+
+def train(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="one of `staircase recipes`")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[PATH=VALUE]...",
+            help="settings to change, as training.num_updates=1000 model.schedule.num_passes=2",
+        ),
+    ] = None,
+    *,
+    output: Annotated[
+        Path | None, typer.Option(help="The run folder; by default a new one under runs/.")
+    ] = None,
+    quiet: Quiet = False,
+) -> int:
+    """Train a model by a recipe, in a new run folder."""
+    chosen = find_recipe(recipe).override(parse_assignments(overrides or []))
+    folder = output or default_folder(chosen)
+    return show(train_recipe(chosen, folder, progress=choose_display(quiet=quiet)), folder)
+
+
+def resume(run: RunArgument, *, quiet: Quiet = False) -> int:
+    """Go on with a run that was stopped, exactly where it stood."""
+    return show(resume_run(run, progress=choose_display(quiet=quiet)), run)
+
+
+def show(result: RunResult, folder: Path) -> int:
+    """Print what came of a run; a run that diverged is a failure."""
+    for name, score in (("valid", result.valid), ("test", result.test)):
+        if score is not None:
+            typer.echo(f"{name}: error {100 * score['error']:.2f}%  loss {score['loss']:.4f}")
+    typer.echo(
+        f"{result.status} after {result.num_updates:,} updates, {result.num_tokens:,} tokens, "
+        f"{result.wall_seconds:.1f} s on {result.device}; best at update {result.best_update}; "
+        f"{folder}"
+    )
+    return 0 if result.status == "finished" else 1
