@@ -6,7 +6,6 @@ import sys
 
 import pytest
 
-from staircase_attention.cli import main
 from staircase_attention.schedules import SCHEDULES
 
 OPTIONS = {
@@ -19,20 +18,6 @@ OPTIONS = {
     "feedback-transformer": ["span=8", "attend_self=true"],
     "memory-network": ["span=8"],
 }
-
-
-@pytest.fixture
-def staircase(monkeypatch, capsys):
-    """Run a command line; give its exit status, output and error output."""
-
-    def run(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["staircase", *words])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        output = capsys.readouterr()
-        return int(caught.value.code or 0), output.out, output.err
-
-    return run
 
 
 def test_every_model_has_options_here():
@@ -95,6 +80,18 @@ WRONG = {
     "a deep universal core": ["describe", "universal-transformer", "num_passes=2", "span=4"],
     "an unknown flag": ["describe", "transformer-xl", "span=4", "--colour"],
     "an unknown command": ["climb"],
+    "an unknown recipe": ["train", "parity/stairs"],
+    "an unknown setting": ["train", "parity/staircase", "training.num_update=3"],
+    "a setting of the wrong kind": ["train", "parity/staircase", "training.num_updates=many"],
+    "a setting out of bounds": ["train", "parity/staircase", "training.num_updates=0"],
+    "a task option that is not there": ["train", "parity/staircase", "task.options.speed=1"],
+    "an unknown task": ["train", "parity/staircase", "task.reference=chess"],
+    "a run that is not there": ["resume", "nowhere"],
+    "a folder that is no run": ["eval", "."],
+    "an unknown table": ["reproduce", "chess"],
+    "an unknown row": ["reproduce", "algorithm", "--rows", "stairs"],
+    "no seeds": ["reproduce", "algorithm", "--seeds", "0"],
+    "a recipe to print that is not there": ["recipes", "parity/stairs"],
     "a flag without its value": ["describe", "transformer-xl", "span=4", "--width"],
     "text for a flag's number": ["describe", "transformer-xl", "span=4", "--width", "wide"],
 }
@@ -107,14 +104,6 @@ def test_a_mistake_is_one_line_and_a_non_zero_exit(staircase, name):
     assert out == ""
     assert err.startswith("staircase: ")
     assert len(err.strip().splitlines()) == 1
-
-
-def test_the_demo_runs_and_streams_exactly(staircase):
-    status, out, _ = staircase("demo")
-    assert status == 0
-    for name in SCHEDULES:
-        assert name in out
-    assert "e-1" in out
 
 
 def test_the_installed_command_answers():

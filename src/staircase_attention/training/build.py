@@ -37,6 +37,12 @@ def build_model(recipe: Recipe, task: Task) -> Model:
     return family
 
 
+def check_recipe(recipe: Recipe) -> None:
+    """Refuse a recipe whose task or model cannot be built, before anything is written."""
+    with torch.device("meta"):
+        build_model(recipe, build_task(recipe))
+
+
 def choose_device() -> torch.device:
     """A GPU where there is one: the one of this process, where several run."""
     if torch.cuda.is_available():

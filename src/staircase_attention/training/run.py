@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from staircase_attention.training.build import choose_device
+from staircase_attention.training.build import check_recipe, choose_device
 from staircase_attention.training.display import Display, Silent
 from staircase_attention.training.files import FULL_DISK, read_json, write_json
 from staircase_attention.training.processes import joined_processes
@@ -41,6 +41,7 @@ def train(
     recipe: Recipe, folder: str | os.PathLike[str], *, progress: Display | None = None
 ) -> RunResult:
     """Begin a run in a new folder and bring it to its end."""
+    check_recipe(recipe)
     place = RunFolder(folder)
     # The process that torchrun numbers 0 makes the folder; the others meet it at the first save.
     if int(os.environ.get("RANK", "0")) == 0:
