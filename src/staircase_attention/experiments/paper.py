@@ -1,0 +1,182 @@
+"""The paper's numbers, as data: what its tables print, where they print it, and their slips."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from types import MappingProxyType
+from typing import Any, Literal
+
+from staircase_attention.experiments.choices import require_known
+from staircase_attention.experiments.spread import Spread
+from staircase_attention.schedules import PaperRow
+
+FILE = "paper_tables.json"
+SPLITS = ("valid", "test")
+WORDS = ("recurrent_steps", "step_size", "forward_size")
+
+Unit = Literal["error %", "perplexity", "bits per character"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PaperResult:
+    """A row of one of the paper's tables; None where the table has no such number."""
+
+    table: str
+    name: str
+    """What the row is called here: its model and what tells it from the other rows."""
+    model: str
+    """What the paper calls the model."""
+    words: PaperRow
+    """Recurrent steps, step size and forward size, as printed."""
+    num_updates: int
+    """Updates for which the paper trained it."""
+    num_seeds: int
+    """Runs from which the numbers come."""
+    valid: Spread | None
+    test: Spread | None
+    num_parameters_millions: int | None = None
+    batch_milliseconds: int | None = None
+    """Time of a training batch on the authors' machines."""
+    layer_pattern: str | None = None
+    num_layers: int | None = None
+    """Layers that a token goes through, repetitions counted."""
+
+    @property
+    def identifier(self) -> str:
+        """Table and row, as random-walk/ladder-8."""
+        return f"{self.table}/{self.name}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PaperTable:
+    """One of the paper's tables."""
+
+    name: str
+    label: str
+    """The table's label in the paper's source."""
+    caption: str
+    unit: Unit
+    """Of all its results; corrected where the heading is a slip."""
+    notes: tuple[str, ...]
+    """What a reader of the numbers should know, slips included."""
+    rows: Mapping[str, PaperResult]
+    """By name, in the order of the table."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SummaryEntry:
+    """A cell of the paper's summary table: the best that a model did on a task."""
+
+    task: str
+    model: str
+    value: float
+    unit: Unit
+    split: Literal["valid", "test"]
+    row: str | None
+    """The row of a detail table whose settings were best, as random-walk/ladder-8."""
+    words: PaperRow | None
+    """The best settings as the paper prints them; None for the baselines, which have no entry."""
+    span: int | None
+    """S of a Ladder."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PaperTraining:
+    """How the paper trained all models on a task."""
+
+    task: str
+    num_layers: int
+    width: int
+    num_heads: int
+    dropout: float
+    embedding_dropout: float
+    segment_length: int
+    num_lanes: int
+    learning_rate: float
+    gradient_clip: float
+    warm_up: int
+    num_updates: int
+    num_seeds: int
+    notes: tuple[str, ...]
+    """Exceptions and slips."""
+
+
+@cache
+def paper_tables() -> Mapping[str, PaperTable]:
+    """The tables with one result a row, by name.
+
+    >>> print(paper_tables()["random-walk"].rows["ladder-8"].test)
+    3.2 ± 1.6
+    """
+    tables = [_table(data) for data in _data()["tables"]]
+    return MappingProxyType({table.name: table for table in tables})
+
+
+@cache
+def paper_summary() -> tuple[SummaryEntry, ...]:
+    """The table that sets the best of each model side by side.
+
+    For Random Walk and Algorithm it is the test error of the seed that was best on validation data.
+    """
+    return tuple(_entry(data) for data in _data()["summary"]["entries"])
+
+
+@cache
+def paper_training(task: str) -> PaperTraining:
+    """The appendix's hyperparameters for a task.
+
+    >>> paper_training("random-walk").num_lanes
+    512
+    """
+    tasks = {data["task"]: data for data in _data()["training"]["tasks"]}
+    require_known("a task of the paper", task, tasks)
+    return PaperTraining(**tasks[task] | {"notes": tuple(tasks[task]["notes"])})
+
+
+def find_paper_row(identifier: str) -> PaperResult:
+    """The row that is called table/row.
+
+    >>> find_paper_row("algorithm/staircase-n4-c16").words.step_size
+    64
+    """
+    rows = {row.identifier: row for table in paper_tables().values() for row in table.rows.values()}
+    require_known("a row of the paper's tables", identifier, rows)
+    return rows[identifier]
+
+
+@cache
+def _data() -> dict[str, Any]:
+    text = (files("staircase_attention.experiments") / FILE).read_text(encoding="utf-8")
+    data: dict[str, Any] = json.loads(text)
+    return data
+
+
+def _table(data: dict[str, Any]) -> PaperTable:
+    shared = {"table": data["name"]} | {key: data[key] for key in ("num_updates", "num_seeds")}
+    rows = [_row(shared | row) for row in data["rows"]]
+    return PaperTable(
+        name=data["name"],
+        label=data["label"],
+        caption=data["caption"],
+        unit=data["unit"],
+        notes=tuple(data["notes"]),
+        rows=MappingProxyType({row.name: row for row in rows}),
+    )
+
+
+def _row(data: dict[str, Any]) -> PaperResult:
+    valid, test = (Spread(*data[split]) if split in data else None for split in SPLITS)
+    rest = {key: value for key, value in data.items() if key not in (*WORDS, *SPLITS)}
+    return PaperResult(words=_words(data), valid=valid, test=test, **rest)
+
+
+def _entry(data: dict[str, Any]) -> SummaryEntry:
+    rest = {key: data[key] for key in ("task", "model", "value", "unit", "split", "row")}
+    has_settings = "recurrent_steps" in data
+    return SummaryEntry(words=_words(data) if has_settings else None, span=data.get("span"), **rest)
+
+
+def _words(data: dict[str, Any]) -> PaperRow:
+    return PaperRow(**{word: data[word] for word in WORDS})

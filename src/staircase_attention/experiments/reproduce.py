@@ -1,0 +1,87 @@
+"""The paper's tables, run again: rows, several seeds each, one report beside its numbers."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from staircase_attention import training
+from staircase_attention.experiments.experiment import (
+    Experiment,
+    check_count,
+    chosen_names,
+    this_command,
+)
+from staircase_attention.experiments.paper import paper_tables
+from staircase_attention.experiments.planned_run import Resume, Train
+from staircase_attention.experiments.report import Report
+from staircase_attention.experiments.rows import Row, table_rows
+from staircase_attention.experiments.runner import carry_out
+from staircase_attention.training import Display, Recipe
+
+NUM_SEEDS = 10
+"""Runs of a setting in the paper."""
+LEAST_EVALUATIONS = 20
+"""Points of a learning curve, however short the run."""
+TITLES = {"random-walk": "Random Walk", "algorithm": "Algorithm"}
+
+
+def reproduce(
+    table: str,
+    *,
+    folder: Path,
+    rows: Sequence[str] | None = None,
+    seeds: int = NUM_SEEDS,
+    updates: int | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    command: str | None = None,
+    train: Train = training.train,
+    resume: Resume = training.resume,
+    progress: Display | None = None,
+) -> Report:
+    """Run rows of a table of the paper, or go on with them, and write the report.
+
+    Args:
+        table: random-walk or algorithm.
+        folder: for everything; the run of a row with seed k is in row/seed-k.
+        rows: names of rows; all of them, and an LSTM, where None.
+        seeds: runs a row, with the seeds 0, 1, ...
+        updates: of every run; each row's own number, the paper's, where None.
+        overrides: other settings to change, each named by its path, as training.precision.
+        command: what the report gives as the way to have it again; this process's where None.
+        train: begins a run.
+        resume: goes on with one.
+        progress: what a person sees meanwhile.
+    """
+    everything = table_rows(table)
+    if updates is not None:
+        check_count("updates", updates)
+    changed = [_changed(row, updates, overrides or {}) for row in everything]
+    experiment = Experiment(
+        title=f"{TITLES[table]}: our runs beside the paper's",
+        folder=Path(folder),
+        rows=tuple(changed),
+        wanted=chosen_names(rows, everything),
+        num_seeds=seeds,
+        table=paper_tables()[table],
+        command=this_command() if command is None else command,
+        overrides=overrides or {},
+    )
+    return carry_out(experiment, train=train, resume=resume, progress=progress)
+
+
+def with_updates(recipe: Recipe, num_updates: int) -> Recipe:
+    """The recipe with another length, evaluated and saved often enough for it."""
+    at_most = max(1, num_updates // LEAST_EVALUATIONS)
+    config = dataclasses.replace(
+        recipe.training,
+        num_updates=num_updates,
+        evaluate_every=min(recipe.training.evaluate_every, at_most),
+        checkpoint_every=min(recipe.training.checkpoint_every, at_most),
+    )
+    return dataclasses.replace(recipe, training=config)
+
+
+def _changed(row: Row, updates: int | None, overrides: Mapping[str, Any]) -> Row:
+    recipe = row.recipe if updates is None else with_updates(row.recipe, updates)
+    return dataclasses.replace(row, recipe=recipe.override(overrides) if overrides else recipe)

@@ -1,0 +1,107 @@
+"""What is on disk of a run: how it stands, its result, its learning curve."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from staircase_attention.training import Recipe, RunResult
+from staircase_attention.training.files import read_json
+from staircase_attention.training.run_folder import RunFolder
+
+Status = Literal["finished", "diverged", "failed", "unfinished"]
+"""Failed: an error ended it; unfinished: it was stopped. Both can be taken up again."""
+
+PREFIX = "seed-"
+FAILURE_SUFFIX = ".failure.txt"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunRecord:
+    """A run as it stands."""
+
+    seed: int
+    status: Status
+    result: RunResult | None = None
+    """Where the run has come to its end."""
+    failure: str | None = None
+    """The error that ended it, in one line."""
+    curve: tuple[tuple[int, float], ...] = ()
+    """Updates and validation errors in percent."""
+
+
+def seed_folder(row: Path, seed: int) -> Path:
+    """Where the run of a row with this seed is."""
+    return row / f"{PREFIX}{seed}"
+
+
+def failure_file(run: Path) -> Path:
+    """Where the error of a run is kept: beside its folder, which has to be empty to begin anew."""
+    return run.with_name(run.name + FAILURE_SUFFIX)
+
+
+def seeds_in(row: Path) -> list[int]:
+    """The seeds of which a row's folder holds something."""
+    names = {path.name.removesuffix(FAILURE_SUFFIX) for path in row.glob(f"{PREFIX}*")}
+    numbers = [name.removeprefix(PREFIX) for name in names]
+    return sorted(int(number) for number in numbers if number.isdecimal())
+
+
+def read_runs(row: Path) -> tuple[RunRecord, ...]:
+    """All runs of a row that have begun."""
+    return tuple(read_run(row, seed) for seed in seeds_in(row))
+
+
+def read_run(row: Path, seed: int) -> RunRecord:
+    """One run that has begun."""
+    path = seed_folder(row, seed)
+    place, failure = RunFolder(path), failure_file(path)
+    curve = tuple(_curve(place.metrics))
+    if place.is_finished:
+        result = read_result(place)
+        return RunRecord(seed=seed, status=result.status, result=result, curve=curve)
+    if failure.exists():
+        reason = failure.read_text(encoding="utf-8").partition("\n")[0]
+        return RunRecord(seed=seed, status="failed", failure=reason, curve=curve)
+    return RunRecord(seed=seed, status="unfinished", curve=curve)
+
+
+def read_result(place: RunFolder) -> RunResult:
+    """The result of a finished run."""
+    try:
+        return RunResult(**read_json(place.result))
+    except (OSError, ValueError, TypeError) as error:
+        raise ValueError(
+            f"a run's result.json must be as the trainer wrote it, got {place.result} "
+            f"({type(error).__name__}); delete it, and the run will be scored again"
+        ) from error
+
+
+def read_recipe(run: Path) -> Recipe | None:
+    """The recipe with which a run began; None where none has."""
+    if not run.exists() or (run.is_dir() and not any(run.iterdir())):
+        return None
+    return RunFolder(run).recipe()
+
+
+def _curve(metrics: Path) -> Iterator[tuple[int, float]]:
+    """Validation errors on the way that led to the result: what a rollback undid is left out."""
+    points: list[tuple[int, float]] = []
+    for line in _lines(metrics):
+        if line["kind"] == "rollback":
+            points = [point for point in points if point[0] <= line["update"]]
+        elif line["kind"] == "valid":
+            points.append((line["update"], 100 * line["error"]))
+    yield from points
+
+
+def _lines(metrics: Path) -> Iterator[dict[str, Any]]:
+    if not metrics.exists():
+        return
+    for line in metrics.read_text(encoding="utf-8").splitlines():
+        # The last line of a run that is being written, or was killed, may be torn.
+        try:
+            yield json.loads(line)
+        except ValueError:
+            return

@@ -1,0 +1,102 @@
+"""Every recipe is complete, can be saved, loaded and built, and is the row it says it is."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from staircase_attention.experiments import (
+    TABLES,
+    find_recipe,
+    paper_rows,
+    paper_tables,
+    recipes,
+    table_rows,
+)
+from staircase_attention.experiments.naming import model_name, table_words
+from staircase_attention.training import FamilyModel, LSTMModel, Recipe
+from staircase_attention.training.build import build_model, build_task
+
+
+@pytest.mark.parametrize("name", list(recipes()))
+def test_a_recipe_survives_saving_and_its_task_and_model_can_be_built(name):
+    recipe = find_recipe(name)
+    assert recipe.name == name
+    assert Recipe.from_plain(json.loads(json.dumps(recipe.to_plain()))) == recipe
+    with torch.device("meta"):
+        model = build_model(recipe, build_task(recipe))
+    assert model.num_parameters > 0
+
+
+def test_every_row_of_the_two_tables_has_a_recipe():
+    for table in TABLES:
+        for name, printed in paper_tables()[table].rows.items():
+            assert paper_rows()[f"{table}/{name}"] is printed
+
+
+@pytest.mark.parametrize("name", list(paper_rows()))
+def test_a_recipe_describes_itself_in_the_words_of_its_row(name):
+    recipe, printed = find_recipe(name), paper_rows()[name]
+    words = table_words(recipe)
+    if printed.model == "Global Cached Staircase":
+        # The window has no end; the tables print how far apart it tells distances.
+        assert words.step_size is None
+        assert isinstance(recipe.model, FamilyModel)
+        words = replace(words, step_size=recipe.model.core.max_distance)
+    if name == "random-walk/transformer-xl":
+        # This table prints 1 where the Algorithm table prints a dash for the same model.
+        assert words.recurrent_steps is None
+        words = replace(words, recurrent_steps=1)
+    assert words == printed.words
+    assert model_name(recipe) == printed.model
+    assert recipe.training.num_updates == printed.num_updates
+
+
+@pytest.mark.parametrize("name", list(paper_rows()))
+def test_a_recipe_of_a_row_has_the_appendix_s_settings(name):
+    recipe = find_recipe(name)
+    model, training = recipe.model, recipe.training
+    assert isinstance(model, FamilyModel)
+    assert (model.core.num_layers, model.core.width, model.core.num_heads) == (4, 256, 4)
+    assert (model.core.dropout, model.core.embedding_dropout) == (0.2, 0.0)
+    assert training.num_lanes == (512 if name.startswith("random-walk") else 256)
+    assert training.segment_length == 128
+    optimizer = training.optimizer
+    assert (optimizer.learning_rate, optimizer.warm_up) == (1e-4, 1000)
+    assert (optimizer.gradient_clip, optimizer.decay) == (0.1, "constant")
+
+
+@pytest.mark.parametrize("group", ["random-walk", "algorithm", "permutations"])
+def test_the_lstm_has_the_parameters_of_a_staircase(group):
+    assert _ratio(group, "staircase-n8-c8") == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    "group", ["parity", "permutations-small", "random-walk-small", "algorithm-small"]
+)
+def test_a_small_lstm_has_about_the_parameters_of_a_small_staircase(group):
+    assert _ratio(group, "staircase") == pytest.approx(1, abs=0.05)
+
+
+def test_an_lstm_stands_beside_every_table_without_a_row_of_the_paper():
+    for table in TABLES:
+        last = table_rows(table)[-1]
+        assert last.name == "lstm"
+        assert isinstance(last.recipe.model, LSTMModel)
+        assert last.paper is None
+
+
+def test_an_unknown_recipe_is_refused_in_one_line_with_the_nearest():
+    with pytest.raises(ValueError, match="did you mean 'random-walk/staircase-n8-c8'") as error:
+        find_recipe("random-walk/staircase-n8c8")
+    assert "\n" not in str(error.value)
+
+
+def _ratio(group, other):
+    counts = []
+    for row in ("lstm", other):
+        recipe = find_recipe(f"{group}/{row}")
+        with torch.device("meta"):
+            counts.append(build_model(recipe, build_task(recipe)).num_parameters)
+    return counts[0] / counts[1]

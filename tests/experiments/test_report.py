@@ -1,0 +1,155 @@
+"""The report says what was run, for how long, beside what the paper got, and leaves nothing out."""
+
+import json
+
+import pytest
+from fake_training import FakeTrainer, make_result
+
+from staircase_attention.experiments import find_recipe, reproduce, table_rows
+from staircase_attention.experiments.run_records import RunRecord, read_runs
+from staircase_attention.experiments.summary import RowSummary
+
+ERRORS = {0: 0.30, 1: 0.10, 2: 0.20}
+TROUBLE = {
+    ("random-walk/ladder-4", 1): "diverge",
+    ("random-walk/ladder-8", 1): "diverge without a score",
+    ("random-walk/ladder-8", 2): "fail",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    trainer = FakeTrainer(error=lambda recipe: ERRORS[recipe.seed], trouble=TROUBLE)
+    options = {"folder": folder, "train": trainer.train, "resume": trainer.resume}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("staircase_attention.experiments.report._draw", lambda *_: {})
+        rows = ["staircase-n8-c8", "cached-staircase-c4", "ladder-4", "ladder-8"]
+        reproduce("random-walk", rows=rows, seeds=3, updates=5_000, **options)
+        reproduce("random-walk", rows=["transformer-xl"], seeds=1, command="the command", **options)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def lines(folder):
+    cells = [line.split(" | ") for line in (folder / "report.md").read_text().splitlines()]
+    return {line[1]: line for line in cells if len(line) > 5}
+
+
+@pytest.fixture(scope="module")
+def plain(folder):
+    report = json.loads((folder / "report.json").read_text())
+    return report | {"rows": {row["name"]: row for row in report["rows"]}}
+
+
+def column(lines, row, heading):
+    return lines[row][lines["Row"].index(heading)]
+
+
+def test_a_row_shows_our_errors_beside_the_paper_s(lines):
+    row = "staircase-n8-c8"
+    assert column(lines, row, "Valid, ours") == "20.0 ± 10.0"
+    assert column(lines, row, "Test, ours") == "20.1 ± 10.0"
+    assert column(lines, row, "Best seed, ours") == "10.1 (seed 1)"
+    assert column(lines, row, "Valid, paper") == "0.2 ± 0.1"
+    assert column(lines, row, "Best seed, paper") == "0.1"
+    assert column(lines, row, "Recurrent steps") == "8"
+    assert column(lines, row, "Step size") == "64"
+
+
+def test_a_row_shows_the_budget_it_really_had(lines):
+    row = "cached-staircase-c4"
+    assert column(lines, row, "Seeds") == "3 of 5"
+    assert column(lines, row, "Updates") == "† 5,000 of 50,000"
+    assert column(lines, row, "Tokens") == "328M of 3.28G"
+    assert column(lines, row, "Time a run") == "1:02:05"
+    assert lines[row][0].endswith("Cached Staircase †")
+    assert "NVIDIA H200" in lines[row][-1]
+
+
+def test_a_row_of_full_length_is_not_marked_and_one_seed_has_no_deviation(lines, plain):
+    row = "transformer-xl"
+    assert column(lines, row, "Updates") == "50,000 of 50,000"
+    assert "†" not in lines[row][0]
+    assert column(lines, row, "Valid, ours") == "30.0 ± -"
+    assert plain["rows"][row]["is_shortened"] is False
+    assert plain["rows"]["ladder-4"]["is_shortened"] is True
+
+
+def test_rows_that_were_not_run_are_listed_as_such_with_the_paper_s_numbers(lines, plain):
+    assert column(lines, "ladder-2", "Valid, ours") == "not run"
+    assert column(lines, "ladder-2", "Test, paper") == "75.1 ± 12.6"
+    assert column(lines, "lstm", "Valid, paper") == "-"
+    assert len(plain["rows"]) == 15
+    assert plain["rows"]["ladder-2"]["ours"] is None
+
+
+def test_a_diverged_run_counts_with_its_best_weights_if_it_has_a_score(lines, folder):
+    assert column(lines, "ladder-4", "Seeds") == "3 of 10"
+    assert column(lines, "ladder-4", "Updates") == "† 2,500 to 5,000 of 50,000"
+    assert column(lines, "ladder-8", "Seeds") == "1 of 10"
+    text = (folder / "report.md").read_text()
+    assert "ladder-4, seed 1: diverged at update 2,500 after 3 rollbacks; counts with" in text
+    assert "ladder-8, seed 1: diverged at update 2,500 after 3 rollbacks; has no score" in text
+    assert "ladder-8, seed 2: failed" in text
+
+
+def test_a_short_run_is_pointed_out_above_the_table(folder):
+    text = (folder / "report.md").read_text()
+    assert "† Run for fewer updates or tokens than the paper" in text.split("| Model")[0]
+
+
+def test_the_report_names_its_table_its_command_and_its_environment(folder, plain):
+    text = (folder / "report.md").read_text()
+    for piece in ("`tab:random_walk`", "Command: `the command`", "torch ", "Python 3"):
+        assert piece in text
+    assert plain["table"]["label"] == "tab:random_walk"
+    assert plain["environment"]["packages"]["torch"]
+    assert plain["notes"]
+
+
+def test_report_json_has_every_run(plain):
+    runs = plain["rows"]["ladder-8"]["runs"]
+    assert [run["status"] for run in runs] == ["finished", "diverged", "failed"]
+    assert runs[0]["result"]["num_tokens"] == 5_000 * 512 * 128
+    assert plain["rows"]["ladder-8"]["ours"]["test"]["deviation"] is None
+
+
+def test_fewer_tokens_are_a_short_budget_even_with_all_updates():
+    [row] = [row for row in table_rows("random-walk") if row.name == "ladder-2"]
+    small = find_recipe("random-walk/ladder-2").override({"training.num_lanes": 8})
+    run = RunRecord(seed=0, status="finished", result=make_result(small, 0.5))
+    assert RowSummary(row=row, runs=(run,)).is_shortened
+
+
+def test_the_best_seed_is_chosen_by_validation_error():
+    [row, *_] = table_rows("algorithm")
+    results = [make_result(row.recipe, error) for error in (0.3, 0.2)]
+    results[0].test["error"] = 0.0
+    runs = [RunRecord(seed=n, status="finished", result=result) for n, result in enumerate(results)]
+    best = RowSummary(row=row, runs=tuple(runs)).best
+    assert best.test == pytest.approx(20.1)
+
+
+def test_a_curve_leaves_out_what_a_rollback_undid_and_a_torn_last_line(tmp_path):
+    run = tmp_path / "seed-0"
+    run.mkdir()
+    lines = [
+        {"kind": "valid", "update": 10, "error": 0.5},
+        {"kind": "valid", "update": 20, "error": 0.9},
+        {"kind": "rollback", "update": 10},
+        {"kind": "valid", "update": 20, "error": 0.4},
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (run / "metrics.jsonl").write_text(text + '{"kind": "val')
+    [record] = read_runs(tmp_path)
+    assert record.curve == ((10, 50.0), (20, 40.0))
+    assert record.status == "unfinished"
+
+
+def test_a_damaged_result_is_refused_in_one_line(tmp_path):
+    run = tmp_path / "seed-0"
+    run.mkdir()
+    (run / "result.json").write_text("{")
+    with pytest.raises(ValueError, match=r"result\.json must be as the trainer wrote it, got .*"):
+        read_runs(tmp_path)
