@@ -30,6 +30,13 @@ def test_a_loss_that_jumps_and_stays_up_is_divergence_and_one_that_comes_back_is
     assert watch.has_diverged(CONFIG)
 
 
+def test_a_wobble_near_zero_is_no_divergence():
+    watch = Watch()
+    for loss in [1.0, 1e-6, *[1e-3] * 50]:
+        watch.see(loss, CONFIG)
+    assert watch.is_calm
+
+
 def test_skips_in_a_row_are_divergence_too():
     watch = Watch()
     for _ in range(3):

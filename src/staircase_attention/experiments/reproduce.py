@@ -56,12 +56,15 @@ def reproduce(
     everything = table_rows(table)
     if updates is not None:
         check_count("updates", updates)
-    changed = [_changed(row, updates, overrides or {}) for row in everything]
+    wanted = chosen_names(rows, everything)
+    changed = [
+        _changed(row, updates, overrides or {}) if row.name in wanted else row for row in everything
+    ]
     experiment = Experiment(
         title=f"{TITLES[table]}: our runs beside the paper's",
         folder=Path(folder),
         rows=tuple(changed),
-        wanted=chosen_names(rows, everything),
+        wanted=wanted,
         num_seeds=seeds,
         table=paper_tables()[table],
         command=this_command() if command is None else command,

@@ -35,8 +35,8 @@ class Row:
 
     @property
     def model(self) -> str:
-        """What the model is called."""
-        return model_name(self.recipe)
+        """What the model is called: as printed, where the paper has the row."""
+        return model_name(self.recipe) if self.paper is None else self.paper.model
 
     @property
     def words(self) -> PaperRow:

@@ -2,8 +2,8 @@
 
 from staircase_attention.experiments.experiment import Experiment
 from staircase_attention.experiments.planned_run import Resume, Train
-from staircase_attention.experiments.report import Report, write_report
-from staircase_attention.training import Display
+from staircase_attention.experiments.report import Report, collect, write_report
+from staircase_attention.training import Display, is_first_process
 
 
 def carry_out(
@@ -14,7 +14,8 @@ def carry_out(
     Runs that have a result are left as they are, unfinished and failed ones are taken up again.
     """
     experiment.check()
-    report = write_report(experiment)
+    write = write_report if is_first_process() else collect
+    report = write(experiment)
     runs = experiment.runs
     for number, run in enumerate(runs, start=1):
         if run.is_over:
@@ -25,5 +26,5 @@ def carry_out(
         try:
             run.carry_out(train, resume, progress)
         finally:
-            report = write_report(experiment)
+            report = write(experiment)
     return report

@@ -2,6 +2,7 @@
 
 from staircase_attention.training.display import Display, choose_display
 from staircase_attention.training.loading import LoadedRun, load_run
+from staircase_attention.training.processes import is_first_process
 from staircase_attention.training.recipe import (
     DivergenceConfig,
     FamilyModel,
@@ -28,6 +29,7 @@ __all__ = [
     "TrainingConfig",
     "choose_display",
     "default_folder",
+    "is_first_process",
     "load_run",
     "resume",
     "train",

@@ -24,7 +24,7 @@ class Watch:
         past = loss if math.isnan(self.smoothed) else self.smoothed
         self.smoothed = config.smoothing * past + (1 - config.smoothing) * loss
         self.lowest = min(self.lowest, self.smoothed)
-        is_high = self.smoothed > config.jump_factor * self.lowest
+        is_high = self.smoothed > config.jump_factor * max(self.lowest, config.loss_floor)
         self.num_high = self.num_high + 1 if is_high else 0
         self.num_skipped = 0
 

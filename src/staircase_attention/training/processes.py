@@ -42,6 +42,11 @@ class Processes:
         return DistributedDataParallel(model, device_ids=places)
 
 
+def is_first_process() -> bool:
+    """Whether this process writes files, as far as torchrun has said; alone, it does."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 @contextmanager
 def joined_processes(device: torch.device) -> Iterator[Processes]:
     """The processes that torchrun started, or this one alone."""

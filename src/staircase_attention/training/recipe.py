@@ -68,6 +68,8 @@ class DivergenceConfig:
 
     jump_factor: float = 1.5
     """The smoothed loss has jumped when it is this many times its lowest."""
+    loss_floor: float = 0.1
+    """A lower loss counts as this: near zero, every wobble is many times the lowest."""
     patience: int = 200
     """Updates for which it must stay there."""
     smoothing: float = 0.98

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 from staircase_attention.training.build import check_recipe, choose_device
 from staircase_attention.training.display import Display, Silent
 from staircase_attention.training.files import FULL_DISK, read_json, write_json
-from staircase_attention.training.processes import joined_processes
+from staircase_attention.training.processes import is_first_process, joined_processes
 from staircase_attention.training.recipe import Recipe
 from staircase_attention.training.run_folder import RunFolder, device_name
 from staircase_attention.training.signals import wishes_to_stop
@@ -44,7 +44,7 @@ def train(
     check_recipe(recipe)
     place = RunFolder(folder)
     # The process that torchrun numbers 0 makes the folder; the others meet it at the first save.
-    if int(os.environ.get("RANK", "0")) == 0:
+    if is_first_process():
         place.create(recipe)
         if progress is not None:
             progress.say(f"run folder: {place.path}")

@@ -55,10 +55,10 @@ class SmallSize:
 SIZES: dict[str, SmallSize] = {
     "parity": SmallSize(
         task="permutations",
-        options={"group": "S2", "length": 24, "num_valid": 250},
+        options={"group": "S2", "length": 24},
         segment_length=25,
-        num_updates=600,
-        evaluate_every=25,
+        num_updates=1_000,
+        evaluate_every=50,
         width=48,
         num_layers=1,
         lstm_width=59,
