@@ -16,7 +16,8 @@ from staircase_attention.experiments import (
 )
 from staircase_attention.experiments.naming import model_name, table_words
 from staircase_attention.training import FamilyModel, LSTMModel, Recipe
-from staircase_attention.training.build import build_model, build_task
+from staircase_attention.training.build import build_model
+from staircase_attention.training.dataset import build_dataset
 
 
 @pytest.mark.parametrize("name", list(recipes()))
@@ -25,7 +26,7 @@ def test_a_recipe_survives_saving_and_its_task_and_model_can_be_built(name):
     assert recipe.name == name
     assert Recipe.from_plain(json.loads(json.dumps(recipe.to_plain()))) == recipe
     with torch.device("meta"):
-        model = build_model(recipe, build_task(recipe))
+        model = build_model(recipe, build_dataset(recipe))
     assert model.num_parameters > 0
 
 
@@ -94,5 +95,5 @@ def _ratio(group, other):
     for row in ("lstm", other):
         recipe = find_recipe(f"{group}/{row}")
         with torch.device("meta"):
-            counts.append(build_model(recipe, build_task(recipe)).num_parameters)
+            counts.append(build_model(recipe, build_dataset(recipe)).num_parameters)
     return counts[0] / counts[1]

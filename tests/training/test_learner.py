@@ -9,7 +9,8 @@ from small_runs import lstm_recipe, output_of, small_recipe, start_process
 
 from staircase_attention.tasks import IGNORED, Lanes, training_source
 from staircase_attention.training import Recipe, train
-from staircase_attention.training.build import build_model, build_task
+from staircase_attention.training.build import build_model
+from staircase_attention.training.dataset import build_dataset
 from staircase_attention.training.learner import Learner
 from staircase_attention.training.optimizer import Optimizer, is_hidden_matrix
 from staircase_attention.training.processes import Processes
@@ -18,13 +19,13 @@ STILL = {"model__core__dropout": 0.0}
 
 
 def learner_and_lanes(recipe):
-    task = build_task(recipe)
+    task = build_dataset(recipe)
     torch.manual_seed(0)
     model = build_model(recipe, task).double()
     learner = Learner(recipe, model, torch.device("cpu"), Processes())
     config = recipe.training
     lanes = Lanes(
-        source=training_source(task, 0),
+        source=training_source(task.task, 0),
         num_lanes=config.num_lanes,
         segment_length=config.segment_length,
     )
@@ -115,8 +116,8 @@ def test_bfloat16_trains(tmp_path, make_recipe):
 @pytest.mark.parametrize("kind", ["adam", "adamw", "muon"])
 def test_an_optimiser_goes_on_from_its_tensors(kind):
     recipe = small_recipe(training__optimizer__kind=kind)
-    model = build_model(recipe, build_task(recipe))
-    twin = build_model(recipe, build_task(recipe))
+    model = build_model(recipe, build_dataset(recipe))
+    twin = build_model(recipe, build_dataset(recipe))
     twin.load_state_dict(model.state_dict())
     optimizers = [Optimizer(one, recipe.training.optimizer) for one in (model, twin)]
 
@@ -137,7 +138,7 @@ def test_an_optimiser_goes_on_from_its_tensors(kind):
 
 def test_muon_turns_hidden_matrices_only():
     recipe = small_recipe()
-    model = build_model(recipe, build_task(recipe))
+    model = build_model(recipe, build_dataset(recipe))
     turned = {
         name for name, parameter in model.named_parameters() if is_hidden_matrix(name, parameter)
     }

@@ -1,18 +1,17 @@
 """`staircase eval`: how good a trained model is, at its own length and at others."""
 
 import json
-from typing import Annotated, Literal, cast, get_args
+from typing import Annotated, cast, get_args
 
 import typer
 
 from staircase_attention.cli.train import RunArgument
 from staircase_attention.evaluation import Score
-from staircase_attention.evaluation import evaluate as score_model
-from staircase_attention.tasks import split as episodes_of
 from staircase_attention.training import LoadedRun, load_run
-from staircase_attention.training.build import choose_device, precision_of
+from staircase_attention.training.build import choose_device
+from staircase_attention.training.dataset import SplitName
+from staircase_attention.training.trainer import score_split
 
-SplitName = Literal["train", "valid", "test"]
 SPLITS = get_args(SplitName)
 
 
@@ -49,13 +48,6 @@ def evaluate(
 
 def score(loaded: LoadedRun, split: SplitName, length: int | None) -> Score:
     """The score on one split, at the training's length or at another."""
-    task = loaded.task if length is None else loaded.task.with_length(length)
-    config, device = loaded.recipe.training, choose_device()
-    return score_model(
-        loaded.model.to(device),
-        episodes_of(task, split, loaded.recipe.data_seed),
-        num_lanes=config.evaluation_lanes,
-        segment_length=config.segment_length,
-        device=device,
-        precision=precision_of(loaded.recipe),
-    )
+    data = loaded.data if length is None else loaded.data.with_length(length)
+    device = choose_device()
+    return score_split(loaded.model.to(device), data, split, recipe=loaded.recipe, device=device)

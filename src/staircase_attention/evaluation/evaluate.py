@@ -1,13 +1,33 @@
 """How good a model is on a split: every answer counted once, state carried through every lane."""
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from staircase_attention.tasks import IGNORED, Episodes, evaluation_batches
+IGNORED = -1
+"""The target where no answer is asked."""
+
+
+class ScoredBatch(Protocol):
+    """Inputs and targets of one segment of every lane, each (lanes, segment)."""
+
+    @property
+    def inputs(self) -> NDArray[np.int64]:
+        """Input symbols."""
+
+    @property
+    def targets(self) -> NDArray[np.int64]:
+        """Answers; IGNORED where none is asked."""
+
+    @property
+    def num_answers(self) -> int:
+        """How many are asked."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,40 +39,35 @@ class Score:
     error: float
     """Fraction of answers that were not the model's first choice."""
     num_answers: int
-    num_tokens: int
 
     def to_plain(self) -> dict[str, Any]:
         """The score as plain data."""
-        return {
-            "loss": self.loss,
-            "error": self.error,
-            "num_answers": self.num_answers,
-            "num_tokens": self.num_tokens,
-        }
+        return asdict(self)
 
 
 @torch.no_grad()
 def evaluate(
     model: nn.Module,
-    episodes: Episodes,
+    batches: Iterable[ScoredBatch],
     *,
-    num_lanes: int,
-    segment_length: int,
     device: torch.device,
     precision: torch.dtype = torch.float32,
+    carries_state: bool = True,
 ) -> Score:
-    """Score a model on all episodes; the model is left in the mode it came in."""
+    """Score a model on batches that follow one another; it is left in the mode it came in.
+
+    Without `carries_state` every batch begins anew, as episodes that fill their segments do.
+    """
     was_training = model.training
     model.eval()
     totals = torch.zeros(2, dtype=torch.float64, device=device)
     num_answers, state = 0, None
-    lanes = min(num_lanes, len(episodes))
-    for batch in evaluation_batches(episodes, num_lanes=lanes, segment_length=segment_length):
+    for batch in batches:
         inputs, targets = (
             torch.from_numpy(part).to(device) for part in (batch.inputs, batch.targets)
         )
         with autocast(device, precision):
-            logits, state = model(inputs, state)
+            logits, state = model(inputs, state if carries_state else None)
         totals += torch.stack([part.double() for part in loss_and_wrong(logits, targets)])
         num_answers += batch.num_answers
     model.train(was_training)
@@ -61,7 +76,6 @@ def evaluate(
         loss=loss / max(num_answers, 1),
         error=wrong / max(num_answers, 1),
         num_answers=num_answers,
-        num_tokens=episodes.num_tokens,
     )
 
 

@@ -1,35 +1,30 @@
-"""From a recipe's words to a task, a model and the place where it runs."""
+"""From a recipe's words to a model and the place where it runs."""
 
 import os
 
 import torch
 
 from staircase_attention.models import LSTMSequenceModel, SequenceModel
-from staircase_attention.tasks import Task, load_task
+from staircase_attention.training.dataset import Dataset, build_dataset
 from staircase_attention.training.recipe import LSTMModel, Recipe
 
 Model = SequenceModel | LSTMSequenceModel
 
 
-def build_task(recipe: Recipe) -> Task:
-    """The task that a recipe names."""
-    return load_task(recipe.task.reference, **recipe.task.options)
-
-
-def build_model(recipe: Recipe, task: Task) -> Model:
-    """The model that a recipe describes, for the symbols of its task."""
+def build_model(recipe: Recipe, data: Dataset) -> Model:
+    """The model that a recipe describes, for the symbols of its data."""
     model = recipe.model
     if isinstance(model, LSTMModel):
         return LSTMSequenceModel(
-            vocab_size=task.num_inputs,
-            output_size=task.num_outputs,
+            vocab_size=data.num_inputs,
+            output_size=data.num_outputs,
             width=model.width,
             num_layers=model.num_layers,
             dropout=model.dropout,
         )
     family = SequenceModel(
-        vocab_size=task.num_inputs,
-        output_size=task.num_outputs,
+        vocab_size=data.num_inputs,
+        output_size=data.num_outputs,
         core=model.core,
         schedule=model.schedule,
     )
@@ -38,9 +33,9 @@ def build_model(recipe: Recipe, task: Task) -> Model:
 
 
 def check_recipe(recipe: Recipe) -> None:
-    """Refuse a recipe whose task or model cannot be built, before anything is written."""
+    """Refuse a recipe whose data or model cannot be built, before anything is written."""
     with torch.device("meta"):
-        build_model(recipe, build_task(recipe))
+        build_model(recipe, build_dataset(recipe))
 
 
 def choose_device() -> torch.device:

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from staircase_attention.evaluation import autocast, loss_and_wrong
 from staircase_attention.models import LSTMState, State
-from staircase_attention.tasks import Batch
 from staircase_attention.training.build import Model, precision_of
+from staircase_attention.training.dataset import TrainingBatch
 from staircase_attention.training.optimizer import Optimizer
 from staircase_attention.training.processes import Processes
 from staircase_attention.training.recipe import Recipe
@@ -38,9 +38,16 @@ class Learner:
     """Model, optimiser and the lanes' states: all that an update changes."""
 
     def __init__(
-        self, recipe: Recipe, model: Model, device: torch.device, processes: Processes
+        self,
+        recipe: Recipe,
+        model: Model,
+        device: torch.device,
+        processes: Processes,
+        *,
+        carries_state: bool = True,
     ) -> None:
         self.recipe = recipe
+        self.carries_state = carries_state
         self.device = device
         self.processes = processes
         self.model = model.to(device).train()
@@ -48,7 +55,9 @@ class Learner:
         self.optimizer = Optimizer(self.model, recipe.training.optimizer)
         self.states: list[Carried] = [None] * recipe.training.num_micro_batches
 
-    def update(self, batch: Batch, *, lanes: range, rate: float, wants_stop: bool) -> Outcome:
+    def update(
+        self, batch: TrainingBatch, *, lanes: range, rate: float, wants_stop: bool
+    ) -> Outcome:
         """Learn from one segment of this process's lanes."""
         self.optimizer.zero_grad()
         totals = torch.zeros(3, dtype=torch.float64, device=self.device)
@@ -74,14 +83,16 @@ class Learner:
             wants_stop=stops > 0,
         )
 
-    def _micro_batches(self, batch: Batch) -> Sequence[Batch]:
+    def _micro_batches(self, batch: TrainingBatch) -> Sequence[TrainingBatch]:
         share = len(batch.inputs) // len(self.states)
         return [
             batch.rows(range(number * share, (number + 1) * share))
             for number in range(len(self.states))
         ]
 
-    def _backward(self, number: int, part: Batch, num_answers: int, *, is_last: bool) -> Tensor:
+    def _backward(
+        self, number: int, part: TrainingBatch, num_answers: int, *, is_last: bool
+    ) -> Tensor:
         """Add the gradients of one micro-batch; its summed loss and wrong answers."""
         inputs, targets = (
             torch.from_numpy(array).to(self.device) for array in (part.inputs, part.targets)
@@ -94,7 +105,7 @@ class Learner:
             share = loss * (self.processes.count / max(1, num_answers))
             torch.autograd.backward(share)
         # The one place where a stream is cut for gradients.
-        self.states[number] = state.detach()
+        self.states[number] = state.detach() if self.carries_state else None
         return torch.stack([loss.detach().double(), wrong.double()])
 
     def _gradient_exchange(self, is_last: bool) -> contextlib.AbstractContextManager[None]:

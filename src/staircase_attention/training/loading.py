@@ -3,19 +3,19 @@
 import os
 from dataclasses import dataclass
 
-from staircase_attention.tasks import Task
-from staircase_attention.training.build import Model, build_model, build_task
+from staircase_attention.training.build import Model, build_model
 from staircase_attention.training.checkpoint import WEIGHTS, CheckpointName, DamagedCheckpointError
+from staircase_attention.training.dataset import TaskData, build_dataset
 from staircase_attention.training.recipe import Recipe
 from staircase_attention.training.run_folder import RunFolder
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedRun:
-    """A run's recipe and task, and its model with trained weights."""
+    """A run's recipe and data, and its model with trained weights."""
 
     recipe: Recipe
-    task: Task
+    data: TaskData
     model: Model
     update: int
     """The update after which the weights were as they are."""
@@ -25,7 +25,7 @@ def load_run(folder: str | os.PathLike[str], *, checkpoint: str = "best") -> Loa
     """The model of a run: `best` on the validation data, `latest`, or a number of updates."""
     place = RunFolder(folder)
     recipe = place.recipe()
-    task = build_task(recipe)
+    data = build_dataset(recipe)
     name = _choose(place, checkpoint)
     try:
         weights = place.checkpoints.read(name).tensors[WEIGHTS]
@@ -33,9 +33,9 @@ def load_run(folder: str | os.PathLike[str], *, checkpoint: str = "best") -> Loa
         raise ValueError(
             f"a checkpoint must be as it was written, got {error}; name another with --checkpoint"
         ) from error
-    model = build_model(recipe, task)
+    model = build_model(recipe, data)
     model.load_state_dict(weights)
-    return LoadedRun(recipe=recipe, task=task, model=model.eval(), update=name.update)
+    return LoadedRun(recipe=recipe, data=data, model=model.eval(), update=name.update)
 
 
 def _choose(place: RunFolder, wanted: str) -> CheckpointName:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from staircase_attention.training.build import check_recipe, choose_device
 from staircase_attention.training.display import Display, Silent
@@ -16,6 +16,8 @@ from staircase_attention.training.signals import wishes_to_stop
 from staircase_attention.training.trainer import DivergedError, Trainer
 
 Done = TypeVar("Done")
+ScoredSplit = Literal["valid", "test"]
+"""The splits on which a run is scored in the end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,7 +87,7 @@ def _finish(trainer: Trainer) -> RunResult:
     scores: dict[str, Any] = {"valid": None, "test": None}
     if stands.best is not None:
         trainer.load_best_weights()
-        scores = {name: trainer.score(name).to_plain() for name in scores}
+        scores = {name: trainer.describe(name) for name in get_args(ScoredSplit)}
     return RunResult(
         recipe=trainer.recipe.name,
         seed=trainer.recipe.seed,

@@ -8,13 +8,20 @@ from typing import Any
 import torch
 
 from staircase_attention.evaluation import Score, evaluate
-from staircase_attention.tasks import Lanes, Position, lanes_of_process, split, training_source
-from staircase_attention.training.build import build_model, build_task, precision_of
+from staircase_attention.tasks import lanes_of_process
+from staircase_attention.training.build import Model, build_model, precision_of
 from staircase_attention.training.checkpoint import (
     WEIGHTS,
     Checkpoint,
     CheckpointName,
     DamagedCheckpointError,
+)
+from staircase_attention.training.dataset import (
+    Dataset,
+    LanePosition,
+    SplitName,
+    TrainingLanes,
+    build_dataset,
 )
 from staircase_attention.training.display import Display
 from staircase_attention.training.divergence import Watch
@@ -32,7 +39,7 @@ from staircase_attention.training.snapshot import restore_snapshot, write_snapsh
 class Progress:
     """Where a run stands, apart from its tensors."""
 
-    position: Position
+    position: LanePosition
     """Of the lanes in the training data."""
     update: int = 0
     """Updates done."""
@@ -44,25 +51,27 @@ class Progress:
     watch: Watch = field(default_factory=Watch)
     best_update: int | None = None
     best_rollbacks: int = 0
-    best_error: float = math.inf
-    best_loss: float = math.inf
+    best_rank: tuple[float, ...] = (math.inf,)
+    """What the best score on the validation data is compared by."""
     since_log: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
     """Loss, wrong answers and answers since the last line of metrics."""
 
     def to_plain(self) -> dict[str, Any]:
         """Plain data, in which a score never seen is None."""
-        plain = asdict(self) | {
+        return asdict(self) | {
             "position": self.position.as_plain(),
             "watch": self.watch.to_plain(),
+            "best_rank": None if self.best_update is None else list(self.best_rank),
         }
-        return {name: None if value == math.inf else value for name, value in plain.items()}
 
     @classmethod
-    def from_plain(cls, plain: dict[str, Any]) -> "Progress":
+    def from_plain(cls, plain: dict[str, Any], data: Dataset) -> "Progress":
         """The inverse of `to_plain`."""
         known = {name: value for name, value in plain.items() if value is not None}
-        known["position"] = Position.from_plain(plain["position"])
+        known["position"] = data.position(plain["position"])
         known["watch"] = Watch.from_plain(plain["watch"])
+        if "best_rank" in known:
+            known["best_rank"] = tuple(known["best_rank"])
         return cls(**known)
 
     @property
@@ -99,15 +108,19 @@ class Trainer:
                 "training.num_micro_batches must divide the lanes of a process, got "
                 f"{self.config.num_micro_batches} for {len(self.own_lanes)}; change one of them"
             )
-        self.task = build_task(recipe)
+        self.data: Dataset = build_dataset(recipe)
         # The same initial weights in every process; dropout then differs between them.
         torch.manual_seed(recipe.seed)
-        self.learner = Learner(recipe, build_model(recipe, self.task), device, processes)
+        self.learner = Learner(
+            recipe,
+            build_model(recipe, self.data),
+            device,
+            processes,
+            carries_state=self.data.carries_state,
+        )
         torch.manual_seed(recipe.seed + processes.rank)
-        self.lanes = Lanes(
-            source=training_source(self.task, recipe.data_seed),
-            num_lanes=self.config.num_lanes,
-            segment_length=self.config.segment_length,
+        self.lanes: TrainingLanes = self.data.lanes(
+            num_lanes=self.config.num_lanes, segment_length=self.config.segment_length
         )
         self.progress = Progress(position=self.lanes.first_position())
         self.speed = 0.0
@@ -130,16 +143,16 @@ class Trainer:
             if self.log is not None:
                 self.log.close()
 
-    def score(self, split_name: str) -> Score:
+    def score(self, split: SplitName) -> Score:
         """The model as it is now, on one split."""
-        return evaluate(
-            self.learner.model,
-            split(self.task, split_name, self.recipe.data_seed),  # type: ignore[arg-type]
-            num_lanes=self.config.evaluation_lanes,
-            segment_length=self.config.segment_length,
-            device=self.device,
-            precision=precision_of(self.recipe),
+        return score_split(
+            self.learner.model, self.data, split, recipe=self.recipe, device=self.device
         )
+
+    def describe(self, split: SplitName) -> dict[str, Any]:
+        """The model's score on one split, with all that it means, as plain data."""
+        score = self.score(split)
+        return score.to_plain() | self.data.facts(split, score)
 
     def load_best_weights(self) -> None:
         """Put the best checkpoint's weights into the model."""
@@ -165,7 +178,7 @@ class Trainer:
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         restore_snapshot(checkpoint, self.learner)
-        self.progress = Progress.from_plain(checkpoint.trainer["progress"])
+        self.progress = Progress.from_plain(checkpoint.trainer["progress"], self.data)
 
     def _advance(self) -> None:
         """One update, and all that is due after it."""
@@ -237,11 +250,14 @@ class Trainer:
         began = time.perf_counter()
         score, progress = self.score("valid"), self.progress
         progress.wall_seconds += time.perf_counter() - began
-        self._write("valid", loss=score.loss, error=score.error)
-        self.display.advance(progress.update, valid_error=score.error)
-        if (score.error, score.loss) >= (progress.best_error, progress.best_loss):
+        facts = self.data.facts("valid", score)
+        self._write("valid", loss=score.loss, error=score.error, **facts)
+        shown = {f"valid_{name}": value for name, value in facts.items()}
+        self.display.advance(progress.update, **(shown or {"valid_error": score.error}))
+        rank = self.data.rank(score)
+        if progress.best_update is not None and rank >= progress.best_rank:
             return False
-        progress.best_error, progress.best_loss = score.error, score.loss
+        progress.best_rank = rank
         progress.best_update = progress.update
         progress.best_rollbacks = progress.num_rollbacks
         return True
@@ -314,6 +330,22 @@ class Trainer:
         )
         self.processes.wait()
         self._save()
+
+
+def score_split(
+    model: Model, data: Dataset, split: SplitName, *, recipe: Recipe, device: torch.device
+) -> Score:
+    """A model's score on one split of its data."""
+    config = recipe.training
+    return evaluate(
+        model,
+        data.batches(
+            split, num_lanes=config.evaluation_lanes, segment_length=config.segment_length
+        ),
+        device=device,
+        precision=precision_of(recipe),
+        carries_state=data.carries_state,
+    )
 
 
 class DivergedError(RuntimeError):

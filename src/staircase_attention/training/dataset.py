@@ -1,0 +1,130 @@
+"""What a model is trained on, whatever it is: lanes to learn from, batches to be scored on."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, Protocol
+
+from staircase_attention.evaluation import Score, ScoredBatch
+from staircase_attention.tasks import (
+    Lanes,
+    Position,
+    Task,
+    evaluation_batches,
+    load_task,
+    split,
+    training_source,
+)
+from staircase_attention.training.recipe import Recipe
+
+SplitName = Literal["train", "valid", "test"]
+
+
+class TrainingBatch(ScoredBatch, Protocol):
+    """One segment of every lane."""
+
+    def rows(self, lanes: range) -> "TrainingBatch":
+        """The part of the batch in these lanes."""
+
+
+class LanePosition(Protocol):
+    """Where every lane stands."""
+
+    def as_plain(self) -> dict[str, Any]:
+        """As plain data."""
+
+
+class TrainingLanes(Protocol):
+    """Batches whose rows are contiguous streams; a position is all there is to save."""
+
+    def first_position(self) -> Any:  # noqa: ANN401
+        """Where every lane begins."""
+
+    def batch(self, position: Any) -> tuple[TrainingBatch, Any]:  # noqa: ANN401
+        """The batch at a position, and the position after it."""
+
+
+class Dataset(Protocol):
+    """Data to train on without end, and splits to be scored whole."""
+
+    @property
+    def num_inputs(self) -> int:
+        """Input symbols."""
+
+    @property
+    def num_outputs(self) -> int:
+        """Output symbols."""
+
+    @property
+    def carries_state(self) -> bool:
+        """Whether a lane's segment goes on where the one before it ended."""
+
+    def lanes(self, *, num_lanes: int, segment_length: int) -> TrainingLanes:
+        """What to train on."""
+
+    def position(self, plain: Mapping[str, Any]) -> LanePosition:
+        """The position that `as_plain` wrote."""
+
+    def batches(
+        self, name: SplitName, *, num_lanes: int, segment_length: int
+    ) -> Iterator[ScoredBatch]:
+        """Every token of a split once."""
+
+    def rank(self, score: Score) -> tuple[float, ...]:
+        """What is compared between two scores: the lower, the better."""
+
+    def facts(self, name: SplitName, score: Score) -> dict[str, float]:
+        """What else a score on a split means, in the words of this kind of data."""
+
+
+class TaskData:
+    """Episodes of a state-tracking task."""
+
+    carries_state = True
+
+    def __init__(self, task: Task, seed: int) -> None:
+        self.task = task
+        self.seed = seed
+
+    @property
+    def num_inputs(self) -> int:
+        """Input symbols."""
+        return self.task.num_inputs
+
+    @property
+    def num_outputs(self) -> int:
+        """Possible answers."""
+        return self.task.num_outputs
+
+    def lanes(self, *, num_lanes: int, segment_length: int) -> Lanes:
+        """Episodes one after another in every lane."""
+        source = training_source(self.task, self.seed)
+        return Lanes(source=source, num_lanes=num_lanes, segment_length=segment_length)
+
+    def position(self, plain: Mapping[str, Any]) -> Position:
+        """The position that `as_plain` wrote."""
+        return Position.from_plain(plain)
+
+    def batches(
+        self, name: SplitName, *, num_lanes: int, segment_length: int
+    ) -> Iterator[ScoredBatch]:
+        """Every token of a split once."""
+        episodes = split(self.task, name, self.seed)
+        lanes = min(num_lanes, len(episodes))
+        yield from evaluation_batches(episodes, num_lanes=lanes, segment_length=segment_length)
+
+    def rank(self, score: Score) -> tuple[float, ...]:
+        """Errors first; the loss decides between equals."""
+        return score.error, score.loss
+
+    def facts(self, name: SplitName, score: Score) -> dict[str, float]:
+        """Loss and error say it all."""
+        return {}
+
+    def with_length(self, length: int) -> "TaskData":
+        """The same task with episodes of another length."""
+        return TaskData(self.task.with_length(length), self.seed)
+
+
+def build_dataset(recipe: Recipe) -> TaskData:
+    """The data that a recipe names."""
+    task = load_task(recipe.task.reference, **recipe.task.options)
+    return TaskData(task, recipe.data_seed)
