@@ -1,8 +1,6 @@
 """The training loop: update, log, evaluate, save; and what is done when things go wrong."""
 
-import math
 import time
-from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -18,73 +16,20 @@ from staircase_attention.training.checkpoint import (
 )
 from staircase_attention.training.dataset import (
     Dataset,
-    LanePosition,
     SplitName,
     TrainingLanes,
     build_dataset,
 )
 from staircase_attention.training.display import Display
-from staircase_attention.training.divergence import Watch
 from staircase_attention.training.learner import Learner, Outcome
 from staircase_attention.training.metrics import MetricsLog
 from staircase_attention.training.processes import Processes
+from staircase_attention.training.progress import Progress
 from staircase_attention.training.rate import learning_rate
 from staircase_attention.training.recipe import Recipe
 from staircase_attention.training.run_folder import RunFolder
 from staircase_attention.training.signals import StopRequested, Wish
 from staircase_attention.training.snapshot import restore_snapshot, write_snapshot
-
-
-@dataclass(slots=True)
-class Progress:
-    """Where a run stands, apart from its tensors."""
-
-    position: LanePosition
-    """Of the lanes in the training data."""
-    update: int = 0
-    """Updates done."""
-    num_tokens: int = 0
-    wall_seconds: float = 0.0
-    num_rollbacks: int = 0
-    rate_scale: float = 1.0
-    """What the learning rate is multiplied by, after rollbacks."""
-    watch: Watch = field(default_factory=Watch)
-    best_update: int | None = None
-    best_rollbacks: int = 0
-    best_rank: tuple[float, ...] = (math.inf,)
-    """What the best score on the validation data is compared by."""
-    since_log: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
-    """Loss, wrong answers and answers since the last line of metrics."""
-
-    def to_plain(self) -> dict[str, Any]:
-        """Plain data, in which a score never seen is None."""
-        return asdict(self) | {
-            "position": self.position.as_plain(),
-            "watch": self.watch.to_plain(),
-            "best_rank": None if self.best_update is None else list(self.best_rank),
-        }
-
-    @classmethod
-    def from_plain(cls, plain: dict[str, Any], data: Dataset) -> "Progress":
-        """The inverse of `to_plain`."""
-        known = {name: value for name, value in plain.items() if value is not None}
-        known["position"] = data.position(plain["position"])
-        known["watch"] = Watch.from_plain(plain["watch"])
-        if "best_rank" in known:
-            known["best_rank"] = tuple(known["best_rank"])
-        return cls(**known)
-
-    @property
-    def name(self) -> CheckpointName:
-        """What a checkpoint taken now is called."""
-        return CheckpointName(num_rollbacks=self.num_rollbacks, update=self.update)
-
-    @property
-    def best(self) -> CheckpointName | None:
-        """The checkpoint with the lowest error on the validation data."""
-        if self.best_update is None:
-            return None
-        return CheckpointName(num_rollbacks=self.best_rollbacks, update=self.best_update)
 
 
 class Trainer:
