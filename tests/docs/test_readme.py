@@ -7,8 +7,14 @@ import types
 from pathlib import Path
 
 import pytest
+import typer
 
 from staircase_attention.cli import main
+from staircase_attention.cli.assignments import parse_assignments
+from staircase_attention.cli.main import app
+from staircase_attention.experiments import find_recipe, table_rows
+from staircase_attention.experiments.experiment import chosen_names
+from staircase_attention.training.build import check_recipe
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -17,8 +23,16 @@ FIGURES = Path("docs") / "figures"
 
 CODE = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
 """Code, and what it prints where a block of text comes right after it."""
+FILE = re.compile(r"# ([\w-]+\.py)\n")
+"""The first line of code that is a file of the reader's."""
 SESSION = re.compile(r"^```console\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"^\$ (staircase .*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
+SHELL = re.compile(r"^```sh\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
+LONG_COMMAND = re.compile(r"^(?:torchrun .*--no-python )?staircase (.*)\n", re.MULTILINE)
+"""A command in a block of sh, which takes too long to be run here."""
+MEASURED = re.compile(r"\d+\.\d+| on [^;\n]*;")
+"""What differs from machine to machine when a model is trained: scores, times, the device."""
+TRAINS = re.compile(r"staircase (?:train|resume|eval)\b")
 LINK = re.compile(r'(?:\]\(|(?:src|href)=")([^)"#:\s]+)[#)"]')
 WRITING = re.compile(r"<text[^>]*>([^<]*)</text>")
 
@@ -29,19 +43,39 @@ def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-def commands() -> list[tuple[str, str]]:
-    sessions = [session for page in PAGES for session in SESSION.findall(page.read_text())]
-    return [command for session in sessions for command in COMMAND.findall(session)]
+def line_of(text: str, place: int) -> int:
+    return text.count("\n", 0, place) + 1
+
+
+def blocks(pattern: re.Pattern[str]) -> list:
+    """What is in every block of a kind, each named after its page and line."""
+    return [
+        pytest.param(block[1], id=f"{name_of(page)}:{line_of(page.read_text(), block.start())}")
+        for page in PAGES
+        for block in pattern.finditer(page.read_text())
+    ]
 
 
 def trimmed(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().splitlines()]
 
 
+def comparable(command: str, text: str) -> list[str]:
+    return trimmed(MEASURED.sub("_", text) if TRAINS.match(command) else text)
+
+
+def files() -> dict[str, str]:
+    """The files that the documentation tells its reader to write."""
+    code = [block[1] for page in PAGES for block in CODE.finditer(page.read_text())]
+    return {name[1]: block for block in code if (name := FILE.match(block))}
+
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A folder to run in, with room for pictures where the documentation puts them."""
+    """A folder to run in, with the reader's files, and room for pictures where they are put."""
     (tmp_path / FIGURES).mkdir(parents=True)
+    for name, text in files().items():
+        (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     return tmp_path
@@ -54,21 +88,36 @@ def test_code_runs_in_order_and_prints_what_is_shown(page, folder, monkeypatch, 
     monkeypatch.setitem(sys.modules, module.__name__, module)
     for block in CODE.finditer(text):
         # Lines are numbered as on the page, so that a traceback points there.
-        before = "\n" * (text.count("\n", 0, block.start()) + 1)
+        before = "\n" * line_of(text, block.start())
         exec(compile(before + block[1], name_of(page), "exec"), vars(module))
         assert trimmed(capsys.readouterr().out) == trimmed(block[2] or ""), block[1]
 
 
-@pytest.mark.parametrize(("command", "shown"), commands())
-def test_a_command_prints_what_is_shown(command, shown, folder, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", shlex.split(command))
-    with pytest.raises(SystemExit):
-        main()
-    printed = capsys.readouterr()
-    assert trimmed(printed.out + printed.err) == trimmed(shown)
+@pytest.mark.parametrize("session", blocks(SESSION))
+def test_the_commands_of_a_session_print_what_is_shown(session, folder, monkeypatch, capsys):
+    for command, shown in COMMAND.findall(session):
+        monkeypatch.setattr(sys, "argv", shlex.split(command))
+        with pytest.raises(SystemExit):
+            main()
+        printed = capsys.readouterr()
+        assert comparable(command, printed.out + printed.err) == comparable(command, shown)
     for picture in (folder / FIGURES).iterdir():
         ours = (ROOT / FIGURES / picture.name).read_text()
         assert WRITING.findall(ours) == WRITING.findall(picture.read_text())
+
+
+@pytest.mark.parametrize("block", blocks(SHELL))
+def test_commands_that_take_long_name_what_is_there(block, folder):
+    for line in LONG_COMMAND.findall(block):
+        name, *words = shlex.split(line, comments=True)
+        given = typer.main.get_command(app).commands[name].make_context(name, words).params
+        overrides = parse_assignments(given.get("overrides") or [])
+        if name == "train":
+            check_recipe(find_recipe(given["recipe"]).override(overrides))
+        if name == "reproduce":
+            rows = table_rows(given["table"])
+            chosen_names(given["rows"] and given["rows"].split(","), rows)
+            check_recipe(rows[0].recipe.override(overrides))
 
 
 @pytest.mark.parametrize("page", ALL_PAGES, ids=name_of)

@@ -15,9 +15,41 @@ from staircase_attention.experiments import (
     table_rows,
 )
 from staircase_attention.experiments.naming import model_name, table_words
-from staircase_attention.training import FamilyModel, LSTMModel, Recipe
-from staircase_attention.training.build import build_model
-from staircase_attention.training.dataset import build_dataset
+from staircase_attention.training import CorpusChoice, FamilyModel, LSTMModel, Recipe
+from staircase_attention.training.build import build_dataset, build_model
+from staircase_attention.training.loading import NumSymbols
+
+WORD_PIECES = NumSymbols(num_inputs=8008, num_outputs=8008)
+
+
+def test_every_row_of_every_language_table_has_a_recipe_with_its_words():
+    tables = [name for name in paper_tables() if name not in TABLES]
+    for table in tables:
+        for name, printed in paper_tables()[table].rows.items():
+            words = table_words(find_recipe(f"{table}/{name}"))
+            assert words.recurrent_steps == printed.words.recurrent_steps
+            if printed.words.recurrent_steps is not None and words.step_size is not None:
+                assert words.forward_size == printed.words.forward_size
+                if (table, name) != ("reddit", "cached-staircase-c128"):
+                    assert words.step_size == printed.words.step_size
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"),
+    [
+        ("reddit/transformer-xl", 117),
+        ("reddit/transformer-xl-2x", 218),
+        ("reddit/feedback", 102),
+        ("reddit/universal-transformer-8", 29),
+        ("reddit-layer-pattern/abcd", 218),
+    ],
+)
+def test_reddit_recipes_have_the_papers_parameters(name, millions):
+    recipe = find_recipe(name)
+    with torch.device("meta"):
+        model = build_model(recipe, WORD_PIECES)
+    table = model.core.positions.table.numel()
+    assert round((model.num_parameters - table) / 1e6) == millions
 
 
 @pytest.mark.parametrize("name", list(recipes()))
@@ -25,8 +57,11 @@ def test_a_recipe_survives_saving_and_its_task_and_model_can_be_built(name):
     recipe = find_recipe(name)
     assert recipe.name == name
     assert Recipe.from_plain(json.loads(json.dumps(recipe.to_plain()))) == recipe
+    # Corpora are not at hand; the paper's word pieces stand in for their symbols.
+    is_text = isinstance(recipe.task, CorpusChoice)
+    data = WORD_PIECES if is_text else build_dataset(recipe)
     with torch.device("meta"):
-        model = build_model(recipe, build_dataset(recipe))
+        model = build_model(recipe, data)
     assert model.num_parameters > 0
 
 

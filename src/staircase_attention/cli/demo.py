@@ -42,8 +42,8 @@ def demo(
         progress=choose_display(every_seconds=5.0),
     )
     console.print(results(report))
-    console.print(f"report: {output / 'report.md'}, picture: {output / 'learning-curves.png'}")
-    console.print(f"Remove {output} to train again.", style="dim")
+    typer.echo(f"report: {output / 'report.md'}, picture: {output / 'learning-curves.png'}")
+    typer.echo(f"Remove {output} to train again.")
 
 
 def draw(console: Console, schedule: Schedule) -> None:

@@ -34,4 +34,4 @@ def draw(
         Console().print(render_terminal(drawn))
     else:
         save_picture(drawn, output)
-        Console().print(f"wrote {output}", highlight=False)
+        typer.echo(f"wrote {output}")

@@ -1,18 +1,22 @@
 """`staircase eval`: how good a trained model is, at its own length and at others."""
 
 import json
-from typing import Annotated, cast, get_args
+from collections.abc import Mapping
+from typing import Annotated, Any, cast, get_args
 
 import typer
 
 from staircase_attention.cli.train import RunArgument
-from staircase_attention.evaluation import Score
+from staircase_attention.evaluation import Mean, Reading, bits, loss_by_past, loss_by_position
 from staircase_attention.training import LoadedRun, load_run
-from staircase_attention.training.build import choose_device
-from staircase_attention.training.dataset import SplitName
+from staircase_attention.training.build import choose_device, precision_of
+from staircase_attention.training.corpus_data import CorpusData
+from staircase_attention.training.dataset import SplitName, TaskData
 from staircase_attention.training.trainer import score_split
 
 SPLITS = get_args(SplitName)
+FACTS = ("bits_per_byte", "perplexity", "byte_perplexity")
+"""What is said of text besides its loss."""
 
 
 def evaluate(
@@ -23,31 +27,97 @@ def evaluate(
         list[int] | None,
         typer.Option(help="Episode length other than the training's; may be given repeatedly."),
     ] = None,
+    by_position: Annotated[
+        bool, typer.Option("--by-position", help="Loss by position in the document.")
+    ] = False,
+    past: Annotated[
+        list[int] | None,
+        typer.Option(help="Loss when the state holds so many tokens; may be given repeatedly."),
+    ] = None,
     checkpoint: Annotated[
         str, typer.Option(help="`best` on the validation data, `latest`, or an update.")
     ] = "best",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Score a trained model on a split of its task."""
+    """Score a trained model on a split of its data."""
     if split not in SPLITS:
         raise ValueError(f"--split must be one of {', '.join(SPLITS)}, got {split!r}; choose one")
     loaded = load_run(run, checkpoint=checkpoint)
-    lengths: list[int | None] = [*length] if length else [None]
-    for size in lengths:
-        found = score(loaded, cast(SplitName, split), size)
-        if as_json:
-            facts = {"split": split, "length": size, "update": loaded.update}
-            typer.echo(json.dumps(facts | found.to_plain()))
-        else:
-            at = "" if size is None else f" at length {size:,}"
-            typer.echo(
-                f"{split}{at}: error {100 * found.error:.2f}%  loss {found.loss:.4f}  "
-                f"({found.num_answers:,} answers, weights of update {loaded.update:,})"
-            )
+    name = cast(SplitName, split)
+    if isinstance(loaded.data, TaskData):
+        check_unused(by_position, past)
+        for size in [*length] if length else [None]:
+            data = loaded.data if size is None else loaded.data.with_length(size)
+            show(score(loaded, data, name), name, as_json, length=size, update=loaded.update)
+        return
+    if length:
+        raise ValueError(
+            f"--length is for tasks with episodes, got it for {run}, which learnt from a corpus; "
+            "use --past to see what more context is worth"
+        )
+    show(score(loaded, loaded.data, name), name, as_json, update=loaded.update)
+    reading = reading_of(loaded, loaded.data, name)
+    if by_position:
+        show_means("position in the document from", loss_by_position(reading), as_json)
+    if past:
+        show_means("tokens of past in the state", loss_by_past(reading, past), as_json)
 
 
-def score(loaded: LoadedRun, split: SplitName, length: int | None) -> Score:
-    """The score on one split, at the training's length or at another."""
-    data = loaded.data if length is None else loaded.data.with_length(length)
+def check_unused(by_position: bool, past: list[int] | None) -> None:
+    """Refuse what only a corpus can answer."""
+    if by_position or past:
+        raise ValueError(
+            "--by-position and --past are for models of text, got a run on a task; "
+            "use --length to see how it fares on longer episodes"
+        )
+
+
+def score(loaded: LoadedRun, data: TaskData | CorpusData, split: SplitName) -> dict[str, Any]:
+    """The score on one split, with all that it means."""
     device = choose_device()
-    return score_split(loaded.model.to(device), data, split, recipe=loaded.recipe, device=device)
+    found = score_split(loaded.model.to(device), data, split, recipe=loaded.recipe, device=device)
+    return found.to_plain() | data.facts(split, found)
+
+
+def reading_of(loaded: LoadedRun, data: CorpusData, split: SplitName) -> Reading:
+    """How a text is read where losses are looked at one by one."""
+    config, tokens = loaded.recipe.training, data.corpus.split(split)
+    return Reading(
+        model=loaded.model,
+        split=tokens,
+        num_lanes=config.evaluation_lanes,
+        segment_length=config.segment_length,
+        num_tokens=config.evaluation_tokens or tokens.num_tokens,
+        device=choose_device(),
+        precision=precision_of(loaded.recipe),
+    )
+
+
+def show(
+    found: dict[str, Any], split: str, as_json: bool, *, update: int, length: int | None = None
+) -> None:
+    """Print a score."""
+    if as_json:
+        typer.echo(json.dumps({"split": split, "length": length, "update": update} | found))
+        return
+    at = "" if length is None else f" at length {length:,}"
+    extra = "".join(
+        f"  {name.replace('_', ' ')} {found[name]:.4f}" for name in FACTS if name in found
+    )
+    typer.echo(
+        f"{split}{at}: error {100 * found['error']:.2f}%  loss {found['loss']:.4f}{extra}  "
+        f"({found['num_answers']:,} answers, weights of update {update:,})"
+    )
+
+
+def show_means(what: str, means: Mapping[int, Mean], as_json: bool) -> None:
+    """Print mean losses, one a line."""
+    for number, mean in means.items():
+        facts = {"loss": mean.loss, "bits": bits(mean.loss), "num_tokens": mean.num_tokens}
+        if as_json:
+            typer.echo(json.dumps({what.replace(" ", "_"): number} | facts))
+        else:
+            typer.echo(
+                f"{what} {number:,}: loss {mean.loss:.4f}  bits a token {bits(mean.loss):.4f}  "
+                f"({mean.num_tokens:,} tokens)"
+            )

@@ -10,8 +10,11 @@ from staircase_attention.cli.demo import demo
 from staircase_attention.cli.describe import describe
 from staircase_attention.cli.draw import draw
 from staircase_attention.cli.evaluate import evaluate
+from staircase_attention.cli.export import export
+from staircase_attention.cli.prepare import prepare
 from staircase_attention.cli.recipes import recipes
 from staircase_attention.cli.reproduce import reproduce
+from staircase_attention.cli.sample import chat, sample
 from staircase_attention.cli.train import resume, train
 from staircase_attention.training import StopRequested
 
@@ -25,14 +28,15 @@ UsageError: Any = typer.BadParameter.__bases__[0]
 
 app = typer.Typer(
     name="staircase",
-    help="Recurrent attention models: draw, cost, train, compare.",
+    help="Recurrent attention models: draw, cost, train, compare, write.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
 )
-for command in (draw, describe, recipes, train, resume, reproduce, demo):
+for command in (draw, describe, recipes, train, resume, reproduce, sample, chat, export, demo):
     app.command()(command)
 app.command("eval")(evaluate)
+app.add_typer(prepare)
 
 
 def main() -> None:
@@ -48,6 +52,8 @@ def main() -> None:
     except StopRequested as stop:
         typer.echo(f"staircase: {stop}", err=True)
         sys.exit(stop.exit_status)
+    except MemoryError:
+        _fail("this needs more memory than there is; ask for less")
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(INTERRUPTED)
     sys.exit(status if isinstance(status, int) else 0)

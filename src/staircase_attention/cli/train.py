@@ -1,5 +1,6 @@
 """`staircase train` and `staircase resume`: runs, begun and continued."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ from staircase_attention.training import (
     RunResult,
     choose_display,
     default_folder,
+    is_first_process,
 )
 from staircase_attention.training import resume as resume_run
 from staircase_attention.training import train as train_recipe
@@ -36,6 +38,10 @@ def train(
 ) -> int:
     """Train a model by a recipe, in a new run folder."""
     chosen = find_recipe(recipe).override(parse_assignments(overrides or []))
+    if output is None and "WORLD_SIZE" in os.environ:
+        raise ValueError(
+            "processes that train together must agree on a folder, got none; name it with --output"
+        )
     folder = output or default_folder(chosen)
     return show(train_recipe(chosen, folder, progress=choose_display(quiet=quiet)), folder)
 
@@ -47,12 +53,16 @@ def resume(run: RunArgument, *, quiet: Quiet = False) -> int:
 
 def show(result: RunResult, folder: Path) -> int:
     """Print what came of a run; a run that diverged is a failure."""
+    status = 0 if result.status == "finished" else 1
+    if not is_first_process():
+        return status
     for name, score in (("valid", result.valid), ("test", result.test)):
         if score is not None:
-            typer.echo(f"{name}: error {100 * score['error']:.2f}%  loss {score['loss']:.4f}")
+            bits = f"  bits a byte {score['bits_per_byte']:.4f}" if "bits_per_byte" in score else ""
+            typer.echo(f"{name}: error {100 * score['error']:.2f}%  loss {score['loss']:.4f}{bits}")
     typer.echo(
         f"{result.status} after {result.num_updates:,} updates, {result.num_tokens:,} tokens, "
         f"{result.wall_seconds:.1f} s on {result.device}; best at update {result.best_update}; "
         f"{folder}"
     )
-    return 0 if result.status == "finished" else 1
+    return status

@@ -7,5 +7,23 @@ from staircase_attention.evaluation.evaluate import (
     evaluate,
     loss_and_wrong,
 )
+from staircase_attention.evaluation.language import (
+    Mean,
+    Reading,
+    bits,
+    loss_by_past,
+    loss_by_position,
+)
 
-__all__ = ["Score", "ScoredBatch", "autocast", "evaluate", "loss_and_wrong"]
+__all__ = [
+    "Mean",
+    "Reading",
+    "Score",
+    "ScoredBatch",
+    "autocast",
+    "bits",
+    "evaluate",
+    "loss_and_wrong",
+    "loss_by_past",
+    "loss_by_position",
+]

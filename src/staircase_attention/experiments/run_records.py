@@ -80,9 +80,8 @@ def read_result(place: RunFolder) -> RunResult:
 
 def read_recipe(run: Path) -> Recipe | None:
     """The recipe with which a run began; None where none has."""
-    if not run.exists() or (run.is_dir() and not any(run.iterdir())):
-        return None
-    return RunFolder(run).recipe()
+    folder = RunFolder(run)
+    return None if folder.is_unbegun else folder.recipe()
 
 
 def _curve(metrics: Path) -> Iterator[tuple[int, float]]:

@@ -97,7 +97,10 @@ class Executor:
         if step.frozen:
             held = self.cache[layer if len(self.cache) > 1 else 0]
             first = self.cached.start
-            pieces.append(held.part(step.frozen.start - first, step.frozen.stop - first))
+            # What came before every row of the batch began is no longer there.
+            start = max(step.frozen.start, first)
+            if start < step.frozen.stop:
+                pieces.append(held.part(start - first, step.frozen.stop - first))
         if (step.bank, layer) in self.banks:
             pieces.append(self.banks[step.bank, layer])
         return pieces
@@ -128,7 +131,8 @@ class Executor:
             if context is None or step.retained == 0:
                 continue
             size = context.num_tokens
-            kept = size - len(step.frozen)
+            frozen = range(max(step.frozen.start, self.cached.start), step.frozen.stop)
+            kept = size - len(frozen)
             if step.retained is not None:
                 kept = min(kept, step.retained)
             self.banks[step.bank, layer] = context.part(size - kept, size)

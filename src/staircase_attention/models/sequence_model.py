@@ -1,6 +1,7 @@
 """The model a user builds: tokens in, logits and state out, whatever the schedule."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float, Int
@@ -12,6 +13,10 @@ from staircase_attention.models.checks import check_order, check_parts, check_si
 from staircase_attention.models.executor import Executor
 from staircase_attention.models.state import State, Stream
 from staircase_attention.schedules import Order, Schedule
+
+if TYPE_CHECKING:
+    from staircase_attention.generation import TokenStream
+    from staircase_attention.generation.prompts import Prompt
 
 
 class SequenceModel(nn.Module):
@@ -78,6 +83,22 @@ class SequenceModel(nn.Module):
         hidden, streams = self._run_streams(tokens, state, order)
         logits = self.output(self.output_norm(hidden))
         return logits, State(model=state.model, chunk_length=state.chunk_length, streams=streams)
+
+    def stream(
+        self,
+        prompt: "Prompt | Sequence[Prompt]",
+        *,
+        max_tokens: int | None,
+        **options: Any,  # noqa: ANN401
+    ) -> "TokenStream":
+        """The tokens by which the model continues a prompt, made as they are asked for.
+
+        See `staircase_attention.generation.stream` for prompts, sampling and stops.
+        """
+        # The one import that points upwards: a model is where a user looks for this.
+        from staircase_attention.generation import stream
+
+        return stream(self, prompt, max_tokens=max_tokens, **options)
 
     def initial_state(self, batch_size: int) -> State:
         """The state of streams that have not begun."""
@@ -151,16 +172,17 @@ class SequenceModel(nn.Module):
                 f"{state.batch_size}; use state.select(rows), or begin anew without a state"
             )
         here = self.output.weight
-        if state.dtype not in (None, here.dtype) and not torch.is_autocast_enabled(
-            here.device.type
-        ):
+        is_casting = torch.is_autocast_enabled(here.device.type)
+        if not is_casting and state.dtypes - {here.dtype}:
+            found = ", ".join(sorted(str(dtype) for dtype in state.dtypes))
             raise ValueError(
-                f"state and model must be of one dtype, got {state.dtype} and {here.dtype}; "
+                f"state and model must be of one dtype, got {found} and {here.dtype}; "
                 f"use state.to(dtype={here.dtype})"
             )
-        if state.device not in (None, here.device):
+        if state.devices - {here.device}:
+            found = ", ".join(sorted(str(device) for device in state.devices))
             raise ValueError(
-                f"state and model must be on one device, got {state.device} and {here.device}; "
+                f"state and model must be on one device, got {found} and {here.device}; "
                 f"use state.to('{here.device}')"
             )
 

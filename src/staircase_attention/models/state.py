@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from staircase_attention.layers import KeysValues
@@ -82,11 +82,21 @@ class Stream:
             # What is hidden gets weight zero; cleared, not even a NaN left there can come back.
             return tensor.masked_fill(anew.to(tensor.device)[:, None, None, None], 0.0)
 
-        starts = (
+        starts = tuple(
             self.position if begins else start
             for start, begins in zip(self.starts, flags, strict=True)
         )
-        return replace(self.map(cleared), starts=tuple(starts))
+        return replace(self.map(cleared), starts=starts)._without_strangers()
+
+    def _without_strangers(self) -> "Stream":
+        """Without the cached tokens that came before any of these rows began."""
+        first = min(max(min(self.starts), self.cached.start), self.cached.stop)
+        drop = first - self.cached.start
+        return replace(
+            self,
+            cache=tuple(held.part(drop, held.num_tokens).map(torch.clone) for held in self.cache),
+            cached=range(first, self.cached.stop),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,14 +140,14 @@ class State:
         return tuple(by_row[row] for row in range(self.batch_size))
 
     @property
-    def device(self) -> torch.device | None:
-        """Where it lies; None where nothing is remembered yet."""
-        return self._tensors[0].device if self._tensors else None
+    def devices(self) -> set[torch.device]:
+        """Where it lies: nowhere, where nothing is remembered yet."""
+        return {tensor.device for tensor in self._tensors}
 
     @property
-    def dtype(self) -> torch.dtype | None:
-        """In what numbers; None where nothing is remembered yet."""
-        return self._tensors[0].dtype if self._tensors else None
+    def dtypes(self) -> set[torch.dtype]:
+        """In what numbers; autocast makes two kinds of what it touches in turns."""
+        return {tensor.dtype for tensor in self._tensors}
 
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
@@ -149,8 +159,9 @@ class State:
         """The same state, through which no gradient flows."""
         return self._map(torch.Tensor.detach)
 
-    def select(self, rows: Sequence[int]) -> "State":
+    def select(self, rows: Sequence[int] | Int[Tensor, " rows"]) -> "State":
         """The state of a batch made of these rows, in this order; a row may come up repeatedly."""
+        rows = rows.tolist() if isinstance(rows, Tensor) else list(rows)
         check_rows(rows, self.batch_size)
         streams = []
         for stream in self.streams:
@@ -223,8 +234,12 @@ class State:
 
 def check_rows(rows: Sequence[int], batch_size: int) -> None:
     """Refuse row numbers that the batch does not have."""
-    wrong = [row for row in rows if not 0 <= row < batch_size]
-    if wrong or not len(rows):
+    wrong = [
+        row
+        for row in rows
+        if isinstance(row, bool) or not isinstance(row, int) or not 0 <= row < batch_size
+    ]
+    if wrong or not rows:
         raise ValueError(
             f"rows must be numbers from 0 to {batch_size - 1}, at least one, "
             f"got {wrong or 'none'}; the state has {batch_size} batch rows"

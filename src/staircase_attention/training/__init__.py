@@ -1,9 +1,15 @@
 """From a recipe to trained weights, with nothing lost on the way."""
 
 from staircase_attention.training.display import Display, choose_display
-from staircase_attention.training.loading import LoadedRun, load_run
+from staircase_attention.training.loading import (
+    LanguageModel,
+    LoadedRun,
+    load_language_model,
+    load_run,
+)
 from staircase_attention.training.processes import is_first_process
 from staircase_attention.training.recipe import (
+    CorpusChoice,
     DivergenceConfig,
     FamilyModel,
     LSTMModel,
@@ -16,10 +22,12 @@ from staircase_attention.training.run import RunResult, default_folder, resume, 
 from staircase_attention.training.signals import StopRequested
 
 __all__ = [
+    "CorpusChoice",
     "Display",
     "DivergenceConfig",
     "FamilyModel",
     "LSTMModel",
+    "LanguageModel",
     "LoadedRun",
     "OptimizerConfig",
     "Recipe",
@@ -30,6 +38,7 @@ __all__ = [
     "choose_display",
     "default_folder",
     "is_first_process",
+    "load_language_model",
     "load_run",
     "resume",
     "train",

@@ -1,17 +1,28 @@
-"""From a recipe's words to a model and the place where it runs."""
+"""From a recipe's words to data, a model and the place where it runs."""
 
 import os
 
 import torch
 
 from staircase_attention.models import LSTMSequenceModel, SequenceModel
-from staircase_attention.training.dataset import Dataset, build_dataset
-from staircase_attention.training.recipe import LSTMModel, Recipe
+from staircase_attention.tasks import load_task
+from staircase_attention.training.corpus_data import CorpusData
+from staircase_attention.training.dataset import Symbols, TaskData
+from staircase_attention.training.recipe import LSTMModel, Recipe, TaskChoice
 
 Model = SequenceModel | LSTMSequenceModel
 
 
-def build_model(recipe: Recipe, data: Dataset) -> Model:
+def build_dataset(recipe: Recipe) -> TaskData | CorpusData:
+    """The data that a recipe names."""
+    if isinstance(recipe.task, TaskChoice):
+        task = load_task(recipe.task.reference, **recipe.task.options)
+        return TaskData(task, recipe.data_seed)
+    limit = recipe.training.evaluation_tokens
+    return CorpusData(recipe.task, seed=recipe.data_seed, evaluation_tokens=limit)
+
+
+def build_model(recipe: Recipe, data: Symbols) -> Model:
     """The model that a recipe describes, for the symbols of its data."""
     model = recipe.model
     if isinstance(model, LSTMModel):
@@ -32,10 +43,12 @@ def build_model(recipe: Recipe, data: Dataset) -> Model:
     return family
 
 
-def check_recipe(recipe: Recipe) -> None:
+def check_recipe(recipe: Recipe) -> TaskData | CorpusData:
     """Refuse a recipe whose data or model cannot be built, before anything is written."""
+    data = build_dataset(recipe)
     with torch.device("meta"):
-        build_model(recipe, build_dataset(recipe))
+        build_model(recipe, data)
+    return data
 
 
 def choose_device() -> torch.device:

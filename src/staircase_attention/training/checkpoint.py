@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -78,29 +79,37 @@ class CheckpointFolder:
         sums = {entry.name: checksum(entry.read_bytes()) for entry in sorted(scratch.iterdir())}
         _write(scratch / MANIFEST, json.dumps(sums).encode())
         sync_folder(scratch)
-        target = self.path / str(name)
+        target, old = self.path / str(name), self.path / f".replaced-{name}"
         if target.exists():
-            shutil.rmtree(target)
+            target.rename(old)
         scratch.rename(target)
         sync_folder(self.path)
+        shutil.rmtree(old, ignore_errors=True)
 
     def abandon(self) -> None:
         """Clear away whatever was not finished."""
-        for scratch in self.path.glob(".partial-*"):
-            shutil.rmtree(scratch, ignore_errors=True)
+        for pattern in (".partial-*", ".replaced-*"):
+            for scratch in self.path.glob(pattern):
+                shutil.rmtree(scratch, ignore_errors=True)
 
     def read(self, name: CheckpointName) -> Checkpoint:
         """A checkpoint, if it is as it was written."""
-        folder = self.path / str(name)
-        contents = dict(_checked_files(folder))
-        return Checkpoint(
-            trainer=json.loads(contents[TRAINER]),
-            tensors={
+        try:
+            contents = dict(_checked_files(self.path / str(name)))
+            trainer = json.loads(contents[TRAINER])
+            for rank in range(trainer["num_processes"]):
+                if process_file(rank) not in contents:
+                    raise DamagedCheckpointError(f"{name} lacks {process_file(rank)}")
+            tensors = {
                 file: load(content)
                 for file, content in contents.items()
                 if file.endswith(".safetensors")
-            },
-        )
+            }
+        except DamagedCheckpointError:
+            raise
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+            raise DamagedCheckpointError(f"{name} cannot be read ({error!r})") from error
+        return Checkpoint(trainer=trainer, tensors=tensors)
 
     def read_trainer(self, name: CheckpointName) -> dict[str, Any]:
         """The plain data of a checkpoint alone."""
@@ -109,6 +118,16 @@ class CheckpointFolder:
         except (OSError, ValueError) as error:
             raise DamagedCheckpointError(f"{name} cannot be read ({error})") from error
         return plain
+
+    def notes(self) -> dict[CheckpointName, dict[str, Any]]:
+        """The plain data of all checkpoints whose plain data can be read, in order."""
+        found = {}
+        for name in self.names():
+            try:
+                found[name] = self.read_trainer(name)
+            except DamagedCheckpointError:
+                continue
+        return found
 
     def remove(self, name: CheckpointName) -> None:
         """Delete a checkpoint."""
@@ -125,16 +144,18 @@ class CheckpointFolder:
         return self.path / f".partial-{name}"
 
 
+def process_file(rank: int) -> str:
+    """The file of what only one process has: its lanes' states and random generators."""
+    return f"process-{rank}.safetensors"
+
+
 def _checked_files(folder: Path) -> Iterator[tuple[str, bytes]]:
-    try:
-        sums = json.loads((folder / MANIFEST).read_bytes())
-        for file, expected in sums.items():
-            content = (folder / file).read_bytes()
-            if checksum(content) != expected:
-                raise DamagedCheckpointError(f"{folder.name}/{file} is not as it was written")
-            yield file, content
-    except (OSError, json.JSONDecodeError, AttributeError) as error:
-        raise DamagedCheckpointError(f"{folder.name} cannot be read ({error})") from error
+    sums = json.loads((folder / MANIFEST).read_bytes())
+    for file, expected in sums.items():
+        content = (folder / file).read_bytes()
+        if checksum(content) != expected:
+            raise DamagedCheckpointError(f"{folder.name}/{file} is not as it was written")
+        yield file, content
 
 
 def _write(path: Path, content: bytes) -> None:

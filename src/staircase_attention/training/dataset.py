@@ -9,11 +9,9 @@ from staircase_attention.tasks import (
     Position,
     Task,
     evaluation_batches,
-    load_task,
     split,
     training_source,
 )
-from staircase_attention.training.recipe import Recipe
 
 SplitName = Literal["train", "valid", "test"]
 
@@ -42,8 +40,8 @@ class TrainingLanes(Protocol):
         """The batch at a position, and the position after it."""
 
 
-class Dataset(Protocol):
-    """Data to train on without end, and splits to be scored whole."""
+class Symbols(Protocol):
+    """How many there are: all that a model must know of its data."""
 
     @property
     def num_inputs(self) -> int:
@@ -52,6 +50,10 @@ class Dataset(Protocol):
     @property
     def num_outputs(self) -> int:
         """Output symbols."""
+
+
+class Dataset(Symbols, Protocol):
+    """Data to train on without end, and splits to be scored whole."""
 
     @property
     def carries_state(self) -> bool:
@@ -122,9 +124,3 @@ class TaskData:
     def with_length(self, length: int) -> "TaskData":
         """The same task with episodes of another length."""
         return TaskData(self.task.with_length(length), self.seed)
-
-
-def build_dataset(recipe: Recipe) -> TaskData:
-    """The data that a recipe names."""
-    task = load_task(recipe.task.reference, **recipe.task.options)
-    return TaskData(task, recipe.data_seed)

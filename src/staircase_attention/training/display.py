@@ -85,7 +85,7 @@ class Terminal:
 
     def say(self, text: str) -> None:
         """Print above the bar."""
-        self._progress.console.print(text, highlight=False)
+        self._progress.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def end(self) -> None:
         """Leave the bar as it is."""

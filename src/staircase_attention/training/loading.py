@@ -1,11 +1,18 @@
 """A trained model out of a run folder."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from staircase_attention.training.build import Model, build_model
+import numpy as np
+from torch import Tensor
+
+from staircase_attention.data import Tokeniser, load_tokeniser
+from staircase_attention.training.build import Model, build_dataset, build_model
 from staircase_attention.training.checkpoint import WEIGHTS, CheckpointName, DamagedCheckpointError
-from staircase_attention.training.dataset import TaskData, build_dataset
+from staircase_attention.training.corpus_data import CorpusData
+from staircase_attention.training.dataset import TaskData
+from staircase_attention.training.progress import Progress
 from staircase_attention.training.recipe import Recipe
 from staircase_attention.training.run_folder import RunFolder
 
@@ -15,10 +22,57 @@ class LoadedRun:
     """A run's recipe and data, and its model with trained weights."""
 
     recipe: Recipe
-    data: TaskData
+    data: TaskData | CorpusData
     model: Model
     update: int
     """The update after which the weights were as they are."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LanguageModel:
+    """A trained model of text, and what its tokens mean."""
+
+    recipe: Recipe
+    model: Model
+    tokeniser: Tokeniser
+    update: int
+    """The update after which the weights were as they are."""
+
+    def encode(self, text: str) -> list[int]:
+        """Text as tokens."""
+        [tokens] = self.tokeniser.encode_batch([text.encode()])
+        return [int(token) for token in tokens]
+
+    def decode(self, tokens: Sequence[int]) -> bytes:
+        """Tokens as the bytes of a text."""
+        return self.tokeniser.decode(np.asarray(tokens, dtype=np.uint32))
+
+
+def load_language_model(
+    folder: str | os.PathLike[str], *, checkpoint: str = "best"
+) -> LanguageModel:
+    """The model of a run that was trained on text; the corpus itself need not be there."""
+    place = RunFolder(folder)
+    recipe = place.recipe()
+    if not place.tokeniser.is_dir():
+        raise ValueError(
+            f"a language model's run holds a tokeniser, got {place.path} without one; "
+            "name a run that was trained on a corpus"
+        )
+    tokeniser = load_tokeniser(place.tokeniser)
+    name, weights = _weights(place, checkpoint)
+    symbols = NumSymbols(num_inputs=tokeniser.vocab_size, num_outputs=tokeniser.vocab_size)
+    model = build_model(recipe, symbols)
+    model.load_state_dict(weights)
+    return LanguageModel(recipe=recipe, model=model.eval(), tokeniser=tokeniser, update=name.update)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NumSymbols:
+    """Numbers of symbols, without the data they come from."""
+
+    num_inputs: int
+    num_outputs: int
 
 
 def load_run(folder: str | os.PathLike[str], *, checkpoint: str = "best") -> LoadedRun:
@@ -26,16 +80,20 @@ def load_run(folder: str | os.PathLike[str], *, checkpoint: str = "best") -> Loa
     place = RunFolder(folder)
     recipe = place.recipe()
     data = build_dataset(recipe)
+    name, weights = _weights(place, checkpoint)
+    model = build_model(recipe, data)
+    model.load_state_dict(weights)
+    return LoadedRun(recipe=recipe, data=data, model=model.eval(), update=name.update)
+
+
+def _weights(place: RunFolder, checkpoint: str) -> tuple[CheckpointName, dict[str, Tensor]]:
     name = _choose(place, checkpoint)
     try:
-        weights = place.checkpoints.read(name).tensors[WEIGHTS]
+        return name, place.checkpoints.read(name).tensors[WEIGHTS]
     except DamagedCheckpointError as error:
         raise ValueError(
             f"a checkpoint must be as it was written, got {error}; name another with --checkpoint"
         ) from error
-    model = build_model(recipe, data)
-    model.load_state_dict(weights)
-    return LoadedRun(recipe=recipe, data=data, model=model.eval(), update=name.update)
 
 
 def _choose(place: RunFolder, wanted: str) -> CheckpointName:
@@ -61,7 +119,7 @@ def _choose(place: RunFolder, wanted: str) -> CheckpointName:
 
 def _best(place: RunFolder, names: list[CheckpointName]) -> CheckpointName:
     """The best by the latest checkpoint's own account, or the latest before any evaluation."""
-    progress = place.checkpoints.read_trainer(names[-1])["progress"]
-    if progress["best_update"] is None:
-        return names[-1]
-    return CheckpointName(num_rollbacks=progress["best_rollbacks"], update=progress["best_update"])
+    notes = place.checkpoints.notes()
+    known = [Progress.best_in(note["progress"]) for note in notes.values()]
+    there = [name for name in known if name in notes]
+    return there[-1] if there else names[-1]

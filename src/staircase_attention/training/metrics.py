@@ -1,6 +1,7 @@
 """What a run says of itself: one JSON line at a time, and the same for TensorBoard."""
 
 import json
+import math
 import os
 from typing import Any
 
@@ -18,10 +19,10 @@ class MetricsLog:
 
     def __init__(self, folder: RunFolder, *, num_bytes: int, update: int) -> None:
         with folder.metrics.open("ab") as file:
-            file.truncate(num_bytes)
+            file.truncate(min(num_bytes, file.tell()))
         self._file = folder.metrics.open("ab")
         self._timing = folder.timing.open("a")
-        self._board = SummaryWriter(str(folder.tensorboard), purge_step=update)
+        self._board = SummaryWriter(str(folder.tensorboard), purge_step=update + 1)
 
     @property
     def num_bytes(self) -> int:
@@ -30,7 +31,11 @@ class MetricsLog:
 
     def write(self, kind: str, update: int, **values: Any) -> None:  # noqa: ANN401
         """Log some values of one update."""
-        line = json.dumps({"kind": kind, "update": update, **values})
+        plain = {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in values.items()
+        }
+        line = json.dumps({"kind": kind, "update": update, **plain})
         self._file.write(f"{line}\n".encode())
         self._file.flush()
         os.fsync(self._file.fileno())

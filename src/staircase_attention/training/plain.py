@@ -29,8 +29,7 @@ def to_plain(value: Any) -> Any:  # noqa: ANN401
 
 def from_plain(kind: type[Config], plain: Any, where: str = "config") -> Config:  # noqa: ANN401
     """The config that `to_plain` wrote, or a one-line error that says what is wrong where."""
-    if not isinstance(plain, Mapping):
-        raise ValueError(f"{where} must be a group of settings, got {plain!r}; give its settings")
+    _require_group(plain, where)
     hints = typing.get_type_hints(kind)
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     given = {name: value for name, value in plain.items() if name != "kind" or "kind" in fields}
@@ -97,12 +96,24 @@ def _convert(hint: Any, value: Any, where: str) -> Any:  # noqa: ANN401
         inner = typing.get_args(hint)[0]
         return tuple(_convert(inner, part, f"{where}[{i}]") for i, part in enumerate(value))
     if origin is not None:
-        return value
+        return _require_group(value, where)
     if isinstance(hint, type) and issubclass(hint, Schedule):
-        return schedule_from_dict(value)
+        return _schedule(value, where)
     if dataclasses.is_dataclass(hint):
         return from_plain(typing.cast("type[Any]", hint), value, where)
     return _convert_number(hint, value, where)
+
+
+def _require_group(value: Any, where: str) -> Mapping[str, Any]:  # noqa: ANN401
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{where} must be a group of settings, got {value!r}; give its settings")
+    return value
+
+
+def _schedule(value: Any, where: str) -> Schedule:  # noqa: ANN401
+    if "name" not in _require_group(value, where):
+        raise ValueError(f"{where} must have a name, got {value!r}; add one, as name='staircase'")
+    return schedule_from_dict(value)
 
 
 def _convert_union(hints: tuple[Any, ...], value: Any, where: str) -> Any:  # noqa: ANN401

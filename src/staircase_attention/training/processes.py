@@ -1,5 +1,6 @@
 """One process or several: who this one is, and how they agree."""
 
+import atexit
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,6 +35,15 @@ class Processes:
             dist.all_reduce(numbers)
         return numbers
 
+    def agree(self, flag: bool) -> bool:
+        """What the first process says."""
+        if self.count == 1:
+            return flag
+        place = "cuda" if dist.get_backend() == "nccl" else "cpu"
+        shared = torch.tensor([int(flag)], device=place)
+        dist.broadcast(shared, src=0)
+        return bool(shared.item())
+
     def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
         """The model as it is called in training: gradients are averaged over all processes."""
         if self.count == 1:
@@ -54,10 +64,10 @@ def joined_processes(device: torch.device) -> Iterator[Processes]:
     if count == 1:
         yield Processes()
         return
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    try:
-        yield Processes(rank=dist.get_rank(), count=count)
-    finally:
-        dist.destroy_process_group()
+    if not dist.is_initialized():
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        # Once a program: a second meeting could find the addresses of the first.
+        atexit.register(dist.destroy_process_group)
+    yield Processes(rank=dist.get_rank(), count=count)

@@ -1,6 +1,7 @@
 """Where a run stands, apart from its tensors."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -55,7 +56,18 @@ class Progress:
 
     @property
     def best(self) -> CheckpointName | None:
-        """The checkpoint with the lowest error on the validation data."""
-        if self.best_update is None:
+        """The checkpoint that did best on the validation data."""
+        return self.best_in(
+            {"best_update": self.best_update, "best_rollbacks": self.best_rollbacks}
+        )
+
+    @staticmethod
+    def best_in(plain: Mapping[str, Any]) -> CheckpointName | None:
+        """The best that a progress, as plain data, knows of."""
+        if plain["best_update"] is None:
             return None
-        return CheckpointName(num_rollbacks=self.best_rollbacks, update=self.best_update)
+        return CheckpointName(num_rollbacks=plain["best_rollbacks"], update=plain["best_update"])
+
+    def forget_best(self) -> None:
+        """Let the next score be the best, as the checkpoint of the last one is gone."""
+        self.best_update, self.best_rollbacks, self.best_rank = None, 0, (math.inf,)

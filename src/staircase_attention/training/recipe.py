@@ -1,7 +1,9 @@
 """A recipe: everything that fixes a training run, as one typed, complete config."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import Any, ClassVar, Literal
 
 from staircase_attention.layers import CoreConfig
@@ -9,14 +11,37 @@ from staircase_attention.schedules import Schedule
 from staircase_attention.training.plain import from_plain, override, to_plain
 
 
+def check(owner: object, name: str, rule: str, holds: Callable[[Any], bool]) -> None:
+    """Refuse a setting that does not keep to its rule."""
+    value = getattr(owner, name)
+    if not holds(value):
+        raise ValueError(
+            f"{type(owner).__name__}.{name} must be {rule}, got {value}; give such a value"
+        )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskChoice:
     """Which task, with which options."""
+
+    kind: ClassVar[str] = "task"
 
     reference: str
     """A built-in task's name, or path/to/file.py:ClassName."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """What the task takes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CorpusChoice:
+    """Which prepared corpus, read in which form."""
+
+    kind: ClassVar[str] = "corpus"
+
+    folder: str
+    """Where `staircase prepare` put it."""
+    form: Literal["stream", "episodic"] = "stream"
+    """One text after another, or every segment a text of its own that is padded or cut to fit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +66,11 @@ class LSTMModel:
     dropout: float = 0.0
     """Between layers and before the output."""
 
+    def __post_init__(self) -> None:
+        check(self, "width", "at least 1", lambda value: value >= 1)
+        check(self, "num_layers", "at least 1", lambda value: value >= 1)
+        check(self, "dropout", "at least 0 and under 1", lambda value: 0 <= value < 1)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerConfig:
@@ -61,6 +91,16 @@ class OptimizerConfig:
     gradient_clip: float | None = 0.1
     """Largest norm of all gradients together; None for no clipping."""
 
+    def __post_init__(self) -> None:
+        check(self, "learning_rate", "over 0 and finite", lambda value: 0 < value < math.inf)
+        for name in ("beta1", "beta2"):
+            check(self, name, "at least 0 and under 1", lambda value: 0 <= value < 1)
+        check(self, "weight_decay", "at least 0", lambda value: value >= 0)
+        check(self, "warm_up", "at least 0", lambda value: value >= 0)
+        check(self, "final_fraction", "from 0 to 1", lambda value: 0 <= value <= 1)
+        if self.gradient_clip is not None:
+            check(self, "gradient_clip", "over 0, or none", lambda value: value > 0)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DivergenceConfig:
@@ -80,6 +120,15 @@ class DivergenceConfig:
     """Returns before the run gives up."""
     max_skips: int = 20
     """Updates in a row with gradients that are not finite before that counts as diverged too."""
+
+    def __post_init__(self) -> None:
+        check(self, "jump_factor", "over 1", lambda value: value > 1)
+        check(self, "loss_floor", "at least 0", lambda value: value >= 0)
+        check(self, "smoothing", "at least 0 and under 1", lambda value: 0 <= value < 1)
+        check(self, "rate_factor", "over 0 and at most 1", lambda value: 0 < value <= 1)
+        check(self, "max_rollbacks", "at least 0", lambda value: value >= 0)
+        for name in ("patience", "max_skips"):
+            check(self, name, "at least 1", lambda value: value >= 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,29 +153,39 @@ class TrainingConfig:
     keep_every: int | None = None
     """Keep the checkpoints of these updates for good; None: the latest two and the best."""
     evaluation_lanes: int = 128
+    evaluation_tokens: int | None = None
+    """Tokens of a split that are scored, its first ones; None: all of them."""
     divergence: DivergenceConfig = field(default_factory=DivergenceConfig)
 
     def __post_init__(self) -> None:
-        for name in (
-            "num_updates",
-            "num_lanes",
-            "segment_length",
-            "num_micro_batches",
-            "log_every",
-            "evaluate_every",
-            "checkpoint_every",
-            "evaluation_lanes",
-        ):
-            value = getattr(self, name)
-            if value < 1:
-                raise ValueError(
-                    f"training.{name} must be at least 1, got {value}; give a positive number"
-                )
+        for name in COUNTS:
+            check(self, name, "at least 1", lambda value: value >= 1)
+        for name in ("keep_every", "evaluation_tokens"):
+            if getattr(self, name) is not None:
+                check(self, name, "at least 1, or none", lambda value: value >= 1)
         if self.keep_every is not None and self.keep_every % self.checkpoint_every:
             raise ValueError(
-                "training.keep_every must be a multiple of checkpoint_every = "
+                "TrainingConfig.keep_every must be a multiple of checkpoint_every = "
                 f"{self.checkpoint_every}, got {self.keep_every}; change one of them"
             )
+        if self.num_lanes % self.num_micro_batches:
+            raise ValueError(
+                "TrainingConfig.num_micro_batches must divide num_lanes = "
+                f"{self.num_lanes}, got {self.num_micro_batches}; change one of them"
+            )
+
+
+COUNTS = (
+    "num_updates",
+    "num_lanes",
+    "segment_length",
+    "num_micro_batches",
+    "log_every",
+    "evaluate_every",
+    "checkpoint_every",
+    "evaluation_lanes",
+)
+"""Settings of which there must be one at least."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,13 +193,22 @@ class Recipe:
     """A run, complete."""
 
     name: str
-    task: TaskChoice
+    task: TaskChoice | CorpusChoice
     model: FamilyModel | LSTMModel
     training: TrainingConfig
     seed: int = 0
     """Fixes the initial weights and dropout."""
     data_seed: int = 0
     """Fixes the task's splits."""
+
+    def __post_init__(self) -> None:
+        for name in ("seed", "data_seed"):
+            check(self, name, "from 0 to 2^63 - 1", lambda value: 0 <= value < 2**63)
+        path = PurePosixPath(self.name)
+        if path.is_absolute() or ".." in path.parts or not path.parts:
+            raise ValueError(
+                f"Recipe.name must do as the name of a folder, got {self.name!r}; rename it"
+            )
 
     def to_plain(self) -> dict[str, Any]:
         """The recipe as plain data."""

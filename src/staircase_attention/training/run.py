@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
 from staircase_attention.training.build import check_recipe, choose_device
+from staircase_attention.training.corpus_data import CorpusData
 from staircase_attention.training.display import Display, Silent
 from staircase_attention.training.files import FULL_DISK, read_json, write_json
 from staircase_attention.training.processes import is_first_process, joined_processes
 from staircase_attention.training.recipe import Recipe
 from staircase_attention.training.run_folder import RunFolder, device_name
-from staircase_attention.training.signals import wishes_to_stop
+from staircase_attention.training.signals import StopRequested, wishes_to_stop
 from staircase_attention.training.trainer import DivergedError, Trainer
 
 Done = TypeVar("Done")
@@ -43,11 +44,12 @@ def train(
     recipe: Recipe, folder: str | os.PathLike[str], *, progress: Display | None = None
 ) -> RunResult:
     """Begin a run in a new folder and bring it to its end."""
-    check_recipe(recipe)
+    data = check_recipe(recipe)
+    tokeniser = data.corpus.tokeniser if isinstance(data, CorpusData) else None
     place = RunFolder(folder)
     # The process that torchrun numbers 0 makes the folder; the others meet it at the first save.
     if is_first_process():
-        place.create(recipe)
+        place.create(recipe, tokeniser)
         if progress is not None:
             progress.say(f"run folder: {place.path}")
     return _go(recipe, place, progress)
@@ -64,7 +66,7 @@ def resume(folder: str | os.PathLike[str], *, progress: Display | None = None) -
 
 def _go(recipe: Recipe, place: RunFolder, progress: Display | None) -> RunResult:
     device = choose_device()
-    with joined_processes(device) as processes, wishes_to_stop() as wish:
+    with place.locked(), joined_processes(device) as processes, wishes_to_stop() as wish:
         display = (progress or Silent()) if processes.is_first else Silent()
         trainer = Trainer(
             recipe, place, device=device, processes=processes, display=display, wish=wish
@@ -72,6 +74,8 @@ def _go(recipe: Recipe, place: RunFolder, progress: Display | None) -> RunResult
         result = _with_room(lambda: _finish(trainer), place)
         if processes.is_first:
             _with_room(lambda: write_json(place.result, asdict(result)), place)
+        if wish.number:
+            raise StopRequested(wish.number, f"stopped after {place.path} was {result.status}")
         return result
 
 
@@ -85,7 +89,9 @@ def _finish(trainer: Trainer) -> RunResult:
         trainer.display.say(str(error))
     stands = trainer.progress
     scores: dict[str, Any] = {"valid": None, "test": None}
-    if stands.best is not None:
+    if stands.best is None:
+        status = "diverged"
+    else:
         trainer.load_best_weights()
         scores = {name: trainer.describe(name) for name in get_args(ScoredSplit)}
     return RunResult(

@@ -1,18 +1,25 @@
 """A run on disk: which file is where."""
 
+import fcntl
 import os
 import platform
+import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from staircase_attention.data import Tokeniser
 from staircase_attention.training.checkpoint import CheckpointFolder
 from staircase_attention.training.files import read_json, write_json
+from staircase_attention.training.processes import is_first_process
 from staircase_attention.training.recipe import Recipe
 
+LOCK = ".lock"
 FORMAT = 1
 """Counted up when the layout of run folders changes."""
 
@@ -28,11 +35,15 @@ class RunFolder:
         self.tensorboard = self.path / "tensorboard"
         self.environment = self.path / "environment.json"
         self.result = self.path / "result.json"
+        self.tokeniser = self.path / "tokeniser"
         self.checkpoints = CheckpointFolder(self.path / "checkpoints")
 
-    def create(self, recipe: Recipe) -> None:
-        """Begin a run here, in a folder that is new or empty."""
-        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+    def create(self, recipe: Recipe, tokeniser: Tokeniser | None = None) -> None:
+        """Begin a run here, in a folder that is new or empty.
+
+        A model of text takes its tokeniser along, so that it can speak wherever it is taken.
+        """
+        if not self.is_unbegun:
             raise ValueError(
                 f"a new run needs a folder that is new or empty, got {self.path}; "
                 "name another with --output, or use `staircase resume` to go on with it"
@@ -40,12 +51,43 @@ class RunFolder:
         try:
             self.checkpoints.path.mkdir(parents=True, exist_ok=True)
             write_json(self.environment, environment())
+            if tokeniser is not None:
+                shutil.rmtree(self.tokeniser, ignore_errors=True)
+                self.tokeniser.mkdir()
+                tokeniser.save(self.tokeniser)
             write_json(self.config, {"format": FORMAT, "recipe": recipe.to_plain()})
         except OSError as error:
             raise ValueError(
                 f"a run folder must be writable, got {self.path} ({error.strerror}); "
                 "name another with --output"
             ) from error
+
+    @property
+    def is_unbegun(self) -> bool:
+        """Whether nothing is here, or only what a run left that was killed before it began."""
+        if not self.path.exists():
+            return True
+        if not self.path.is_dir():
+            return False
+        first_steps = {LOCK, *(path.name for path in (self.environment, self.tokeniser))}
+        found = {entry.name for entry in self.path.iterdir()} - first_steps
+        return found <= {self.checkpoints.path.name} and not self.checkpoints.names()
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """While this lasts, no other run can work in this folder."""
+        if not is_first_process():
+            yield
+            return
+        with (self.path / LOCK).open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ValueError(
+                    f"a run folder is worked in by one run at a time, got {self.path}, where one "
+                    "is under way; wait for it, or name another folder"
+                ) from None
+            yield
 
     def recipe(self) -> Recipe:
         """The recipe of the run that is here."""
@@ -86,7 +128,8 @@ def device_name() -> str:
     """The GPU, or the processor."""
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
-    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+    count = torch.get_num_threads()
+    return f"{platform.machine()} CPU, {count} thread{'s' if count > 1 else ''}"
 
 
 def _version(package: str) -> str | None:

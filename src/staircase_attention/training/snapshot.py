@@ -13,6 +13,7 @@ from staircase_attention.training.checkpoint import (
     Checkpoint,
     CheckpointFolder,
     CheckpointName,
+    process_file,
 )
 from staircase_attention.training.learner import Carried, Learner
 
@@ -30,7 +31,7 @@ def write_snapshot(
         folder.abandon()
     processes.wait()
     headers, tensors = _process_parts(learner)
-    folder.write_part(name, _process_file(processes.rank), tensors)
+    folder.write_part(name, process_file(processes.rank), tensors)
     if processes.is_first:
         folder.write_part(name, WEIGHTS, _on_cpu(learner.model.state_dict()))
         folder.write_part(name, OPTIMIZER, _on_cpu(learner.optimizer.tensors()))
@@ -48,14 +49,10 @@ def restore_snapshot(checkpoint: Checkpoint, learner: Learner) -> None:
     parts = [_read_states(checkpoint, rank) for rank in range(checkpoint.trainer["num_processes"])]
     if len(parts) == learner.processes.count and len(parts[0]) == len(learner.states):
         states = parts[learner.processes.rank]
-        _restore_random(checkpoint.tensors[_process_file(learner.processes.rank)], learner)
+        _restore_random(checkpoint.tensors[process_file(learner.processes.rank)], learner)
     else:
         states = _deal_anew([state for part in parts for state in part], learner)
     learner.states = [None if state is None else state.to(learner.device) for state in states]
-
-
-def _process_file(rank: int) -> str:
-    return f"process-{rank}.safetensors"
 
 
 def _process_parts(learner: Learner) -> tuple[list[Any], dict[str, Tensor]]:
@@ -76,7 +73,7 @@ def _process_parts(learner: Learner) -> tuple[list[Any], dict[str, Tensor]]:
 
 def _read_states(checkpoint: Checkpoint, rank: int) -> list[Carried]:
     """The states of one process; the headers are alike in all processes, as lanes are."""
-    tensors = checkpoint.tensors[_process_file(rank)]
+    tensors = checkpoint.tensors[process_file(rank)]
     states: list[Carried] = []
     for number, header in enumerate(checkpoint.trainer["states"]):
         prefix = f"{number}/"

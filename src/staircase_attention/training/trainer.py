@@ -1,5 +1,6 @@
 """The training loop: update, log, evaluate, save; and what is done when things go wrong."""
 
+import math
 import time
 from typing import Any
 
@@ -7,18 +8,16 @@ import torch
 
 from staircase_attention.evaluation import Score, evaluate
 from staircase_attention.tasks import lanes_of_process
-from staircase_attention.training.build import Model, build_model, precision_of
+from staircase_attention.training.build import Model, build_dataset, build_model, precision_of
 from staircase_attention.training.checkpoint import (
     WEIGHTS,
     Checkpoint,
-    CheckpointName,
     DamagedCheckpointError,
 )
 from staircase_attention.training.dataset import (
     Dataset,
     SplitName,
     TrainingLanes,
-    build_dataset,
 )
 from staircase_attention.training.display import Display
 from staircase_attention.training.learner import Learner, Outcome
@@ -81,7 +80,7 @@ class Trainer:
         try:
             if not self.folder.checkpoints.names():
                 self._save()
-            while self.progress.update < self.config.num_updates:
+            while self._must_go_on():
                 self._advance()
         finally:
             self.display.end()
@@ -124,6 +123,14 @@ class Trainer:
     def _restore(self, checkpoint: Checkpoint) -> None:
         restore_snapshot(checkpoint, self.learner)
         self.progress = Progress.from_plain(checkpoint.trainer["progress"], self.data)
+        if self.progress.best not in self.folder.checkpoints.names():
+            self.progress.forget_best()
+
+    def _must_go_on(self) -> bool:
+        """Whether there is more to do; a run that has diverged first goes back."""
+        while self.progress.watch.has_diverged(self.config.divergence):
+            self._roll_back()
+        return self.progress.update < self.config.num_updates
 
     def _advance(self) -> None:
         """One update, and all that is due after it."""
@@ -153,8 +160,6 @@ class Trainer:
             self._save()
         if outcome.wants_stop:
             self._stop()
-        if progress.watch.has_diverged(config.divergence):
-            self._roll_back()
 
     def _watch(self, outcome: Outcome) -> None:
         progress = self.progress
@@ -197,10 +202,13 @@ class Trainer:
         progress.wall_seconds += time.perf_counter() - began
         facts = self.data.facts("valid", score)
         self._write("valid", loss=score.loss, error=score.error, **facts)
-        shown = {f"valid_{name}": value for name, value in facts.items()}
-        self.display.advance(progress.update, **(shown or {"valid_error": score.error}))
+        name, value = next(iter(facts.items()), ("error", score.error))
+        self.display.advance(progress.update, **{f"valid_{name}": value})
         rank = self.data.rank(score)
-        if progress.best_update is not None and rank >= progress.best_rank:
+        is_first = progress.best_update is None
+        is_better = math.isfinite(score.loss) and (is_first or rank < progress.best_rank)
+        # All processes do as the first one says: a last digit must not part them.
+        if not self.processes.agree(is_better):
             return False
         progress.best_rank = rank
         progress.best_update = progress.update
@@ -223,24 +231,29 @@ class Trainer:
             self._prune()
 
     def _prune(self) -> None:
-        names = self.folder.checkpoints.names()
-        needed = {*names[-2:], self.progress.best, self._latest_calm(names)}
+        """Keep the latest two, the latest good one, the best they know of, and every k-th."""
         every = self.config.keep_every
-        for name in names:
-            is_kept = every is not None and name.update % every == 0
-            if name not in needed and not is_kept:
+        notes = self.folder.checkpoints.notes()
+        calm = [name for name, note in notes.items() if note["is_calm"]]
+        # A run may go on from any of these, and must then find the best that it knew.
+        kept: set[CheckpointName | None] = {*list(notes)[-2:], *calm[-1:]}
+        kept |= {Progress.best_in(notes[name]["progress"]) for name in kept}
+        for name in notes:
+            is_kth = every is not None and name.update % every == 0
+            if name not in kept and not is_kth:
                 self.folder.checkpoints.remove(name)
 
-    def _latest_calm(self, names: list[CheckpointName]) -> CheckpointName | None:
-        """The latest checkpoint that was taken while nothing was wrong."""
-        for name in reversed(names):
-            try:
-                checkpoint = self.folder.checkpoints.read_trainer(name)
-            except DamagedCheckpointError:
-                continue
-            if checkpoint["is_calm"]:
-                return name
-        return None
+    def _latest_calm(self) -> Checkpoint:
+        """The latest checkpoint that is whole and was taken while nothing was wrong."""
+        for name, note in reversed(self.folder.checkpoints.notes().items()):
+            if note["is_calm"]:
+                try:
+                    return self.folder.checkpoints.read(name)
+                except DamagedCheckpointError as error:
+                    self.display.say(f"damaged checkpoint: {error}; going further back")
+        raise DivergedError(
+            f"diverged at update {self.progress.update:,}, with no good checkpoint left"
+        )
 
     def _stop(self) -> None:
         if self.folder.checkpoints.names()[-1:] != [self.progress.name]:
@@ -258,10 +271,7 @@ class Trainer:
             raise DivergedError(
                 f"diverged at update {before.update:,} after {before.num_rollbacks} rollbacks"
             )
-        names = self.folder.checkpoints.names()
-        name = self._latest_calm(names)
-        assert name is not None, "the checkpoint of update 0 is calm"
-        self._restore(self.folder.checkpoints.read(name))
+        self._restore(self._latest_calm())
         progress = self.progress
         progress.rate_scale = before.rate_scale * limits.rate_factor
         progress.num_rollbacks = before.num_rollbacks + 1

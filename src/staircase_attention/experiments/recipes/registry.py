@@ -5,7 +5,9 @@ from functools import cache
 from types import MappingProxyType
 
 from staircase_attention.experiments.choices import require_known
+from staircase_attention.experiments.recipes.language import language_recipes
 from staircase_attention.experiments.recipes.small import small_recipes
+from staircase_attention.experiments.recipes.small_language import small_language_recipes
 from staircase_attention.experiments.recipes.state_tracking import full_size_recipes
 from staircase_attention.training import Recipe
 
@@ -13,7 +15,12 @@ from staircase_attention.training import Recipe
 @cache
 def recipes() -> Mapping[str, Recipe]:
     """All recipes: those of the paper's size first, then the small ones."""
-    everything = [*full_size_recipes(), *small_recipes()]
+    everything = [
+        *full_size_recipes(),
+        *language_recipes(),
+        *small_recipes(),
+        *small_language_recipes(),
+    ]
     return MappingProxyType({recipe.name: recipe for recipe in everything})
 
 

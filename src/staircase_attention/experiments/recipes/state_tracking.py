@@ -6,8 +6,9 @@ The settings are the appendix's as they stand. What it leaves open is decided he
   the two differ in nothing but their passes.
 - A Feedback Transformer's span is the step size that the tables print for it.
 - A Cached Staircase has as many chunks in its window as make up the printed step size, and M = 1.
-- A Global Cached Staircase has the window of the printed step size, 512, which no episode outgrows.
-  Without an end to it, the state of a lane would grow from update to update until memory is full.
+- A Global Cached Staircase has the window of the printed step size, 512, which hardly an episode
+  outgrows. Without an end to it, the state of a lane would grow from update to update until memory
+  is full.
 - The optimiser is Adam with PyTorch's betas and a constant rate after the warm-up; the appendix
   names neither.
 """

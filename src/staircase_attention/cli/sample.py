@@ -1,0 +1,158 @@
+"""`staircase sample` and `staircase chat`: text out of a trained model, as it is made."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from staircase_attention.cli.train import RunArgument
+from staircase_attention.generation import (
+    Conversation,
+    SamplingConfig,
+    TextStream,
+    load_text_stream,
+    save_stream,
+    stream_text,
+)
+from staircase_attention.training import LanguageModel, load_language_model
+from staircase_attention.training.build import choose_device
+
+Temperature = Annotated[float, typer.Option(help="Under 1 bolder, 0 always the likeliest.")]
+TopK = Annotated[int | None, typer.Option(help="Draw from so many of the likeliest.")]
+TopP = Annotated[float | None, typer.Option(help="Draw from the likeliest of this share.")]
+MinP = Annotated[float | None, typer.Option(help="Leave out what is less likely by this.")]
+Penalty = Annotated[float, typer.Option(help="Over 1 avoids recent tokens.")]
+Seed = Annotated[int, typer.Option(help="Another seed, another text.")]
+CheckpointName = Annotated[str, typer.Option(help="`best`, `latest`, or an update.")]
+MaxTokens = Annotated[int, typer.Option(help="Tokens to make, at most.")]
+
+
+def sample(
+    run: RunArgument,
+    *,
+    prompt: Annotated[
+        list[str] | None, typer.Option(help="Where to begin; may be given repeatedly.")
+    ] = None,
+    max_tokens: MaxTokens = 200,
+    temperature: Temperature = 1.0,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
+    repetition_penalty: Penalty = 1.0,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="Text that ends it; may be given repeatedly.")
+    ] = None,
+    seed: Seed = 0,
+    checkpoint: CheckpointName = "best",
+    save: Annotated[
+        Path | None, typer.Option(help="Keep the stream here, to go on with it later.")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Go on with a stream that was kept, for --max-tokens more.")
+    ] = None,
+) -> None:
+    """Let a trained language model write, token by token."""
+    language = speaking(run, checkpoint)
+    if resume is not None:
+        made = load_text_stream(resume, language.model, decode=language.decode)
+    else:
+        made = stream_text(
+            language.model,
+            prompt or ["\n"],
+            encode=language.encode,
+            decode=language.decode,
+            # A stream that is kept has no end of its own: it may go on later.
+            max_tokens=max_tokens if save is None else None,
+            sampling=SamplingConfig(
+                temperature=temperature,
+                top_k=top_k,
+                top_p=top_p,
+                min_p=min_p,
+                repetition_penalty=repetition_penalty,
+                seed=seed,
+            ),
+            stop_strings=stop or (),
+            stop_tokens=end_of(language),
+        )
+    show(made, max_tokens)
+    if save is not None:
+        save_stream(made, save)
+
+
+def show(made: TextStream, max_tokens: int) -> None:
+    """Print one text as it comes, or several one after another when they are done."""
+    rows = made.tokens.progress.rows
+    texts = dict.fromkeys(rows, "")
+    begun = made.tokens.progress.num_made
+    while made.tokens.progress.num_made - begun < max_tokens or made.tokens.progress.waiting:
+        part = next(made, None)
+        if part is None:
+            break
+        texts[part.row] += part.text
+        if len(rows) == 1:
+            typer.echo(part.text, nl=False)
+            sys.stdout.flush()
+    if len(rows) == 1:
+        typer.echo()
+        return
+    for row, text in texts.items():
+        typer.echo(f"--- {row}\n{text}")
+
+
+def chat(
+    run: RunArgument,
+    *,
+    separator: Annotated[
+        str, typer.Option(help="What ends a turn in the corpus; \\n is a new line.")
+    ] = "\\n\\n\\n",
+    max_tokens: MaxTokens = 200,
+    temperature: Temperature = 0.8,
+    top_k: TopK = None,
+    top_p: TopP = 0.95,
+    min_p: MinP = None,
+    repetition_penalty: Penalty = 1.0,
+    seed: Seed = 0,
+    checkpoint: CheckpointName = "best",
+) -> None:
+    """Talk with a dialogue model; an empty line ends the talk."""
+    language = speaking(run, checkpoint)
+    talk = Conversation(
+        language.model,
+        encode=language.encode,
+        decode=language.decode,
+        separator=separator.encode().decode("unicode_escape"),
+        stop_tokens=end_of(language),
+        sampling=SamplingConfig(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            seed=seed,
+        ),
+        max_tokens=max_tokens,
+    )
+    while True:
+        typer.echo("you: ", nl=False)
+        words = sys.stdin.readline().strip()
+        if not words:
+            return
+        typer.echo("it:  ", nl=False)
+        for part in talk.reply(words):
+            typer.echo(part, nl=False)
+            sys.stdout.flush()
+        typer.echo()
+
+
+def speaking(run: Path, checkpoint: str) -> LanguageModel:
+    """A trained model of text, where it runs fastest."""
+    language = load_language_model(run, checkpoint=checkpoint)
+    language.model.to(choose_device())
+    return language
+
+
+def end_of(language: LanguageModel) -> list[int]:
+    """The token that ends a text, if the tokeniser has one."""
+    end = language.tokeniser.end_symbol
+    return [] if end is None else [end]

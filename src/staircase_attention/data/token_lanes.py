@@ -1,0 +1,163 @@
+"""Batches of a split whose rows are contiguous streams, straight from mapped memory."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from staircase_attention.data.checks import check_whole_number, refusal
+from staircase_attention.data.token_split import TokenSplit
+
+IGNORED = -1
+"""The target where nothing is to be predicted."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TokenBatch:
+    """One segment of every lane, each array (num_lanes, segment_length)."""
+
+    inputs: NDArray[np.int64]
+    """Tokens; 0 where there is padding."""
+    targets: NDArray[np.int64]
+    """The token after each; IGNORED where there is padding."""
+    is_padding: NDArray[np.bool_]
+    """True where a lane has no token left; never in training."""
+
+    @property
+    def num_answers(self) -> int:
+        """Tokens that are predicted: what a sum of losses is divided by."""
+        return int(np.count_nonzero(self.targets != IGNORED))
+
+    def rows(self, lanes: range) -> "TokenBatch":
+        """The part of the batch in these lanes, as views."""
+        here = slice(lanes.start, lanes.stop, lanes.step)
+        return TokenBatch(
+            inputs=self.inputs[here], targets=self.targets[here], is_padding=self.is_padding[here]
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenPosition:
+    """Where all lanes stand: all there is to save in order to resume exactly here."""
+
+    update: int
+    """Batches given so far."""
+    offset: int
+    """Tokens that each lane has given so far."""
+    num_lanes: int
+    """How many lanes there are, since their number says where they begin."""
+
+    def as_plain(self) -> dict[str, Any]:
+        """The position as numbers, for a checkpoint or a JSON file."""
+        return asdict(self)
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> "TokenPosition":
+        """The position that as_plain wrote."""
+        return cls(**{name: int(value) for name, value in plain.items()})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenLanes:
+    """Training batches: the split is a ring, on which L lanes begin at equal distances.
+
+    Each lane reads on and on; after the last token of the split comes the first. When every lane
+    has read as far as the next one's beginning, an epoch is over: every token has been given
+    once. The lane then goes on into what was the next one's, without a break in its stream.
+
+        position = lanes.first_position()
+        batch, position = lanes.batch(position)
+    """
+
+    split: TokenSplit
+    """Where the tokens are."""
+    num_lanes: int
+    """Rows of the batch, over all processes."""
+    segment_length: int
+    """Tokens of a lane in one batch."""
+
+    def __post_init__(self) -> None:
+        """Refuse an empty batch, and more lanes than tokens."""
+        check_whole_number("num_lanes", self.num_lanes, minimum=1, example=512)
+        check_whole_number("segment_length", self.segment_length, minimum=1, example=256)
+        if self.split.num_tokens < self.num_lanes:
+            rule = f"a split must have at least one token for each of {self.num_lanes} lanes"
+            raise refusal(rule, self.split.num_tokens, "use fewer lanes, or more text")
+
+    @property
+    def epoch_updates(self) -> float:
+        """Batches in which every token is given once."""
+        return self.split.num_tokens / (self.num_lanes * self.segment_length)
+
+    def first_position(self) -> TokenPosition:
+        """Every lane at its beginning."""
+        return TokenPosition(update=0, offset=0, num_lanes=self.num_lanes)
+
+    def position_from_plain(self, plain: Mapping[str, Any]) -> TokenPosition:
+        """The position that as_plain wrote."""
+        return TokenPosition.from_plain(plain)
+
+    def batch(self, position: TokenPosition) -> tuple[TokenBatch, TokenPosition]:
+        """The batch at a position, and the position after it."""
+        if position.num_lanes != self.num_lanes:
+            rule = f"a position must have {self.num_lanes} lanes, as its TokenLanes have"
+            remedy = "resume with the num_lanes that the position was saved at"
+            raise refusal(rule, position.num_lanes, remedy)
+        starts = lane_starts(self.split.num_tokens, self.num_lanes) + position.offset
+        rows = self.split.rows(starts, self.segment_length + 1)
+        batch = TokenBatch(
+            inputs=rows[:, :-1].astype(np.int64),
+            targets=rows[:, 1:].astype(np.int64),
+            is_padding=np.zeros((self.num_lanes, self.segment_length), dtype=np.bool_),
+        )
+        after = TokenPosition(
+            update=position.update + 1,
+            offset=position.offset + self.segment_length,
+            num_lanes=self.num_lanes,
+        )
+        return batch, after
+
+
+def lane_starts(num_tokens: int, num_lanes: int) -> NDArray[np.int64]:
+    """Where lanes begin, at distances that differ by one at most.
+
+    >>> lane_starts(10, 4).tolist()
+    [0, 2, 5, 7]
+    """
+    return np.arange(num_lanes, dtype=np.int64) * num_tokens // num_lanes
+
+
+def evaluation_batches(
+    split: TokenSplit, *, num_lanes: int, segment_length: int
+) -> Iterator[TokenBatch]:
+    """Every token of a split predicted exactly once, in lanes that go on from batch to batch.
+
+    A lane predicts its own part of the split, given the token before that part and then all of
+    the part; the tail of a lane is padding. What comes before the very first token is an end
+    symbol; where there is none, that one token is not predicted.
+    """
+    check_whole_number("num_lanes", num_lanes, minimum=1, example=512)
+    check_whole_number("segment_length", segment_length, minimum=1, example=256)
+    first_target = 0 if split.end_symbol is not None else 1
+    num_targets = split.num_tokens - first_target
+    begins = first_target + lane_starts(num_targets, num_lanes)
+    ends = np.append(begins[1:], split.num_tokens)
+    for offset in range(0, int((ends - begins).max(initial=0)), segment_length):
+        yield _evaluation_batch(split, begins + offset, ends, segment_length)
+
+
+def _evaluation_batch(
+    split: TokenSplit, places: NDArray[np.int64], ends: NDArray[np.int64], length: int
+) -> TokenBatch:
+    """The batch that predicts the tokens at these places, and those after them up to the ends."""
+    rows = split.rows(places - 1, length + 1).astype(np.int64)
+    if split.end_symbol is not None:
+        rows[places == 0, 0] = split.end_symbol
+    is_padding = places[:, None] + np.arange(length) >= ends[:, None]
+    return TokenBatch(
+        inputs=np.where(is_padding, 0, rows[:, :-1]),
+        targets=np.where(is_padding, IGNORED, rows[:, 1:]),
+        is_padding=is_padding,
+    )

@@ -1,0 +1,108 @@
+"""Dumps for the tests, and a slow and simple second opinion on what is in them."""
+
+import bz2
+import gzip
+import json
+import lzma
+import random
+
+import zstandard
+
+COMPRESSORS = {
+    "plain": bytes,
+    "gz": gzip.compress,
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+    "zst": lambda content: zstandard.ZstdCompressor().compress(content),
+}
+
+
+def comment(identity, parent=None, link="x1", body=None, created=None, **fields):
+    """The fields of a comment; without a parent it answers the post."""
+    return {
+        "id": identity,
+        "parent_id": f"t3_{link}" if parent is None else f"t1_{parent}",
+        "link_id": f"t3_{link}",
+        "author": "someone",
+        "body": f"body of {identity}" if body is None else body,
+        "created_utc": 1_000 + int(identity, 36) if created is None else created,
+        **fields,
+    }
+
+
+def as_lines(comments):
+    return b"".join(json.dumps(fields).encode() + b"\n" for fields in comments)
+
+
+def write_dump(path, content, compression="plain"):
+    """Write comments, or bytes, as a dump."""
+    content = content if isinstance(content, bytes) else as_lines(content)
+    path.write_bytes(COMPRESSORS[compression](content))
+    return path
+
+
+def random_comments(seed, num_comments, num_threads=7):
+    """Threads with everything that can be wrong with them, in no order."""
+    draw = random.Random(seed)
+    comments, threads = [], {}
+    for number in range(1, num_comments + 1):
+        link = f"x{draw.randrange(num_threads)}"
+        earlier = threads.setdefault(link, [])
+        parent = draw.choice([*earlier[-6:], None, f"gone{number}"] if earlier else [None])
+        body = draw.choice([None] * 12 + ["[deleted]", "[removed]", "", " \n"])
+        author = draw.choice(["ann", "bob", "[deleted]", "AutoModerator", "carol", "dave"])
+        created = draw.randrange(1_000, 1_000 + 2 * num_comments)
+        comments.append(comment(f"c{number}", parent, link, body, created, author=author))
+        earlier.append(f"c{number}")
+    for fields in draw.sample(comments, num_comments // 25):
+        # A comment that answers itself or any other, be it one that answers it.
+        fields["parent_id"] = "t1_" + draw.choice([fields, *comments])["id"]
+    comments += [dict(fields) for fields in draw.sample(comments, num_comments // 20)]
+    draw.shuffle(comments)
+    return comments
+
+
+def naive_paths(comments, *, removed="drop", missing="drop"):
+    """{(thread, id): [text, ...]} for each example: one comment at a time, step by step."""
+    first = {}
+    for fields in comments:
+        first.setdefault((fields["link_id"], fields["id"]), fields)
+    return {
+        key: path
+        for key, fields in first.items()
+        if is_alive(fields) and (path := _climb(first, fields, removed, missing)) is not None
+    }
+
+
+def is_alive(fields):
+    body = fields["body"].strip()
+    return body not in ("", "[deleted]", "[removed]") and fields["author"] != "AutoModerator"
+
+
+def _climb(first, fields, removed, missing):
+    above, seen = [], set()
+    path = [fields["body"]]
+    while True:
+        key = (fields["link_id"], fields["id"])
+        if key in seen:
+            return None
+        seen.add(key)
+        if fields["parent_id"].startswith("t3_"):
+            break
+        parent = first.get((fields["link_id"], fields["parent_id"].removeprefix("t1_")))
+        if parent is None:
+            above.append((missing, "[missing]"))
+            break
+        if is_alive(parent):
+            above.append((None, parent["body"]))
+        else:
+            above.append((removed, "[removed]"))
+        fields = parent
+    for kind, text in above:
+        if kind == "drop":
+            return None
+        if kind == "cut":
+            break
+        path.append(text)
+    # A cycle further up leaves no path, even beyond a cut: nobody can say where it began.
+    return path[::-1]

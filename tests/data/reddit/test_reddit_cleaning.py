@@ -1,0 +1,102 @@
+"""Cleaning changes what it says it changes, and nothing else."""
+
+import pytest
+
+from staircase_attention.data.reddit import Cleaning, Filters
+from staircase_attention.data.reddit.cleaning import Cleaner, Status, clean_text
+
+
+def status(body, author="someone", **rules):
+    return Cleaner(Cleaning(**rules)).clean(author, body)[0]
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ("1 &lt; 2 &amp;&amp; 3 &gt; 2", "1 < 2 && 3 > 2"),
+        # What the author wrote as an entity, the page showed decoded.
+        ("a&amp;nbsp;b&amp;amp;c", "a\xa0b&c"),
+        ("http://a.org/?x=1&amp;copy=2&reg=3", "http://a.org/?x=1&copy=2&reg=3"),
+        ("&nosuchname; &#x26; &#38;", "&nosuchname; & &"),
+        ("&#xD800;&#0;", "\ufffd\ufffd"),
+        ("one\r\ntwo\rthree", "one\ntwo\nthree"),
+        ("one  \n\n\n \n\n  two", "one\n\n  two"),
+        ("\n\n one \t\n", "one"),
+        ("a\x00b\x07c\u200b", "abc"),
+        ("â\x80\x99 \x85 naïve \U0001f600", "â\x80\x99 \x85 naïve \U0001f600"),
+    ],
+)
+def test_a_body_becomes_what_its_readers_saw(body, text):
+    assert clean_text(body, "paragraphs") == text
+    assert clean_text(text, "line") == " ".join(text.split())
+
+
+def test_no_cleaned_text_has_a_blank_line_twice():
+    for body in ("a\n \n \nb", "a\n\u200b\n\u200b\nb", "a\n\x00\n\n\nb", "a\n&#10;&#10;\nb"):
+        assert "\n\n\n" not in clean_text(body, "paragraphs")
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("[deleted]", Status.DELETED),
+        (" [deleted]\r\n", Status.DELETED),
+        ("[removed]", Status.REMOVED),
+        ("[ Removed by Reddit ]", Status.REMOVED),
+        ("", Status.EMPTY),
+        ("&amp;#x200B;\n", Status.EMPTY),
+        ("[deleted] is what it said", Status.LIVING),
+        ("[citation needed]", Status.LIVING),
+    ],
+)
+def test_what_was_taken_away_is_told_from_what_speaks_of_it(body, found):
+    assert status(body) is found
+
+
+def test_a_text_outlives_its_author():
+    assert status("Still here.", author="[deleted]") is Status.LIVING
+
+
+@pytest.mark.parametrize(
+    ("author", "is_bot"),
+    [
+        ("AutoModerator", True),
+        ("automoderator", True),
+        ("RemindMeBot", True),
+        ("gifv-bot", True),
+        ("image_linker_bot", True),
+        ("HelperBot_", True),
+        ("HelperBot_2", True),
+        ("abbot", False),
+        ("robotics_fan", False),
+        ("Talbot", False),
+        ("bottle", False),
+        ("[deleted]", False),
+    ],
+)
+def test_bots_are_told_by_their_names(author, is_bot):
+    assert (status("Beep.", author) is Status.BOT) == is_bot
+
+
+def test_the_rule_for_bots_can_be_changed():
+    assert status("Beep.", "gifv-bot", bot_names=None) is Status.LIVING
+    assert status("Beep.", "AutoModerator", bots=()) is Status.LIVING
+    assert status("Beep.", "talbot", bot_names="bot$") is Status.BOT
+    with pytest.raises(ValueError, match="bot_names must be a regular expression"):
+        Cleaning(bot_names="(")
+
+
+def test_the_filters_of_roller_leave_out_what_they_say():
+    filters = Filters.of_roller()
+    assert filters.allow("A usual comment.")
+    for text in ("Hm.", "x" * 2_049, "see www.example.org", "so HTTP://a.b", "¿Qué tal?"):
+        assert not filters.allow(text), text
+        assert Filters().allow(text)
+    assert status("Hm.", filters=filters) is Status.FILTERED
+
+
+def test_nonsense_is_refused_with_a_way_out():
+    with pytest.raises(ValueError, match="whitespace must be 'paragraphs' or 'line', got 'none'"):
+        Cleaning(whitespace="none")
+    with pytest.raises(ValueError, match="use for example fewest_characters=5"):
+        Filters(fewest_characters=0)

@@ -1,0 +1,197 @@
+"""Threads are rebuilt as a slow and simple reconstruction has them, whatever is wrong with them."""
+
+from itertools import product
+from typing import get_args
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reddit_dumps import as_lines, comment, naive_paths, random_comments
+
+from staircase_attention.data.reddit import RedditOptions
+from staircase_attention.data.reddit.counting import comment_counts, text_counts
+from staircase_attention.data.reddit.examples import Writer
+from staircase_attention.data.reddit.options import Gap
+from staircase_attention.data.reddit.outline import outline
+from staircase_attention.data.reddit.records import HEAD, parse_batch
+from staircase_attention.data.reddit.threads import rebuild
+
+GAPS = get_args(Gap)
+GAP_PAIRS = st.tuples(st.sampled_from(GAPS), st.sampled_from(GAPS))
+
+
+def write(comments, **choices):
+    """The texts of all documents as lists of comments, and what was counted."""
+    options = RedditOptions(**choices)
+    parsed = parse_batch(as_lines(comments), 1, options.cleaning)
+    heads, texts = parsed.parts.get(0, (b"", b""))
+    found = outline(rebuild(np.frombuffer(heads, dtype=HEAD)), options)
+    documents = list(Writer(found, np.frombuffer(texts, np.uint8), options).documents())
+    counts = text_counts(found, options).values()
+    assert sum(count.documents for count in counts) == len(documents)
+    assert sum(count.characters for count in counts) == sum(len(each.text) for each in documents)
+    return [each.text.split(options.separator) for each in documents], comment_counts(found)
+
+
+@settings(max_examples=60)
+@given(
+    seed=st.integers(0, 10**6),
+    size=st.integers(0, 120),
+    gaps=GAP_PAIRS,
+)
+def test_paths_equal_a_naive_reconstruction(seed, size, gaps):
+    comments = random_comments(seed, size, num_threads=3)
+    removed, missing = gaps
+    expected = naive_paths(comments, removed=removed, missing=missing)
+    paths, counts = write(comments, removed=removed, missing=missing)
+    assert sorted(paths) == sorted(expected.values())
+    assert counts.examples == len(expected)
+    assert counts.comments == len(comments)
+    assert counts.whole == len(naive_paths(comments))
+
+
+@settings(max_examples=40)
+@given(seed=st.integers(0, 10**6), gaps=GAP_PAIRS)
+def test_leaves_are_the_paths_that_no_other_goes_on_from(seed, gaps):
+    comments = random_comments(seed, 80, num_threads=3)
+    removed, missing = gaps
+    expected = naive_paths(comments, removed=removed, missing=missing).values()
+    inner = {body for path in expected for body in path[:-1]}
+    leaves, _ = write(comments, removed=removed, missing=missing, form="leaves")
+    assert sorted(leaves) == sorted(path for path in expected if path[-1] not in inner)
+
+
+@settings(max_examples=40)
+@given(seed=st.integers(0, 10**6), gaps=GAP_PAIRS)
+def test_whole_threads_have_every_example_once_each_after_what_it_answers(seed, gaps):
+    comments = random_comments(seed, 80, num_threads=3)
+    removed, missing = gaps
+    expected = naive_paths(comments, removed=removed, missing=missing)
+    threads, _ = write(comments, removed=removed, missing=missing, form="threads")
+    assert len(threads) == len({link for link, _ in expected})
+    written = [body for thread in threads for body in thread if body.startswith("body")]
+    assert sorted(written) == sorted(path[-1] for path in expected.values())
+    place = {body: number for number, body in enumerate(written)}
+    for path in expected.values():
+        places = [place[body] for body in path if body.startswith("body")]
+        assert places == sorted(places)
+
+
+def test_a_thread_is_written_depth_first_and_siblings_by_time_then_id():
+    comments = [
+        comment("c1", created=50),
+        comment("c2", created=10),
+        comment("c10", "c1", created=70),
+        comment("c9", "c1", created=70),
+        comment("c4", "c9", created=99),
+        comment("c5", "c1", created=60),
+    ]
+    ((*thread,),), _ = write(comments, form="threads")
+    assert "".join(thread).replace("body of", "") == " c2 c1 c5 c9 c4 c10"
+    paths, _ = write(comments)
+    ends = "".join(path[-1] for path in paths)
+    assert ends.replace("body of", "") == " c2 c1 c5 c9 c10 c4"
+
+
+def test_the_order_of_lines_does_not_matter():
+    comments = random_comments(3, 60)[:60]
+    distinct = list({fields["id"]: fields for fields in comments}.values())
+    assert write(distinct) == write(distinct[::-1])
+
+
+def test_of_two_comments_with_one_id_the_first_is_kept():
+    comments = [comment("c1", body="first"), comment("c1", body="second")]
+    paths, counts = write(comments)
+    assert paths == [["first"]]
+    assert counts.duplicates == 1
+
+
+def test_one_id_in_two_threads_is_two_comments():
+    # As in the dump of January 2006: ids of comments that were lost had been given again.
+    comments = [
+        comment("c1", link="x1", created=90, body="later, elsewhere"),
+        comment("c2", "c1", link="x2", created=10, body="an answer to what is lost"),
+    ]
+    paths, counts = write(comments, missing="cut")
+    assert paths == [["later, elsewhere"], ["an answer to what is lost"]]
+    assert counts.orphans == 1
+    assert counts.duplicates == 0
+
+
+def test_cycles_end_nothing_but_themselves():
+    comments = [
+        comment("c1", "c1"),
+        comment("c2", "c3"),
+        comment("c3", "c2"),
+        comment("c4", "c3"),
+        comment("c5"),
+        comment("c6", "c5"),
+    ]
+    for removed, missing in product(GAPS, GAPS):
+        paths, counts = write(comments, removed=removed, missing=missing)
+        assert [path[-1] for path in paths] == ["body of c5", "body of c6"]
+        assert counts.in_cycles == 4
+
+
+def test_a_chain_of_ten_thousand_is_no_recursion():
+    chain = [comment(f"{number + 1:x}", created=number, body="b") for number in range(10_000)]
+    for child, parent in zip(chain[1:], chain, strict=False):
+        child["parent_id"] = f"t1_{parent['id']}"
+    options = RedditOptions(form="leaves")
+    parsed = parse_batch(as_lines(chain), 1, options.cleaning)
+    found = outline(rebuild(np.frombuffer(parsed.parts[0][0], dtype=HEAD)), options)
+    assert sum(count.characters for count in text_counts(found, options).values()) == 39_997
+
+
+def test_a_gap_is_dropped_or_cut_or_marked():
+    comments = [
+        comment("c1"),
+        comment("c2", "c1", body="[deleted]"),
+        comment("c3", "c2"),
+        comment("c4", "gone"),
+        comment("c5", "c4"),
+    ]
+    top, below, orphan, last = ([f"body of {name}"] for name in ("c1", "c3", "c4", "c5"))
+    assert write(comments)[0] == [top]
+    assert write(comments, removed="cut", missing="cut")[0] == [top, below, orphan, orphan + last]
+    assert write(comments, removed="placeholder", missing="placeholder")[0] == [
+        top,
+        [*top, "[removed]", *below],
+        ["[missing]", *orphan],
+        ["[missing]", *orphan, *last],
+    ]
+    counts = write(comments)[1]
+    assert (counts.deleted, counts.orphans) == (1, 1)
+    assert (counts.whole, counts.below_removed, counts.below_missing) == (1, 1, 2)
+
+
+def test_paths_may_be_limited_in_depth():
+    chain = [comment("c1"), comment("c2", "c1"), comment("c3", "c2"), comment("c4", "c3")]
+    paths, _ = write(chain, maximum_depth=2)
+    assert list(map(len, paths)) == [1, 2]
+
+
+def test_speakers_have_marks_in_the_order_of_appearance():
+    chain = [
+        comment("c1", author="ann"),
+        comment("c2", "c1", author="bob"),
+        comment("c3", "c2", author="[deleted]"),
+        comment("c4", "c3", author="ann"),
+    ]
+    paths, _ = write(chain, speakers=True)
+    assert paths[-1] == ["A: body of c1", "B: body of c2", "?: body of c3", "A: body of c4"]
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        ({"form": "tree"}, "form must be one of paths, leaves, threads, got 'tree'"),
+        ({"removed": "keep"}, "removed must be one of drop, cut, placeholder"),
+        ({"separator": ""}, "separator must have characters"),
+        ({"maximum_depth": 0}, "use for example maximum_depth=7"),
+    ],
+)
+def test_nonsense_in_options_is_refused_with_a_way_out(choice, message):
+    with pytest.raises(ValueError, match=message):
+        RedditOptions(**choice)

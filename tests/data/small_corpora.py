@@ -1,0 +1,81 @@
+"""Small corpora, and what is needed to make and compare them."""
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from staircase_attention.data import Corpus, TextSource, train_bpe
+
+REAL = Path(__file__).parents[2].parent / "shared" / "data"
+"""Where the real data lies, if it is there."""
+
+needs_real_data = pytest.mark.skipif(not REAL.is_dir(), reason=f"there is no real data in {REAL}")
+
+WORDS = "the cat sat on a mat and dogs' 12 owners, naïve as they were, said: Ещё! 一个".split()  # noqa: SIM905
+SPACES = (" ", "  ", "\n", "\n\n", " \t", "\r\n")
+
+
+def text_of(number: int, num_words: int = 40) -> str:
+    """A text that is unlike that of any other number, with spaces and newlines of all sorts."""
+    words = [WORDS[(number * 7 + place * place) % len(WORDS)] for place in range(num_words)]
+    spaces = [SPACES[(number + place) % 19 % len(SPACES)] for place in range(num_words)]
+    return f"{number}: " + "".join(map(str.__add__, words, spaces))
+
+
+def write_lines(path: Path, texts: list[str]) -> Path:
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return path
+
+
+def compressed(data: bytes, kind: str) -> bytes:
+    if kind == "zst":
+        return pytest.importorskip("zstandard").ZstdCompressor(write_checksum=True).compress(data)
+    if kind == "zip":
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("content", data)
+        return buffer.getvalue()
+    compress = {"plain": bytes, "gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}
+    return compress[kind](data)
+
+
+def whole_documents(source: TextSource) -> list[bytes]:
+    """The documents of a source that have text, their parts put together."""
+    documents, parts = [], []
+    for document, _ in source.documents(None):
+        parts.append(document.data)
+        if not document.is_continued:
+            documents.append(b"".join(parts))
+            parts = []
+    assert not parts
+    return [document for document in documents if document]
+
+
+def texts_of(corpus: Corpus, split: str) -> list[bytes]:
+    """The documents of a split, decoded; each is followed by one end symbol."""
+    tokens = corpus.split(split)
+    documents = [tokens.document(number) for number in range(len(tokens.document_starts))]
+    if tokens.end_symbol is not None:
+        assert all((document == tokens.end_symbol).sum() == 1 for document in documents)
+        assert all(document[-1] == tokens.end_symbol for document in documents)
+    return [corpus.tokeniser.decode(document) for document in documents]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file of a folder."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def small_bpe():
+    """A byte-level tokeniser with some merges."""
+    return train_bpe((text_of(number).encode() for number in range(50)), vocab_size=350)

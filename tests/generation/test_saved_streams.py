@@ -1,0 +1,170 @@
+"""A stream that was saved goes on elsewhere, token for token the same."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+from small_streams import SAMPLED, all_models, lstm, name, prompts, some_models
+from test_text_streams import FUNCTIONS, WILD, decode
+
+from building import SCHEDULES, build, models, small
+from staircase_attention import CoreConfig, Ladder, Staircase
+from staircase_attention.generation import (
+    load_stream,
+    load_text_stream,
+    save_stream,
+    stream,
+    stream_text,
+)
+
+each_model = pytest.mark.parametrize("model", some_models(), ids=name)
+TESTS = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize("kind", SCHEDULES)
+@settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_saved_stream_goes_on_token_for_token_the_same(kind, data, tmp_path):
+    """Saved at any moment, also between the rows of one round and after some rows have ended."""
+    model = data.draw(models(kind))
+    batch = data.draw(st.lists(prompts, min_size=1, max_size=3))
+    tokens = stream(model, batch, max_tokens=9, sampling=SAMPLED, stop_tokens=[0])
+    for _ in range(data.draw(small(0, 12))):
+        next(tokens, None)
+    save_stream(tokens, tmp_path / "stream.safetensors")
+    expected = list(tokens)
+    loaded = load_stream(tmp_path / "stream.safetensors", model)
+    assert list(loaded) == expected
+    assert loaded.finished == tokens.finished
+    assert [entry.name for entry in tmp_path.iterdir()] == ["stream.safetensors"]
+
+
+@each_model
+def test_a_saved_text_goes_on_letter_for_letter_the_same(model, tmp_path):
+    """Saved also inside a character, and inside what may become a stop string."""
+    options = {"max_tokens": 14, "sampling": WILD, "stop_strings": ["bé", "aa"], **FUNCTIONS}
+    expected = list(stream_text(model, ["a", "ba"], **options))
+    text, found = stream_text(model, ["a", "ba"], **options), []
+    path = tmp_path / "text.safetensors"
+    for _ in range(40):
+        save_stream(text, path)
+        text = load_text_stream(path, model, decode=decode)
+        # One token at a time, as most tokens that are held back show no text.
+        token = next(text.tokens, None)
+        if token is None:
+            break
+        new = text._add(token)
+        found += [new] if new.text or new.finish else []
+    assert found == expected
+
+
+@each_model
+def test_saving_leaves_a_stream_as_it_was(model, tmp_path):
+    options = {"max_tokens": 8, "sampling": SAMPLED}
+    expected = list(stream(model, [[1, 2], [3]], **options))
+    tokens, found = stream(model, [[1, 2], [3]], **options), []
+    for new in tokens:
+        found.append(new)
+        save_stream(tokens, tmp_path / "stream.safetensors")
+    assert found == expected
+
+
+ELSEWHERE = """
+import sys
+sys.path[:0] = sys.argv[1:3]
+from small_streams import all_models
+from staircase_attention.generation import load_stream
+for number, model in enumerate(all_models()):
+    made = load_stream(f"{sys.argv[3]}/{number}", model)
+    print([(new.row, new.token, new.logprob) for new in made])
+"""
+
+
+def test_a_saved_stream_goes_on_in_another_process(tmp_path):
+    expected = []
+    for number, model in enumerate(all_models()):
+        tokens = stream(model, [[1, 2, 3, 4, 5], [6]], max_tokens=8, sampling=SAMPLED)
+        for _ in range(7):
+            next(tokens)
+        save_stream(tokens, tmp_path / str(number))
+        expected.append(str([(new.row, new.token, new.logprob) for new in tokens]))
+    found = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE, TESTS, TESTS / "generation", tmp_path],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout.splitlines() == expected
+
+
+def test_a_stream_of_another_model_is_refused_in_one_line(tmp_path):
+    path = tmp_path / "stream.safetensors"
+    model = build(Staircase(chunk_size=3, num_passes=2))
+    save_stream(stream(model, [1], max_tokens=3), path)
+    core = CoreConfig(width=4, num_layers=2, num_heads=2)
+    for other, message in (
+        (build(Staircase(chunk_size=4, num_passes=2)), "got .* of staircase \\(chunk_size=3.*for"),
+        (build(Staircase(chunk_size=3, num_passes=2), core), "width=8.*width=4"),
+        (build(Ladder(num_passes=2, span=3)), "for ladder"),
+        (lstm(), "for lstm \\(width=6, num_layers=2, vocab_size=7, output_size=5\\)"),
+        (build(Staircase(chunk_size=3, num_passes=2), seed=1), "other weights"),
+        (build(Staircase(chunk_size=3, num_passes=2)).float(), "or another dtype"),
+    ):
+        with pytest.raises(ValueError, match=message) as caught:
+            load_stream(path, other)
+        assert "\n" not in str(caught.value)
+    assert load_stream(path, build(Staircase(chunk_size=3, num_passes=2)))
+
+
+def test_one_changed_weight_makes_another_model(tmp_path):
+    path = tmp_path / "stream.safetensors"
+    model = lstm()
+    save_stream(stream(model, [1], max_tokens=3), path)
+    with torch.no_grad():
+        model.output.bias[-1] += 1e-9
+    with pytest.raises(ValueError, match="other weights"):
+        load_stream(path, model)
+
+
+def test_a_file_that_is_no_stream_or_of_another_kind_is_refused(tmp_path):
+    path, model = tmp_path / "file.safetensors", lstm()
+    save_file({"weight": torch.zeros(1)}, path)
+    with pytest.raises(ValueError, match="no stream in it"):
+        load_stream(path, model)
+    save_stream(stream(model, [1], max_tokens=3), path)
+    with pytest.raises(ValueError, match="use load_stream"):
+        load_text_stream(path, model, decode=decode)
+    content = path.read_bytes()
+    path.write_bytes(content[:-1])
+    with pytest.raises(ValueError, match="whole safetensors file"):
+        load_stream(path, model)
+    path.write_bytes(content.replace(b'version\\": 1', b'version\\": 9'))
+    with pytest.raises(ValueError, match="with version 9"):
+        load_stream(path, model)
+    save_stream(stream_text(model, "a", max_tokens=3, **FUNCTIONS), path)
+    with pytest.raises(ValueError, match="use load_text_stream"):
+        load_stream(path, model)
+    with pytest.raises(FileNotFoundError):
+        load_stream(tmp_path / "absent", model)
+
+
+def test_a_stream_that_cannot_be_written_leaves_the_older_file(tmp_path, monkeypatch):
+    path, model = tmp_path / "stream.safetensors", lstm()
+    tokens = stream(model, [1], max_tokens=9)
+    save_stream(tokens, path)
+    before = path.read_bytes()
+    next(tokens)
+
+    def full_disk(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        save_stream(tokens, path)
+    assert path.read_bytes() == before
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]

@@ -1,0 +1,318 @@
+"""Streams of tokens: every row as the full forward pass has it, whatever it is batched with."""
+
+import numpy
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_streams import GREEDY, SAMPLED, all_models, alone, lstm, made, name, prompts, some_models
+
+from building import EXACT, OUTPUT_SIZE, SCHEDULES, VOCAB_SIZE, build, models
+from staircase_attention import CachedStaircase, CoreConfig, SequenceModel, Staircase
+from staircase_attention.generation import SamplingConfig, stream
+from staircase_attention.generation import prefill as prefilling
+from staircase_attention.generation.prefill import most_at_once, parts
+
+# A test of one model makes some hundred calls, so few models of each kind have to do.
+few = settings(max_examples=5)
+each_kind = pytest.mark.parametrize("kind", SCHEDULES)
+some_model = pytest.mark.parametrize("model", some_models(), ids=name)
+each_model = pytest.mark.parametrize("model", all_models(), ids=name)
+
+
+class Listener:
+    """Keeps the logits of every token that a model is fed one at a time."""
+
+    def __init__(self, model):
+        self.logits = []
+        self._handle = model.register_forward_hook(self._hear)
+
+    def _hear(self, _, inputs, outputs):
+        self.logits.append(outputs[0][:, -1:].clone())
+
+    def __enter__(self):
+        return self.logits
+
+    def __exit__(self, *_):
+        self._handle.remove()
+
+
+@each_kind
+@few
+@given(data=st.data())
+def test_one_token_at_a_time_gives_the_logits_of_the_full_forward_pass(kind, data):
+    model, prompt = data.draw(models(kind)), data.draw(prompts)
+    tokens = stream(model, prompt, max_tokens=16, sampling=GREEDY)
+    with Listener(model) as heard:
+        continuation = [new.token for new in tokens]
+    whole, _ = model(torch.tensor([prompt + continuation[:-1]]))
+    expected = whole[:, len(prompt) - 1 :]
+    torch.testing.assert_close(torch.cat(heard, dim=1), expected, **EXACT)
+    assert continuation == expected.argmax(-1)[0].tolist()
+
+
+@each_model
+def test_a_logprob_is_the_models_own_before_any_filter(model):
+    tokens = list(stream(model, [1, 2], max_tokens=9, sampling=SAMPLED))
+    text = [1, 2] + [new.token for new in tokens]
+    whole = model(torch.tensor([text]))[0].log_softmax(-1)[0]
+    expected = [whole[place, text[place + 1]].item() for place in range(1, len(text) - 1)]
+    assert [new.logprob for new in tokens] == pytest.approx(expected, abs=1e-9)
+
+
+@each_kind
+@few
+@given(data=st.data())
+def test_a_row_is_the_same_in_any_batch(kind, data):
+    model = data.draw(models(kind))
+    batch = data.draw(st.lists(prompts, min_size=2, max_size=3))
+    sampling = data.draw(st.sampled_from([SAMPLED, GREEDY, SamplingConfig(seed=5)]))
+    stops = data.draw(st.sampled_from([(), (0,), (1, 2)]))
+    options = {"max_tokens": 7, "sampling": sampling, "stop_tokens": stops}
+    together = made(stream(model, batch, **options))
+    assert together == {
+        row: alone(model, prompt, row, **options) for row, prompt in enumerate(batch)
+    }
+
+
+@each_model
+def test_logits_of_a_batch_of_different_lengths_are_those_of_each_row_alone(model):
+    batch = [[1], [2, 3, 4, 5, 6, 0, 1], [3] * 4, [4, 5] * 6, [0, 1, 2, 3]]
+    tokens = stream(model, batch, max_tokens=10, sampling=SAMPLED)
+    with Listener(model) as heard:
+        continuations = made(tokens)
+    together = torch.cat(heard, dim=1)
+    for row, prompt in enumerate(batch):
+        whole, _ = model(torch.tensor([prompt + continuations[row][:-1]]))
+        torch.testing.assert_close(together[row], whole[0, len(prompt) - 1 :], **EXACT)
+
+
+def test_rows_that_can_share_a_stream_do():
+    """Chunks of one token: any rows. Chunks of three: rows that end equally far into a chunk."""
+    ladder, stairs = all_models()[3], build(Staircase(chunk_size=3, num_passes=2))
+    batch = [[1] * length for length in (2, 5, 6, 8, 11)]
+    assert len(stream(ladder, batch, max_tokens=1).state.streams) == 1
+    assert len(stream(stairs, batch, max_tokens=1).state.streams) == 2
+
+
+def test_prompts_are_parted_by_where_in_a_chunk_they_end():
+    batch = [torch.zeros(length) for length in (4, 1, 7, 5, 0)]
+    found = [[(entry.place, entry.start) for entry in part] for part in parts(batch, 3)]
+    assert found == [[(2, 0), (0, 3), (1, 6)], [(3, 0)], [(4, 0)]]
+
+
+@each_model
+def test_a_long_prompt_taken_in_by_pieces_gives_the_same_tokens(model, monkeypatch):
+    batch = [[1, 2, 3, 4, 5, 6, 0] * 3, [3, 4] * 5, [6]]
+    expected = made(stream(model, batch, max_tokens=6, sampling=SAMPLED))
+    monkeypatch.setattr(prefilling, "MOST_TOKENS", 4)
+    assert made(stream(model, batch, max_tokens=6, sampling=SAMPLED)) == expected
+
+
+def test_a_prompt_is_taken_in_with_bounded_memory_in_whole_chunks():
+    model = build(CachedStaircase(chunk_size=48, num_window_chunks=2, num_passes=1))
+    assert most_at_once(model, num_rows=1) == 1008
+    large = SequenceModel(
+        vocab_size=50_000,
+        core=CoreConfig(width=8, num_layers=1, num_heads=1),
+        schedule=Staircase(chunk_size=48, num_passes=2),
+    )
+    assert most_at_once(large, num_rows=8) == 48
+    assert most_at_once(large, num_rows=64) == 10
+    assert most_at_once(large, num_rows=10_000) == 1
+
+
+@some_model
+def test_tokens_appear_as_they_are_made(model):
+    """A stream without end gives its first tokens at once, row by row, round by round."""
+    tokens = stream(model, [[1], [2, 3]], max_tokens=None)
+    first = [next(tokens) for _ in range(5)]
+    assert [new.row for new in first] == [0, 1, 0, 1, 0]
+    assert [new.row for new in tokens.next_round()] == [1]
+    assert [new.row for new in tokens.next_round()] == [0, 1]
+    assert all(new.finish is None for new in first)
+
+
+@each_model
+def test_rows_end_by_stop_tokens_and_by_length_each_at_its_own_time(model):
+    free = made(stream(model, [[1], [2, 3], [4]], max_tokens=16))
+    tokens = list(stream(model, [[1], [2, 3], [4]], max_tokens=16, stop_tokens=[2]))
+    last = {new.row: new for new in tokens}
+    for row, found in made(tokens).items():
+        ends = free[row].index(2) + 1 if 2 in free[row] else 16
+        assert found == free[row][:ends]
+        assert last[row].finish == ("stop_token" if ends < 16 or found[-1] == 2 else "max_tokens")
+    assert sum(new.finish is not None for new in tokens) == 3
+
+
+def test_a_finished_stream_stays_finished():
+    tokens = stream(lstm(), [[1], [2]], max_tokens=2)
+    assert len(list(tokens)) == 4
+    assert list(tokens) == []
+    assert tokens.next_round() == []
+    assert tokens.finished == {0: "max_tokens", 1: "max_tokens"}
+
+
+def test_a_row_can_be_ended_from_outside():
+    model = build(Staircase(chunk_size=3, num_passes=2))
+    expected = made(stream(model, [[1], [2, 3]], max_tokens=6))
+    tokens = stream(model, [[1], [2, 3]], max_tokens=6)
+    first = tokens.next_round()
+    tokens.finish(0, "stop_string")
+    rest = made(tokens)
+    assert rest == {1: expected[1][1:]}
+    assert [new.token for new in first] == [expected[0][0], expected[1][0]]
+    with pytest.raises(ValueError, match="only a row that goes on"):
+        tokens.finish(0, "stop_string")
+
+
+@some_model
+def test_seeds_and_row_numbers_change_what_is_drawn_and_nothing_else_does(model):
+    def draw(seed=0, **options):
+        sampling = SamplingConfig(temperature=3.0, seed=seed)
+        rows = made(stream(model, [1, 2, 3], max_tokens=24, sampling=sampling, **options))
+        return next(iter(rows.values()))
+
+    torch.manual_seed(0)
+    first = draw()
+    torch.manual_seed(1)
+    assert draw() == first
+    assert draw(seed=1) != first
+    assert draw(row_numbers=[1]) != first
+
+
+@pytest.mark.parametrize(
+    "rows", [[3, 1, 4], (3, 1, 4), torch.tensor([3, 1, 4]), numpy.array([3, 1, 4])]
+)
+def test_a_prompt_may_be_a_list_or_a_tensor(rows):
+    model = lstm()
+    expected = made(stream(model, [[3, 1, 4]], max_tokens=5))
+    assert made(stream(model, rows, max_tokens=5)) == expected
+    batch = torch.tensor([[3, 1, 4], [1, 1, 1]])
+    assert made(stream(model, batch, max_tokens=5))[0] == expected[0]
+    assert made(stream(model, [torch.tensor([3, 1, 4]), [0]], max_tokens=5))[0] == expected[0]
+
+
+def test_a_start_token_goes_before_every_prompt():
+    model = build(Staircase(chunk_size=3, num_passes=2))
+    expected = made(stream(model, [[6], [6, 1]], max_tokens=5))
+    assert made(stream(model, [[], [1]], max_tokens=5, start_token=6)) == expected
+    assert made(stream(model, [], max_tokens=5, start_token=6)) == {0: expected[0]}
+
+
+@some_model
+def test_a_model_in_training_answers_without_dropout_and_goes_on_training(model):
+    expected = made(stream(model, [1, 2], max_tokens=5))
+    model.train()
+    try:
+        assert made(stream(model, [1, 2], max_tokens=5)) == expected
+        assert model.training
+    finally:
+        model.eval()
+
+
+def test_the_state_of_a_stream_serves_training_too():
+    model = build(Staircase(chunk_size=3, num_passes=2))
+    tokens = stream(model, [1, 2, 3, 4], max_tokens=4)
+    latest = list(tokens)[-1]
+    logits, _ = model(torch.tensor([[latest.token]]), tokens.state)
+    logits.sum().backward()
+    assert tokens.state.lengths == (7,)
+
+
+@each_model
+def test_what_a_stream_holds_stays_the_same_however_long_it_gets(model):
+    """Save in the Global Cached model, whose state is all that it has read.
+
+    `benchmarks/stream_flatness.py` goes on for 50,000 tokens, and takes the time.
+    """
+    is_lstm = name(model) == "lstm"
+    period = 1 if is_lstm else model.schedule.chunk_length
+    sizes = []
+    for length in (1, 61):
+        tokens = stream(model, [1] * length, max_tokens=None, sampling=SAMPLED)
+        for count in range(1, 31):
+            tokens.next_round()
+            if count > 18 and count % period == 0:
+                sizes.append(held(tokens))
+    assert (len(set(sizes)) == 1) == (is_lstm or model.schedule.is_state_bounded)
+
+
+def held(tokens) -> tuple[int, int]:
+    """Tensors, and bytes of them, that a stream keeps alive."""
+    progress = tokens.progress
+    state = progress.state
+    kept = (
+        [tensor for part in state.streams for tensor in part.tensors]
+        if hasattr(state, "streams")
+        else [state.hidden, state.cell]
+    ) + [progress.pending, progress.recent]
+    storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in kept}
+    assert len(progress.waiting) == 0
+    return len(kept), sum(storages.values())
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "message"),
+    [
+        ([], {}, "at least one token, got none in prompt 0; give start_token"),
+        ([[1], []], {}, "got none in prompt 1"),
+        ([[]], {}, "got none in prompt 0"),
+        (torch.zeros(0, 3, dtype=torch.int64), {}, "at least one prompt, got none"),
+        ("abc", {}, "got the text 'abc'; encode it first"),
+        ([1.5], {}, "got torch.float32"),
+        ([["a"]], {}, "got \\['a'\\]"),
+        ([[[1]]], {}, "of shape \\(1, 1\\)"),
+        ([VOCAB_SIZE], {}, f"from 0 to vocab_size - 1 = {VOCAB_SIZE - 1}, got ids from 7"),
+        (3, {}, "of shape \\(\\)"),
+        ({"a": 1}, {}, "got {'a': 1}"),
+        ([1], {"start_token": -1}, "must be a token number, got -1"),
+        ([1], {"start_token": 7}, "got ids from 1 to 7"),
+        ([1], {"max_tokens": 0}, "max_tokens must be a whole number, at least 1, or None, got 0"),
+        ([1], {"max_tokens": 1.5}, "got 1.5"),
+        ([1], {"sampling": 0.5}, "must be a SamplingConfig, got 0.5"),
+        ([1], {"stop_tokens": ["a"]}, "got 'a'; write"),
+        ([1], {"stop_tokens": [OUTPUT_SIZE]}, "0 to 4, got 5"),
+        ([1], {"row_numbers": [0, 1]}, "for each of the 1 prompts"),
+        ([[1], [2]], {"row_numbers": [1, 1]}, "all different, got \\[1, 1\\]"),
+        ([1], {"row_numbers": [-1]}, "number from 0 up"),
+    ],
+)
+def test_mistakes_are_refused_in_one_line(prompt, options, message):
+    with pytest.raises((TypeError, ValueError), match=message) as caught:
+        stream(lstm(), prompt, **{"max_tokens": 3, **options})
+    assert "\n" not in str(caught.value)
+    assert ", got " in str(caught.value)
+    assert ";" in str(caught.value)
+
+
+def test_a_model_that_cannot_read_what_it_writes_is_refused():
+    model = SequenceModel(
+        vocab_size=3,
+        output_size=OUTPUT_SIZE,
+        core=CoreConfig(width=8, num_layers=1, num_heads=1),
+        schedule=Staircase(chunk_size=2, num_passes=2),
+    )
+    with pytest.raises(ValueError, match="output_size must be at most vocab_size, got 5 and 3"):
+        stream(model, [1], max_tokens=1)
+
+
+def test_a_round_that_fails_leaves_the_stream_as_it_was():
+    model = lstm()
+    expected = made(stream(model, [[1], [2, 3]], max_tokens=4))
+    tokens = stream(model, [[1], [2, 3]], max_tokens=4)
+    weight = model.output.weight.detach().clone()
+    with torch.no_grad():
+        model.output.weight[0] = torch.nan
+        with pytest.raises(ValueError, match="NaN"):
+            next(tokens)
+        model.output.weight.copy_(weight)
+    assert made(tokens) == expected
+
+
+def test_a_model_whose_weights_are_spoilt_is_refused():
+    model = lstm()
+    with torch.no_grad():
+        model.output.weight[0] = torch.nan
+    with pytest.raises(ValueError, match="got NaN or infinity in row 0"):
+        next(stream(model, [[1], [2]], max_tokens=1))

@@ -1,0 +1,86 @@
+"""Small causal language models of every kind, and a plain loop to compare `generate()` with."""
+
+import torch
+from torch import Tensor
+
+from staircase_attention import (
+    CachedStaircase,
+    CoreConfig,
+    FeedbackTransformer,
+    GlobalCachedStaircase,
+    Ladder,
+    MemoryNetwork,
+    SequenceModel,
+    Staircase,
+    TransformerXL,
+    UniversalTransformer,
+)
+from staircase_attention.schedules import Schedule
+
+VOCAB_SIZE = 29
+SEED = 2
+
+SCHEDULES: dict[str, Schedule] = {
+    "staircase": Staircase(chunk_size=3, num_passes=3),
+    "cached": CachedStaircase(chunk_size=2, num_window_chunks=4, num_passes=2),
+    "global": GlobalCachedStaircase(chunk_size=3, num_passes=1),
+    "ladder": Ladder(num_passes=2, span=5),
+    "ladder-AABB": Ladder(num_passes=2, span=5, order="AABB"),
+    "xl": TransformerXL(span=5),
+    "universal": UniversalTransformer(num_passes=3, span=5),
+    "feedback": FeedbackTransformer(span=4),
+    "memory": MemoryNetwork(span=4),
+}
+
+
+def build(
+    schedule: Schedule | str = "staircase",
+    *,
+    vocab_size: int = VOCAB_SIZE,
+    dtype: torch.dtype = torch.float64,
+    positions: str = "relative",
+) -> SequenceModel:
+    """A model that does not repeat itself, so that a wrong state makes other tokens."""
+    schedule = SCHEDULES[schedule] if isinstance(schedule, str) else schedule
+    layers = 1 if isinstance(schedule, UniversalTransformer) else 2
+    core = CoreConfig(width=16, num_layers=layers, num_heads=2, positions=positions)
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(SEED)
+        model = SequenceModel(vocab_size=vocab_size, core=core, schedule=schedule)
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape)
+            if parameter.dim() == 1:
+                parameter.add_(0.1 * noise)
+            else:
+                inputs = 1 if name == "embedding.weight" else parameter.shape[1]
+                parameter.copy_(2.0 * noise / inputs**0.5)
+    return model.to(dtype).eval()
+
+
+def prompt(length: int, *, rows: int = 1, seed: int = 0, vocab_size: int = VOCAB_SIZE) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(vocab_size, (rows, length), generator=generator)
+
+
+@torch.no_grad()
+def greedy(model: SequenceModel, tokens: Tensor, num_new: int) -> Tensor:
+    """The likeliest token, again and again."""
+    logits, state = model(tokens)
+    for left in reversed(range(num_new)):
+        newest = logits[:, -1:].argmax(-1)
+        tokens = torch.cat([tokens, newest], dim=1)
+        if left:
+            logits, state = model(newest, state)
+    return tokens
+
+
+def padded_left(rows: list[Tensor], *, pad: int = 0) -> tuple[Tensor, Tensor]:
+    """Rows of unequal length as one batch, and its mask."""
+    longest = max(row.shape[-1] for row in rows)
+    tokens = torch.full((len(rows), longest), pad)
+    mask = torch.zeros_like(tokens)
+    for number, row in enumerate(rows):
+        start = longest - row.shape[-1]
+        tokens[number, start:] = row
+        mask[number, start:] = 1
+    return tokens, mask

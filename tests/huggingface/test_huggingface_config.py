@@ -1,0 +1,80 @@
+"""A config keeps a model's shape through JSON, and refuses what no model can be."""
+
+import json
+
+import pytest
+from language_models import SCHEDULES
+from transformers import AutoConfig
+
+from staircase_attention import CoreConfig, UniversalTransformer
+from staircase_attention.huggingface import StaircaseConfig
+
+SMALL = {"width": 8, "num_layers": 1, "num_heads": 2}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_config_comes_back_from_json(name, tmp_path):
+    core = CoreConfig(
+        width=12, num_layers=1, num_heads=3, feed_forward_width=7, dropout=0.1, max_distance=9
+    )
+    config = StaircaseConfig.of(
+        vocab_size=11, core=core, schedule=SCHEDULES[name], eos_token_id=[3, 4], pad_token_id=0
+    )
+    config.save_pretrained(tmp_path)
+    read = AutoConfig.from_pretrained(tmp_path)
+    assert isinstance(read, StaircaseConfig)
+    assert read.core == core
+    assert read.make_schedule() == SCHEDULES[name]
+    assert (read.vocab_size, read.eos_token_id, read.pad_token_id) == (11, [3, 4], 0)
+    assert read.to_diff_dict() == config.to_diff_dict()
+
+
+def test_the_file_says_all_even_where_it_is_the_default(tmp_path):
+    StaircaseConfig().save_pretrained(tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text())
+    shape = {"vocab_size", "schedule", *CoreConfig(**SMALL).to_dict()}
+    assert shape <= set(written)
+
+
+def test_sizes_have_the_names_that_tools_look_for():
+    config = StaircaseConfig(**SMALL)
+    assert (config.hidden_size, config.num_hidden_layers, config.num_attention_heads) == (8, 1, 2)
+
+
+WRONG = {
+    "no symbols": {"vocab_size": 0},
+    "symbols in words": {"vocab_size": "many"},
+    "heads that do not divide": {"width": 8, "num_heads": 3},
+    "dropout of one": {"dropout": 1.0},
+    "unknown positions": {"positions": "absolute"},
+    "unknown schedule": {"schedule": {"name": "stairway", "chunk_size": 2}},
+    "a schedule without a name": {"schedule": {"chunk_size": 2}},
+    "no schedule": {"schedule": None},
+    "a schedule with a typo": {"schedule": {"name": "staircase", "chunk_sise": 2, "num_passes": 2}},
+    "an empty chunk": {"schedule": {"name": "staircase", "chunk_size": 0, "num_passes": 2}},
+    "a deep universal transformer": {
+        "num_layers": 2,
+        "schedule": UniversalTransformer(num_passes=2, span=4),
+    },
+    "padding outside of the symbols": {"pad_token_id": 256},
+    "a negative end": {"eos_token_id": -1},
+    "an end in words": {"eos_token_id": ["stop"]},
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_config_is_refused_in_one_line(name):
+    with pytest.raises((ValueError, TypeError)) as caught:
+        StaircaseConfig(**WRONG[name])
+    text = str(caught.value)
+    assert "\n" not in text
+    assert "got" in text
+    assert ";" in text
+
+
+def test_a_wrong_file_is_refused_in_one_line(tmp_path):
+    StaircaseConfig(**SMALL).save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_heads": 5}))
+    with pytest.raises(ValueError, match="width must be a multiple of num_heads, got width = 8"):
+        AutoConfig.from_pretrained(tmp_path)

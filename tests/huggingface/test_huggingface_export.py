@@ -1,0 +1,208 @@
+"""A folder is all that Transformers needs: model, tokeniser, pipeline."""
+
+import json
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from language_models import build, greedy
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
+
+from staircase_attention.data.tokenisers import ByteTokeniser, train_bpe
+from staircase_attention.huggingface import byte_tokenizer, export, wrap
+
+TEXT = ["the cat sat on the mat", "the mat sat on the cat", "a cat, a mat"] * 3
+
+
+@pytest.fixture(scope="module")
+def byte_model():
+    return build(vocab_size=256, dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def byte_folder(byte_model, tmp_path_factory):
+    return export(byte_model, tmp_path_factory.mktemp("export") / "bytes")
+
+
+@pytest.fixture(scope="module")
+def pairs():
+    """A tokeniser of byte pairs, with a special symbol."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=270,
+        special_tokens=["<end>"],
+        initial_alphabet=alphabet,
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(TEXT, trainer)
+    return tokenizer
+
+
+def test_the_folder_holds_all_and_nothing_else(byte_folder):
+    assert sorted(path.name for path in byte_folder.iterdir()) == [
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
+    assert list(byte_folder.parent.iterdir()) == [byte_folder]
+
+
+def test_the_ids_of_bytes_are_their_values(byte_folder):
+    tokenizer = AutoTokenizer.from_pretrained(byte_folder)
+    assert len(tokenizer) == 256
+
+    @given(st.text())
+    def check(text):
+        encoded = tokenizer(text)
+        assert encoded.input_ids == list(text.encode())
+        assert set(encoded) == {"input_ids", "attention_mask"}
+        assert tokenizer.decode(encoded.input_ids) == text
+
+    check()
+    for text in ("a\0b", "  two  spaces , ", "Ā", "日本 \U0001f600"):
+        assert tokenizer(text).input_ids == list(text.encode())
+        assert tokenizer.decode(tokenizer(text).input_ids) == text
+
+
+def test_bytes_that_are_no_text_are_marked_and_leave_the_rest_alone():
+    assert byte_tokenizer().decode([104, 255, 105, 195]) == "h�i�"
+
+
+def test_an_exported_model_generates_as_ours_does(byte_model, byte_folder):
+    tokenizer = AutoTokenizer.from_pretrained(byte_folder)
+    model = AutoModelForCausalLM.from_pretrained(byte_folder)
+    texts = ["hello", "a rather longer text", "x"]
+    inputs = tokenizer(texts, padding=True, return_tensors="pt")
+    assert inputs.attention_mask[0].tolist() == [0] * 15 + [1] * 5
+    made = model.generate(**inputs, max_new_tokens=6, do_sample=False)
+    for row, text in zip(made, texts, strict=True):
+        tokens = torch.tensor([list(text.encode())])
+        assert row[-6:].equal(greedy(byte_model, tokens, 6)[0, -6:])
+
+
+def test_the_pipeline_generates_text_alone_and_in_batches(byte_folder):
+    generator = pipeline("text-generation", model=str(byte_folder))
+    options = {"max_new_tokens": 6, "do_sample": False}
+    texts = ["hello", "a rather longer text", "x"]
+    alone = [generator(text, **options)[0]["generated_text"] for text in texts]
+    together = generator(texts, batch_size=3, **options)
+    assert [rows[0]["generated_text"] for rows in together] == alone
+    assert all(made.startswith(text) for made, text in zip(alone, texts, strict=True))
+
+
+def test_a_tokeniser_of_byte_pairs_goes_along(pairs, tmp_path):
+    model = build("feedback", vocab_size=270, dtype=torch.float32)
+    end = pairs.token_to_id("<end>")
+    folder = export(model, tmp_path / "out", tokenizer=pairs, eos_token_id=end)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.eos_token_id == tokenizer.pad_token_id == end
+    for text in [*TEXT, "unseen wörds"]:
+        assert tokenizer(text).input_ids == pairs.encode(text).ids
+        assert tokenizer.decode(tokenizer(text).input_ids) == text
+    # A text that spells out a special symbol is only a text, unless one asks otherwise.
+    assert tokenizer.decode(tokenizer("a cat<end>").input_ids) == "a cat<end>"
+    assert end not in tokenizer("a cat<end>").input_ids
+    assert tokenizer("a cat<end>", split_special_tokens=False).input_ids[-1] == end
+    assert json.loads((folder / "generation_config.json").read_text())["eos_token_id"] == end
+    made = pipeline("text-generation", model=str(folder))("the cat", max_new_tokens=4)
+    assert made[0]["generated_text"].startswith("the cat")
+
+
+def test_a_tokeniser_may_come_from_its_file(pairs, tmp_path):
+    model = build("feedback", vocab_size=270, dtype=torch.float32)
+    pairs.save(str(tmp_path / "pairs.json"))
+    folder = export(model, tmp_path / "out", tokenizer=tmp_path / "pairs.json")
+    assert AutoTokenizer.from_pretrained(folder)("the cat").input_ids == pairs.encode("the cat").ids
+
+
+@pytest.mark.parametrize("kind", ["bytes", "bytes with an end", "byte pairs"])
+def test_texts_are_encoded_as_in_our_own_training(kind, tmp_path):
+    (tmp_path / "ours").mkdir()
+    if kind == "byte pairs":
+        ours = train_bpe((text.encode() for text in TEXT), vocab_size=270)
+        ours.save(tmp_path / "ours")
+        given = tmp_path / "ours" / "tokenizer.json"
+    else:
+        ours, given = ByteTokeniser(has_end_symbol=kind == "bytes with an end"), None
+    model = build("feedback", vocab_size=ours.vocab_size, dtype=torch.float32)
+    folder = export(model, tmp_path / "out", tokenizer=given, eos_token_id=ours.end_symbol)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.eos_token_id == ours.end_symbol
+    assert len(tokenizer) == ours.vocab_size
+    for text in [*TEXT, "unseen wörds\n", "<|endoftext|>", " a  b ", ""]:
+        [expected] = ours.encode_batch([text.encode()])
+        assert tokenizer(text).input_ids == expected.tolist()
+        assert tokenizer.decode(tokenizer(text).input_ids) == text
+    padded = tokenizer(["a", "the cat"], padding=True, return_tensors="pt")
+    assert model(padded.input_ids)[0].isfinite().all()
+
+
+def test_bytes_and_an_end_symbol_need_not_be_spelt_out(tmp_path):
+    folder = export(build("xl", vocab_size=257, dtype=torch.float32), tmp_path / "out")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.eos_token_id == tokenizer.pad_token_id == 256
+    assert tokenizer.decode([104, 105, 256, 256], skip_special_tokens=True) == "hi"
+    assert AutoModelForCausalLM.from_pretrained(folder).generation_config.eos_token_id == 256
+
+
+def test_an_end_symbol_may_come_after_all_tokens(pairs, tmp_path):
+    model = build("feedback", vocab_size=271, dtype=torch.float32)
+    folder = export(model, tmp_path / "out", tokenizer=pairs, eos_token_id=270)
+    assert AutoTokenizer.from_pretrained(folder).eos_token_id == 270
+    # The tokeniser that was given is not changed by it.
+    assert pairs.get_vocab_size() == 270
+    wide = build("feedback", vocab_size=300, dtype=torch.float32)
+    with pytest.raises(ValueError, match=r"or the one after them, got 290; "):
+        export(wide, tmp_path / "other", tokenizer=pairs, eos_token_id=290)
+    assert not (tmp_path / "other").exists()
+
+
+def test_nothing_is_added_to_a_text(pairs, tmp_path):
+    template = Tokenizer.from_str(pairs.to_str())
+    template.post_processor = processors.TemplateProcessing(
+        single="<end> $A", special_tokens=[("<end>", 0)]
+    )
+    template.enable_truncation(2)
+    template.enable_padding(length=40)
+    model = build("feedback", vocab_size=270, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(export(model, tmp_path / "out", tokenizer=template))
+    assert tokenizer("the cat sat").input_ids == pairs.encode("the cat sat").ids
+
+
+def test_a_model_of_other_symbols_goes_without_a_tokeniser(tmp_path):
+    folder = export(build(), tmp_path)
+    assert not (folder / "tokenizer.json").exists()
+    assert AutoModelForCausalLM.from_pretrained(folder).config.vocab_size == 29
+
+
+def test_what_cannot_be_exported_is_refused_before_anything_is_written(pairs, tmp_path):
+    target = tmp_path / "new" / "out"
+    with pytest.raises(ValueError, match=r"vocab_size = 29, got one with ids up to 269; "):
+        export(build(), target, tokenizer=pairs)
+    with pytest.raises(FileNotFoundError, match=r"got .*none\.json, which is none; "):
+        export(build(), target, tokenizer=tmp_path / "none.json")
+    (tmp_path / "broken.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"got .*broken\.json \(.*\); save it again"):
+        export(build(), target, tokenizer=str(tmp_path / "broken.json"))
+    with pytest.raises(ValueError, match=r"eos_token_id must be .* got 29; "):
+        export(build(), target, eos_token_id=29)
+    with pytest.raises(ValueError, match=r"new or empty, got .*; name another"):
+        export(build(), tmp_path)
+    assert not target.parent.exists()
+
+
+def test_an_export_that_fails_leaves_nothing(tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise OSError("no room")
+
+    monkeypatch.setattr(type(wrap(build())), "save_pretrained", fail)
+    with pytest.raises(OSError, match="no room"):
+        export(build(), tmp_path / "out")
+    assert not any(tmp_path.iterdir())

@@ -1,0 +1,294 @@
+"""`generate()` carries the recurrent state: the same tokens as our own loop, one step a token."""
+
+import inspect
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from language_models import SCHEDULES, VOCAB_SIZE, build, greedy, padded_left, prompt
+from transformers import DynamicCache, GenerationMixin
+
+from staircase_attention import Staircase, TransformerXL
+from staircase_attention.huggingface import StateCache, wrap
+
+EXACT = {"rtol": 0.0, "atol": 1e-9}
+LENGTHS = (4, 9, 1, 9, 7)
+
+only_where_new_tokens_suffice = pytest.mark.skipif(
+    "next_sequence_length"
+    not in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters,
+    reason="the first versions of Transformers 5 always want the whole sequence",
+)
+
+
+def generate(model, tokens, num_new=8, **options):
+    options = {"do_sample": False, "max_new_tokens": num_new} | options
+    return model.generate(tokens, **options)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_models_of_these_tests_have_something_to_say(name):
+    made = greedy(build(name), prompt(7, rows=4), 12)[:, 7:]
+    assert len({tuple(row) for row in made.tolist()}) == 4
+    assert len(made.unique()) > 5
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_greedy_output_equals_our_own(name):
+    model = build(name)
+    tokens = prompt(7, rows=3)
+    assert generate(wrap(model), tokens).equal(greedy(model, tokens, 8))
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_padding_on_the_left_leaves_each_row_as_it_is_alone(name):
+    model = build(name)
+    rows = [prompt(length, seed=seed) for seed, length in enumerate(LENGTHS)]
+    tokens, mask = padded_left(rows, pad=3)
+    made = generate(wrap(model), tokens, attention_mask=mask)
+    for row, alone in zip(made, rows, strict=True):
+        assert row[-8 - alone.shape[1] :].equal(greedy(model, alone, 8)[0])
+
+
+def test_rotary_positions_do_not_see_the_padding():
+    model = build(positions="rotary")
+    rows = [prompt(length, seed=seed) for seed, length in enumerate(LENGTHS)]
+    tokens, mask = padded_left(rows)
+    made = generate(wrap(model), tokens, attention_mask=mask)
+    for row, alone in zip(made, rows, strict=True):
+        assert row[-8 - alone.shape[1] :].equal(greedy(model, alone, 8)[0])
+
+
+@pytest.mark.parametrize("name", ["staircase", "cached", "feedback", "ladder"])
+@settings(max_examples=12)
+@given(data=st.data())
+def test_a_masked_token_is_not_there(name, data):
+    model = build(name)
+    wrapped = wrap(model)
+    num_rows, time = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 9))
+    bits = st.lists(st.booleans(), min_size=time, max_size=time)
+    mask = torch.tensor(data.draw(st.lists(bits, min_size=num_rows, max_size=num_rows)))
+    tokens, later = prompt(time, rows=num_rows), prompt(4, rows=num_rows, seed=1)
+    # What a masked place holds does not matter, not even if there is no such symbol.
+    holes = tokens.masked_fill(~mask, VOCAB_SIZE + 5)
+    with torch.no_grad():
+        output = wrapped(holes, attention_mask=mask.long())
+        after = wrapped(later, past_key_values=output.past_key_values).logits
+        for row in range(num_rows):
+            alone, state = model(tokens[row, mask[row]][None])
+            torch.testing.assert_close(output.logits[row, mask[row]], alone[0], **EXACT)
+            torch.testing.assert_close(after[row], model(later[row][None], state)[0][0], **EXACT)
+
+
+def test_rows_of_a_model_of_single_tokens_stay_in_one_stream():
+    rows = [prompt(length) for length in LENGTHS]
+    tokens, mask = padded_left(rows)
+    with torch.no_grad():
+        single = wrap(build("feedback"))(tokens, attention_mask=mask).past_key_values.state
+        chunked = wrap(build("staircase"))(tokens, attention_mask=mask).past_key_values.state
+    assert len(single.streams) == 1
+    # Chunks of three: lengths 4, 1 and 7 begin whole chunks apart, and so do 9 and 9.
+    assert len(chunked.streams) == 2
+    assert single.lengths == chunked.lengths == LENGTHS
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_after_the_prompt_one_token_is_fed_a_step(name, monkeypatch):
+    model = build(name)
+    fed = []
+    whole = model.forward
+
+    def spy(tokens, *others, **options):
+        fed.append(tokens.shape[1])
+        return whole(tokens, *others, **options)
+
+    monkeypatch.setattr(model, "forward", spy)
+    generate(wrap(model), prompt(7, rows=2), 6)
+    assert fed == [7, 1, 1, 1, 1, 1]
+
+
+def test_without_a_cache_the_output_is_the_same():
+    model = wrap(build())
+    tokens, mask = padded_left([prompt(5), prompt(3, seed=1)])
+    with_cache, without = (
+        generate(model, tokens, attention_mask=mask, use_cache=use) for use in (True, False)
+    )
+    assert with_cache.equal(without)
+
+
+def test_a_seed_decides_what_is_sampled():
+    model = wrap(build())
+
+    def sampled(seed):
+        torch.manual_seed(seed)
+        options = {"do_sample": True, "temperature": 1.3, "top_k": 0, "num_return_sequences": 4}
+        return generate(model, prompt(5), 12, **options)
+
+    assert sampled(0).equal(sampled(0))
+    assert not sampled(0).equal(sampled(1))
+    assert len({tuple(row.tolist()) for row in sampled(0)}) > 1
+
+
+@torch.no_grad()
+def best_beams(model, tokens, *, num_beams, num_new):
+    """Beam search over whole sequences, without any state."""
+    beams = [(0.0, tokens)]
+    for _ in range(num_new):
+        grown = []
+        for score, sequence in beams:
+            chances = model(sequence)[0][0, -1].float().log_softmax(-1)
+            for symbol in range(VOCAB_SIZE):
+                longer = torch.cat([sequence, torch.tensor([[symbol]])], dim=1)
+                grown.append((score + float(chances[symbol]), longer))
+        beams = sorted(grown, key=lambda beam: -beam[0])[:num_beams]
+    return beams
+
+
+@pytest.mark.parametrize("name", ["staircase", "cached", "global", "feedback", "xl"])
+def test_beam_search_equals_one_over_whole_sequences(name):
+    model = build(name)
+    rows = [prompt(4, seed=1), prompt(6, seed=2)]
+    tokens, mask = padded_left(rows)
+    found = generate(
+        wrap(model),
+        tokens,
+        7,
+        attention_mask=mask,
+        num_beams=3,
+        num_return_sequences=3,
+        return_dict_in_generate=True,
+        output_scores=True,
+    )
+    expected = [beam for row in rows for beam in best_beams(model, row, num_beams=3, num_new=7)]
+    for sequence, score, (total, whole) in zip(
+        found.sequences, found.sequences_scores, expected, strict=True
+    ):
+        assert sequence[-whole.shape[1] :].equal(whole[0])
+        assert math.isclose(float(score), total / 7, rel_tol=1e-4)
+
+
+def test_rows_end_at_their_own_end_symbols():
+    model = build()
+    rows = [prompt(5), prompt(3, seed=4)]
+    whole = [greedy(model, row, 12)[0, row.shape[1] :].tolist() for row in rows]
+    end = whole[0][2]
+    tokens, mask = padded_left(rows)
+    made = generate(wrap(model, eos_token_id=end, pad_token_id=0), tokens, 12, attention_mask=mask)
+    for row, expected in zip(made[:, 5:].tolist(), whole, strict=True):
+        length = expected.index(end) + 1 if end in expected else 12
+        assert row[:length] == expected[:length]
+        assert not any(row[length:])
+
+
+@pytest.mark.parametrize("name", ["staircase", "ladder"])
+def test_generation_goes_on_from_a_cache(name):
+    model = wrap(build(name))
+    tokens, mask = padded_left([prompt(5), prompt(3, seed=1)])
+    whole = generate(model, tokens, 11, attention_mask=mask)
+    cache = StateCache()
+    begun = generate(model, tokens, 5, attention_mask=mask, past_key_values=cache)
+    assert cache.get_seq_length() == 9
+    longer = torch.cat([mask, torch.ones(2, 5, dtype=torch.int64)], dim=1)
+    gone_on = generate(model, begun, 6, attention_mask=longer, past_key_values=cache)
+    assert gone_on.equal(whole)
+
+
+@only_where_new_tokens_suffice
+def test_new_tokens_alone_go_on_from_a_cache_under_a_mask_of_all():
+    model = wrap(build())
+    first, second = prompt(5), prompt(3, seed=1)
+    whole = torch.cat([first, second], dim=1)
+    with torch.no_grad():
+        cache = model(first).past_key_values
+    made = generate(model, second, past_key_values=cache, attention_mask=torch.ones_like(whole))
+    assert made[:, 3:].equal(generate(model, whole)[:, 8:])
+
+
+@only_where_new_tokens_suffice
+def test_a_cache_that_has_seen_all_is_refused_as_tokens_would_be_fed_twice():
+    model = wrap(build())
+    with torch.no_grad():
+        cache = model(prompt(5)).past_key_values
+    with pytest.raises(ValueError, match=r"got 5 tokens with a cache of 5; "):
+        generate(model, prompt(5), past_key_values=cache)
+    with pytest.raises(ValueError, match=r"got 3 tokens with a cache of 5; "):
+        generate(model, prompt(3), past_key_values=cache)
+
+
+def test_a_cache_can_be_made_from_a_state():
+    model = build()
+    begun, new = prompt(5, rows=2), prompt(2, rows=2, seed=1)
+    with torch.no_grad():
+        _, state = model(begun)
+        whole, _ = model(torch.cat([begun, new], dim=1))
+        output = wrap(model)(new, past_key_values=StateCache(state))
+    torch.testing.assert_close(output.logits, whole[:, 5:], **EXACT)
+    assert output.past_key_values.get_seq_length() == 7
+
+
+def test_a_long_prompt_can_be_taken_in_by_pieces():
+    model = wrap(build())
+    tokens, mask = padded_left([prompt(13), prompt(4, seed=1)])
+    whole = generate(model, tokens, attention_mask=mask)
+    assert generate(model, tokens, attention_mask=mask, prefill_chunk_size=5).equal(whole)
+
+
+def test_a_cache_repeats_selects_and_forgets_rows():
+    model = wrap(build())
+    with torch.no_grad():
+        cache = model(prompt(5, rows=2)).past_key_values
+    cache.batch_repeat_interleave(2)
+    assert cache.batch_size == 4
+    cache.batch_select_indices(torch.tensor([3, 0]))
+    assert (cache.batch_size, cache.state.lengths) == (2, (5, 5))
+    with pytest.raises(NotImplementedError, match="cannot go back"):
+        cache.crop(1)
+    cache.reset()
+    assert (cache.state, cache.get_seq_length(), cache.batch_size) == (None, 0, -1)
+
+
+FOREIGN = {
+    "another model's state": lambda: StateCache(build(TransformerXL(span=3))(prompt(4))[1]),
+    "another shape's state": lambda: StateCache(
+        build(Staircase(chunk_size=3, num_passes=2))(prompt(4))[1]
+    ),
+    "a state of another batch": lambda: StateCache(build()(prompt(4, rows=2))[1]),
+    "keys and values of Transformers": DynamicCache,
+    "a bare state": lambda: build()(prompt(4))[1],
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_foreign_state_is_refused_in_one_line(name):
+    model = wrap(build())
+    with pytest.raises((ValueError, TypeError)) as caught:
+        model(prompt(3), past_key_values=FOREIGN[name]())
+    text = str(caught.value)
+    assert "\n" not in text
+    assert "got" in text
+    assert ";" in text
+
+
+WRONG_CALLS = {
+    "a mask that is too short": {"attention_mask": torch.ones(1, 2)},
+    "a mask of another batch": {"attention_mask": torch.ones(2, 3)},
+    "a mask of four dimensions": {"attention_mask": torch.ones(1, 1, 3, 3)},
+    "attention weights": {"output_attentions": True},
+    "hidden states": {"output_hidden_states": True},
+    "embeddings": {"inputs_embeds": torch.ones(1, 3, 8)},
+    "positions": {"position_ids": torch.arange(3)[None]},
+}
+
+
+@pytest.mark.parametrize("name", WRONG_CALLS)
+def test_what_the_models_cannot_do_is_refused_in_one_line(name):
+    with pytest.raises(ValueError, match=r"got .*; ") as caught:
+        wrap(build())(prompt(3), **WRONG_CALLS[name])
+    assert "\n" not in str(caught.value)
+
+
+def test_guessing_ahead_is_refused_as_a_state_cannot_go_back():
+    with pytest.raises(ValueError, match="not supported with stateful models"):
+        generate(wrap(build()), prompt(5), prompt_lookup_num_tokens=2)

@@ -1,0 +1,122 @@
+"""What stands in a run folder, whoever left it, and what a run does about it."""
+
+import fcntl
+import json
+import shutil
+
+import pytest
+from small_runs import small_recipe
+
+from staircase_attention.training import load_run, resume, train
+from staircase_attention.training.checkpoint import CheckpointFolder
+from staircase_attention.training.learner import Learner
+from staircase_attention.training.run_folder import LOCK, RunFolder
+from staircase_attention.training.trainer import Trainer
+
+
+def test_a_folder_left_by_a_run_that_never_began_is_used_again(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    folder.create(small_recipe())
+    folder.config.unlink()
+    assert folder.is_unbegun
+    assert train(small_recipe(), tmp_path / "run").status == "finished"
+
+
+def test_two_runs_do_not_work_in_one_folder(tmp_path):
+    train(small_recipe(), tmp_path / "run")
+    (tmp_path / "run" / "result.json").unlink()
+    with (tmp_path / "run" / LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(ValueError, match="one run at a time"):
+            resume(tmp_path / "run")
+    assert resume(tmp_path / "run").status == "finished"
+
+
+def test_a_best_checkpoint_that_is_gone_does_not_keep_a_run_from_its_end(tmp_path):
+    recipe = small_recipe(training__num_updates=20)
+    train(recipe, tmp_path / "run")
+    (tmp_path / "run" / "result.json").unlink()
+    folder = CheckpointFolder(tmp_path / "run" / "checkpoints")
+    progress = folder.read_trainer(folder.names()[-1])["progress"]
+    for name in folder.names():
+        if name.update in (20, progress["best_update"]):
+            folder.remove(name)
+    assert folder.names(), "one checkpoint is left"
+    result = resume(tmp_path / "run")
+    assert result.status == "finished"
+    assert load_run(tmp_path / "run").update == result.best_update
+
+
+def test_every_best_that_a_kept_checkpoint_knows_of_is_kept(tmp_path, monkeypatch):
+    """A better score in troubled times must not cost a rollback its own best."""
+    scores = iter([0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.04, 0.03])
+    monkeypatch.setattr(
+        "staircase_attention.training.dataset.TaskData.rank", lambda *_: (next(scores),)
+    )
+    recipe = small_recipe(training__num_updates=20, training__evaluate_every=4)
+    monkeypatch.setattr(Trainer, "_watch", troubled_after(Trainer._watch, 6))
+    train(recipe, tmp_path / "run")
+    folder = CheckpointFolder(tmp_path / "run" / "checkpoints")
+    updates = {name.update for name in folder.names()}
+    for note in folder.notes().values():
+        assert note["progress"]["best_update"] in {None, *updates}
+
+
+def troubled_after(watch, update):
+    def watching(self, outcome):
+        watch(self, outcome)
+        if self.progress.update > update:
+            self.progress.watch.num_high = 1
+
+    return watching
+
+
+def test_weights_that_are_not_finite_are_never_the_best(tmp_path, monkeypatch):
+    true_update = Learner.update
+
+    def update(self, *arguments, **options):
+        outcome = true_update(self, *arguments, **options)
+        self.model.output.bias.data.fill_(float("nan"))
+        return outcome
+
+    monkeypatch.setattr(Learner, "update", update)
+    result = train(small_recipe(training__divergence__max_skips=100), tmp_path / "run")
+    assert result.status == "diverged"
+    assert result.best_update is None
+    for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines():
+        assert "NaN" not in line
+        json.loads(line)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("training.keep_every", 0),
+        ("training.optimizer.learning_rate", -1.0),
+        ("training.optimizer.beta1", 2.0),
+        ("training.optimizer.gradient_clip", 0.0),
+        ("training.optimizer.warm_up", -5),
+        ("training.optimizer.final_fraction", 7.0),
+        ("training.divergence.smoothing", 2.0),
+        ("training.divergence.patience", 0),
+        ("training.divergence.max_rollbacks", -1),
+        ("training.num_micro_batches", 3),
+        ("seed", -1),
+        ("data_seed", 2**70),
+        ("name", "../elsewhere"),
+        ("name", "/elsewhere"),
+        ("task.options", 5),
+        ("model.schedule", 3),
+        ("model.schedule", {}),
+    ],
+)
+def test_a_setting_out_of_bounds_is_refused_before_anything_is_written(setting, value):
+    with pytest.raises(ValueError, match="got") as caught:
+        small_recipe().override({setting: value})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_copied_run_folder_is_a_run_folder(tmp_path):
+    train(small_recipe(), tmp_path / "run")
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    assert load_run(tmp_path / "copy").update == load_run(tmp_path / "run").update
