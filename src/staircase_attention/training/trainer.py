@@ -236,8 +236,9 @@ class Trainer:
         notes = self.folder.checkpoints.notes()
         calm = [name for name, note in notes.items() if note["is_calm"]]
         # A run may go on from any of these, and must then find the best that it knew.
-        kept: set[CheckpointName | None] = {*list(notes)[-2:], *calm[-1:]}
-        kept |= {Progress.best_in(notes[name]["progress"]) for name in kept}
+        kept = {*list(notes)[-2:], *calm[-1:]}
+        known = [Progress.best_in(notes[name]["progress"]) for name in kept]
+        kept |= {name for name in known if name is not None}
         for name in notes:
             is_kth = every is not None and name.update % every == 0
             if name not in kept and not is_kth:
