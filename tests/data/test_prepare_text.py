@@ -1,5 +1,6 @@
 """Texts become a corpus: every document once or as its weight says, in one split, well mixed."""
 
+import tracemalloc
 from collections import Counter
 
 import pytest
@@ -339,3 +340,43 @@ def test_a_field_can_be_named(tmp_path):
         options=ReadingOptions(text_field="body"),
     )
     assert texts_of(corpus, "train") == [b"one"]
+
+
+def test_memory_does_not_grow_with_the_input(tmp_path):
+    text = "".join(text_of(number, 200) for number in range(100)).encode()
+    peaks = []
+    for size in (4_000_000, 24_000_000):
+        path = tmp_path / f"{size}.txt"
+        path.write_bytes((text * (size // len(text) + 1))[:size])
+        tracemalloc.start()
+        prepare_text(
+            [path], tmp_path / f"corpus-{size}", tokeniser=ByteTokeniser(), held_out=ALL_TRAIN
+        )
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert max(peaks) < 20_000_000
+    assert peaks[1] < 1.5 * peaks[0]
+
+
+def test_a_damaged_file_found_while_a_tokeniser_is_learnt_leaves_nothing(tmp_path):
+    write_lines(tmp_path / "a.jsonl", [text_of(number) for number in range(100)])
+    (tmp_path / "b.txt").write_bytes(b"\x1f\x8bno gzip")
+    with pytest.raises(RefusedError, match=r"a file must be whole, got .*b\.txt"):
+        prepare_text([tmp_path / "a.jsonl", tmp_path / "b.txt"], tmp_path / "corpus")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "b.txt"]
+
+
+def test_progress_is_told_while_a_tokeniser_is_learnt(tmp_path, monkeypatch):
+    monkeypatch.setattr("staircase_attention.data.preparing.TOLD_BYTES", 100)
+    write_lines(tmp_path / "a.jsonl", [text_of(number) for number in range(50)])
+    said = []
+    prepare_text(
+        [tmp_path / "a.jsonl"],
+        tmp_path / "corpus",
+        tokeniser=BytePairTraining(vocab_size=300),
+        held_out=ALL_TRAIN,
+        progress=Listening(said),
+    )
+    kinds = [one[0] for one in said]
+    assert kinds[:3] == ["say", "begin", "advance"]
+    assert kinds.count("begin") == kinds.count("end") == 2

@@ -92,9 +92,9 @@ def reddit(
 ) -> None:
     """Comments with the path of comments that leads to each."""
     options = RedditOptions(form=form, fractions=Fractions(valid=valid, test=test))  # type: ignore[arg-type]
-    output.parent.mkdir(parents=True, exist_ok=True)
     work = output.with_name(f"{output.name}.threads")
     source = RedditSource(dumps, work, options)
+    output.parent.mkdir(parents=True, exist_ok=True)
     corpus = prepare_corpus(
         [Part(source=source)],
         output,

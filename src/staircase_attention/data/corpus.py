@@ -15,10 +15,18 @@ from staircase_attention.data.token_split import TokenSplit
 from staircase_attention.data.tokenisers import Tokeniser, load_tokeniser
 
 TOKENISER_FOLDER = "tokeniser"
-UNFINISHED = ".unfinished"
-"""What is added to a folder's name while it is prepared."""
 DECODED_TOKENS = 1 << 20
 """Tokens decoded at once when a corpus is checked."""
+
+
+def unfinished_folder(corpus: Path) -> Path:
+    """Where a corpus is prepared: beside the place where it will be.
+
+    >>> unfinished_folder(Path("/data/enwik8"))
+    PosixPath('/data/enwik8.unfinished')
+    """
+    whole = corpus.absolute()
+    return whole.parent / f"{whole.name}.unfinished"
 
 
 class Corpus:
@@ -32,9 +40,8 @@ class Corpus:
         """Open a folder, having seen that all its files are there and have their sizes."""
         folder = Path(folder)
         if not (folder / MANIFEST).is_file():
-            unfinished = folder.with_name(folder.name + UNFINISHED)
             remedy = "prepare it first"
-            if unfinished.is_dir():
+            if unfinished_folder(folder).is_dir():
                 remedy = "run its preparation again: it goes on where it was stopped"
             raise refusal("a corpus must have a manifest", f"none in {folder}", remedy)
         corpus = cls(folder, Manifest.read(folder))

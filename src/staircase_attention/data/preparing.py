@@ -31,6 +31,8 @@ from staircase_attention.data.workplace import Workplace
 
 SHARD_TOKENS = 1 << 28
 """Tokens in a file: half a gibibyte, at two bytes each."""
+TOLD_BYTES = 1 << 20
+"""Bytes read between two words about progress, while a tokeniser is learnt."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,20 +102,33 @@ def _tokeniser(
     """The tokeniser, learnt if need be, as it lies in the folder."""
     if not work.tokeniser_folder.exists():
         if isinstance(wanted, BytePairTraining):
-            progress.say(f"learning a tokeniser of {wanted.vocab_size:,} symbols from a sample")
-            sample = evenly_sampled(_training_texts(mixture), wanted.sample_bytes)
-            wanted = train_bpe(sample, vocab_size=wanted.vocab_size)
+            wanted = _learnt(wanted, mixture, progress)
         work.keep_tokeniser(wanted)
     return load_tokeniser(work.tokeniser_folder)
 
 
-def _training_texts(mixture: Mixture) -> Iterator[tuple[bytes, float]]:
+def _learnt(wanted: BytePairTraining, mixture: Mixture, progress: Progress) -> Tokeniser:
+    """A tokeniser learnt from a sample of the training documents."""
+    progress.say(f"learning a tokeniser of {wanted.vocab_size:,} symbols from a sample")
+    progress.begin(mixture.total_bytes, 0)
+    try:
+        sample = evenly_sampled(_training_texts(mixture, progress), wanted.sample_bytes)
+        return train_bpe(sample, vocab_size=wanted.vocab_size)
+    finally:
+        progress.end()
+
+
+def _training_texts(mixture: Mixture, progress: Progress) -> Iterator[tuple[bytes, float]]:
     """What goes to train, with the share of the corpus that has been read."""
-    total = max(mixture.total_bytes, 1)
+    total, num_told = max(mixture.total_bytes, 1), 0
     reading = mixture.read()
     for mixed in reading:
+        num_read = mixture.num_read(reading.place)
+        if num_read - num_told >= TOLD_BYTES:
+            progress.advance(num_read - num_told, {})
+            num_told = num_read
         if mixed is not None and mixed.split == "train":
-            yield mixed.data, mixture.num_read(reading.place) / total
+            yield mixed.data, num_read / total
 
 
 def _encode(

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from staircase_attention.data.checks import refusal
-from staircase_attention.data.corpus import TOKENISER_FOLDER, UNFINISHED
+from staircase_attention.data.corpus import TOKENISER_FOLDER, unfinished_folder
 from staircase_attention.data.corpus_writer import JOURNAL
 from staircase_attention.data.files import checksums, sync_folder, write_json
 from staircase_attention.data.manifest import MANIFEST, Manifest, Preparation
@@ -24,7 +24,7 @@ class Workplace:
 
     def __init__(self, corpus: Path) -> None:
         self.corpus = corpus
-        self.folder = corpus.with_name(corpus.name + UNFINISHED)
+        self.folder = unfinished_folder(corpus)
 
     @contextmanager
     def locked(self) -> Iterator[None]:

@@ -62,6 +62,30 @@ def random_comments(seed, num_comments, num_threads=7):
     return comments
 
 
+class Watcher:
+    """Writes down what it is told, and may do something about it."""
+
+    def __init__(self, action=None):
+        self.said, self.done, self.totals, self.num_told = [], [], [], 0
+        self.action = action
+
+    def begin(self, total_bytes, done_bytes):
+        self.totals.append(total_bytes)
+        self.done.append(done_bytes)
+
+    def advance(self, num_bytes, facts):
+        assert all(isinstance(count, int) for count in facts.values())
+        self.done[-1] += num_bytes
+        self.num_told += 1
+        if self.action is not None:
+            self.action(self.num_told)
+
+    def say(self, text):
+        self.said.append(text)
+
+    def end(self): ...
+
+
 def naive_paths(comments, *, removed="drop", missing="drop"):
     """{(thread, id): [text, ...]} for each example: one comment at a time, step by step."""
     first = {}

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from reddit_dumps import random_comments, write_dump
+from reddit_dumps import Watcher, random_comments, write_dump
 
 from staircase_attention.data.reddit import Limits, RedditSource, archives, preparation
 
@@ -83,30 +83,27 @@ def test_a_kill_at_any_moment_of_writing_changes_nothing(tmp_path, dumps, monkey
 
 def test_many_kills_of_one_preparation_change_nothing(tmp_path, dumps):
     expected = everything(dumps, tmp_path / "whole")
-    steps = []
 
-    def kill_now_and_then(progress):
-        steps.append(progress)
-        if len(steps) % 17 == 0:
+    def kill_now_and_then(num_told):
+        if num_told % 13 == 0:
             raise KilledError
 
-    for _ in range(100):
-        try:
-            found = everything(dumps, tmp_path / "killed", listener=kill_now_and_then)
-        except KilledError:
-            continue
-        break
+    watcher = Watcher(kill_now_and_then)
+    found = None
+    while found is None:
+        with suppress(KilledError):
+            found = everything(dumps, tmp_path / "killed", progress=watcher)
     assert found == expected
-    assert len(steps) > 20
+    assert watcher.num_told > 2 * 13
 
 
 def test_work_that_is_done_is_not_done_again(tmp_path, dumps):
     everything(dumps, tmp_path / "work")
     files = sorted((tmp_path / "work").rglob("*.*"))
     times = [file.stat().st_mtime_ns for file in files]
-    moments = []
-    everything(dumps, tmp_path / "work", listener=moments.append)
-    assert moments == []
+    watcher = Watcher()
+    everything(dumps, tmp_path / "work", progress=watcher)
+    assert watcher.said == []
     assert [file.stat().st_mtime_ns for file in files] == times
 
 

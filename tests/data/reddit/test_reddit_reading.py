@@ -72,7 +72,7 @@ def test_a_window_in_a_file_gives_the_same(tmp_path, monkeypatch):
         assert archive.damage
 
 
-@pytest.mark.parametrize("compression", set(COMPRESSORS) - {"plain"})
+@pytest.mark.parametrize("compression", sorted(set(COMPRESSORS) - {"plain"}))
 def test_a_file_that_ends_too_early_gives_what_it_has_and_says_so(tmp_path, compression):
     content = as_lines(random_comments(0, 5_000))
     path = write_dump(tmp_path / "dump", content, compression)
@@ -86,7 +86,7 @@ def test_a_file_that_ends_too_early_gives_what_it_has_and_says_so(tmp_path, comp
     assert archive.damage
 
 
-@pytest.mark.parametrize("compression", set(COMPRESSORS) - {"plain"})
+@pytest.mark.parametrize("compression", sorted(set(COMPRESSORS) - {"plain"}))
 def test_garbage_inside_a_compressed_file_is_no_disaster(tmp_path, compression):
     path = write_dump(tmp_path / "dump", as_lines(random_comments(0, 2_000)), compression)
     stored = bytearray(path.read_bytes())

@@ -12,12 +12,16 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
 
+from staircase_attention.data import Part, named_tokeniser, prepare
 from staircase_attention.data.reddit import Fractions, RedditOptions, RedditSource, episodes_of
 
-DUMP = Path(__file__).parents[3].parent / "shared/data/RC_2005-12_2006-02.jsonl.xz"
+SHARED = Path(__file__).parents[3].parent / "shared/data"
+DUMP = SHARED / "RC_2005-12_2006-02.jsonl.xz"
 pytestmark = pytest.mark.skipif(not DUMP.exists(), reason=f"needs the real dump, {DUMP}")
 
+END = 50_256
 GONE = ("[deleted]", "[removed]", "")
 
 
@@ -50,6 +54,20 @@ def paths(comments):
 
 
 @pytest.fixture(scope="module")
+def examples(paths):
+    """For each comment whose path is there, the text that a model is to see."""
+    shown = {}
+    for path in paths.values():
+        for fields in path or ():
+            shown.setdefault(fields["id"], as_shown(fields["body"]))
+    return {
+        key: "\n\n\n".join(shown[fields["id"]] for fields in path)
+        for key, path in paths.items()
+        if is_whole(path)
+    }
+
+
+@pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("reddit")
 
@@ -65,24 +83,42 @@ def documents(source):
     return [document for document, _ in source.documents(None)]
 
 
+@pytest.fixture(scope="module")
+def gpt2():
+    """GPT-2's tokeniser, straight from the library."""
+    if not (SHARED / "vocab.bpe").exists():
+        pytest.skip("needs GPT-2's encoder.json and vocab.bpe")
+    files = (str(SHARED / "encoder.json"), str(SHARED / "vocab.bpe"))
+    tokeniser = Tokenizer(models.BPE.from_file(*files))
+    tokeniser.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return tokeniser
+
+
+@pytest.fixture(scope="module")
+def tokens(examples, gpt2):
+    """The tokens of each example, with one for its end."""
+    texts = list(set(examples.values()))
+    encoded = gpt2.encode_batch_fast(texts)
+    return {text: [*each.ids, END] for text, each in zip(texts, encoded, strict=True)}
+
+
 def is_whole(path):
     return path is not None and not any(fields["body"].strip() in GONE for fields in path)
 
 
-def read(path):
-    """The bodies of a path as a page showed them, without white space."""
-    text = "".join(fields["body"] for fields in path)
+def as_shown(body):
+    """A body as a page showed it, in paragraphs."""
     for _ in range(2):
         # Word by word: html.unescape alone reads `&section=0`, in an address, as `§ion=0`.
-        words = re.split(r"(&[#\w]+;)", text)
+        words = re.split(r"(&[#\w]+;)", body)
         words[1::2] = map(html.unescape, words[1::2])
-        text = "".join(words)
-    return squeezed(text)
-
-
-def squeezed(text):
-    # One comment of this dump has a control character in it, which is not kept.
-    return "".join(text.replace("\x05", "").split())
+        body = "".join(words)
+    # One comment of this dump has a control character in it.
+    *others, last = body.replace("\x05", "").replace("\r\n", "\n").split("\n")
+    body = "\n".join([*(line.rstrip(" \t\xa0") for line in others), last])
+    while "\n\n\n" in body:
+        body = body.replace("\n\n\n", "\n\n")
+    return body.strip()
 
 
 def test_lines_and_comments_are_those_of_an_independent_count(source, lines, comments, paths):
@@ -95,79 +131,81 @@ def test_lines_and_comments_are_those_of_an_independent_count(source, lines, com
     assert [counts.deleted, counts.removed, counts.empty] == [1_913, 215, 1]
     # Authors are hashes in this copy, so that no name tells a bot.
     assert counts.bots == 0
-    orphans = [
-        fields
-        for (link, _), fields in comments.items()
-        if fields["parent_id"].startswith("t1_") and (link, fields["parent_id"]) not in comments
-    ]
-    assert counts.orphans == len(orphans) == 246
-    # Six of them name a comment that is there, but in another thread, and was written later.
-    known = {name: fields for (_, name), fields in comments.items()}
-    elsewhere = [fields for fields in orphans if fields["parent_id"] in known]
-    assert len(elsewhere) == 6
-    for fields in elsewhere:
-        assert known[fields["parent_id"]]["created_utc"] > fields["created_utc"]
     assert counts.below_missing == sum(path is None for path in paths.values()) == 396
     assert counts.whole == sum(is_whole(path) for path in paths.values()) == 10_341
     assert counts.below_removed == len(paths) - 396 - 10_341 == 970
     assert source.report.texts.threads == len({link for link, _ in comments}) == 3_811
 
 
-def test_documents_are_the_paths_of_an_independent_count(source, documents, paths):
-    expected = sorted(read(path) for path in paths.values() if is_whole(path))
-    assert sorted(squeezed(document.text) for document in documents) == expected
+def test_orphans_are_those_of_an_independent_count(source, comments):
+    orphans = [
+        fields
+        for (link, _), fields in comments.items()
+        if fields["parent_id"].startswith("t1_") and (link, fields["parent_id"]) not in comments
+    ]
+    assert source.report.comments.orphans == len(orphans) == 246
+    # Six of them name a comment that is there, but in another thread, and was written later.
+    known = {name: fields for (_, name), fields in comments.items()}
+    elsewhere = [fields for fields in orphans if fields["parent_id"] in known]
+    assert len(elsewhere) == 6
+    for fields in elsewhere:
+        assert known[fields["parent_id"]]["created_utc"] > fields["created_utc"]
+
+
+def test_documents_are_the_paths_of_an_independent_reconstruction(source, documents, examples):
+    assert sorted(document.text for document in documents) == sorted(examples.values())
     texts = source.report.texts
-    assert texts.documents == len(documents) == len(expected) == 10_341
-    assert texts.characters == sum(len(document.text) for document in documents)
-    assert sum(document.text.count("\n\n\n") + 1 for document in documents) == sum(
-        len(path) for path in paths.values() if is_whole(path)
-    )
+    assert texts.documents == source.report.comments.examples == len(examples) == 10_341
+    assert texts.characters == sum(map(len, examples.values())) == 5_870_654
 
 
-def test_splits_share_no_thread(documents, source, paths):
-    thread_of = {}
-    for (link, _), path in paths.items():
-        if is_whole(path):
-            thread_of.setdefault(read(path), set()).add(link)
-    # Texts that occur in one thread only, which nearly all do, tell where their thread is.
+def test_splits_share_no_thread(source, documents, examples):
+    threads = {}
+    for (link, _), text in examples.items():
+        threads.setdefault(text, set()).add(link)
     splits = {}
     for document in documents:
-        links = thread_of[squeezed(document.text)]
-        if len(links) == 1:
-            splits.setdefault(min(links), set()).add(document.split)
+        # Nearly all texts occur in one thread only, and so tell where their thread is.
+        if len(threads[document.text]) == 1:
+            splits.setdefault(min(threads[document.text]), set()).add(document.split)
+    assert len(splits) > 3_300
     assert all(len(each) == 1 for each in splits.values())
     counts = Counter(document.split for document in documents)
     assert {split: texts.documents for split, texts in source.report.splits.items()} == counts
     assert min(counts.values()) > 100
 
 
-def test_other_forms_repeat_less(folder, source, paths):
-    whole = {key: path for key, path in paths.items() if is_whole(path)}
-    inner = {(f["link_id"], "t1_" + f["id"]) for path in whole.values() for f in path[:-1]}
+def test_other_forms_repeat_less(folder, paths, examples):
+    inner = {
+        (fields["link_id"], "t1_" + fields["id"]) for key in examples for fields in paths[key][:-1]
+    }
     expected = {
-        "paths": (len(whole), 2.13),
-        "leaves": (len(whole.keys() - inner), 1.26),
-        "threads": (len({link for link, _ in whole}), 1.01),
+        "paths": (len(examples), 2.13),
+        "leaves": (len(examples.keys() - inner), 1.26),
+        "threads": (len({link for link, _ in examples}), 1.01),
     }
     for form, (num_documents, repetition) in expected.items():
         options = RedditOptions(form=form)
         texts = RedditSource([DUMP], folder, options, num_workers=1).report.texts
         assert texts.documents == num_documents
-        assert texts.distinct_characters == source.report.texts.distinct_characters
         assert texts.characters / texts.distinct_characters == pytest.approx(repetition, abs=0.01)
 
 
-def test_episodes_hold_every_token_of_every_document(documents):
-    def encode(text):
-        return list(text.encode())
+def test_tokens_are_those_of_an_independent_count(source, examples, tokens, tmp_path):
+    tokeniser = named_tokeniser(str(SHARED))
+    corpus = prepare([Part(source=source)], tmp_path / "corpus", kind="reddit", tokeniser=tokeniser)
+    splits = corpus.manifest.splits.values()
+    num_tokens = sum(len(tokens[text]) for text in examples.values())
+    assert sum(split.num_documents for split in splits) == len(examples)
+    assert sum(split.num_tokens for split in splits) == num_tokens == 1_382_400
 
-    num_tokens = num_masked = num_episodes = 0
-    for document in documents[:2_000]:
-        for episode in episodes_of(document.text, encode, padding=0, end=256):
-            assert episode.tokens.size == 256
+
+def test_episodes_are_those_of_an_independent_count(documents, tokens):
+    num_episodes = num_masked = 0
+    for document in documents:
+        for episode in episodes_of(document.text, tokens.__getitem__, padding=0):
             num_episodes += 1
             num_masked += int(episode.mask.sum())
-    lengths = [len(document.text.encode()) + 1 for document in documents[:2_000]]
-    num_tokens = sum(lengths)
-    assert num_masked == num_tokens
-    assert num_episodes == sum(-(-length // 256) for length in lengths)
+    assert num_masked == sum(len(tokens[document.text]) for document in documents) == 1_382_400
+    lengths = [len(tokens[document.text]) for document in documents]
+    assert num_episodes == sum(-(-length // 256) for length in lengths) == 12_847

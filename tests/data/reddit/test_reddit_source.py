@@ -4,7 +4,15 @@ import json
 from dataclasses import asdict
 
 import pytest
-from reddit_dumps import COMPRESSORS, as_lines, comment, naive_paths, random_comments, write_dump
+from reddit_dumps import (
+    COMPRESSORS,
+    Watcher,
+    as_lines,
+    comment,
+    naive_paths,
+    random_comments,
+    write_dump,
+)
 
 from staircase_attention.data.document import Cursor
 from staircase_attention.data.reddit import Fractions, Limits, RedditOptions, RedditSource, archives
@@ -61,6 +69,21 @@ def test_files_processes_and_memory_change_nothing(tmp_path, small_blocks, num_w
     assert source.report.splits == expected.report.splits
     assert source.report.lines == expected.report.lines
     assert len(list((tmp_path / "work2" / "runs").glob("*.run"))) > 5
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_of_equal_ids_the_one_in_the_first_file_is_kept(tmp_path, small_blocks, num_workers):
+    names = ["third", "first", "second"]
+    dumps = [
+        write_dump(tmp_path / name, [comment(f"c{n}", body=f"{n} in {name}") for n in range(40)])
+        for name in names
+    ]
+    limits = Limits(run_bytes=500)
+    source = RedditSource(dumps, tmp_path / "work", num_workers=num_workers, limits=limits)
+    assert sorted(document.text for document in documents(source)) == sorted(
+        f"{n} in third" for n in range(40)
+    )
+    assert source.report.comments.duplicates == 80
 
 
 def test_a_bucket_that_is_too_large_is_taken_in_parts(tmp_path):
@@ -120,7 +143,7 @@ def test_every_line_and_every_comment_is_counted_once(tmp_path):
         for fields, body in zip(distinct.values(), bodies, strict=True)
     )
     assert report.texts.threads == len({fields["link_id"] for fields in comments})
-    assert report.skipped()[f"broken lines in {dump}"] == report.lines.broken == 10
+    assert report.skipped()["broken lines in dump"] == report.lines.broken == 10
 
 
 def test_a_damaged_dump_is_reported_and_the_others_are_read(tmp_path):
@@ -161,34 +184,42 @@ def test_fractions_are_kept_and_seeds_differ():
 
 def test_other_options_use_the_same_runs_and_another_cleaning_may_not(tmp_path):
     dump = write_dump(tmp_path / "dump", random_comments(7, 50))
-    moments = []
+    watcher = Watcher()
     RedditSource([dump], tmp_path / "work", num_workers=1).report  # noqa: B018
     leaves = RedditSource(
         [dump],
         tmp_path / "work",
         RedditOptions(form="leaves"),
         num_workers=1,
-        listener=moments.append,
+        progress=watcher,
     )
     assert 0 < leaves.report.texts.documents < leaves.report.comments.examples
-    assert {moment.phase for moment in moments} == {"rebuild the threads"}
+    assert watcher.said == ["rebuilding the threads"]
     write_dump(dump, random_comments(8, 50))
     with pytest.raises(ValueError, match="must be used with the same dumps as before"):
         RedditSource([dump], tmp_path / "work", num_workers=1).report  # noqa: B018
 
 
-def test_progress_reaches_its_end_with_no_time_left(tmp_path, small_blocks):
-    dump = write_dump(tmp_path / "dump.xz", random_comments(9, 200), "xz")
-    moments = []
-    source = RedditSource([dump], tmp_path / "work", num_workers=1, listener=moments.append)
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_progress_reaches_its_end_also_after_a_stop(tmp_path, small_blocks, num_workers):
+    dumps = [
+        write_dump(tmp_path / "first.xz", random_comments(9, 200), "xz"),
+        write_dump(tmp_path / "second.gz", random_comments(10, 100), "gz"),
+    ]
+
+    def stop(num_told):
+        if num_told == 20:
+            raise KeyboardInterrupt
+
+    choices = {"num_workers": num_workers, "limits": Limits(run_bytes=1_000)}
+    watcher = Watcher(stop)
+    with pytest.raises(KeyboardInterrupt):
+        RedditSource(dumps, tmp_path / "work", progress=watcher, **choices).report  # noqa: B018
+    source = RedditSource(dumps, tmp_path / "work", progress=Watcher(), **choices)
     assert source.report
-    for phase in ("read the dumps", "rebuild the threads"):
-        heard = [moment for moment in moments if moment.phase == phase]
-        done = [moment.done for moment in heard]
-        assert done == sorted(done)
-        assert heard[-1].done == heard[-1].total
-        assert heard[-1].seconds_left == 0
-        assert str(heard[-1]) == f"{phase}: 100.0%, 0:00:00 left"
+    assert source.progress.said == ["reading the dumps", "rebuilding the threads"]
+    assert source.progress.totals[0] == source.total_bytes
+    assert source.progress.done == source.progress.totals
 
 
 def test_two_preparations_may_not_share_a_folder(tmp_path):

@@ -11,7 +11,6 @@ from staircase_attention.data.reddit.episodes import EPISODE_LENGTH, Episode, ep
 from staircase_attention.data.reddit.filters import Filters
 from staircase_attention.data.reddit.limits import Limits
 from staircase_attention.data.reddit.options import Form, Gap, RedditOptions
-from staircase_attention.data.reddit.progress import Listener, Progress
 from staircase_attention.data.reddit.report import (
     CommentCounts,
     LineCounts,
@@ -32,8 +31,6 @@ __all__ = [
     "Gap",
     "Limits",
     "LineCounts",
-    "Listener",
-    "Progress",
     "RedditOptions",
     "RedditSource",
     "Report",

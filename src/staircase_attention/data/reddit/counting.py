@@ -7,8 +7,8 @@ from staircase_attention.data.reddit.examples import document_ends
 from staircase_attention.data.reddit.options import RedditOptions
 from staircase_attention.data.reddit.outline import Outline, piece_characters
 from staircase_attention.data.reddit.report import CommentCounts, TextCounts
-from staircase_attention.data.reddit.splits import SPLITS
 from staircase_attention.data.reddit.threads import MISSING, Numbers, sum_along_paths
+from staircase_attention.data.splits import SPLITS
 
 
 def comment_counts(outline: Outline) -> CommentCounts:

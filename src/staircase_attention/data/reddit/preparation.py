@@ -13,22 +13,23 @@ from pathlib import Path
 from typing import Any
 
 from staircase_attention.data.checks import refusal
+from staircase_attention.data.files import write_json
+from staircase_attention.data.progress import Progress, Silent
 from staircase_attention.data.reddit.archives import compression_of
 from staircase_attention.data.reddit.limits import Limits
 from staircase_attention.data.reddit.options import RedditOptions
-from staircase_attention.data.reddit.progress import Clock, Listener
 from staircase_attention.data.reddit.report import CommentCounts, LineCounts, Report, TextCounts
 from staircase_attention.data.reddit.runs import RunFolder
 from staircase_attention.data.reddit.scatter import Scatter
-from staircase_attention.data.reddit.splits import SPLITS
 from staircase_attention.data.reddit.survey import (
     Group,
     GroupCounts,
     Survey,
     groups,
 )
-from staircase_attention.data.reddit.work_folder import read_json, sole_use, write_json
+from staircase_attention.data.reddit.work_folder import read_json, sole_use
 from staircase_attention.data.reddit.workers import available_cores, workers
+from staircase_attention.data.splits import SPLITS
 
 FORMAT = 1
 """Changes when what lies in a work folder is to be read differently."""
@@ -60,7 +61,7 @@ def prepare(
     options: RedditOptions,
     *,
     num_workers: int | None = None,
-    listener: Listener | None = None,
+    progress: Progress | None = None,
     limits: Limits | None = None,
 ) -> Prepared:
     """Do what is not done yet; RedditSource says what the arguments are."""
@@ -68,7 +69,7 @@ def prepare(
     counts_folder = work_folder / f"counts-{_fingerprint(_plain(asdict(options)))}"
     for folder in (runs_folder, counts_folder):
         folder.mkdir(parents=True, exist_ok=True)
-    limits = limits or Limits()
+    limits, progress = limits or Limits(), progress or Silent()
     expected_bytes = _expected_bytes(dumps)
     if num_workers is None:
         num_workers = min(available_cores(), expected_bytes // WORTH_A_WORKER + 1)
@@ -76,11 +77,9 @@ def prepare(
     with workers(num_workers) as pool, sole_use(work_folder):
         plan = _plan(dumps, work_folder, options, expected_bytes, limits)
         runs = RunFolder(runs_folder, plan["num_buckets"])
-        clock = Clock("read the dumps", sum(dump["num_bytes"] for dump in plan["dumps"]), listener)
-        Scatter(runs, options.cleaning, pool, clock, limits).read_all(dumps)
+        Scatter(runs, options.cleaning, pool, progress, limits).read_all(dumps)
         found = list(groups(runs, plan["largest_group_bytes"]))
-        clock = Clock("rebuild the threads", len(found), listener)
-        counts = Survey(counts_folder, runs, options).counts(found, pool, clock)
+        counts = Survey(counts_folder, runs, options).counts(found, pool, progress)
     report = _report(dumps, runs, counts)
     return Prepared(runs=runs, groups=found, counts=counts, report=report)
 

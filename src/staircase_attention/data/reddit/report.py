@@ -1,7 +1,9 @@
 """What was counted: lines, comments, texts. In each, every one is counted in one place."""
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any, Self
 
 WITHOUT_TEXT = ("deleted", "removed", "empty", "bots", "filtered")
@@ -143,10 +145,11 @@ class Report:
 
     def skipped(self) -> dict[str, int]:
         """What could not be used, in words; only what there is."""
-        counts = self.comments
-        words = {f"broken lines in {path}": lines.broken for path, lines in self.dumps.items()}
-        words |= {f"damaged file {path}": 1 for path in self.damage}
-        words |= {f"comments: {name}": getattr(counts, name) for name in WITHOUT_TEXT}
-        words["comments: duplicates"] = counts.duplicates
-        words["comments: path not whole"] = counts.with_text - counts.examples
+        words: Counter[str] = Counter()
+        for path, lines in self.dumps.items():
+            words[f"broken lines in {Path(path).name}"] += lines.broken
+        words.update(f"damaged files: {Path(path).name}" for path in self.damage)
+        words.update({f"comments: {name}": getattr(self.comments, name) for name in WITHOUT_TEXT})
+        words["comments: duplicates"] = self.comments.duplicates
+        words["comments: no whole path"] = self.comments.with_text - self.comments.examples
         return {what: count for what, count in words.items() if count}

@@ -15,10 +15,12 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from staircase_attention.data.files import write_json
 from staircase_attention.data.reddit.records import GOLDEN_RATIO, HEAD, Heads, ParsedBatch
-from staircase_attention.data.reddit.work_folder import read_json, write_json, write_whole
+from staircase_attention.data.reddit.work_folder import read_json, write_whole
 
-Offsets = NDArray[np.uint64]
+HEADS_AT_ONCE = 1 << 14
+"""Comments whose texts are read together."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,16 +119,14 @@ class RunFolder:
         """The texts that belong to `heads`, end to end."""
         num_bytes = int(self.heads(bucket, part, num_parts)["num_bytes"].sum(dtype=np.int64))
         texts = np.empty(num_bytes, dtype=np.uint8)
-        first = 0
+        stop = 0
         for path in self.paths:
             with path.open("rb") as file:
-                heads, size = self._section(file, bucket)
-                found = np.fromfile(file, dtype=np.uint8, count=size)
-            if num_parts > 1:
-                found = found[np.repeat(_is_in_part(heads, part, num_parts), heads["num_bytes"])]
-            texts[first : first + found.size] = found
-            first += found.size
-        assert first == num_bytes
+                heads, _ = self._section(file, bucket)
+                for found in _texts_in_part(file, heads, part, num_parts):
+                    start, stop = stop, stop + found.size
+                    texts[start:stop] = found
+        assert stop == num_bytes
         return texts
 
     def _section(self, file: IO[bytes], bucket: int) -> tuple[Heads, int]:
@@ -143,6 +143,17 @@ class RunFolder:
 def _run_end(note: Path) -> RunEnd:
     plain: dict[str, Any] = read_json(note)
     return RunEnd(**plain)
+
+
+def _texts_in_part(
+    file: IO[bytes], heads: Heads, part: int, num_parts: int
+) -> Iterator[NDArray[np.uint8]]:
+    """The texts that follow the heads in a file, without those of other parts, bit by bit."""
+    for first in range(0, heads.size, HEADS_AT_ONCE):
+        some = heads[first : first + HEADS_AT_ONCE]
+        num_bytes = int(some["num_bytes"].sum(dtype=np.int64))
+        texts: NDArray[np.uint8] = np.fromfile(file, dtype=np.uint8, count=num_bytes)
+        yield texts[np.repeat(_is_in_part(some, part, num_parts), some["num_bytes"])]
 
 
 def _is_in_part(heads: Heads, part: int, num_parts: int) -> NDArray[np.bool_]:

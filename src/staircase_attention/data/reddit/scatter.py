@@ -12,11 +12,11 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from staircase_attention.data.progress import Progress
 from staircase_attention.data.reddit.archives import Archive
 from staircase_attention.data.reddit.cleaning import Cleaning
 from staircase_attention.data.reddit.limits import Limits
 from staircase_attention.data.reddit.lines import Batch, line_batches
-from staircase_attention.data.reddit.progress import Clock
 from staircase_attention.data.reddit.records import parse_batch
 from staircase_attention.data.reddit.runs import RunBuffer, RunEnd, RunFolder
 from staircase_attention.data.reddit.workers import Workers
@@ -40,18 +40,33 @@ class Scatter:
         runs: RunFolder,
         cleaning: Cleaning,
         workers: Workers,
-        clock: Clock,
+        progress: Progress,
         limits: Limits,
     ) -> None:
         self.runs = runs
         self.workers = workers
-        self.clock = clock
+        self.progress = progress
         self.limits = limits
         self._parse = partial(parse_batch, num_buckets=runs.num_buckets, cleaning=cleaning)
         self._is_over = threading.Event()
+        self._telling = threading.Lock()
+        self._num_comments = 0
 
     def read_all(self, paths: Sequence[Path]) -> None:
         """Read every dump to its end."""
+        ends = list(map(self.runs.last, range(len(paths))))
+        if all(end.is_last for end in ends):
+            return
+        self._num_comments = sum(end.lines["comments"] for end in self.runs.ends())
+        self.progress.say("reading the dumps")
+        total = sum(path.stat().st_size for path in paths)
+        self.progress.begin(total, sum(end.position for end in ends))
+        try:
+            self._read_jobs(paths)
+        finally:
+            self.progress.end()
+
+    def _read_jobs(self, paths: Sequence[Path]) -> None:
         jobs = _jobs([self._archive(path) for path in paths])
         num_at_once = min(len(jobs), self.workers.num_workers, MOST_DUMPS_AT_ONCE)
         if num_at_once == 1:
@@ -75,7 +90,6 @@ class Scatter:
     def _read(self, job: Job, num_at_once: int) -> None:
         for dump, archive in job:
             before = self.runs.last(dump)
-            self.clock.resume(before.position)
             if not before.is_last:
                 self._read_on(archive, before, num_at_once)
 
@@ -87,13 +101,13 @@ class Scatter:
         for parsed in self.workers.in_order(self._parse, contents, num_ahead):
             batch, position = on_the_way.popleft()
             buffer.add(parsed, batch.num_overlong)
-            self.clock.advance(position - end.position)
+            self._tell(position - end.position, parsed.counts["comments"])
             end = replace(end, end=batch.end, position=position)
             if buffer.num_bytes >= self.limits.run_bytes // num_at_once:
                 end = self._write(buffer, end)
                 buffer = RunBuffer(self.runs.num_buckets)
         num_bytes = archive.path.stat().st_size
-        self.clock.advance(num_bytes - end.position)
+        self._tell(num_bytes - end.position, 0)
         self._write(buffer, replace(end, position=num_bytes, is_last=True, damage=archive.damage))
 
     def _contents(
@@ -105,6 +119,11 @@ class Scatter:
                 raise _OverError
             on_the_way.append((replace(batch, content=b""), archive.position))
             yield batch.content
+
+    def _tell(self, num_bytes: int, num_comments: int) -> None:
+        with self._telling:
+            self._num_comments += num_comments
+            self.progress.advance(num_bytes, {"comments": self._num_comments})
 
     def _write(self, buffer: RunBuffer, end: RunEnd) -> RunEnd:
         end = replace(end, run=end.run + 1, lines=buffer.lines)

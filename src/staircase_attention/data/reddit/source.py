@@ -9,11 +9,11 @@ from typing import Any
 
 from staircase_attention.data.checks import check_whole_number, refusal
 from staircase_attention.data.document import Cursor, Document
+from staircase_attention.data.progress import Progress
 from staircase_attention.data.reddit.examples import Writer
 from staircase_attention.data.reddit.limits import Limits
 from staircase_attention.data.reddit.options import RedditOptions
 from staircase_attention.data.reddit.preparation import Prepared, prepare
-from staircase_attention.data.reddit.progress import Listener
 from staircase_attention.data.reddit.report import Report
 from staircase_attention.data.reddit.survey import outline_of
 
@@ -37,7 +37,7 @@ class RedditSource:
         options: RedditOptions | None = None,
         *,
         num_workers: int | None = None,
-        listener: Listener | None = None,
+        progress: Progress | None = None,
         limits: Limits | None = None,
         name: str = "reddit",
     ) -> None:
@@ -50,7 +50,7 @@ class RedditSource:
                 they are when decompressed, or less. It may be deleted when all is done.
             options: what an example is, and how it is written.
             num_workers: processes that parse; None for one a core, if there is enough to do.
-            listener: told how far the preparation is.
+            progress: told how far the preparation is.
             limits: how much is held in memory.
             name: what the manifest calls this source.
         """
@@ -60,7 +60,7 @@ class RedditSource:
         if num_workers is not None:
             check_whole_number("num_workers", num_workers, minimum=1, example=2)
         self.num_workers = num_workers
-        self.listener = listener
+        self.progress = progress
         self.limits = limits
         self.name = name
 
@@ -86,7 +86,7 @@ class RedditSource:
             self.work_folder,
             self.options,
             num_workers=self.num_workers,
-            listener=self.listener,
+            progress=self.progress,
             limits=self.limits,
         )
 

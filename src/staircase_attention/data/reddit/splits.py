@@ -5,8 +5,6 @@ from dataclasses import dataclass
 
 from staircase_attention.data.checks import refusal
 
-SPLITS = ("train", "valid", "test")
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fractions:

@@ -5,14 +5,15 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
+from staircase_attention.data.files import write_json
+from staircase_attention.data.progress import Progress
 from staircase_attention.data.reddit.counting import comment_counts, text_counts
 from staircase_attention.data.reddit.options import RedditOptions
 from staircase_attention.data.reddit.outline import Outline, outline
-from staircase_attention.data.reddit.progress import Clock
 from staircase_attention.data.reddit.report import CommentCounts, TextCounts
 from staircase_attention.data.reddit.runs import RunFolder
 from staircase_attention.data.reddit.threads import rebuild
-from staircase_attention.data.reddit.work_folder import read_json, write_json
+from staircase_attention.data.reddit.work_folder import read_json
 from staircase_attention.data.reddit.workers import Workers
 
 
@@ -23,6 +24,8 @@ class Group:
     bucket: int
     part: int
     num_parts: int
+    num_bytes: int
+    """Its size, about."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +46,8 @@ def groups(runs: RunFolder, largest_bytes: int) -> Iterator[Group]:
     for bucket, num_bytes in enumerate(runs.bucket_bytes().tolist()):
         num_parts = max(-(-num_bytes // largest_bytes), 1)
         for part in range(num_parts):
-            yield Group(bucket=bucket, part=part, num_parts=num_parts)
+            size = num_bytes // num_parts
+            yield Group(bucket=bucket, part=part, num_parts=num_parts, num_bytes=size)
 
 
 def outline_of(group: Group, runs: RunFolder, options: RedditOptions) -> Outline:
@@ -66,16 +70,27 @@ class Survey:
         self.runs = runs
         self.options = options
 
-    def counts(self, found: list[Group], workers: Workers, clock: Clock) -> list[GroupCounts]:
-        """Count what is not counted yet."""
+    def counts(self, found: list[Group], workers: Workers, progress: Progress) -> list[GroupCounts]:
+        """Count what is not counted yet, and give all counts."""
         missing = [group for group in found if not self._path(group).exists()]
-        clock.resume(len(found) - len(missing))
+        if missing:
+            progress.say("rebuilding the threads")
+            total = sum(group.num_bytes for group in found)
+            progress.begin(total, total - sum(group.num_bytes for group in missing))
+            try:
+                self._count(missing, workers, progress)
+            finally:
+                progress.end()
+        return [_read(self._path(group)) for group in found]
+
+    def _count(self, missing: list[Group], workers: Workers, progress: Progress) -> None:
         counting = partial(count, runs=self.runs, options=self.options)
         results = workers.in_order(counting, missing, 2 * workers.num_workers)
+        num_examples = 0
         for group, result in zip(missing, results, strict=True):
             write_json(self._path(group), asdict(result))
-            clock.advance(1)
-        return [_read(self._path(group)) for group in found]
+            num_examples += result.comments.examples
+            progress.advance(group.num_bytes, {"examples": num_examples})
 
     def _path(self, group: Group) -> Path:
         return self.folder / f"{group.bucket:06d}-{group.part:04d}.json"

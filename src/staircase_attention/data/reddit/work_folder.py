@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from staircase_attention.data.checks import refusal
+from staircase_attention.data.files import sync_folder
 
 try:
     import fcntl
@@ -26,12 +27,7 @@ def write_whole(path: Path, parts: Iterable[bytes | bytearray]) -> None:
         file.flush()
         os.fsync(file.fileno())
     scratch.replace(path)
-    _sync_folder(path.parent)
-
-
-def write_json(path: Path, plain: Any) -> None:  # noqa: ANN401
-    """Write plain data, for people too."""
-    write_whole(path, [(json.dumps(plain, indent=1) + "\n").encode()])
+    sync_folder(path.parent)
 
 
 def read_json(path: Path) -> Any:  # noqa: ANN401
@@ -51,14 +47,3 @@ def sole_use(folder: Path) -> Iterator[None]:
                 remedy = "wait for the other process, or name another folder"
                 raise refusal(rule, f"{folder}, which is in use", remedy) from error
         yield
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a renaming last."""
-    if os.name != "posix":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

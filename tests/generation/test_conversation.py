@@ -1,0 +1,55 @@
+"""A talk goes on from its state: the same as reading all of it again."""
+
+import pytest
+import torch
+
+from staircase_attention import CoreConfig, SequenceModel, Staircase, TransformerXL
+from staircase_attention.generation import Conversation, SamplingConfig, stream
+
+GREEDY = SamplingConfig(temperature=0.0)
+
+
+def byte_model(schedule):
+    torch.manual_seed(0)
+    core = CoreConfig(width=16, num_layers=2, num_heads=2)
+    return SequenceModel(vocab_size=256, core=core, schedule=schedule).double().eval()
+
+
+def talk_with(model, **options):
+    return Conversation(
+        model,
+        encode=lambda text: list(text.encode()),
+        decode=bytes,
+        separator="\n",
+        sampling=GREEDY,
+        **options,
+    )
+
+
+@pytest.mark.parametrize(
+    "schedule", [Staircase(chunk_size=4, num_passes=2), TransformerXL(span=64)]
+)
+def test_turns_are_what_the_model_says_after_all_that_was_said(schedule):
+    model = byte_model(schedule)
+    talk = talk_with(model, max_tokens=6)
+    heard, history = [], b""
+    for words in ("hello", "why?", "and then"):
+        heard.append("".join(talk.reply(words)))
+        history += words.encode() + b"\n"
+        made = [new.token for new in stream(model, list(history), max_tokens=6, sampling=GREEDY)]
+        cut = made.index(10) + 1 if 10 in made else len(made)
+        said = bytes(made[:cut])
+        history += said if said.endswith(b"\n") else said + b"\n"
+        assert heard[-1] == said.rstrip(b"\n").decode("utf-8", "replace")
+
+
+def test_equal_words_may_get_different_answers():
+    talk = Conversation(
+        byte_model(TransformerXL(span=8)),
+        encode=lambda text: list(text.encode()),
+        decode=bytes,
+        separator="\n",
+        max_tokens=8,
+    )
+    answers = {"".join(talk.reply("hm")) for _ in range(4)}
+    assert len(answers) > 1

@@ -1,0 +1,99 @@
+"""Training on a corpus: every token in its place, episodes whole, scores a byte."""
+
+import math
+
+import numpy as np
+import pytest
+from small_runs import final_bytes
+from text_runs import learn_words, make_corpus, text_recipe
+
+from staircase_attention.training import load_language_model, resume, train
+from staircase_attention.training.build import build_dataset
+from staircase_attention.training.corpus_data import IGNORED, EpisodeLanes
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return make_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.mark.parametrize("form", ["stream", "episodic"])
+def test_a_run_on_a_corpus_says_bits_a_byte_and_resumes_bit_for_bit(tmp_path, corpus, form):
+    recipe = text_recipe(corpus, form=form)
+    result = train(recipe, tmp_path / "whole")
+    assert result.status == "finished"
+    expected = result.test["loss"] / math.log(2)
+    split = corpus.split("test")
+    expected *= split.num_tokens / split.num_bytes
+    assert result.test["bits_per_byte"] == pytest.approx(expected)
+    assert result.test["perplexity"] == pytest.approx(math.exp(result.test["loss"]))
+
+    class Stop:
+        def begin(self, *_): ...
+        def say(self, text): ...
+        def end(self): ...
+        def advance(self, update, **facts):
+            if update == 7:
+                raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError, match="killed"):
+        train(recipe, tmp_path / "broken", progress=Stop())
+    resume(tmp_path / "broken")
+    assert final_bytes(tmp_path / "broken") == final_bytes(tmp_path / "whole")
+
+
+def test_a_language_model_speaks_without_its_corpus(tmp_path):
+    corpus = make_corpus(tmp_path / "made", tokeniser=learn_words())
+    train(text_recipe(corpus), tmp_path / "run")
+    corpus.folder.rename(tmp_path / "elsewhere")
+    language = load_language_model(tmp_path / "run")
+    assert language.decode(language.encode("the cat, é")) == "the cat, é".encode()
+    assert language.model.vocab_size == language.tokeniser.vocab_size
+
+
+def test_a_missing_corpus_is_refused_before_a_run_begins(tmp_path, corpus):
+    recipe = text_recipe(corpus, task__folder=str(tmp_path / "nowhere"))
+    with pytest.raises(ValueError, match="a corpus must have a manifest"):
+        train(recipe, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("length", [16, 32, 1000])
+def test_episodes_hold_every_token_once_and_never_reach_into_another_text(corpus, length):
+    split = corpus.split("train")
+    lanes = EpisodeLanes(split=split, num_lanes=3, segment_length=length, seed=None)
+    tokens = []
+    for batch in lanes.once():
+        for row in range(3):
+            kept = ~batch.is_padding[row]
+            text = batch.inputs[row][kept]
+            tokens.extend(text.tolist())
+            answers = batch.targets[row]
+            assert answers[: max(0, len(text) - 1)].tolist() == text[1:].tolist()
+            assert (answers[max(0, len(text) - 1) :] == IGNORED).all()
+    assert tokens == split.tokens(0, split.num_tokens).tolist()
+
+
+def test_an_epoch_of_episodes_has_each_once_in_an_order_of_its_own(corpus):
+    split = corpus.split("train")
+    lanes = EpisodeLanes(split=split, num_lanes=1, segment_length=64, seed=3)
+    count = len(lanes.starts)
+    position, epochs = lanes.first_position(), []
+    for _ in range(2):
+        seen = []
+        for _ in range(count):
+            batch, position = lanes.batch(position)
+            seen.append(tuple(batch.inputs[0].tolist()))
+        epochs.append(seen)
+    assert sorted(epochs[0]) == sorted(epochs[1])
+    assert epochs[0] != epochs[1]
+
+
+def test_a_score_may_be_of_the_first_tokens_only(corpus):
+    data = build_dataset(text_recipe(corpus, training__evaluation_tokens=64))
+    batches = list(data.batches("valid", num_lanes=2, segment_length=16))
+    assert len(batches) == 2
+    every = build_dataset(text_recipe(corpus))
+    whole = list(every.batches("valid", num_lanes=2, segment_length=16))
+    assert sum(batch.num_answers for batch in whole) >= corpus.split("valid").num_tokens - 2
+    assert np.array_equal(batches[0].inputs, whole[0].inputs)
