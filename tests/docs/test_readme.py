@@ -14,6 +14,7 @@ from staircase_attention.cli.assignments import parse_assignments
 from staircase_attention.cli.main import app
 from staircase_attention.experiments import find_recipe, table_rows
 from staircase_attention.experiments.experiment import chosen_names
+from staircase_attention.training import TaskChoice
 from staircase_attention.training.build import check_recipe
 
 ROOT = Path(__file__).parents[2]
@@ -113,7 +114,10 @@ def test_commands_that_take_long_name_what_is_there(block, folder):
         given = typer.main.get_command(app).commands[name].make_context(name, words).params
         overrides = parse_assignments(given.get("overrides") or [])
         if name == "train":
-            check_recipe(find_recipe(given["recipe"]).override(overrides))
+            recipe = find_recipe(given["recipe"]).override(overrides)
+            # Corpora are not at hand, so that only a task's data can be looked at.
+            if isinstance(recipe.task, TaskChoice):
+                check_recipe(recipe)
         if name == "reproduce":
             rows = table_rows(given["table"])
             chosen_names(given["rows"] and given["rows"].split(","), rows)
