@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import os
 import shutil
 
 import pytest
@@ -10,7 +11,7 @@ from small_runs import small_recipe
 from staircase_attention.training import load_run, resume, train
 from staircase_attention.training.checkpoint import CheckpointFolder
 from staircase_attention.training.learner import Learner
-from staircase_attention.training.run_folder import LOCK, RunFolder
+from staircase_attention.training.run_folder import RunFolder
 from staircase_attention.training.trainer import Trainer
 
 
@@ -25,10 +26,11 @@ def test_a_folder_left_by_a_run_that_never_began_is_used_again(tmp_path):
 def test_two_runs_do_not_work_in_one_folder(tmp_path):
     train(small_recipe(), tmp_path / "run")
     (tmp_path / "run" / "result.json").unlink()
-    with (tmp_path / "run" / LOCK).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(ValueError, match="one run at a time"):
-            resume(tmp_path / "run")
+    folder = os.open(tmp_path / "run", os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)
+    with pytest.raises(ValueError, match="one run at a time"):
+        resume(tmp_path / "run")
+    os.close(folder)
     assert resume(tmp_path / "run").status == "finished"
 
 

@@ -19,7 +19,6 @@ from staircase_attention.training.files import read_json, write_json
 from staircase_attention.training.processes import is_first_process
 from staircase_attention.training.recipe import Recipe
 
-LOCK = ".lock"
 FORMAT = 1
 """Counted up when the layout of run folders changes."""
 
@@ -69,7 +68,7 @@ class RunFolder:
             return True
         if not self.path.is_dir():
             return False
-        first_steps = {LOCK, *(path.name for path in (self.environment, self.tokeniser))}
+        first_steps = {self.environment.name, self.tokeniser.name}
         found = {entry.name for entry in self.path.iterdir()} - first_steps
         return found <= {self.checkpoints.path.name} and not self.checkpoints.names()
 
@@ -79,15 +78,22 @@ class RunFolder:
         if not is_first_process():
             yield
             return
-        with (self.path / LOCK).open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ValueError(
-                    f"a run folder is worked in by one run at a time, got {self.path}, where one "
-                    "is under way; wait for it, or name another folder"
-                ) from None
+        # The folder itself is locked, so that no file is left behind.
+        folder = os.open(self.path, os.O_RDONLY)
+        try:
+            self._lock(folder)
             yield
+        finally:
+            os.close(folder)
+
+    def _lock(self, folder: int) -> None:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"a run folder is worked in by one run at a time, got {self.path}, where one is "
+                "under way; wait for it, or name another folder"
+            ) from None
 
     def recipe(self) -> Recipe:
         """The recipe of the run that is here."""
