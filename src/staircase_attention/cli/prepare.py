@@ -82,7 +82,7 @@ def reddit(
     dumps: Annotated[list[Path], typer.Argument(help="Pushshift comments, plain or compressed")],
     *,
     form: Annotated[
-        str, typer.Option(help="paths, leaves or threads: see docs/reddit.md.")
+        str, typer.Option(help="paths, leaves or threads, as RedditOptions has them.")
     ] = "paths",
     tokeniser: TokeniserName = "bpe-8008",
     output: Output = Path("corpora/reddit"),
