@@ -1,6 +1,8 @@
 """A source gives the same documents from the same dumps, however they come and are worked on."""
 
+import itertools
 import json
+import types
 from dataclasses import asdict
 
 import pytest
@@ -15,7 +17,14 @@ from reddit_dumps import (
 )
 
 from staircase_attention.data.document import Cursor
-from staircase_attention.data.reddit import Fractions, Limits, RedditOptions, RedditSource, archives
+from staircase_attention.data.reddit import (
+    Fractions,
+    Limits,
+    RedditOptions,
+    RedditSource,
+    archives,
+    scatter,
+)
 from staircase_attention.data.reddit.work_folder import sole_use
 
 
@@ -68,6 +77,18 @@ def test_files_processes_and_memory_change_nothing(tmp_path, small_blocks, num_w
     assert source.report.comments == expected.report.comments
     assert source.report.splits == expected.report.splits
     assert source.report.lines == expected.report.lines
+    assert len(list((tmp_path / "work2" / "runs").glob("*.run"))) > 5
+
+
+def test_comments_are_written_in_time_though_they_are_few(tmp_path, small_blocks, monkeypatch):
+    dump = write_dump(tmp_path / "dump", random_comments(2, 300))
+    expected = RedditSource([dump], tmp_path / "work1", num_workers=1)
+    assert len(everything(expected)[0]) > 0
+    assert len(list((tmp_path / "work1" / "runs").glob("*.run"))) == 1
+    slow = types.SimpleNamespace(monotonic=itertools.count(step=4).__next__)
+    monkeypatch.setattr(scatter, "time", slow)
+    source = RedditSource([dump], tmp_path / "work2", num_workers=1)
+    assert everything(source) == everything(expected)
     assert len(list((tmp_path / "work2" / "runs").glob("*.run"))) > 5
 
 

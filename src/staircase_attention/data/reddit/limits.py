@@ -1,4 +1,4 @@
-"""How much a preparation holds in memory at once, whatever the dumps are."""
+"""How much a preparation holds in memory at once, and for how long, whatever the dumps are."""
 
 from dataclasses import dataclass, fields
 
@@ -7,10 +7,12 @@ from staircase_attention.data.checks import check_whole_number
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """Sizes in bytes. With these, a preparation of any size takes less than 1 GiB."""
+    """Sizes in bytes, and a time. With these, a preparation of any size takes less than 1 GiB."""
 
     run_bytes: int = 128 << 20
-    """Comments gathered before they are written: what a kill can cost."""
+    """Comments gathered before they are written."""
+    run_seconds: int = 10
+    """Time after which they are written in any case: what a kill can cost."""
     largest_group_bytes: int = 64 << 20
     """Comments that are made documents of at once, unless a single thread has more."""
     largest_window_bytes: int = 256 << 20
@@ -18,6 +20,7 @@ class Limits:
     the work folder. Reading is faster by half with `2 << 30`, which holds every window."""
 
     def __post_init__(self) -> None:
-        """Refuse less than a byte."""
+        """Refuse what is nothing."""
         for field in fields(self):
-            check_whole_number(field.name, getattr(self, field.name), minimum=1, example=64 << 20)
+            example = 10 if field.name == "run_seconds" else 64 << 20
+            check_whole_number(field.name, getattr(self, field.name), minimum=1, example=example)

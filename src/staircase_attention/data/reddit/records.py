@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from staircase_attention.data.reddit.cleaning import Cleaner, Cleaning, Status
+from staircase_attention.data.reddit.cleaning import Cleaner, Cleaning
 from staircase_attention.data.reddit.comments import (
     UNKNOWN_AUTHOR,
     Comment,
@@ -122,9 +122,3 @@ def bucket_of(thread: int, num_buckets: int) -> int:
     [2, 0, 3, 1, 0, 2, 1, 3]
     """
     return (thread * GOLDEN_RATIO % WORD >> 32) * num_buckets >> 32
-
-
-def living(heads: Heads) -> NDArray[np.bool_]:
-    """Which comments have a text of their own."""
-    is_living: NDArray[np.bool_] = heads["status"] == Status.LIVING
-    return is_living

@@ -5,6 +5,7 @@ are written as they fill. What comes out does not depend on how many there are o
 """
 
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -94,7 +95,7 @@ class Scatter:
                 self._read_on(archive, before, num_at_once)
 
     def _read_on(self, archive: Archive, end: RunEnd, num_at_once: int) -> None:
-        buffer = RunBuffer(self.runs.num_buckets)
+        buffer, last_write = RunBuffer(self.runs.num_buckets), time.monotonic()
         num_ahead = max(2 * self.workers.num_workers // num_at_once, 2)
         on_the_way: deque[tuple[Batch, int]] = deque()
         contents = self._contents(archive, end.end, on_the_way)
@@ -103,9 +104,10 @@ class Scatter:
             buffer.add(parsed, batch.num_overlong)
             self._tell(position - end.position, parsed.counts["comments"])
             end = replace(end, end=batch.end, position=position)
-            if buffer.num_bytes >= self.limits.run_bytes // num_at_once:
+            is_full = buffer.num_bytes >= self.limits.run_bytes // num_at_once
+            if is_full or time.monotonic() - last_write >= self.limits.run_seconds:
                 end = self._write(buffer, end)
-                buffer = RunBuffer(self.runs.num_buckets)
+                buffer, last_write = RunBuffer(self.runs.num_buckets), time.monotonic()
         num_bytes = archive.path.stat().st_size
         self._tell(num_bytes - end.position, 0)
         self._write(buffer, replace(end, position=num_bytes, is_last=True, damage=archive.damage))

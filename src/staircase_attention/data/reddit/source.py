@@ -22,9 +22,8 @@ class RedditSource:
     """Comments of Pushshift dumps, each with the path of comments leading to it.
 
     A preparation works through the dumps once, with all cores and in bounded memory, and keeps
-    what it has done in the work folder: a process that is killed loses the reading of 128 MiB of
-    comments at most, and the next one goes on from there. It is run by whatever needs it first,
-    `report` or `documents`.
+    what it has done in the work folder: a process that is killed loses ten seconds' work, and the
+    next one goes on from there. It is run by whatever needs it first, `report` or `documents`.
 
     Documents come in an order that depends on the dumps alone: by a hash of the thread, then by
     thread, time and id.
