@@ -27,6 +27,7 @@ from staircase_attention.data import (
 )
 from staircase_attention.data.files import sha256_of
 from staircase_attention.data.readers import compression
+from staircase_attention.data.tokenisers import byte_pair
 from staircase_attention.data.workplace import Workplace
 
 BPE = small_bpe()
@@ -79,6 +80,7 @@ def patch():
         patch.setattr(pieces, "LONGEST_PIECE", 300)
         patch.setattr(encoding, "BATCH_BYTES", 400)
         patch.setattr(BPE, "_shortest_piece", 80)
+        patch.setattr(byte_pair, "SHORTEST_PIECE", 80)
         yield patch
 
 
@@ -109,17 +111,34 @@ def test_kills_anywhere_leave_no_trace(kills, rarely, inputs, straight, tmp_path
     assert not folder.with_name("corpus.unfinished").exists()
 
 
+class Counting(Silent):
+    """Notes what was there at the beginning, and what was done from there on."""
+
+    def begin(self, total_bytes, done_bytes):
+        self.total_bytes, self.done_bytes = total_bytes, done_bytes
+        self.num_batches = self.num_bytes = 0
+
+    def advance(self, num_bytes, facts):
+        self.num_batches += 1
+        self.num_bytes += num_bytes
+
+
+class CountingUntilKilled(Counting):
+    def advance(self, num_bytes, facts):
+        if self.num_batches == 30:
+            raise Killed
+        super().advance(num_bytes, facts)
+
+
 def test_work_that_was_done_is_not_done_again(inputs, tmp_path):
+    whole, killed, resumed = Counting(), CountingUntilKilled(), Counting()
+    run(inputs, tmp_path / "whole", progress=whole)
     with pytest.raises(Killed):
-        run(inputs, tmp_path / "corpus", progress=KilledAfter(20))
-
-    class Beginning(Silent):
-        def begin(self, total_bytes, done_bytes):
-            self.total_bytes, self.done_bytes = total_bytes, done_bytes
-
-    beginning = Beginning()
-    run(inputs, tmp_path / "corpus", progress=beginning)
-    assert 0.2 < beginning.done_bytes / beginning.total_bytes < 1
+        run(inputs, tmp_path / "corpus", progress=killed)
+    run(inputs, tmp_path / "corpus", progress=resumed)
+    assert resumed.done_bytes == killed.num_bytes > 0
+    assert resumed.done_bytes + resumed.num_bytes == whole.num_bytes == whole.total_bytes
+    assert resumed.num_batches < whole.num_batches
 
 
 def test_a_learnt_tokeniser_is_not_learnt_again(inputs, tmp_path, monkeypatch):

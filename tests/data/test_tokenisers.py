@@ -20,7 +20,12 @@ from staircase_attention.data import (
     pieces,
     train_bpe,
 )
-from staircase_attention.data.tokenisers import evenly_sampled, from_tokenizer_json
+from staircase_attention.data.tokenisers import (
+    byte_pair,
+    evenly_sampled,
+    from_tokenizer_json,
+    training,
+)
 
 BPE = small_bpe()
 BYTES = ByteTokeniser()
@@ -75,7 +80,9 @@ def test_any_bytes_come_back_though_they_are_no_text(tokeniser, data):
 
 @given(texts=st.lists(st.one_of(st.binary(max_size=20), PROSE.map(str.encode)), max_size=6))
 def test_a_batch_is_its_texts_one_by_one(texts):
-    together = BPE.encode_batch(texts)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(byte_pair, "MOST_PARTS", 3)
+        together = BPE.encode_batch(texts)
     assert len(together) == len(texts)
     for text, tokens in zip(texts, together, strict=True):
         assert tokens.tolist() == once_encoded(BPE, text).tolist()
@@ -163,6 +170,15 @@ def test_a_sample_is_spread_over_the_whole_and_not_much_larger_than_asked():
     assert max(np.diff(taken)) <= 6
     assert taken[-1] >= 94
     assert len(list(evenly_sampled(texts, 10**6))) == 100
+
+
+def test_learning_ends_when_there_are_too_many_different_words(monkeypatch):
+    monkeypatch.setattr(training, "MOST_WORD_BYTES", 1_000)
+    few = [b"the same few words again " * 10] * 100
+    assert list(training.with_bounded_words(few)) == few
+    many = b" ".join(b"word%d" % number for number in range(100_000))
+    taken = b"".join(training.with_bounded_words([*few, many, b"never"]))
+    assert taken == b"".join(few)
 
 
 def test_gpt2_files_make_a_tokeniser(tmp_path):

@@ -99,12 +99,13 @@ def prepare(
 def _tokeniser(
     work: Workplace, wanted: Tokeniser | BytePairTraining, mixture: Mixture, progress: Progress
 ) -> Tokeniser:
-    """The tokeniser, learnt if need be, as it lies in the folder."""
-    if not work.tokeniser_folder.exists():
-        if isinstance(wanted, BytePairTraining):
-            wanted = _learnt(wanted, mixture, progress)
-        work.keep_tokeniser(wanted)
-    return load_tokeniser(work.tokeniser_folder)
+    """The tokeniser, learnt if need be, and kept in the folder."""
+    if work.tokeniser_folder.exists():
+        return load_tokeniser(work.tokeniser_folder)
+    if isinstance(wanted, BytePairTraining):
+        wanted = _learnt(wanted, mixture, progress)
+    work.keep_tokeniser(wanted)
+    return wanted
 
 
 def _learnt(wanted: BytePairTraining, mixture: Mixture, progress: Progress) -> Tokeniser:

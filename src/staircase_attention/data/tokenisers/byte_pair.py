@@ -3,7 +3,7 @@
 import array
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -13,12 +13,14 @@ from tokenizers import Tokenizer
 
 from staircase_attention.data.pieces import LONGEST_PIECE
 from staircase_attention.data.tokenisers.byte_alphabet import bytes_of, character_of_byte
-from staircase_attention.data.tokenisers.guarantees import is_lossless, splits_before_spaces
+from staircase_attention.data.tokenisers.guarantees import is_lossless, may_be_cut
 from staircase_attention.data.tokenisers.protocol import SETTINGS, Tokens
 
 TOKENIZER_FILE = "tokenizer.json"
 SHORTEST_PIECE = 1 << 14
 """Bytes encoded as one, so that one long document keeps all cores busy."""
+MOST_PARTS = 1 << 14
+"""Parts encoded at once of texts that are not UTF-8: the library takes a kilobyte for each."""
 KINDS = {"BPE": "byte-pair", "Unigram": "unigram", "WordPiece": "word-piece", "WordLevel": "words"}
 # Bytes that are not UTF-8, as Python escapes them.
 STRAY_BYTES = re.compile("([\udc80-\udcff]+)")
@@ -49,7 +51,7 @@ class BytePairTokeniser:
         plan = json.loads(tokenizer.to_str())
         self._kind: str = KINDS.get(plan["model"]["type"], "other")
         self._is_lossless = is_lossless(plan)
-        self._shortest_piece = SHORTEST_PIECE if splits_before_spaces(tokenizer) else LONGEST_PIECE
+        self._shortest_piece = SHORTEST_PIECE if may_be_cut(tokenizer) else LONGEST_PIECE
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         self._vocab_size = max(*vocabulary.values(), end_symbol) + 1
         self._vocabulary = vocabulary
@@ -81,14 +83,11 @@ class BytePairTokeniser:
 
     def encode_batch(self, texts: Sequence[bytes]) -> list[Tokens]:
         """The tokens of each text; the library's threads share the work."""
-        parts = [self._parts(text) for text in texts]
-        readable = [part for text_parts in parts for part in text_parts[::2]]
-        encodings = self._tokenizer.encode_batch_fast(readable, add_special_tokens=False)
-        # The way by `array` takes half the time of np.array.
-        encoded = (
-            np.frombuffer(array.array("I", encoding.ids), dtype=np.uint32) for encoding in encodings
-        )
-        return [self._joined(text_parts, encoded) for text_parts in parts]
+        try:
+            return self._encode([text.decode() for text in texts])
+        except UnicodeDecodeError:
+            groups = _groups(self._parts(text) for text in texts)
+            return [tokens for group in groups for tokens in self._encode_parts(group)]
 
     def decode(self, tokens: Tokens) -> bytes:
         """The text of some tokens."""
@@ -103,27 +102,29 @@ class BytePairTokeniser:
         (folder / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n")
         (folder / TOKENIZER_FILE).write_text(self._tokenizer.to_str(pretty=True))
 
+    def _encode(self, texts: Sequence[str]) -> list[Tokens]:
+        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        # The way by `array` takes half the time of np.array.
+        return [np.frombuffer(array.array("I", one.ids), dtype=np.uint32) for one in encodings]
+
     def _parts(self, text: bytes) -> list[str]:
         """The text as str; every second part is a run of stray bytes."""
-        try:
-            return [text.decode()]
-        except UnicodeDecodeError:
-            if not self._is_lossless:
-                return [text.decode(errors="replace")]
-            return STRAY_BYTES.split(text.decode(errors="surrogateescape"))
+        if not self._is_lossless:
+            return [text.decode(errors="replace")]
+        return STRAY_BYTES.split(text.decode(errors="surrogateescape"))
 
-    def _joined(self, parts: list[str], encoded: Iterator[Tokens]) -> Tokens:
-        """The tokens of a text, those of its readable parts being next in line."""
-        if len(parts) == 1:
-            return next(encoded)
-        return np.concatenate(
-            [
-                self._tokens_of_bytes[list(part.encode(errors="surrogateescape"))]
-                if number % 2
-                else next(encoded)
-                for number, part in enumerate(parts)
-            ]
-        )
+    def _encode_parts(self, texts: list[list[str]]) -> Iterator[Tokens]:
+        """The tokens of texts that are given in parts."""
+        readable = iter(self._encode([part for parts in texts for part in parts[::2]]))
+        for parts in texts:
+            yield np.concatenate(
+                [
+                    self._tokens_of_bytes[list(part.encode(errors="surrogateescape"))]
+                    if number % 2
+                    else next(readable)
+                    for number, part in enumerate(parts)
+                ]
+            )
 
     @cached_property
     def _bytes_of_token(self) -> dict[int, bytes]:
@@ -136,3 +137,16 @@ class BytePairTokeniser:
     def _tokens_of_bytes(self) -> NDArray[np.uint32]:
         alphabet = character_of_byte()
         return np.array([self._vocabulary[alphabet[byte]] for byte in range(256)], dtype=np.uint32)
+
+
+def _groups(texts: Iterable[list[str]]) -> Iterator[list[list[str]]]:
+    """Texts that are encoded at once: of noise, where every part has a letter or two, not many."""
+    group: list[list[str]] = []
+    num_parts = 0
+    for parts in texts:
+        group.append(parts)
+        num_parts += len(parts)
+        if num_parts > MOST_PARTS:
+            yield group
+            group, num_parts = [], 0
+    yield group

@@ -6,7 +6,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from staircase_attention.data.pieces import LETTER
+from staircase_attention.data.pieces import END_OF_LINE, LETTER
 from staircase_attention.data.tokenisers.byte_alphabet import bytes_of, character_of_byte
 
 Plan = Mapping[str, Any]
@@ -17,7 +17,7 @@ TRIAL = (
     "naïve?  Voilà une idée of it (Ещё одна мысль and 一个主意 too)...\n  \r\n"
     "<p class='x'>Yes</p> \n"
 )
-"""A text with many ends of words before a space."""
+"""A text with many ends of words and lines."""
 
 
 def is_lossless(plan: Plan) -> bool:
@@ -74,8 +74,8 @@ def _is_harmless(token: Plan, vocabulary: Mapping[str, int]) -> bool:
     return means_one_thing and not (token["lstrip"] or token["rstrip"])
 
 
-def splits_before_spaces(tokenizer: Tokenizer) -> bool:
-    """Whether a text may be cut between a letter and a space, as a trial shows."""
+def may_be_cut(tokenizer: Tokenizer) -> bool:
+    """Whether a text may be cut at the ends of words and lines, as a trial shows."""
     data = TRIAL.encode()
 
     def encoded(part: bytes) -> list[int]:
@@ -83,5 +83,5 @@ def splits_before_spaces(tokenizer: Tokenizer) -> bool:
         return tokens
 
     whole = encoded(data)
-    cuts = [found.end() for found in LETTER.finditer(data)]
+    cuts = [found.end() for pattern in (LETTER, END_OF_LINE) for found in pattern.finditer(data)]
     return all(encoded(data[:cut]) + encoded(data[cut:]) == whole for cut in cuts)

@@ -1,14 +1,22 @@
 """Byte-level BPE learnt from the corpus that it is for."""
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from tokenizers import models, pre_tokenizers, trainers
 
 from staircase_attention.data.checks import check_whole_number
+from staircase_attention.data.pieces import LONGEST_PIECE, pieces
 from staircase_attention.data.tokenisers.byte_pair import BytePairTokeniser
 from staircase_attention.data.tokenisers.byte_tokeniser import NUM_BYTES
 from staircase_attention.data.tokenisers.files import END_NAME, byte_level
+
+MOST_WORD_BYTES = 4_000_000
+"""The library holds every different word while it learns, at a hundred bytes for each of its own.
+32 MB of novels, encyclopaedia and dialogues have 1,400,000 bytes of them."""
+# About how GPT-2 splits words; a byte that is not ASCII is taken for a letter.
+WORDS = re.compile(rb" ?[A-Za-z\x80-\xff]+| ?[0-9]+| ?[^\sA-Za-z0-9\x80-\xff]+|\s+")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,7 +31,8 @@ class BytePairTraining:
     """Symbols in all: 256 bytes, merges, the end symbol. 8,008 is what the paper's models for
     Reddit and BASE have. A corpus may be too small for so many; then there are fewer."""
     sample_bytes: int = 32_000_000
-    """How much text is learnt from: training documents, spread evenly over the corpus."""
+    """How much text is learnt from: training documents, spread evenly over the corpus. It ends
+    sooner if there are very many different words, more than prose has: see MOST_WORD_BYTES."""
 
     def __post_init__(self) -> None:
         """Refuse what has no room for the bytes."""
@@ -46,6 +55,19 @@ def evenly_sampled(texts: Iterable[tuple[bytes, float]], num_bytes: int) -> Iter
             yield text
 
 
+def with_bounded_words(texts: Iterable[bytes]) -> Iterator[bytes]:
+    """Pieces of texts, until all different words together have MOST_WORD_BYTES."""
+    seen: set[bytes] = set()
+    num_bytes = 0
+    for piece in (piece for text in texts for piece in pieces(text, LONGEST_PIECE // 2)):
+        new = set(WORDS.findall(piece)) - seen
+        seen |= new
+        num_bytes += sum(map(len, new))
+        if num_bytes > MOST_WORD_BYTES:
+            return
+        yield piece
+
+
 def train_bpe(texts: Iterable[bytes], *, vocab_size: int = 8_008) -> BytePairTokeniser:
     """Learn a tokeniser from texts; bytes in them that are not UTF-8 are not learnt from."""
     check_vocab_size(vocab_size)
@@ -56,7 +78,8 @@ def train_bpe(texts: Iterable[bytes], *, vocab_size: int = 8_008) -> BytePairTok
         show_progress=False,
         special_tokens=[],
     )
-    tokenizer.train_from_iterator((text.decode(errors="ignore") for text in texts), trainer)
+    bounded = with_bounded_words(texts)
+    tokenizer.train_from_iterator((text.decode(errors="ignore") for text in bounded), trainer)
     end_symbol = tokenizer.get_vocab_size()
     tokenizer.add_special_tokens([END_NAME])
     return BytePairTokeniser(tokenizer, end_symbol=end_symbol)
