@@ -90,7 +90,7 @@ def reddit(
     test: Test = 0.005,
     quiet: Quiet = False,
 ) -> None:
-    """Comments with the path of comments that leads to each."""
+    """Comments with the path of comments that leads to each; docs/reddit.md has the rules."""
     options = RedditOptions(form=form, fractions=Fractions(valid=valid, test=test))  # type: ignore[arg-type]
     work = output.with_name(f"{output.name}.threads")
     source = RedditSource(dumps, work, options)

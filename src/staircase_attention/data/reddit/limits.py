@@ -17,7 +17,7 @@ class Limits:
     """Comments that are made documents of at once, unless a single thread has more."""
     largest_window_bytes: int = 256 << 20
     """What Zstandard may hold of a dump; a larger window, as in `zstd --long=31`, lies in a file in
-    the work folder. Reading is faster by half with `2 << 30`, which holds every window."""
+    the work folder. With `2 << 30` every window is held."""
 
     def __post_init__(self) -> None:
         """Refuse what is nothing."""
