@@ -57,8 +57,8 @@ def diverging(monkeypatch, *, heals_below):
     """Let the loss leap at update 9 of any run whose rate is too high."""
     true_update = Learner.update
 
-    def update(self, batch, *, lanes, rate, wants_stop):
-        outcome = true_update(self, batch, lanes=lanes, rate=rate, wants_stop=wants_stop)
+    def update(self, batch, *, rate, **options):
+        outcome = true_update(self, batch, rate=rate, **options)
         self.seen = getattr(self, "seen", 0) + 1
         if rate < heals_below or self.seen < 9:
             return outcome

@@ -124,7 +124,7 @@ def test_an_optimiser_goes_on_from_its_tensors(kind):
         generator = torch.Generator().manual_seed(seed)
         for parameter in one.parameters():
             parameter.grad = torch.randn(parameter.shape, generator=generator)
-        optimizer.step(1e-2)
+        optimizer.step(torch.tensor(1e-2), is_finite=torch.tensor(True))
 
     step(model, optimizers[0], 1)
     twin.load_state_dict(model.state_dict())

@@ -1,6 +1,7 @@
 """How good a trained model is."""
 
 from staircase_attention.evaluation.evaluate import (
+    IGNORED,
     Score,
     ScoredBatch,
     autocast,
@@ -16,6 +17,7 @@ from staircase_attention.evaluation.language import (
 )
 
 __all__ = [
+    "IGNORED",
     "Mean",
     "Reading",
     "Score",

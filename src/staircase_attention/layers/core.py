@@ -68,7 +68,7 @@ class Core(nn.Module):
         """Take queries through some layers, each with its own past: pieces in order of time."""
         levels, contexts = [hidden], []
         for index, pieces in zip(layers, past, strict=True):
-            hidden, context = self._through(self._layer(index), hidden, pieces, view)
+            hidden, context = self._through(self.typed_layers[index], hidden, pieces, view)
             levels.append(hidden)
             contexts.append(context)
         return Trip(levels, contexts)
@@ -78,12 +78,12 @@ class Core(nn.Module):
         remembered = self.memory.remember(levels)
         if self.memory.shares_keys_values:
             return [self.memory.keys_values(remembered)]
-        return [self._layer(index).keys_values(remembered) for index in range(len(self.layers))]
+        return [layer.keys_values(remembered) for layer in self.typed_layers]
 
-    def _layer(self, index: int) -> Layer:
-        layer = self.layers[index]
-        assert isinstance(layer, Layer)
-        return layer
+    @property
+    def typed_layers(self) -> list[Layer]:
+        """The layers, as what they are."""
+        return [layer for layer in self.layers if isinstance(layer, Layer)]
 
     def _through(
         self,

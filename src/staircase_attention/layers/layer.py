@@ -25,6 +25,12 @@ class Attention(nn.Module):
             self.value = nn.Linear(config.width, config.width, bias=False)
         self.output = nn.Linear(config.width, config.width, bias=False)
 
+    @property
+    def projections(self) -> list[nn.Linear]:
+        """What makes queries, and keys and values where they are its own."""
+        names = [name for name in ("query", "key", "value") if hasattr(self, name)]
+        return [getattr(self, name) for name in names]
+
     def keys_values(self, normed: Float[Tensor, "batch time width"]) -> KeysValues:
         """What these tokens offer to queries of this layer."""
         return KeysValues(

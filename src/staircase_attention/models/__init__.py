@@ -3,7 +3,7 @@
 from staircase_attention.models.cost import Cost, measure_cost
 from staircase_attention.models.lstm import LSTMSequenceModel, LSTMState
 from staircase_attention.models.sequence_model import SequenceModel
-from staircase_attention.models.state import State
+from staircase_attention.models.state import State, Stream
 from staircase_attention.models.state_file import load_state, put_together, save_state, take_apart
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "LSTMState",
     "SequenceModel",
     "State",
+    "Stream",
     "load_state",
     "measure_cost",
     "put_together",

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float, Int
@@ -12,6 +13,9 @@ from staircase_attention.attention import View
 from staircase_attention.layers import Core, KeysValues, Trip, join
 from staircase_attention.models.state import Stream
 from staircase_attention.schedules import Cell, Schedule, Step
+
+if TYPE_CHECKING:
+    from staircase_attention.layers.fused.core import FusedCore
 
 
 class Executor:
@@ -24,7 +28,7 @@ class Executor:
 
     def __init__(
         self,
-        core: Core,
+        core: "Core | FusedCore",
         schedule: Schedule,
         stream: Stream,
         embedded: Float[Tensor, "rows time width"],

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from staircase_attention.layers import Core, CoreConfig
+from staircase_attention.layers.fused import fused_core
 from staircase_attention.models.checks import check_order, check_parts, check_sizes, check_tokens
 from staircase_attention.models.executor import Executor
 from staircase_attention.models.state import State, Stream
@@ -62,6 +63,8 @@ class SequenceModel(nn.Module):
         self.output = nn.Linear(core.width, output_size)
         self.recompute = False
         """Whether to compute activations again in the backward pass: less memory, more time."""
+        self.fuse = True
+        """Whether to take the fused core where it serves: on a GPU, with relative positions."""
 
     def forward(
         self,
@@ -75,14 +78,25 @@ class SequenceModel(nn.Module):
         Both orders compute the same function: `window` takes as many tokens a step as the schedule
         allows, `chunk` one chunk at a time, which needs less memory where no gradients are kept.
         """
+        hidden, state = self.hidden(tokens, state, order=order)
+        return self.output(hidden), state
+
+    def hidden(
+        self,
+        tokens: Int[Tensor, "batch time"],
+        state: State | None = None,
+        *,
+        order: Order = "window",
+    ) -> tuple[Float[Tensor, "batch time width"], State]:
+        """What the output projection turns into logits, for those who project it themselves."""
         check_tokens(tokens, self.vocab_size)
         check_order(order)
         if state is None:
             state = self.initial_state(tokens.shape[0])
         self._check_state(state, tokens)
         hidden, streams = self._run_streams(tokens, state, order)
-        logits = self.output(self.output_norm(hidden))
-        return logits, State(model=state.model, chunk_length=state.chunk_length, streams=streams)
+        after = State(model=state.model, chunk_length=state.chunk_length, streams=streams)
+        return self.output_norm(hidden), after
 
     def stream(
         self,
@@ -148,7 +162,14 @@ class SequenceModel(nn.Module):
             self.embedding(tokens), self.config.embedding_dropout, self.training
         )
         recompute = self.recompute and torch.is_grad_enabled()
-        executor = Executor(self.core, self.schedule, stream, embedded, recompute=recompute)
+        fused = fused_core(self.core, embedded, recompute=recompute) if self.fuse else None
+        executor = Executor(
+            fused or self.core,
+            self.schedule,
+            stream,
+            embedded,
+            recompute=recompute and fused is None,
+        )
         positions = range(stream.position, stream.position + tokens.shape[1])
         hidden = executor.run(
             self.schedule.steps(positions, num_layers=self.config.num_layers, order=order)

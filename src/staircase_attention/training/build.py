@@ -40,6 +40,7 @@ def build_model(recipe: Recipe, data: Symbols) -> Model:
         schedule=model.schedule,
     )
     family.recompute = recipe.training.recompute
+    family.fuse = recipe.training.engine == "fast"
     return family
 
 

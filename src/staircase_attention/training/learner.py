@@ -1,22 +1,21 @@
 """One update: a segment of every lane forward and backward, and the weights changed."""
 
 import contextlib
-from collections.abc import Sequence
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from staircase_attention.evaluation import autocast, loss_and_wrong
-from staircase_attention.models import LSTMState, State
+from staircase_attention.evaluation import autocast
 from staircase_attention.training.build import Model, precision_of
 from staircase_attention.training.dataset import TrainingBatch
+from staircase_attention.training.engine import Engine
+from staircase_attention.training.objective import Carried, Objective
 from staircase_attention.training.optimizer import Optimizer
 from staircase_attention.training.processes import Processes
 from staircase_attention.training.recipe import Recipe
-
-Carried = State | LSTMState | None
-"""What goes from one segment to the next; None before the first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,68 +44,102 @@ class Learner:
         processes: Processes,
         *,
         carries_state: bool = True,
+        say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.recipe = recipe
         self.carries_state = carries_state
         self.device = device
         self.processes = processes
         self.model = model.to(device).train()
-        self.parallel = processes.wrap(self.model, device)
+        self.parallel = processes.wrap(Objective(self.model), device)
         self.optimizer = Optimizer(self.model, recipe.training.optimizer)
-        self.states: list[Carried] = [None] * recipe.training.num_micro_batches
+        self.engine = Engine(self._work, why_not=self._why_not_captured(), say=say)
+        self.states = [None] * recipe.training.num_micro_batches
+
+    @property
+    def states(self) -> list[Carried]:
+        """Where the lanes stand, in as many parts as there are micro-batches."""
+        return self.engine.states
+
+    @states.setter
+    def states(self, states: list[Carried]) -> None:
+        self.engine.states = states
 
     def update(
-        self, batch: TrainingBatch, *, lanes: range, rate: float, wants_stop: bool
+        self,
+        batch: TrainingBatch,
+        *,
+        lanes: range,
+        rate: float,
+        wants_stop: bool,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> Outcome:
-        """Learn from one segment of this process's lanes."""
-        self.optimizer.zero_grad()
-        totals = torch.zeros(3, dtype=torch.float64, device=self.device)
-        totals[2] = float(wants_stop)
-        parts = self._micro_batches(batch.rows(lanes))
-        for number, part in enumerate(parts):
-            is_last = number == len(parts) - 1
-            totals[:2] += self._backward(number, part, batch.num_answers, is_last=is_last)
-        loss, wrong, stops = self.processes.total(totals).tolist()
-        norm = self._clip()
-        was_applied = bool(torch.isfinite(norm))
-        if was_applied:
-            self.optimizer.step(rate)
-        else:
+        """Learn from one segment of this process's lanes.
+
+        `meanwhile` is called when all has been handed to the device, which is then busy for a
+        while.
+        """
+        own = batch.rows(lanes)
+        # Averaging over processes is undone, so that every answer of the batch weighs the same.
+        share = self.processes.count / max(1, batch.num_answers)
+        numbers = torch.tensor([share, rate, float(wants_stop)], dtype=torch.float64)
+        inputs = (torch.from_numpy(own.inputs), torch.from_numpy(own.targets), numbers)
+        results = self.engine.run(tuple(self._on_device(part) for part in inputs))
+        meanwhile()
+        return self._outcome(results, batch.num_answers)
+
+    def _outcome(self, results: Tensor, num_answers: int) -> Outcome:
+        loss, wrong, stops, norm = results.tolist()
+        was_applied = math.isfinite(norm)
+        if not was_applied:
             # A state that is not finite would spoil every later segment.
-            self.states = [None] * len(self.states)
+            self.states = [None] * self.recipe.training.num_micro_batches
         return Outcome(
             loss=loss,
             num_wrong=round(wrong),
-            num_answers=batch.num_answers,
-            gradient_norm=float(norm),
+            num_answers=num_answers,
+            gradient_norm=norm,
             was_applied=was_applied,
             wants_stop=stops > 0,
         )
 
-    def _micro_batches(self, batch: TrainingBatch) -> Sequence[TrainingBatch]:
-        share = len(batch.inputs) // len(self.states)
-        return [
-            batch.rows(range(number * share, (number + 1) * share))
-            for number in range(len(self.states))
-        ]
+    def _on_device(self, tensor: Tensor) -> Tensor:
+        if self.device.type != "cuda":
+            return tensor
+        return tensor.pin_memory().to(self.device, non_blocking=True)
 
-    def _backward(
-        self, number: int, part: TrainingBatch, num_answers: int, *, is_last: bool
-    ) -> Tensor:
-        """Add the gradients of one micro-batch; its summed loss and wrong answers."""
-        inputs, targets = (
-            torch.from_numpy(array).to(self.device) for array in (part.inputs, part.targets)
-        )
-        with self._gradient_exchange(is_last):
-            with autocast(self.device, precision_of(self.recipe)):
-                logits, state = self.parallel(inputs, self.states[number])
-            loss, wrong = loss_and_wrong(logits, targets)
-            # Averaging over processes is undone, so that every answer of the batch weighs the same.
-            share = loss * (self.processes.count / max(1, num_answers))
-            torch.autograd.backward(share)
-        # The one place where a stream is cut for gradients.
-        self.states[number] = state.detach() if self.carries_state else None
-        return torch.stack([loss.detach().double(), wrong.double()])
+    def _work(
+        self, inputs: Tensor, targets: Tensor, numbers: Tensor, states: list[Carried]
+    ) -> tuple[Tensor, list[Carried]]:
+        """The device's part of an update: loss, wrong answers, wishes to stop, gradient norm."""
+        share, rate, wants_stop = numbers
+        self.optimizer.zero_grad()
+        totals = torch.zeros(2, dtype=torch.float64, device=self.device)
+        parts = zip(inputs.chunk(len(states)), targets.chunk(len(states)), states, strict=True)
+        after: list[Carried] = []
+        for number, part in enumerate(parts):
+            is_last = number == len(states) - 1
+            with self._gradient_exchange(is_last):
+                with autocast(self.device, precision_of(self.recipe)):
+                    loss, wrong, state = self.parallel(*part)
+                torch.autograd.backward(loss * share.to(loss.dtype))
+            totals += torch.stack([loss.detach().double(), wrong.double()])
+            # The one place where a stream is cut for gradients.
+            after.append(state.detach() if self.carries_state else None)
+        results = self.processes.total(torch.stack([*totals, wants_stop]))
+        norm = self._clip()
+        self.optimizer.step(rate, is_finite=torch.isfinite(norm))
+        return torch.stack([*results, norm.double()]), after
+
+    def _why_not_captured(self) -> str | None:
+        """What stands in the way of capturing whole updates; None: nothing that is known."""
+        if self.recipe.training.engine == "plain" or self.device.type != "cuda":
+            return ""
+        if self.processes.count > 1:
+            return "several processes train together"
+        if not self.optimizer.is_capturable:
+            return f"the optimiser is {self.recipe.training.optimizer.kind}"
+        return None
 
     def _gradient_exchange(self, is_last: bool) -> contextlib.AbstractContextManager[None]:
         if isinstance(self.parallel, nn.parallel.DistributedDataParallel) and not is_last:

@@ -9,7 +9,11 @@ from staircase_attention.training.recipe import OptimizerConfig
 
 
 class Optimizer:
-    """Adam, AdamW, or Muon for the hidden matrices with AdamW for all else."""
+    """Adam, AdamW, or Muon for the hidden matrices with AdamW for all else.
+
+    On a GPU, Adam and AdamW take their rate and whether to step at all from the device, so that
+    a captured update can contain them.
+    """
 
     def __init__(self, model: nn.Module, config: OptimizerConfig) -> None:
         self.names: dict[Tensor, str] = {
@@ -18,12 +22,20 @@ class Optimizer:
         betas = (config.beta1, config.beta2)
         rate, decay = config.learning_rate, config.weight_decay
         everything = list(self.names)
-        if config.kind == "adam":
+        self.is_capturable = config.kind != "muon" and everything[0].is_cuda
+        if config.kind in ("adam", "adamw"):
+            kind = torch.optim.Adam if config.kind == "adam" else torch.optim.AdamW
+            self.rate = torch.tensor(rate, device=everything[0].device)
             self.parts: list[torch.optim.Optimizer] = [
-                torch.optim.Adam(everything, lr=rate, betas=betas, weight_decay=decay)
+                kind(
+                    everything,
+                    lr=self.rate if self.is_capturable else rate,
+                    betas=betas,
+                    weight_decay=decay,
+                    fused=self.is_capturable or None,
+                    capturable=self.is_capturable,
+                )
             ]
-        elif config.kind == "adamw":
-            self.parts = [torch.optim.AdamW(everything, lr=rate, betas=betas, weight_decay=decay)]
         else:
             matrices = [one for one in everything if is_hidden_matrix(self.names[one], one)]
             taken = set(map(id, matrices))
@@ -40,12 +52,19 @@ class Optimizer:
                 torch.optim.AdamW(others, lr=rate, betas=betas, weight_decay=decay),
             ]
 
-    def step(self, rate: float) -> None:
-        """Change the weights by their gradients."""
-        for part in self.parts:
-            for group in part.param_groups:
-                group["lr"] = rate
-            part.step()
+    def step(self, rate: Tensor, *, is_finite: Tensor) -> None:
+        """Change the weights by their gradients, unless these are not finite."""
+        if self.is_capturable:
+            self.rate.copy_(rate)
+            for part in self.parts:
+                # PyTorch's own words for an update that is to be left out.
+                part.found_inf = (~is_finite).float()  # type: ignore[attr-defined]
+                part.step()
+        elif is_finite:
+            for part in self.parts:
+                for group in part.param_groups:
+                    group["lr"] = float(rate)
+                part.step()
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
@@ -69,14 +88,17 @@ class Optimizer:
             for group in part.param_groups
             for parameter in group["params"]
         }
-        for part in self.parts:
-            part.state.clear()
         for name, value in tensors.items():
             owner, _, key = name.rpartition("/")
             part, parameter = owners[owner]
-            # PyTorch keeps the count of steps on the CPU, everything else beside the parameter.
-            place = "cpu" if key == "step" else parameter.device
-            part.state[parameter][key] = value.clone().to(place)
+            kept = part.state[parameter]
+            if key in kept:
+                # In place: a captured update goes on using the same memory.
+                kept[key].copy_(value)
+            else:
+                # PyTorch keeps the count of steps on the CPU, unless a capture is to include it.
+                on_cpu = key == "step" and not self.is_capturable
+                kept[key] = value.clone().to("cpu" if on_cpu else parameter.device)
 
 
 def is_hidden_matrix(name: str, parameter: Tensor) -> bool:

@@ -147,6 +147,8 @@ class TrainingConfig:
     """Parts into which a process cuts its lanes, one after another, to save memory."""
     recompute: bool = False
     """Compute activations again in the backward pass, to save memory in long segments."""
+    engine: Literal["fast", "plain"] = "fast"
+    """fast: on a GPU, fused kernels and whole updates captured as CUDA graphs; plain: neither."""
     log_every: int = 50
     evaluate_every: int = 1000
     checkpoint_every: int = 1000

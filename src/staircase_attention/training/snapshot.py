@@ -15,7 +15,8 @@ from staircase_attention.training.checkpoint import (
     CheckpointName,
     process_file,
 )
-from staircase_attention.training.learner import Carried, Learner
+from staircase_attention.training.learner import Learner
+from staircase_attention.training.objective import Carried
 
 OPTIMIZER = "optimizer.safetensors"
 RANDOM = "random"

@@ -16,7 +16,9 @@ from staircase_attention.training.checkpoint import (
 )
 from staircase_attention.training.dataset import (
     Dataset,
+    LanePosition,
     SplitName,
+    TrainingBatch,
     TrainingLanes,
 )
 from staircase_attention.training.display import Display
@@ -61,6 +63,7 @@ class Trainer:
             device,
             processes,
             carries_state=self.data.carries_state,
+            say=display.say,
         )
         torch.manual_seed(recipe.seed + processes.rank)
         self.lanes: TrainingLanes = self.data.lanes(
@@ -70,6 +73,8 @@ class Trainer:
         self.speed = 0.0
         """Tokens a second, smoothed over some updates."""
         self.log: MetricsLog | None = None
+        self._ahead: tuple[LanePosition, tuple[TrainingBatch, LanePosition]] | None = None
+        """A position, the batch there, and the position after it."""
 
     def run(self) -> None:
         """Train to the end; a run that was stopped goes on where it stood."""
@@ -136,12 +141,16 @@ class Trainer:
         """One update, and all that is due after it."""
         began = time.perf_counter()
         progress, config = self.progress, self.config
-        batch, position = self.lanes.batch(progress.position)
+        batch, position = self._batch_at(progress.position)
         rate = progress.rate_scale * learning_rate(
             config.optimizer, progress.update, config.num_updates
         )
         outcome = self.learner.update(
-            batch, lanes=self.own_lanes, rate=rate, wants_stop=bool(self.wish.number)
+            batch,
+            lanes=self.own_lanes,
+            rate=rate,
+            wants_stop=bool(self.wish.number),
+            meanwhile=lambda: self._make_ahead(position),
         )
         progress.position = position
         progress.update += 1
@@ -160,6 +169,18 @@ class Trainer:
             self._save()
         if outcome.wants_stop:
             self._stop()
+
+    def _batch_at(self, position: LanePosition) -> tuple[TrainingBatch, LanePosition]:
+        """The batch at a position, and the position after it."""
+        if self._ahead is not None and self._ahead[0] is position:
+            return self._ahead[1]
+        batch: tuple[TrainingBatch, LanePosition] = self.lanes.batch(position)
+        return batch
+
+    def _make_ahead(self, position: LanePosition) -> None:
+        """Make the next batch while a device is at work on this one."""
+        if self.device.type == "cuda" and self.progress.update + 1 < self.config.num_updates:
+            self._ahead = (position, self.lanes.batch(position))
 
     def _watch(self, outcome: Outcome) -> None:
         progress = self.progress

@@ -1,0 +1,341 @@
+"""Relative-position attention in a few kernels, forward and backward.
+
+It computes what `attention.reference` does. Nothing here waits for the device, and what is launched
+depends on shapes alone, so that calls can be captured in a CUDA graph.
+"""
+
+from typing import Any
+
+import torch
+import triton
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from staircase_attention.kernels.relative_backward import (
+    agreement_kernel,
+    keys_kernel,
+    queries_kernel,
+    table_kernel,
+)
+from staircase_attention.kernels.relative_call import LARGEST_BLOCKS, Call
+from staircase_attention.kernels.relative_forward import forward_kernel
+from staircase_attention.kernels.relative_single import single_tile_kernel
+
+HEAD_SIZES = (16, 32, 64, 128)
+NUM_TABLE_SUMS = 264
+"""Programs that may sum the table's gradient side by side: two for each processor of an H200."""
+
+
+def fits(queries: Tensor, table: Tensor | None) -> bool:
+    """Whether the kernels can compute attention for these queries."""
+    reachable = queries.is_cuda or bool(triton.knobs.runtime.interpret)
+    sized = queries.shape[-1] in HEAD_SIZES
+    return table is not None and reachable and sized and queries.dtype in LARGEST_BLOCKS
+
+
+def new_table_sums(table: Float[Tensor, "distances size"]) -> Float[Tensor, "sums distances size"]:
+    """Zeros to which backward passes add the table's gradient in parts; their sum is the whole."""
+    shape = (NUM_TABLE_SUMS, *table.shape)
+    return torch.zeros(shape, dtype=torch.float32, device=table.device)
+
+
+def forward(
+    queries: Float[Tensor, "batch heads queries size"],
+    keys: Float[Tensor, "batch heads keys size"],
+    values: Float[Tensor, "batch heads keys size"],
+    table: Float[Tensor, "distances size"],
+    *,
+    first_query: int,
+    span: int | None = None,
+    first_visible: Int[Tensor, " batch"] | None = None,
+    dropout: float = 0.0,
+    seed: Int[Tensor, " 1"] | None = None,
+) -> tuple[Float[Tensor, "batch heads queries size"], Float[Tensor, "batch heads queries"]]:
+    """Attention, and the logarithm of each softmax's divisor (-inf where nothing is in sight).
+
+    The output lies in memory as [batch, queries, heads, size]. `seed` is one int64 on the device:
+    the same one drops the same weights.
+    """
+    queries, keys, values = by_rows(queries), by_rows(keys), by_rows(values)
+    table, first_visible = table.contiguous(), in_one_piece(first_visible)
+    call = Call.of(queries, keys, table, first_query, span)
+    out = empty_by_time(queries)
+    logsumexp = torch.empty(queries.shape[:3], dtype=torch.float32, device=queries.device)
+    forward_kernel[(call.num_matrices * call.num_query_blocks,)](
+        queries,
+        keys,
+        values,
+        table,
+        out,
+        logsumexp,
+        first_visible,
+        seed,
+        *queries.stride()[:3],
+        *keys.stride()[:3],
+        *values.stride()[:3],
+        *out.stride()[:3],
+        *call.shape,
+        call.scale,
+        float(dropout),
+        has_first_visible=first_visible is not None,
+        has_dropout=dropout > 0,
+        has_near=call.has_near,
+        **call.blocks,
+    )
+    return out, logsumexp
+
+
+def backward(
+    d_out: Float[Tensor, "batch heads queries size"],
+    queries: Float[Tensor, "batch heads queries size"],
+    keys: Float[Tensor, "batch heads keys size"],
+    values: Float[Tensor, "batch heads keys size"],
+    table: Float[Tensor, "distances size"],
+    out: Float[Tensor, "batch heads queries size"],
+    logsumexp: Float[Tensor, "batch heads queries"],
+    *,
+    first_query: int,
+    span: int | None = None,
+    first_visible: Int[Tensor, " batch"] | None = None,
+    dropout: float = 0.0,
+    seed: Int[Tensor, " 1"] | None = None,
+    table_sums: Float[Tensor, "sums distances size"],
+    d_queries: Float[Tensor, "batch heads queries size"] | None = None,
+    d_keys: Float[Tensor, "batch heads keys size"] | None = None,
+    d_values: Float[Tensor, "batch heads keys size"] | None = None,
+) -> tuple[
+    Float[Tensor, "batch heads queries size"],
+    Float[Tensor, "batch heads keys size"],
+    Float[Tensor, "batch heads keys size"],
+]:
+    """Gradients of queries, keys and values, written where asked; the table's go to `table_sums`.
+
+    `table_sums`, from `new_table_sums`, may be shared by calls of any shape one after another.
+    """
+    queries, keys, values = by_rows(queries), by_rows(keys), by_rows(values)
+    d_out, table = by_rows(d_out), table.contiguous()
+    gradients = (
+        empty_by_time(queries) if d_queries is None else d_queries,
+        empty_by_time(keys) if d_keys is None else d_keys,
+        empty_by_time(values) if d_values is None else d_values,
+    )
+    assert all(gradient.stride(-1) == 1 for gradient in gradients)
+    call = Call.of(queries, keys, table, first_query, span)
+    function = single_tile if call.is_single_tile else several_tiles
+    function(
+        call,
+        (d_out, queries, keys, values, table, by_rows(out), logsumexp),
+        gradients,
+        table_sums,
+        first_visible=in_one_piece(first_visible),
+        dropout=float(dropout),
+        seed=seed,
+    )
+    return gradients
+
+
+def relative_attention(
+    queries: Float[Tensor, "batch heads queries size"],
+    keys: Float[Tensor, "batch heads keys size"],
+    values: Float[Tensor, "batch heads keys size"],
+    *,
+    table: Float[Tensor, "distances size"],
+    first_query: int,
+    span: int | None = None,
+    first_visible: Int[Tensor, " batch"] | None = None,
+    dropout: float = 0.0,
+) -> Float[Tensor, "batch heads queries size"]:
+    """Attention as `forward` computes it, with gradients for all four tensors."""
+    seed = new_seed(queries.device) if dropout > 0 else None
+    found: Tensor = _RelativeAttention.apply(  # type: ignore[no-untyped-call]
+        queries, keys, values, table, first_query, span, first_visible, dropout, seed
+    )
+    return found
+
+
+def new_seed(device: torch.device) -> Int[Tensor, " 1"]:
+    """A seed for dropout, drawn where it is used."""
+    return torch.randint(2**62, (1,), dtype=torch.int64, device=device)
+
+
+class _RelativeAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        table: Tensor,
+        first_query: int,
+        span: int | None,
+        first_visible: Tensor | None,
+        dropout: float,
+        seed: Tensor | None,
+    ) -> Tensor:
+        ctx.table_dtype = table.dtype
+        table = table.to(queries.dtype)
+        ctx.place = {"first_query": first_query, "span": span, "dropout": dropout}
+        out, logsumexp = forward(
+            queries, keys, values, table, first_visible=first_visible, seed=seed, **ctx.place
+        )
+        ctx.save_for_backward(queries, keys, values, table, out, logsumexp, first_visible, seed)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+        queries, keys, values, table, out, logsumexp, first_visible, seed = ctx.saved_tensors
+        table_sums = new_table_sums(table)
+        gradients = backward(
+            d_out,
+            queries,
+            keys,
+            values,
+            table,
+            out,
+            logsumexp,
+            first_visible=first_visible,
+            seed=seed,
+            table_sums=table_sums,
+            **ctx.place,
+        )
+        d_table = table_sums.sum(0).to(ctx.table_dtype)
+        return *gradients, d_table, None, None, None, None, None
+
+
+def by_rows(tensor: Tensor) -> Tensor:
+    """The tensor with each vector in one piece, as the kernels read it."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def in_one_piece(places: Tensor | None) -> Tensor | None:
+    """The places next to each other, as the kernels read them."""
+    return None if places is None else places.contiguous()
+
+
+def empty_by_time(like: Tensor) -> Tensor:
+    """An empty tensor of the same shape, in which a step's heads lie side by side."""
+    batch, heads, length, size = like.shape
+    shape = (batch, length, heads, size)
+    return torch.empty(shape, dtype=like.dtype, device=like.device).transpose(1, 2)
+
+
+def single_tile(
+    call: Call,
+    inputs: tuple[Tensor, ...],
+    gradients: tuple[Tensor, Tensor, Tensor],
+    table_sums: Tensor,
+    *,
+    first_visible: Tensor | None,
+    dropout: float,
+    seed: Tensor | None,
+) -> None:
+    """All gradients in one launch."""
+    d_out, queries, keys, values, table, _, logsumexp = inputs
+    single_tile_kernel[(min(call.num_matrices, NUM_TABLE_SUMS),)](
+        queries,
+        keys,
+        values,
+        table,
+        d_out,
+        logsumexp,
+        *gradients,
+        table_sums,
+        first_visible,
+        seed,
+        *strides(queries, keys, values, d_out, *gradients),
+        call.num_matrices,
+        *call.shape,
+        call.scale,
+        dropout,
+        has_first_visible=first_visible is not None,
+        has_dropout=dropout > 0,
+        has_near=call.has_near,
+        **call.blocks,
+    )
+
+
+def several_tiles(
+    call: Call,
+    inputs: tuple[Tensor, ...],
+    gradients: tuple[Tensor, Tensor, Tensor],
+    table_sums: Tensor,
+    *,
+    first_visible: Tensor | None,
+    dropout: float,
+    seed: Tensor | None,
+) -> None:
+    """Gradients by way of those of the scores, which are written down."""
+    d_out, queries, keys, values, table, out, logsumexp = inputs
+    d_queries, d_keys, d_values = gradients
+    hides = first_visible is not None
+    agreement = torch.empty_like(logsumexp)
+    width = call.num_key_blocks * call.block_k
+    shape = (call.num_matrices, call.num_queries, width)
+    d_scores = torch.empty(shape, dtype=queries.dtype, device=queries.device)
+    agreement_kernel[(call.num_matrices * call.num_query_blocks,)](
+        out,
+        d_out,
+        agreement,
+        *strides(out, d_out),
+        call.num_heads,
+        call.num_queries,
+        block_q=call.block_q,
+        size=call.size,
+    )
+    keys_kernel[(call.num_matrices * call.num_key_blocks,)](
+        queries,
+        keys,
+        values,
+        table,
+        d_out,
+        logsumexp,
+        agreement,
+        d_keys,
+        d_values,
+        d_scores,
+        first_visible,
+        seed,
+        *strides(queries, keys, values, d_out, d_keys, d_values),
+        *call.shape,
+        call.scale,
+        dropout,
+        has_first_visible=hides,
+        has_dropout=dropout > 0,
+        **call.blocks,
+    )
+    queries_kernel[(call.num_matrices * call.num_query_blocks,)](
+        keys,
+        table,
+        d_scores,
+        d_queries,
+        first_visible,
+        *strides(keys, d_queries),
+        *call.shape,
+        call.scale,
+        has_first_visible=hides,
+        **call.blocks,
+    )
+    num_blocks = -(-call.span // call.block_k)
+    num_owners = min(num_blocks, NUM_TABLE_SUMS)
+    num_groups = min(NUM_TABLE_SUMS // num_owners, call.num_matrices)
+    table_kernel[(num_owners * num_groups,)](
+        queries,
+        d_scores,
+        table_sums,
+        first_visible,
+        *strides(queries),
+        call.num_matrices,
+        num_blocks,
+        num_groups,
+        *call.shape,
+        call.scale,
+        has_first_visible=hides,
+        **call.blocks,
+    )
+
+
+def strides(*tensors: Tensor) -> list[int]:
+    """Steps in memory from batch row to batch row, head to head and row to row, for each."""
+    return [step for tensor in tensors for step in tensor.stride()[:3]]

@@ -1,0 +1,141 @@
+"""The kernel for the gradients of relative-position attention, when one tile holds all pairs."""
+
+# mypy: disable-error-code="untyped-decorator"
+
+import triton
+import triton.language as tl
+
+from staircase_attention.kernels.relative_backward import add_to_last, add_to_table
+from staircase_attention.kernels.relative_forward import SHAPE_ARGUMENTS
+from staircase_attention.kernels.relative_tiles import (
+    earliest_key,
+    head_base,
+    is_far,
+    kept_pairs,
+    load_distances,
+    load_rows,
+    rotate,
+    store_rows,
+    tile_scores,
+    visible_pairs,
+)
+
+
+@triton.jit(do_not_specialize=[*SHAPE_ARGUMENTS, "num_matrices"])
+def single_tile_kernel(
+    queries: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    table: tl.tensor,
+    d_out: tl.tensor,
+    logsumexp: tl.tensor,
+    d_queries: tl.tensor,
+    d_keys: tl.tensor,
+    d_values: tl.tensor,
+    table_sums: tl.tensor,
+    first_visible: tl.tensor,
+    seed: tl.tensor,
+    q_batch: tl.tensor,
+    q_head: tl.tensor,
+    q_row: tl.tensor,
+    k_batch: tl.tensor,
+    k_head: tl.tensor,
+    k_row: tl.tensor,
+    v_batch: tl.tensor,
+    v_head: tl.tensor,
+    v_row: tl.tensor,
+    g_batch: tl.tensor,
+    g_head: tl.tensor,
+    g_row: tl.tensor,
+    dq_batch: tl.tensor,
+    dq_head: tl.tensor,
+    dq_row: tl.tensor,
+    dk_batch: tl.tensor,
+    dk_head: tl.tensor,
+    dk_row: tl.tensor,
+    dv_batch: tl.tensor,
+    dv_head: tl.tensor,
+    dv_row: tl.tensor,
+    num_matrices: tl.tensor,
+    num_heads: tl.tensor,
+    num_queries: tl.tensor,
+    num_keys: tl.tensor,
+    num_rows: tl.tensor,
+    first_query: tl.tensor,
+    span: tl.tensor,
+    scale: tl.tensor,
+    dropout: tl.tensor,
+    has_first_visible: tl.constexpr,
+    has_dropout: tl.constexpr,
+    has_near: tl.constexpr,
+    block_q: tl.constexpr,
+    block_k: tl.constexpr,
+    size: tl.constexpr,
+) -> None:
+    """All gradients of some heads; the table's are kept in registers until the last of them."""
+    program = tl.program_id(0)
+    d_far = tl.zeros((block_k, size), tl.float32)
+    d_near = tl.zeros((block_k, size), tl.float32)
+    far = load_distances(table, first_query, num_rows, block_k, size)
+    if has_near:
+        near = load_distances(table, first_query - block_k, num_rows, block_k, size)
+    for head in range(program, num_matrices, tl.num_programs(0)):
+        earliest = earliest_key(first_visible, head, num_heads, has_first_visible)
+        q_base = head_base(queries, head, num_heads, q_batch, q_head)
+        k_base = head_base(keys, head, num_heads, k_batch, k_head)
+        v_base = head_base(values, head, num_heads, v_batch, v_head)
+        g_base = head_base(d_out, head, num_heads, g_batch, g_head)
+        query = load_rows(q_base, 0, q_row, num_queries, block_q, size)
+        key = load_rows(k_base, 0, k_row, num_keys, block_k, size)
+        value = load_rows(v_base, 0, v_row, num_keys, block_k, size)
+        gradient = load_rows(g_base, 0, g_row, num_queries, block_q, size)
+        by_far = tl.dot(query, tl.trans(far), input_precision="ieee")
+        by_near = by_far
+        if has_near:
+            by_near = tl.dot(query, tl.trans(near), input_precision="ieee")
+        scores = tile_scores(query, key, by_far, by_near, block_q, block_k, has_near) * scale
+        visible = visible_pairs(
+            0, 0, num_queries, num_keys, first_query, span, earliest, block_q, block_k
+        )
+        rows = tl.arange(0, block_q)
+        normaliser = tl.load(
+            logsumexp + tl.cast(head, tl.int64) * num_queries + rows,
+            mask=rows < num_queries,
+            other=0.0,
+        )
+        excess = tl.where(visible, scores - normaliser[:, None], -float("inf"))
+        weights = tl.exp2(excess * 1.4426950408889634)
+        d_weights = tl.dot(gradient, tl.trans(value), input_precision="ieee")
+        used = weights
+        if has_dropout:
+            kept = kept_pairs(seed, head, 0, 0, num_keys, dropout, block_q, block_k)
+            used = tl.where(kept, weights / (1 - dropout), 0.0)
+            d_weights = tl.where(kept, d_weights / (1 - dropout), 0.0)
+        d_value = tl.dot(tl.trans(used.to(gradient.dtype)), gradient, input_precision="ieee")
+        dv_base = head_base(d_values, head, num_heads, dv_batch, dv_head)
+        store_rows(dv_base, 0, dv_row, num_keys, d_value, block_k, size)
+        shift = tl.sum(weights * d_weights, 1)
+        d_tile = (weights * (d_weights - shift[:, None])).to(query.dtype)
+        d_key = tl.dot(tl.trans(d_tile), query, input_precision="ieee")
+        dk_base = head_base(d_keys, head, num_heads, dk_batch, dk_head)
+        store_rows(dk_base, 0, dk_row, num_keys, d_key * scale, block_k, size)
+        by_distance = rotate(d_tile, block_q, block_k)
+        d_query = tl.dot(d_tile, key, input_precision="ieee")
+        if has_near:
+            by_none = tl.zeros_like(by_distance)
+            in_far = is_far(block_q, block_k)
+            d_by_near = tl.where(in_far, by_none, by_distance)
+            d_query = tl.dot(d_by_near, near, d_query, input_precision="ieee")
+            d_near = tl.dot(tl.trans(d_by_near), query, d_near, input_precision="ieee")
+            by_distance = tl.where(in_far, by_distance, by_none)
+        d_query = tl.dot(by_distance, far, d_query, input_precision="ieee")
+        d_far = tl.dot(tl.trans(by_distance), query, d_far, input_precision="ieee")
+        dq_base = head_base(d_queries, head, num_heads, dq_batch, dq_head)
+        store_rows(dq_base, 0, dq_row, num_queries, d_query * scale, block_q, size)
+    base = table_sums + program.to(tl.int64) * num_rows * size
+    d_last = tl.zeros((size,), tl.float32)
+    d_last = add_to_table(base, first_query, d_far * scale, d_last, num_rows, block_k, size)
+    if has_near:
+        nearest = first_query - block_k
+        d_last = add_to_table(base, nearest, d_near * scale, d_last, num_rows, block_k, size)
+    add_to_last(base, d_last, num_rows, size)

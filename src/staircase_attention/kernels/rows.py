@@ -1,0 +1,176 @@
+# mypy: disable-error-code="untyped-decorator"
+"""Kernels that go over the rows of a matrix: sums of its columns, and scores of its rows."""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+COLUMNS = 256
+"""Columns that one program sums."""
+ROWS = 8
+"""Rows it reads at once."""
+STAGES = 3
+"""Blocks of rows under way while one is worked on."""
+
+SCORED = 2048
+"""Logits that a program reads at once."""
+SCORED_PER_WARP = 256
+MAX_SCORED_ROWS = 64
+
+
+@triton.jit
+def _sum_columns_kernel(
+    source_ptr: tl.tensor,
+    gate_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    sums_ptr: tl.tensor,
+    rows: tl.tensor,
+    scale: tl.tensor,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    STAGES: tl.constexpr,
+) -> None:
+    program = tl.program_id(0)
+    step = tl.num_programs(0) * ROWS
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    within = column < WIDTH
+    total = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
+    for start in tl.range(program * ROWS, rows, step, num_stages=STAGES):
+        row = start + tl.arange(0, ROWS)
+        inside = (row < rows)[:, None] & within[None, :]
+        offset = row.to(tl.int64)[:, None] * WIDTH + column[None, :]
+        value = tl.load(source_ptr + offset, mask=inside, other=0.0).to(tl.float32)
+        if gate_ptr is not None:
+            gate = tl.load(gate_ptr + offset, mask=inside, other=0.0).to(tl.float32)
+            value = tl.where(gate <= 0.0, 0.0, value * scale)
+        if out_ptr is not None:
+            tl.store(out_ptr + offset, value.to(out_ptr.dtype.element_ty), mask=inside)
+        total += value
+    if program * ROWS < rows:
+        own = sums_ptr + program * WIDTH + column
+        tl.store(own, tl.load(own, mask=within, other=0.0) + tl.sum(total, 0), mask=within)
+
+
+def sum_columns(
+    source: Tensor,
+    *,
+    sums: Tensor,
+    out: Tensor | None = None,
+    gate: Tensor | None = None,
+    scale: float = 1.0,
+) -> None:
+    """Add the sums of columns to `sums` (programs, width), every row of it by its own program.
+
+    With a gate, source * scale is taken where the gate is positive, and nothing elsewhere. What is
+    summed is also written to `out`, which may be the source itself.
+    """
+    rows, width = source.shape
+    grid = (sums.shape[0], triton.cdiv(width, COLUMNS))
+    _sum_columns_kernel[grid](
+        source,
+        gate,
+        out,
+        sums,
+        rows,
+        scale,
+        WIDTH=width,
+        ROWS=ROWS,
+        COLUMNS=COLUMNS,
+        STAGES=STAGES,
+        num_warps=4,
+    )
+
+
+@triton.jit
+def _score_kernel(
+    logits_ptr: tl.tensor,
+    targets_ptr: tl.tensor,
+    losses_ptr: tl.tensor,
+    wrong_ptr: tl.tensor,
+    rows: tl.tensor,
+    ignore_index: tl.tensor,
+    SIZE: tl.constexpr,
+    STRIDE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    OVERWRITES: tl.constexpr,
+) -> None:
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    within = row < rows
+    target = tl.load(targets_ptr + row, mask=within, other=0)
+    asked = within & (target != ignore_index)
+    target = target.to(tl.int32)
+    base = logits_ptr + row.to(tl.int64)[:, None] * STRIDE
+
+    # Every lane keeps its own maximum, where it stands first, and its sum relative to it. The
+    # lowest number instead of -inf keeps the differences of lanes without logits defined.
+    top = tl.full([ROWS, COLUMNS], -3.4028234663852886e38, dtype=tl.float32)
+    place = tl.full([ROWS, COLUMNS], SIZE, dtype=tl.int32)
+    total = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
+    answer = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
+    for start in tl.range(0, SIZE, COLUMNS, num_stages=2):
+        column = (start + tl.arange(0, COLUMNS))[None, :]
+        inside = within[:, None] & (column < STRIDE)
+        logit = tl.load(base + column, mask=inside, other=0.0).to(tl.float32)
+        logit = tl.where(column < SIZE, logit, float("-inf"))
+        higher = tl.maximum(top, logit)
+        total = total * tl.exp(top - higher) + tl.exp(logit - higher)
+        place = tl.where(logit > top, column, place)
+        answer = tl.where(column == target[:, None], logit, answer)
+        top = higher
+    best = tl.max(top, 1)
+    total_of_row = tl.sum(total * tl.exp(top - best[:, None]), 1)
+    choice = tl.min(tl.where(top == best[:, None], place, SIZE), 1)
+    loss = (best - tl.sum(answer, 1)) + tl.log(total_of_row)
+    tl.store(losses_ptr + row, tl.where(asked, loss, 0.0), mask=within)
+    wrong = asked & (choice != target)
+    tl.store(wrong_ptr + row, wrong.to(tl.int8), mask=within)
+
+    if OVERWRITES:
+        tl.debug_barrier()
+        share = (1.0 / total_of_row)[:, None]
+        for start in tl.range(0, SIZE, COLUMNS):
+            column = (start + tl.arange(0, COLUMNS))[None, :]
+            inside = within[:, None] & (column < STRIDE)
+            logit = tl.load(base + column, mask=inside, other=0.0).to(tl.float32)
+            slope = tl.exp(logit - best[:, None]) * share
+            slope -= tl.where(column == target[:, None], 1.0, 0.0)
+            slope = tl.where(asked[:, None] & (column < SIZE), slope, 0.0)
+            tl.store(base + column, slope.to(logits_ptr.dtype.element_ty), mask=inside)
+
+
+def score_rows(
+    logits: Tensor,
+    targets: Tensor,
+    losses: Tensor,
+    wrong: Tensor,
+    *,
+    ignore_index: int,
+    overwrites: bool,
+) -> None:
+    """Write every row's loss and whether its first choice is wrong; zeros for ignored rows.
+
+    If asked to, overwrite the logits by the gradients of the loss with respect to them. What lies
+    between the end of a row and the next one may be overwritten too, so that rows which begin at
+    multiples of 16 bytes are read and written as widely as possible.
+    """
+    rows, size = logits.shape
+    columns = min(triton.next_power_of_2(size), SCORED)
+    num_rows = min(SCORED // columns, MAX_SCORED_ROWS)
+    # No element is held by two threads: one could read what the other has overwritten.
+    num_warps = max(num_rows * columns // SCORED_PER_WARP, 1)
+    _score_kernel[(triton.cdiv(rows, num_rows),)](
+        logits,
+        targets,
+        losses,
+        wrong,
+        rows,
+        ignore_index,
+        SIZE=size,
+        STRIDE=logits.stride(0),
+        ROWS=num_rows,
+        COLUMNS=columns,
+        OVERWRITES=overwrites,
+        num_warps=num_warps,
+    )

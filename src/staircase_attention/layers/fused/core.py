@@ -1,0 +1,133 @@
+"""A core whose steps are fused: the same function as `Core`, for one forward pass."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from staircase_attention.attention import View
+from staircase_attention.kernels import norm
+from staircase_attention.layers.core import Core, Trip
+from staircase_attention.layers.fused.shared import SharedCore
+from staircase_attention.layers.fused.trip import FusedTrip, Route
+from staircase_attention.layers.keys_values import KeysValues, split_heads
+
+
+class FusedCore:
+    """A core with its weights cast once; made anew for every forward pass."""
+
+    def __init__(self, core: Core, *, dtype: torch.dtype, recompute: bool) -> None:
+        self.core = core
+        self.attends_self = core.attends_self
+        self.dtype = dtype
+        self.recompute = recompute
+        self.shared = SharedCore(core, dtype)
+        self.tap = self.shared.new_tap()
+        attention = core.typed_layers[0].attention
+        self.num_heads = attention.num_heads
+        self.dropout = attention.dropout if core.training else 0.0
+
+    def __call__(
+        self,
+        hidden: Float[Tensor, "batch queries width"],
+        *,
+        layers: range,
+        past: Sequence[Sequence[KeysValues]],
+        view: View,
+    ) -> Trip:
+        """Take queries through some layers, each with its own past: pieces in order of time."""
+        route = Route(
+            shared=self.shared,
+            layers=layers,
+            view=view,
+            num_heads=self.num_heads,
+            attends_self=self.attends_self,
+            num_pieces=len(past[0]),
+            dropout=self.dropout,
+            dtype=self.dtype,
+            recompute=self.recompute,
+        )
+        flat = [part.to(self.dtype) for pieces in past for piece in pieces for part in piece]
+        outputs = FusedTrip.apply(route, self.tap, hidden, *flat)  # type: ignore[no-untyped-call]
+        levels, contexts = outputs[: len(layers)], outputs[len(layers) :]
+        return Trip(
+            [hidden, *levels],
+            [
+                None if keys is None else KeysValues(keys, values)
+                for keys, values in zip(contexts[::2], contexts[1::2], strict=True)
+            ],
+        )
+
+    def freeze(self, levels: Sequence[Float[Tensor, "batch time width"]]) -> list[KeysValues]:
+        """The keys and values that tokens leave behind: for each layer, or one pair for all."""
+        if self.core.memory.shares_keys_values:
+            return self.core.freeze(levels)
+        remembered = self.core.memory.remember(levels)
+        parts = FusedFreezing.apply(self.shared, self.tap, remembered, self.num_heads)  # type: ignore[no-untyped-call]
+        return [KeysValues(*pair) for pair in zip(parts[::2], parts[1::2], strict=True)]
+
+
+class FusedFreezing(torch.autograd.Function):
+    """Tokens as they are remembered, to the keys and values of every layer."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        shared: SharedCore,
+        _tap: Tensor,
+        remembered: Float[Tensor, "batch time width"],
+        num_heads: int,
+    ) -> tuple[Tensor, ...]:
+        """Keys and values, layer by layer."""
+        ctx.set_materialize_grads(False)
+        flat = remembered.flatten(0, 1).contiguous()
+        outputs, kept = [], []
+        for layer in shared.layers:
+            own = layer.layer.attention_norm
+            _, normed, mean, scale = norm.forward(
+                flat,
+                None,
+                None,
+                own.weight,
+                own.bias,
+                eps=own.eps,
+                dtype=layer.freezing.weight.dtype,
+            )
+            kept += [normed, mean, scale]
+            projected = (normed @ layer.freezing.weight.T).view(*remembered.shape[:2], -1)
+            outputs += [split_heads(part, num_heads) for part in projected.chunk(2, dim=-1)]
+        ctx.shared, ctx.shape = shared, remembered.shape
+        ctx.save_for_backward(flat, *kept)
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        """The gradient of the tokens; the weights' go to their sums."""
+        flat, *kept = ctx.saved_tensors
+        d_total: Tensor | None = None
+        for number, layer in enumerate(ctx.shared.layers):
+            pair = gradients[2 * number : 2 * number + 2]
+            if all(gradient is None for gradient in pair):
+                continue
+            normed, mean, scale = kept[3 * number : 3 * number + 3]
+            d_projected = torch.zeros(
+                (len(normed), 2, ctx.shape[-1]), dtype=normed.dtype, device=normed.device
+            )
+            for index, gradient in enumerate(pair):
+                if gradient is not None:
+                    d_projected[:, index] = gradient.transpose(1, 2).reshape(len(normed), -1)
+            d_flat = d_projected.flatten(1)
+            layer.freezing.add(normed, d_flat)
+            d_total, _ = norm.backward(
+                d_total,
+                d_flat @ layer.freezing.weight,
+                flat,
+                layer.layer.attention_norm.weight,
+                mean,
+                scale,
+                sums=layer.attention_norm_sums,
+                addend_dtype=None,
+            )
+        return None, None, None if d_total is None else d_total.view(ctx.shape), None

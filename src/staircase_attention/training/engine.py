@@ -1,0 +1,80 @@
+"""How updates are run: one by one, or captured as soon as one looks like another before it."""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from staircase_attention.training.capture import CapturedUpdate, Inputs, Looks, Work, looks_of
+from staircase_attention.training.objective import Carried
+
+
+class Engine:
+    """Runs updates, and holds the lanes' states between them.
+
+    The first updates run as they are written. When the states and inputs of one look like those of
+    an earlier one, it is captured, and from then on replayed. What does not fit runs as written.
+    """
+
+    def __init__(self, work: Work, *, why_not: str | None, say: Callable[[str], None]) -> None:
+        """`why_not` says what stands in the way of capturing; empty where nobody need be told."""
+        self.work = work
+        self.say = say
+        self.is_capturing = why_not is None
+        if why_not:
+            self._give_up(why_not)
+        self._seen: set[Looks] = set()
+        self._captured: CapturedUpdate | None = None
+        self._states: list[Carried] | None = []
+        """Where the lanes stand; None: the captured update holds them."""
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether an update has been captured."""
+        return self._captured is not None
+
+    @property
+    def states(self) -> list[Carried]:
+        """Where the lanes stand."""
+        if self._states is not None:
+            return self._states
+        assert self._captured is not None
+        return self._captured.states()
+
+    @states.setter
+    def states(self, states: list[Carried]) -> None:
+        self._states = states
+
+    def run(self, inputs: Inputs) -> Tensor:
+        """One update: its results, which the next one may overwrite."""
+        captured = self._captured_for(inputs) if self.is_capturing else None
+        if captured is None:
+            results, self._states = self.work(*inputs, self.states)
+            return results
+        self._states = None
+        return captured.run(inputs)
+
+    def _captured_for(self, inputs: Inputs) -> CapturedUpdate | None:
+        """The captured update for these inputs and the present states, which it has taken in."""
+        if self._states is None:
+            assert self._captured is not None
+            if self._captured.fits(inputs):
+                return self._captured
+        states = self.states
+        looks = looks_of(inputs, states)
+        if self._captured is not None:
+            if looks != self._captured.looks:
+                return None
+            self._captured.take_in(states)
+            return self._captured
+        if looks is None or looks not in self._seen:
+            self._seen.add(looks)
+            return None
+        try:
+            self._captured = CapturedUpdate(self.work, inputs, states, looks)
+        except RuntimeError as error:
+            self._give_up(str(error).splitlines()[0])
+        return self._captured
+
+    def _give_up(self, why: str) -> None:
+        self.is_capturing = False
+        self.say(f"updates are not captured as a CUDA graph, and so slower: {why}")

@@ -1,0 +1,172 @@
+"""The fast engine on a GPU: the plain one's numbers, captured, and exact across an interruption."""
+
+import numpy as np
+import pytest
+import torch
+from small_runs import final_bytes, small_recipe
+
+from staircase_attention import (
+    CachedStaircase,
+    CoreConfig,
+    FeedbackTransformer,
+    Ladder,
+    MemoryNetwork,
+    SequenceModel,
+    Staircase,
+    TransformerXL,
+    UniversalTransformer,
+)
+from staircase_attention.training import resume, train
+from staircase_attention.training.build import build_dataset, build_model
+from staircase_attention.training.learner import Learner
+from staircase_attention.training.processes import Processes
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+]
+SCHEDULES = [
+    Staircase(chunk_size=8, num_passes=4),
+    CachedStaircase(chunk_size=4, num_window_chunks=8, num_passes=1),
+    CachedStaircase(chunk_size=16, num_window_chunks=4, num_passes=2),
+    Ladder(num_passes=3, span=40),
+    Ladder(num_passes=2, span=20, order="AABB"),
+    TransformerXL(span=80),
+    UniversalTransformer(num_passes=4, span=32),
+    FeedbackTransformer(span=16),
+    MemoryNetwork(span=16),
+]
+each_schedule = pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+
+
+def core_for(schedule, *, dropout=0.0, head_size=32):
+    layers = 1 if isinstance(schedule, UniversalTransformer) else 2
+    return CoreConfig(
+        width=4 * head_size, num_layers=layers, num_heads=4, dropout=dropout, max_distance=60
+    )
+
+
+def results(model, tokens):
+    half = tokens.shape[1] // 2
+    first, state = model(tokens[:, :half])
+    second, _ = model(tokens[:, half:], state.detach())
+    logits = torch.cat([first, second], dim=1).float()
+    generator = torch.Generator().manual_seed(1)
+    weights = torch.randn(logits.shape, generator=generator).to(logits)
+    gradients = torch.autograd.grad((logits * weights).sum(), list(model.parameters()))
+    return [logits.detach(), *gradients]
+
+
+@each_schedule
+@pytest.mark.parametrize("head_size", [32, 64, 128])
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_the_fused_core_is_the_plain_one(schedule, precision, head_size):
+    torch.manual_seed(0)
+    core = core_for(schedule, head_size=head_size)
+    model = SequenceModel(vocab_size=17, core=core, schedule=schedule).cuda()
+    tokens = torch.randint(17, (3, 128), device="cuda")
+    with torch.autocast("cuda", torch.bfloat16, enabled=precision == torch.bfloat16):
+        found = results(model, tokens)
+        model.recompute = True
+        again = results(model, tokens)
+        model.recompute, model.fuse = False, False
+        plain = results(model, tokens)
+    expected = results(model.double(), tokens)
+    names = ["logits", *(name for name, _ in model.named_parameters())]
+    for name, exact, one, other, eager in zip(names, expected, found, again, plain, strict=True):
+        error, usual = ((part.double() - exact).norm() / exact.norm() for part in (one, eager))
+        # As exact as the same numbers can be: no worse than twice the plain core's own error.
+        limit = max(2 * float(usual), 1e-5 if precision == torch.float32 else 2e-3)
+        assert error <= limit, f"{name}: {error:.2e}, plain {usual:.2e}"
+        assert torch.equal(one, other), name
+
+
+def recipe_for(schedule, **changes):
+    recipe = small_recipe(**changes)
+    plain = recipe.to_plain()
+    model = type(recipe.model)(core=core_for(schedule, dropout=0.1), schedule=schedule)
+    return type(recipe).from_plain(plain | {"model": type(recipe)(
+        name="x", task=recipe.task, model=model, training=recipe.training
+    ).to_plain()["model"]})
+
+
+def loss_curve(recipe, num_updates):
+    data = build_dataset(recipe)
+    torch.manual_seed(0)
+    said = []
+    learner = Learner(
+        recipe, build_model(recipe, data), torch.device("cuda"), Processes(), say=said.append
+    )
+    config = recipe.training
+    lanes = data.lanes(num_lanes=config.num_lanes, segment_length=config.segment_length)
+    position, losses = lanes.first_position(), []
+    for _ in range(num_updates):
+        batch, position = lanes.batch(position)
+        outcome = learner.update(
+            batch, lanes=range(config.num_lanes), rate=1e-3, wants_stop=False
+        )
+        losses.append(outcome.loss / outcome.num_answers)
+    return np.array(losses), learner, said
+
+
+@each_schedule
+def test_loss_curves_agree_with_the_plain_engine(schedule):
+    recipe = recipe_for(
+        schedule,
+        training__precision="bfloat16",
+        training__num_lanes=32,
+        training__segment_length=64,
+    ).override({"model.core.dropout": 0.0})
+    fast, learner, said = loss_curve(recipe, 200)
+    assert learner.engine.is_captured
+    assert not said
+    plain, _, _ = loss_curve(recipe.override({"training.engine": "plain"}), 200)
+    difference = np.abs(fast - plain)
+    assert difference[:20].max() < 0.01
+    assert np.abs(fast[-50:].mean() - plain[-50:].mean()) < 0.03
+
+
+@each_schedule
+def test_a_captured_update_is_the_update(schedule):
+    """With dropout: the same random numbers, and the same bits."""
+    recipe = recipe_for(schedule, training__num_lanes=8, training__segment_length=32)
+    captured, learner, _ = loss_curve(recipe, 12)
+    assert learner.engine.is_captured
+    true, Learner._why_not_captured = Learner._why_not_captured, lambda self: ""
+    try:
+        written, other, _ = loss_curve(recipe, 12)
+    finally:
+        Learner._why_not_captured = true
+    assert not other.engine.is_captured
+    assert captured.tolist() == written.tolist()
+    for one, two in zip(learner.model.parameters(), other.model.parameters(), strict=True):
+        assert torch.equal(one, two)
+    for one, two in zip(learner.states[0].streams, other.states[0].streams, strict=True):
+        assert one.position == two.position
+        assert sorted(one.banks) == sorted(two.banks)
+        for key, held in one.banks.items():
+            assert all(torch.equal(*pair) for pair in zip(held, two.banks[key], strict=True))
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_resumed_run_under_graphs_equals_an_uninterrupted_one(tmp_path, precision):
+    recipe = recipe_for(
+        Staircase(chunk_size=4, num_passes=3),
+        training__num_updates=24,
+        training__segment_length=16,
+        training__precision=precision,
+    )
+    train(recipe, tmp_path / "whole")
+
+    class Stop:
+        def begin(self, *_): ...
+        def say(self, text): ...
+        def end(self): ...
+        def advance(self, update, **facts):
+            if update == 14:
+                raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError, match="killed"):
+        train(recipe, tmp_path / "broken", progress=Stop())
+    resume(tmp_path / "broken")
+    assert final_bytes(tmp_path / "broken") == final_bytes(tmp_path / "whole")

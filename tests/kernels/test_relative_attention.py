@@ -1,0 +1,328 @@
+"""The kernels compute the reference's function: outputs and gradients, in odd shapes too."""
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+import triton
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from staircase_attention.attention import View, fused, reference
+from staircase_attention.kernels import (
+    relative_attention,
+    relative_backward,
+    relative_forward,
+    relative_single,
+)
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+CLOSE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+"""How far results may be from the reference in float64, in parts of its norm."""
+
+
+@dataclass(frozen=True)
+class Case:
+    num_queries: int
+    num_keys: int
+    first_query: int
+    span: int | None = None
+    num_rows: int = 200
+    first_visible: tuple[int, int] | None = None
+    size: int = 16
+    num_heads: int = 1
+    dtype: torch.dtype = field(default=torch.float32)
+
+    @property
+    def view(self) -> View:
+        visible = self.first_visible
+        return View(
+            num_queries=self.num_queries,
+            num_keys=self.num_keys,
+            first_query=self.first_query,
+            span=self.span,
+            first_visible=None if visible is None else torch.tensor(visible, device=DEVICE),
+            device=DEVICE,
+        )
+
+    @property
+    def place(self) -> dict:
+        view = self.view
+        return {
+            "first_query": view.first_query,
+            "span": view.span,
+            "first_visible": view.first_visible,
+        }
+
+    def inputs(self) -> list[Tensor]:
+        """Queries, keys, values and table; the first three are views, as models make them."""
+        random = torch.Generator().manual_seed(self.num_queries * 31 + self.num_keys)
+
+        def draw(*shape: int) -> Tensor:
+            drawn = torch.randn(shape, generator=random, dtype=torch.float64)
+            return drawn.to(DEVICE, self.dtype)
+
+        queries = draw(2, self.num_queries, self.num_heads, self.size).transpose(1, 2)
+        both = draw(2, self.num_keys, 2, self.num_heads, self.size)
+        keys, values = (part.transpose(1, 2) for part in both.unbind(2))
+        table = draw(self.num_rows, self.size)
+        return [tensor.detach().requires_grad_() for tensor in (queries, keys, values, table)]
+
+
+def results(function, case: Case, inputs: list[Tensor]) -> list[Tensor]:
+    """The output, and the gradients of all inputs."""
+    *others, table = inputs
+    out = function(*others, table=table, view=case.view, dropout=0.0)
+    return [out, *torch.autograd.grad(out, inputs, out.detach().cos())]
+
+
+def assert_equals_reference(case: Case) -> None:
+    inputs = case.inputs()
+    exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
+    assert relative_attention.fits(inputs[0], inputs[-1])
+    out, *found = results(fused.attend, case, inputs)
+    # The kernels' own output decides which gradient is sent back.
+    target = reference.attend(*exact[:3], table=exact[3], view=case.view, dropout=0.0)
+    expected = torch.autograd.grad(target, exact, out.detach().cos().double())
+    names = ("out", "queries", "keys", "values", "table")
+    for name, one, other in zip(names, (out, *found), (target, *expected), strict=True):
+        assert_near(one, other, name, CLOSE[case.dtype])
+
+
+def assert_near(found: Tensor, expected: Tensor, name: str, tolerance: float) -> None:
+    assert found.shape == expected.shape
+    assert found.isfinite().all(), name
+    error = (found.double() - expected).norm().item()
+    assert error <= tolerance * max(expected.norm().item(), 1), name
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    num_queries = draw(st.integers(1, 70))
+    num_keys = draw(st.integers(1, 80))
+    return Case(
+        num_queries=num_queries,
+        num_keys=num_keys,
+        first_query=draw(st.integers(0, num_keys)),
+        span=draw(st.none() | st.integers(1, 60)),
+        num_rows=draw(st.integers(1, 100)),
+        first_visible=(0, draw(st.integers(0, num_keys))) if draw(st.booleans()) else None,
+        size=draw(st.sampled_from([16, 32])),
+        dtype=draw(st.sampled_from([torch.float32, torch.bfloat16])),
+    )
+
+
+@settings(max_examples=10)
+@given(case=cases())
+def test_odd_shapes_equal_the_reference(case):
+    assert_equals_reference(case)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(Case(16, 16, 0, num_heads=2), id="one square tile"),
+        pytest.param(Case(5, 30, 25, num_rows=7, num_heads=2), id="one tile, cached keys, clipped"),
+        pytest.param(Case(20, 20, 0, num_rows=1), id="one vector for all distances"),
+        pytest.param(Case(1, 50, 50, num_heads=2), id="one query after its keys"),
+        pytest.param(Case(3, 1, 1), id="one key"),
+        pytest.param(Case(40, 80, 40, span=33, num_rows=33), id="a window, tiles out of sight"),
+        pytest.param(Case(70, 70, 0, span=3), id="a narrow window"),
+        pytest.param(Case(70, 40, 40), id="queries that go past the keys"),
+        pytest.param(Case(70, 4, 4, span=9), id="queries that leave the keys behind"),
+        pytest.param(Case(40, 70, 30, first_visible=(35, 70)), id="rows that start late"),
+        pytest.param(Case(64, 64, 0, dtype=torch.bfloat16, size=64), id="one tile of 64"),
+        pytest.param(Case(70, 90, 20, dtype=torch.bfloat16, size=128), id="several tiles of 64"),
+        pytest.param(Case(7, 130, 123, dtype=torch.bfloat16, size=64), id="few queries"),
+    ],
+)
+def test_shapes_of_models_equal_the_reference(case):
+    assert_equals_reference(case)
+
+
+@pytest.mark.parametrize("case", [Case(9, 12, 3, first_visible=(12, 12)), Case(40, 3, 0, span=1)])
+def test_queries_that_see_nothing_get_zero_and_give_no_gradient(case):
+    out, d_queries, *_ = results(fused.attend, case, case.inputs())
+    blind = case.view.hidden.all(-1).expand(out.shape[:3])
+    assert blind.any()
+    assert (out[blind] == 0).all()
+    assert (d_queries[blind] == 0).all()
+
+
+TILINGS = [Case(20, 30, 10, num_rows=17), Case(40, 60, 20, span=50, num_rows=40, size=64)]
+
+
+@pytest.mark.parametrize("case", TILINGS)
+def test_what_memory_held_before_does_not_matter_and_runs_are_equal(case, monkeypatch):
+    inputs = case.inputs()
+    expected = results(fused.attend, case, inputs)
+    for name in ("empty", "empty_like"):
+        make = getattr(torch, name)
+        monkeypatch.setattr(
+            torch, name, lambda *a, make=make, **kw: make(*a, **kw).fill_(float("nan"))
+        )
+    for found, before in zip(results(fused.attend, case, inputs), expected, strict=True):
+        assert torch.equal(found, before)
+
+
+@pytest.mark.parametrize("case", TILINGS)
+def test_one_program_can_sum_the_table_alone(case, monkeypatch):
+    monkeypatch.setattr(relative_attention, "NUM_TABLE_SUMS", 1)
+    assert_equals_reference(case)
+
+
+def test_gradients_go_where_they_are_asked_and_table_sums_add_up():
+    case = Case(20, 30, 10, num_rows=17, num_heads=2)
+    queries, keys, values, table = (tensor.detach() for tensor in case.inputs())
+    out, logsumexp = relative_attention.forward(queries, keys, values, table, **case.place)
+    assert out.transpose(1, 2).is_contiguous()
+    sums = relative_attention.new_table_sums(table)
+    saved = (queries, keys, values, table, out, logsumexp)
+    alone = relative_attention.backward(out, *saved, **case.place, table_sums=sums)
+    once = sums.sum(0)
+    room = torch.full((2, 30, 3, 2, 16), 7.0, device=DEVICE)
+    asked = [part.transpose(1, 2) for part in room.unbind(2)]
+    relative_attention.backward(
+        out,
+        *saved,
+        **case.place,
+        table_sums=sums,
+        d_queries=asked[0][:, :, 10:],
+        d_keys=asked[1],
+        d_values=asked[2],
+    )
+    asked[0] = asked[0][:, :, 10:]
+    assert (room[:, :10, 0] == 7).all()
+    for one, other in zip(alone, asked, strict=True):
+        assert torch.equal(one, other)
+    torch.testing.assert_close(sums.sum(0), 2 * once)
+
+
+@pytest.mark.parametrize("case", TILINGS)
+def test_dropout_drops_the_same_weights_forward_and_backward(case):
+    case = Case(**{**case.__dict__, "size": 64, "num_heads": 2})
+    queries, keys, values, table = (tensor.detach() for tensor in case.inputs())
+    settings = {**case.place, "dropout": 0.25, "seed": torch.tensor([2**40 + 5], device=DEVICE)}
+    unit = torch.eye(case.num_keys, case.size, device=DEVICE).expand(values.shape)
+    weights = relative_attention.forward(queries, keys, unit, table, **settings)[0]
+    kept = weights[..., : case.num_keys] != 0
+    seen = ~case.view.hidden.expand(kept.shape)
+    assert not kept[~seen].any()
+    assert kept[seen].float().mean().item() == pytest.approx(0.75, abs=0.05)
+    assert not torch.equal(kept[0, 0], kept[0, 1])
+
+    exact = [tensor.double().requires_grad_() for tensor in (queries, keys, values, table)]
+    expected = dropped_attention(case, exact, kept)
+    out, logsumexp = relative_attention.forward(queries, keys, values, table, **settings)
+    assert_near(out, expected, "out", 1e-5)
+    sums = relative_attention.new_table_sums(table)
+    found = relative_attention.backward(
+        out.cos(), queries, keys, values, table, out, logsumexp, **settings, table_sums=sums
+    )
+    gradients = torch.autograd.grad(expected, exact, out.cos().double())
+    for one, other in zip((*found, sums.sum(0)), gradients, strict=True):
+        assert_near(one, other, "gradient", 1e-5)
+
+
+def dropped_attention(case: Case, inputs: list[Tensor], kept: Tensor) -> Tensor:
+    """The reference, with the given weights dropped."""
+    queries, keys, values, table = inputs
+    unit = torch.eye(case.num_keys, device=DEVICE, dtype=torch.float64)
+    vectors = table[case.view.distances.clamp(0, case.num_rows - 1)]
+    scores = torch.einsum("bhqs,bhks->bhqk", queries, keys)
+    scores = scores + torch.einsum("bhqs,qks->bhqk", queries, vectors)
+    weights = reference.softmax_over_visible(scores / case.size**0.5, case.view)
+    return (weights * kept / 0.75) @ unit @ values
+
+
+def test_checkpoints_drop_the_same_weights_again():
+    case = Case(6, 6, 0)
+    *inputs, table = case.inputs()
+
+    def run(*inputs: Tensor) -> Tensor:
+        return fused.attend(*inputs, table=table, view=case.view, dropout=0.5)
+
+    torch.manual_seed(3)
+    plain = run(*inputs)
+    torch.manual_seed(3)
+    again = checkpoint(run, *inputs, use_reentrant=False)
+    assert torch.equal(plain, again)
+    wanted = [*inputs, table]
+    gradients = [torch.autograd.grad(out.square().sum(), wanted) for out in (plain, again)]
+    for one, other in zip(*gradients, strict=True):
+        assert torch.equal(one, other)
+    assert not torch.equal(plain, run(*inputs))
+
+
+def test_a_table_in_float32_keeps_its_gradient_in_float32():
+    case = Case(6, 6, 0, dtype=torch.bfloat16)
+    *inputs, table = case.inputs()
+    table = table.detach().float().requires_grad_()
+    out = fused.attend(*inputs, table=table, view=case.view, dropout=0.0)
+    (d_table,) = torch.autograd.grad(out.float().sum(), table)
+    assert out.dtype == torch.bfloat16
+    assert d_table.dtype == torch.float32
+    assert not torch.equal(d_table, d_table.bfloat16().float())
+
+
+def test_fits_knows_what_the_kernels_cannot_do():
+    queries, _, _, table = Case(2, 2, 0).inputs()
+    assert relative_attention.fits(queries, table)
+    assert not relative_attention.fits(queries, None)
+    assert not relative_attention.fits(queries[..., :8], table[:, :8])
+    assert not relative_attention.fits(queries.double(), table.double())
+
+
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="the other tests compile the kernels")
+def test_kernels_compile_for_hopper():
+    """The interpreter lets things pass that the compiler does not."""
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    subprocess.run([sys.executable, __file__], check=True, env=environment)
+
+
+KERNELS = (
+    relative_forward.forward_kernel,
+    relative_backward.agreement_kernel,
+    relative_backward.keys_kernel,
+    relative_backward.queries_kernel,
+    relative_backward.table_kernel,
+    relative_single.single_tile_kernel,
+)
+IN_FLOAT32 = {"logsumexp", "agreement", "table_sums"}
+IN_INTEGERS = {"first_visible", "seed"}
+FRACTIONS = {"scale", "dropout"}
+
+
+def compile_for_hopper(kernel, *, block: int, size: int) -> None:
+    choices = {"block_q": block, "block_k": block, "size": size}
+    choices |= {"has_first_visible": True, "has_dropout": True, "has_near": True}
+    types = {name: type_of(name, choices) for name in kernel.arg_names}
+    used = {name: value for name, value in choices.items() if name in types}
+    source = ASTSource(kernel, signature=types, constexprs=used)
+    triton.compile(source, target=GPUTarget("cuda", 90, 32))
+
+
+def type_of(argument: str, choices: dict[str, object]) -> str:
+    if argument in choices:
+        return "constexpr"
+    if argument in IN_FLOAT32:
+        return "*fp32"
+    if argument in IN_INTEGERS:
+        return "*i64"
+    if argument in FRACTIONS:
+        return "fp32"
+    is_stride = argument.endswith(("_batch", "_head", "_row"))
+    is_number = argument.startswith(("num_", "first_", "span"))
+    return "i32" if is_stride or is_number else "*bf16"
+
+
+if __name__ == "__main__":
+    for each in KERNELS:
+        compile_for_hopper(each, block=16, size=16)

@@ -1,0 +1,89 @@
+"""The fused core is the plain one: every model, outputs and gradients, through the interpreter."""
+
+import pytest
+import torch
+
+from building import random_tokens
+from staircase_attention import (
+    CachedStaircase,
+    CoreConfig,
+    FeedbackTransformer,
+    GlobalCachedStaircase,
+    Ladder,
+    MemoryNetwork,
+    SequenceModel,
+    Staircase,
+    TransformerXL,
+    UniversalTransformer,
+)
+from staircase_attention.layers import fused
+
+VOCAB_SIZE = 7
+SCHEDULES = [
+    Staircase(chunk_size=3, num_passes=3),
+    CachedStaircase(chunk_size=2, num_window_chunks=4, num_passes=2),
+    GlobalCachedStaircase(chunk_size=3, num_passes=1),
+    Ladder(num_passes=2, span=5),
+    Ladder(num_passes=2, span=5, order="AABB"),
+    TransformerXL(span=5),
+    UniversalTransformer(num_passes=2, span=5),
+    FeedbackTransformer(span=4),
+    FeedbackTransformer(span=3, share_keys_values=False, memory="top", attend_self=True),
+    MemoryNetwork(span=4),
+]
+each_schedule = pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda one: one.name)
+
+
+def build(schedule, *, dropout=0.0):
+    torch.manual_seed(0)
+    layers = 1 if isinstance(schedule, UniversalTransformer) else 2
+    core = CoreConfig(
+        width=32, num_layers=layers, num_heads=2, feed_forward_width=24, dropout=dropout
+    )
+    model = SequenceModel(vocab_size=VOCAB_SIZE, core=core, schedule=schedule)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0.0, 0.3)
+    return model
+
+
+@pytest.fixture
+def with_kernels(monkeypatch):
+    pytest.importorskip("triton")
+    from staircase_attention.kernels import activation, norm, relative_attention
+
+    monkeypatch.setattr(fused, "is_served", lambda device: True)
+    # The interpreter takes its time for every program, busy or not.
+    monkeypatch.setattr(norm, "NUM_PROGRAMS", 2)
+    monkeypatch.setattr(activation, "NUM_PROGRAMS", 2)
+    monkeypatch.setattr(relative_attention, "NUM_TABLE_SUMS", 2)
+
+
+def results(model, *, keeps_graph=True):
+    """Logits and gradients of two segments."""
+    tokens = random_tokens(2, 14)
+    first, state = model(tokens[:, :8])
+    second, _ = model(tokens[:, 8:], state if keeps_graph else state.detach())
+    logits = torch.cat([first, second], dim=1)
+    generator = torch.Generator().manual_seed(1)
+    weights = torch.randn(logits.shape, generator=generator).to(logits.dtype)
+    gradients = torch.autograd.grad((logits * weights).sum(), list(model.parameters()))
+    return [logits.detach(), *gradients]
+
+
+@each_schedule
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("keeps_graph", [False, True])
+def test_outputs_and_gradients_are_those_of_the_plain_core(
+    schedule, recompute, keeps_graph, with_kernels
+):
+    model = build(schedule)
+    found = results(model, keeps_graph=keeps_graph)
+    model.recompute = recompute
+    again = results(model, keeps_graph=keeps_graph)
+    model.fuse, model.recompute = False, False
+    expected = results(model.double(), keeps_graph=keeps_graph)
+    names = ["logits", *(name for name, _ in model.named_parameters())]
+    for name, exact, one, other in zip(names, expected, found, again, strict=True):
+        torch.testing.assert_close(one.double(), exact, rtol=1e-3, atol=1e-4, msg=name)
+        assert torch.equal(one, other) or not recompute, name
