@@ -6,6 +6,7 @@ from typing import Any
 
 import typer
 
+from staircase_attention.cli.bench import bench
 from staircase_attention.cli.demo import demo
 from staircase_attention.cli.describe import describe
 from staircase_attention.cli.draw import draw
@@ -35,6 +36,7 @@ app = typer.Typer(
 )
 for command in (draw, describe, recipes, train, resume, reproduce, sample, chat, export, demo):
     app.command()(command)
+app.command()(bench)
 app.command("eval")(evaluate)
 app.add_typer(prepare)
 

@@ -1,0 +1,82 @@
+"""`staircase bench` from the command line."""
+
+import json
+
+import pytest
+
+from staircase_attention.experiments.bench import decoding, peaks, runner
+
+TINY = ("--set", "training.num_lanes=2", "--repeats", "5")
+
+
+@pytest.fixture(autouse=True)
+def small_peaks(monkeypatch):
+    """Measure the machine in a moment."""
+    for kind in ("cpu", "cuda"):
+        monkeypatch.setitem(peaks.PRODUCT_SIZE, kind, 64)
+        monkeypatch.setitem(peaks.COPY_BYTES, kind, 1 << 16)
+    monkeypatch.setattr(decoding, "LEAST_PROMPT", 16)
+    monkeypatch.setenv("COLUMNS", "100")
+
+
+def test_bench_prints_a_table_and_writes_a_file(staircase, tmp_path):
+    path = tmp_path / "bench.json"
+    words = ("parity/staircase", "parity/lstm", *TINY, "--output", str(path))
+    status, out, err = staircase("bench", *words)
+    assert status == 0, err
+    assert "parity/staircase: 5 updates" in err
+    assert f"wrote {path}" in err
+    lines = out.splitlines()
+    assert "float32 products of 64³" in lines[0]
+    assert [line.split()[0] for line in lines if "parity/" in line] == [
+        "parity/staircase",
+        "parity/lstm",
+    ]
+    plain = json.loads(path.read_text())
+    assert plain["command"].startswith("staircase bench parity/staircase")
+    assert [row["config"]["recipe"]["training"]["num_lanes"] for row in plain["rows"]] == [2, 2]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["bench.json"]
+
+
+def test_bench_decodes_when_asked(staircase):
+    words = ("--no-updates", "--decode", "--batch", "1", "--batch", "2", "--quiet")
+    status, out, err = staircase("bench", "parity/feedback", *TINY, *words)
+    assert (status, err) == (0, "")
+    batches = [line.split()[1] for line in out.splitlines() if "parity/feedback" in line]
+    assert batches == ["1", "2"]
+
+
+def test_a_failure_shows_in_its_row_and_in_the_exit_status(staircase, monkeypatch, tmp_path):
+    def failing(*arguments, **options):
+        raise MemoryError
+
+    monkeypatch.setattr(runner, "time_updates", failing)
+    path = tmp_path / "bench.json"
+    status, out, _ = staircase("bench", "parity/staircase", "--output", str(path))
+    assert status == 1
+    assert "out of memory" in out
+    (row,) = json.loads(path.read_text())["rows"]
+    assert row["updates"]["failure"] == "out of memory"
+    assert "Traceback" in row["updates"]["traceback"]
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["parity/stairs"], "did you mean 'parity/staircase'?"),
+        (["engine", "--decode", "--batch", "0"], "a batch must be a whole number of at least 1"),
+        (["engine", "--batch", "4"], "add it"),
+        (["engine", "--no-updates"], "got neither"),
+        (["engine", "--repeats", "0"], "repeats must be"),
+        (["engine", "--set", "training.num_lane=4"], "did you mean 'num_lanes'?"),
+        (["engine", "--set", "model.core.num_heads=3"], "multiple of num_heads"),
+        (["engine", "--output", "no/such/folder/bench.json"], "--output must be"),
+        (["engine", "--output", "."], "--output must be"),
+    ],
+)
+def test_mistakes_are_one_line(staircase, words, hint):
+    status, out, err = staircase("bench", *words)
+    assert status == 2
+    assert out == ""
+    assert len(err.strip().splitlines()) == 1
+    assert hint in err
