@@ -15,9 +15,8 @@ class Engine:
     an earlier one, it is captured, and from then on replayed. What does not fit runs as written.
     """
 
-    def __init__(self, work: Work, *, why_not: str | None, say: Callable[[str], None]) -> None:
+    def __init__(self, *, why_not: str | None, say: Callable[[str], None]) -> None:
         """`why_not` says what stands in the way of capturing; empty where nobody need be told."""
-        self.work = work
         self.say = say
         self.is_capturing = why_not is None
         if why_not:
@@ -44,16 +43,16 @@ class Engine:
     def states(self, states: list[Carried]) -> None:
         self._states = states
 
-    def run(self, inputs: Inputs) -> Tensor:
-        """One update: its results, which the next one may overwrite."""
-        captured = self._captured_for(inputs) if self.is_capturing else None
+    def run(self, work: Work, inputs: Inputs) -> Tensor:
+        """One update, always by the same work: its results, which the next one may overwrite."""
+        captured = self._captured_for(work, inputs) if self.is_capturing else None
         if captured is None:
-            results, self._states = self.work(*inputs, self.states)
+            results, self._states = work(*inputs, self.states)
             return results
         self._states = None
         return captured.run(inputs)
 
-    def _captured_for(self, inputs: Inputs) -> CapturedUpdate | None:
+    def _captured_for(self, work: Work, inputs: Inputs) -> CapturedUpdate | None:
         """The captured update for these inputs and the present states, which it has taken in."""
         if self._states is None:
             assert self._captured is not None
@@ -70,7 +69,7 @@ class Engine:
             self._seen.add(looks)
             return None
         try:
-            self._captured = CapturedUpdate(self.work, inputs, states, looks)
+            self._captured = CapturedUpdate(work, inputs, states, looks)
         except RuntimeError as error:
             self._give_up(str(error).splitlines()[0])
         return self._captured

@@ -53,7 +53,7 @@ class Learner:
         self.model = model.to(device).train()
         self.parallel = processes.wrap(Objective(self.model), device)
         self.optimizer = Optimizer(self.model, recipe.training.optimizer)
-        self.engine = Engine(self._work, why_not=self._why_not_captured(), say=say)
+        self.engine = Engine(why_not=self._why_not_captured(), say=say)
         self.states = [None] * recipe.training.num_micro_batches
 
     @property
@@ -84,7 +84,7 @@ class Learner:
         share = self.processes.count / max(1, batch.num_answers)
         numbers = torch.tensor([share, rate, float(wants_stop)], dtype=torch.float64)
         inputs = (torch.from_numpy(own.inputs), torch.from_numpy(own.targets), numbers)
-        results = self.engine.run(tuple(self._on_device(part) for part in inputs))
+        results = self.engine.run(self._work, tuple(self._on_device(part) for part in inputs))
         meanwhile()
         return self._outcome(results, batch.num_answers)
 

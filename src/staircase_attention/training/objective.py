@@ -1,5 +1,6 @@
 """What an update makes smaller: a model's loss on a segment."""
 
+import torch
 from torch import Tensor, nn
 
 from staircase_attention.evaluation import IGNORED, loss_and_wrong
@@ -44,10 +45,13 @@ class Objective(nn.Module):
         # Triton is imported where it is used: it is not there on every machine.
         from staircase_attention.kernels.cross_entropy import linear_cross_entropy
 
+        kind = hidden.device.type
+        if torch.is_autocast_enabled(kind):
+            hidden = hidden.to(torch.get_autocast_dtype(kind))
         return linear_cross_entropy(
             hidden.flatten(0, 1),
-            model.output.weight.to(hidden.dtype),
-            model.output.bias.to(hidden.dtype),
+            model.output.weight,
+            model.output.bias,
             targets.flatten(),
             ignore_index=IGNORED,
         )
