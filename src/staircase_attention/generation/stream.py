@@ -10,7 +10,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from staircase_attention.generation.config import SamplingConfig
-from staircase_attention.generation.drive import Carried, Model, answering, feed
+from staircase_attention.generation.drive import Carried, Model, answering
 from staircase_attention.generation.prefill import prefill
 from staircase_attention.generation.prompts import (
     Prompt,
@@ -21,6 +21,7 @@ from staircase_attention.generation.prompts import (
     check_feeds_itself,
 )
 from staircase_attention.generation.sampler import Choice, Sampler
+from staircase_attention.generation.stepper import Stepper
 
 Finish = Literal["max_tokens", "stop_token", "stop_string"]
 """Why a row ended."""
@@ -97,13 +98,20 @@ class TokenStream(Iterator[NewToken]):
     def __init__(self, model: Model, plan: Plan, progress: Progress) -> None:
         self.model = model
         self.plan = plan
-        self.progress = progress
+        self._progress = progress
         self._sampler = Sampler(plan.sampling)
+        self._stepper = Stepper(model, progress.state)
+
+    @property
+    def progress(self) -> Progress:
+        """All that has changed since the stream began, its state brought up to date."""
+        self._progress.state = self._stepper.state
+        return self._progress
 
     @property
     def finished(self) -> Mapping[int, Finish]:
         """The rows that have ended, and why."""
-        return self.progress.finished
+        return self._progress.finished
 
     @property
     def state(self) -> Carried:
@@ -112,7 +120,7 @@ class TokenStream(Iterator[NewToken]):
         return self.progress.state.select(range(len(self.progress.rows)))
 
     def __next__(self) -> NewToken:
-        waiting = self.progress.waiting
+        waiting = self._progress.waiting
         if not waiting:
             self._make()
         if not waiting:
@@ -121,7 +129,7 @@ class TokenStream(Iterator[NewToken]):
 
     def next_round(self) -> list[NewToken]:
         """One token of every row, or those of them still waiting; none after the end."""
-        waiting = self.progress.waiting
+        waiting = self._progress.waiting
         if not waiting:
             self._make()
         made = list(waiting)
@@ -130,35 +138,35 @@ class TokenStream(Iterator[NewToken]):
 
     def finish(self, row: int, why: Finish) -> None:
         """Let a row end after the tokens that have been made for it."""
-        if row not in self.progress.rows:
+        if row not in self._progress.rows:
             raise ValueError(
                 f"only a row that goes on can be ended, got {row}; "
-                f"one of {list(self.progress.rows)} can"
+                f"one of {list(self._progress.rows)} can"
             )
-        self.progress.finished[row] = why
+        self._progress.finished[row] = why
 
     def _make(self) -> None:
         """Make one token for every row that goes on."""
-        progress = self.progress
+        progress = self._progress
         going = [place for place, row in enumerate(progress.rows) if row not in self.finished]
         if not going:
             return
         if len(going) < len(progress.rows):
-            progress.select(going)
-        with answering(self.model):
-            logits, state = feed(self.model, progress.pending[:, None], progress.state)
+            self.progress.select(going)
+            self._stepper.go_on_from(progress.state)
+        # A round happens whole or not at all: where choosing fails, no token was taken in.
+        with answering(self.model), self._stepper.step(progress.pending) as logits:
             choice = self._sampler.choose(
-                logits[:, -1], progress.recent, rows=progress.rows, count=progress.num_made
+                logits, progress.recent, rows=progress.rows, count=progress.num_made
             )
             recent = self._sampler.remember(progress.recent, choice.tokens)
-        # Only now that nothing can fail any more: a round happens whole or not at all.
-        progress.state, progress.pending, progress.recent = state, choice.tokens, recent
+        progress.pending, progress.recent = choice.tokens, recent
         progress.num_made += 1
         progress.waiting.extend(self._announce(choice))
 
     def _announce(self, choice: Choice) -> Iterator[NewToken]:
         made = zip(
-            self.progress.rows, choice.tokens.tolist(), choice.logprobs.tolist(), strict=True
+            self._progress.rows, choice.tokens.tolist(), choice.logprobs.tolist(), strict=True
         )
         for row, token, logprob in made:
             why = self._why_finished(token)
@@ -169,7 +177,7 @@ class TokenStream(Iterator[NewToken]):
     def _why_finished(self, token: int) -> Finish | None:
         if token in self.plan.stop_tokens:
             return "stop_token"
-        return "max_tokens" if self.progress.num_made == self.plan.max_tokens else None
+        return "max_tokens" if self._progress.num_made == self.plan.max_tokens else None
 
 
 def stream(

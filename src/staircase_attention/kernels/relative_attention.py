@@ -4,6 +4,8 @@ It computes what `attention.reference` does. Nothing here waits for the device, 
 depends on shapes alone, so that calls can be captured in a CUDA graph.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,26 +14,32 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from staircase_attention.kernels import single_query
 from staircase_attention.kernels.relative_backward import (
     agreement_kernel,
     keys_kernel,
     queries_kernel,
     table_kernel,
 )
-from staircase_attention.kernels.relative_call import LARGEST_BLOCKS, Call
+from staircase_attention.kernels.relative_call import WIDEST_BLOCK, Call
 from staircase_attention.kernels.relative_forward import forward_kernel
 from staircase_attention.kernels.relative_single import single_tile_kernel
 
 HEAD_SIZES = (16, 32, 64, 128)
+KINDS = (torch.bfloat16, torch.float32)
 NUM_TABLE_SUMS = 264
 """Programs that may sum the table's gradient side by side: two for each processor of an H200."""
+
+
+Pair = tuple[Tensor, Tensor]
+"""Keys and values, or their gradients, each (batch, heads, time, size)."""
 
 
 def fits(queries: Tensor, table: Tensor | None) -> bool:
     """Whether the kernels can compute attention for these queries."""
     reachable = queries.is_cuda or bool(triton.knobs.runtime.interpret)
     sized = queries.shape[-1] in HEAD_SIZES
-    return table is not None and reachable and sized and queries.dtype in LARGEST_BLOCKS
+    return table is not None and reachable and sized and queries.dtype in KINDS
 
 
 def new_table_sums(table: Float[Tensor, "distances size"]) -> Float[Tensor, "sums distances size"]:
@@ -51,33 +59,50 @@ def forward(
     first_visible: Int[Tensor, " batch"] | None = None,
     dropout: float = 0.0,
     seed: Int[Tensor, " 1"] | None = None,
+    past: Pair | None = None,
 ) -> tuple[Float[Tensor, "batch heads queries size"], Float[Tensor, "batch heads queries"]]:
     """Attention, and the logarithm of each softmax's divisor (-inf where nothing is in sight).
 
     The output lies in memory as [batch, queries, heads, size]. `seed` is one int64 on the device:
-    the same one drops the same weights.
+    the same one drops the same weights. `past` comes before the keys and values, where it lies:
+    queries and distances are counted from its first key.
     """
+    if past is not None and queries.shape[2] == 1:
+        keys, values = (torch.cat(pair, dim=2) for pair in zip(past, (keys, values), strict=True))
+        past = None
     queries, keys, values = by_rows(queries), by_rows(keys), by_rows(values)
+    before = (keys, values) if past is None else (by_rows(past[0]), by_rows(past[1]))
     table, first_visible = table.contiguous(), in_one_piece(first_visible)
-    call = Call.of(queries, keys, table, first_query, span)
+    call = Call.of(queries, keys, table, first_query, span, past=past)
     out = empty_by_time(queries)
     logsumexp = torch.empty(queries.shape[:3], dtype=torch.float32, device=queries.device)
+    if call.num_queries == 1:
+        single_query.forward(
+            call,
+            (queries, keys, values, table),
+            out,
+            logsumexp,
+            first_visible=first_visible,
+            dropout=float(dropout),
+            seed=seed,
+        )
+        return out, logsumexp
+    call = call.for_kernel("forward")
     forward_kernel[(call.num_matrices * call.num_query_blocks,)](
         queries,
         keys,
         values,
+        *before,
         table,
         out,
         logsumexp,
         first_visible,
         seed,
-        *queries.stride()[:3],
-        *keys.stride()[:3],
-        *values.stride()[:3],
-        *out.stride()[:3],
+        *strides(queries, keys, values, *before, out),
         *call.shape,
         call.scale,
         float(dropout),
+        has_past=past is not None,
         has_first_visible=first_visible is not None,
         has_dropout=dropout > 0,
         has_near=call.has_near,
@@ -104,6 +129,9 @@ def backward(
     d_queries: Float[Tensor, "batch heads queries size"] | None = None,
     d_keys: Float[Tensor, "batch heads keys size"] | None = None,
     d_values: Float[Tensor, "batch heads keys size"] | None = None,
+    past: Pair | None = None,
+    d_past: Pair | None = None,
+    adds: bool = False,
 ) -> tuple[
     Float[Tensor, "batch heads queries size"],
     Float[Tensor, "batch heads keys size"],
@@ -111,8 +139,17 @@ def backward(
 ]:
     """Gradients of queries, keys and values, written where asked; the table's go to `table_sums`.
 
-    `table_sums`, from `new_table_sums`, may be shared by calls of any shape one after another.
+    `table_sums`, from `new_table_sums`, may be shared by calls of any shape one after another. The
+    gradients of the past are written to `d_past`, if it is given. With `adds`, those of keys and
+    values are added to what the given tensors hold, in their type; only for a single query.
     """
+    if adds and (queries.shape[2] != 1 or past is not None or d_keys is None or d_values is None):
+        raise ValueError("only gradients of one query add to those given for keys and values")
+    options: dict[str, Any] = {
+        "first_visible": in_one_piece(first_visible),
+        "dropout": float(dropout),
+        "seed": seed,
+    }
     queries, keys, values = by_rows(queries), by_rows(keys), by_rows(values)
     d_out, table = by_rows(d_out), table.contiguous()
     gradients = (
@@ -121,18 +158,56 @@ def backward(
         empty_by_time(values) if d_values is None else d_values,
     )
     assert all(gradient.stride(-1) == 1 for gradient in gradients)
-    call = Call.of(queries, keys, table, first_query, span)
+    call = Call.of(queries, keys, table, first_query, span, past=past)
+    inputs = (d_out, queries, keys, values, table, by_rows(out), logsumexp)
+    if call.num_queries == 1:
+        with_past(
+            partial(single_query.backward, adds=adds, **options),
+            call,
+            inputs,
+            gradients,
+            table_sums,
+            past,
+            d_past,
+        )
+        return gradients
     function = single_tile if call.is_single_tile else several_tiles
     function(
         call,
-        (d_out, queries, keys, values, table, by_rows(out), logsumexp),
+        inputs,
         gradients,
         table_sums,
-        first_visible=in_one_piece(first_visible),
-        dropout=float(dropout),
-        seed=seed,
+        before=(keys, values) if past is None else (by_rows(past[0]), by_rows(past[1])),
+        d_before=gradients[1:] if d_past is None else d_past,
+        has_past=past is not None,
+        stores_past=d_past is not None,
+        **options,
     )
     return gradients
+
+
+def with_past(
+    function: Callable[..., None],
+    call: Call,
+    inputs: tuple[Tensor, ...],
+    gradients: tuple[Tensor, Tensor, Tensor],
+    table_sums: Tensor,
+    past: Pair | None,
+    d_past: Pair | None,
+) -> None:
+    """Gradients by kernels that know of one run of keys only: the past is put before them."""
+    if past is None:
+        function(call, inputs, gradients, table_sums)
+        return
+    d_out, queries, keys, values, *others = inputs
+    joined = [torch.cat(pair, dim=2) for pair in zip(past, (keys, values), strict=True)]
+    d_joined = [torch.empty_like(one) for one in joined]
+    function(call, (d_out, queries, *joined, *others), (gradients[0], *d_joined), table_sums)
+    num_past = past[0].shape[2]
+    for whole, own in zip(d_joined, gradients[1:], strict=True):
+        own.copy_(whole[:, :, num_past:])
+    for whole, before in zip(d_joined, d_past or (), strict=False):
+        before.copy_(whole[:, :, :num_past])
 
 
 def relative_attention(
@@ -227,6 +302,10 @@ def single_tile(
     gradients: tuple[Tensor, Tensor, Tensor],
     table_sums: Tensor,
     *,
+    before: Pair,
+    d_before: Pair,
+    has_past: bool,
+    stores_past: bool,
     first_visible: Tensor | None,
     dropout: float,
     seed: Tensor | None,
@@ -237,18 +316,22 @@ def single_tile(
         queries,
         keys,
         values,
+        *before,
         table,
         d_out,
         logsumexp,
         *gradients,
+        *d_before,
         table_sums,
         first_visible,
         seed,
-        *strides(queries, keys, values, d_out, *gradients),
+        *strides(queries, keys, values, *before, d_out, *gradients, *d_before),
         call.num_matrices,
         *call.shape,
         call.scale,
         dropout,
+        has_past=has_past,
+        stores_past=stores_past,
         has_first_visible=first_visible is not None,
         has_dropout=dropout > 0,
         has_near=call.has_near,
@@ -262,6 +345,10 @@ def several_tiles(
     gradients: tuple[Tensor, Tensor, Tensor],
     table_sums: Tensor,
     *,
+    before: Pair,
+    d_before: Pair,
+    has_past: bool,
+    stores_past: bool,
     first_visible: Tensor | None,
     dropout: float,
     seed: Tensor | None,
@@ -271,7 +358,7 @@ def several_tiles(
     d_queries, d_keys, d_values = gradients
     hides = first_visible is not None
     agreement = torch.empty_like(logsumexp)
-    width = call.num_key_blocks * call.block_k
+    width = -(-call.num_keys // WIDEST_BLOCK) * WIDEST_BLOCK
     shape = (call.num_matrices, call.num_queries, width)
     d_scores = torch.empty(shape, dtype=queries.dtype, device=queries.device)
     agreement_kernel[(call.num_matrices * call.num_query_blocks,)](
@@ -284,39 +371,50 @@ def several_tiles(
         block_q=call.block_q,
         size=call.size,
     )
+    call = call.for_kernel("keys")
     keys_kernel[(call.num_matrices * call.num_key_blocks,)](
         queries,
         keys,
         values,
+        *before,
         table,
         d_out,
         logsumexp,
         agreement,
         d_keys,
         d_values,
+        *d_before,
         d_scores,
         first_visible,
         seed,
-        *strides(queries, keys, values, d_out, d_keys, d_values),
+        *strides(queries, keys, values, *before, d_out, d_keys, d_values, *d_before),
         *call.shape,
+        width,
         call.scale,
         dropout,
+        has_past=has_past,
+        stores_past=stores_past,
         has_first_visible=hides,
         has_dropout=dropout > 0,
         **call.blocks,
     )
+    call = call.for_kernel("queries")
     queries_kernel[(call.num_matrices * call.num_query_blocks,)](
         keys,
+        before[0],
         table,
         d_scores,
         d_queries,
         first_visible,
-        *strides(keys, d_queries),
+        *strides(keys, before[0], d_queries),
         *call.shape,
+        width,
         call.scale,
+        has_past=has_past,
         has_first_visible=hides,
         **call.blocks,
     )
+    call = call.for_kernel("table")
     num_blocks = -(-call.span // call.block_k)
     num_owners = min(num_blocks, NUM_TABLE_SUMS)
     num_groups = min(NUM_TABLE_SUMS // num_owners, call.num_matrices)
@@ -330,6 +428,7 @@ def several_tiles(
         num_blocks,
         num_groups,
         *call.shape,
+        width,
         call.scale,
         has_first_visible=hides,
         **call.blocks,

@@ -16,7 +16,9 @@ from staircase_attention.kernels.relative_tiles import (
     kept_pairs,
     keys_in_sight,
     load_distances,
+    load_keys,
     load_rows,
+    store_keys,
     store_rows,
     tile_scores,
     visible_pairs,
@@ -60,12 +62,16 @@ def keys_kernel(
     queries: tl.tensor,
     keys: tl.tensor,
     values: tl.tensor,
+    past_keys: tl.tensor,
+    past_values: tl.tensor,
     table: tl.tensor,
     d_out: tl.tensor,
     logsumexp: tl.tensor,
     agreement: tl.tensor,
     d_keys: tl.tensor,
     d_values: tl.tensor,
+    d_past_keys: tl.tensor,
+    d_past_values: tl.tensor,
     d_scores: tl.tensor,
     first_visible: tl.tensor,
     seed: tl.tensor,
@@ -78,6 +84,12 @@ def keys_kernel(
     v_batch: tl.tensor,
     v_head: tl.tensor,
     v_row: tl.tensor,
+    pk_batch: tl.tensor,
+    pk_head: tl.tensor,
+    pk_row: tl.tensor,
+    pv_batch: tl.tensor,
+    pv_head: tl.tensor,
+    pv_row: tl.tensor,
     g_batch: tl.tensor,
     g_head: tl.tensor,
     g_row: tl.tensor,
@@ -87,14 +99,24 @@ def keys_kernel(
     dv_batch: tl.tensor,
     dv_head: tl.tensor,
     dv_row: tl.tensor,
+    dpk_batch: tl.tensor,
+    dpk_head: tl.tensor,
+    dpk_row: tl.tensor,
+    dpv_batch: tl.tensor,
+    dpv_head: tl.tensor,
+    dpv_row: tl.tensor,
     num_heads: tl.tensor,
     num_queries: tl.tensor,
     num_keys: tl.tensor,
+    num_past: tl.tensor,
     num_rows: tl.tensor,
     first_query: tl.tensor,
     span: tl.tensor,
+    width: tl.tensor,
     scale: tl.tensor,
     dropout: tl.tensor,
+    has_past: tl.constexpr,
+    stores_past: tl.constexpr,
     has_first_visible: tl.constexpr,
     has_dropout: tl.constexpr,
     block_q: tl.constexpr,
@@ -103,24 +125,48 @@ def keys_kernel(
 ) -> None:
     """Gradients of one block of keys and values of one head, and of the scores with it.
 
-    `d_scores` are those before scaling, and rows of `block_k` times as many tiles as there are.
+    `d_scores` are those before scaling, in rows of `width`; only what is in sight is sure to be
+    written.
     """
     num_blocks = tl.cdiv(num_keys, block_k)
     head = tl.program_id(0) // num_blocks
     place = tl.program_id(0) % num_blocks * block_k
-    width = num_blocks * block_k
     earliest = earliest_key(first_visible, head, num_heads, has_first_visible)
     q_base = head_base(queries, head, num_heads, q_batch, q_head)
     g_base = head_base(d_out, head, num_heads, g_batch, g_head)
     k_base = head_base(keys, head, num_heads, k_batch, k_head)
+    pk_base = head_base(past_keys, head, num_heads, pk_batch, pk_head)
     v_base = head_base(values, head, num_heads, v_batch, v_head)
+    pv_base = head_base(past_values, head, num_heads, pv_batch, pv_head)
     rows_base = head.to(tl.int64) * num_queries
     newest = tl.minimum(place + block_k, num_keys)
     start = tl.maximum(place - first_query, 0) // block_q * block_q
     stop = tl.minimum(num_queries, span + newest - 1 - first_query)
     stop = tl.where(newest > earliest, stop, start)
-    key = load_rows(k_base, place, k_row, num_keys, block_k, size)
-    value = load_rows(v_base, place, v_row, num_keys, block_k, size)
+    key = load_keys(
+        pk_base,
+        k_base,
+        place,
+        pk_row,
+        k_row,
+        num_past,
+        num_keys,
+        block_k,
+        size,
+        has_past,
+    )
+    value = load_keys(
+        pv_base,
+        v_base,
+        place,
+        pv_row,
+        v_row,
+        num_past,
+        num_keys,
+        block_k,
+        size,
+        has_past,
+    )
     d_key = tl.zeros((block_k, size), tl.float32)
     d_value = tl.zeros((block_k, size), tl.float32)
     for first in range(start, stop, block_q):
@@ -154,9 +200,67 @@ def keys_kernel(
         d_base = d_scores + rows_base * width + place
         store_rows(d_base, first, width, num_queries, d_tile, block_q, block_k)
     dk_base = head_base(d_keys, head, num_heads, dk_batch, dk_head)
+    dpk_base = head_base(d_past_keys, head, num_heads, dpk_batch, dpk_head)
     dv_base = head_base(d_values, head, num_heads, dv_batch, dv_head)
-    store_rows(dk_base, place, dk_row, num_keys, d_key * scale, block_k, size)
-    store_rows(dv_base, place, dv_row, num_keys, d_value, block_k, size)
+    dpv_base = head_base(d_past_values, head, num_heads, dpv_batch, dpv_head)
+    store_keys(
+        dpk_base,
+        dk_base,
+        place,
+        dpk_row,
+        dk_row,
+        num_past,
+        num_keys,
+        d_key * scale,
+        block_k,
+        size,
+        has_past,
+        stores_past,
+    )
+    store_keys(
+        dpv_base,
+        dv_base,
+        place,
+        dpv_row,
+        dv_row,
+        num_past,
+        num_keys,
+        d_value,
+        block_k,
+        size,
+        has_past,
+        stores_past,
+    )
+
+
+@triton.jit
+def load_tile(
+    base: tl.tensor,
+    first: tl.tensor,
+    place: tl.tensor,
+    width: tl.tensor,
+    num_queries: tl.tensor,
+    num_keys: tl.tensor,
+    first_query: tl.tensor,
+    span: tl.tensor,
+    earliest: tl.tensor,
+    block_q: tl.constexpr,
+    block_k: tl.constexpr,
+) -> tl.tensor:
+    """One head's score gradients of the tile at query `first`, key `place`; zeros out of sight.
+
+    `place` is a multiple of 16. Whole rows of the tile are read, which is fast, and what is out of
+    sight, where anything may lie, is dropped.
+    """
+    place = tl.multiple_of(place, 16)
+    rows = tl.arange(0, block_q)
+    there = (first + rows < num_queries) & (place >= 0) & (place + block_k <= width)
+    places = base + tl.cast(first, tl.int64) * width + place + rows[:, None] * width
+    tile = tl.load(places + tl.arange(0, block_k)[None, :], mask=there[:, None], other=0.0)
+    visible = visible_pairs(
+        first, place, num_queries, num_keys, first_query, span, earliest, block_q, block_k
+    )
+    return tl.where(visible, tile, tl.zeros_like(tile))
 
 
 @triton.jit
@@ -175,7 +279,8 @@ def load_by_distance(
 ) -> tl.tensor:
     """One head's score gradients for queries `first`, ... times distances `nearest`, ...
 
-    Read along the skew, and only where they are in sight: elsewhere nothing may be written.
+    Read along the skew, and only where they are in sight: elsewhere nothing may be written. To
+    rotate tiles that are read straight takes twice as long.
     """
     rows = tl.arange(0, block_q)[:, None]
     columns = tl.arange(0, block_k)[None, :]
@@ -189,6 +294,7 @@ def load_by_distance(
 @triton.jit(do_not_specialize=SHAPE_ARGUMENTS)
 def queries_kernel(
     keys: tl.tensor,
+    past_keys: tl.tensor,
     table: tl.tensor,
     d_scores: tl.tensor,
     d_queries: tl.tensor,
@@ -196,16 +302,22 @@ def queries_kernel(
     k_batch: tl.tensor,
     k_head: tl.tensor,
     k_row: tl.tensor,
+    pk_batch: tl.tensor,
+    pk_head: tl.tensor,
+    pk_row: tl.tensor,
     dq_batch: tl.tensor,
     dq_head: tl.tensor,
     dq_row: tl.tensor,
     num_heads: tl.tensor,
     num_queries: tl.tensor,
     num_keys: tl.tensor,
+    num_past: tl.tensor,
     num_rows: tl.tensor,
     first_query: tl.tensor,
     span: tl.tensor,
+    width: tl.tensor,
     scale: tl.tensor,
+    has_past: tl.constexpr,
     has_first_visible: tl.constexpr,
     block_q: tl.constexpr,
     block_k: tl.constexpr,
@@ -215,17 +327,40 @@ def queries_kernel(
     num_blocks = tl.cdiv(num_queries, block_q)
     head = tl.program_id(0) // num_blocks
     first = tl.program_id(0) % num_blocks * block_q
-    width = tl.cdiv(num_keys, block_k) * block_k
     earliest = earliest_key(first_visible, head, num_heads, has_first_visible)
     k_base = head_base(keys, head, num_heads, k_batch, k_head)
+    pk_base = head_base(past_keys, head, num_heads, pk_batch, pk_head)
     d_base = d_scores + head.to(tl.int64) * num_queries * width
     start, stop = keys_in_sight(
         first, num_queries, num_keys, first_query, span, earliest, block_q, block_k
     )
     d_query = tl.zeros((block_q, size), tl.float32)
     for place in range(start, stop, block_k):
-        d_tile = load_rows(d_base + place, first, width, num_queries, block_q, block_k)
-        key = load_rows(k_base, place, k_row, num_keys, block_k, size)
+        d_tile = load_tile(
+            d_base,
+            first,
+            place,
+            width,
+            num_queries,
+            num_keys,
+            first_query,
+            span,
+            earliest,
+            block_q,
+            block_k,
+        )
+        key = load_keys(
+            pk_base,
+            k_base,
+            place,
+            pk_row,
+            k_row,
+            num_past,
+            num_keys,
+            block_k,
+            size,
+            has_past,
+        )
         d_query = tl.dot(d_tile, key, d_query, input_precision="ieee")
     last = first_query + tl.minimum(first + block_q, num_queries) - 1
     nearest = tl.maximum(first_query + first - num_keys + 1, 0) // block_k * block_k
@@ -293,9 +428,11 @@ def table_kernel(
     num_heads: tl.tensor,
     num_queries: tl.tensor,
     num_keys: tl.tensor,
+    num_past: tl.tensor,
     num_rows: tl.tensor,
     first_query: tl.tensor,
     span: tl.tensor,
+    width: tl.tensor,
     scale: tl.tensor,
     has_first_visible: tl.constexpr,
     block_q: tl.constexpr,
@@ -305,7 +442,6 @@ def table_kernel(
     """Gradients of blocks of distances over a group of heads, each program in sums of its own."""
     program = tl.program_id(0)
     base = table_sums + program.to(tl.int64) * num_rows * size
-    width = tl.cdiv(num_keys, block_k) * block_k
     d_last = tl.zeros((size,), tl.float32)
     for block in range(program // num_groups, num_blocks, tl.num_programs(0) // num_groups):
         distance = block * block_k

@@ -1,61 +1,104 @@
 """How one call of relative-position attention is cut into tiles."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 SMALLEST_BLOCK = 16
 """No matrix product on a GPU has fewer rows."""
-LARGEST_BLOCKS = {torch.bfloat16: 64, torch.float32: 32}
+WIDEST_BLOCK = 64
+"""No tile has more rows or columns."""
 WIDE_HEAD = 128
-"""Heads of this size need smaller tiles in float32, and more threads to hold their sums."""
+"""Heads of this size need more room for every row."""
+
+Kernel = Literal["forward", "single", "keys", "queries", "table"]
+TUNED: dict[tuple[torch.dtype, bool], dict[Kernel, tuple[int, int, int]]] = {
+    (torch.bfloat16, False): {
+        "forward": (64, 4, 3),
+        "single": (64, 4, 2),
+        "keys": (64, 4, 2),
+        "queries": (64, 4, 2),
+        "table": (64, 4, 2),
+    },
+    (torch.bfloat16, True): {
+        "forward": (64, 4, 1),
+        "single": (64, 8, 2),
+        "keys": (32, 4, 3),
+        "queries": (64, 4, 1),
+        "table": (64, 4, 2),
+    },
+    (torch.float32, False): dict.fromkeys(get_args(Kernel), (32, 8, 1)),
+    (torch.float32, True): dict.fromkeys(get_args(Kernel), (16, 8, 1)),
+}
+"""For each kind of numbers, for heads that are wide or not, and for each kernel: the largest side
+of a tile, warps, and stages of its pipeline. The fastest of those tried on an H200 for windows of
+64 and 256 tokens."""
 
 
 @dataclass(frozen=True)
 class Call:
     """What the launches of one call share."""
 
+    dtype: torch.dtype
     num_matrices: int
     """Batch rows times heads."""
     num_heads: int
     num_queries: int
     num_keys: int
+    """Those of the past included."""
+    num_past: int
     num_rows: int
     first_query: int
     span: int
     """At most the number of distances there are."""
     size: int
-    block_q: int
-    block_k: int
-    num_warps: int
-    num_stages: int
+    block_q: int = 0
+    block_k: int = 0
+    num_warps: int = 0
+    num_stages: int = 0
 
     @classmethod
     def of(
-        cls, queries: Tensor, keys: Tensor, table: Tensor, first_query: int, span: int | None
+        cls,
+        queries: Tensor,
+        keys: Tensor,
+        table: Tensor,
+        first_query: int,
+        span: int | None,
+        *,
+        past: tuple[Tensor, Tensor] | None = None,
     ) -> "Call":
         """Tiles as small as the queries and keys allow, and no more queries than keys in one."""
         batch, heads, num_queries, size = queries.shape
         num_distances = first_query + num_queries
-        largest, is_exact = LARGEST_BLOCKS[queries.dtype], queries.dtype == torch.float32
-        if is_exact and size >= WIDE_HEAD:
-            largest //= 2
-        block_q = block_for(num_queries, largest)
-        return cls(
+        num_past = 0 if past is None else past[0].shape[2]
+        call = cls(
+            dtype=queries.dtype,
             num_matrices=batch * heads,
             num_heads=heads,
             num_queries=num_queries,
-            num_keys=keys.shape[2],
+            num_keys=keys.shape[2] + num_past,
+            num_past=num_past,
             num_rows=table.shape[0],
             first_query=first_query,
             span=num_distances if span is None else min(span, num_distances),
             size=size,
+        )
+        return call.for_kernel("single")
+
+    def for_kernel(self, kernel: Kernel) -> "Call":
+        """The same call with the tiles that suit a kernel."""
+        largest, num_warps, num_stages = TUNED[self.dtype, self.size >= WIDE_HEAD][kernel]
+        block_q = block_for(self.num_queries, largest)
+        return replace(
+            self,
             block_q=block_q,
-            block_k=max(block_q, block_for(keys.shape[2], largest)),
-            num_warps=8 if is_exact or size >= WIDE_HEAD else 4,
-            num_stages=1 if is_exact else 2,
+            block_k=max(block_q, block_for(self.num_keys, largest)),
+            num_warps=num_warps,
+            num_stages=num_stages,
         )
 
     @property
@@ -66,7 +109,8 @@ class Call:
     @property
     def shape(self) -> tuple[int, ...]:
         """The kernels' arguments from `num_heads` to `span`."""
-        counts = (self.num_heads, self.num_queries, self.num_keys, self.num_rows)
+        keys = (self.num_keys, self.num_past)
+        counts = (self.num_heads, self.num_queries, *keys, self.num_rows)
         return *counts, self.first_query, self.span
 
     @property

@@ -11,13 +11,22 @@ from staircase_attention.kernels.relative_tiles import (
     kept_pairs,
     keys_in_sight,
     load_distances,
+    load_keys,
     load_rows,
     store_rows,
     tile_scores,
     visible_pairs,
 )
 
-SHAPE_ARGUMENTS = ["num_heads", "num_queries", "num_keys", "num_rows", "first_query", "span"]
+SHAPE_ARGUMENTS = [
+    "num_heads",
+    "num_queries",
+    "num_keys",
+    "num_past",
+    "num_rows",
+    "first_query",
+    "span",
+]
 """Numbers that change from call to call: one kernel serves them all."""
 
 
@@ -26,6 +35,8 @@ def forward_kernel(
     queries: tl.tensor,
     keys: tl.tensor,
     values: tl.tensor,
+    past_keys: tl.tensor,
+    past_values: tl.tensor,
     table: tl.tensor,
     out: tl.tensor,
     logsumexp: tl.tensor,
@@ -40,17 +51,25 @@ def forward_kernel(
     v_batch: tl.tensor,
     v_head: tl.tensor,
     v_row: tl.tensor,
+    pk_batch: tl.tensor,
+    pk_head: tl.tensor,
+    pk_row: tl.tensor,
+    pv_batch: tl.tensor,
+    pv_head: tl.tensor,
+    pv_row: tl.tensor,
     o_batch: tl.tensor,
     o_head: tl.tensor,
     o_row: tl.tensor,
     num_heads: tl.tensor,
     num_queries: tl.tensor,
     num_keys: tl.tensor,
+    num_past: tl.tensor,
     num_rows: tl.tensor,
     first_query: tl.tensor,
     span: tl.tensor,
     scale: tl.tensor,
     dropout: tl.tensor,
+    has_past: tl.constexpr,
     has_first_visible: tl.constexpr,
     has_dropout: tl.constexpr,
     has_near: tl.constexpr,
@@ -65,7 +84,9 @@ def forward_kernel(
     earliest = earliest_key(first_visible, head, num_heads, has_first_visible)
     q_base = head_base(queries, head, num_heads, q_batch, q_head)
     k_base = head_base(keys, head, num_heads, k_batch, k_head)
+    pk_base = head_base(past_keys, head, num_heads, pk_batch, pk_head)
     v_base = head_base(values, head, num_heads, v_batch, v_head)
+    pv_base = head_base(past_values, head, num_heads, pv_batch, pv_head)
     start, stop = keys_in_sight(
         first, num_queries, num_keys, first_query, span, earliest, block_q, block_k
     )
@@ -78,7 +99,18 @@ def forward_kernel(
     total = tl.zeros((block_q,), tl.float32)
     gathered = tl.zeros((block_q, size), tl.float32)
     for place in range(start, stop, block_k):
-        key = load_rows(k_base, place, k_row, num_keys, block_k, size)
+        key = load_keys(
+            pk_base,
+            k_base,
+            place,
+            pk_row,
+            k_row,
+            num_past,
+            num_keys,
+            block_k,
+            size,
+            has_past,
+        )
         by_near = by_far
         if has_near:
             near = load_distances(
@@ -99,7 +131,18 @@ def forward_kernel(
         if has_dropout:
             kept = kept_pairs(seed, head, first, place, num_keys, dropout, block_q, block_k)
             weights = tl.where(kept, weights, 0.0)
-        value = load_rows(v_base, place, v_row, num_keys, block_k, size)
+        value = load_keys(
+            pv_base,
+            v_base,
+            place,
+            pv_row,
+            v_row,
+            num_past,
+            num_keys,
+            block_k,
+            size,
+            has_past,
+        )
         gathered = tl.dot(
             weights.to(value.dtype), value, gathered * shrunk[:, None], input_precision="ieee"
         )

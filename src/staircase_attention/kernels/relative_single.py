@@ -13,8 +13,10 @@ from staircase_attention.kernels.relative_tiles import (
     is_far,
     kept_pairs,
     load_distances,
+    load_keys,
     load_rows,
     rotate,
+    store_keys,
     store_rows,
     tile_scores,
     visible_pairs,
@@ -26,12 +28,16 @@ def single_tile_kernel(
     queries: tl.tensor,
     keys: tl.tensor,
     values: tl.tensor,
+    past_keys: tl.tensor,
+    past_values: tl.tensor,
     table: tl.tensor,
     d_out: tl.tensor,
     logsumexp: tl.tensor,
     d_queries: tl.tensor,
     d_keys: tl.tensor,
     d_values: tl.tensor,
+    d_past_keys: tl.tensor,
+    d_past_values: tl.tensor,
     table_sums: tl.tensor,
     first_visible: tl.tensor,
     seed: tl.tensor,
@@ -44,6 +50,12 @@ def single_tile_kernel(
     v_batch: tl.tensor,
     v_head: tl.tensor,
     v_row: tl.tensor,
+    pk_batch: tl.tensor,
+    pk_head: tl.tensor,
+    pk_row: tl.tensor,
+    pv_batch: tl.tensor,
+    pv_head: tl.tensor,
+    pv_row: tl.tensor,
     g_batch: tl.tensor,
     g_head: tl.tensor,
     g_row: tl.tensor,
@@ -56,15 +68,24 @@ def single_tile_kernel(
     dv_batch: tl.tensor,
     dv_head: tl.tensor,
     dv_row: tl.tensor,
+    dpk_batch: tl.tensor,
+    dpk_head: tl.tensor,
+    dpk_row: tl.tensor,
+    dpv_batch: tl.tensor,
+    dpv_head: tl.tensor,
+    dpv_row: tl.tensor,
     num_matrices: tl.tensor,
     num_heads: tl.tensor,
     num_queries: tl.tensor,
     num_keys: tl.tensor,
+    num_past: tl.tensor,
     num_rows: tl.tensor,
     first_query: tl.tensor,
     span: tl.tensor,
     scale: tl.tensor,
     dropout: tl.tensor,
+    has_past: tl.constexpr,
+    stores_past: tl.constexpr,
     has_first_visible: tl.constexpr,
     has_dropout: tl.constexpr,
     has_near: tl.constexpr,
@@ -83,11 +104,35 @@ def single_tile_kernel(
         earliest = earliest_key(first_visible, head, num_heads, has_first_visible)
         q_base = head_base(queries, head, num_heads, q_batch, q_head)
         k_base = head_base(keys, head, num_heads, k_batch, k_head)
+        pk_base = head_base(past_keys, head, num_heads, pk_batch, pk_head)
         v_base = head_base(values, head, num_heads, v_batch, v_head)
+        pv_base = head_base(past_values, head, num_heads, pv_batch, pv_head)
         g_base = head_base(d_out, head, num_heads, g_batch, g_head)
         query = load_rows(q_base, 0, q_row, num_queries, block_q, size)
-        key = load_rows(k_base, 0, k_row, num_keys, block_k, size)
-        value = load_rows(v_base, 0, v_row, num_keys, block_k, size)
+        key = load_keys(
+            pk_base,
+            k_base,
+            0,
+            pk_row,
+            k_row,
+            num_past,
+            num_keys,
+            block_k,
+            size,
+            has_past,
+        )
+        value = load_keys(
+            pv_base,
+            v_base,
+            0,
+            pv_row,
+            v_row,
+            num_past,
+            num_keys,
+            block_k,
+            size,
+            has_past,
+        )
         gradient = load_rows(g_base, 0, g_row, num_queries, block_q, size)
         by_far = tl.dot(query, tl.trans(far), input_precision="ieee")
         by_near = by_far
@@ -113,12 +158,40 @@ def single_tile_kernel(
             d_weights = tl.where(kept, d_weights / (1 - dropout), 0.0)
         d_value = tl.dot(tl.trans(used.to(gradient.dtype)), gradient, input_precision="ieee")
         dv_base = head_base(d_values, head, num_heads, dv_batch, dv_head)
-        store_rows(dv_base, 0, dv_row, num_keys, d_value, block_k, size)
+        dpv_base = head_base(d_past_values, head, num_heads, dpv_batch, dpv_head)
+        store_keys(
+            dpv_base,
+            dv_base,
+            0,
+            dpv_row,
+            dv_row,
+            num_past,
+            num_keys,
+            d_value,
+            block_k,
+            size,
+            has_past,
+            stores_past,
+        )
         shift = tl.sum(weights * d_weights, 1)
         d_tile = (weights * (d_weights - shift[:, None])).to(query.dtype)
         d_key = tl.dot(tl.trans(d_tile), query, input_precision="ieee")
         dk_base = head_base(d_keys, head, num_heads, dk_batch, dk_head)
-        store_rows(dk_base, 0, dk_row, num_keys, d_key * scale, block_k, size)
+        dpk_base = head_base(d_past_keys, head, num_heads, dpk_batch, dpk_head)
+        store_keys(
+            dpk_base,
+            dk_base,
+            0,
+            dpk_row,
+            dk_row,
+            num_past,
+            num_keys,
+            d_key * scale,
+            block_k,
+            size,
+            has_past,
+            stores_past,
+        )
         by_distance = rotate(d_tile, block_q, block_k)
         d_query = tl.dot(d_tile, key, input_precision="ieee")
         if has_near:

@@ -30,6 +30,31 @@ def load_rows(
 
 
 @triton.jit
+def load_keys(
+    past: tl.tensor,
+    own: tl.tensor,
+    first: tl.tensor,
+    past_stride: tl.tensor,
+    own_stride: tl.tensor,
+    num_past: tl.tensor,
+    limit: tl.tensor,
+    num_rows: tl.constexpr,
+    size: tl.constexpr,
+    has_past: tl.constexpr,
+) -> tl.tensor:
+    """Rows of two matrices, one below the other: `num_past` rows of the past, then the own."""
+    rows = first + tl.arange(0, num_rows)
+    if has_past:
+        inside = (rows < limit)[:, None]
+        before = past + rows.to(tl.int64)[:, None] * past_stride
+        after = own + (rows - num_past).to(tl.int64)[:, None] * own_stride
+        places = tl.where((rows < num_past)[:, None], before, after)
+        return tl.load(places + tl.arange(0, size)[None, :], mask=inside, other=0.0)
+    else:  # noqa: RET505
+        return load_rows(own, first, own_stride, limit, num_rows, size)
+
+
+@triton.jit
 def store_rows(
     base: tl.tensor,
     first: tl.tensor,
@@ -45,6 +70,36 @@ def store_rows(
     inside = (first + rows < limit)[:, None]
     found = rows_of.to(base.dtype.element_ty)
     tl.store(places + tl.arange(0, size)[None, :], found, mask=inside)
+
+
+@triton.jit
+def store_keys(
+    past: tl.tensor,
+    own: tl.tensor,
+    first: tl.tensor,
+    past_stride: tl.tensor,
+    own_stride: tl.tensor,
+    num_past: tl.tensor,
+    limit: tl.tensor,
+    rows_of: tl.tensor,
+    num_rows: tl.constexpr,
+    size: tl.constexpr,
+    has_past: tl.constexpr,
+    stores_past: tl.constexpr,
+) -> None:
+    """Write what `load_keys` would load; the past's part only if it is asked for."""
+    if has_past:
+        rows = first + tl.arange(0, num_rows)
+        columns = tl.arange(0, size)[None, :]
+        places = own + (rows - num_past).to(tl.int64)[:, None] * own_stride + columns
+        inside = ((rows >= num_past) & (rows < limit))[:, None]
+        tl.store(places, rows_of.to(own.dtype.element_ty), mask=inside)
+        if stores_past:
+            places = past + rows.to(tl.int64)[:, None] * past_stride + columns
+            found = rows_of.to(past.dtype.element_ty)
+            tl.store(places, found, mask=(rows < tl.minimum(num_past, limit))[:, None])
+    else:
+        store_rows(own, first, own_stride, limit, rows_of, num_rows, size)
 
 
 @triton.jit

@@ -2,6 +2,6 @@
 
 from staircase_attention.layers.config import CoreConfig
 from staircase_attention.layers.core import Core, Trip
-from staircase_attention.layers.keys_values import KeysValues, join
+from staircase_attention.layers.keys_values import KeysValues, join, latest
 
-__all__ = ["Core", "CoreConfig", "KeysValues", "Trip", "join"]
+__all__ = ["Core", "CoreConfig", "KeysValues", "Trip", "join", "latest"]

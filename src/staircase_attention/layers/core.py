@@ -20,8 +20,8 @@ class Trip:
 
     levels: list[Float[Tensor, "batch queries width"]]
     """The queries as they went in, and after each layer they went through."""
-    contexts: list[KeysValues | None]
-    """For each of these layers, all keys and values that the queries saw; None: there were none."""
+    contexts: list[list[KeysValues]]
+    """For each of these layers, all keys and values that the queries saw, in order of time."""
 
     @property
     def hidden(self) -> Float[Tensor, "batch queries width"]:
@@ -91,12 +91,12 @@ class Core(nn.Module):
         hidden: Float[Tensor, "batch queries width"],
         past: Sequence[KeysValues],
         view: View,
-    ) -> tuple[Float[Tensor, "batch queries width"], KeysValues | None]:
+    ) -> tuple[Float[Tensor, "batch queries width"], list[KeysValues]]:
         normed = layer.attention_norm(hidden)
         pieces = [*past, self._own(layer, hidden, normed)] if self.attends_self else list(past)
-        context = join(pieces) if pieces else None
-        if context is not None:
-            attended = layer.attention(normed, context, view=view, positions=self.positions)
+        context = [join(pieces)] if pieces else []
+        if context:
+            attended = layer.attention(normed, *context, view=view, positions=self.positions)
             hidden = hidden + attended
         hidden = hidden + layer.feed_forward(layer.feed_forward_norm(hidden))
         return hidden, context

@@ -42,6 +42,17 @@ def join(pieces: Sequence[KeysValues]) -> KeysValues:
     )
 
 
+def latest(pieces: Sequence[KeysValues], num_tokens: int) -> KeysValues:
+    """The last tokens of pieces that follow one another."""
+    taken: list[KeysValues] = []
+    for piece in reversed(pieces):
+        wanted = min(num_tokens, piece.num_tokens)
+        if wanted:
+            taken.insert(0, piece.part(piece.num_tokens - wanted, piece.num_tokens))
+        num_tokens -= wanted
+    return join(taken)
+
+
 def split_heads(
     vectors: Float[Tensor, "batch time width"], num_heads: int
 ) -> Float[Tensor, "batch heads time size"]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from staircase_attention.attention import View
-from staircase_attention.layers import Core, KeysValues, Trip, join
+from staircase_attention.layers import Core, KeysValues, Trip, join, latest
 from staircase_attention.models.state import Stream
 from staircase_attention.schedules import Cell, Schedule, Step
 
@@ -132,14 +132,15 @@ class Executor:
         """Keep what later queries of this step's bank will see."""
         for layer, context in zip(step.layers, trip.contexts, strict=True):
             self.banks.pop((step.bank, layer), None)
-            if context is None or step.retained == 0:
+            size = sum(piece.num_tokens for piece in context)
+            if size == 0 or step.retained == 0:
                 continue
-            size = context.num_tokens
             frozen = range(max(step.frozen.start, self.cached.start), step.frozen.stop)
             kept = size - len(frozen)
             if step.retained is not None:
                 kept = min(kept, step.retained)
-            self.banks[step.bank, layer] = context.part(size - kept, size)
+            if kept:
+                self.banks[step.bank, layer] = latest(context, kept)
 
     def _freeze(self, step: Step, trip: Trip) -> None:
         """Cache the chunks that have made their last pass, and forget those nobody will look at."""

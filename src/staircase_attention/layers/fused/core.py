@@ -12,7 +12,7 @@ from staircase_attention.kernels import norm
 from staircase_attention.layers.core import Core, Trip
 from staircase_attention.layers.fused.shared import SharedCore
 from staircase_attention.layers.fused.trip import FusedTrip, Route
-from staircase_attention.layers.keys_values import KeysValues, split_heads
+from staircase_attention.layers.keys_values import KeysValues, join, split_heads
 
 
 class FusedCore:
@@ -21,6 +21,7 @@ class FusedCore:
     def __init__(self, core: Core, *, dtype: torch.dtype, recompute: bool) -> None:
         self.core = core
         self.attends_self = core.attends_self
+        self.shares_past = core.memory.shares_keys_values
         self.dtype = dtype
         self.recompute = recompute
         self.shared = SharedCore(core, dtype)
@@ -44,21 +45,31 @@ class FusedCore:
             view=view,
             num_heads=self.num_heads,
             attends_self=self.attends_self,
-            num_pieces=len(past[0]),
+            has_past=bool(past[0]),
+            shares_past=self.shares_past,
             dropout=self.dropout,
             dtype=self.dtype,
             recompute=self.recompute,
         )
-        flat = [part.to(self.dtype) for pieces in past for piece in pieces for part in piece]
+        # Where all layers see the same past, what is seen by one is seen by all.
+        seen = [join(pieces).map(self._in_kind) for pieces in self._different(past) if pieces]
+        flat = [part for pair in seen for part in pair]
         outputs = FusedTrip.apply(route, self.tap, hidden, *flat)  # type: ignore[no-untyped-call]
         levels, contexts = outputs[: len(layers)], outputs[len(layers) :]
-        return Trip(
-            [hidden, *levels],
-            [
-                None if keys is None else KeysValues(keys, values)
-                for keys, values in zip(contexts[::2], contexts[1::2], strict=True)
-            ],
-        )
+        own = [
+            [] if keys is None else [KeysValues(keys, values)]
+            for keys, values in zip(contexts[::2], contexts[1::2], strict=True)
+        ]
+        if self.shares_past:
+            seen = seen * len(layers)
+        before = [[pair] for pair in seen] or [[] for _ in layers]
+        return Trip([hidden, *levels], [[*old, *new] for old, new in zip(before, own, strict=True)])
+
+    def _different(self, past: Sequence[Sequence[KeysValues]]) -> Sequence[Sequence[KeysValues]]:
+        return past[:1] if self.shares_past else past
+
+    def _in_kind(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.dtype)
 
     def freeze(self, levels: Sequence[Float[Tensor, "batch time width"]]) -> list[KeysValues]:
         """The keys and values that tokens leave behind: for each layer, or one pair for all."""

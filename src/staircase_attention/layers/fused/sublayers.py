@@ -11,15 +11,13 @@ from torch import Tensor
 from staircase_attention.attention import View
 from staircase_attention.kernels import activation, relative_attention
 from staircase_attention.layers.fused.shared import SharedLayer
-from staircase_attention.layers.keys_values import KeysValues, join
+from staircase_attention.layers.keys_values import KeysValues
 
 
 class Found(NamedTuple):
     """What attention found, and how."""
 
     projected: Float[Tensor, "rows projections"]
-    keys: Float[Tensor, "batch heads keys size"]
-    values: Float[Tensor, "batch heads keys size"]
     found: Float[Tensor, "rows width"]
     logsumexp: Float[Tensor, "batch heads queries"]
 
@@ -40,66 +38,85 @@ class Attending:
         layer: SharedLayer,
         normed: Float[Tensor, "rows width"],
         shape: torch.Size,
-        past: Sequence[KeysValues],
+        past: KeysValues | None,
         seed: Tensor | None,
     ) -> Found | None:
         """What the queries find; None where there is nothing to attend to."""
-        if not self.attends_self and not past:
+        if not self.attends_self and past is None:
             return None
         projected = normed @ layer.projection.weight.T
-        queries, *own = self._heads(projected, shape)
-        pieces = [*past, KeysValues(*own)] if self.attends_self else list(past)
-        keys, values = join(pieces)
+        queries, *_ = self._heads(projected, shape)
         found, logsumexp = relative_attention.forward(
-            queries, keys, values, self.table, **self._options(seed)
+            queries, *self._seen(projected, shape, past), self.table, **self._options(past, seed)
         )
         flat = found.transpose(1, 2).reshape(normed.shape)
-        return Found(projected, keys, values, flat, logsumexp)
+        return Found(projected, flat, logsumexp)
+
+    def own(self, found: Found, shape: torch.Size) -> KeysValues:
+        """The queries' own keys and values."""
+        return KeysValues(*self._heads(found.projected, shape)[1:])
 
     def backward(
         self,
         kept: Found,
+        past: KeysValues | None,
         d_found: Float[Tensor, "rows width"],
-        d_context: Sequence[Tensor | None],
+        d_own: Sequence[Tensor | None],
         shape: torch.Size,
         seed: Tensor | None,
+        *,
+        wants_past: bool,
+        d_shared: KeysValues | None,
     ) -> tuple[Float[Tensor, "rows projections"], KeysValues | None]:
-        """Gradients of the projections, and of the past where there is one."""
-        queries, *_ = self._heads(kept.projected, shape)
+        """Gradients of the projections, and of the past if they are wanted.
+
+        `d_shared` are those that other layers have found for the same past; it is added to.
+        """
         d_projected = torch.empty_like(kept.projected)
-        d_queries, *d_own = self._heads(d_projected, shape)
-        num_past = kept.keys.shape[2] - (shape[1] if self.attends_self else 0)
-        is_direct = num_past == 0 and len(d_own) > 0
-        _, *d_seen = relative_attention.backward(
+        d_queries, *d_written = self._heads(d_projected, shape)
+        d_past = d_shared
+        if past is not None and wants_past and d_past is None:
+            d_past = past.map(torch.empty_like)
+        options = self._options(past, seed)
+        if self.attends_self:
+            options |= {"d_keys": d_written[0], "d_values": d_written[1], "d_past": d_past}
+        elif d_past is not None:
+            adds = d_shared is not None
+            options |= {"d_keys": d_past.keys, "d_values": d_past.values, "adds": adds}
+        relative_attention.backward(
             self._one(d_found, shape),
-            queries,
-            kept.keys,
-            kept.values,
+            self._heads(kept.projected, shape)[0],
+            *self._seen(kept.projected, shape, past),
             self.table,
             self._one(kept.found, shape),
             kept.logsumexp,
-            **self._options(seed),
             table_sums=self.table_sums,
             d_queries=d_queries,
-            d_keys=d_own[0] if is_direct else None,
-            d_values=d_own[1] if is_direct else None,
+            **options,
         )
-        for seen, given in zip(d_seen, d_context, strict=True):
+        for written, given in zip(d_written, d_own, strict=False):
+            if not self.attends_self:
+                # Keys and values of queries that see only others come in through the past.
+                written.zero_()
             if given is not None:
-                seen += given
-        if is_direct:
-            return d_projected, None
-        if self.attends_self:
-            for own, seen in zip(d_own, d_seen, strict=True):
-                own.copy_(seen[:, :, num_past:])
-        elif d_own:
-            # Keys and values of queries that see only others come in through the past.
-            for own in d_own:
-                own.zero_()
-        return d_projected, KeysValues(*d_seen)
+                written += given
+        return d_projected, d_past
 
-    def _options(self, seed: Tensor | None) -> dict[str, Any]:
+    def _seen(
+        self,
+        projected: Float[Tensor, "rows projections"],
+        shape: torch.Size,
+        past: KeysValues | None,
+    ) -> KeysValues:
+        """The keys and values behind those of the past; the past's, where there are no others."""
+        if self.attends_self:
+            return KeysValues(*self._heads(projected, shape)[1:])
+        assert past is not None
+        return past
+
+    def _options(self, past: KeysValues | None, seed: Tensor | None) -> dict[str, Any]:
         return {
+            "past": past if self.attends_self else None,
             "first_query": self.view.first_query,
             "span": self.view.span,
             "first_visible": self.view.first_visible,

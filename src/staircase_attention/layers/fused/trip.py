@@ -29,8 +29,10 @@ class Route:
     view: View
     num_heads: int
     attends_self: bool
-    num_pieces: int
-    """Pieces in which each layer's past comes."""
+    has_past: bool
+    """Whether layers see keys and values of a past."""
+    shares_past: bool
+    """Whether all layers see the same ones."""
     dropout: float
     dtype: torch.dtype
     """The numbers of products."""
@@ -54,11 +56,14 @@ class Route:
             dropout=self.dropout,
         )
 
-    def past_of(self, number: int, past: Sequence[Tensor]) -> list[KeysValues]:
+    def past_of(self, number: int, past: Sequence[Tensor]) -> KeysValues | None:
         """What the layer of this number, counted on the way, sees of the past."""
-        first = 2 * self.num_pieces * number
-        own = past[first : first + 2 * self.num_pieces]
-        return [KeysValues(*pair) for pair in zip(own[::2], own[1::2], strict=True)]
+        return KeysValues(*past[self.places_of(number)]) if self.has_past else None
+
+    def places_of(self, number: int) -> slice:
+        """Where the past of a layer stands among all layers'."""
+        first = 0 if self.shares_past else 2 * number
+        return slice(first, first + 2)
 
 
 class Level(NamedTuple):
@@ -111,7 +116,7 @@ class FusedTrip(torch.autograd.Function):
         hidden: Float[Tensor, "batch queries width"],
         *past: Tensor,
     ) -> tuple[Tensor | None, ...]:
-        """Every layer's output, then every layer's keys and values; None where there are none."""
+        """Every layer's output, then every layer's own keys and values; None where it has none."""
         ctx.set_materialize_grads(False)
         layers = route.own_layers
         seeds = new_seeds(route, hidden.device)
@@ -127,7 +132,10 @@ class FusedTrip(torch.autograd.Function):
             )
             kept += level if route.recompute else (*level, *between.flat)
             found = between.found
-            contexts += [None, None] if found is None else [found.keys, found.values]
+            if found is None or not route.attends_self:
+                contexts += [None, None]
+            else:
+                contexts += route.attending.own(found, hidden.shape)
             if number + 1 < len(layers):
                 normed, level = _norm(
                     layers[number + 1],
@@ -162,17 +170,27 @@ class FusedTrip(torch.autograd.Function):
             level, seed = Level(*own[:3]), None if seeds is None else seeds[number]
             if route.recompute:
                 normed, _ = _norm(layer, level.total, None, None, route.dtype)
-                pieces = route.past_of(number, past)
-                between, _ = _through(route, layer, level, normed, ctx.shape, pieces, seed)
+                seen = route.past_of(number, past)
+                between, _ = _through(route, layer, level, normed, ctx.shape, seen, seed)
             else:
                 between = Between.of(own[3:])
-            d_context = contexts[2 * number : 2 * number + 2]
+            own_pair = slice(2 * number, 2 * number + 2)
             assert d_addend is not None
-            d_total, d_normed, d_pieces = _back(
-                route, layer, between, d_total, d_addend, d_context, ctx.shape, seed
+            d_total, d_normed, d_seen = _back(
+                route,
+                layer,
+                between,
+                d_total,
+                d_addend,
+                contexts[own_pair],
+                route.past_of(number, past),
+                seed,
+                shape=ctx.shape,
+                wants_past=any(ctx.needs_input_grad[3:]),
+                d_shared=_pair(d_past) if route.shares_past else None,
             )
-            if d_pieces is not None:
-                _share_out(d_pieces, number, route, past, d_past)
+            if d_seen is not None:
+                d_past[route.places_of(number)] = d_seen
             below = levels[number - 1] if number else None
             if below is not None:
                 d_total = d_total + below.reshape(d_total.shape)
@@ -223,12 +241,12 @@ def _through(
     level: Level,
     normed: Tensor,
     shape: torch.Size,
-    pieces: Sequence[KeysValues],
+    past: KeysValues | None,
     seed: Tensor | None,
 ) -> tuple[Between, Tensor]:
     """Both sublayers; what the second one adds is left to whoever reads the sum."""
     attended = None
-    found = route.attending.forward(layer, normed, shape, pieces, seed)
+    found = route.attending.forward(layer, normed, shape, past, seed)
     if found is not None:
         attended = found.found @ layer.output.weight.T
     own = layer.layer.feed_forward_norm
@@ -246,9 +264,13 @@ def _back(
     between: Between,
     d_total: Tensor,
     d_addend: Tensor,
-    d_context: Sequence[Tensor | None],
-    shape: torch.Size,
+    d_own: Sequence[Tensor | None],
+    past: KeysValues | None,
     seed: Tensor | None,
+    *,
+    shape: torch.Size,
+    wants_past: bool,
+    d_shared: KeysValues | None,
 ) -> tuple[Tensor, Tensor | None, KeysValues | None]:
     """From what a layer gave, to the level below it, its norm, and the past it saw."""
     d_middle_normed = FeedingForward(layer, route.dropout).backward(
@@ -267,11 +289,24 @@ def _back(
     if between.found is None or d_attended is None:
         return d_total, None, None
     layer.output.add(between.found.found, d_attended)
-    d_projected, d_pieces = route.attending.backward(
-        between.found, d_attended @ layer.output.weight, d_context, shape, seed
+    d_projected, d_past = route.attending.backward(
+        between.found,
+        past,
+        d_attended @ layer.output.weight,
+        d_own,
+        shape,
+        seed,
+        wants_past=wants_past,
+        d_shared=d_shared,
     )
     layer.projection.add(between.normed, d_projected)
-    return d_total, d_projected @ layer.projection.weight, d_pieces
+    return d_total, d_projected @ layer.projection.weight, d_past
+
+
+def _pair(gradients: Sequence[Tensor | None]) -> KeysValues | None:
+    """What layers above have found for the past that all of them share, if any did."""
+    found = [gradient for gradient in gradients[:2] if gradient is not None]
+    return KeysValues(*found) if found else None
 
 
 def _whole(gradient: Tensor | None, shape: torch.Size, like: Tensor) -> Tensor:
@@ -279,18 +314,3 @@ def _whole(gradient: Tensor | None, shape: torch.Size, like: Tensor) -> Tensor:
     if gradient is None:
         return torch.zeros_like(like)
     return gradient.reshape(-1, shape[-1])
-
-
-def _share_out(
-    pieces: KeysValues,
-    number: int,
-    route: Route,
-    past: Sequence[Tensor],
-    into: list[Tensor | None],
-) -> None:
-    """Give every piece of a layer's past its part of the gradient."""
-    start = 0
-    for index, piece in enumerate(route.past_of(number, past)):
-        place = 2 * (route.num_pieces * number + index)
-        into[place : place + 2] = pieces.part(start, start + piece.num_tokens)
-        start += piece.num_tokens

@@ -1,0 +1,213 @@
+"""What a token costs a decoder, beside the least it can cost: reading the weights once a pass.
+
+    python benchmarks/decoding.py                # both models, batches of 1, 8 and 64
+    python benchmarks/decoding.py --kernels      # also what each kernel of a layer takes
+
+Models have the shape of the paper's 117M ones, random weights and bfloat16. A decoder first fills
+its window, so that every token costs what any later one does; then 200 tokens are timed between two
+events. The floor is the bytes of all weights that a token must read over the bandwidth of a copy on
+this device. Tokens a second are those of all rows together.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from staircase_attention import CoreConfig, SequenceModel, Staircase, TransformerXL
+from staircase_attention.models.decoding import Decoder
+from staircase_attention.schedules import Schedule
+
+SCHEDULES: dict[str, Schedule] = {
+    "transformer-xl, span 256": TransformerXL(span=256),
+    "staircase, N 8, C 32": Staircase(chunk_size=32, num_passes=8),
+}
+BATCHES = (1, 8, 64)
+VOCAB_SIZE = 8008
+WINDOW = 256
+NUM_STEPS = 200
+MICRO = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One row of the table."""
+
+    name: str
+    batch: int
+    early: bool
+    micros: float
+    floor: float
+    num_kernels: int
+    is_captured: bool
+
+    @property
+    def tokens_a_second(self) -> float:
+        """Of all rows together."""
+        return self.batch * MICRO / self.micros
+
+    def __str__(self) -> str:
+        return (
+            f"| {self.name} | {self.batch} | {'early' if self.early else 'in turn'} "
+            f"| {self.micros:.1f} | {self.floor:.1f} | {self.micros / self.floor:.2f} "
+            f"| {self.tokens_a_second:,.0f} | {self.num_kernels} | {self.is_captured} |"
+        )
+
+
+def say(line: object) -> None:
+    """A line that is seen at once, also where the run is cut short."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def seconds(run: Callable[[], object], *, repeats: int, warm_up: int = 20) -> float:
+    """Device seconds of one run."""
+    for _ in range(warm_up):
+        run()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(repeats):
+        run()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / 1e3 / repeats
+
+
+def copy_bandwidth() -> float:
+    """Bytes a second that a large copy reads and writes."""
+    source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * source.numel() / seconds(lambda: target.copy_(source), repeats=20, warm_up=5)
+
+
+def build(schedule: Schedule) -> SequenceModel:
+    """A model of the paper's larger size."""
+    core = CoreConfig(width=1024, num_layers=8, num_heads=8, feed_forward_width=4096)
+    with torch.device("cuda"):
+        model = SequenceModel(vocab_size=VOCAB_SIZE, core=core, schedule=schedule)
+    return model.bfloat16().eval()
+
+
+def floor_seconds(decoder: Decoder, schedule: Schedule, bandwidth: float) -> float:
+    """All layers' weights once a pass, and the output's once."""
+    weights = decoder.weights
+    num_passes = schedule.num_passes if isinstance(schedule, Staircase) else 1
+    output = weights.logits.numel() * weights.logits.element_size()
+    return (num_passes * weights.bytes_a_pass + output) / bandwidth
+
+
+def measure(
+    name: str, model: SequenceModel, batch: int, bandwidth: float, *, early: bool
+) -> tuple[Measured, torch.Tensor, Decoder]:
+    """Time a decoder with a full window; also its first logits, to compare."""
+    decoder = Decoder(model, model.initial_state(batch), early=early)
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(VOCAB_SIZE, (batch, 8), generator=generator).cuda()
+    first = torch.stack([decoder.step(token).clone() for token in tokens.T], dim=1)
+    for _ in range(WINDOW + 8):
+        decoder.step(tokens[:, 0])
+    taken = seconds(lambda: decoder.step(tokens[:, 0]), repeats=NUM_STEPS)
+    row = Measured(
+        name=name,
+        batch=batch,
+        early=early,
+        micros=MICRO * taken,
+        floor=MICRO * floor_seconds(decoder, model.schedule, bandwidth),
+        num_kernels=decoder.num_kernels,
+        is_captured=decoder.is_captured,
+    )
+    return row, first, decoder
+
+
+def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Relative to what is expected."""
+    return float((found.float() - expected.float()).norm() / expected.float().norm())
+
+
+def kernels_of_a_layer(decoder: Decoder) -> Iterator[tuple[str, float]]:
+    """Microseconds of each kernel of a layer, launched for all layers in turn, again and again."""
+    few = ["projections", "attention", "output", "expand", "contract"]
+    many = ["norm", "projections", "attention", "output", "norm", "expand", "contract"]
+    names = few if decoder.batch_size <= 4 else many  # noqa: PLR2004
+    every = decoder._launches._launches[1:]
+    num_trips = len(decoder._launches.layout.trips)
+    for place, name in enumerate(names):
+        own = [every[trip * len(names) + place] for trip in range(min(8, num_trips))]
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for launch in own * 10:
+                launch()
+        yield name, MICRO * seconds(graph.replay, repeats=20, warm_up=3) / (10 * len(own))
+
+
+def check(model: SequenceModel, first: torch.Tensor) -> None:
+    """Say how far a decoder's logits are from the model's own."""
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(VOCAB_SIZE, (len(first), 8), generator=generator).cuda()
+    try:
+        expected, _ = model(tokens)
+        say(f"  relative distance from the model's own logits: {distance(first, expected):.1e}")
+    except Exception as error:
+        say(f"  the model itself failed: {error}")
+
+
+def growth(rows: list[Measured], name: str) -> str:
+    """How much tokens a second grow from the smallest batch to the largest."""
+    best = {
+        batch: max(row.tokens_a_second for row in rows if row.batch == batch and row.name == name)
+        for batch in {row.batch for row in rows if row.name == name}
+    }
+    if len(best) < 2:  # noqa: PLR2004
+        return ""
+    low, high = min(best), max(best)
+    return f"{name}: from batch {low} to {high} tokens a second grow {best[high] / best[low]:.1f}x"
+
+
+@torch.no_grad()
+def main() -> None:
+    """Measure all, and say it in a table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--batches", type=int, nargs="+", default=list(BATCHES))
+    parser.add_argument("--kernels", action="store_true", help="time each kernel of a layer too")
+    options = parser.parse_args()
+    bandwidth = copy_bandwidth()
+    say(f"{torch.cuda.get_device_name()}: a copy moves {bandwidth / 1e12:.2f} TB/s")
+    rows = []
+    for name, schedule in SCHEDULES.items():
+        model = build(schedule)
+        for batch in options.batches:
+            by_kind = {}
+            for early in (False, True):
+                try:
+                    row, first, decoder = measure(name, model, batch, bandwidth, early=early)
+                except Exception as error:
+                    say(f"{name}, batch {batch}, early={early} failed: {error!r}")
+                    continue
+                rows.append(row)
+                by_kind[early] = first
+                say(row)
+                if options.kernels:
+                    try:
+                        for kernel, micros in kernels_of_a_layer(decoder):
+                            say(f"    {kernel}: {micros:.2f} us")
+                    except RuntimeError as error:
+                        say(f"    kernels could not be timed one by one: {error}")
+                del decoder
+                torch.cuda.empty_cache()
+            if by_kind:
+                check(model, next(iter(by_kind.values())))
+            if len(by_kind) == 2:  # noqa: PLR2004
+                gap = distance(by_kind[True], by_kind[False])
+                say(f"  early and in turn differ by {gap:.1e} (must be 0)")
+    say("\n| model | batch | kernels begin | us | floor, us | ratio | tokens/s | kernels | graph |")
+    say("|---|---|---|---|---|---|---|---|---|")
+    for row in rows:
+        say(row)
+    for name in SCHEDULES:
+        say(growth(rows, name))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""Streams are the same whether a decoder or the model itself makes their tokens."""
+
+import pytest
+import torch
+
+from staircase_attention import CoreConfig, SequenceModel, Staircase
+from staircase_attention.generation import load_stream, save_stream, stepper, stream
+from staircase_attention.models.decoding import Decoder, launches
+
+pytest.importorskip("triton")
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return SequenceModel(
+        vocab_size=9,
+        core=CoreConfig(width=32, num_layers=1, num_heads=2),
+        schedule=Staircase(chunk_size=2, num_passes=2),
+    )
+
+
+@pytest.fixture
+def with_decoders(monkeypatch):
+    monkeypatch.setattr(stepper, "is_worthwhile", lambda model: True)
+    monkeypatch.setattr(launches, "MOST_SHARES", 1)
+
+
+def tokens_of(model, **options):
+    return [(new.row, new.token) for new in stream(model, [[1, 2, 3], [4]], **options)]
+
+
+def test_a_stream_by_decoders_is_the_stream_of_the_model(model, monkeypatch, with_decoders):
+    found = tokens_of(model, max_tokens=6, stop_tokens=[0, 1])
+    monkeypatch.setattr(stepper, "is_worthwhile", lambda model: False)
+    assert found == tokens_of(model, max_tokens=6, stop_tokens=[0, 1])
+
+
+def test_a_stream_by_a_decoder_can_be_saved(model, tmp_path, with_decoders):
+    tokens = stream(model, [1, 2], max_tokens=None)
+    for _ in range(3):
+        next(tokens)
+    assert tokens.state.lengths == (4,)
+    save_stream(tokens, tmp_path / "stream.safetensors")
+    expected = [next(tokens) for _ in range(2)]
+    loaded = load_stream(tmp_path / "stream.safetensors", model)
+    for new in expected:
+        again = next(loaded)
+        assert again.token == new.token
+        assert again.logprob == pytest.approx(new.logprob, rel=1e-4)
+
+
+def test_a_round_that_fails_leaves_a_decoder_where_it_was(model, monkeypatch, with_decoders):
+    tokens = stream(model, [1, 2], max_tokens=None)
+    next(tokens)
+    before = tokens.state.lengths
+
+    def fail(*arguments, **options):
+        raise RuntimeError("no choice")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tokens._sampler, "choose", fail)
+        with pytest.raises(RuntimeError, match="no choice"):
+            next(tokens)
+    assert tokens.state.lengths == before
+    other = stream(model, [1, 2], max_tokens=None)
+    next(other)
+    assert next(tokens).token == next(other).token
+
+
+def test_weights_that_change_make_another_decoder(model, with_decoders):
+    tokens = stream(model, [1, 2], max_tokens=None)
+    next(tokens)
+    first = tokens._stepper._decoder
+    assert isinstance(first, Decoder)
+    with torch.no_grad():
+        model.output.bias.add_(1.0)
+    next(tokens)
+    assert tokens._stepper._decoder is not first

@@ -1,0 +1,118 @@
+"""Decoders on a GPU: captured, in bfloat16, the same function as the model."""
+
+import pytest
+import torch
+
+from staircase_attention import (
+    CachedStaircase,
+    CoreConfig,
+    FeedbackTransformer,
+    Ladder,
+    MemoryNetwork,
+    SequenceModel,
+    Staircase,
+    TransformerXL,
+)
+from staircase_attention.generation import stream
+from staircase_attention.models.decoding import Decoder
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+]
+SCHEDULES = {
+    "transformer-xl": TransformerXL(span=24),
+    "ladder AABB": Ladder(num_passes=2, span=24, order="AABB"),
+    "staircase": Staircase(chunk_size=8, num_passes=3),
+    "cached": CachedStaircase(chunk_size=8, num_window_chunks=4, num_passes=2),
+    "feedback": FeedbackTransformer(span=24),
+    "memory network": MemoryNetwork(span=24),
+}
+each_schedule = pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
+each_batch = pytest.mark.parametrize("batch_size", [1, 3, 64])
+VOCAB_SIZE = 300
+
+
+def build(schedule, dtype, *, positions="relative"):
+    torch.manual_seed(0)
+    core = CoreConfig(
+        width=256, num_layers=2, num_heads=4, feed_forward_width=1024, positions=positions
+    )
+    model = SequenceModel(vocab_size=VOCAB_SIZE, core=core, schedule=schedule)
+    return model.to("cuda", dtype).eval()
+
+
+def random_tokens(*shape):
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(VOCAB_SIZE, shape, generator=generator).cuda()
+
+
+@torch.no_grad()
+def decoded(model, tokens, *, length, **options):
+    """Logits of all tokens but the first few, which the model itself takes in; the last state."""
+    _, state = model(tokens[:, :length])
+    decoder = Decoder(model, state, **options)
+    assert decoder.is_captured is options.get("capture", True)
+    logits = torch.stack([decoder.step(token).clone() for token in tokens[:, length:].T], dim=1)
+    return logits, decoder.state()
+
+
+@each_schedule
+@each_batch
+@torch.no_grad()
+def test_a_captured_decoder_agrees_in_bfloat16(schedule, batch_size):
+    model = build(schedule, torch.bfloat16)
+    tokens = random_tokens(batch_size, 70)
+    found, _ = decoded(model, tokens, length=11)
+    exact, _ = model.float()(tokens)
+    error = (found - exact[:, 11:]).norm() / exact[:, 11:].norm()
+    assert error < 4e-2
+
+
+@each_schedule
+@pytest.mark.parametrize(("batch_size", "positions"), [(2, "relative"), (20, "rotary")])
+@torch.no_grad()
+def test_a_captured_decoder_agrees_in_float32(schedule, batch_size, positions):
+    model = build(schedule, torch.float32, positions=positions)
+    tokens = random_tokens(batch_size, 60)
+    with torch.autocast("cuda", enabled=False):
+        expected, last = model(tokens)
+        found, state = decoded(model, tokens, length=13)
+    torch.testing.assert_close(found, expected[:, 13:], rtol=1e-3, atol=1e-3)
+    for mine, its in zip(state.streams[0].tensors, last.streams[0].tensors, strict=True):
+        assert mine.shape == its.shape
+    more = random_tokens(batch_size, 5)
+    torch.testing.assert_close(model(more, state)[0], model(more, last)[0], rtol=1e-3, atol=1e-3)
+
+
+@each_schedule
+@each_batch
+def test_capture_and_early_kernels_change_nothing(schedule, batch_size):
+    model = build(schedule, torch.bfloat16)
+    tokens = random_tokens(batch_size, 60)
+    plain, _ = decoded(model, tokens, length=9, capture=False, early=False)
+    for early in (False, True):
+        found, _ = decoded(model, tokens, length=9, early=early)
+        assert torch.equal(found, plain)
+
+
+def test_two_streams_of_one_model_are_the_same():
+    model = build(Staircase(chunk_size=8, num_passes=3), torch.bfloat16)
+    prompts = [[1, 2, 3], [4, 5, 6], [7] * 11]
+    one, two = (
+        [(new.row, new.token) for new in stream(model, prompts, max_tokens=40, stop_tokens=[9])]
+        for _ in range(2)
+    )
+    assert one == two
+
+
+@torch.no_grad()
+def test_rows_that_began_at_different_times():
+    model = build(Staircase(chunk_size=8, num_passes=3), torch.float32)
+    tokens = random_tokens(3, 40)
+    _, state = model(tokens[:, :16])
+    state = state.reset([False, True, False])
+    expected, _ = model(tokens[:, 16:], state)
+    decoder = Decoder(model, state)
+    found = torch.stack([decoder.step(token).clone() for token in tokens[:, 16:].T], dim=1)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
