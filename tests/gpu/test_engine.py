@@ -119,9 +119,11 @@ def test_loss_curves_agree_with_the_plain_engine(schedule):
     assert not said
     # Captured as well, which the next test shows to change nothing: else it takes minutes.
     plain, _, _ = loss_curve(recipe, 200, fuse=False)
-    assert np.abs(fast - plain)[:20].max() < 0.01
-    tens = (fast - plain).reshape(-1, 10).mean(1)
-    assert np.abs(tens).max() < 0.02, tens
+    exact, _, _ = loss_curve(recipe.override({"training.precision": "float32"}), 200, fuse=False)
+    assert np.abs(fast - plain)[:20].max() < 0.005
+    # Once the loss falls steeply, any rounding shifts it: by what bfloat16 does to the plain core.
+    far, usual = (np.abs((one - plain).reshape(-1, 10).mean(1)).max() for one in (fast, exact))
+    assert far < max(3 * usual, 0.01), (far, usual)
 
 
 @each_schedule

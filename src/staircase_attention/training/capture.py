@@ -12,6 +12,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from staircase_attention.kernels.graphs import captured
 from staircase_attention.models import LSTMState, State, Stream
 from staircase_attention.training.objective import Carried
 
@@ -33,7 +34,7 @@ class CapturedUpdate:
         torch.cuda.synchronize()
         # What the updates before this one left in the allocator serves the graph's own memory.
         torch.cuda.empty_cache()
-        with torch.cuda.graph(self.graph):
+        with captured(self.graph):
             self.results, after = work(*self.inputs, self.before)
             for old, new in zip(_tensors(self.before), _tensors(after), strict=True):
                 old.copy_(new)

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from staircase_attention.kernels.graphs import captured
 from staircase_attention.layers import Core
 from staircase_attention.models.decoding.layout import Layout
 from staircase_attention.models.decoding.memory import Memory, holds_what_it_should
@@ -169,7 +170,7 @@ class Decoder:
             self._memory.position.sub_(1)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with captured(graph):
             self._launches.run()
         return graph
 
