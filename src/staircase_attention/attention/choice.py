@@ -1,5 +1,7 @@
 """The one place that chooses how attention is computed."""
 
+from importlib.util import find_spec
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -16,8 +18,17 @@ def attend(
     table: Float[Tensor, "distances size"] | None,
     view: View,
     dropout: float,
+    fuses: bool = True,
 ) -> Float[Tensor, "batch heads queries size"]:
-    """Attention by the fastest back-end that fits; see `reference.attend` for what it computes."""
+    """Attention by the fastest back-end that fits; see `reference.attend` for what it computes.
+
+    `fuses` says whether kernels of our own may be among them.
+    """
+    if fuses and table is not None and _has_kernels_for(queries):
+        # Triton is imported where it is used: it is not there on every machine.
+        from staircase_attention.attention import fused
+
+        return fused.attend(queries, keys, values, table=table, view=view, dropout=dropout)
     if view.needs_blocks:
         blocks = [
             attend(
@@ -27,6 +38,7 @@ def attend(
                 table=table,
                 view=part,
                 dropout=dropout,
+                fuses=fuses,
             )
             for rows, columns, part in view.blocks()
         ]
@@ -34,6 +46,14 @@ def attend(
     if table is None:
         return builtin.attend(queries, keys, values, table=table, view=view, dropout=dropout)
     return skewed.attend(queries, keys, values, table=table, view=view, dropout=dropout)
+
+
+def _has_kernels_for(queries: Float[Tensor, "batch heads queries size"]) -> bool:
+    if not queries.is_cuda or find_spec("triton") is None:
+        return False
+    from staircase_attention.kernels import relative_attention
+
+    return relative_attention.fits(queries)
 
 
 def attention_flops(view: View, *, has_table: bool) -> int:

@@ -16,6 +16,8 @@ class RelativePositions(nn.Module):
 
     def __init__(self, *, max_distance: int, head_size: int) -> None:
         super().__init__()
+        self.fuses = True
+        """Whether attention may be done by kernels of our own, on a GPU."""
         self.table = nn.Parameter(torch.empty(max_distance, head_size))
         nn.init.normal_(self.table, std=head_size**-0.5)
 
@@ -29,7 +31,15 @@ class RelativePositions(nn.Module):
     ) -> Float[Tensor, "batch heads queries size"]:
         """Attention whose scores gain q · r[distance]."""
         keys, values = context
-        return attend(queries, keys, values, table=self.table, view=view, dropout=dropout)
+        return attend(
+            queries,
+            keys,
+            values,
+            table=self.table,
+            view=view,
+            dropout=dropout,
+            fuses=self.fuses,
+        )
 
 
 class RotaryPositions(nn.Module):

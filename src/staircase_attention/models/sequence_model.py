@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from staircase_attention.layers import Core, CoreConfig
 from staircase_attention.layers.fused import fused_core
+from staircase_attention.layers.positions import RelativePositions
 from staircase_attention.models.checks import check_order, check_parts, check_sizes, check_tokens
 from staircase_attention.models.executor import Executor
 from staircase_attention.models.state import State, Stream
@@ -61,10 +62,9 @@ class SequenceModel(nn.Module):
         )
         self.output_norm = nn.LayerNorm(core.width)
         self.output = nn.Linear(core.width, output_size)
+        self._fuse = True
         self.recompute = False
         """Whether to compute activations again in the backward pass: less memory, more time."""
-        self.fuse = True
-        """Whether to take the fused core where it serves: on a GPU, with relative positions."""
 
     def forward(
         self,
@@ -113,6 +113,20 @@ class SequenceModel(nn.Module):
         from staircase_attention.generation import stream
 
         return stream(self, prompt, max_tokens=max_tokens, **options)
+
+    @property
+    def fuse(self) -> bool:
+        """Whether kernels of our own are used where they serve: on a GPU, with relative positions.
+
+        They are by default. Without them, a model is made of PyTorch's operations alone.
+        """
+        return self._fuse
+
+    @fuse.setter
+    def fuse(self, fuse: bool) -> None:
+        self._fuse = fuse
+        if isinstance(self.core.positions, RelativePositions):
+            self.core.positions.fuses = fuse
 
     def initial_state(self, batch_size: int) -> State:
         """The state of streams that have not begun."""

@@ -1,0 +1,84 @@
+"""A captured update keeps no positions: those that it reckons are the ones the model would give."""
+
+import pytest
+import torch
+
+from building import example_models, name_of, random_tokens
+from staircase_attention.models import LSTMSequenceModel, take_apart
+from staircase_attention.training.capture import _moved, _strides, looks_of
+from staircase_attention.training.engine import Engine
+
+each_model = pytest.mark.parametrize(
+    "model",
+    [model for model in example_models() if model.schedule.is_state_bounded],
+    ids=name_of,
+)
+
+
+def states_of(model, length, count):
+    """The states after 1, 2, ... segments."""
+    states, state = [], None
+    for number in range(count):
+        _, state = model(random_tokens(2, length, seed=number), state)
+        states.append(state.detach())
+    return states
+
+
+@each_model
+@pytest.mark.parametrize("length", [6, 12])
+def test_states_that_look_alike_move_on_alike(model, length):
+    states = states_of(model, length, 9)
+    inputs = (random_tokens(2, length),)
+    looks = [looks_of(inputs, [state]) for state in states]
+    steady = next(number for number in range(8) if looks[number] == looks[number + 1])
+    assert len(set(looks[steady:])) == 1
+    before = states[steady]
+    strides = _strides(before, states[steady + 1])
+    for count, state in enumerate(states[steady:]):
+        header, tensors = take_apart(_moved(before, strides, count))
+        expected, others = take_apart(state)
+        for plain in (header, expected):
+            for stream in plain["streams"]:
+                stream["banks"] = sorted(stream["banks"])
+        assert header == expected
+        assert {name: one.shape for name, one in tensors.items()} == {
+            name: one.shape for name, one in others.items()
+        }
+
+
+def test_a_growing_state_never_looks_the_same():
+    model = next(one for one in example_models() if not one.schedule.is_state_bounded)
+    inputs = (random_tokens(2, 6),)
+    looks = [looks_of(inputs, [state]) for state in states_of(model, 6, 5)]
+    assert len(set(looks)) == 5
+
+
+def test_rows_that_began_later_are_not_captured():
+    model = example_models()[0]
+    state = states_of(model, 6, 2)[-1].reset([True, False])
+    assert looks_of((random_tokens(2, 6),), [state]) is None
+
+
+def test_fresh_states_and_lstms_have_looks_too():
+    inputs = (random_tokens(2, 6),)
+    assert looks_of(inputs, [None]) == looks_of(inputs, [None])
+    model = LSTMSequenceModel(vocab_size=7, output_size=5, width=4, num_layers=1)
+    states = states_of(model, 6, 2)
+    assert looks_of(inputs, states[:1]) == looks_of(inputs, states[1:])
+    assert looks_of(inputs, states[:1]) != looks_of((inputs[0][:, :3],), states[:1])
+
+
+def test_an_update_that_cannot_be_captured_runs_as_written_and_says_so_once(monkeypatch):
+    said = []
+    engine = Engine(why_not=None, say=said.append)
+    engine.states = [None]
+
+    def fail(*_):
+        raise RuntimeError("no graph here\nand more")
+
+    monkeypatch.setattr("staircase_attention.training.engine.CapturedUpdate", fail)
+    inputs = (torch.zeros(1, 2),)
+    for number in range(4):
+        result = engine.run(lambda tokens, states, number=number: (number, states), inputs)
+        assert result == number
+    assert said == ["updates are not captured as a CUDA graph, and so slower: no graph here"]
