@@ -36,6 +36,11 @@ class CapturedUpdate:
         torch.cuda.empty_cache()
         with captured(self.graph):
             self.results, after = work(*self.inputs, self.before)
+            if looks_of(inputs, after) != looks:
+                raise RuntimeError(
+                    "the states that come out look different from those that go in; "
+                    "training.segment_length should be a multiple of the chunk size"
+                )
             for old, new in zip(_tensors(self.before), _tensors(after), strict=True):
                 old.copy_(new)
         pairs = zip(self.before, after, strict=True)
