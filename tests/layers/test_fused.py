@@ -93,3 +93,13 @@ def test_recomputation_changes_not_a_bit(schedule, dropout, with_kernels):
         twice.append(results(model, keeps_graph=False))
     for one, other in zip(*twice, strict=True):
         assert torch.equal(one, other)
+
+
+def test_a_second_backward_pass_begins_anew(with_kernels):
+    model = build(TransformerXL(span=5))
+    logits, _ = model(random_tokens(1, 4))
+    parameters = list(model.parameters())
+    once = torch.autograd.grad(logits.sum(), parameters, retain_graph=True)
+    again = torch.autograd.grad(logits.sum(), parameters)
+    for one, other in zip(once, again, strict=True):
+        assert torch.equal(one, other)

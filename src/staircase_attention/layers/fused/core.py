@@ -138,7 +138,7 @@ class FusedFreezing(torch.autograd.Function):
                 layer.layer.attention_norm.weight,
                 mean,
                 scale,
-                sums=layer.attention_norm_sums,
+                sums=layer.attention_norm_sums.parts,
                 addend_dtype=None,
             )
         return None, None, None if d_total is None else d_total.view(ctx.shape), None

@@ -5,7 +5,8 @@ takes in, tells autograd that the parameters are involved; its own backward come
 theirs and hands the finished sums over.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,12 +41,13 @@ class SharedMatrix:
         if self._num_waiting >= ENOUGH_ROWS:
             self._sum_up()
 
-    def total(self) -> Float[Tensor, "outputs inputs"]:
-        """The gradient, when all of it has come."""
+    def take(self) -> Float[Tensor, "outputs inputs"]:
+        """The gradient, when all of it has come; the next one begins at zero."""
         if self._waiting or self._total is None:
             self._sum_up()
         assert self._total is not None
-        return self._total
+        total, self._total = self._total, None
+        return total
 
     def _sum_up(self) -> None:
         if self._total is None:
@@ -57,6 +59,26 @@ class SharedMatrix:
             )
             add_product(self._total, gradients.T, inputs)
         self._waiting, self._num_waiting = [], 0
+
+
+class PartialSums:
+    """The gradient of vectors, in parts; made when the first backward step asks for it."""
+
+    def __init__(self, make: Callable[[], Tensor]) -> None:
+        self._make = make
+        self._parts: Tensor | None = None
+
+    @property
+    def parts(self) -> Float[Tensor, "programs ..."]:
+        """What kernels add to."""
+        if self._parts is None:
+            self._parts = self._make()
+        return self._parts
+
+    def take(self) -> Float[Tensor, "..."]:
+        """The gradient, when all of it has come; the next one begins at zero."""
+        parts, self._parts = self.parts, None
+        return parts.sum(0)
 
 
 class SharedLayer:
@@ -76,10 +98,13 @@ class SharedLayer:
         # Frozen tokens have keys and values only.
         self.freezing = SharedMatrix(self.projection.weight[self.width :])
         device = self.contract_bias.device
-        self.attention_norm_sums = norm.new_sums(self.width, device=device)
-        self.feed_forward_norm_sums = norm.new_sums(self.width, device=device)
-        self.contract_bias_sums = norm.new_add_sums(self.width, device=device)
-        self.expand_bias_sums = activation.new_sums(len(self.expand_bias), device=device)
+        new_norm_sums = partial(norm.new_sums, self.width, device=device)
+        self.attention_norm_sums = PartialSums(new_norm_sums)
+        self.feed_forward_norm_sums = PartialSums(new_norm_sums)
+        self.contract_bias_sums = PartialSums(partial(norm.new_add_sums, self.width, device=device))
+        self.expand_bias_sums = PartialSums(
+            partial(activation.new_sums, len(self.expand_bias), device=device)
+        )
 
     @property
     def owns_keys_values(self) -> bool:
@@ -88,7 +113,7 @@ class SharedLayer:
 
     @property
     def parameters(self) -> list[Tensor]:
-        """In the order of `gradients`."""
+        """In the order of `take_gradients`."""
         attention, feed_forward = self.layer.attention, self.layer.feed_forward
         norms = (self.layer.attention_norm, self.layer.feed_forward_norm)
         return [
@@ -101,27 +126,29 @@ class SharedLayer:
             feed_forward.contract.bias,
         ]
 
-    def gradients(self, above: "SharedLayer | None") -> list[Tensor]:
-        """Those of `parameters`; what the layer above read has summed the last bias's."""
-        projection = self.projection.total()
+    def take_gradients(
+        self, d_contract_bias: Float[Tensor, " width"]
+    ) -> tuple[list[Tensor], Float[Tensor, " width"]]:
+        """Those of `parameters`, and of the last bias of the layer below as this one's norm saw it.
+
+        `d_contract_bias` is what the layer above saw so of this one's.
+        """
+        projection = self.projection.take()
         if self.owns_keys_values:
-            projection[self.width :] += self.freezing.total()
-        attention_norm, feed_forward_norm = (
-            sums.sum(0) for sums in (self.attention_norm_sums, self.feed_forward_norm_sums)
-        )
-        contract_bias = self.contract_bias_sums.sum(0)
-        if above is not None:
-            contract_bias += above.attention_norm_sums[:, 2].sum(0)
-        return [
+            projection[self.width :] += self.freezing.take()
+        *attention_norm, d_below = self.attention_norm_sums.take()
+        *feed_forward_norm, _ = self.feed_forward_norm_sums.take()
+        gradients = [
             *torch.split(projection, self.width),
-            self.output.total(),
-            self.expand.total(),
-            self.contract.total(),
-            *attention_norm[:2],
-            *feed_forward_norm[:2],
-            self.expand_bias_sums.sum(0),
-            contract_bias,
+            self.output.take(),
+            self.expand.take(),
+            self.contract.take(),
+            *attention_norm,
+            *feed_forward_norm,
+            self.expand_bias_sums.take(),
+            self.contract_bias_sums.take() + d_contract_bias,
         ]
+        return gradients, d_below
 
 
 class SharedCore:
@@ -133,7 +160,7 @@ class SharedCore:
         with torch.no_grad():
             self.layers = [SharedLayer(layer, dtype) for layer in core.typed_layers]
             self.table = positions.table.to(dtype)
-            self.table_sums = relative_attention.new_table_sums(self.table)
+        self.table_sums = PartialSums(partial(relative_attention.new_table_sums, self.table))
         self.parameters = [
             positions.table,
             *(one for layer in self.layers for one in layer.parameters),
@@ -144,15 +171,17 @@ class SharedCore:
         tap: Tensor = _Tap.apply(self, *self.parameters)  # type: ignore[no-untyped-call]
         return tap
 
-    def gradients(self) -> list[Tensor]:
+    def take_gradients(self) -> list[Tensor]:
         """Those of `parameters`, when every step has added its own."""
-        above: Sequence[SharedLayer | None] = [*self.layers[1:], None]
-        found = [self.table_sums.sum(0)]
-        for layer, next_layer in zip(self.layers, above, strict=True):
-            found += layer.gradients(next_layer)
+        by_layer: list[list[Tensor]] = []
+        d_bias = torch.zeros_like(self.layers[-1].contract_bias, dtype=torch.float32)
+        for layer in reversed(self.layers):
+            found, d_bias = layer.take_gradients(d_bias)
+            by_layer.insert(0, found)
+        gradients = [self.table_sums.take(), *(one for found in by_layer for one in found)]
         return [
             gradient.to(parameter.dtype)
-            for gradient, parameter in zip(found, self.parameters, strict=True)
+            for gradient, parameter in zip(gradients, self.parameters, strict=True)
         ]
 
 
@@ -165,4 +194,4 @@ class _Tap(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, _: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        return None, *ctx.shared.gradients()
+        return None, *ctx.shared.take_gradients()

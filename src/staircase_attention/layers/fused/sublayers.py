@@ -10,7 +10,7 @@ from torch import Tensor
 
 from staircase_attention.attention import View
 from staircase_attention.kernels import activation, relative_attention
-from staircase_attention.layers.fused.shared import SharedLayer
+from staircase_attention.layers.fused.shared import PartialSums, SharedLayer
 from staircase_attention.layers.keys_values import KeysValues
 
 
@@ -27,7 +27,7 @@ class Attending:
     """Queries that meet keys of their own and of the past."""
 
     table: Float[Tensor, "distances size"]
-    table_sums: Float[Tensor, "programs distances size"]
+    table_sums: PartialSums
     view: View
     num_heads: int
     attends_self: bool
@@ -90,7 +90,7 @@ class Attending:
             self.table,
             self._one(kept.found, shape),
             kept.logsumexp,
-            table_sums=self.table_sums,
+            table_sums=self.table_sums.parts,
             d_queries=d_queries,
             **options,
         )
@@ -167,7 +167,7 @@ class FeedingForward:
             d_output @ self.layer.contract.weight,
             inner,
             scale=1 / (1 - self.dropout),
-            sums=self.layer.expand_bias_sums,
+            sums=self.layer.expand_bias_sums.parts,
         )
         self.layer.expand.add(normed, d_inner)
         return d_inner @ self.layer.expand.weight

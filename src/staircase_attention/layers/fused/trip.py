@@ -163,7 +163,7 @@ class FusedTrip(torch.autograd.Function):
         d_past: list[Tensor | None] = [None] * ctx.num_past
         d_total = _whole(levels[-1], ctx.shape, kept[0])
         d_addend: Tensor | None = norm.add_backward(
-            d_total, sums=layers[-1].contract_bias_sums, addend_dtype=route.dtype
+            d_total, sums=layers[-1].contract_bias_sums.parts, addend_dtype=route.dtype
         )
         for number in reversed(range(len(layers))):
             layer, own = layers[number], kept[number * size : (number + 1) * size]
@@ -203,12 +203,14 @@ class FusedTrip(torch.autograd.Function):
                     layer.layer.attention_norm.weight,
                     level.mean,
                     level.scale,
-                    sums=layer.attention_norm_sums,
+                    sums=layer.attention_norm_sums.parts,
                     addend_dtype=addend_dtype,
                 )
             elif addend_dtype is not None:
                 d_addend = norm.add_backward(
-                    d_total, sums=layers[number - 1].contract_bias_sums, addend_dtype=addend_dtype
+                    d_total,
+                    sums=layers[number - 1].contract_bias_sums.parts,
+                    addend_dtype=addend_dtype,
                 )
         return None, None, d_total.view(ctx.shape), *d_past
 
@@ -283,7 +285,7 @@ def _back(
         layer.layer.feed_forward_norm.weight,
         between.middle.mean,
         between.middle.scale,
-        sums=layer.feed_forward_norm_sums,
+        sums=layer.feed_forward_norm_sums.parts,
         addend_dtype=None if between.found is None else route.dtype,
     )
     if between.found is None or d_attended is None:
