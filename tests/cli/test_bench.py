@@ -6,7 +6,7 @@ import pytest
 
 from staircase_attention.experiments.bench import decoding, peaks, runner
 
-TINY = ("--set", "training.num_lanes=2", "--repeats", "5")
+TINY = ("training.num_lanes=2", "--repeats", "5")
 
 
 @pytest.fixture(autouse=True)
@@ -68,8 +68,8 @@ def test_a_failure_shows_in_its_row_and_in_the_exit_status(staircase, monkeypatc
         (["engine", "--batch", "4"], "add it"),
         (["engine", "--no-updates"], "got neither"),
         (["engine", "--repeats", "0"], "repeats must be"),
-        (["engine", "--set", "training.num_lane=4"], "did you mean 'num_lanes'?"),
-        (["engine", "--set", "model.core.num_heads=3"], "multiple of num_heads"),
+        (["engine", "training.num_lane=4"], "did you mean 'num_lanes'?"),
+        (["engine", "model.core.num_heads=3"], "multiple of num_heads"),
         (["engine", "--output", "no/such/folder/bench.json"], "--output must be"),
         (["engine", "--output", "."], "--output must be"),
     ],

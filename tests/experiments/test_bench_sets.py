@@ -99,7 +99,6 @@ def test_a_corpus_that_is_not_there_gets_likely_symbols(tmp_path, monkeypatch):
     [
         (["engin"], "did you mean 'engine'?"),
         (["parity/stairs"], "did you mean 'parity/staircase'?"),
-        (["parity/staircase", "seed=1"], "--set seed=1"),
         ([], "got none"),
     ],
 )

@@ -22,22 +22,17 @@ from staircase_attention.training.build import choose_device
 
 
 def bench(
-    names: Annotated[
+    words: Annotated[
         list[str],
         typer.Argument(
-            metavar="RECIPE",
-            help=f"recipes, sets ({', '.join(SETS)}), or rows of these, as engine/reddit",
+            metavar="RECIPE|PATH=VALUE",
+            help=(
+                f"recipes, sets ({', '.join(SETS)}), or rows of these, as engine/reddit; "
+                "and settings to change, as training.num_lanes=8"
+            ),
         ),
     ],
     *,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="PATH=VALUE",
-            help="A setting to change, as training.num_lanes=8; may be given repeatedly.",
-        ),
-    ] = None,
     updates: Annotated[bool, typer.Option(help="Time updates.")] = True,
     decode: Annotated[bool, typer.Option("--decode", help="Time decoding as well.")] = False,
     batch: Annotated[
@@ -63,7 +58,8 @@ def bench(
         repeats=repeats,
     )
     device = choose_device()
-    overrides = parse_assignments(settings or [])
+    names = [word for word in words if "=" not in word]
+    overrides = parse_assignments([word for word in words if "=" in word])
     subjects, notes = find_subjects(names, overrides=overrides, device=device)
     if output is not None:
         check_writable(output)

@@ -130,10 +130,6 @@ def is_possible(name: str, notes: list[str]) -> bool:
 
 
 def _check_name(name: str, rows: Mapping[str, Any]) -> None:
-    if "=" in name:
-        raise ValueError(
-            f"bench takes recipes and sets as words, got {name!r}; settings go with --set {name}"
-        )
     require_known("a recipe or set to bench", name, [*SETS, *rows, *recipes()])
 
 
