@@ -61,9 +61,9 @@ def with_kernels(monkeypatch):
 
 def results(model, *, keeps_graph):
     """Logits and gradients of two segments."""
-    tokens = random_tokens(2, 11)
-    first, state = model(tokens[:, :6])
-    second, _ = model(tokens[:, 6:], state if keeps_graph else state.detach())
+    tokens = random_tokens(1, 9)
+    first, state = model(tokens[:, :5])
+    second, _ = model(tokens[:, 5:], state if keeps_graph else state.detach())
     logits = torch.cat([first, second], dim=1)
     generator = torch.Generator().manual_seed(1)
     weights = torch.randn(logits.shape, generator=generator).to(logits.dtype)
@@ -83,8 +83,7 @@ def test_outputs_and_gradients_are_those_of_the_plain_core(schedule, with_kernel
         torch.testing.assert_close(one.double(), exact, rtol=1e-3, atol=1e-4, msg=name)
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
-@pytest.mark.parametrize("schedule", [SCHEDULES[0], SCHEDULES[3]], ids=lambda one: one.name)
+@pytest.mark.parametrize(("schedule", "dropout"), [(SCHEDULES[0], 0.3), (SCHEDULES[3], 0.0)])
 def test_recomputation_changes_not_a_bit(schedule, dropout, with_kernels):
     model = build(schedule, dropout=dropout)
     twice = []
