@@ -102,3 +102,34 @@ def test_a_second_backward_pass_begins_anew(with_kernels):
     again = torch.autograd.grad(logits.sum(), parameters)
     for one, other in zip(once, again, strict=True):
         assert torch.equal(one, other)
+
+
+def test_gradients_of_some_inputs_leave_nothing_behind(with_kernels):
+    model = build(TransformerXL(span=5))
+    logits, _ = model(random_tokens(1, 4))
+    parameters = list(model.parameters())
+    torch.autograd.grad(logits.sum(), model.embedding.weight, retain_graph=True)
+    found = torch.autograd.grad(logits.sum(), parameters)
+    logits, _ = model(random_tokens(1, 4))
+    expected = torch.autograd.grad(logits.sum(), parameters)
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_second_derivatives_are_refused(with_kernels):
+    model = build(TransformerXL(span=5))
+    logits, _ = model(random_tokens(1, 4))
+    (gradient,) = torch.autograd.grad(logits.sum(), model.embedding.weight, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.square().sum().backward()
+
+
+def test_hooks_and_replaced_modules_are_honoured_by_the_plain_core(with_kernels):
+    model = build(TransformerXL(span=5))
+    hidden = torch.zeros(1, 2, 32)
+    assert fused.fused_core(model.core, hidden, recompute=False) is not None
+    handle = model.core.layers[0].attention.query.register_forward_hook(lambda *_: None)
+    assert fused.fused_core(model.core, hidden, recompute=False) is None
+    handle.remove()
+    torch.nn.utils.parametrizations.weight_norm(model.core.layers[1].feed_forward.expand)
+    assert fused.fused_core(model.core, hidden, recompute=False) is None

@@ -82,3 +82,13 @@ def test_an_update_that_cannot_be_captured_runs_as_written_and_says_so_once(monk
         result = engine.run(lambda tokens, states, number=number: (number, states), inputs)
         assert result == number
     assert said == ["updates are not captured as a CUDA graph, and so slower: no graph here"]
+
+
+def test_states_that_go_on_growing_are_given_up_with_a_word():
+    said = []
+    engine = Engine(why_not=None, say=said.append)
+    engine.states = [None]
+    for length in range(1, 130):
+        engine.run(lambda tokens, states: (0, states), (torch.zeros(1, length),))
+    assert len(said) == 1
+    assert "growing" in said[0]

@@ -135,6 +135,25 @@ def test_an_optimiser_goes_on_from_its_tensors(kind):
         assert torch.equal(mine, other)
 
 
+@pytest.mark.parametrize("kind", ["adam", "adamw", "muon"])
+def test_an_optimiser_goes_back_to_before_its_first_step(kind):
+    recipe = small_recipe(training__optimizer__kind=kind)
+    model = build_model(recipe, build_dataset(recipe))
+    optimizer = Optimizer(model, recipe.training.optimizer)
+    first = {name: weight.clone() for name, weight in model.state_dict().items()}
+    results = []
+    for _ in range(2):
+        model.load_state_dict(first)
+        optimizer.load({})
+        for _ in range(3):
+            for parameter in model.parameters():
+                parameter.grad = torch.ones_like(parameter)
+            optimizer.step(torch.tensor(1e-2), is_finite=torch.tensor(True))
+        results.append({name: weight.clone() for name, weight in model.state_dict().items()})
+    for name, weight in results[0].items():
+        assert torch.equal(weight, results[1][name])
+
+
 def test_muon_turns_hidden_matrices_only():
     recipe = small_recipe()
     model = build_model(recipe, build_dataset(recipe))

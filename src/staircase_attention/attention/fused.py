@@ -1,5 +1,6 @@
 """Relative-position attention in one pass over tiles, on the device's fast memory."""
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -17,13 +18,14 @@ def attend(
     dropout: float,
 ) -> Float[Tensor, "batch heads queries size"]:
     """The same function as the reference, for models that have a table and where kernels fit."""
-    return relative_attention(
-        queries,
-        keys,
-        values,
-        table=table,
-        first_query=view.first_query,
-        span=view.span,
-        first_visible=view.first_visible,
-        dropout=dropout,
-    )
+    with torch.cuda.device_of(queries):  # type: ignore[no-untyped-call]
+        return relative_attention(
+            queries,
+            keys,
+            values,
+            table=table,
+            first_query=view.first_query,
+            span=view.span,
+            first_visible=view.first_visible,
+            dropout=dropout,
+        )

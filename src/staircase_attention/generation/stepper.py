@@ -63,7 +63,7 @@ class Stepper:
         model = self.model
         if not isinstance(model, SequenceModel) or not is_worthwhile(model):
             return None
-        if self._decoder is not None and self._decoder.weights.are_current:
+        if self._decoder is not None and self._decoder.weights.are_of(model):
             return self._decoder
         state = self.state
         self._decoder = None

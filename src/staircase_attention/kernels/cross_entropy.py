@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from staircase_attention.kernels.products import add_product
@@ -66,6 +67,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return loss, num_wrong
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, d_loss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         gradients = [
             None if gradient is None else (gradient * d_loss).to(dtype)

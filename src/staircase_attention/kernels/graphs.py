@@ -9,7 +9,7 @@ import torch
 
 @contextmanager
 def captured(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
-    """Capture what is launched inside.
+    """Capture what is launched inside, on the current device.
 
     Python's collector rests meanwhile: it could come upon an older graph, and to destroy one
     breaks a capture.
@@ -18,7 +18,9 @@ def captured(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        # A stream of its own: PyTorch's default is on whichever device captured first.
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             yield
     finally:
         if was_enabled:

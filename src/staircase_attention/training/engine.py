@@ -7,6 +7,9 @@ from torch import Tensor
 from staircase_attention.training.capture import CapturedUpdate, Inputs, Looks, Work, looks_of
 from staircase_attention.training.objective import Carried
 
+MOST_LOOKS = 100
+"""Updates that look different from all others before capturing is given up."""
+
 
 class Engine:
     """Runs updates, and holds the lanes' states between them.
@@ -60,13 +63,15 @@ class Engine:
                 return self._captured
         states = self.states
         looks = looks_of(inputs, states)
-        if self._captured is not None:
-            if looks != self._captured.looks:
-                return None
+        if self._captured is not None and looks == self._captured.looks:
             self._captured.take_in(states)
             return self._captured
+        # A graph that does not fit gives its memory back; when its time comes, another is made.
+        self._states, self._captured = states, None
         if looks is None or looks not in self._seen:
             self._seen.add(looks)
+            if len(self._seen) > MOST_LOOKS:
+                self._give_up("no two updates look alike, as when states go on growing")
             return None
         try:
             self._captured = CapturedUpdate(work, inputs, states, looks)

@@ -1,5 +1,7 @@
 """What an update makes smaller: a model's loss on a segment."""
 
+from importlib.util import find_spec
+
 import torch
 from torch import Tensor, nn
 
@@ -36,7 +38,8 @@ class Objective(nn.Module):
 
     @staticmethod
     def _is_large(model: SequenceModel) -> bool:
-        return model.output_size >= MANY_OUTPUTS and model.output.weight.is_cuda
+        has_kernels = model.output.weight.is_cuda and find_spec("triton") is not None
+        return model.fuse and has_kernels and model.output_size >= MANY_OUTPUTS
 
     @staticmethod
     def _from_hidden(

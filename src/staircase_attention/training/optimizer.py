@@ -23,9 +23,9 @@ class Optimizer:
         rate, decay = config.learning_rate, config.weight_decay
         everything = list(self.names)
         self.is_capturable = config.kind != "muon" and everything[0].is_cuda
+        self.rate = torch.tensor(rate, device=everything[0].device)
         if config.kind in ("adam", "adamw"):
             kind = torch.optim.Adam if config.kind == "adam" else torch.optim.AdamW
-            self.rate = torch.tensor(rate, device=everything[0].device)
             self.parts: list[torch.optim.Optimizer] = [
                 kind(
                     everything,
@@ -88,6 +88,11 @@ class Optimizer:
             for group in part.param_groups
             for parameter in group["params"]
         }
+        for part in self.parts:
+            for parameter, kept in part.state.items():
+                for key in [key for key in kept if f"{self.names[parameter]}/{key}" not in tensors]:
+                    # Before the first step there is nothing, which to Adam is the same as zeros.
+                    kept[key].zero_() if self.is_capturable else kept.pop(key)
         for name, value in tensors.items():
             owner, _, key = name.rpartition("/")
             part, parameter = owners[owner]

@@ -4,14 +4,30 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from staircase_attention.layers.core import Core
+from staircase_attention.layers.layer import Attention, FeedForward, Layer
+from staircase_attention.layers.memory import LayerMix, Memory
+from staircase_attention.layers.plainness import are_untouched
 from staircase_attention.layers.positions import RelativePositions
 
 if TYPE_CHECKING:
     from staircase_attention.layers.fused.core import FusedCore
 
+KINDS = (
+    Core,
+    Layer,
+    Attention,
+    FeedForward,
+    Memory,
+    LayerMix,
+    RelativePositions,
+    nn.ModuleList,
+    nn.Linear,
+    nn.LayerNorm,
+)
+"""What a core is made of."""
 HEAD_SIZES = (16, 32, 64, 128)
 """Those that the kernels are written for."""
 
@@ -27,6 +43,8 @@ def fused_core(core: Core, hidden: Tensor, *, recompute: bool) -> "FusedCore | N
     if not isinstance(positions, RelativePositions) or positions.table.shape[1] not in HEAD_SIZES:
         return None
     if core.memory.shares_keys_values and core.attends_self:
+        return None
+    if not are_untouched(core, KINDS):
         return None
     # Triton is imported where it is used: it is not there on every machine.
     from staircase_attention.layers.fused.core import FusedCore

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from staircase_attention.attention import View
 from staircase_attention.kernels import norm
@@ -54,7 +55,8 @@ class FusedCore:
         # Where all layers see the same past, what is seen by one is seen by all.
         seen = [join(pieces).map(self._in_kind) for pieces in self._different(past) if pieces]
         flat = [part for pair in seen for part in pair]
-        outputs = FusedTrip.apply(route, self.tap, hidden, *flat)  # type: ignore[no-untyped-call]
+        with torch.cuda.device_of(hidden):  # type: ignore[no-untyped-call]
+            outputs = FusedTrip.apply(route, self.tap, hidden, *flat)  # type: ignore[no-untyped-call]
         levels, contexts = outputs[: len(layers)], outputs[len(layers) :]
         own = [
             [] if keys is None else [KeysValues(keys, values)]
@@ -76,7 +78,8 @@ class FusedCore:
         if self.core.memory.shares_keys_values:
             return self.core.freeze(levels)
         remembered = self.core.memory.remember(levels)
-        parts = FusedFreezing.apply(self.shared, self.tap, remembered, self.num_heads)  # type: ignore[no-untyped-call]
+        with torch.cuda.device_of(remembered):  # type: ignore[no-untyped-call]
+            parts = FusedFreezing.apply(self.shared, self.tap, remembered, self.num_heads)  # type: ignore[no-untyped-call]
         return [KeysValues(*pair) for pair in zip(parts[::2], parts[1::2], strict=True)]
 
 
@@ -114,8 +117,10 @@ class FusedFreezing(torch.autograd.Function):
         return tuple(outputs)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         """The gradient of the tokens; the weights' go to their sums."""
+        ctx.shared.join_backward_pass()
         flat, *kept = ctx.saved_tensors
         d_total: Tensor | None = None
         for number, layer in enumerate(ctx.shared.layers):

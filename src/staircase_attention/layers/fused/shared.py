@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from staircase_attention.kernels import activation, norm, relative_attention
 from staircase_attention.kernels.products import add_product
@@ -161,6 +162,7 @@ class SharedCore:
             self.layers = [SharedLayer(layer, dtype) for layer in core.typed_layers]
             self.table = positions.table.to(dtype)
         self.table_sums = PartialSums(partial(relative_attention.new_table_sums, self.table))
+        self._backward_pass: int | None = None
         self.parameters = [
             positions.table,
             *(one for layer in self.layers for one in layer.parameters),
@@ -170,6 +172,16 @@ class SharedCore:
         """What every step takes in. Not kept here: autograd's graph holds these weights already."""
         tap: Tensor = _Tap.apply(self, *self.parameters)  # type: ignore[no-untyped-call]
         return tap
+
+    def join_backward_pass(self) -> None:
+        """Tell that a step adds its gradients now; what is left of another pass is forgotten.
+
+        A pass that asks for other gradients only, or that fails, leaves its sums behind.
+        """
+        this = torch._C._current_graph_task_id()
+        if self._backward_pass not in (None, this):
+            self.take_gradients()
+        self._backward_pass = this
 
     def take_gradients(self) -> list[Tensor]:
         """Those of `parameters`, when every step has added its own."""
@@ -193,5 +205,7 @@ class _Tap(torch.autograd.Function):
         return parameters[0].new_zeros(())
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, _: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        ctx.shared.join_backward_pass()
         return None, *ctx.shared.take_gradients()

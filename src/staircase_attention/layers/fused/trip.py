@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from staircase_attention.attention import View
 from staircase_attention.kernels import norm
@@ -153,9 +154,11 @@ class FusedTrip(torch.autograd.Function):
         return *outputs, *contexts
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         """Gradients for the hidden states and the past; the weights' go to their sums."""
         route, layers = ctx.route, ctx.route.own_layers
+        route.shared.join_backward_pass()
         seeds, *kept = ctx.saved_tensors
         past = kept[len(kept) - ctx.num_past :]
         size = len(Level._fields) + (0 if route.recompute else SIZE_OF_BETWEEN)

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from staircase_attention.kernels.graphs import captured
-from staircase_attention.layers import Core
+from staircase_attention.layers.fused import KINDS
+from staircase_attention.layers.plainness import are_untouched
+from staircase_attention.layers.positions import RotaryPositions
 from staircase_attention.models.decoding.layout import Layout
 from staircase_attention.models.decoding.memory import Memory, holds_what_it_should
 from staircase_attention.models.decoding.weights import Weights, layers_of
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from staircase_attention.models.decoding.launches import Launches
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+KNOWN = (*KINDS, RotaryPositions, SequenceModel, nn.Embedding)
+"""What a model is made of."""
 HOPPER = 9
 """The first kind of GPU on which a kernel can begin before the one ahead of it has ended."""
 
@@ -30,7 +34,7 @@ class Decoder:
     """A model and a state of it, made ready for single tokens.
 
     It computes what the model itself would, in the same numbers up to rounding, with hidden vectors
-    in float32. Weights are copied when it is made, and its state is its own: `state()` gives an
+    in float32. Weights are read when it is made, and its state is its own: `state()` gives an
     ordinary one back at any moment. On a GPU a token is one captured graph.
     """
 
@@ -80,7 +84,7 @@ class Decoder:
         """Whether a decoder can go on from this state as the model would."""
         if not isinstance(model, SequenceModel) or not isinstance(state, State):
             return False
-        if not isinstance(model.core, Core) or model.config.head_size % 2:
+        if not model.fuse or not are_untouched(model, KNOWN) or model.config.head_size % 2:
             return False
         here = model.output.weight
         dtype = compute_dtype(model)

@@ -109,6 +109,10 @@ class Weights:
         """Whether the model's parameters are what they were."""
         return self.version == version_of(self.sources)
 
+    def are_of(self, model: SequenceModel) -> bool:
+        """Whether a model has these weights still: quick to tell, and asked for every token."""
+        return self.sources[-1] is model.output.bias and self.are_current
+
     def serve(self, model: SequenceModel, dtype: torch.dtype) -> bool:
         """Whether they are what this model's would be."""
         here = tuple(model.parameters())
