@@ -53,3 +53,21 @@ def test_equal_words_may_get_different_answers():
     )
     answers = {"".join(talk.reply("hm")) for _ in range(4)}
     assert len(answers) > 1
+
+
+def test_an_answer_that_nobody_hears_to_its_end_is_cut_off_there():
+    model = byte_model(TransformerXL(span=64))
+    talk = talk_with(model, max_tokens=6)
+    reply = talk.reply("hello")
+    next(reply)
+    reply.close()
+    made = [new.token for new in stream(model, list(b"hello\n"), max_tokens=6, sampling=GREEDY)]
+    lengths = [count for count in range(1, 7) if talk.unread[0] == made[count - 1]]
+    again = "".join(talk.reply("why?"))
+    candidates = []
+    for count in lengths:
+        history = [*b"hello\n", *made[:count], *b"\nwhy?\n"]
+        after = [new.token for new in stream(model, history, max_tokens=6, sampling=GREEDY)]
+        cut = after.index(10) if 10 in after else len(after)
+        candidates.append(bytes(after[:cut]).decode("utf-8", "replace"))
+    assert again in candidates

@@ -43,14 +43,20 @@ class Conversation:
         self.num_turns = 0
 
     def reply(self, text: str) -> Iterator[str]:
-        """Say something, and hear the answer as it is made."""
+        """Say something, and hear the answer as it is made.
+
+        Who stops listening has cut the answer off: the talk goes on from what was made of it.
+        """
         tokens = [*self.unread, *self.encode(f"{text}{self.separator}")]
         stream = self._begin(tokens)
         said = TextStream(stream, decode=self.decode, stops=as_stop_strings(self.separator))
-        for part in said:
-            if part.text:
-                yield part.text
-        self._end(stream, ended_by_itself=said.finished[self.num_turns] == "stop_string")
+        turn = self.num_turns
+        try:
+            for part in said:
+                if part.text:
+                    yield part.text
+        finally:
+            self._end(stream, ended_by_itself=said.finished.get(turn) == "stop_string")
 
     def _begin(self, tokens: Sequence[int]) -> TokenStream:
         # Every turn is a row of its own number, so that equal words do not get equal answers.

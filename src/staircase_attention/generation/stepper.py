@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from weakref import WeakKeyDictionary
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -10,6 +11,9 @@ from torch import Tensor
 from staircase_attention.generation.drive import Carried, Model, device_of, feed
 from staircase_attention.models import SequenceModel, State
 from staircase_attention.models.decoding import Decoder, Weights
+
+_weights: WeakKeyDictionary[SequenceModel, Weights] = WeakKeyDictionary()
+"""The latest of each model, made ready for decoders: all its streams share them."""
 
 
 class Stepper:
@@ -23,7 +27,6 @@ class Stepper:
         self.model = model
         self._state = state
         self._decoder: Decoder | None = None
-        self._weights: Weights | None = None
         self._is_ahead = False
         self._is_broken = False
 
@@ -73,12 +76,12 @@ class Stepper:
 
     def _make(self, model: SequenceModel, state: State) -> Decoder | None:
         try:
-            decoder = Decoder(model, state, weights=self._weights)
+            decoder = Decoder(model, state, weights=_weights.get(model))
         except Exception as error:  # A compiler may be missing, or memory; the model needs neither.
             self._is_broken = True
             warnings.warn(f"tokens are made without a decoder: {error}", stacklevel=2)
             return None
-        self._weights = decoder.weights
+        _weights[model] = decoder.weights
         return decoder
 
 
