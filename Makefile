@@ -34,9 +34,11 @@ rooms: $(READY)
 unit: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) -m 'not gpu'
 
-# Uses the Python that is on the path: a machine with a GPU brings its own PyTorch build.
+# Uses the Python that is on the path: a machine with a GPU brings its own PyTorch build. Kernels
+# are tested there as they are compiled, elsewhere by an interpreter.
 test-gpu:
 	PYTHONPATH=src $(PYTHON) -m pytest -m gpu
+	PYTHONPATH=src $(PYTHON) -m pytest tests/kernels
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
