@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from staircase_attention.evaluation import autocast
+from staircase_attention.models import LSTMSequenceModel
 from staircase_attention.training.build import Model, precision_of
 from staircase_attention.training.dataset import TrainingBatch
 from staircase_attention.training.engine import Engine
@@ -137,6 +138,9 @@ class Learner:
     def _why_not_captured(self) -> str | None:
         """What stands in the way of capturing whole updates; None: nothing that is known."""
         if self.recipe.training.engine == "plain" or self.device.type != "cuda":
+            return ""
+        if isinstance(self.model, LSTMSequenceModel):
+            # A few large kernels of cuDNN, which keeps the random numbers of dropout to itself.
             return ""
         if self.processes.count > 1:
             return "several processes train together"
