@@ -6,6 +6,7 @@ shards with a manifest. `TokenLanes` deals a split of it into batches for traini
 `evaluation_batches` for the rest.
 """
 
+from staircase_attention.batches import IGNORED
 from staircase_attention.data.checks import RefusedError
 from staircase_attention.data.corpus import Corpus
 from staircase_attention.data.document import Cursor, Document, Source
@@ -19,8 +20,6 @@ from staircase_attention.data.splits import HeldOut
 from staircase_attention.data.text import prepare_text
 from staircase_attention.data.text_source import TextSource
 from staircase_attention.data.token_lanes import (
-    IGNORED,
-    TokenBatch,
     TokenLanes,
     TokenPosition,
     evaluation_batches,
@@ -55,7 +54,6 @@ __all__ = [
     "Source",
     "Storing",
     "TextSource",
-    "TokenBatch",
     "TokenLanes",
     "TokenPosition",
     "TokenSplit",

@@ -7,35 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from staircase_attention.batches import IGNORED, Batch
 from staircase_attention.data.checks import check_whole_number, refusal
 from staircase_attention.data.token_split import TokenSplit
-
-IGNORED = -1
-"""The target where nothing is to be predicted."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class TokenBatch:
-    """One segment of every lane, each array (num_lanes, segment_length)."""
-
-    inputs: NDArray[np.int64]
-    """Tokens; 0 where there is padding."""
-    targets: NDArray[np.int64]
-    """The token after each; IGNORED where there is padding."""
-    is_padding: NDArray[np.bool_]
-    """True where a lane has no token left; never in training."""
-
-    @property
-    def num_answers(self) -> int:
-        """Tokens that are predicted: what a sum of losses is divided by."""
-        return int(np.count_nonzero(self.targets != IGNORED))
-
-    def rows(self, lanes: range) -> "TokenBatch":
-        """The part of the batch in these lanes, as views."""
-        here = slice(lanes.start, lanes.stop, lanes.step)
-        return TokenBatch(
-            inputs=self.inputs[here], targets=self.targets[here], is_padding=self.is_padding[here]
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,7 +73,7 @@ class TokenLanes:
         """The position that as_plain wrote."""
         return TokenPosition.from_plain(plain)
 
-    def batch(self, position: TokenPosition) -> tuple[TokenBatch, TokenPosition]:
+    def batch(self, position: TokenPosition) -> tuple[Batch, TokenPosition]:
         """The batch at a position, and the position after it."""
         if position.num_lanes != self.num_lanes:
             rule = f"a position must have {self.num_lanes} lanes, as its TokenLanes have"
@@ -107,7 +81,7 @@ class TokenLanes:
             raise refusal(rule, position.num_lanes, remedy)
         starts = lane_starts(self.split.num_tokens, self.num_lanes) + position.offset
         rows = self.split.rows(starts, self.segment_length + 1)
-        batch = TokenBatch(
+        batch = Batch(
             inputs=rows[:, :-1].astype(np.int64),
             targets=rows[:, 1:].astype(np.int64),
             is_padding=np.zeros((self.num_lanes, self.segment_length), dtype=np.bool_),
@@ -131,7 +105,7 @@ def lane_starts(num_tokens: int, num_lanes: int) -> NDArray[np.int64]:
 
 def evaluation_batches(
     split: TokenSplit, *, num_lanes: int, segment_length: int
-) -> Iterator[TokenBatch]:
+) -> Iterator[Batch]:
     """Every token of a split predicted exactly once, in lanes that go on from batch to batch.
 
     A lane predicts its own part of the split, given the token before that part and then all of
@@ -150,13 +124,13 @@ def evaluation_batches(
 
 def _evaluation_batch(
     split: TokenSplit, places: NDArray[np.int64], ends: NDArray[np.int64], length: int
-) -> TokenBatch:
+) -> Batch:
     """The batch that predicts the tokens at these places, and those after them up to the ends."""
     rows = split.rows(places - 1, length + 1).astype(np.int64)
     if split.end_symbol is not None:
         rows[places == 0, 0] = split.end_symbol
     is_padding = places[:, None] + np.arange(length) >= ends[:, None]
-    return TokenBatch(
+    return Batch(
         inputs=np.where(is_padding, 0, rows[:, :-1]),
         targets=np.where(is_padding, IGNORED, rows[:, 1:]),
         is_padding=is_padding,

@@ -1,7 +1,6 @@
 """How good a trained model is."""
 
 from staircase_attention.evaluation.evaluate import (
-    IGNORED,
     Score,
     ScoredBatch,
     autocast,
@@ -17,7 +16,6 @@ from staircase_attention.evaluation.language import (
 )
 
 __all__ = [
-    "IGNORED",
     "Mean",
     "Reading",
     "Score",

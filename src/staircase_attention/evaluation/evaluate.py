@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-IGNORED = -1
-"""The target where no answer is asked."""
+from staircase_attention.batches import IGNORED
 
 
 class ScoredBatch(Protocol):

@@ -11,9 +11,9 @@ import triton.language as tl
 
 from staircase_attention.kernels.relative_forward import SHAPE_ARGUMENTS
 from staircase_attention.kernels.relative_tiles import (
+    dropped_alike,
     earliest_key,
     head_base,
-    kept_pairs,
     keys_in_sight,
     load_distances,
     load_keys,
@@ -22,6 +22,7 @@ from staircase_attention.kernels.relative_tiles import (
     store_rows,
     tile_scores,
     visible_pairs,
+    weights_again,
 )
 
 
@@ -181,17 +182,23 @@ def keys_kernel(
             first, place, num_queries, num_keys, first_query, span, earliest, block_q, block_k
         )
         rows = first + tl.arange(0, block_q)
-        normaliser = tl.load(logsumexp + rows_base + rows, mask=rows < num_queries, other=0.0)
+        weights = weights_again(scores, visible, logsumexp + rows_base, rows, num_queries)
         shift = tl.load(agreement + rows_base + rows, mask=rows < num_queries, other=0.0)
-        excess = tl.where(visible, scores - normaliser[:, None], -float("inf"))
-        weights = tl.exp2(excess * 1.4426950408889634)
         gradient = load_rows(g_base, first, g_row, num_queries, block_q, size)
         d_weights = tl.dot(gradient, tl.trans(value), input_precision="ieee")
-        used = weights
-        if has_dropout:
-            kept = kept_pairs(seed, head, first, place, num_keys, dropout, block_q, block_k)
-            used = tl.where(kept, weights / (1 - dropout), 0.0)
-            d_weights = tl.where(kept, d_weights / (1 - dropout), 0.0)
+        used, d_weights = dropped_alike(
+            weights,
+            d_weights,
+            seed,
+            head,
+            first,
+            place,
+            num_keys,
+            dropout,
+            has_dropout,
+            block_q,
+            block_k,
+        )
         d_value = tl.dot(
             tl.trans(used.to(gradient.dtype)), gradient, d_value, input_precision="ieee"
         )

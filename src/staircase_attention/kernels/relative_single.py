@@ -8,10 +8,10 @@ import triton.language as tl
 from staircase_attention.kernels.relative_backward import add_to_last, add_to_table
 from staircase_attention.kernels.relative_forward import SHAPE_ARGUMENTS
 from staircase_attention.kernels.relative_tiles import (
+    dropped_alike,
     earliest_key,
     head_base,
     is_far,
-    kept_pairs,
     load_distances,
     load_keys,
     load_rows,
@@ -20,6 +20,7 @@ from staircase_attention.kernels.relative_tiles import (
     store_rows,
     tile_scores,
     visible_pairs,
+    weights_again,
 )
 
 
@@ -143,19 +144,12 @@ def single_tile_kernel(
             0, 0, num_queries, num_keys, first_query, span, earliest, block_q, block_k
         )
         rows = tl.arange(0, block_q)
-        normaliser = tl.load(
-            logsumexp + tl.cast(head, tl.int64) * num_queries + rows,
-            mask=rows < num_queries,
-            other=0.0,
-        )
-        excess = tl.where(visible, scores - normaliser[:, None], -float("inf"))
-        weights = tl.exp2(excess * 1.4426950408889634)
+        rows_base = tl.cast(head, tl.int64) * num_queries
+        weights = weights_again(scores, visible, logsumexp + rows_base, rows, num_queries)
         d_weights = tl.dot(gradient, tl.trans(value), input_precision="ieee")
-        used = weights
-        if has_dropout:
-            kept = kept_pairs(seed, head, 0, 0, num_keys, dropout, block_q, block_k)
-            used = tl.where(kept, weights / (1 - dropout), 0.0)
-            d_weights = tl.where(kept, d_weights / (1 - dropout), 0.0)
+        used, d_weights = dropped_alike(
+            weights, d_weights, seed, head, 0, 0, num_keys, dropout, has_dropout, block_q, block_k
+        )
         d_value = tl.dot(tl.trans(used.to(gradient.dtype)), gradient, input_precision="ieee")
         dv_base = head_base(d_values, head, num_heads, dv_batch, dv_head)
         dpv_base = head_base(d_past_values, head, num_heads, dpv_batch, dpv_head)

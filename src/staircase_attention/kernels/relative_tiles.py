@@ -173,6 +173,39 @@ def kept_pairs(
 
 
 @triton.jit
+def weights_again(
+    scores: tl.tensor, visible: tl.tensor, logsumexp: tl.tensor, rows: tl.tensor, limit: tl.tensor
+) -> tl.tensor:
+    """The softmax of a tile's scores, by what the forward kernel left of its divisors."""
+    normaliser = tl.load(logsumexp + rows, mask=rows < limit, other=0.0)
+    excess = tl.where(visible, scores - normaliser[:, None], -float("inf"))
+    return tl.exp2(excess * 1.4426950408889634)  # exp(x) = 2 ** (x log2(e))
+
+
+@triton.jit
+def dropped_alike(
+    weights: tl.tensor,
+    d_weights: tl.tensor,
+    seed: tl.tensor,
+    head: tl.tensor,
+    first: tl.tensor,
+    start: tl.tensor,
+    num_keys: tl.tensor,
+    dropout: tl.tensor,
+    has_dropout: tl.constexpr,
+    block_q: tl.constexpr,
+    block_k: tl.constexpr,
+) -> tl.tensor:
+    """The weights as the forward kernel used them, and the gradients of those it kept."""
+    used = weights
+    if has_dropout:
+        kept = kept_pairs(seed, head, first, start, num_keys, dropout, block_q, block_k)
+        used = tl.where(kept, weights / (1 - dropout), 0.0)
+        d_weights = tl.where(kept, d_weights / (1 - dropout), 0.0)
+    return used, d_weights
+
+
+@triton.jit
 def earliest_key(
     first_visible: tl.tensor, head: tl.tensor, num_heads: tl.tensor, has_first_visible: tl.constexpr
 ) -> tl.tensor:

@@ -4,10 +4,10 @@ The way of the data: a `Task` generates `Episodes`; `split` and `training_source
 seed stands for; `Lanes` deals them into batches for training, `evaluation_batches` for the rest.
 """
 
+from staircase_attention.batches import IGNORED, Batch
 from staircase_attention.tasks.algorithm import Algorithm
-from staircase_attention.tasks.episodes import IGNORED, Episodes
+from staircase_attention.tasks.episodes import Episodes
 from staircase_attention.tasks.lanes import (
-    Batch,
     Lanes,
     Position,
     evaluation_batches,

@@ -6,8 +6,9 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from staircase_attention.batches import IGNORED
 from staircase_attention.tasks.checks import check_whole_number
-from staircase_attention.tasks.episodes import IGNORED, Episodes
+from staircase_attention.tasks.episodes import Episodes
 from staircase_attention.tasks.statements import (
     ASSIGN,
     DECREMENT,

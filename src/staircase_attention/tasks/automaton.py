@@ -3,7 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from staircase_attention.tasks.episodes import IGNORED, Episodes, Integers
+from staircase_attention.batches import IGNORED
+from staircase_attention.tasks.episodes import Episodes, Integers
 
 
 def run(transitions: Integers, start: int, symbols: Integers) -> Integers:

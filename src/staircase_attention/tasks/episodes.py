@@ -6,10 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from staircase_attention.batches import IGNORED
 from staircase_attention.tasks.checks import refusal
-
-IGNORED = -1
-"""The target where no answer is asked: such a position counts neither in loss nor in error."""
 
 Integers = NDArray[np.signedinteger]
 """An array of whole numbers, of whichever width."""

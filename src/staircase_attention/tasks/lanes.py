@@ -5,35 +5,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from staircase_attention.batches import IGNORED, Batch
 from staircase_attention.tasks.checks import check_whole_number, refusal
-from staircase_attention.tasks.episodes import IGNORED, Episodes, Integers, ragged_range
+from staircase_attention.tasks.episodes import Episodes, Integers, ragged_range
 from staircase_attention.tasks.sources import Source
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Batch:
-    """One segment of every lane, each array (num_lanes, segment_length)."""
-
-    inputs: NDArray[np.int64]
-    """Input symbols; 0 where there is padding."""
-    targets: NDArray[np.int64]
-    """Answers; IGNORED where none is asked, and where there is padding."""
-    is_padding: NDArray[np.bool_]
-    """True where a lane has no token left; never in training."""
-
-    @property
-    def num_answers(self) -> int:
-        """Tokens at which an answer is asked: what a sum of losses is divided by."""
-        return int(np.count_nonzero(self.targets != IGNORED))
-
-    def rows(self, lanes: range) -> "Batch":
-        """The part of the batch in these lanes, as views."""
-        here = slice(lanes.start, lanes.stop, lanes.step)
-        return Batch(
-            inputs=self.inputs[here], targets=self.targets[here], is_padding=self.is_padding[here]
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

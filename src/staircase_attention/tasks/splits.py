@@ -5,8 +5,9 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from staircase_attention.batches import IGNORED
 from staircase_attention.tasks.checks import check_choice, check_whole_number, refusal
-from staircase_attention.tasks.episodes import IGNORED, Episodes
+from staircase_attention.tasks.episodes import Episodes
 from staircase_attention.tasks.task import Task
 
 Split = Literal["train", "valid", "test"]

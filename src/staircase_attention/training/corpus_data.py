@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from staircase_attention.batches import IGNORED, Batch
 from staircase_attention.data import (
     Corpus,
-    TokenBatch,
     TokenLanes,
     TokenPosition,
     TokenSplit,
@@ -21,9 +21,6 @@ from staircase_attention.data import (
 from staircase_attention.evaluation import Score, ScoredBatch
 from staircase_attention.training.dataset import SplitName
 from staircase_attention.training.recipe import CorpusChoice
-
-IGNORED = -1
-"""The target where there is nothing to be foretold."""
 
 
 class CorpusData:
@@ -137,14 +134,14 @@ class EpisodeLanes:
         """Before the first batch."""
         return EpisodePosition(update=0)
 
-    def batch(self, position: EpisodePosition) -> tuple[TokenBatch, EpisodePosition]:
+    def batch(self, position: EpisodePosition) -> tuple[Batch, EpisodePosition]:
         """The batch at a position, and the position after it."""
         first = position.update * self.num_lanes
         numbers = range(first, first + self.num_lanes)
         episodes = [self._episode(number) for number in numbers]
         return self._fill(episodes), EpisodePosition(update=position.update + 1)
 
-    def once(self) -> Iterator[TokenBatch]:
+    def once(self) -> Iterator[Batch]:
         """Every episode once, the last batch filled up with nothing."""
         count = len(self.starts)
         for first in range(0, count, self.num_lanes):
@@ -160,7 +157,7 @@ class EpisodeLanes:
             self._epoch, self._order = epoch, generator.permutation(len(self.starts))
         return int(self._order[place])
 
-    def _fill(self, episodes: list[int]) -> TokenBatch:
+    def _fill(self, episodes: list[int]) -> Batch:
         shape = (self.num_lanes, self.segment_length)
         inputs = np.zeros(shape, dtype=np.int64)
         targets = np.full(shape, IGNORED, dtype=np.int64)
@@ -171,4 +168,4 @@ class EpisodeLanes:
             inputs[row, :length] = tokens
             targets[row, : length - 1] = tokens[1:]
             is_padding[row, :length] = False
-        return TokenBatch(inputs=inputs, targets=targets, is_padding=is_padding)
+        return Batch(inputs=inputs, targets=targets, is_padding=is_padding)

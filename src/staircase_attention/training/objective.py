@@ -5,7 +5,8 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor, nn
 
-from staircase_attention.evaluation import IGNORED, loss_and_wrong
+from staircase_attention.batches import IGNORED
+from staircase_attention.evaluation import loss_and_wrong
 from staircase_attention.models import LSTMState, SequenceModel, State
 from staircase_attention.training.build import Model
 

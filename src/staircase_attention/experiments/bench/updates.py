@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from staircase_attention.data import TokenBatch
+from staircase_attention.batches import Batch
 from staircase_attention.experiments.bench.flops import reach_of, update_flops
 from staircase_attention.experiments.bench.gpt2 import GPT2Learner, import_gpt2
 from staircase_attention.experiments.bench.stopwatch import Laps, Stopwatch
@@ -199,13 +199,13 @@ class Work:
         self.num_skipped += not outcome.was_applied
 
 
-def random_batches(subject: Subject) -> list[TokenBatch]:
+def random_batches(subject: Subject) -> list[Batch]:
     """Random tokens with an answer to each, always the same ones."""
     training = subject.recipe.training
     shape = (training.num_lanes, training.segment_length)
     generator = np.random.default_rng(0)
     return [
-        TokenBatch(
+        Batch(
             inputs=generator.integers(subject.num_inputs, size=shape),
             targets=generator.integers(subject.num_outputs, size=shape),
             is_padding=np.zeros(shape, dtype=np.bool_),

@@ -16,7 +16,7 @@ from staircase_attention.layers.plainness import are_untouched
 from staircase_attention.layers.positions import RotaryPositions
 from staircase_attention.models.decoding.layout import Layout
 from staircase_attention.models.decoding.memory import Memory, holds_what_it_should
-from staircase_attention.models.decoding.weights import Weights, layers_of
+from staircase_attention.models.decoding.weights import Weights
 from staircase_attention.models.sequence_model import SequenceModel
 from staircase_attention.models.state import State
 
@@ -94,7 +94,6 @@ class Decoder:
             can_run_on(here.device)
             and layout is not None
             and dtype in DTYPES
-            and len(layers_of(model)) == model.config.num_layers
             and state.model == model.signature
             and len(state.streams) == 1
             and state.streams[0].rows == tuple(range(state.batch_size))

@@ -73,7 +73,7 @@ class Weights:
         def cast(parameters: list[Tensor]) -> Tensor:
             return torch.stack([one.detach().to(dtype) for one in parameters]).contiguous()
 
-        layers = layers_of(model)
+        layers = model.core.typed_layers
         memory, positions = model.core.memory, model.core.positions
         shares = memory.shares_keys_values
         forward = [layer.feed_forward for layer in layers]
@@ -130,11 +130,6 @@ class Weights:
         """What each pass of a token through the core must read."""
         names = ("projections", "output", "expand", "contract")
         return sum(_bytes(getattr(self, name)) for name in names)
-
-
-def layers_of(model: SequenceModel) -> list[Layer]:
-    """The layers of a model's core."""
-    return [layer for layer in model.core.layers if isinstance(layer, Layer)]
 
 
 def version_of(parameters: tuple[Tensor, ...]) -> int:

@@ -1,0 +1,33 @@
+"""What a model is trained and scored on, wherever it comes from: one segment of every lane."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+IGNORED = -1
+"""The target where no answer is asked."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Batch:
+    """One segment of every lane, each array (num_lanes, segment_length)."""
+
+    inputs: NDArray[np.int64]
+    """Input symbols; 0 where there is padding."""
+    targets: NDArray[np.int64]
+    """Answers, or the tokens that come next; IGNORED where none is asked, and at padding."""
+    is_padding: NDArray[np.bool_]
+    """True where a lane has no token left; never in training."""
+
+    @property
+    def num_answers(self) -> int:
+        """Tokens at which an answer is asked: what a sum of losses is divided by."""
+        return int(np.count_nonzero(self.targets != IGNORED))
+
+    def rows(self, lanes: range) -> "Batch":
+        """The part of the batch in these lanes, as views."""
+        here = slice(lanes.start, lanes.stop, lanes.step)
+        return Batch(
+            inputs=self.inputs[here], targets=self.targets[here], is_padding=self.is_padding[here]
+        )
