@@ -243,6 +243,31 @@ def test_progress_reaches_its_end_also_after_a_stop(tmp_path, small_blocks, num_
     assert source.progress.done == source.progress.totals
 
 
+def test_a_dump_whose_last_run_is_empty_may_be_followed_by_a_stop(tmp_path, small_blocks):
+    """Runs of one batch each: when the dump ends, nothing is left for its last run."""
+    comments = random_comments(11, 60)
+    dumps = [
+        write_dump(tmp_path / "first", comments[:30]),
+        write_dump(tmp_path / "second", comments[30:]),
+    ]
+    limits = Limits(run_bytes=1)
+
+    def stop_in_the_second(_):
+        if list((tmp_path / "work" / "runs").glob("00001-*.json")):
+            raise KeyboardInterrupt
+
+    watcher = Watcher(stop_in_the_second)
+    with pytest.raises(KeyboardInterrupt):
+        RedditSource(  # noqa: B018
+            dumps, tmp_path / "work", progress=watcher, num_workers=1, limits=limits
+        ).report
+    last_of_first = max((tmp_path / "work" / "runs").glob("00000-*.json"))
+    assert json.loads(last_of_first.read_text())["lines"] == {}
+    source = RedditSource(dumps, tmp_path / "work", num_workers=1, limits=limits)
+    whole = RedditSource(dumps, tmp_path / "work2", num_workers=1)
+    assert everything(source) == everything(whole)
+
+
 def test_two_preparations_may_not_share_a_folder(tmp_path):
     dump = write_dump(tmp_path / "dump", [comment("c1")])
     folder = tmp_path / "work"

@@ -19,6 +19,7 @@ from staircase_attention.data.reddit.cleaning import Cleaning
 from staircase_attention.data.reddit.limits import Limits
 from staircase_attention.data.reddit.lines import Batch, line_batches
 from staircase_attention.data.reddit.records import parse_batch
+from staircase_attention.data.reddit.report import LineCounts
 from staircase_attention.data.reddit.runs import RunBuffer, RunEnd, RunFolder
 from staircase_attention.data.reddit.workers import Workers
 
@@ -58,7 +59,7 @@ class Scatter:
         ends = list(map(self.runs.last, range(len(paths))))
         if all(end.is_last for end in ends):
             return
-        self._num_comments = sum(end.lines["comments"] for end in self.runs.ends())
+        self._num_comments = sum(LineCounts(**end.lines).comments for end in self.runs.ends())
         self.progress.say("reading the dumps")
         total = sum(path.stat().st_size for path in paths)
         self.progress.begin(total, sum(end.position for end in ends))
