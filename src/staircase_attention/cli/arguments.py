@@ -1,5 +1,6 @@
 """Arguments that several commands take."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,4 +13,9 @@ ScheduleName = Annotated[
 ScheduleOptions = Annotated[
     list[str] | None,
     typer.Argument(metavar="[NAME=VALUE]...", help="its options, as chunk_size=64 num_passes=4"),
+]
+
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")]
+TrainedRun = Annotated[
+    Path, typer.Argument(metavar="RUN", help="a run folder, packed or not, or pretrained:NAME")
 ]

@@ -1,12 +1,13 @@
 """`staircase eval`: how good a trained model is, at its own length and at others."""
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from typing import Annotated, Any, cast, get_args
 
 import typer
 
-from staircase_attention.cli.train import RunArgument
+from staircase_attention.cli.arguments import TrainedRun
 from staircase_attention.evaluation import Mean, Reading, bits, loss_by_past, loss_by_position
 from staircase_attention.training import LoadedRun, load_run
 from staircase_attention.training.build import choose_device, precision_of
@@ -20,7 +21,7 @@ FACTS = ("bits_per_byte", "perplexity", "byte_perplexity")
 
 
 def evaluate(
-    run: RunArgument,
+    run: TrainedRun,
     *,
     split: Annotated[str, typer.Option(help="train, valid or test.")] = "test",
     length: Annotated[
@@ -37,12 +38,16 @@ def evaluate(
     checkpoint: Annotated[
         str, typer.Option(help="`best` on the validation data, `latest`, or an update.")
     ] = "best",
+    precision: Annotated[
+        str | None,
+        typer.Option(help="float32 or bfloat16; float32 on a CPU, the run's own on a GPU."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Score a trained model on a split of its data."""
     if split not in SPLITS:
         raise ValueError(f"--split must be one of {', '.join(SPLITS)}, got {split!r}; choose one")
-    loaded = load_run(run, checkpoint=checkpoint)
+    loaded = in_precision(load_run(run, checkpoint=checkpoint), precision)
     name = cast(SplitName, split)
     if isinstance(loaded.data, TaskData):
         check_unused(by_position, past)
@@ -61,6 +66,14 @@ def evaluate(
         show_means("position in the document from", loss_by_position(reading), as_json)
     if past:
         show_means("tokens of past in the state", loss_by_past(reading, past), as_json)
+
+
+def in_precision(loaded: LoadedRun, precision: str | None) -> LoadedRun:
+    """The run as it is to be scored: many CPUs are slow at bfloat16, and none needs it."""
+    if precision is None and choose_device().type == "cuda":
+        return loaded
+    recipe = loaded.recipe.override({"training.precision": precision or "float32"})
+    return dataclasses.replace(loaded, recipe=recipe)
 
 
 def check_unused(by_position: bool, past: list[int] | None) -> None:

@@ -5,14 +5,14 @@ from typing import Annotated
 
 import typer
 
-from staircase_attention.cli.train import RunArgument
+from staircase_attention.cli.arguments import TrainedRun
 from staircase_attention.models import SequenceModel
-from staircase_attention.training import load_language_model
+from staircase_attention.training import load_language_model, run_path
 from staircase_attention.training.run_folder import RunFolder
 
 
 def export(
-    run: RunArgument,
+    run: TrainedRun,
     folder: Annotated[Path, typer.Argument(help="the folder to be")],
     *,
     checkpoint: Annotated[str, typer.Option(help="`best`, `latest`, or an update.")] = "best",
@@ -27,7 +27,7 @@ def export(
             f"Transformers gets models of the family, got {language.recipe.model.kind}; "
             "export a run of one of them"
         )
-    file = RunFolder(run).tokeniser / "tokenizer.json"
+    file = RunFolder(run_path(run)).tokeniser / "tokenizer.json"
     written = export_model(
         language.model,
         folder,

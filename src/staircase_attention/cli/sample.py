@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from staircase_attention.cli.train import RunArgument
+from staircase_attention.cli.arguments import TrainedRun
 from staircase_attention.generation import (
     Conversation,
     SamplingConfig,
@@ -29,7 +29,7 @@ MaxTokens = Annotated[int, typer.Option(help="Tokens to make, at most.")]
 
 
 def sample(
-    run: RunArgument,
+    run: TrainedRun,
     *,
     prompt: Annotated[
         list[str] | None, typer.Option(help="Where to begin; may be given repeatedly.")
@@ -101,7 +101,7 @@ def show(made: TextStream, max_tokens: int) -> None:
 
 
 def chat(
-    run: RunArgument,
+    run: TrainedRun,
     *,
     separator: Annotated[
         str, typer.Option(help="What ends a turn in the corpus; \\n is a new line.")

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from staircase_attention.cli.arguments import RunArgument
 from staircase_attention.cli.assignments import parse_assignments
 from staircase_attention.experiments import find_recipe
 from staircase_attention.training import (
@@ -17,7 +18,6 @@ from staircase_attention.training import (
 from staircase_attention.training import resume as resume_run
 from staircase_attention.training import train as train_recipe
 
-RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")]
 Quiet = Annotated[bool, typer.Option(help="Show no progress.")]
 
 

@@ -6,7 +6,9 @@ from staircase_attention.training.loading import (
     LoadedRun,
     load_language_model,
     load_run,
+    pack,
 )
+from staircase_attention.training.packed import pretrained_names, run_path
 from staircase_attention.training.processes import is_first_process
 from staircase_attention.training.recipe import (
     CorpusChoice,
@@ -40,6 +42,9 @@ __all__ = [
     "is_first_process",
     "load_language_model",
     "load_run",
+    "pack",
+    "pretrained_names",
     "resume",
+    "run_path",
     "train",
 ]

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from torch import Tensor
@@ -12,6 +13,7 @@ from staircase_attention.training.build import Model, build_dataset, build_model
 from staircase_attention.training.checkpoint import WEIGHTS, CheckpointName, DamagedCheckpointError
 from staircase_attention.training.corpus_data import CorpusData
 from staircase_attention.training.dataset import TaskData
+from staircase_attention.training.packed import Numbers, pack_weights, read_packed, run_path
 from staircase_attention.training.progress import Progress
 from staircase_attention.training.recipe import Recipe
 from staircase_attention.training.run_folder import RunFolder
@@ -52,7 +54,7 @@ def load_language_model(
     folder: str | os.PathLike[str], *, checkpoint: str = "best"
 ) -> LanguageModel:
     """The model of a run that was trained on text; the corpus itself need not be there."""
-    place = RunFolder(folder)
+    place = RunFolder(run_path(folder))
     recipe = place.recipe()
     if not place.tokeniser.is_dir():
         raise ValueError(
@@ -60,11 +62,11 @@ def load_language_model(
             "name a run that was trained on a corpus"
         )
     tokeniser = load_tokeniser(place.tokeniser)
-    name, weights = _weights(place, checkpoint)
+    update, weights = _weights(place, checkpoint)
     symbols = NumSymbols(num_inputs=tokeniser.vocab_size, num_outputs=tokeniser.vocab_size)
     model = build_model(recipe, symbols)
     model.load_state_dict(weights)
-    return LanguageModel(recipe=recipe, model=model.eval(), tokeniser=tokeniser, update=name.update)
+    return LanguageModel(recipe=recipe, model=model.eval(), tokeniser=tokeniser, update=update)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,20 +78,45 @@ class NumSymbols:
 
 
 def load_run(folder: str | os.PathLike[str], *, checkpoint: str = "best") -> LoadedRun:
-    """The model of a run: `best` on the validation data, `latest`, or a number of updates."""
-    place = RunFolder(folder)
+    """The model of a run: `best` on the validation data, `latest`, or a number of updates.
+
+    `folder` may also be pretrained:NAME, a run that comes with the package.
+    """
+    place = RunFolder(run_path(folder))
     recipe = place.recipe()
     data = build_dataset(recipe)
-    name, weights = _weights(place, checkpoint)
+    update, weights = _weights(place, checkpoint)
     model = build_model(recipe, data)
     model.load_state_dict(weights)
-    return LoadedRun(recipe=recipe, data=data, model=model.eval(), update=name.update)
+    return LoadedRun(recipe=recipe, data=data, model=model.eval(), update=update)
 
 
-def _weights(place: RunFolder, checkpoint: str) -> tuple[CheckpointName, dict[str, Tensor]]:
+def pack(
+    folder: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    checkpoint: str = "best",
+    numbers: Numbers = "bfloat16",
+) -> Path:
+    """Write what is needed to use a run's model, and nothing else, to a new folder."""
+    place = RunFolder(run_path(folder))
+    place.recipe()
+    update, weights = _weights(place, checkpoint)
+    return pack_weights(place, weights, target, update=update, numbers=numbers)
+
+
+def _weights(place: RunFolder, checkpoint: str) -> tuple[int, dict[str, Tensor]]:
+    if place.is_packed:
+        update, weights = read_packed(place)
+        if checkpoint not in ("best", str(update)):
+            raise ValueError(
+                f"a packed run has the weights of update {update} alone, got {checkpoint!r}; "
+                "leave --checkpoint away"
+            )
+        return update, weights
     name = _choose(place, checkpoint)
     try:
-        return name, place.checkpoints.read(name).tensors[WEIGHTS]
+        return name.update, place.checkpoints.read(name).tensors[WEIGHTS]
     except DamagedCheckpointError as error:
         raise ValueError(
             f"a checkpoint must be as it was written, got {error}; name another with --checkpoint"

@@ -61,6 +61,11 @@ def resume(folder: str | os.PathLike[str], *, progress: Display | None = None) -
     recipe = place.recipe()
     if place.is_finished:
         return RunResult(**read_json(place.result))
+    if place.is_packed:
+        raise ValueError(
+            f"a run goes on from its checkpoints, got {place.path}, which is packed and has none; "
+            "name the folder that it was packed from"
+        )
     return _go(recipe, place, progress)
 
 

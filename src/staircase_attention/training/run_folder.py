@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from staircase_attention.data import Tokeniser
-from staircase_attention.training.checkpoint import CheckpointFolder
+from staircase_attention.training.checkpoint import WEIGHTS, CheckpointFolder
 from staircase_attention.training.files import read_json, write_json
 from staircase_attention.training.processes import is_first_process
 from staircase_attention.training.recipe import Recipe
@@ -36,6 +36,8 @@ class RunFolder:
         self.result = self.path / "result.json"
         self.tokeniser = self.path / "tokeniser"
         self.checkpoints = CheckpointFolder(self.path / "checkpoints")
+        self.weights = self.path / WEIGHTS
+        self.packing = self.path / "packing.json"
 
     def create(self, recipe: Recipe, tokeniser: Tokeniser | None = None) -> None:
         """Begin a run here, in a folder that is new or empty.
@@ -116,6 +118,11 @@ class RunFolder:
         """Whether the run has come to its end."""
         return self.result.exists()
 
+    @property
+    def is_packed(self) -> bool:
+        """Whether only what is needed to use the model is here."""
+        return self.packing.exists()
+
 
 def environment() -> dict[str, Any]:
     """What the run ran on, as far as a result can depend on it."""
@@ -126,7 +133,7 @@ def environment() -> dict[str, Any]:
         "packages": {name: version for name in packages if (version := _version(name))},
         "device": device_name(),
         "num_threads": torch.get_num_threads(),
-        "command": sys.argv,
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
     }
 
 

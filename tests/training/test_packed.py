@@ -1,0 +1,94 @@
+"""A packed run is small, whole, and gives the model back; the shipped ones are as they should be."""
+
+import json
+
+import pytest
+import torch
+from small_runs import small_recipe
+from text_runs import make_corpus, text_recipe
+
+from staircase_attention.training import (
+    load_language_model,
+    load_run,
+    pack,
+    pretrained_names,
+    resume,
+    run_path,
+    train,
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("packed") / "run"
+    train(small_recipe(), folder)
+    return folder
+
+
+@pytest.mark.parametrize("numbers", ["bfloat16", "float32"])
+def test_a_packed_run_gives_the_model_back(run, tmp_path, numbers):
+    before, after = load_run(run), load_run(pack(run, tmp_path / "packed", numbers=numbers))
+    assert after.update == before.update
+    assert after.recipe == before.recipe
+    expected = before.model.state_dict()
+    for name, tensor in after.model.state_dict().items():
+        rounded = expected[name].to(getattr(torch, numbers)).to(tensor.dtype)
+        assert torch.equal(tensor, rounded)
+    kept = {path.name for path in (tmp_path / "packed").iterdir()}
+    assert kept == {
+        "config.json", "environment.json", "packing.json", "result.json", "weights.safetensors"
+    }  # fmt: skip
+    assert (tmp_path / "packed" / "result.json").read_bytes() == (run / "result.json").read_bytes()
+
+
+def test_a_packed_run_can_be_packed_again_and_does_not_go_on(run, tmp_path):
+    pack(run, tmp_path / "one")
+    again = pack(tmp_path / "one", tmp_path / "two")
+    assert (again / "weights.safetensors").read_bytes() == (
+        tmp_path / "one" / "weights.safetensors"
+    ).read_bytes()
+    assert resume(again).status == "finished"
+    (again / "result.json").unlink()
+    with pytest.raises(ValueError, match="goes on from its checkpoints, got .*which is packed"):
+        resume(again)
+    with pytest.raises(ValueError, match="needs a folder that is new or empty"):
+        train(small_recipe(), again)
+
+
+def test_a_language_model_takes_its_tokeniser_along(tmp_path):
+    train(text_recipe(make_corpus(tmp_path)), tmp_path / "run")
+    packed = load_language_model(pack(tmp_path / "run", tmp_path / "packed"))
+    assert packed.decode(packed.encode("a word")) == b"a word"
+
+
+def test_damage_and_wrong_wishes_are_refused_in_one_line(run, tmp_path):
+    folder = pack(run, tmp_path / "packed")
+    with pytest.raises(ValueError, match="needs a new folder, got .*packed, which exists"):
+        pack(run, folder)
+    with pytest.raises(ValueError, match="has the weights of update .* alone, got 'latest'"):
+        load_run(folder, checkpoint="latest")
+    weights = folder / "weights.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(bytes(content))
+    with pytest.raises(ValueError, match="must be as it was written, got .*checksum differs"):
+        load_run(folder)
+    with pytest.raises(ValueError, match="a pretrained run is one of pretrained:.*, got 'pre"):
+        run_path("pretrained:perpetual-motion")
+    blocked = tmp_path / "file"
+    blocked.touch()
+    with pytest.raises(ValueError, match="can be written, got .*; name another"):
+        pack(run, blocked / "inside")
+    assert not list(tmp_path.glob(".*partial"))
+
+
+@pytest.mark.parametrize("name", pretrained_names())
+def test_shipped_runs_are_whole_small_and_name_no_place(name):
+    folder = run_path(f"pretrained:{name}")
+    loaded = load_run(f"pretrained:{name}")
+    result = json.loads((folder / "result.json").read_text())
+    assert loaded.update == result["best_update"]
+    assert loaded.model.num_parameters == result["num_parameters"]
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 16e6
+    command = json.loads((folder / "environment.json").read_text())["command"]
+    assert not any(word.startswith("/") for word in command)
