@@ -131,6 +131,19 @@ def test_rows_reset_where_a_chunk_begins_share_one_stream_and_others_do_not():
     assert inside.reset([True, True]).num_bytes == 0
 
 
+def test_rows_that_begin_where_others_have_a_chunk_share_their_stream():
+    """However often rows begin anew, there are no more streams than places in a chunk."""
+    model = build(Staircase(chunk_size=3, num_passes=2))
+    state, generator = model.initial_state(5), torch.Generator().manual_seed(0)
+    for _ in range(40):
+        _, state = model(random_tokens(5, 1), state)
+        state = state.reset(torch.rand(5, generator=generator) < 0.3)
+        phases = [stream.position % 3 for stream in state.streams]
+        assert len(set(phases)) == len(phases)
+        assert sorted(row for stream in state.streams for row in stream.rows) == list(range(5))
+        assert all(list(stream.rows) == sorted(stream.rows) for stream in state.streams)
+
+
 def test_cached_keys_and_values_are_computed_once(monkeypatch):
     model = build(CachedStaircase(chunk_size=2, num_window_chunks=5, num_passes=1))
     frozen = []

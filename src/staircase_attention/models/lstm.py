@@ -4,11 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
 from staircase_attention.models.checks import check_sizes, check_tokens
+from staircase_attention.models.state import checked_mask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +42,11 @@ class LSTMState:
         """The state of a batch made of these rows, in this order."""
         index = torch.tensor(list(rows), device=self.hidden.device)
         return self.map(lambda tensor: tensor.index_select(1, index))
+
+    def reset(self, rows: Bool[Tensor, " batch"] | Sequence[bool]) -> "LSTMState":
+        """Let the rows that are True begin anew, as if nothing had come before."""
+        anew = checked_mask(rows, self.batch_size)[None, :, None]
+        return self.map(lambda tensor: tensor.masked_fill(anew.to(tensor.device), 0.0))
 
     @classmethod
     def join(cls, states: Sequence["LSTMState"]) -> "LSTMState":
@@ -81,10 +87,28 @@ class LSTMSequenceModel(nn.Module):
     ) -> tuple[Float[Tensor, "batch time output"], LSTMState]:
         """Logits for every token, and the state from which the stream goes on."""
         check_tokens(tokens, self.vocab_size)
+        if state is not None:
+            self._check_state(state, tokens)
         before = None if state is None else (state.hidden, state.cell)
         hidden, (last_hidden, last_cell) = self.lstm(self.embedding(tokens), before)
         logits = self.output(functional.dropout(hidden, self.dropout, self.training))
         return logits, LSTMState(hidden=last_hidden, cell=last_cell)
+
+    def _check_state(self, state: LSTMState, tokens: Int[Tensor, "batch time"]) -> None:
+        if not isinstance(state, LSTMState):
+            raise TypeError(
+                f"state must be an LSTMState that a model gave back, got {type(state).__name__}; "
+                "pass the second value of model(tokens), or leave it out to begin anew"
+            )
+        lstm = self.lstm
+        shape = (lstm.num_layers, tokens.shape[0], lstm.hidden_size)
+        for tensor in (state.hidden, state.cell):
+            if tensor.shape != shape:
+                raise ValueError(
+                    f"a state must have {lstm.num_layers} layers, {tokens.shape[0]} batch rows and "
+                    f"a width of {lstm.hidden_size}, as model and tokens have, got "
+                    f"{tuple(tensor.shape)}; pass this model's own state, or none to begin anew"
+                )
 
     @property
     def num_parameters(self) -> int:

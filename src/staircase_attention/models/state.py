@@ -16,7 +16,7 @@ class Stream:
     """Batch rows whose chunks begin at the same positions, and what their past left behind."""
 
     rows: tuple[int, ...]
-    """Which rows of the batch these are."""
+    """Which rows of the batch these are, in order."""
     position: int = 0
     """Tokens that have come in since the first of these rows began."""
     starts: tuple[int, ...]
@@ -194,21 +194,34 @@ class State:
 
     def reset(self, rows: Bool[Tensor, " batch"] | Sequence[bool]) -> "State":
         """Let the rows that are True begin anew, as if nothing had come before."""
-        mask = torch.as_tensor(rows).cpu()
-        if mask.dtype != torch.bool or mask.shape != (self.batch_size,):
-            raise ValueError(
-                f"reset takes one True or False for each of the {self.batch_size} batch rows, "
-                f"got {tuple(mask.shape)} of {mask.dtype}; pass a boolean mask of rows"
-            )
+        mask = checked_mask(rows, self.batch_size)
         streams: list[Stream] = []
         homeless: list[int] = []
         for stream in self.streams:
             kept, leaving = self._restart(stream, mask[list(stream.rows)])
             streams += kept
             homeless += leaving
-        if homeless:
-            streams.append(Stream.fresh(sorted(homeless)))
-        return replace(self, streams=tuple(streams))
+        return replace(self, streams=tuple(self._housed(streams, sorted(homeless))))
+
+    def _housed(self, streams: list[Stream], homeless: list[int]) -> list[Stream]:
+        """With rows that begin now: in a stream whose chunk begins now too, or in one of their own.
+
+        So no two streams have their chunks at the same positions, however often rows begin.
+        """
+        if not homeless:
+            return streams
+        hosts = [number for number, one in enumerate(streams) if self._is_aligned(one)]
+        if not hosts:
+            return [*streams, Stream.fresh(homeless)]
+        host = streams[hosts[0]]
+        place_of = {row: place for place, row in enumerate(host.rows)}
+        rows = sorted([*host.rows, *homeless])
+        together = host.select([place_of.get(row, 0) for row in rows], rows)
+        streams[hosts[0]] = together.restart(torch.tensor([row not in place_of for row in rows]))
+        return streams
+
+    def _is_aligned(self, stream: Stream) -> bool:
+        return stream.position % self.chunk_length == 0
 
     def _restart(
         self, stream: Stream, anew: Bool[Tensor, " rows"]
@@ -217,8 +230,7 @@ class State:
         flags: list[bool] = anew.tolist()
         if not any(flags):
             return [stream], []
-        aligned = stream.position % self.chunk_length == 0
-        if aligned and not all(flags):
+        if self._is_aligned(stream) and not all(flags):
             return [stream.restart(anew)], []
         stay = [place for place, begins in enumerate(flags) if not begins]
         kept = [stream.select(stay, [stream.rows[place] for place in stay])] if stay else []
@@ -230,6 +242,17 @@ class State:
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> "State":
         return replace(self, streams=tuple(stream.map(change) for stream in self.streams))
+
+
+def checked_mask(rows: Bool[Tensor, " batch"] | Sequence[bool], batch_size: int) -> Tensor:
+    """One True or False for each row of a batch, on the CPU."""
+    mask = torch.as_tensor(rows).cpu()
+    if mask.dtype != torch.bool or mask.shape != (batch_size,):
+        raise ValueError(
+            f"reset takes one True or False for each of the {batch_size} batch rows, "
+            f"got {tuple(mask.shape)} of {mask.dtype}; pass a boolean mask of rows"
+        )
+    return mask
 
 
 def check_rows(rows: Sequence[int], batch_size: int) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from staircase_attention.files import write_whole
 from staircase_attention.layers import KeysValues
 from staircase_attention.models.lstm import LSTMState
 from staircase_attention.models.state import State, Stream
@@ -32,10 +32,7 @@ def save_state(state: State | LSTMState, path: str | os.PathLike[str]) -> None:
         raise FileNotFoundError(
             f"a state is saved into a folder that exists, got {target}; make {target.parent} first"
         )
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
-        scratch = Path(folder) / target.name
-        scratch.write_bytes(save(tensors, metadata={HEADER: json.dumps(header)}))
-        scratch.replace(target)
+    write_whole(target, save(tensors, metadata={HEADER: json.dumps(header)}))
 
 
 def load_state(path: str | os.PathLike[str]) -> State | LSTMState:

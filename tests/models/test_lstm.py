@@ -1,0 +1,43 @@
+"""The LSTM baseline keeps to the same rules of state as the family."""
+
+import pytest
+import torch
+
+from building import random_tokens
+from staircase_attention.models import LSTMSequenceModel
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return LSTMSequenceModel(vocab_size=7, output_size=5, width=6, num_layers=2).double()
+
+
+def test_a_reset_row_equals_a_fresh_stream_and_the_others_go_on(model):
+    tokens = random_tokens(3, 12)
+    whole, _ = model(tokens)
+    _, state = model(tokens[:, :7])
+    after, _ = model(tokens[:, 7:], state.reset([False, True, False]))
+    fresh, _ = model(tokens[1:2, 7:])
+    torch.testing.assert_close(after[1:2], fresh, rtol=0, atol=1e-12)
+    torch.testing.assert_close(after[[0, 2]], whole[[0, 2], 7:], rtol=0, atol=1e-12)
+
+
+def test_a_reset_heals_a_row_that_is_not_finite(model):
+    _, state = model(random_tokens(2, 4))
+    spoilt = state.map(lambda tensor: tensor.index_fill(1, torch.tensor([1]), torch.nan))
+    healed = spoilt.reset([False, True])
+    assert torch.isfinite(healed.hidden).all()
+    assert torch.equal(healed.cell[:, 0], state.cell[:, 0])
+
+
+def test_states_of_another_shape_are_refused_in_one_line(model):
+    _, state = model(random_tokens(2, 4))
+    with pytest.raises(
+        ValueError, match=r"2 layers, 3 batch rows and a width of 6.*got \(2, 2, 6\)"
+    ):
+        model(random_tokens(3, 4), state)
+    with pytest.raises(TypeError, match="an LSTMState that a model gave back, got tuple; pass"):
+        model(random_tokens(2, 4), (state.hidden, state.cell))
+    with pytest.raises(ValueError, match="each of the 2 batch rows"):
+        state.reset([True])
