@@ -25,7 +25,7 @@ from staircase_attention.data import (
     prepare_text,
     shards,
 )
-from staircase_attention.data.files import sha256_of
+from staircase_attention.data.checksums import sha256_of
 from staircase_attention.data.readers import compression
 from staircase_attention.data.tokenisers import byte_pair
 from staircase_attention.data.workplace import Workplace
@@ -154,7 +154,7 @@ def test_checksums_are_not_computed_again(inputs, tmp_path, monkeypatch):
         run(inputs, tmp_path / "corpus", progress=KilledAfter(3))
     seen = []
     monkeypatch.setattr(
-        "staircase_attention.data.files.sha256_of",
+        "staircase_attention.data.checksums.sha256_of",
         lambda path: seen.append(path) or sha256_of(path),
     )
     run(inputs, tmp_path / "corpus")

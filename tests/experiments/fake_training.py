@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
+from staircase_attention.files import write_json
 from staircase_attention.training import Recipe, RunResult, StopRequested
-from staircase_attention.training.files import write_json
 from staircase_attention.training.run_folder import RunFolder
 
 Error = Callable[[Recipe], float]

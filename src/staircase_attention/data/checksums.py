@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and their checksums."""
+"""Checksums of files, remembered while these stay as they are."""
 
 import hashlib
 import json
@@ -6,27 +6,8 @@ import os
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
-
-def write_json(path: Path, plain: Any) -> None:  # noqa: ANN401
-    """Write a file that appears complete, and stays so if the machine stops the moment after."""
-    scratch = path.with_name(f".{path.name}.partial")
-    with scratch.open("w") as file:
-        file.write(json.dumps(plain, indent=1) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    scratch.replace(path)
-    sync_folder(path.parent)
-
-
-def sync_folder(path: Path) -> None:
-    """Make what was created and renamed in a folder last."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+from staircase_attention.files import write_json
 
 
 def sha256_of(path: Path) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from staircase_attention.data.checks import refusal
-from staircase_attention.data.files import sha256_of
+from staircase_attention.data.checksums import sha256_of
 from staircase_attention.data.manifest import MANIFEST, ArrayRecord, Manifest
 from staircase_attention.data.shards import STARTS_DTYPE
 from staircase_attention.data.token_split import TokenSplit

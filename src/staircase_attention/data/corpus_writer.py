@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from staircase_attention.data.files import write_json
 from staircase_attention.data.manifest import Counts, SplitRecord
 from staircase_attention.data.mixture_place import MixturePlace
 from staircase_attention.data.shards import SplitWriter
 from staircase_attention.data.splits import SPLITS
 from staircase_attention.data.tokenisers import Tokeniser, Tokens
+from staircase_attention.files import write_json
 
 JOURNAL = "journal.json"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from staircase_attention.data.checks import refusal
-from staircase_attention.data.files import write_json
+from staircase_attention.files import write_json
 
 FORMAT = 1
 MANIFEST = "manifest.json"

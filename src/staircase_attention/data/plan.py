@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from staircase_attention.data.files import sha256_of
+from staircase_attention.data.checksums import sha256_of
 from staircase_attention.data.manifest import FileRecord, Preparation, SourceRecord
 from staircase_attention.data.mixture import Mixture, Part
 from staircase_attention.data.tokenisers import BytePairTraining, Tokeniser

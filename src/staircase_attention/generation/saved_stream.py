@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from staircase_attention.files import write_whole
 from staircase_attention.generation.config import SamplingConfig
 from staircase_attention.generation.drive import Model, device_of, fingerprint, identity
 from staircase_attention.generation.stop import StopStrings, TextTail
@@ -38,7 +39,7 @@ def save_stream(stream: TokenStream | TextStream, path: PathLike) -> None:
     header, tensors = _take_apart(tokens)
     if isinstance(stream, TextStream):
         header["text"] = _plain_text(stream)
-    _write_whole(Path(path), save(tensors, metadata={HEADER: json.dumps(header)}))
+    write_whole(Path(path), save(tensors, metadata={HEADER: json.dumps(header)}))
 
 
 def load_stream(path: PathLike, model: Model) -> TokenStream:
@@ -163,17 +164,3 @@ def _read(path: PathLike) -> tuple[dict[str, Any], dict[str, Tensor]]:
             f"{found}; give a file that save_stream of this version wrote"
         )
     return header, tensors
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    """Write a file that appears complete or not at all."""
-    scratch = path.with_name(f".{path.name}.partial")
-    try:
-        with scratch.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        scratch.replace(path)
-    except OSError:
-        scratch.unlink(missing_ok=True)
-        raise

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from staircase_attention.training.files import checksum, sync_folder
+from staircase_attention.files import checksum, sync_folder
 
 MANIFEST = "manifest.json"
 TRAINER = "trainer.json"

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from staircase_attention.training.files import checksum, read_json, write_json, write_whole
+from staircase_attention.files import checksum, read_json, write_json, write_whole
 from staircase_attention.training.run_folder import RunFolder
 
 PRETRAINED = "pretrained:"

@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
+from staircase_attention.files import FULL_DISK, read_json, write_json
 from staircase_attention.training.build import check_recipe, choose_device
 from staircase_attention.training.corpus_data import CorpusData
 from staircase_attention.training.display import Display, Silent
-from staircase_attention.training.files import FULL_DISK, read_json, write_json
 from staircase_attention.training.processes import is_first_process, joined_processes
 from staircase_attention.training.recipe import Recipe
 from staircase_attention.training.run_folder import RunFolder, device_name

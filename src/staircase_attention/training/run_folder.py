@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from staircase_attention.data import Tokeniser
+from staircase_attention.files import read_json, write_json
 from staircase_attention.training.checkpoint import WEIGHTS, CheckpointFolder
-from staircase_attention.training.files import read_json, write_json
 from staircase_attention.training.processes import is_first_process
 from staircase_attention.training.recipe import Recipe
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from staircase_attention.data.checks import refusal
-from staircase_attention.data.files import write_json
 from staircase_attention.data.progress import Progress, Silent
 from staircase_attention.data.reddit.archives import compression_of
 from staircase_attention.data.reddit.limits import Limits
@@ -27,9 +26,10 @@ from staircase_attention.data.reddit.survey import (
     Survey,
     groups,
 )
-from staircase_attention.data.reddit.work_folder import read_json, sole_use
+from staircase_attention.data.reddit.work_folder import sole_use
 from staircase_attention.data.reddit.workers import available_cores, workers
 from staircase_attention.data.splits import SPLITS
+from staircase_attention.files import read_json, write_json
 
 FORMAT = 1
 """Changes when what lies in a work folder is to be read differently."""

@@ -15,9 +15,8 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from staircase_attention.data.files import write_json
 from staircase_attention.data.reddit.records import GOLDEN_RATIO, HEAD, Heads, ParsedBatch
-from staircase_attention.data.reddit.work_folder import read_json, write_whole
+from staircase_attention.files import read_json, write_json, write_whole
 
 HEADS_AT_ONCE = 1 << 14
 """Comments whose texts are read together."""
@@ -79,7 +78,7 @@ class RunFolder:
         """Make a run last, with the note of how far it goes."""
         sizes = [len(section) for section in buffer.sections()]
         table = np.cumsum([0, *sizes], dtype="<u8") + np.uint64(8 * (len(sizes) + 1))
-        write_whole(self._path(end, "run"), [table.tobytes(), *buffer.sections()])
+        write_whole(self._path(end, "run"), table.tobytes(), *buffer.sections())
         write_json(self._path(end, "json"), asdict(end))
 
     def last(self, dump: int) -> RunEnd:

@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from staircase_attention.data.files import write_json
 from staircase_attention.data.progress import Progress
 from staircase_attention.data.reddit.counting import comment_counts, text_counts
 from staircase_attention.data.reddit.options import RedditOptions
@@ -13,8 +12,8 @@ from staircase_attention.data.reddit.outline import Outline, outline
 from staircase_attention.data.reddit.report import CommentCounts, TextCounts
 from staircase_attention.data.reddit.runs import RunFolder
 from staircase_attention.data.reddit.threads import rebuild
-from staircase_attention.data.reddit.work_folder import read_json
 from staircase_attention.data.reddit.workers import Workers
+from staircase_attention.files import read_json, write_json
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,38 +1,15 @@
-"""A folder that a killed process leaves in order: whole files, one user at a time."""
+"""A folder that one preparation works in at a time."""
 
-import json
-import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from staircase_attention.data.checks import refusal
-from staircase_attention.data.files import sync_folder
 
 try:
     import fcntl
 except ImportError:  # Windows, where nothing keeps two preparations apart.
     fcntl = None  # type: ignore[assignment]
-
-PARTIAL = ".partial"
-"""The end of names of files that are being written; what is left of them counts for nothing."""
-
-
-def write_whole(path: Path, parts: Iterable[bytes | bytearray]) -> None:
-    """Write a file that appears complete or not at all, even if the machine stops."""
-    scratch = path.with_name(path.name + PARTIAL)
-    with scratch.open("wb") as file:
-        file.writelines(parts)
-        file.flush()
-        os.fsync(file.fileno())
-    scratch.replace(path)
-    sync_folder(path.parent)
-
-
-def read_json(path: Path) -> Any:  # noqa: ANN401
-    """Read plain data."""
-    return json.loads(path.read_bytes())
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from staircase_attention.experiments.bench.decoding import DecodingTimes
 from staircase_attention.experiments.bench.peaks import Peaks
 from staircase_attention.experiments.bench.subject import Subject
 from staircase_attention.experiments.bench.updates import UpdateTimes
-from staircase_attention.training.files import write_json
+from staircase_attention.files import write_json
 
 FORMAT = 1
 """Counted up when the layout of the file changes."""

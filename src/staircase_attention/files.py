@@ -1,0 +1,50 @@
+"""Files that are whole or not there, and bytes that can be trusted."""
+
+import errno
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+FULL_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+"""What the system says when there is no room."""
+
+
+def write_whole(path: Path, *parts: bytes | bytearray) -> None:
+    """Write a file that appears complete, and stays so if the machine stops the moment after."""
+    scratch = path.with_name(f".{path.name}.partial")
+    try:
+        with scratch.open("wb") as file:
+            file.writelines(parts)
+            file.flush()
+            os.fsync(file.fileno())
+        scratch.replace(path)
+    except OSError:
+        scratch.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def write_json(path: Path, plain: Any) -> None:  # noqa: ANN401
+    """Write plain data for people and programs to read."""
+    write_whole(path, (json.dumps(plain, indent=2) + "\n").encode())
+
+
+def read_json(path: Path) -> Any:  # noqa: ANN401
+    """Read plain data."""
+    return json.loads(path.read_bytes())
+
+
+def sync_folder(path: Path) -> None:
+    """Make what was created and renamed in a folder last."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def checksum(content: bytes) -> str:
+    """What tells one content from any other."""
+    return hashlib.sha256(content).hexdigest()
