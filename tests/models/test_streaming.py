@@ -7,7 +7,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from building import EXACT, SCHEDULES, VOCAB_SIZE, feed, models, random_tokens, small, tokens
+from building import (
+    EXACT,
+    SCHEDULES,
+    VOCAB_SIZE,
+    build,
+    feed,
+    models,
+    random_tokens,
+    small,
+    tokens,
+)
+from staircase_attention import Staircase
 
 each_kind = pytest.mark.parametrize("name", SCHEDULES)
 
@@ -98,3 +109,17 @@ def test_gradients_flow_through_a_state_as_if_the_stream_were_whole(name, data):
         gradients.append([torch.zeros(1) if one is None else one for one in found])
     for whole, split in zip(*gradients, strict=True):
         torch.testing.assert_close(whole, split, rtol=1e-9, atol=1e-9)
+
+
+# PyTorch's compiler warns of what it does itself.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_a_compiled_model_gives_the_same_numbers_piece_by_piece():
+    model = build(Staircase(chunk_size=3, num_passes=2))
+    batch = random_tokens(2, 17)
+    whole, _ = model(batch)
+    compiled = torch.compile(model, backend="eager")
+    state, outputs = None, []
+    for piece in batch.split([5, 1, 1, 10], dim=1):
+        logits, state = compiled(piece, state)
+        outputs.append(logits)
+    torch.testing.assert_close(torch.cat(outputs, dim=1), whole, **EXACT)

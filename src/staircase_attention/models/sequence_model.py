@@ -81,6 +81,9 @@ class SequenceModel(nn.Module):
         hidden, state = self.hidden(tokens, state, order=order)
         return self.output(hidden), state
 
+    # What is computed when is Python's business, and new at every position. A model compiled
+    # as a whole runs it as it is; on a GPU the fused core has compiled what is worth it.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def hidden(
         self,
         tokens: Int[Tensor, "batch time"],
