@@ -68,6 +68,44 @@ def test_a_round_that_fails_leaves_a_decoder_where_it_was(model, monkeypatch, wi
     assert next(tokens).token == next(other).token
 
 
+def test_rows_that_end_are_fed_on_unheard_until_they_are_the_more(model, with_decoders):
+    prompts = [[1, 2], [3, 4], [5, 6], [7, 8], [2, 1]]
+    tokens = stream(model, prompts, max_tokens=None)
+
+    def step_with(ended):
+        for row in ended:
+            tokens.finish(row, "stop_token")
+        tokens.next_round()
+        return tokens._stepper._decoder
+
+    first = step_with([])
+    assert step_with([1]) is first
+    assert len(tokens.progress.rows) == tokens.state.batch_size == 4
+    assert step_with([4]) is first
+    second = step_with([0])
+    assert second is not first
+    assert second.batch_size == 2
+    assert tokens.state.lengths == (5, 5)
+
+
+def test_a_batch_whose_rows_end_one_by_one_gives_the_model_s_tokens(
+    model, monkeypatch, with_decoders
+):
+    prompts = [[1, 2], [3, 4], [5, 6], [7, 8]]
+
+    def made():
+        tokens, found = stream(model, prompts, max_tokens=7), []
+        for turn in range(7):
+            found += [(new.row, new.token) for new in tokens.next_round()]
+            if turn in (1, 3, 4):
+                tokens.finish(tokens.progress.rows[turn % len(tokens.progress.rows)], "stop_token")
+        return found, tokens.state.lengths
+
+    by_decoder = made()
+    monkeypatch.setattr(stepper, "is_worthwhile", lambda model: False)
+    assert by_decoder == made()
+
+
 def test_weights_that_change_make_another_decoder(model, with_decoders):
     tokens = stream(model, [1, 2], max_tokens=None)
     next(tokens)

@@ -1,10 +1,11 @@
 """Takes a stream one token on: by a decoder where one fits, by the model itself elsewhere."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from weakref import WeakKeyDictionary
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -27,6 +28,8 @@ class Stepper:
         self.model = model
         self._state = state
         self._decoder: Decoder | None = None
+        self._heard: Int[Tensor, " rows"] | None = None
+        """Rows of the decoder that go on; None where all do."""
         self._is_ahead = False
         self._is_broken = False
 
@@ -35,14 +38,28 @@ class Stepper:
         """Where the model stands."""
         if self._is_ahead:
             assert self._decoder is not None
-            self._state = self._decoder.state()
+            state = self._decoder.state()
+            self._state = state if self._heard is None else state.select(self._heard)
             self._is_ahead = False
         return self._state
 
-    def go_on_from(self, state: Carried) -> None:
-        """Stand somewhere else, as with fewer rows."""
-        self._state = state
-        self._decoder, self._is_ahead = None, False
+    def keep(self, places: Sequence[int]) -> None:
+        """Let all rows but these end.
+
+        A decoder costs more to make than to run with rows that nobody listens to, until they are
+        the more.
+        """
+        if self._decoder is None or 2 * len(places) < self._decoder.batch_size:
+            self._state = self.state.select(places)
+            self._drop_decoder()
+            return
+        if not self._is_ahead:
+            self._state = self._state.select(places)
+        index = torch.tensor(places)
+        self._heard = index if self._heard is None else self._heard[index]
+
+    def _drop_decoder(self) -> None:
+        self._decoder, self._heard, self._is_ahead = None, None, False
 
     @contextmanager
     def step(self, tokens: Int[Tensor, " rows"]) -> Iterator[Float[Tensor, "rows vocab"]]:
@@ -53,13 +70,21 @@ class Stepper:
             yield logits[:, -1]
             self._state = state
             return
-        logits = decoder.step(tokens)
+        logits = decoder.step(self._fed(tokens, decoder.batch_size))
         try:
-            yield logits
+            yield logits if self._heard is None else logits[self._heard.to(logits.device)]
         except BaseException:
             decoder.undo()
             raise
         self._is_ahead = True
+
+    def _fed(self, tokens: Int[Tensor, " rows"], batch_size: int) -> Int[Tensor, " batch"]:
+        """A token for every row of the decoder; what ended rows get does not matter."""
+        if self._heard is None:
+            return tokens
+        fed = tokens.new_zeros(batch_size)
+        fed[self._heard.to(tokens.device)] = tokens
+        return fed
 
     def _ready(self) -> Decoder | None:
         """A decoder that stands where the stream does; None where there can be none."""
@@ -69,7 +94,7 @@ class Stepper:
         if self._decoder is not None and self._decoder.weights.are_of(model):
             return self._decoder
         state = self.state
-        self._decoder = None
+        self._drop_decoder()
         if not self._is_broken and isinstance(state, State) and Decoder.fits(model, state):
             self._decoder = self._make(model, state)
         return self._decoder

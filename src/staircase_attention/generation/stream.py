@@ -79,10 +79,9 @@ class Progress:
     """The rows that have ended, and why."""
 
     def select(self, places: Sequence[int]) -> None:
-        """Keep these rows only, by their places."""
+        """Keep these rows only, by their places; whoever holds the state does so with it."""
         index = torch.tensor(places)
         self.rows = tuple(self.rows[place] for place in places)
-        self.state = self.state.select(places)
         self.pending = self.pending[index]
         self.recent = self.recent[index]
 
@@ -152,8 +151,8 @@ class TokenStream(Iterator[NewToken]):
         if not going:
             return
         if len(going) < len(progress.rows):
-            self.progress.select(going)
-            self._stepper.go_on_from(progress.state)
+            progress.select(going)
+            self._stepper.keep(going)
         # A round happens whole or not at all: where choosing fails, no token was taken in.
         with answering(self.model), self._stepper.step(progress.pending) as logits:
             choice = self._sampler.choose(
