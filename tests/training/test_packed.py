@@ -49,7 +49,7 @@ def test_a_packed_run_can_be_packed_again_and_does_not_go_on(run, tmp_path):
     ).read_bytes()
     assert resume(again).status == "finished"
     (again / "result.json").unlink()
-    with pytest.raises(ValueError, match="goes on from its checkpoints, got .*which is packed"):
+    with pytest.raises(ValueError, match=r"goes on from its checkpoints, got .*which is packed"):
         resume(again)
     with pytest.raises(ValueError, match="needs a folder that is new or empty"):
         train(small_recipe(), again)
@@ -63,21 +63,21 @@ def test_a_language_model_takes_its_tokeniser_along(tmp_path):
 
 def test_damage_and_wrong_wishes_are_refused_in_one_line(run, tmp_path):
     folder = pack(run, tmp_path / "packed")
-    with pytest.raises(ValueError, match="needs a new folder, got .*packed, which exists"):
+    with pytest.raises(ValueError, match=r"needs a new folder, got .*packed, which exists"):
         pack(run, folder)
-    with pytest.raises(ValueError, match="has the weights of update .* alone, got 'latest'"):
+    with pytest.raises(ValueError, match=r"has the weights of update .* alone, got 'latest'"):
         load_run(folder, checkpoint="latest")
     weights = folder / "weights.safetensors"
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(bytes(content))
-    with pytest.raises(ValueError, match="must be as it was written, got .*checksum differs"):
+    with pytest.raises(ValueError, match=r"must be as it was written, got .*checksum differs"):
         load_run(folder)
-    with pytest.raises(ValueError, match="a pretrained run is one of pretrained:.*, got 'pre"):
+    with pytest.raises(ValueError, match=r"a pretrained run is one of pretrained:.*, got 'pre"):
         run_path("pretrained:perpetual-motion")
     blocked = tmp_path / "file"
     blocked.touch()
-    with pytest.raises(ValueError, match="can be written, got .*; name another"):
+    with pytest.raises(ValueError, match=r"can be written, got .*; name another"):
         pack(run, blocked / "inside")
     assert not list(tmp_path.glob(".*partial"))
 
