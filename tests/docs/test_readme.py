@@ -11,6 +11,7 @@ import typer
 
 from staircase_attention.cli import main
 from staircase_attention.cli.assignments import parse_assignments
+from staircase_attention.cli.compare import chosen_recipes
 from staircase_attention.cli.main import app
 from staircase_attention.experiments import find_recipe, table_rows
 from staircase_attention.experiments.experiment import chosen_names
@@ -117,6 +118,9 @@ def test_commands_that_take_long_name_what_is_there(block, folder):
             recipe = find_recipe(given["recipe"]).override(overrides)
             # Corpora are not at hand, so that only a task's data can be looked at.
             if isinstance(recipe.task, TaskChoice):
+                check_recipe(recipe)
+        if name == "compare":
+            for recipe in chosen_recipes(given["words"], given["vary"] or []):
                 check_recipe(recipe)
         if name == "reproduce":
             rows = table_rows(given["table"])

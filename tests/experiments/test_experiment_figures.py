@@ -6,8 +6,9 @@ import pytest
 from fake_training import FakeTrainer
 
 from staircase_attention.experiments import compare, find_recipe, reproduce, table_rows
-from staircase_attention.experiments.curves import learning_curves, mean_curve, shown_curves
+from staircase_attention.experiments.curves import learning_curves, mean_curve
 from staircase_attention.experiments.figures import IN_FIGURE_2, place_points, recurrence_figure
+from staircase_attention.experiments.length_figure import length_figure
 from staircase_attention.experiments.run_records import RunRecord
 from staircase_attention.experiments.summary import RowSummary
 
@@ -30,7 +31,11 @@ def report(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("table_name", "files"),
-    [(None, {"learning-curves"}), ("algorithm", {"figure-2", "learning-curves"})],
+    [
+        (None, {"learning-curves"}),
+        ("algorithm", {"figure-2", "learning-curves"}),
+        ("permutations", {"figure-2", "learning-curves"}),
+    ],
 )
 def test_a_report_comes_with_pictures_that_open(tmp_path, table_name, files):
     trainer = FakeTrainer()
@@ -96,6 +101,38 @@ def test_curves_of_runs_without_a_common_update_draw_nothing_and_break_nothing()
     runs = tuple(
         RunRecord(seed=seed, status="unfinished", curve=((10 + seed, 50.0),)) for seed in (0, 1)
     )
-    summary = RowSummary(row=row, runs=runs)
-    assert mean_curve(shown_curves(summary)) == []
-    learning_curves([summary], title="Algorithm")
+    assert mean_curve([run.curve for run in runs]) == []
+    learning_curves([RowSummary(row=row, runs=runs)], title="Algorithm")
+
+
+def test_curves_against_time_lie_where_the_runs_were_on_the_average():
+    [row, *_] = table_rows("algorithm")
+    curve = ((10, 80.0), (20, 40.0))
+    runs = tuple(
+        RunRecord(
+            seed=seed, status="finished", curve=curve, seconds={10: 60.0, 20: 120.0 + seconds}
+        )
+        for seed, seconds in enumerate((0.0, 120.0))
+    )
+    [axes] = learning_curves(
+        [RowSummary(row=row, runs=runs)], title="Algorithm", against="minutes"
+    ).axes
+    [mean] = [line for line in axes.get_lines() if line.get_linewidth() > 1]
+    assert list(mean.get_xdata()) == [1.0, 3.0]
+    assert list(mean.get_ydata()) == [80.0, 40.0]
+
+
+def test_lengths_are_drawn_for_rows_that_have_some():
+    first, second, *_ = table_rows("random-walk")
+    runs = tuple(
+        RunRecord(seed=seed, status="finished", lengths={400: 1.0 + seed, 800: 3.0 + seed})
+        for seed in (0, 1)
+    )
+    rows = [RowSummary(row=first, runs=runs), RowSummary(row=second, runs=())]
+    [axes] = length_figure(rows, title="Random Walk").axes
+    thick = [line for line in axes.get_lines() if line.get_linewidth() > 1]
+    assert len(axes.get_lines()) - len(thick) == 2
+    [line] = thick
+    assert list(line.get_xdata()) == [400, 800]
+    assert list(line.get_ydata()) == [1.5, 3.5]
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["400", "800"]

@@ -48,9 +48,9 @@ def column(lines, row, heading):
 
 def test_a_row_shows_our_errors_beside_the_paper_s(lines):
     row = "staircase-n8-c8"
-    assert column(lines, row, "Valid, ours") == "20.0 ± 10.0"
-    assert column(lines, row, "Test, ours") == "20.1 ± 10.0"
-    assert column(lines, row, "Best seed, ours") == "10.1 (seed 1)"
+    assert column(lines, row, "Valid, ours") == "20.00 ± 10.00"
+    assert column(lines, row, "Test, ours") == "20.10 ± 10.00"
+    assert column(lines, row, "Best seed, ours") == "10.10 (seed 1)"
     assert column(lines, row, "Valid, paper") == "0.2 ± 0.1"
     assert column(lines, row, "Best seed, paper") == "0.1"
     assert column(lines, row, "Recurrent steps") == "8"
@@ -71,7 +71,7 @@ def test_a_row_of_full_length_is_not_marked_and_one_seed_has_no_deviation(lines,
     row = "transformer-xl"
     assert column(lines, row, "Updates") == "50,000 of 50,000"
     assert "†" not in lines[row][0]
-    assert column(lines, row, "Valid, ours") == "30.0 ± -"
+    assert column(lines, row, "Valid, ours") == "30.00 ± -"
     assert plain["rows"][row]["is_shortened"] is False
     assert plain["rows"]["ladder-4"]["is_shortened"] is True
 
@@ -145,6 +145,32 @@ def test_a_curve_leaves_out_what_a_rollback_undid_and_a_torn_last_line(tmp_path)
     [record] = read_runs(tmp_path)
     assert record.curve == ((10, 50.0), (20, 40.0))
     assert record.status == "unfinished"
+
+
+def test_times_are_those_of_the_way_that_led_to_the_result(tmp_path):
+    run = tmp_path / "seed-0"
+    run.mkdir()
+    (run / "metrics.jsonl").write_text('{"kind": "valid", "update": 20, "error": 0.004}\n')
+    times = [(10, 1.0), (20, 2.0), (20, 5.0)]
+    lines = [{"update": update, "wall_seconds": seconds} for update, seconds in times]
+    (run / "timing.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    [record] = read_runs(tmp_path)
+    assert record.seconds == {20: 5.0}
+    assert record.seconds_to(1.0) == 5.0
+
+
+def test_a_row_is_solved_when_all_its_runs_are():
+    [row, *_] = table_rows("algorithm")
+
+    def run(seed, error):
+        result = make_result(row.recipe, error / 100)
+        curve = ((10, 50.0), (20, error))
+        return RunRecord(
+            seed=seed, status="finished", result=result, curve=curve, seconds={10: 3.0, 20: 6.0}
+        )
+
+    assert RowSummary(row=row, runs=(run(0, 0.5), run(1, 1.0))).seconds_to_solve.mean == 6.0
+    assert RowSummary(row=row, runs=(run(0, 0.5), run(1, 1.1))).seconds_to_solve is None
 
 
 def test_a_damaged_result_is_refused_in_one_line(tmp_path):

@@ -135,6 +135,14 @@ def test_overrides_change_the_runs_and_are_told(tmp_path):
     assert "`training.num_lanes=8`" in (tmp_path / "report.md").read_text()
 
 
+def test_permutations_are_a_table_without_the_paper_s_numbers(tmp_path):
+    options = {"table": "permutations", "rows": ["ladder-2"], "seeds": 1}
+    report = go(tmp_path, FakeTrainer(), **options)
+    text = (tmp_path / "report.md").read_text()
+    assert "paper" not in text.lower()
+    assert {row.row.name for row in report.rows} >= {"staircase-n4-c16", "ladder-8", "lstm"}
+
+
 def test_a_short_run_is_evaluated_often_enough_for_a_curve(tmp_path):
     report = go(tmp_path, FakeTrainer(), updates=100, seeds=1)
     assert len(rows_of(report)["ladder-2"].runs[0].curve) == 20
@@ -143,8 +151,10 @@ def test_a_short_run_is_evaluated_often_enough_for_a_curve(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"table": "random-wlak"}, "one of random-walk, algorithm, got 'random-wlak'; did you"),
+        ({"table": "random-wlak"}, "algorithm, permutations, got 'random-wlak'; did you"),
         ({"rows": ["lader-2"]}, "got 'lader-2'; did you mean 'ladder-2'"),
+        ({"overrides": {"seed": 3}}, "rows are run with the seeds 0, 1, ..., got seed=...; use"),
+        ({"lengths": [400, 0]}, "length must be a whole number of at least 1, got 0"),
         ({"seeds": 0}, "seeds must be a whole number of at least 1, got 0; give"),
         ({"updates": -5}, "updates must be a whole number of at least 1, got -5; give"),
         ({"overrides": {"training.num_lane": 8}}, "did you mean 'num_lanes'"),

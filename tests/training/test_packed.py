@@ -1,4 +1,4 @@
-"""A packed run is small, whole, and gives the model back; the shipped ones are as they should be."""
+"""A packed run is small and whole, and gives the model back; so do those that are shipped."""
 
 import json
 

@@ -19,3 +19,7 @@ RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")
 TrainedRun = Annotated[
     Path, typer.Argument(metavar="RUN", help="a run folder, packed or not, or pretrained:NAME")
 ]
+Lengths = Annotated[
+    list[int] | None,
+    typer.Option(help="Length of test episodes to score besides; may be given repeatedly."),
+]

@@ -1,8 +1,12 @@
 """Words of the form name=value on the command line."""
 
 import ast
+import re
 from collections.abc import Iterable
 from typing import Any
+
+TOKEN = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|.""", re.DOTALL)
+"""Something in quotes, or else a single letter."""
 
 
 def parse_assignments(words: Iterable[str]) -> dict[str, Any]:
@@ -22,6 +26,44 @@ def parse_assignments(words: Iterable[str]) -> dict[str, Any]:
             raise ValueError(f"an option is given once, got {name} twice; leave one of them out")
         options[name] = parse_value(value)
     return options
+
+
+def parse_variations(words: Iterable[str]) -> dict[str, list[Any]]:
+    """Values to be tried from name=value,value,... words.
+
+    >>> parse_variations(["num_passes=2,4", "order=ABAB,AABB", "sizes=[1,2],[3]"])
+    {'num_passes': [2, 4], 'order': ['ABAB', 'AABB'], 'sizes': [[1, 2], [3]]}
+    """
+    varied: dict[str, list[Any]] = {}
+    for word in words:
+        _, equals, text = word.partition("=")
+        parts = split_values(text)
+        if not equals or not all(parts):
+            raise ValueError(
+                f"a setting that varies is written name=value,value, got {word!r}; "
+                "for example chunk_size=32,64"
+            )
+        [path] = parse_assignments([word])
+        if path in varied:
+            raise ValueError(f"a setting is varied once, got {path} twice; put its values together")
+        varied[path] = [parse_value(part) for part in parts]
+    return varied
+
+
+def split_values(text: str) -> list[str]:
+    """The parts between commas, but for commas within brackets or quotes.
+
+    >>> split_values("[1, 2],{'a': 3, 'b': 4},'x,y',z")
+    ['[1, 2]', "{'a': 3, 'b': 4}", "'x,y'", 'z']
+    """
+    parts, depth = [""], 0
+    for token in TOKEN.findall(text):
+        depth += (token in "([{") - (token in ")]}")
+        if token == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += token
+    return [part.strip() for part in parts]
 
 
 def parse_value(text: str) -> Any:  # noqa: ANN401

@@ -7,11 +7,13 @@ from typing import Any
 import typer
 
 from staircase_attention.cli.bench import bench
+from staircase_attention.cli.compare import compare
 from staircase_attention.cli.demo import demo
 from staircase_attention.cli.describe import describe
 from staircase_attention.cli.draw import draw
 from staircase_attention.cli.evaluate import evaluate
 from staircase_attention.cli.export import export
+from staircase_attention.cli.pack import pack
 from staircase_attention.cli.prepare import prepare
 from staircase_attention.cli.recipes import recipes
 from staircase_attention.cli.reproduce import reproduce
@@ -34,9 +36,22 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
 )
-for command in (draw, describe, recipes, train, resume, reproduce, sample, chat, export, demo):
+for command in (
+    draw,
+    describe,
+    recipes,
+    train,
+    resume,
+    reproduce,
+    sample,
+    chat,
+    export,
+    demo,
+    pack,
+):
     app.command()(command)
 app.command()(bench)
+app.command()(compare)
 app.command("eval")(evaluate)
 app.add_typer(prepare)
 

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from staircase_attention.cli.arguments import Lengths
 from staircase_attention.cli.assignments import parse_assignments
 from staircase_attention.experiments import TABLES
 from staircase_attention.experiments import reproduce as reproduce_table
@@ -27,9 +28,11 @@ def reproduce(
     updates: Annotated[
         int | None, typer.Option(help="Updates a run; the paper's number by default.")
     ] = None,
+    jobs: Annotated[int, typer.Option(help="Runs at a time.")] = 1,
     output: Annotated[
         Path | None, typer.Option(help="Folder of runs and report; results/TABLE by default.")
     ] = None,
+    length: Lengths = None,
     quiet: Annotated[bool, typer.Option(help="Show no progress.")] = False,
 ) -> int:
     """Run rows of a table of the paper, or go on with them, and write the report."""
@@ -40,7 +43,9 @@ def reproduce(
         rows=None if rows is None else [row.strip() for row in rows.split(",")],
         seeds=seeds,
         updates=updates,
+        jobs=jobs,
         overrides=parse_assignments(overrides or []),
+        lengths=length or (),
         progress=choose_display(quiet=quiet),
     )
     typer.echo((folder / "report.md").read_text())

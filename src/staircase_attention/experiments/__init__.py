@@ -16,6 +16,7 @@ from staircase_attention.experiments.report import Report, collect, write_report
 from staircase_attention.experiments.reproduce import reproduce
 from staircase_attention.experiments.rows import TABLES, Row, paper_rows, table_rows
 from staircase_attention.experiments.spread import Spread
+from staircase_attention.experiments.variations import variations
 
 __all__ = [
     "TABLES",
@@ -37,5 +38,6 @@ __all__ = [
     "recipes",
     "reproduce",
     "table_rows",
+    "variations",
     "write_report",
 ]

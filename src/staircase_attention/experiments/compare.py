@@ -17,15 +17,18 @@ def compare(
     *,
     folder: Path,
     seeds: int = 1,
+    lengths: Sequence[int] = (),
     title: str = "A comparison",
     command: str | None = None,
+    jobs: int = 1,
     train: Train = training.train,
     resume: Resume = training.resume,
     progress: Display | None = None,
 ) -> Report:
     """Run recipes with the seeds 0, 1, ... each, or go on with them, and write the report.
 
-    The run of a recipe with seed k is in folder/name/seed-k, so the names must differ.
+    The run of a recipe with seed k is in folder/name/seed-k, so the names must differ. Of several
+    jobs, runs at a time, each has a process of its own.
     """
     names = tuple(recipe.name for recipe in recipes)
     _check_names(names)
@@ -35,9 +38,10 @@ def compare(
         rows=tuple(Row(name=recipe.name, recipe=recipe) for recipe in recipes),
         wanted=names,
         num_seeds=seeds,
+        lengths=tuple(lengths),
         command=this_command() if command is None else command,
     )
-    return carry_out(experiment, train=train, resume=resume, progress=progress)
+    return carry_out(experiment, train=train, resume=resume, progress=progress, jobs=jobs)
 
 
 def _check_names(names: Sequence[str]) -> None:

@@ -1,53 +1,59 @@
 """Learning curves: how the validation error of each row came down."""
 
-from collections.abc import Iterator, Sequence
-from itertools import cycle
+import statistics
+from collections.abc import Sequence
+from typing import Any, Literal
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from staircase_attention.experiments.pictures import (
-    LINE_STYLES,
-    MODEL_COLOURS,
-    OTHER_COLOUR,
-    LineStyle,
-    tidy,
-)
+from staircase_attention.experiments.pictures import row_styles, tidy
+from staircase_attention.experiments.run_records import RunRecord
 from staircase_attention.experiments.summary import RowSummary
 
 Curve = Sequence[tuple[int, float]]
 """Updates, and validation errors in percent."""
+Against = Literal["updates", "minutes"]
+"""What a curve is drawn along."""
 
 
-def learning_curves(rows: Sequence[RowSummary], *, title: str) -> Figure:
-    """Validation error against updates: the mean over seeds, and each seed in a thin line.
+def learning_curves(
+    rows: Sequence[RowSummary], *, title: str, against: Against = "updates"
+) -> Figure:
+    """Validation error against updates or time: the mean over seeds, and each seed in a thin line.
 
     The legend is in the order in which the curves end, from top to bottom.
     """
     figure = Figure(figsize=(9.4, 5.2), layout="constrained")
     axes = figure.add_subplot()
     ends: list[tuple[float, Line2D]] = []
-    styles: dict[str, Iterator[LineStyle]] = {}
-    for row in rows:
-        # Models differ by colour, the rows of a model by their dashes.
-        style = next(styles.setdefault(row.row.model, cycle(LINE_STYLES)))
-        mean = mean_curve(shown_curves(row))
-        if mean:
-            ends.append((mean[-1][1], _draw_row(axes, row, mean, style)))
+    styles = row_styles([row.row.model for row in rows])
+    for row, (colour, style) in zip(rows, styles, strict=True):
+        drawn = [run for run in row.runs if places(run, against)]
+        shown = shown_runs(drawn)
+        mean = mean_curve([run.curve for run in shown])
+        if not mean:
+            continue
+        if len(drawn) > 1:
+            for run in drawn:
+                _draw(axes, run.curve, [run], against, color=colour, linewidth=0.6, alpha=0.45)
+        name = f"{row.row.name}: {mean[-1][1]:.1f}%"
+        look = {"color": colour, "linestyle": style, "linewidth": 1.9, "label": name}
+        ends.append((mean[-1][1], _draw(axes, mean, shown, against, **look)))
     axes.set_xlim(left=0)
-    axes.set_xlabel("Updates")
+    axes.set_xlabel("Updates" if against == "updates" else "Minutes of training and validation")
     axes.set_ylabel("Validation error (%)")
     axes.set_title(title, fontsize=11, loc="left")
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    if against == "updates":
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     tidy(axes, [line for _, line in sorted(ends, key=lambda end: -end[0])])
     return figure
 
 
-def shown_curves(row: RowSummary) -> Sequence[Curve]:
-    """The curves that make up the mean: of runs that are finished or, before any is, of all."""
-    finished = [run.curve for run in row.with_status("finished") if run.curve]
-    return finished or [run.curve for run in row.runs if run.curve]
+def shown_runs(runs: Sequence[RunRecord]) -> Sequence[RunRecord]:
+    """Those that make up the mean: the ones that are finished or, before any is, all."""
+    return [run for run in runs if run.status == "finished"] or runs
 
 
 def mean_curve(curves: Sequence[Curve]) -> list[tuple[int, float]]:
@@ -61,13 +67,26 @@ def mean_curve(curves: Sequence[Curve]) -> list[tuple[int, float]]:
     return [(update, sum(table[update] for table in tables) / len(tables)) for update in shared]
 
 
-def _draw_row(axes: Axes, row: RowSummary, mean: Curve, style: LineStyle) -> Line2D:
-    colour = MODEL_COLOURS.get(row.row.model, OTHER_COLOUR)
-    curves = [run.curve for run in row.runs if run.curve]
-    if len(curves) > 1:
-        for curve in curves:
-            axes.plot(*zip(*curve, strict=True), color=colour, linewidth=0.6, alpha=0.45)
-    updates, errors = zip(*mean, strict=True)
-    name = f"{row.row.name}: {mean[-1][1]:.1f}%"
-    [line] = axes.plot(updates, errors, color=colour, linestyle=style, linewidth=1.9, label=name)
+def places(run: RunRecord, against: Against) -> dict[int, float]:
+    """Where each update of a run's curve lies along the axis, as far as that is known."""
+    if against == "minutes":
+        return {update: seconds / 60 for update, seconds in run.seconds.items()}
+    return {update: float(update) for update, _ in run.curve}
+
+
+def _draw(
+    axes: Axes,
+    curve: Curve,
+    runs: Sequence[RunRecord],
+    against: Against,
+    **look: Any,  # noqa: ANN401
+) -> Line2D:
+    """A curve of some runs, each of its updates where it lay on the average of them."""
+    by_run = [places(run, against) for run in runs]
+    points = [
+        (statistics.fmean(places[update] for places in by_run), error)
+        for update, error in curve
+        if all(update in places for places in by_run)
+    ]
+    [line] = axes.plot([place for place, _ in points], [error for _, error in points], **look)
     return line

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from staircase_attention.experiments.choices import require_known
+from staircase_attention.experiments.lengths import check_lengths
 from staircase_attention.experiments.paper import PaperTable
 from staircase_attention.experiments.planned_run import PlannedRun
 from staircase_attention.experiments.rows import Row
@@ -36,6 +37,10 @@ class Experiment:
     """By which a person can have it all again."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
     """Settings in which the runs differ from the named recipes."""
+    lengths: tuple[int, ...] = ()
+    """Lengths of episodes on which all runs are scored besides."""
+    is_table: bool = False
+    """Whether the rows are a table's, whose errors are drawn against recurrent steps."""
 
     def __post_init__(self) -> None:
         check_count("seeds", self.num_seeds)
@@ -47,6 +52,8 @@ class Experiment:
 
     def check(self) -> None:
         """Refuse, before any work is done, what could not be written or would be mixed up."""
+        for row in self._chosen:
+            check_lengths(row.recipe, self.lengths)
         _check_folder(self.folder)
         for row in self._chosen:
             for seed in seeds_in(self.folder / row.name):
@@ -58,7 +65,8 @@ class Experiment:
 
     def _run(self, row: Row, seed: int) -> PlannedRun:
         recipe = dataclasses.replace(row.recipe, seed=seed)
-        return PlannedRun(recipe=recipe, folder=seed_folder(self.folder / row.name, seed))
+        folder = seed_folder(self.folder / row.name, seed)
+        return PlannedRun(recipe=recipe, folder=folder, lengths=self.lengths)
 
 
 def chosen_names(names: Sequence[str] | None, rows: Sequence[Row]) -> tuple[str, ...]:

@@ -148,7 +148,10 @@ def _legend(points: Sequence[Point], *, is_shortened: bool) -> list[Line2D]:
         for m in models
     ]
     ours = "ours, from fewer updates" if is_shortened else "ours"
-    for label, face in ((ours, GREY), ("the paper's", "white")):
+    faces = [(ours, GREY)]
+    if any(point.paper is not None for point in points):
+        faces.append(("the paper's", "white"))
+    for label, face in faces:
         handles.append(
             Line2D(
                 [], [], color=GREY, marker="o", markerfacecolor=face, linestyle="none", label=label

@@ -5,7 +5,7 @@ from typing import Any
 
 from staircase_attention.experiments.experiment import Experiment
 from staircase_attention.experiments.spread import Spread
-from staircase_attention.experiments.summary import RowSummary
+from staircase_attention.experiments.summary import SOLVED, RowSummary
 from staircase_attention.training.display import clock
 
 MARK = "†"
@@ -29,6 +29,7 @@ def page(
         f"# {experiment.title}",
         _introduction(experiment, rows),
         _table(rows, with_paper=experiment.table is not None),
+        _lengths(rows),
         _troubles(rows),
         "\n\n".join(f"![{shows}]({name})" for name, shows in pictures.items()),
         _notes(experiment),
@@ -42,7 +43,9 @@ def _introduction(experiment: Experiment, rows: Sequence[RowSummary]) -> str:
         "Errors in percent, mean ± sample standard deviation over seeds (- with one seed), of the "
         "weights that were best on validation data. The best seed is the one with the lowest "
         "validation error; its test error is shown. Seeds change initial weights and dropout; the "
-        "data are the same for all."
+        f"data are the same for all. A row is solved when its validation error is {SOLVED:.0f}% or "
+        "less; times count training and validation, and their mean is shown where every run got "
+        "there."
     ]
     if experiment.table is not None:
         lines.append(
@@ -62,10 +65,10 @@ def _table(rows: Sequence[RowSummary], *, with_paper: bool) -> str:
     columns = ["Model", "Row", "Recurrent steps", "Step size", "Forward size"]
     columns += ["Valid, ours", "Test, ours", "Best seed, ours"]
     columns += ["Valid, paper", "Test, paper", "Best seed, paper"] if with_paper else []
-    columns += ["Seeds", "Updates", "Tokens", "Time a run", "Parameters", "Device"]
+    columns += ["Seeds", "Updates", "Tokens", "Time a run", "Solved after", "Parameters", "Device"]
     rule = ["---", "---", *["--:"] * (len(columns) - 3), "---"]
     lines = [columns, rule, *(_cells(row, with_paper=with_paper) for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return _grid(lines)
 
 
 def _cells(summary: RowSummary, *, with_paper: bool) -> list[str]:
@@ -88,9 +91,9 @@ def _ours(summary: RowSummary) -> list[str]:
         ended = bool(summary.with_status("diverged"))
         return ["no score" if ended else NOT_RUN, NONE, NONE]
     return [
-        _spread(summary.error("valid")),
-        _spread(summary.error("test")),
-        f"{best.test:.1f} (seed {best.seed})",
+        _spread(summary.error("valid"), digits=2),
+        _spread(summary.error("test"), digits=2),
+        f"{best.test:.2f} (seed {best.seed})",
     ]
 
 
@@ -102,10 +105,10 @@ def _paper(summary: RowSummary) -> list[str]:
 
 
 def _budget(summary: RowSummary) -> list[str]:
-    """Seeds, updates, tokens, time, parameters and device: what the runs really had."""
-    row = summary.row
+    """Seeds, updates, tokens, times, parameters and device: what the runs really had."""
+    row, solved = summary.row, summary.seconds_to_solve
     if not summary.is_run:
-        return [NONE] * 6
+        return [NONE] * 7
     mark = f"{MARK} " if summary.is_shortened else ""
     paper_seeds = "" if row.paper is None else f" of {row.paper.num_seeds}"
     updates = _of(_between([f"{n:,}" for n in summary.num_updates]), _whole(row.full_updates))
@@ -115,9 +118,35 @@ def _budget(summary: RowSummary) -> list[str]:
         mark + updates,
         tokens,
         NONE if summary.wall_seconds is None else clock(summary.wall_seconds),
+        NONE if solved is None else clock(solved.mean),
         _between([f"{n:,}" for n in summary.num_parameters]),
         ", ".join(summary.devices).replace("|", "/"),
     ]
+
+
+def _lengths(rows: Sequence[RowSummary]) -> str:
+    """Test errors on episodes of other lengths, for the rows that have some."""
+    lengths = sorted({length for row in rows for length in row.lengths})
+    if not lengths:
+        return ""
+    columns = ["Row", *(f"{length:,}" for length in lengths), "Seeds"]
+    lines = [columns, ["---", *["--:"] * (len(lengths) + 1)]]
+    for row in rows:
+        if row.lengths:
+            errors = [_spread(row.length_error(length), digits=2) for length in lengths]
+            num_seeds = sum(bool(run.lengths) for run in row.runs)
+            lines.append([row.row.name, *errors, str(num_seeds)])
+    return "\n\n".join(
+        [
+            "## Other lengths",
+            "Test error in percent of the same weights on episodes of these lengths.",
+            _grid(lines),
+        ]
+    )
+
+
+def _grid(lines: Sequence[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _troubles(rows: Sequence[RowSummary]) -> str:
@@ -165,8 +194,8 @@ def _origin(experiment: Experiment, written: str, environment: Environment) -> s
     return "\n".join(["## Where this comes from", "", *lines])
 
 
-def _spread(spread: Spread | None) -> str:
-    return NONE if spread is None else str(spread)
+def _spread(spread: Spread | None, digits: int = 1) -> str:
+    return NONE if spread is None else spread.shown(digits)
 
 
 def _between(counts: Sequence[str]) -> str:

@@ -1,7 +1,8 @@
 """Figures on disk, and the colours they share."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -10,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from staircase_attention.training.files import write_whole
+from staircase_attention.files import write_whole
 
 DOTS_PER_INCH = 160
 SETTINGS: dict[Any, Any] = {
@@ -49,6 +50,18 @@ LineStyle = Literal["-", "--", ":", "-."]
 LINE_STYLES: tuple[LineStyle, ...] = get_args(LineStyle)
 GREY = "#666666"
 LIGHT_GREY = "#dddddd"
+
+
+def row_styles(models: Sequence[str]) -> list[tuple[str, LineStyle]]:
+    """A colour and dashes for each row: models differ by colour, the rows of a model by dashes."""
+    dashes: dict[str, Iterator[LineStyle]] = {}
+    return [
+        (
+            MODEL_COLOURS.get(model, OTHER_COLOUR),
+            next(dashes.setdefault(model, cycle(LINE_STYLES))),
+        )
+        for model in models
+    ]
 
 
 def tidy(axes: Axes, handles: Sequence[Line2D]) -> None:

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from staircase_attention.experiments.run_records import failure_file, read_recipe
+from staircase_attention.experiments.lengths import missing_lengths, score_lengths
+from staircase_attention.experiments.run_records import failure_file, read_recipe, read_result
+from staircase_attention.files import write_whole
 from staircase_attention.training import Display, Recipe, StopRequested
 from staircase_attention.training.run_folder import RunFolder
 
@@ -30,11 +32,22 @@ class PlannedRun:
 
     recipe: Recipe
     folder: Path
+    lengths: tuple[int, ...] = ()
+    """Lengths of episodes on which its best weights are scored besides."""
+
+    @property
+    def title(self) -> str:
+        """What tells it from the others."""
+        return f"{self.recipe.name}, seed {self.recipe.seed}"
 
     @property
     def is_over(self) -> bool:
-        """Whether it has a result, good or bad."""
-        return RunFolder(self.folder).is_finished
+        """Whether it has a result, good or bad, and a score for every length if it can have one."""
+        place = RunFolder(self.folder)
+        if not place.is_finished:
+            return False
+        has_weights = read_result(place).best_update is not None
+        return not (has_weights and missing_lengths(self.folder, self.lengths))
 
     def check(self) -> None:
         """Refuse to go on with a run that began otherwise."""
@@ -49,19 +62,26 @@ class PlannedRun:
 
     def carry_out(self, train: Train, resume: Resume, progress: Display | None) -> None:
         """Begin or go on; an error is written down beside the run and leaves the others alone."""
-        failure = failure_file(self.folder)
-        failure.unlink(missing_ok=True)
+        failure_file(self.folder).unlink(missing_ok=True)
         try:
-            if RunFolder(self.folder).config.exists():
-                resume(self.folder, progress=progress)
-            else:
+            place = RunFolder(self.folder)
+            if not place.config.exists():
                 train(self.recipe, self.folder, progress=progress)
+            elif not place.is_finished:
+                resume(self.folder, progress=progress)
+            if not self.is_over:
+                score_lengths(self.folder, self.lengths)
         except StopRequested:
             raise
         except Exception as error:
-            failure.parent.mkdir(parents=True, exist_ok=True)
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            failure.write_text(f"{reason}\n\n{traceback.format_exc()}", encoding="utf-8")
+            self.write_failure(f"{type(error).__name__}: {error}", traceback.format_exc())
+
+    def write_failure(self, reason: str, details: str = "") -> None:
+        """Write down beside the run what ended it: the reason in one line, then the details."""
+        failure = failure_file(self.folder)
+        failure.parent.mkdir(parents=True, exist_ok=True)
+        line = " ".join(reason.split())
+        write_whole(failure, f"{line}\n\n{details}".encode())
 
 
 def first_difference(old: Any, new: Any, path: str = "") -> tuple[str, Any, Any]:  # noqa: ANN401

@@ -8,16 +8,17 @@ from typing import Any
 from staircase_attention.experiments.curves import learning_curves
 from staircase_attention.experiments.experiment import Experiment
 from staircase_attention.experiments.figures import recurrence_figure
+from staircase_attention.experiments.length_figure import length_figure
 from staircase_attention.experiments.markdown import page
 from staircase_attention.experiments.pictures import save
 from staircase_attention.experiments.run_records import RunRecord
 from staircase_attention.experiments.spread import Spread
 from staircase_attention.experiments.summary import RowSummary, summarize
-from staircase_attention.training.files import write_json, write_whole
+from staircase_attention.files import write_json, write_whole
 from staircase_attention.training.plain import to_plain
 from staircase_attention.training.run_folder import environment
 
-FORMAT = 1
+FORMAT = 2
 """Counted up when the layout of report.json changes."""
 UNIT = "error %"
 NOT_WELL = ("failed", "diverged")
@@ -85,12 +86,19 @@ def write_report(experiment: Experiment) -> Report:
 def _draw(report: Report, folder: Path) -> dict[str, str]:
     """The pictures for which there is something to draw: the PNGs, and what each shows."""
     title, drawn = report.experiment.title, {}
-    if report.experiment.table is not None:
+    if report.experiment.is_table:
         save(recurrence_figure(report.rows, title=title), folder / "figure-2")
         drawn["figure-2.png"] = "Test error against recurrent steps"
     if any(run.curve for row in report.rows for run in row.runs):
         save(learning_curves(report.rows, title=title), folder / "learning-curves")
         drawn["learning-curves.png"] = "Validation error against updates"
+    if any(run.seconds for row in report.rows for run in row.runs):
+        figure = learning_curves(report.rows, title=title, against="minutes")
+        save(figure, folder / "learning-times")
+        drawn["learning-times.png"] = "Validation error against minutes of training"
+    if any(row.lengths for row in report.rows):
+        save(length_figure(report.rows, title=title), folder / "lengths")
+        drawn["lengths.png"] = "Test error against the length of episodes"
     return drawn
 
 
@@ -121,6 +129,10 @@ def _plain_ours(summary: RowSummary) -> dict[str, Any]:
         "num_tokens": summary.num_tokens,
         "num_parameters": summary.num_parameters,
         "wall_seconds": summary.wall_seconds,
+        "seconds_to_solve": _plain_spread(summary.seconds_to_solve),
+        "lengths": {
+            str(length): _plain_spread(summary.length_error(length)) for length in summary.lengths
+        },
         "devices": summary.devices,
     }
 
@@ -145,6 +157,11 @@ def _plain_run(run: RunRecord) -> dict[str, Any]:
         "status": run.status,
         "failure": run.failure,
         "result": None if run.result is None else to_plain(run.result),
+        "lengths": {str(length): error for length, error in run.lengths.items()},
+        "curve": [
+            {"update": update, "valid": error, "seconds": run.seconds.get(update)}
+            for update, error in run.curve
+        ],
     }
 
 

@@ -23,7 +23,11 @@ NUM_SEEDS = 10
 """Runs of a setting in the paper."""
 LEAST_EVALUATIONS = 20
 """Points of a learning curve, however short the run."""
-TITLES = {"random-walk": "Random Walk", "algorithm": "Algorithm"}
+TITLES = {
+    "random-walk": "Random Walk: our runs beside the paper's",
+    "algorithm": "Algorithm: our runs beside the paper's",
+    "permutations": "Permutations of five things: the models of the Random Walk table",
+}
 
 
 def reproduce(
@@ -34,21 +38,25 @@ def reproduce(
     seeds: int = NUM_SEEDS,
     updates: int | None = None,
     overrides: Mapping[str, Any] | None = None,
+    lengths: Sequence[int] = (),
     command: str | None = None,
+    jobs: int = 1,
     train: Train = training.train,
     resume: Resume = training.resume,
     progress: Display | None = None,
 ) -> Report:
-    """Run rows of a table of the paper, or go on with them, and write the report.
+    """Run rows of a table, or go on with them, and write the report.
 
     Args:
-        table: random-walk or algorithm.
+        table: random-walk, algorithm or permutations.
         folder: for everything; the run of a row with seed k is in row/seed-k.
         rows: names of rows; all of them, and an LSTM, where None.
         seeds: runs a row, with the seeds 0, 1, ...
         updates: of every run; each row's own number, the paper's, where None.
         overrides: other settings to change, each named by its path, as training.precision.
+        lengths: of test episodes on which the best weights of every run are scored besides.
         command: what the report gives as the way to have it again; this process's where None.
+        jobs: runs at a time; more than one have a process of their own each.
         train: begins a run.
         resume: goes on with one.
         progress: what a person sees meanwhile.
@@ -56,21 +64,25 @@ def reproduce(
     everything = table_rows(table)
     if updates is not None:
         check_count("updates", updates)
+    if "seed" in (overrides or {}):
+        raise ValueError("rows are run with the seeds 0, 1, ..., got seed=...; use seeds")
     wanted = chosen_names(rows, everything)
     changed = [
         _changed(row, updates, overrides or {}) if row.name in wanted else row for row in everything
     ]
     experiment = Experiment(
-        title=f"{TITLES[table]}: our runs beside the paper's",
+        title=TITLES[table],
         folder=Path(folder),
         rows=tuple(changed),
         wanted=wanted,
         num_seeds=seeds,
-        table=paper_tables()[table],
+        table=paper_tables().get(table),
+        is_table=True,
+        lengths=tuple(lengths),
         command=this_command() if command is None else command,
         overrides=overrides or {},
     )
-    return carry_out(experiment, train=train, resume=resume, progress=progress)
+    return carry_out(experiment, train=train, resume=resume, progress=progress, jobs=jobs)
 
 
 def with_updates(recipe: Recipe, num_updates: int) -> Recipe:

@@ -16,8 +16,10 @@ from staircase_attention.experiments.recipes import recipes
 from staircase_attention.schedules import PaperRow
 from staircase_attention.training import Recipe
 
-TABLES = ("random-walk", "algorithm")
+PAPER_TABLES = ("random-walk", "algorithm")
 """The paper's tables that can be run."""
+TABLES = (*PAPER_TABLES, "permutations")
+"""All tables that can be run; for the last the paper has no numbers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,12 +76,12 @@ def paper_rows() -> Mapping[str, PaperResult]:
     >>> paper_rows()["random-walk/ladder-8"].words.recurrent_steps
     8
     """
-    printed = [row for table in TABLES for row in paper_tables()[table].rows.values()]
+    printed = [row for table in PAPER_TABLES for row in paper_tables()[table].rows.values()]
     return MappingProxyType({row.identifier: row for row in printed if row.identifier in recipes()})
 
 
 def table_rows(table: str) -> tuple[Row, ...]:
-    """The rows of one of the paper's tables, then what is run beside them."""
+    """The rows of a table, those of the paper first."""
     require_known("a table to reproduce", table, TABLES)
     prefix = f"{table}/"
     return tuple(

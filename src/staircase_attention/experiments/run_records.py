@@ -1,13 +1,14 @@
 """What is on disk of a run: how it stands, its result, its learning curve."""
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from staircase_attention.experiments.lengths import read_lengths
+from staircase_attention.files import read_json
 from staircase_attention.training import Recipe, RunResult
-from staircase_attention.training.files import read_json
 from staircase_attention.training.run_folder import RunFolder
 
 Status = Literal["finished", "diverged", "failed", "unfinished"]
@@ -29,6 +30,22 @@ class RunRecord:
     """The error that ended it, in one line."""
     curve: tuple[tuple[int, float], ...] = ()
     """Updates and validation errors in percent."""
+    seconds: Mapping[int, float] = field(default_factory=dict)
+    """How long training had taken at the updates of the curve, as far as that was written down."""
+    lengths: Mapping[int, float] = field(default_factory=dict)
+    """Test errors in percent on episodes of other lengths."""
+
+    def seconds_to(self, percent: float) -> float | None:
+        """How long it took until the validation error first was this low; None where it never was.
+
+        >>> run = RunRecord(
+        ...     seed=0, status="finished", curve=((5, 9.0), (6, 2.0)), seconds={5: 1.0, 6: 1.5}
+        ... )
+        >>> run.seconds_to(9.5), run.seconds_to(2.0), run.seconds_to(1.0)
+        (1.0, 1.5, None)
+        """
+        reached = [update for update, error in self.curve if error <= percent]
+        return self.seconds.get(reached[0]) if reached else None
 
 
 def seed_folder(row: Path, seed: int) -> Path:
@@ -58,13 +75,21 @@ def read_run(row: Path, seed: int) -> RunRecord:
     path = seed_folder(row, seed)
     place, failure = RunFolder(path), failure_file(path)
     curve = tuple(_curve(place.metrics))
+    record = RunRecord(
+        seed=seed,
+        status="unfinished",
+        curve=curve,
+        seconds=_seconds(place.timing, [update for update, _ in curve]),
+        lengths={length: 100 * score["error"] for length, score in read_lengths(path).items()},
+    )
     if place.is_finished:
         result = read_result(place)
-        return RunRecord(seed=seed, status=result.status, result=result, curve=curve)
+        record = replace(record, status=result.status, result=result)
     if failure.exists():
+        # A finished run may have failed afterwards, when other lengths were scored.
         reason = failure.read_text(encoding="utf-8").partition("\n")[0]
-        return RunRecord(seed=seed, status="failed", failure=reason, curve=curve)
-    return RunRecord(seed=seed, status="unfinished", curve=curve)
+        record = replace(record, status="failed", failure=reason)
+    return record
 
 
 def read_result(place: RunFolder) -> RunResult:
@@ -93,6 +118,12 @@ def _curve(metrics: Path) -> Iterator[tuple[int, float]]:
         elif line["kind"] == "valid":
             points.append((line["update"], 100 * line["error"]))
     yield from points
+
+
+def _seconds(timing: Path, updates: Sequence[int]) -> dict[int, float]:
+    """When each update was done; the way that led to the result was the last to be gone."""
+    found = {line["update"]: line["wall_seconds"] for line in _lines(timing)}
+    return {update: found[update] for update in updates if update in found}
 
 
 def _lines(metrics: Path) -> Iterator[dict[str, Any]]:

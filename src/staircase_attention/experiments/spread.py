@@ -26,5 +26,13 @@ class Spread:
         return cls(mean=statistics.fmean(values), deviation=deviation)
 
     def __str__(self) -> str:
-        deviation = "-" if self.deviation is None else f"{self.deviation:.1f}"
-        return f"{self.mean:.1f} ± {deviation}"
+        return self.shown(1)
+
+    def shown(self, digits: int) -> str:
+        """With that many digits after the point.
+
+        >>> Spread(0.1234, 0.05).shown(2)
+        '0.12 ± 0.05'
+        """
+        deviation = "-" if self.deviation is None else f"{self.deviation:.{digits}f}"
+        return f"{self.mean:.{digits}f} ± {deviation}"

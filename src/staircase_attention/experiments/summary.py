@@ -10,6 +10,9 @@ from staircase_attention.experiments.run_records import RunRecord, read_runs
 from staircase_attention.experiments.spread import Spread
 from staircase_attention.training import RunResult
 
+SOLVED = 1.0
+"""Validation error in percent at which a task counts as solved, where times are compared."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BestSeed:
@@ -74,6 +77,26 @@ class RowSummary:
         """Mean time of a run."""
         spread = Spread.over([result.wall_seconds for result in self.results])
         return None if spread is None else spread.mean
+
+    @property
+    def seconds_to_solve(self) -> Spread | None:
+        """Mean time until the validation error was SOLVED or less; None unless all runs came there.
+
+        Of runs of which some never solve the task there is no such mean.
+        """
+        scored = [run for run in self.runs if run.result is not None and run.result.valid]
+        times = [run.seconds_to(SOLVED) for run in scored]
+        known = [seconds for seconds in times if seconds is not None]
+        return Spread.over(known) if len(known) == len(times) else None
+
+    @property
+    def lengths(self) -> list[int]:
+        """Other lengths of episodes for which there are scores."""
+        return sorted({length for run in self.runs for length in run.lengths})
+
+    def length_error(self, length: int) -> Spread | None:
+        """Mean and deviation over seeds of the test error at a length."""
+        return Spread.over([run.lengths[length] for run in self.runs if length in run.lengths])
 
     @property
     def devices(self) -> list[str]:

@@ -1,0 +1,64 @@
+"""How trained models fare on episodes of other lengths: scored once, kept beside the run."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from staircase_attention.files import read_json, write_json
+from staircase_attention.tasks import load_task
+from staircase_attention.training import Recipe, TaskChoice, load_run
+from staircase_attention.training.build import choose_device
+from staircase_attention.training.dataset import TaskData
+from staircase_attention.training.trainer import score_split
+
+FILE = "lengths.json"
+"""In a run folder: for each length, the score of the best weights on test episodes."""
+
+
+def check_lengths(recipe: Recipe, lengths: Sequence[int]) -> None:
+    """Refuse lengths that a recipe's task cannot have, before anything is run."""
+    if not lengths:
+        return
+    if not isinstance(recipe.task, TaskChoice):
+        raise ValueError(
+            f"lengths are for tasks with episodes, got them for {recipe.name}, which learns from "
+            "a corpus; leave them away"
+        )
+    task = load_task(recipe.task.reference, **recipe.task.options)
+    for length in lengths:
+        task.with_length(length)
+
+
+def read_lengths(run: Path) -> dict[int, dict[str, Any]]:
+    """The scores that a run has so far, by length."""
+    try:
+        plain = read_json(run / FILE)
+        return {int(length): dict(score) for length, score in plain.items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"a run's {FILE} must be as it was written, got {run / FILE} "
+            f"({type(error).__name__}); delete it, and the lengths will be scored again"
+        ) from error
+
+
+def missing_lengths(run: Path, lengths: Sequence[int]) -> list[int]:
+    """Those that a run has no score for yet."""
+    known = read_lengths(run)
+    return [length for length in lengths if length not in known]
+
+
+def score_lengths(run: Path, lengths: Sequence[int]) -> None:
+    """Score a run's best weights on test episodes of these lengths, where that is not done yet."""
+    missing, scores = missing_lengths(run, lengths), read_lengths(run)
+    if not missing:
+        return
+    loaded, device = load_run(run), choose_device()
+    assert isinstance(loaded.data, TaskData), "checked before the run"
+    model = loaded.model.to(device)
+    for length in missing:
+        data = loaded.data.with_length(length)
+        score = score_split(model, data, "test", recipe=loaded.recipe, device=device)
+        scores[length] = score.to_plain()
+        write_json(run / FILE, {str(one): scores[one] for one in sorted(scores)})

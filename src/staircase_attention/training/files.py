@@ -1,1 +1,0 @@
-from staircase_attention.files import *  # noqa

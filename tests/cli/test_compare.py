@@ -1,0 +1,103 @@
+"""Recipes side by side from the command line, and several runs at a time."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from staircase_attention.cli.assignments import parse_variations
+
+TINY = (
+    "training.num_updates=2",
+    "training.evaluation_lanes=4",
+    "task.options.num_valid=8",
+    "task.options.num_test=8",
+)
+WORDS = st.text(alphabet="abcxyz_-./:", min_size=1)
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(-1e3, 1e3) | st.text("ab'\",[}\\ "),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=2),
+    max_leaves=4,
+)
+
+
+@given(st.lists(PLAIN, min_size=1, max_size=4))
+def test_values_survive_the_splitting_at_commas(values):
+    assert parse_variations([f"a.b={','.join(map(repr, values))}"]) == {"a.b": values}
+
+
+@given(st.lists(WORDS, min_size=1, max_size=4))
+def test_bare_words_survive_too(words):
+    assert parse_variations([f"path={','.join(words)}"]) == {"path": words}
+
+
+def test_compare_runs_every_combination_and_writes_a_report(staircase, tmp_path, monkeypatch):
+    monkeypatch.setattr("staircase_attention.experiments.report._draw", lambda *_: {})
+    words = ["compare", "parity/lstm", "parity/staircase", *TINY, "--title", "Rates", "--quiet"]
+    words += ["--vary", "training.optimizer.learning_rate=1e-3,0.003", "--output", str(tmp_path)]
+    status, out, err = staircase(*words)
+    assert status == 0, err
+    assert out.startswith("# Rates\n")
+    names = [f"parity/{m}/learning_rate={r}" for m in ("lstm", "staircase") for r in (0.001, 0.003)]
+    plain = json.loads((tmp_path / "report.json").read_text())
+    assert [row["name"] for row in plain["rows"]] == [row["recipe"] for row in plain["rows"]]
+    assert [row["name"] for row in plain["rows"]] == names
+    for name, rate in zip(names, [0.001, 0.003] * 2, strict=True):
+        config = json.loads((tmp_path / name / "seed-0" / "config.json").read_text())
+        assert config["recipe"]["training"]["optimizer"]["learning_rate"] == rate
+
+
+MISTAKES = {
+    "no recipe": ["training.num_updates=2"],
+    "an unknown recipe": ["parity/lstn"],
+    "a recipe twice": ["parity/lstm", "parity/lstm"],
+    "an unknown path": ["parity/lstm", "--vary", "training.num_lane=1,2"],
+    "a path that one recipe lacks": ["parity/staircase", "parity/lstm", "--vary", "model.width=8"],
+    "a path varied twice": ["parity/lstm", "--vary", "data_seed=0", "--vary", "data_seed=1"],
+    "no values": ["parity/lstm", "--vary", "data_seed="],
+    "a value left out": ["parity/lstm", "--vary", "data_seed=1,,2"],
+    "no path": ["parity/lstm", "--vary", "data_seed"],
+    "a path set and varied": ["parity/lstm", "data_seed=1", "--vary", "data_seed=1,2"],
+    "a path set within one varied": ["parity/lstm", "model.width=8", "--vary", "model={}"],
+    "a seed": ["parity/lstm", "seed=3"],
+    "a seed varied": ["parity/lstm", "--vary", "seed=3,4"],
+    "no jobs": ["parity/lstm", "--jobs", "0"],
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_one_line_before_any_work(staircase, tmp_path, name):
+    folder = tmp_path / "results"
+    status, out, err = staircase("compare", *MISTAKES[name], "--output", str(folder))
+    assert status == 2
+    assert out == ""
+    assert len(err.strip().splitlines()) == 1
+    assert err.startswith("staircase: ")
+    assert not folder.exists()
+
+
+def test_ctrl_c_saves_the_runs_under_way_and_leaves_no_process(tmp_path):
+    """The signal goes to the whole group, as from a terminal."""
+    words = ["compare", "parity/lstm", "training.num_updates=100000", "--jobs", "2"]
+    program = "from staircase_attention.cli import main; main()"
+    command = [sys.executable, "-c", program, *words, "--output", str(tmp_path / "runs")]
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stderr is not None
+        while "update 0 of" not in (line := process.stderr.readline()):
+            assert line, "it ended before it began"
+        os.killpg(process.pid, signal.SIGINT)
+        err = process.stderr.read()
+    assert process.returncode == 128 + signal.SIGINT
+    assert "Traceback" not in err
+    last = err.strip().splitlines()[-1]
+    assert last.startswith("staircase: stopped with 0 of 1 runs at their end")
+    assert "parity/lstm, seed 0: unfinished" in (tmp_path / "runs" / "report.md").read_text()
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
