@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from staircase_attention.attention import View
 from staircase_attention.layers import Core, KeysValues, Trip, join, latest
 from staircase_attention.models.state import Stream
-from staircase_attention.schedules import Cell, Schedule, Step
+from staircase_attention.schedules import Schedule, Step
 
 if TYPE_CHECKING:
     from staircase_attention.layers.fused.core import FusedCore
@@ -43,16 +43,25 @@ class Executor:
         self.cache = list(stream.cache)
         self.cached = stream.cached
         self.embedded = embedded
-        self.first = stream.position
         self.under_way: dict[range, Float[Tensor, "rows part width"]] = {}
+        """The tokens of each cell as they are at the moment, in the order in which they came."""
 
     def run(self, steps: Iterable[Step]) -> Float[Tensor, "rows time width"]:
         """Take every step; what comes out is each token after its last pass."""
-        for step in steps:
+        plan = list(steps)
+        self.under_way = self._at_the_foot(plan)
+        for step in plan:
             self._take(step)
-        if not self.under_way:
-            return self.embedded
-        return torch.cat([self.under_way[tokens] for tokens in sorted_by_time(self.under_way)], 1)
+        return torch.cat(list(self.under_way.values()), dim=1) if plan else self.embedded
+
+    def _at_the_foot(self, plan: Sequence[Step]) -> dict[range, Float[Tensor, "rows part width"]]:
+        """The tokens of all cells, before any step.
+
+        They are cut apart at once: the gradient of a slice is as large as what it was cut from.
+        """
+        cells = sorted({cell.tokens for step in plan for cell in step.cells}, key=_start)
+        parts = torch.split(self.embedded, [len(tokens) for tokens in cells], dim=1)
+        return dict(zip(cells, parts, strict=True))
 
     def stream(self, before: Stream) -> Stream:
         """Where the stream stands after the run."""
@@ -66,7 +75,7 @@ class Executor:
         )
 
     def _take(self, step: Step) -> None:
-        parts = [self._hidden(cell) for cell in step.cells]
+        parts = [self.under_way[cell.tokens] for cell in step.cells]
         queries = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         past = [self._past(step, layer) for layer in step.layers]
         trip = self._through_core(queries, step, past)
@@ -87,13 +96,6 @@ class Executor:
             checkpoint(run, queries, use_reentrant=False) if self.recompute else run(queries)
         )
         return trip
-
-    def _hidden(self, cell: Cell) -> Float[Tensor, "rows part width"]:
-        """The tokens of a cell as they are before this step."""
-        if cell.tokens not in self.under_way:
-            start = cell.tokens.start - self.first
-            self.under_way[cell.tokens] = self.embedded[:, start : start + len(cell.tokens)]
-        return self.under_way[cell.tokens]
 
     def _past(self, step: Step, layer: int) -> list[KeysValues]:
         """What a layer's queries see of earlier tokens: the cache first, then the bank."""
@@ -167,9 +169,8 @@ class Executor:
         self.cached = range(self.cached.start, stop)
 
 
-def sorted_by_time(parts: Iterable[range]) -> list[range]:
-    """Runs of tokens in the order in which they came."""
-    return sorted(parts, key=lambda tokens: tokens.start)
+def _start(tokens: range) -> int:
+    return tokens.start
 
 
 def compact(tensor: Tensor) -> Tensor:
