@@ -4,23 +4,27 @@ import errno
 import hashlib
 import json
 import os
+import uuid
 from pathlib import Path
 from typing import Any
 
 FULL_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 """What the system says when there is no room."""
+PARTIAL = ".partial"
+"""The end of names of what is being written; what a kill leaves of it counts for nothing."""
 
 
 def write_whole(path: Path, *parts: bytes | bytearray) -> None:
     """Write a file that appears complete, and stays so if the machine stops the moment after."""
-    scratch = path.with_name(f".{path.name}.partial")
+    # A name of its own, so that two who write the same file do not write into each other's.
+    scratch = path.with_name(f".{path.name}.{uuid.uuid4().hex}{PARTIAL}")
     try:
-        with scratch.open("wb") as file:
+        with scratch.open("xb") as file:
             file.writelines(parts)
             file.flush()
             os.fsync(file.fileno())
         scratch.replace(path)
-    except OSError:
+    except BaseException:
         scratch.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)

@@ -27,8 +27,8 @@ def test_the_length_of_training_has_the_score_of_the_result(run):
     length = small_recipe().task.options["length"]
     score_lengths(run, [length, 3 * length])
     scores = read_lengths(run)
-    assert scores[length]["error"] == result["test"]["error"]
-    assert scores[3 * length]["num_answers"] == 3 * scores[length]["num_answers"]
+    assert scores[length].error == result["test"]["error"]
+    assert scores[3 * length].num_answers == 3 * scores[length].num_answers
 
 
 def test_what_has_a_score_is_not_scored_again(run, monkeypatch):
@@ -59,6 +59,14 @@ def test_a_comparison_scores_every_run_on_other_lengths(tmp_path):
     assert set(plain["rows"][0]["ours"]["lengths"]) == {"10", "30"}
 
 
+def test_times_are_known_at_every_validation(tmp_path):
+    recipe = small_recipe(training__log_every=4, training__evaluate_every=3)
+    report = compare([recipe], folder=tmp_path)
+    [run] = report.rows[0].runs
+    assert [update for update, _ in run.curve] == list(run.seconds) == [3, 6, 9, 12]
+    assert run.result.wall_seconds >= run.seconds[12] > run.seconds[9]
+
+
 def test_lengths_can_be_asked_for_later_and_fail_by_themselves(tmp_path, monkeypatch):
     compare([small_recipe()], folder=tmp_path)
     before = (tmp_path / "small" / "seed-0" / "metrics.jsonl").read_bytes()
@@ -78,7 +86,8 @@ def test_lengths_can_be_asked_for_later_and_fail_by_themselves(tmp_path, monkeyp
     assert (tmp_path / "small" / "seed-0" / "metrics.jsonl").read_bytes() == before
 
 
-def test_a_damaged_file_is_refused_in_one_line(tmp_path):
-    (tmp_path / "lengths.json").write_text("[1")
+@pytest.mark.parametrize("content", ["[1", "[1]", '{"30": {}}', '{"a": {"error": 1}}'])
+def test_a_damaged_file_is_refused_in_one_line(tmp_path, content):
+    (tmp_path / "lengths.json").write_text(content)
     with pytest.raises(ValueError, match=r"lengths\.json must be as it was written, got .*delete"):
         read_lengths(tmp_path)

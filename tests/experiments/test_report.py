@@ -159,6 +159,16 @@ def test_times_are_those_of_the_way_that_led_to_the_result(tmp_path):
     assert record.seconds_to(1.0) == 5.0
 
 
+def test_a_torn_line_costs_no_other(tmp_path):
+    run = tmp_path / "seed-0"
+    run.mkdir()
+    (run / "metrics.jsonl").write_text('{"kind": "valid", "update": 20, "error": 0.004}\n')
+    text = '{"update": 10, "wall_sec\n{"update": 20, "wall_seconds": 5.0}\n'
+    (run / "timing.jsonl").write_text(text)
+    [record] = read_runs(tmp_path)
+    assert record.seconds == {20: 5.0}
+
+
 def test_a_row_is_solved_when_all_its_runs_are():
     [row, *_] = table_rows("algorithm")
 

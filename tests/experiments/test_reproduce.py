@@ -9,6 +9,7 @@ from fake_training import FakeTrainer
 
 from staircase_attention.experiments import compare, find_recipe, reproduce
 from staircase_attention.training import StopRequested
+from staircase_attention.training.run_folder import RunInUseError
 
 ROWS = ["staircase-n8-c8", "ladder-2"]
 STAIRCASE, LADDER = (f"random-walk/{row}" for row in ROWS)
@@ -133,6 +134,36 @@ def test_overrides_change_the_runs_and_are_told(tmp_path):
     config = json.loads((tmp_path / "ladder-2" / "seed-0" / "config.json").read_text())
     assert config["recipe"]["training"]["num_lanes"] == 8
     assert "`training.num_lanes=8`" in (tmp_path / "report.md").read_text()
+
+
+def test_a_failed_run_that_somebody_else_finished_is_well_at_the_next_call(tmp_path):
+    trainer = FakeTrainer(trouble={("random-walk/ladder-2", 0): "fail"})
+    assert go(tmp_path, trainer, seeds=1, rows=["ladder-2"]).failures
+    trainer.resume(tmp_path / "ladder-2" / "seed-0")
+    report = go(tmp_path, trainer, seeds=1, rows=["ladder-2"])
+    assert not report.failures
+    assert rows_of(report)["ladder-2"].is_run
+    assert [call for call, *_ in trainer.calls] == ["train", "resume"]
+
+
+def test_a_run_that_somebody_else_is_at_work_on_is_left_to_them(tmp_path):
+    def busy(recipe, folder, *, progress=None):
+        raise RunInUseError(f"a run folder is worked in by one run at a time, got {folder}")
+
+    report = reproduce(
+        "random-walk", folder=tmp_path, rows=["ladder-2"], seeds=1, train=busy, resume=busy
+    )
+    assert not report.failures
+    assert not list((tmp_path / "ladder-2").glob("*.failure.txt"))
+
+
+def test_every_row_is_checked_before_any_is_run(tmp_path):
+    trainer = FakeTrainer()
+    good, bad = find_recipe("parity/lstm"), find_recipe("parity/staircase")
+    bad = bad.override({"task.options.length": -1})
+    with pytest.raises(ValueError, match="length must be a whole number of at least 1, got -1"):
+        compare([good, bad], folder=tmp_path, train=trainer.train, resume=trainer.resume)
+    assert not trainer.calls
 
 
 def test_permutations_are_a_table_without_the_paper_s_numbers(tmp_path):

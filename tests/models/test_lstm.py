@@ -41,3 +41,5 @@ def test_states_of_another_shape_are_refused_in_one_line(model):
         model(random_tokens(2, 4), (state.hidden, state.cell))
     with pytest.raises(ValueError, match="each of the 2 batch rows"):
         state.reset([True])
+    with pytest.raises(ValueError, match="rows must be numbers from 0 to 1"):
+        state.select([5])

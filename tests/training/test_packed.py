@@ -16,6 +16,7 @@ from staircase_attention.training import (
     run_path,
     train,
 )
+from staircase_attention.training.run_folder import RunFolder
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +60,25 @@ def test_a_language_model_takes_its_tokeniser_along(tmp_path):
     train(text_recipe(make_corpus(tmp_path)), tmp_path / "run")
     packed = load_language_model(pack(tmp_path / "run", tmp_path / "packed"))
     assert packed.decode(packed.encode("a word")) == b"a word"
+
+
+def test_a_result_stays_with_the_weights_it_is_of(run, tmp_path):
+    best = load_run(run).update
+    other = next(name.update for name in RunFolder(run).checkpoints.names() if name.update != best)
+    packed = pack(run, tmp_path / "other", checkpoint=str(other))
+    assert load_run(packed).update == other
+    assert not (packed / "result.json").exists()
+
+
+def test_weights_of_another_model_are_refused_in_one_line(run, tmp_path):
+    folder = pack(run, tmp_path / "packed")
+    config = json.loads((folder / "config.json").read_text())
+    config["recipe"]["model"]["core"]["width"] = 16
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        ValueError, match=r"weights must fit the model of its config\.json, got .*"
+    ):
+        load_run(folder)
 
 
 def test_damage_and_wrong_wishes_are_refused_in_one_line(run, tmp_path):

@@ -18,6 +18,7 @@ from staircase_attention.experiments.paper import PaperTable
 from staircase_attention.experiments.planned_run import PlannedRun
 from staircase_attention.experiments.rows import Row
 from staircase_attention.experiments.run_records import seed_folder, seeds_in
+from staircase_attention.training.build import check_recipe
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +55,8 @@ class Experiment:
         """Refuse, before any work is done, what could not be written or would be mixed up."""
         for row in self._chosen:
             check_lengths(row.recipe, self.lengths)
+            if any(not self._run(row, seed).is_over for seed in range(self.num_seeds)):
+                check_recipe(row.recipe)
         _check_folder(self.folder)
         for row in self._chosen:
             for seed in seeds_in(self.folder / row.name):

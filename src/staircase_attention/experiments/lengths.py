@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from staircase_attention.evaluation import Score
 from staircase_attention.files import read_json, write_json
 from staircase_attention.tasks import load_task
 from staircase_attention.training import Recipe, TaskChoice, load_run
@@ -29,11 +29,11 @@ def check_lengths(recipe: Recipe, lengths: Sequence[int]) -> None:
         task.with_length(length)
 
 
-def read_lengths(run: Path) -> dict[int, dict[str, Any]]:
+def read_lengths(run: Path) -> dict[int, Score]:
     """The scores that a run has so far, by length."""
     try:
         plain = read_json(run / FILE)
-        return {int(length): dict(score) for length, score in plain.items()}
+        return {int(length): Score(**score) for length, score in plain.items()}
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, TypeError, AttributeError) as error:
@@ -60,5 +60,5 @@ def score_lengths(run: Path, lengths: Sequence[int]) -> None:
     for length in missing:
         data = loaded.data.with_length(length)
         score = score_split(model, data, "test", recipe=loaded.recipe, device=device)
-        scores[length] = score.to_plain()
-        write_json(run / FILE, {str(one): scores[one] for one in sorted(scores)})
+        scores[length] = score
+        write_json(run / FILE, {str(one): scores[one].to_plain() for one in sorted(scores)})

@@ -134,8 +134,9 @@ def _lengths(rows: Sequence[RowSummary]) -> str:
     for row in rows:
         if row.lengths:
             errors = [_spread(row.length_error(length), digits=2) for length in lengths]
-            num_seeds = sum(bool(run.lengths) for run in row.runs)
-            lines.append([row.row.name, *errors, str(num_seeds)])
+            counts = [str(sum(length in run.lengths for run in row.runs)) for length in lengths]
+            seeds = counts[0] if len(set(counts)) == 1 else ", ".join(counts)
+            lines.append([row.row.name, *errors, seeds])
     return "\n\n".join(
         [
             "## Other lengths",

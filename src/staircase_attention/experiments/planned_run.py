@@ -8,8 +8,8 @@ from typing import Any, Protocol
 from staircase_attention.experiments.lengths import missing_lengths, score_lengths
 from staircase_attention.experiments.run_records import failure_file, read_recipe, read_result
 from staircase_attention.files import write_whole
-from staircase_attention.training import Display, Recipe, StopRequested
-from staircase_attention.training.run_folder import RunFolder
+from staircase_attention.training import Display, Recipe, StopRequested, is_first_process
+from staircase_attention.training.run_folder import RunFolder, RunInUseError
 
 
 class Train(Protocol):
@@ -42,9 +42,12 @@ class PlannedRun:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has a result, good or bad, and a score for every length if it can have one."""
+        """Whether it has a result, good or bad, and a score for every length if it can have one.
+
+        After an error it is not, whoever brought it to its end since: the next attempt clears up.
+        """
         place = RunFolder(self.folder)
-        if not place.is_finished:
+        if not place.is_finished or failure_file(self.folder).exists():
             return False
         has_weights = read_result(place).best_update is not None
         return not (has_weights and missing_lengths(self.folder, self.lengths))
@@ -69,10 +72,14 @@ class PlannedRun:
                 train(self.recipe, self.folder, progress=progress)
             elif not place.is_finished:
                 resume(self.folder, progress=progress)
-            if not self.is_over:
+            if is_first_process() and not self.is_over:
                 score_lengths(self.folder, self.lengths)
         except StopRequested:
             raise
+        except RunInUseError as error:
+            # No failure: somebody else brings it to its end.
+            if progress is not None:
+                progress.say(str(error))
         except Exception as error:
             self.write_failure(f"{type(error).__name__}: {error}", traceback.format_exc())
 

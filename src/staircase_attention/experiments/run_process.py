@@ -100,8 +100,7 @@ def check_portable(**functions: Train | Resume) -> None:
     """Refuse functions that another process could not find."""
     for name, function in functions.items():
         try:
-            pickle.dumps(function)
-            is_found = getattr(function, "__module__", None) != "__main__"
+            is_found = b"__main__" not in pickle.dumps(function)
         except (pickle.PicklingError, AttributeError, TypeError):
             is_found = False
         if not is_found:

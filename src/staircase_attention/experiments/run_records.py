@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -80,7 +81,7 @@ def read_run(row: Path, seed: int) -> RunRecord:
         status="unfinished",
         curve=curve,
         seconds=_seconds(place.timing, [update for update, _ in curve]),
-        lengths={length: 100 * score["error"] for length, score in read_lengths(path).items()},
+        lengths={length: 100 * score.error for length, score in read_lengths(path).items()},
     )
     if place.is_finished:
         result = read_result(place)
@@ -130,8 +131,6 @@ def _lines(metrics: Path) -> Iterator[dict[str, Any]]:
     if not metrics.exists():
         return
     for line in metrics.read_text(encoding="utf-8").splitlines():
-        # The last line of a run that is being written, or was killed, may be torn.
-        try:
+        # A line may be torn: the last while it is being written, any where a full disk cut it off.
+        with suppress(ValueError):
             yield json.loads(line)
-        except ValueError:
-            return

@@ -9,6 +9,7 @@ from multiprocessing.connection import wait
 
 import torch
 
+from staircase_attention.data.reddit.workers import available_cores
 from staircase_attention.experiments.experiment import Experiment, check_count
 from staircase_attention.experiments.planned_run import PlannedRun, Resume, Train
 from staircase_attention.experiments.report import Report, write_report
@@ -68,11 +69,7 @@ def threads_a_run(jobs: int) -> int | None:
     """A run's share of a CPU, at most what it would take if it were alone; None on a GPU."""
     if torch.cuda.is_available():
         return None
-    try:
-        cores = len(os.sched_getaffinity(0))
-    except AttributeError:
-        cores = os.cpu_count() or 1
-    return min(torch.get_num_threads(), max(1, cores // jobs))
+    return min(torch.get_num_threads(), max(1, available_cores() // jobs))
 
 
 class Crew:

@@ -29,8 +29,8 @@ class Bar(Terminal):
 class RunView:
     """One run's part of a display that shows several."""
 
-    def __init__(self, title: str, own: Display, say: Callable[[str], None]) -> None:
-        self._title, self._own, self._say = title, own, say
+    def __init__(self, label: str, own: Display, say: Callable[[str], None], *, title: str) -> None:
+        self._label, self._own, self._say, self._title = label, own, say, title
         self._is_begun = False
 
     def show(self, message: Message) -> None:
@@ -41,7 +41,7 @@ class RunView:
     def begin(self, _name: str, update: int, num_updates: int) -> None:
         """Show the run under a name that tells it from the others."""
         self._is_begun = True
-        self._own.begin(self._title, update, num_updates)
+        self._own.begin(self._label, update, num_updates)
 
     def advance(self, update: int, **facts: float) -> None:
         """Show how it stands."""
@@ -68,7 +68,9 @@ class Watching:
     def begin(self, run: PlannedRun, place: str) -> RunView:
         """A run begins, or goes on; its view."""
         self.say(f"{place}: {run.title}")
-        return RunView(run.title, self._own(), self.say)
+        # A terminal may have no room for whole titles: their ends tell runs apart.
+        end = run.title.rpartition("/")[2] if isinstance(self._progress, Terminal) else run.title
+        return RunView(end, self._own(), self.say, title=run.title)
 
     def end(self, run: PlannedRun, view: RunView) -> None:
         """A run has come to its end, or stopped."""

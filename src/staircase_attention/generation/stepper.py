@@ -55,7 +55,7 @@ class Stepper:
             return
         if not self._is_ahead:
             self._state = self._state.select(places)
-        index = torch.tensor(places)
+        index = torch.tensor(places, device=device_of(self.model))
         self._heard = index if self._heard is None else self._heard[index]
 
     def _drop_decoder(self) -> None:
@@ -72,7 +72,7 @@ class Stepper:
             return
         logits = decoder.step(self._fed(tokens, decoder.batch_size))
         try:
-            yield logits if self._heard is None else logits[self._heard.to(logits.device)]
+            yield logits if self._heard is None else logits[self._heard]
         except BaseException:
             decoder.undo()
             raise
@@ -82,8 +82,8 @@ class Stepper:
         """A token for every row of the decoder; what ended rows get does not matter."""
         if self._heard is None:
             return tokens
-        fed = tokens.new_zeros(batch_size)
-        fed[self._heard.to(tokens.device)] = tokens
+        fed = tokens.new_zeros(batch_size, device=self._heard.device)
+        fed[self._heard] = tokens.to(fed.device)
         return fed
 
     def _ready(self) -> Decoder | None:

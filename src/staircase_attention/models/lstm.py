@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from staircase_attention.models.checks import check_sizes, check_tokens
-from staircase_attention.models.state import checked_mask
+from staircase_attention.models.state import check_rows, checked_mask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +40,7 @@ class LSTMState:
 
     def select(self, rows: Sequence[int]) -> "LSTMState":
         """The state of a batch made of these rows, in this order."""
+        check_rows(list(rows), self.batch_size)
         index = torch.tensor(list(rows), device=self.hidden.device)
         return self.map(lambda tensor: tensor.index_select(1, index))
 

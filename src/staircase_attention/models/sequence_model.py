@@ -14,6 +14,7 @@ from staircase_attention.layers.positions import RelativePositions
 from staircase_attention.models.checks import check_order, check_parts, check_sizes, check_tokens
 from staircase_attention.models.executor import Executor
 from staircase_attention.models.state import State, Stream
+from staircase_attention.models.uncompiled import left_uncompiled
 from staircase_attention.schedules import Order, Schedule
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class SequenceModel(nn.Module):
 
     # What is computed when is Python's business, and new at every position. A model compiled
     # as a whole runs it as it is; on a GPU the fused core has compiled what is worth it.
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @left_uncompiled
     def hidden(
         self,
         tokens: Int[Tensor, "batch time"],

@@ -10,6 +10,9 @@ from torch import Tensor
 
 from staircase_attention.layers import KeysValues
 
+LONGEST_SHARED = 1024
+"""Cached tokens that rows which begin anew would share room with rather than run by themselves."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Stream:
@@ -206,11 +209,11 @@ class State:
     def _housed(self, streams: list[Stream], homeless: list[int]) -> list[Stream]:
         """With rows that begin now: in a stream whose chunk begins now too, or in one of their own.
 
-        So no two streams have their chunks at the same positions, however often rows begin.
+        A guest takes up as much room as its host, so that one with a long past stays alone.
         """
         if not homeless:
             return streams
-        hosts = [number for number, one in enumerate(streams) if self._is_aligned(one)]
+        hosts = [number for number, one in enumerate(streams) if self._is_host(one)]
         if not hosts:
             return [*streams, Stream.fresh(homeless)]
         host = streams[hosts[0]]
@@ -219,6 +222,9 @@ class State:
         together = host.select([place_of.get(row, 0) for row in rows], rows)
         streams[hosts[0]] = together.restart(torch.tensor([row not in place_of for row in rows]))
         return streams
+
+    def _is_host(self, stream: Stream) -> bool:
+        return self._is_aligned(stream) and len(stream.cached) <= LONGEST_SHARED
 
     def _is_aligned(self, stream: Stream) -> bool:
         return stream.position % self.chunk_length == 0

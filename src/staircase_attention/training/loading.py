@@ -65,7 +65,7 @@ def load_language_model(
     update, weights = _weights(place, checkpoint)
     symbols = NumSymbols(num_inputs=tokeniser.vocab_size, num_outputs=tokeniser.vocab_size)
     model = build_model(recipe, symbols)
-    model.load_state_dict(weights)
+    _put(weights, into=model, of=place)
     return LanguageModel(recipe=recipe, model=model.eval(), tokeniser=tokeniser, update=update)
 
 
@@ -87,8 +87,19 @@ def load_run(folder: str | os.PathLike[str], *, checkpoint: str = "best") -> Loa
     data = build_dataset(recipe)
     update, weights = _weights(place, checkpoint)
     model = build_model(recipe, data)
-    model.load_state_dict(weights)
+    _put(weights, into=model, of=place)
     return LoadedRun(recipe=recipe, data=data, model=model.eval(), update=update)
+
+
+def _put(weights: dict[str, Tensor], *, into: Model, of: RunFolder) -> None:
+    try:
+        into.load_state_dict(weights)
+    except RuntimeError as error:
+        first = " ".join(str(error).split())[:200]
+        raise ValueError(
+            f"a run's weights must fit the model of its config.json, got {of.path} where they do "
+            f"not ({first}...); take both from the same run"
+        ) from error
 
 
 def pack(

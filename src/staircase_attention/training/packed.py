@@ -1,7 +1,7 @@
 """Packed runs: what is needed to use a trained model, in few bytes, and those that come with us.
 
-A packed run is a run folder with one file of weights in place of the checkpoints. It can be loaded,
-scored and moved anywhere; it cannot be trained further.
+A packed run is a run folder with one file of weights in place of the checkpoints. It can be moved
+anywhere and is loaded like any run; it cannot be trained further.
 """
 
 import os
@@ -31,8 +31,6 @@ class Packing:
 
     update: int
     """The update after which the weights were as they are."""
-    numbers: Numbers
-    """In which they are kept."""
     checksum: str
     """SHA-256 of the file of weights."""
 
@@ -58,18 +56,17 @@ def pack_weights(
         for name, tensor in weights.items()
     }
     content = save(rounded)
+    kept = _notes(place, update)
     scratch = RunFolder(path.with_name(f".{path.name}.partial"))
     shutil.rmtree(scratch.path, ignore_errors=True)
     try:
         scratch.path.mkdir(parents=True)
-        for kept in ("config", "result", "environment"):
-            source: Path = getattr(place, kept)
-            if source.exists():
-                write_whole(getattr(scratch, kept), source.read_bytes())
+        for name, note in kept.items():
+            write_whole(scratch.path / name, note)
         if place.tokeniser.is_dir():
             shutil.copytree(place.tokeniser, scratch.tokeniser)
         write_whole(scratch.weights, content)
-        packing = Packing(update=update, numbers=numbers, checksum=checksum(content))
+        packing = Packing(update=update, checksum=checksum(content))
         write_json(scratch.packing, asdict(packing))
         scratch.path.rename(path)
     except OSError as error:
@@ -79,6 +76,14 @@ def pack_weights(
             "name another"
         ) from error
     return path
+
+
+def _notes(place: RunFolder, update: int) -> dict[str, bytes]:
+    """What is known of a run; its result only if that is of these weights."""
+    notes = [place.config, place.environment]
+    if place.is_finished and read_json(place.result)["best_update"] == update:
+        notes.append(place.result)
+    return {note.name: note.read_bytes() for note in notes if note.exists()}
 
 
 def read_packed(place: RunFolder) -> tuple[int, dict[str, Tensor]]:

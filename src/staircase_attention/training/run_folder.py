@@ -14,13 +14,17 @@ from typing import Any
 import torch
 
 from staircase_attention.data import Tokeniser
-from staircase_attention.files import read_json, write_json
+from staircase_attention.files import PARTIAL, read_json, write_json
 from staircase_attention.training.checkpoint import WEIGHTS, CheckpointFolder
 from staircase_attention.training.processes import is_first_process
 from staircase_attention.training.recipe import Recipe
 
 FORMAT = 1
 """Counted up when the layout of run folders changes."""
+
+
+class RunInUseError(ValueError):
+    """A run that another process is at work on."""
 
 
 class RunFolder:
@@ -71,7 +75,8 @@ class RunFolder:
         if not self.path.is_dir():
             return False
         first_steps = {self.environment.name, self.tokeniser.name}
-        found = {entry.name for entry in self.path.iterdir()} - first_steps
+        names = {entry.name for entry in self.path.iterdir()}
+        found = {name for name in names if not name.endswith(PARTIAL)} - first_steps
         return found <= {self.checkpoints.path.name} and not self.checkpoints.names()
 
     @contextmanager
@@ -92,7 +97,7 @@ class RunFolder:
         try:
             fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ValueError(
+            raise RunInUseError(
                 f"a run folder is worked in by one run at a time, got {self.path}, where one is "
                 "under way; wait for it, or name another folder"
             ) from None

@@ -208,12 +208,7 @@ class Trainer:
                 num_tokens=progress.num_tokens,
             )
             progress.since_log = [0.0, 0.0, 0.0]
-            if self.log is not None:
-                self.log.write_timing(
-                    progress.update,
-                    tokens_per_second=self.speed,
-                    wall_seconds=progress.wall_seconds,
-                )
+            self._write_timing()
         self.display.advance(progress.update, **facts, tokens_per_second=self.speed)
 
     def _evaluate(self) -> bool:
@@ -221,6 +216,7 @@ class Trainer:
         began = time.perf_counter()
         score, progress = self.score("valid"), self.progress
         progress.wall_seconds += time.perf_counter() - began
+        self._write_timing()
         facts = self.data.facts("valid", score)
         self._write("valid", loss=score.loss, error=score.error, **facts)
         name, value = next(iter(facts.items()), ("error", score.error))
@@ -239,6 +235,14 @@ class Trainer:
     def _write(self, kind: str, **values: Any) -> None:  # noqa: ANN401
         if self.log is not None:
             self.log.write(kind, self.progress.update, **values)
+
+    def _write_timing(self) -> None:
+        if self.log is not None:
+            self.log.write_timing(
+                self.progress.update,
+                tokens_per_second=self.speed,
+                wall_seconds=self.progress.wall_seconds,
+            )
 
     def _save(self) -> None:
         """Write a checkpoint, then drop those that nothing needs any more."""
