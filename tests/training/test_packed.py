@@ -75,9 +75,7 @@ def test_weights_of_another_model_are_refused_in_one_line(run, tmp_path):
     config = json.loads((folder / "config.json").read_text())
     config["recipe"]["model"]["core"]["width"] = 16
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(
-        ValueError, match=r"weights must fit the model of its config\.json, got .*"
-    ):
+    with pytest.raises(ValueError, match=r"weights must fit the model of its config\.json, got .*"):
         load_run(folder)
 
 
