@@ -5,6 +5,7 @@ from typing import Any
 
 import hypothesis
 import numpy as np
+import pytest
 import torch
 from jaxtyping import install_import_hook
 
@@ -62,3 +63,15 @@ hypothesis.settings.register_profile(
     "reproducible", deadline=None, derandomize=True, max_examples=25, print_blob=True
 )
 hypothesis.settings.load_profile("reproducible")
+
+
+@pytest.fixture(scope="session")
+def small_run(tmp_path_factory):
+    """The folder of a finished run, to be read and scored, not changed."""
+    from small_runs import small_recipe
+
+    from staircase_attention.training import train
+
+    folder = tmp_path_factory.mktemp("small") / "run"
+    train(small_recipe(), folder)
+    return folder

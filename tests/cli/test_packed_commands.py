@@ -3,24 +3,16 @@
 import json
 
 import pytest
-from small_runs import small_recipe
-
-from staircase_attention.training import train
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("packed") / "run"
-    train(small_recipe(), folder)
-    return folder
-
-
-def test_a_run_is_packed_and_scored(staircase, run, tmp_path):
-    status, out, err = staircase("pack", str(run), str(tmp_path / "packed"), "--numbers", "float32")
+def test_a_run_is_packed_and_scored(staircase, small_run, tmp_path):
+    status, out, err = staircase(
+        "pack", str(small_run), str(tmp_path / "packed"), "--numbers", "float32"
+    )
     assert (status, err) == (0, "")
     assert out.startswith(f"wrote {tmp_path / 'packed'}, 0.0")
     scores = []
-    for folder in (run, tmp_path / "packed"):
+    for folder in (small_run, tmp_path / "packed"):
         status, out, _ = staircase("eval", str(folder), "--json")
         assert status == 0
         scores.append(json.loads(out))
@@ -33,10 +25,10 @@ def test_a_pretrained_run_is_scored(staircase):
     assert json.loads(out)["error"] == 0.0
 
 
-def test_precision_is_chosen(staircase, run):
+def test_precision_is_chosen(staircase, small_run):
     losses = {}
     for precision in ("float32", "bfloat16"):
-        status, out, _ = staircase("eval", str(run), "--precision", precision, "--json")
+        status, out, _ = staircase("eval", str(small_run), "--precision", precision, "--json")
         assert status == 0
         losses[precision] = json.loads(out)["loss"]
     assert losses["float32"] != losses["bfloat16"]
@@ -53,8 +45,8 @@ def test_precision_is_chosen(staircase, run):
         (["pack", "nowhere", "new"], "a run folder holds a config.json"),
     ],
 )
-def test_mistakes_are_one_line(staircase, run, words, message):
-    status, out, err = staircase(*(str(run) if word == "RUN" else word for word in words))
+def test_mistakes_are_one_line(staircase, small_run, words, message):
+    status, out, err = staircase(*(str(small_run) if word == "RUN" else word for word in words))
     assert (status, out) == (2, "")
     assert message in err
     assert err.count("\n") == 1

@@ -12,30 +12,22 @@ from staircase_attention.experiments.lengths import (
     read_lengths,
     score_lengths,
 )
-from staircase_attention.training import train
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("lengths") / "run"
-    train(small_recipe(), folder)
-    return folder
-
-
-def test_the_length_of_training_has_the_score_of_the_result(run):
-    result = json.loads((run / "result.json").read_text())
+def test_the_length_of_training_has_the_score_of_the_result(small_run):
+    result = json.loads((small_run / "result.json").read_text())
     length = small_recipe().task.options["length"]
-    score_lengths(run, [length, 3 * length])
-    scores = read_lengths(run)
+    score_lengths(small_run, [length, 3 * length])
+    scores = read_lengths(small_run)
     assert scores[length].error == result["test"]["error"]
     assert scores[3 * length].num_answers == 3 * scores[length].num_answers
 
 
-def test_what_has_a_score_is_not_scored_again(run, monkeypatch):
-    score_lengths(run, [15])
-    assert missing_lengths(run, [15, 17]) == [17]
+def test_what_has_a_score_is_not_scored_again(small_run, monkeypatch):
+    score_lengths(small_run, [15])
+    assert missing_lengths(small_run, [15, 17]) == [17]
     monkeypatch.setattr("staircase_attention.experiments.lengths.load_run", None)
-    score_lengths(run, [15])
+    score_lengths(small_run, [15])
 
 
 def test_lengths_that_a_task_cannot_have_are_refused_beforehand():

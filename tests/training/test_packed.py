@@ -19,16 +19,12 @@ from staircase_attention.training import (
 from staircase_attention.training.run_folder import RunFolder
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("packed") / "run"
-    train(small_recipe(), folder)
-    return folder
-
-
 @pytest.mark.parametrize("numbers", ["bfloat16", "float32"])
-def test_a_packed_run_gives_the_model_back(run, tmp_path, numbers):
-    before, after = load_run(run), load_run(pack(run, tmp_path / "packed", numbers=numbers))
+def test_a_packed_run_gives_the_model_back(small_run, tmp_path, numbers):
+    before, after = (
+        load_run(small_run),
+        load_run(pack(small_run, tmp_path / "packed", numbers=numbers)),
+    )
     assert after.update == before.update
     assert after.recipe == before.recipe
     expected = before.model.state_dict()
@@ -39,11 +35,13 @@ def test_a_packed_run_gives_the_model_back(run, tmp_path, numbers):
     assert kept == {
         "config.json", "environment.json", "packing.json", "result.json", "weights.safetensors"
     }  # fmt: skip
-    assert (tmp_path / "packed" / "result.json").read_bytes() == (run / "result.json").read_bytes()
+    assert (tmp_path / "packed" / "result.json").read_bytes() == (
+        small_run / "result.json"
+    ).read_bytes()
 
 
-def test_a_packed_run_can_be_packed_again_and_does_not_go_on(run, tmp_path):
-    pack(run, tmp_path / "one")
+def test_a_packed_run_can_be_packed_again_and_does_not_go_on(small_run, tmp_path):
+    pack(small_run, tmp_path / "one")
     again = pack(tmp_path / "one", tmp_path / "two")
     assert (again / "weights.safetensors").read_bytes() == (
         tmp_path / "one" / "weights.safetensors"
@@ -62,16 +60,18 @@ def test_a_language_model_takes_its_tokeniser_along(tmp_path):
     assert packed.decode(packed.encode("a word")) == b"a word"
 
 
-def test_a_result_stays_with_the_weights_it_is_of(run, tmp_path):
-    best = load_run(run).update
-    other = next(name.update for name in RunFolder(run).checkpoints.names() if name.update != best)
-    packed = pack(run, tmp_path / "other", checkpoint=str(other))
+def test_a_result_stays_with_the_weights_it_is_of(small_run, tmp_path):
+    best = load_run(small_run).update
+    other = next(
+        name.update for name in RunFolder(small_run).checkpoints.names() if name.update != best
+    )
+    packed = pack(small_run, tmp_path / "other", checkpoint=str(other))
     assert load_run(packed).update == other
     assert not (packed / "result.json").exists()
 
 
-def test_weights_of_another_model_are_refused_in_one_line(run, tmp_path):
-    folder = pack(run, tmp_path / "packed")
+def test_weights_of_another_model_are_refused_in_one_line(small_run, tmp_path):
+    folder = pack(small_run, tmp_path / "packed")
     config = json.loads((folder / "config.json").read_text())
     config["recipe"]["model"]["core"]["width"] = 16
     (folder / "config.json").write_text(json.dumps(config))
@@ -79,10 +79,10 @@ def test_weights_of_another_model_are_refused_in_one_line(run, tmp_path):
         load_run(folder)
 
 
-def test_damage_and_wrong_wishes_are_refused_in_one_line(run, tmp_path):
-    folder = pack(run, tmp_path / "packed")
+def test_damage_and_wrong_wishes_are_refused_in_one_line(small_run, tmp_path):
+    folder = pack(small_run, tmp_path / "packed")
     with pytest.raises(ValueError, match=r"needs a new folder, got .*packed, which exists"):
-        pack(run, folder)
+        pack(small_run, folder)
     with pytest.raises(ValueError, match=r"has the weights of update .* alone, got 'latest'"):
         load_run(folder, checkpoint="latest")
     weights = folder / "weights.safetensors"
@@ -96,7 +96,7 @@ def test_damage_and_wrong_wishes_are_refused_in_one_line(run, tmp_path):
     blocked = tmp_path / "file"
     blocked.touch()
     with pytest.raises(ValueError, match=r"can be written, got .*; name another"):
-        pack(run, blocked / "inside")
+        pack(small_run, blocked / "inside")
     assert not list(tmp_path.glob(".*partial"))
 
 

@@ -8,6 +8,7 @@ import typer
 
 from staircase_attention.cli.arguments import Lengths
 from staircase_attention.cli.assignments import parse_assignments, parse_variations
+from staircase_attention.cli.reproduce import show_report
 from staircase_attention.experiments import compare as compare_recipes
 from staircase_attention.experiments import find_recipe, variations
 from staircase_attention.training import Recipe, choose_display
@@ -48,9 +49,7 @@ def compare(
         lengths=length or (),
         progress=choose_display(quiet=quiet),
     )
-    typer.echo((output / "report.md").read_text())
-    typer.echo(f"wrote {output / 'report.md'}")
-    return 1 if report.failures else 0
+    return show_report(report)
 
 
 def chosen_recipes(words: Sequence[str], vary: Sequence[str]) -> list[Recipe]:

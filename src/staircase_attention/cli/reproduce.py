@@ -7,7 +7,7 @@ import typer
 
 from staircase_attention.cli.arguments import Lengths
 from staircase_attention.cli.assignments import parse_assignments
-from staircase_attention.experiments import TABLES
+from staircase_attention.experiments import TABLES, Report
 from staircase_attention.experiments import reproduce as reproduce_table
 from staircase_attention.training import choose_display
 
@@ -48,6 +48,12 @@ def reproduce(
         lengths=length or (),
         progress=choose_display(quiet=quiet),
     )
-    typer.echo((folder / "report.md").read_text())
-    typer.echo(f"wrote {folder / 'report.md'}")
+    return show_report(report)
+
+
+def show_report(report: Report) -> int:
+    """Print a report; runs that did not end well are a failure."""
+    page = report.experiment.folder / "report.md"
+    typer.echo(page.read_text())
+    typer.echo(f"wrote {page}")
     return 1 if report.failures else 0

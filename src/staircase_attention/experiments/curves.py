@@ -2,13 +2,12 @@
 
 import statistics
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from staircase_attention.experiments.pictures import row_styles, tidy
+from staircase_attention.experiments.pictures import draw_row, row_styles, tidy
 from staircase_attention.experiments.run_records import RunRecord
 from staircase_attention.experiments.summary import RowSummary
 
@@ -29,18 +28,13 @@ def learning_curves(
     axes = figure.add_subplot()
     ends: list[tuple[float, Line2D]] = []
     styles = row_styles([row.row.model for row in rows])
-    for row, (colour, style) in zip(rows, styles, strict=True):
+    for row, look in zip(rows, styles, strict=True):
         drawn = [run for run in row.runs if places(run, against)]
         shown = shown_runs(drawn)
-        mean = mean_curve([run.curve for run in shown])
-        if not mean:
-            continue
-        if len(drawn) > 1:
-            for run in drawn:
-                _draw(axes, run.curve, [run], against, color=colour, linewidth=0.6, alpha=0.45)
-        name = f"{row.row.name}: {mean[-1][1]:.1f}%"
-        look = {"color": colour, "linestyle": style, "linewidth": 1.9, "label": name}
-        ends.append((mean[-1][1], _draw(axes, mean, shown, against, **look)))
+        mean = _placed(mean_curve([run.curve for run in shown]), shown, against)
+        if mean:
+            seeds = [_placed(run.curve, [run], against) for run in drawn]
+            ends.append(draw_row(axes, row.row.name, mean, seeds, look))
     axes.set_xlim(left=0)
     axes.set_xlabel("Updates" if against == "updates" else "Minutes of training and validation")
     axes.set_ylabel("Validation error (%)")
@@ -74,19 +68,11 @@ def places(run: RunRecord, against: Against) -> dict[int, float]:
     return {update: float(update) for update, _ in run.curve}
 
 
-def _draw(
-    axes: Axes,
-    curve: Curve,
-    runs: Sequence[RunRecord],
-    against: Against,
-    **look: Any,  # noqa: ANN401
-) -> Line2D:
+def _placed(curve: Curve, runs: Sequence[RunRecord], against: Against) -> list[tuple[float, float]]:
     """A curve of some runs, each of its updates where it lay on the average of them."""
     by_run = [places(run, against) for run in runs]
-    points = [
+    return [
         (statistics.fmean(places[update] for places in by_run), error)
         for update, error in curve
         if all(update in places for places in by_run)
     ]
-    [line] = axes.plot([place for place, _ in points], [error for _, error in points], **look)
-    return line

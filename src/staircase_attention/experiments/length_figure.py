@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from staircase_attention.experiments.pictures import row_styles, tidy
+from staircase_attention.experiments.pictures import draw_row, row_styles, tidy
 from staircase_attention.experiments.summary import RowSummary
 
 
@@ -15,29 +15,12 @@ def length_figure(rows: Sequence[RowSummary], *, title: str) -> Figure:
     axes = figure.add_subplot()
     lengths = sorted({length for row in rows for length in row.lengths})
     ends: list[tuple[float, Line2D]] = []
-    for row, (colour, style) in zip(rows, row_styles([row.row.model for row in rows]), strict=True):
-        known = [(length, row.length_error(length)) for length in row.lengths]
-        points = [(length, spread) for length, spread in known if spread is not None]
-        if not points:
-            continue
-        scored = [run for run in row.runs if run.lengths]
-        if len(scored) > 1:
-            for run in scored:
-                own = sorted(run.lengths.items())
-                axes.plot(*zip(*own, strict=True), color=colour, linewidth=0.6, alpha=0.45)
-        means = [spread.mean for _, spread in points]
-        name = f"{row.row.name}: {means[-1]:.1f}%"
-        [line] = axes.plot(
-            [length for length, _ in points],
-            means,
-            color=colour,
-            linestyle=style,
-            linewidth=1.9,
-            marker="o",
-            markersize=4,
-            label=name,
-        )
-        ends.append((means[-1], line))
+    for row, look in zip(rows, row_styles([row.row.model for row in rows]), strict=True):
+        known = [(float(length), row.length_error(length)) for length in row.lengths]
+        mean = [(length, spread.mean) for length, spread in known if spread is not None]
+        seeds = [sorted(run.lengths.items()) for run in row.runs if run.lengths]
+        if mean:
+            ends.append(draw_row(axes, row.row.name, mean, seeds, look, marker="o"))
     axes.set_xscale("log", base=2)
     axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
     axes.minorticks_off()

@@ -48,6 +48,8 @@ MODEL_MARKERS = {
 }
 LineStyle = Literal["-", "--", ":", "-."]
 LINE_STYLES: tuple[LineStyle, ...] = get_args(LineStyle)
+Points = Sequence[tuple[float, float]]
+"""Places along an axis, and errors in percent."""
 GREY = "#666666"
 LIGHT_GREY = "#dddddd"
 
@@ -62,6 +64,33 @@ def row_styles(models: Sequence[str]) -> list[tuple[str, LineStyle]]:
         )
         for model in models
     ]
+
+
+def draw_row(
+    axes: Axes,
+    name: str,
+    mean: Points,
+    seeds: Sequence[Points],
+    look: tuple[str, LineStyle],
+    marker: str | None = None,
+) -> tuple[float, Line2D]:
+    """A thick line for the mean, and a thin one a seed where there are several; where it ends."""
+    colour, style = look
+    if len(seeds) > 1:
+        for points in seeds:
+            axes.plot(*zip(*points, strict=True), color=colour, linewidth=0.6, alpha=0.45)
+    places, errors = zip(*mean, strict=True)
+    [line] = axes.plot(
+        places,
+        errors,
+        color=colour,
+        linestyle=style,
+        linewidth=1.9,
+        marker=marker,
+        markersize=4,
+        label=f"{name}: {errors[-1]:.1f}%",
+    )
+    return errors[-1], line
 
 
 def tidy(axes: Axes, handles: Sequence[Line2D]) -> None:
