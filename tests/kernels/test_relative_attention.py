@@ -342,10 +342,57 @@ def test_a_past_that_lies_elsewhere_is_as_one_that_comes_first(num_past, num_que
         assert torch.equal(one, two[:, :, :num_past])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("num_past", "num_queries", "num_wanted"), [(5, 1, 5), (5, 1, 2), (9, 20, 4), (70, 40, 37)]
+)
+def test_gradients_of_a_past_add_to_those_of_its_last_tokens(
+    num_past, num_queries, num_wanted, dtype
+):
+    generator = torch.Generator().manual_seed(num_past)
+
+    def random(length):
+        return torch.randn(2, 2, length, 16, generator=generator).to(DEVICE, dtype)
+
+    queries, own = random(num_queries), (random(num_queries), random(num_queries))
+    past, d_out = (random(num_past), random(num_past)), random(num_queries)
+    table = torch.randn(50, 16, generator=generator).to(DEVICE, dtype)
+    place = {"first_query": num_past, "span": 60, "past": past}
+    out = relative_attention.forward(queries, *own, table, **place)
+
+    def gradients(d_past, *, adds_past):
+        sums = relative_attention.new_table_sums(table)
+        found = relative_attention.backward(
+            d_out,
+            queries,
+            *own,
+            table,
+            *out,
+            table_sums=sums,
+            d_past=d_past,
+            adds_past=adds_past,
+            **place,
+        )
+        return *found, sums
+
+    alone = tuple(torch.empty_like(part) for part in past)
+    expected = gradients(alone, adds_past=False)
+    # What lies around them is left alone.
+    room = torch.full((2, 2, 2, num_past + 3, 16), 0.5, device=DEVICE, dtype=dtype)
+    wanted = tuple(part[:, :, 2 : 2 + num_wanted] for part in room)
+    for one, other in zip(gradients(wanted, adds_past=True), expected, strict=True):
+        assert torch.equal(one, other)
+    for one, whole in zip(room, alone, strict=True):
+        total = 0.5 + whole[:, :, num_past - num_wanted :].double()
+        assert_near(one[:, :, 2 : 2 + num_wanted], total, "past", CLOSE[dtype])
+        assert (one[:, :, :2] == 0.5).all()
+        assert (one[:, :, 2 + num_wanted :] == 0.5).all()
+
+
 def compile_for_hopper(kernel, *, block: int, size: int) -> None:
     choices = {"block_q": block, "block_k": block, "size": size}
     choices |= {"has_first_visible": True, "has_dropout": True, "has_near": True}
-    choices |= {"has_past": True, "stores_past": True}
+    choices |= {"has_past": True, "stores_past": True, "adds_past": True}
     types = {name: type_of(name, choices) for name in kernel.arg_names}
     used = {name: value for name, value in choices.items() if name in types}
     source = ASTSource(kernel, signature=types, constexprs=used)

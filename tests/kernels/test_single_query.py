@@ -169,6 +169,23 @@ def test_gradients_of_two_calls_add_up_where_asked(dtype, kept_in):
         assert_near(total, expected, "sum", max(CLOSE[dtype], CLOSE[kept_in]))
 
 
+def test_gradients_may_be_asked_for_the_last_tokens_only_where_they_add_up():
+    case = Case(1, 70, 70, span=60, first_visible=(0, 20))
+    inputs = [tensor.detach() for tensor in case.inputs()]
+    sums = relative_attention.new_table_sums(inputs[-1])
+    alone = all_results(case, inputs, sums)
+    room = torch.full((2, 2, 1, 60, 16), 0.5, device=DEVICE)
+    d_keys, d_values = (part[:, :, 5:50] for part in room)
+    twice = relative_attention.new_table_sums(inputs[-1])
+    found = all_results(case, inputs, twice, adds=True, d_keys=d_keys, d_values=d_values)
+    torch.testing.assert_close(twice, sums)
+    torch.testing.assert_close(found[2], alone[2])
+    for one, other in zip((d_keys, d_values), alone[3:], strict=True):
+        torch.testing.assert_close(one, 0.5 + other[:, :, 25:])
+    room[:, :, :, 5:50] = 0.5
+    assert (room == 0.5).all()
+
+
 def test_only_one_query_adds_and_only_to_what_is_given():
     for case, is_given in ((Case(2, 4, 4), True), (Case(1, 4, 4), False)):
         inputs = [tensor.detach() for tensor in case.inputs()]

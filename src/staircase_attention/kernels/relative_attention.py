@@ -129,6 +129,7 @@ def backward(
     past: Pair | None = None,
     d_past: Pair | None = None,
     adds: bool = False,
+    adds_past: bool = False,
 ) -> tuple[
     Float[Tensor, "batch heads queries size"],
     Float[Tensor, "batch heads keys size"],
@@ -137,8 +138,10 @@ def backward(
     """Gradients of queries, keys and values, written where asked; the table's go to `table_sums`.
 
     `table_sums`, from `new_table_sums`, may be shared by calls of any shape one after another. The
-    gradients of the past are written to `d_past`, if it is given. With `adds`, those of keys and
-    values are added to what the given tensors hold, in their type; only for a single query.
+    gradients of the past are written to `d_past`, if it is given, or with `adds_past` added to what
+    it holds. With `adds`, those of keys and values are added to what the given tensors hold, in
+    their type; only for a single query. Where gradients are added, they may be asked for the last
+    tokens only, by tensors that are shorter.
     """
     if adds and (queries.shape[2] != 1 or past is not None or d_keys is None or d_values is None):
         raise ValueError("only gradients of one query add to those given for keys and values")
@@ -166,6 +169,7 @@ def backward(
             table_sums,
             past,
             d_past,
+            adds_past,
         )
         return gradients
     function = single_tile if call.is_single_tile else several_tiles
@@ -178,6 +182,7 @@ def backward(
         d_before=gradients[1:] if d_past is None else d_past,
         has_past=past is not None,
         stores_past=d_past is not None,
+        adds_past=adds_past,
         **options,
     )
     return gradients
@@ -191,6 +196,7 @@ def with_past(
     table_sums: Tensor,
     past: Pair | None,
     d_past: Pair | None,
+    adds_past: bool,
 ) -> None:
     """Gradients by kernels that know of one run of keys only: the past is put before them."""
     if past is None:
@@ -204,7 +210,8 @@ def with_past(
     for whole, own in zip(d_joined, gradients[1:], strict=True):
         own.copy_(whole[:, :, num_past:])
     for whole, before in zip(d_joined, d_past or (), strict=False):
-        before.copy_(whole[:, :, :num_past])
+        found = whole[:, :, num_past - before.shape[2] : num_past]
+        before.copy_(before + found if adds_past else found)
 
 
 def relative_attention(
@@ -303,6 +310,7 @@ def single_tile(
     d_before: Pair,
     has_past: bool,
     stores_past: bool,
+    adds_past: bool,
     first_visible: Tensor | None,
     dropout: float,
     seed: Tensor | None,
@@ -324,11 +332,13 @@ def single_tile(
         seed,
         *strides(queries, keys, values, *before, d_out, *gradients, *d_before),
         call.num_matrices,
+        d_before[0].shape[2],
         *call.shape,
         call.scale,
         dropout,
         has_past=has_past,
         stores_past=stores_past,
+        adds_past=adds_past,
         has_first_visible=first_visible is not None,
         has_dropout=dropout > 0,
         has_near=call.has_near,
@@ -346,6 +356,7 @@ def several_tiles(
     d_before: Pair,
     has_past: bool,
     stores_past: bool,
+    adds_past: bool,
     first_visible: Tensor | None,
     dropout: float,
     seed: Tensor | None,
@@ -385,12 +396,14 @@ def several_tiles(
         first_visible,
         seed,
         *strides(queries, keys, values, *before, d_out, d_keys, d_values, *d_before),
+        d_before[0].shape[2],
         *call.shape,
         width,
         call.scale,
         dropout,
         has_past=has_past,
         stores_past=stores_past,
+        adds_past=adds_past,
         has_first_visible=hides,
         has_dropout=dropout > 0,
         **call.blocks,

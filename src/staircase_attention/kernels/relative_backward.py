@@ -58,7 +58,7 @@ def agreement_kernel(
     )
 
 
-@triton.jit(do_not_specialize=SHAPE_ARGUMENTS)
+@triton.jit(do_not_specialize=[*SHAPE_ARGUMENTS, "num_stored"])
 def keys_kernel(
     queries: tl.tensor,
     keys: tl.tensor,
@@ -106,6 +106,7 @@ def keys_kernel(
     dpv_batch: tl.tensor,
     dpv_head: tl.tensor,
     dpv_row: tl.tensor,
+    num_stored: tl.tensor,
     num_heads: tl.tensor,
     num_queries: tl.tensor,
     num_keys: tl.tensor,
@@ -118,6 +119,7 @@ def keys_kernel(
     dropout: tl.tensor,
     has_past: tl.constexpr,
     stores_past: tl.constexpr,
+    adds_past: tl.constexpr,
     has_first_visible: tl.constexpr,
     has_dropout: tl.constexpr,
     block_q: tl.constexpr,
@@ -217,12 +219,14 @@ def keys_kernel(
         dpk_row,
         dk_row,
         num_past,
+        num_stored,
         num_keys,
         d_key * scale,
         block_k,
         size,
         has_past,
         stores_past,
+        adds_past,
     )
     store_keys(
         dpv_base,
@@ -231,12 +235,14 @@ def keys_kernel(
         dpv_row,
         dv_row,
         num_past,
+        num_stored,
         num_keys,
         d_value,
         block_k,
         size,
         has_past,
         stores_past,
+        adds_past,
     )
 
 

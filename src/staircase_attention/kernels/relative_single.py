@@ -24,7 +24,7 @@ from staircase_attention.kernels.relative_tiles import (
 )
 
 
-@triton.jit(do_not_specialize=[*SHAPE_ARGUMENTS, "num_matrices"])
+@triton.jit(do_not_specialize=[*SHAPE_ARGUMENTS, "num_matrices", "num_stored"])
 def single_tile_kernel(
     queries: tl.tensor,
     keys: tl.tensor,
@@ -76,6 +76,7 @@ def single_tile_kernel(
     dpv_head: tl.tensor,
     dpv_row: tl.tensor,
     num_matrices: tl.tensor,
+    num_stored: tl.tensor,
     num_heads: tl.tensor,
     num_queries: tl.tensor,
     num_keys: tl.tensor,
@@ -87,6 +88,7 @@ def single_tile_kernel(
     dropout: tl.tensor,
     has_past: tl.constexpr,
     stores_past: tl.constexpr,
+    adds_past: tl.constexpr,
     has_first_visible: tl.constexpr,
     has_dropout: tl.constexpr,
     has_near: tl.constexpr,
@@ -160,12 +162,14 @@ def single_tile_kernel(
             dpv_row,
             dv_row,
             num_past,
+            num_stored,
             num_keys,
             d_value,
             block_k,
             size,
             has_past,
             stores_past,
+            adds_past,
         )
         shift = tl.sum(weights * d_weights, 1)
         d_tile = (weights * (d_weights - shift[:, None])).to(query.dtype)
@@ -179,12 +183,14 @@ def single_tile_kernel(
             dpk_row,
             dk_row,
             num_past,
+            num_stored,
             num_keys,
             d_key * scale,
             block_k,
             size,
             has_past,
             stores_past,
+            adds_past,
         )
         by_distance = rotate(d_tile, block_q, block_k)
         d_query = tl.dot(d_tile, key, input_precision="ieee")

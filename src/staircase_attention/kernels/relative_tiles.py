@@ -80,14 +80,19 @@ def store_keys(
     past_stride: tl.tensor,
     own_stride: tl.tensor,
     num_past: tl.tensor,
+    num_stored: tl.tensor,
     limit: tl.tensor,
     rows_of: tl.tensor,
     num_rows: tl.constexpr,
     size: tl.constexpr,
     has_past: tl.constexpr,
     stores_past: tl.constexpr,
+    adds_past: tl.constexpr,
 ) -> None:
-    """Write what `load_keys` would load; the past's part only if it is asked for."""
+    """Write what `load_keys` would load; of the past only the last `num_stored` rows, if any.
+
+    These alone lie in `past`, and with `adds_past` are added to what is there.
+    """
     if has_past:
         rows = first + tl.arange(0, num_rows)
         columns = tl.arange(0, size)[None, :]
@@ -95,9 +100,12 @@ def store_keys(
         inside = ((rows >= num_past) & (rows < limit))[:, None]
         tl.store(places, rows_of.to(own.dtype.element_ty), mask=inside)
         if stores_past:
-            places = past + rows.to(tl.int64)[:, None] * past_stride + columns
-            found = rows_of.to(past.dtype.element_ty)
-            tl.store(places, found, mask=(rows < tl.minimum(num_past, limit))[:, None])
+            first_stored = num_past - num_stored
+            places = past + (rows - first_stored).to(tl.int64)[:, None] * past_stride + columns
+            inside = ((rows >= first_stored) & (rows < tl.minimum(num_past, limit)))[:, None]
+            if adds_past:
+                rows_of += tl.load(places, mask=inside, other=0.0).to(tl.float32)
+            tl.store(places, rows_of.to(past.dtype.element_ty), mask=inside)
     else:
         store_rows(own, first, own_stride, limit, rows_of, num_rows, size)
 

@@ -171,7 +171,7 @@ def put(
         tl.store(places, found.to(places.dtype.element_ty), mask=inside[:, None])
 
 
-@triton.jit(do_not_specialize=PLACE_ARGUMENTS)
+@triton.jit(do_not_specialize=[*PLACE_ARGUMENTS, "num_stored"])
 def backward_kernel(
     queries: tl.tensor,
     keys: tl.tensor,
@@ -206,6 +206,7 @@ def backward_kernel(
     dv_batch: tl.tensor,
     dv_head: tl.tensor,
     dv_row: tl.tensor,
+    num_stored: tl.tensor,
     num_heads: tl.tensor,
     num_keys: tl.tensor,
     num_rows: tl.tensor,
@@ -222,7 +223,8 @@ def backward_kernel(
 ) -> None:
     """Gradients of one head's query, keys, values and scores.
 
-    `d_scores` are those after scaling, and those of keys out of sight may be anything.
+    `d_scores` are those after scaling, and those of keys out of sight may be anything. Gradients of
+    keys and values are those of the last `num_stored`; all, unless they are added to others.
     """
     head = tl.program_id(0)
     earliest = earliest_key(first_visible, head, num_heads, has_first_visible)
@@ -247,6 +249,7 @@ def backward_kernel(
     # Keys out of sight get zeros, unless there is nothing to be written but sums.
     begin = oldest if adds else oldest * 0
     end = stop if adds else num_keys
+    first_stored = num_keys - num_stored
     for place in tl.range(begin, end, block, num_stages=stages):
         rows = place + tl.arange(0, block)
         visible = (rows >= oldest) & (rows < stop)
@@ -264,9 +267,11 @@ def backward_kernel(
             value = tl.where(kept[:, None], value, 0.0)
         d_row = weights * tl.sum(gradient[None, :] * value - shifts[None, :], 1)
         d_value = used[:, None] * gradient[None, :]
-        put(rows_at(dv_base, rows, dv_row, size), d_value, visible, inside, adds)
+        stored = visible & (rows >= first_stored)
+        own_rows = rows - first_stored
+        put(rows_at(dv_base, own_rows, dv_row, size), d_value, stored, inside, adds)
         d_key = d_row[:, None] * query[None, :]
-        put(rows_at(dk_base, rows, dk_row, size), d_key, visible, inside, adds)
+        put(rows_at(dk_base, own_rows, dk_row, size), d_key, stored, inside, adds)
         tl.store(d_base + rows, d_row * scale, mask=visible)
         d_query += d_row[:, None] * placed
     dq_base = head_base(d_queries, head, num_heads, dq_batch, dq_head)
@@ -439,6 +444,7 @@ def backward(
         *values.stride()[:3],
         *d_keys.stride()[:3],
         *d_values.stride()[:3],
+        d_keys.shape[2],
         *place_of(call),
         call.scale,
         dropout,

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from staircase_attention.attention import View
+from staircase_attention.layers.cache import Cache, JoinedCache
 from staircase_attention.layers.config import CoreConfig
 from staircase_attention.layers.keys_values import KeysValues, join
 from staircase_attention.layers.layer import Layer
@@ -79,6 +80,11 @@ class Core(nn.Module):
         if self.memory.shares_keys_values:
             return [self.memory.keys_values(remembered)]
         return [layer.keys_values(remembered) for layer in self.typed_layers]
+
+    def new_cache(self, held: Sequence[KeysValues], tokens: range, *, num_new: int) -> Cache:
+        """What cached tokens left behind, to which at most `num_new` others will come."""
+        del num_new
+        return JoinedCache(held, tokens)
 
     @property
     def typed_layers(self) -> list[Layer]:

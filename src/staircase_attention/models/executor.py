@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from staircase_attention.attention import View
-from staircase_attention.layers import Core, KeysValues, Trip, join, latest
+from staircase_attention.layers import Core, KeysValues, Trip, latest
 from staircase_attention.models.state import Stream
 from staircase_attention.schedules import Schedule, Step
 
@@ -40,8 +40,7 @@ class Executor:
         self.schedule = schedule
         self.starts = stream.starts
         self.banks = dict(stream.banks)
-        self.cache = list(stream.cache)
-        self.cached = stream.cached
+        self.cache = core.new_cache(stream.cache, stream.cached, num_new=embedded.shape[1])
         self.embedded = embedded
         self.under_way: dict[range, Float[Tensor, "rows part width"]] = {}
         """The tokens of each cell as they are at the moment, in the order in which they came."""
@@ -70,8 +69,8 @@ class Executor:
             position=before.position + self.embedded.shape[1],
             starts=before.starts,
             banks={key: held.map(compact) for key, held in self.banks.items()},
-            cache=tuple(held.map(compact) for held in self.cache),
-            cached=self.cached,
+            cache=tuple(held.map(compact) for held in self.cache.held()),
+            cached=self.cache.tokens,
         )
 
     def _take(self, step: Step) -> None:
@@ -99,14 +98,7 @@ class Executor:
 
     def _past(self, step: Step, layer: int) -> list[KeysValues]:
         """What a layer's queries see of earlier tokens: the cache first, then the bank."""
-        pieces = []
-        if step.frozen:
-            held = self.cache[layer if len(self.cache) > 1 else 0]
-            first = self.cached.start
-            # What came before every row of the batch began is no longer there.
-            start = max(step.frozen.start, first)
-            if start < step.frozen.stop:
-                pieces.append(held.part(start - first, step.frozen.stop - first))
+        pieces = self.cache.part(layer, step.frozen)
         if (step.bank, layer) in self.banks:
             pieces.append(self.banks[step.bank, layer])
         return pieces
@@ -137,7 +129,7 @@ class Executor:
             size = sum(piece.num_tokens for piece in context)
             if size == 0 or step.retained == 0:
                 continue
-            frozen = range(max(step.frozen.start, self.cached.start), step.frozen.stop)
+            frozen = range(max(step.frozen.start, self.cache.tokens.start), step.frozen.stop)
             kept = size - len(frozen)
             if step.retained is not None:
                 kept = min(kept, step.retained)
@@ -153,20 +145,9 @@ class Executor:
                 part = slice(start, start + len(cell.tokens))
                 # M = 0 caches a chunk as it came in, even though it passes once.
                 levels = trip.levels[:1] if after == 0 else trip.levels
-                self._remember([level[:, part] for level in levels], cell.tokens.stop)
-        if step.forget_before > self.cached.start:
-            drop = min(step.forget_before, self.cached.stop) - self.cached.start
-            self.cache = [held.part(drop, held.num_tokens) for held in self.cache]
-            self.cached = range(step.forget_before, max(step.forget_before, self.cached.stop))
-
-    def _remember(self, levels: Sequence[Float[Tensor, "rows part width"]], stop: int) -> None:
-        new = self.core.freeze(levels)
-        if self.cache:
-            pairs = zip(self.cache, new, strict=True)
-            self.cache = [join([old, fresh]) for old, fresh in pairs]
-        else:
-            self.cache = new
-        self.cached = range(self.cached.start, stop)
+                new = self.core.freeze([level[:, part] for level in levels])
+                self.cache.remember(new, cell.tokens.stop)
+        self.cache.forget_before(step.forget_before)
 
 
 def _start(tokens: range) -> int:

@@ -10,7 +10,10 @@ from torch.autograd.function import once_differentiable
 
 from staircase_attention.attention import View
 from staircase_attention.kernels import norm
+from staircase_attention.layers.cache import Cache, JoinedCache
 from staircase_attention.layers.core import Core, Trip
+from staircase_attention.layers.fused.buffer import Lent
+from staircase_attention.layers.fused.cache import BufferedCache
 from staircase_attention.layers.fused.shared import SharedCore
 from staircase_attention.layers.fused.trip import FusedTrip, Route
 from staircase_attention.layers.keys_values import KeysValues, join, split_heads
@@ -40,23 +43,26 @@ class FusedCore:
         view: View,
     ) -> Trip:
         """Take queries through some layers, each with its own past: pieces in order of time."""
+        # Where all layers see the same past, what is seen by one is seen by all.
+        seen = [self._seen(pieces) for pieces in self._different(past) if pieces]
+        lent = [pair for pair in seen if isinstance(pair, Lent)]
+        flat = [] if lent else [part for pair in seen for part in pair]
         route = Route(
             shared=self.shared,
             layers=layers,
             view=view,
             num_heads=self.num_heads,
             attends_self=self.attends_self,
-            has_past=bool(past[0]),
+            has_past=bool(seen),
+            lent=tuple(pair.place for pair in lent),
             shares_past=self.shares_past,
             dropout=self.dropout,
             dtype=self.dtype,
             recompute=self.recompute,
         )
-        # Where all layers see the same past, what is seen by one is seen by all.
-        seen = [join(pieces).map(self._in_kind) for pieces in self._different(past) if pieces]
-        flat = [part for pair in seen for part in pair]
+        handle = lent[0].handle if lent else None
         with torch.cuda.device_of(hidden):  # type: ignore[no-untyped-call]
-            outputs = FusedTrip.apply(route, self.tap, hidden, *flat)  # type: ignore[no-untyped-call]
+            outputs = FusedTrip.apply(route, self.tap, handle, hidden, *flat)  # type: ignore[no-untyped-call]
         levels, contexts = outputs[: len(layers)], outputs[len(layers) :]
         own = [
             [] if keys is None else [KeysValues(keys, values)]
@@ -70,8 +76,21 @@ class FusedCore:
     def _different(self, past: Sequence[Sequence[KeysValues]]) -> Sequence[Sequence[KeysValues]]:
         return past[:1] if self.shares_past else past
 
+    def _seen(self, pieces: Sequence[KeysValues]) -> KeysValues:
+        """Pieces as one: where they lie, if there is only one of a buffer; else a copy in kind."""
+        if len(pieces) == 1 and isinstance(pieces[0], Lent):
+            return pieces[0]
+        copies = [piece.tracked() if isinstance(piece, Lent) else piece for piece in pieces]
+        return join(copies).map(self._in_kind)
+
     def _in_kind(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.dtype)
+
+    def new_cache(self, held: Sequence[KeysValues], tokens: range, *, num_new: int) -> Cache:
+        """What cached tokens left behind, to which at most `num_new` others will come."""
+        if not torch.is_grad_enabled():
+            return JoinedCache(held, tokens)
+        return BufferedCache(held, tokens, num_new=num_new, dtype=self.dtype, tap=self.tap)
 
     def freeze(self, levels: Sequence[Float[Tensor, "batch time width"]]) -> list[KeysValues]:
         """The keys and values that tokens leave behind: for each layer, or one pair for all."""

@@ -65,23 +65,20 @@ class Attending:
         shape: torch.Size,
         seed: Tensor | None,
         *,
-        wants_past: bool,
-        d_shared: KeysValues | None,
-    ) -> tuple[Float[Tensor, "rows projections"], KeysValues | None]:
-        """Gradients of the projections, and of the past if they are wanted.
+        d_past: KeysValues | None,
+        adds: bool,
+    ) -> Float[Tensor, "rows projections"]:
+        """Gradients of the projections; those of the past are written to `d_past`, if it is given.
 
-        `d_shared` are those that other layers have found for the same past; it is added to.
+        With `adds` they are added to what is there, and may be wanted of the last tokens only.
         """
         d_projected = torch.empty_like(kept.projected)
         d_queries, *d_written = self._heads(d_projected, shape)
-        d_past = d_shared
-        if past is not None and wants_past and d_past is None:
-            d_past = past.map(torch.empty_like)
         options = self._options(past, seed)
         if self.attends_self:
-            options |= {"d_keys": d_written[0], "d_values": d_written[1], "d_past": d_past}
+            options |= {"d_keys": d_written[0], "d_values": d_written[1]}
+            options |= {"d_past": d_past, "adds_past": adds}
         elif d_past is not None:
-            adds = d_shared is not None
             options |= {"d_keys": d_past.keys, "d_values": d_past.values, "adds": adds}
         relative_attention.backward(
             self._one(d_found, shape),
@@ -100,7 +97,7 @@ class Attending:
                 written.zero_()
             if given is not None:
                 written += given
-        return d_projected, d_past
+        return d_projected
 
     def _seen(
         self,

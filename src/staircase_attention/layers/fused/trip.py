@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from staircase_attention.attention import View
 from staircase_attention.kernels import norm
+from staircase_attention.layers.fused.buffer import Place
 from staircase_attention.layers.fused.shared import SharedCore, SharedLayer
 from staircase_attention.layers.fused.sublayers import Attending, FeedingForward, Found
 from staircase_attention.layers.keys_values import KeysValues
@@ -32,6 +33,8 @@ class Route:
     attends_self: bool
     has_past: bool
     """Whether layers see keys and values of a past."""
+    lent: tuple[Place, ...]
+    """Where these lie in a buffer; empty if they do not."""
     shares_past: bool
     """Whether all layers see the same ones."""
     dropout: float
@@ -59,11 +62,17 @@ class Route:
 
     def past_of(self, number: int, past: Sequence[Tensor]) -> KeysValues | None:
         """What the layer of this number, counted on the way, sees of the past."""
+        if self.lent:
+            return self.lent[self.number_of(number)].held
         return KeysValues(*past[self.places_of(number)]) if self.has_past else None
+
+    def number_of(self, number: int) -> int:
+        """Which of the different pasts a layer sees."""
+        return 0 if self.shares_past else number
 
     def places_of(self, number: int) -> slice:
         """Where the past of a layer stands among all layers'."""
-        first = 0 if self.shares_past else 2 * number
+        first = 2 * self.number_of(number)
         return slice(first, first + 2)
 
 
@@ -114,6 +123,7 @@ class FusedTrip(torch.autograd.Function):
         ctx: Any,  # noqa: ANN401
         route: Route,
         _tap: Tensor,
+        _handle: Tensor | None,
         hidden: Float[Tensor, "batch queries width"],
         *past: Tensor,
     ) -> tuple[Tensor | None, ...]:
@@ -164,6 +174,7 @@ class FusedTrip(torch.autograd.Function):
         size = len(Level._fields) + (0 if route.recompute else SIZE_OF_BETWEEN)
         levels, contexts = gradients[: len(layers)], gradients[len(layers) :]
         d_past: list[Tensor | None] = [None] * ctx.num_past
+        wants_past = ctx.needs_input_grad[2] or any(ctx.needs_input_grad[4:])
         d_total = _whole(levels[-1], ctx.shape, kept[0])
         d_addend: Tensor | None = norm.add_backward(
             d_total, sums=layers[-1].contract_bias_sums.parts, addend_dtype=route.dtype
@@ -179,7 +190,10 @@ class FusedTrip(torch.autograd.Function):
                 between = Between.of(own[3:])
             own_pair = slice(2 * number, 2 * number + 2)
             assert d_addend is not None
-            d_total, d_normed, d_seen = _back(
+            d_seen, adds = None, False
+            if wants_past:
+                d_seen, adds = _past_gradients(route, number, past, d_past)
+            d_total, d_normed = _back(
                 route,
                 layer,
                 between,
@@ -189,10 +203,10 @@ class FusedTrip(torch.autograd.Function):
                 route.past_of(number, past),
                 seed,
                 shape=ctx.shape,
-                wants_past=any(ctx.needs_input_grad[3:]),
-                d_shared=_pair(d_past) if route.shares_past else None,
+                d_seen=d_seen,
+                adds=adds,
             )
-            if d_seen is not None:
+            if not route.lent and d_seen is not None:
                 d_past[route.places_of(number)] = d_seen
             below = levels[number - 1] if number else None
             if below is not None:
@@ -215,7 +229,7 @@ class FusedTrip(torch.autograd.Function):
                     sums=layers[number - 1].contract_bias_sums.parts,
                     addend_dtype=addend_dtype,
                 )
-        return None, None, d_total.view(ctx.shape), *d_past
+        return None, None, None, d_total.view(ctx.shape), *d_past
 
 
 def new_seeds(route: Route, device: torch.device) -> Tensor | None:
@@ -274,10 +288,10 @@ def _back(
     seed: Tensor | None,
     *,
     shape: torch.Size,
-    wants_past: bool,
-    d_shared: KeysValues | None,
-) -> tuple[Tensor, Tensor | None, KeysValues | None]:
-    """From what a layer gave, to the level below it, its norm, and the past it saw."""
+    d_seen: KeysValues | None,
+    adds: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """From what a layer gave, to the level below it and its norm; the past's are put in place."""
     d_middle_normed = FeedingForward(layer, route.dropout).backward(
         between.middle_normed, between.inner, d_addend
     )
@@ -292,26 +306,34 @@ def _back(
         addend_dtype=None if between.found is None else route.dtype,
     )
     if between.found is None or d_attended is None:
-        return d_total, None, None
+        return d_total, None
     layer.output.add(between.found.found, d_attended)
-    d_projected, d_past = route.attending.backward(
+    d_projected = route.attending.backward(
         between.found,
         past,
         d_attended @ layer.output.weight,
         d_own,
         shape,
         seed,
-        wants_past=wants_past,
-        d_shared=d_shared,
+        d_past=d_seen,
+        adds=adds,
     )
     layer.projection.add(between.normed, d_projected)
-    return d_total, d_projected @ layer.projection.weight, d_past
+    return d_total, d_projected @ layer.projection.weight
 
 
-def _pair(gradients: Sequence[Tensor | None]) -> KeysValues | None:
-    """What layers above have found for the past that all of them share, if any did."""
-    found = [gradient for gradient in gradients[:2] if gradient is not None]
-    return KeysValues(*found) if found else None
+def _past_gradients(
+    route: Route, number: int, past: Sequence[Tensor], d_past: Sequence[Tensor | None]
+) -> tuple[KeysValues | None, bool]:
+    """Where a layer's gradients of its past go, and whether they are added to what is there."""
+    if route.lent:
+        return route.lent[route.number_of(number)].gradients, True
+    seen = route.past_of(number, past)
+    if seen is None:
+        return None, False
+    # Layers above may have found some for a past that all of them share.
+    found = [one for one in d_past[route.places_of(number)] if one is not None]
+    return (KeysValues(*found), True) if found else (seen.map(torch.empty_like), False)
 
 
 def _whole(gradient: Tensor | None, shape: torch.Size, like: Tensor) -> Tensor:
