@@ -9,7 +9,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from staircase_attention.kernels import activation, norm, rows
+from staircase_attention.kernels import activation, gated_product, norm, rows
 
 TARGET = GPUTarget("cuda", 90, 32)
 STATISTICS = {"mean_ptr": "*fp32", "rstd_ptr": "*fp32"}
@@ -55,6 +55,37 @@ def compile_all() -> None:
             {"SIZE": 5001, "STRIDE": 5056, "ROWS": 1, "COLUMNS": 2048, "OVERWRITES": True},
             num_warps=8,
         )
+    for num_inputs in (256, 1024):
+        compile_gated_product(gated_product.Tiles.of(num_inputs))
+
+
+def compile_gated_product(tiles: gated_product.Tiles) -> None:
+    """Compile the product with a gate in it."""
+    by_columns = f"tensordesc<bf16[{tiles.rows}, {tiles.columns}]>"
+    compile_one(
+        gated_product._gated_product_kernel,
+        {"sums_ptr": "*fp32"},
+        {
+            "gradients": f"tensordesc<bf16[{tiles.rows}, {tiles.inputs}]>",
+            "weights": f"tensordesc<bf16[{tiles.inputs}, {tiles.columns}]>",
+            "gates": by_columns,
+            "out": by_columns,
+            "num_rows": "i32",
+            "num_inputs": "i32",
+            "scale": "fp32",
+            "num_shares": "i32",
+        },
+        {
+            "WIDTH": 4096,
+            "NUM_TILES": 4096 // tiles.columns,
+            "ROWS": tiles.rows,
+            "COLUMNS": tiles.columns,
+            "INPUTS": tiles.inputs,
+            "STAGES": tiles.num_stages,
+            "KEEPS_WEIGHTS": tiles.keeps_weights,
+        },
+        num_warps=tiles.num_warps,
+    )
 
 
 def compile_norm(hidden: str, addend: str | None, width: int, num_rows: int) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from staircase_attention.attention import View
 from staircase_attention.kernels import activation, relative_attention
+from staircase_attention.kernels.gated_product import gated_product
 from staircase_attention.layers.fused.shared import PartialSums, SharedLayer
 from staircase_attention.layers.keys_values import KeysValues
 
@@ -160,8 +161,9 @@ class FeedingForward:
     ) -> Float[Tensor, "rows width"]:
         """To the norm below."""
         self.layer.contract.add(inner, d_output)
-        d_inner = activation.relu_backward_(
-            d_output @ self.layer.contract.weight,
+        d_inner = gated_product(
+            d_output,
+            self.layer.contract.weight,
             inner,
             scale=1 / (1 - self.dropout),
             sums=self.layer.expand_bias_sums.parts,
