@@ -100,6 +100,15 @@ def test_a_recipe_of_a_row_has_the_appendix_s_settings(name):
     assert (optimizer.gradient_clip, optimizer.decay) == (0.1, "constant")
 
 
+def test_fast_rows_are_the_paper_s_models_without_dropout_and_stand_beside_its_numbers():
+    for fast, usual in zip(table_rows("random-walk-fast"), table_rows("random-walk"), strict=True):
+        assert (fast.name, fast.paper) == (usual.name, usual.paper)
+        assert fast.recipe.name == f"random-walk-fast/{fast.name}"
+        assert fast.recipe.task == usual.recipe.task
+        dropout = "model.dropout" if fast.name == "lstm" else "model.core.dropout"
+        assert fast.recipe.override({dropout: 0.2}).model == usual.recipe.model
+
+
 @pytest.mark.parametrize("group", ["random-walk", "algorithm", "permutations"])
 def test_the_lstm_has_the_parameters_of_a_staircase(group):
     assert _ratio(group, "staircase-n8-c8") == pytest.approx(1, abs=0.02)

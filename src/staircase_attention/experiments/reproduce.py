@@ -15,7 +15,7 @@ from staircase_attention.experiments.experiment import (
 from staircase_attention.experiments.paper import paper_tables
 from staircase_attention.experiments.planned_run import Resume, Train
 from staircase_attention.experiments.report import Report
-from staircase_attention.experiments.rows import Row, table_rows
+from staircase_attention.experiments.rows import SAME_MODELS, Row, table_rows
 from staircase_attention.experiments.runner import carry_out
 from staircase_attention.training import Display, Recipe
 
@@ -25,6 +25,7 @@ LEAST_EVALUATIONS = 20
 """Points of a learning curve, however short the run."""
 TITLES = {
     "random-walk": "Random Walk: our runs beside the paper's",
+    "random-walk-fast": "Random Walk with settings of our own: our runs beside the paper's",
     "algorithm": "Algorithm: our runs beside the paper's",
     "permutations": "Permutations of five things: the models of the Random Walk table",
 }
@@ -48,7 +49,7 @@ def reproduce(
     """Run rows of a table, or go on with them, and write the report.
 
     Args:
-        table: random-walk, algorithm or permutations.
+        table: random-walk, random-walk-fast, algorithm or permutations.
         folder: for everything; the run of a row with seed k is in row/seed-k.
         rows: names of rows; all of them, and an LSTM, where None.
         seeds: runs a row, with the seeds 0, 1, ...
@@ -76,7 +77,7 @@ def reproduce(
         rows=tuple(changed),
         wanted=wanted,
         num_seeds=seeds,
-        table=paper_tables().get(table),
+        table=paper_tables().get(SAME_MODELS.get(table, table)),
         is_table=True,
         lengths=tuple(lengths),
         command=this_command() if command is None else command,

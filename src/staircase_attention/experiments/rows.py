@@ -18,7 +18,9 @@ from staircase_attention.training import Recipe
 
 PAPER_TABLES = ("random-walk", "algorithm")
 """The paper's tables that can be run."""
-TABLES = (*PAPER_TABLES, "permutations")
+SAME_MODELS = {"random-walk-fast": "random-walk"}
+"""Tables with the models of one of the paper's, trained otherwise."""
+TABLES = (*PAPER_TABLES, *SAME_MODELS, "permutations")
 """All tables that can be run; for the last the paper has no numbers."""
 
 
@@ -83,14 +85,18 @@ def paper_rows() -> Mapping[str, PaperResult]:
 def table_rows(table: str) -> tuple[Row, ...]:
     """The rows of a table, those of the paper first."""
     require_known("a table to reproduce", table, TABLES)
-    prefix = f"{table}/"
+    printed = SAME_MODELS.get(table, table)
+    named = {
+        name.removeprefix(f"{table}/"): recipe
+        for name, recipe in recipes().items()
+        if name.startswith(f"{table}/")
+    }
     return tuple(
         Row(
-            name=name.removeprefix(prefix),
+            name=name,
             recipe=recipe,
             full_recipe=recipe,
-            paper=paper_rows().get(name),
+            paper=paper_rows().get(f"{printed}/{name}"),
         )
-        for name, recipe in recipes().items()
-        if name.startswith(prefix)
+        for name, recipe in named.items()
     )

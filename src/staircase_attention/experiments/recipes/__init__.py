@@ -6,6 +6,7 @@ from staircase_attention.experiments.recipes.state_tracking import (
     algorithm,
     permutations,
     random_walk,
+    random_walk_fast,
 )
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "parity",
     "permutations",
     "random_walk",
+    "random_walk_fast",
     "recipes",
     "small",
 ]
