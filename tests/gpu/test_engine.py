@@ -59,6 +59,18 @@ def results(model, tokens):
     return [logits.detach(), *gradients]
 
 
+def leave_the_kink(model):
+    """Let half of the units always be on and half always off.
+
+    A unit that is within rounding of its ReLU's kink may be on in one precision and off in another,
+    which changes gradients by a thousand times what rounding does.
+    """
+    for layer in model.core.layers:
+        bias = layer.feed_forward.expand.bias
+        signs = torch.where(torch.arange(len(bias)) % 2 == 0, 1.0, -1.0)
+        bias.data = 6 * signs.to(bias)
+
+
 @each_schedule
 @pytest.mark.parametrize("head_size", [32, 64, 128])
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
@@ -66,6 +78,8 @@ def test_the_fused_core_is_the_plain_one(schedule, precision, head_size):
     torch.manual_seed(0)
     core = core_for(schedule, head_size=head_size)
     model = SequenceModel(vocab_size=17, core=core, schedule=schedule).cuda()
+    if precision == torch.float32:
+        leave_the_kink(model)
     tokens = torch.randint(17, (3, 128), device="cuda")
     with torch.autocast("cuda", torch.bfloat16, enabled=precision == torch.bfloat16):
         found = results(model, tokens)
