@@ -18,8 +18,8 @@ from triton.compiler import ASTSource
 from staircase_attention.attention import View, fused, reference
 from staircase_attention.kernels import (
     relative_attention,
-    relative_backward,
-    relative_forward,
+    relative_pairs,
+    relative_positions,
     relative_single,
 )
 
@@ -287,16 +287,19 @@ def test_kernels_compile_for_hopper():
 
 
 KERNELS = (
-    relative_forward.forward_kernel,
-    relative_backward.agreement_kernel,
-    relative_backward.keys_kernel,
-    relative_backward.queries_kernel,
-    relative_backward.table_kernel,
-    relative_single.single_tile_kernel,
+    relative_single.forward_kernel,
+    relative_single.backward_kernel,
+    relative_positions.scores_kernel,
+    relative_positions.queries_by_table_kernel,
+    relative_positions.table_kernel,
+    relative_pairs.attend_kernel,
+    relative_pairs.keys_kernel,
+    relative_pairs.queries_by_key_kernel,
 )
-IN_FLOAT32 = {"logsumexp", "agreement", "table_sums"}
+IN_FLOAT32 = {"logsumexp", "normalisers", "agreement", "table_sums"}
 IN_INTEGERS = {"first_visible", "seed"}
 FRACTIONS = {"scale", "dropout"}
+NUMBERS = ("num_", "first_", "span", "width", "rows_width", "boundary")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -389,30 +392,40 @@ def test_gradients_of_a_past_add_to_those_of_its_last_tokens(
         assert (one[:, :, 2 + num_wanted :] == 0.5).all()
 
 
-def compile_for_hopper(kernel, *, block: int, size: int) -> None:
-    choices = {"block_q": block, "block_k": block, "size": size}
+def compile_for_hopper(kernel, *, block: int, size: int, dtype: str) -> None:
+    choices = {"block_q": block, "block_k": block, "block_m": block, "rows_q": block, "size": size}
     choices |= {"has_first_visible": True, "has_dropout": True, "has_near": True}
     choices |= {"has_past": True, "stores_past": True, "adds_past": True}
-    types = {name: type_of(name, choices) for name in kernel.arg_names}
+    choices |= {"has_gradients": True, "num_classes": 8}
+    types = {param.name: type_of(param, choices, dtype) for param in kernel.params}
     used = {name: value for name, value in choices.items() if name in types}
     source = ASTSource(kernel, signature=types, constexprs=used)
     triton.compile(source, target=GPUTarget("cuda", 90, 32))
 
 
-def type_of(argument: str, choices: dict[str, object]) -> str:
+def type_of(param, choices: dict[str, object], dtype: str) -> str:
+    argument = param.name
     if argument in choices:
         return "constexpr"
-    if argument in IN_FLOAT32:
-        return "*fp32"
     if argument in IN_INTEGERS:
         return "*i64"
     if argument in FRACTIONS:
         return "fp32"
-    is_stride = argument.endswith(("_batch", "_head", "_row"))
-    is_number = argument.startswith(("num_", "first_", "span", "width"))
-    return "i32" if is_stride or is_number else "*bf16"
+    if argument.endswith(("_batch", "_head", "_row")) or argument.startswith(NUMBERS):
+        return "i32"
+    kind = "fp32" if argument in IN_FLOAT32 else dtype
+    if argument == "scores" and dtype == "bf16":
+        kind = "fp16"
+    if "descriptor" not in str(param._param.annotation):
+        return f"*{kind}"
+    block, size = choices["block_q"], choices["size"]
+    if argument in IN_FLOAT32:
+        return f"tensordesc<{kind}[1, {block}]>"
+    if argument.endswith("scores"):
+        return f"tensordesc<{kind}[1, {block}, {block}]>"
+    return f"tensordesc<{kind}[1, 1, {block}, {size}]>"
 
 
 if __name__ == "__main__":
     for each in KERNELS:
-        compile_for_hopper(each, block=16, size=16)
+        compile_for_hopper(each, block=16, size=16, dtype="bf16")
