@@ -1,7 +1,7 @@
 """Relative-position attention in a few kernels, forward and backward.
 
 It computes what `attention.reference` does. Nothing here waits for the device, and what is launched
-depends on shapes alone, so that calls can be captured in a CUDA graph.
+depends on shapes, and on where tensors lie, alone, so that calls can be captured in a CUDA graph.
 """
 
 from collections.abc import Callable
@@ -79,7 +79,7 @@ def forward(
         out,
         logsumexp,
         before=inputs[1:3] if past is None else (by_rows(past[0]), by_rows(past[1])),
-        has_past=past is not None,
+        has_past=call.num_past > 0,
         **options,
     )
     return out, logsumexp
@@ -157,7 +157,7 @@ def backward(
         table_sums,
         before=(keys, values) if past is None else (by_rows(past[0]), by_rows(past[1])),
         d_before=gradients[1:] if d_past is None else d_past,
-        has_past=past is not None,
+        has_past=call.num_past > 0,
         stores_past=d_past is not None,
         adds_past=adds_past,
         **options,

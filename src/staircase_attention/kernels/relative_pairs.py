@@ -18,9 +18,10 @@ from staircase_attention.kernels.relative_tiles import (
     divided,
     dropped_alike,
     head_base,
-    load_keys,
+    load_rows,
     no_softmax,
-    store_keys,
+    store_past,
+    store_rows,
 )
 from staircase_attention.kernels.relative_tiling import (
     SHAPE_ARGUMENTS,
@@ -195,6 +196,71 @@ def attend_kernel(
     store_vectors(out, head, num_heads, first, found, block_q, size)
 
 
+@triton.jit
+def load_keys_at(
+    place: tl.tensor,
+    past: tl.tensor,
+    own: tl.tensor,
+    past_stride: tl.tensor,
+    own_stride: tl.tensor,
+    num_keys: tl.tensor,
+    num_hidden: tl.tensor,
+    boundary: tl.tensor,
+    block_k: tl.constexpr,
+    size: tl.constexpr,
+    has_past: tl.constexpr,
+) -> tl.tensor:
+    """The tile of keys or values at `place`: all of it from the past, or all of it from the own."""
+    base = own
+    stride = own_stride
+    begin = boundary
+    end = num_keys
+    if has_past:
+        is_past = place < boundary
+        base = tl.where(is_past, past, own)
+        stride = tl.where(is_past, past_stride, own_stride)
+        begin = tl.where(is_past, num_hidden, boundary)
+        end = tl.where(is_past, boundary, num_keys)
+    return load_rows(base, place - begin, stride, end - begin, block_k, size)
+
+
+@triton.jit
+def store_keys_at(
+    place: tl.tensor,
+    past: tl.tensor,
+    own: tl.tensor,
+    past_stride: tl.tensor,
+    own_stride: tl.tensor,
+    num_keys: tl.tensor,
+    num_hidden: tl.tensor,
+    boundary: tl.tensor,
+    num_stored: tl.tensor,
+    rows_of: tl.tensor,
+    block_k: tl.constexpr,
+    size: tl.constexpr,
+    has_past: tl.constexpr,
+    stores_past: tl.constexpr,
+    adds_past: tl.constexpr,
+) -> None:
+    """Write what `load_keys_at` would load; of the past, if any, as `store_past` does."""
+    if has_past and place < boundary:
+        if stores_past:
+            store_past(
+                past,
+                place - num_hidden,
+                past_stride,
+                boundary - num_hidden,
+                num_stored,
+                rows_of,
+                block_k,
+                size,
+                adds_past,
+            )
+    else:
+        own_first = place - boundary
+        store_rows(own, own_first, own_stride, num_keys - boundary, rows_of, block_k, size)
+
+
 @triton.jit(do_not_specialize=[*SHAPE_ARGUMENTS, "num_stored"])
 def keys_kernel(
     queries: tl.tensor_descriptor,
@@ -264,37 +330,36 @@ def keys_kernel(
     num_blocks = tl.cdiv(num_keys, block_k)
     head = tl.program_id(0) // num_blocks
     place = tl.program_id(0) % num_blocks * block_k
-    first_key = place - num_hidden
-    num_past = boundary - num_hidden
-    limit = num_keys - num_hidden
     start, stop = queries_in_sight(
         place, num_queries, num_keys, first_query, span, block_q, block_k
     )
-    key = load_keys(
+    key = load_keys_at(
+        place,
         head_base(past_keys, head, num_heads, pk_batch, pk_head),
         head_base(keys, head, num_heads, k_batch, k_head),
-        first_key,
         pk_row,
         k_row,
-        num_past,
-        limit,
+        num_keys,
+        num_hidden,
+        boundary,
         block_k,
         size,
         has_past,
     )
-    value = load_keys(
+    value = load_keys_at(
+        place,
         head_base(past_values, head, num_heads, pv_batch, pv_head),
         head_base(values, head, num_heads, v_batch, v_head),
-        first_key,
         pv_row,
         v_row,
-        num_past,
-        limit,
+        num_keys,
+        num_hidden,
+        boundary,
         block_k,
         size,
         has_past,
     )
-    rows = first_key + tl.arange(0, block_k)[:, None]
+    rows = place - num_hidden + tl.arange(0, block_k)[:, None]
     d_key = tl.zeros((block_k, size), tl.float32)
     d_value = tl.zeros((block_k, size), tl.float32)
     for first in range(start, stop, rows_q):
@@ -313,7 +378,7 @@ def keys_kernel(
             head,
             first + tl.arange(0, rows_q)[None, :],
             rows,
-            limit,
+            num_keys - num_hidden,
             dropout,
             has_dropout,
         )
@@ -321,15 +386,16 @@ def keys_kernel(
         d_tile = (weights * (d_weights - shift)).to(query.dtype)
         d_key = tl.dot(d_tile, query, d_key, input_precision="ieee")
         d_scores.store([head, first, place], tl.trans(d_tile).reshape([1, rows_q, block_k]))
-    store_keys(
+    store_keys_at(
+        place,
         head_base(d_past_keys, head, num_heads, dpk_batch, dpk_head),
         head_base(d_keys, head, num_heads, dk_batch, dk_head),
-        first_key,
         dpk_row,
         dk_row,
-        num_past,
+        num_keys,
+        num_hidden,
+        boundary,
         num_stored,
-        limit,
         d_key * scale,
         block_k,
         size,
@@ -337,15 +403,16 @@ def keys_kernel(
         stores_past,
         adds_past,
     )
-    store_keys(
+    store_keys_at(
+        place,
         head_base(d_past_values, head, num_heads, dpv_batch, dpv_head),
         head_base(d_values, head, num_heads, dv_batch, dv_head),
-        first_key,
         dpv_row,
         dv_row,
-        num_past,
+        num_keys,
+        num_hidden,
+        boundary,
         num_stored,
-        limit,
         d_value,
         block_k,
         size,

@@ -23,7 +23,8 @@ from staircase_attention.kernels.relative_tiles import (
 from staircase_attention.kernels.relative_tiling import SHAPE_ARGUMENTS, tiles_in_sight
 
 HIGHEST_HALF = tl.constexpr(60000.0)
-"""Scores in float16 are not beyond it: the infinite ones are out of sight."""
+HIGHEST = tl.constexpr(3e38)
+"""Scores in float16 and in float32 are not beyond: infinite ones are out of sight."""
 
 
 @triton.jit
@@ -104,14 +105,14 @@ def scores_kernel(
     base = scores + rows * width
     if has_first_visible:
         earliest = tl.load(first_visible + matrices // num_heads, mask=there, other=0) + num_hidden
+    highest: tl.constexpr = HIGHEST_HALF if scores.dtype.element_ty == tl.float16 else HIGHEST
     for place in range(start, stop, block_k):
         keys = place + tl.arange(0, block_k)
         by_place = load_distances(table, first_query + query - keys, num_rows, size)
         found = tl.dot(vectors, tl.trans(by_place), input_precision="ieee") * (scale * LOG2E)
-        if scores.dtype.element_ty == tl.float16:
-            found = tl.maximum(tl.minimum(found, HIGHEST_HALF), -HIGHEST_HALF)
         visible = (keys >= oldest) & (keys <= newest)
-        found += tl.where(visible, 0.0, -float("inf"))[None, :]
+        most = tl.where(visible, highest, -float("inf"))
+        found = tl.minimum(tl.maximum(found, -highest), most[None, :])
         if has_first_visible:
             found = tl.where(keys[None, :] >= earliest[:, None], found, -float("inf"))
         found = found.to(scores.dtype.element_ty)

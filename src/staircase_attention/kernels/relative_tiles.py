@@ -67,7 +67,7 @@ def load_keys(
     """Rows of two matrices, one below the other: `num_past` rows of the past, then the own."""
     rows = first + tl.arange(0, num_rows)
     if has_past:
-        inside = ((rows >= 0) & (rows < limit))[:, None]
+        inside = (rows < limit)[:, None]
         before = past + rows.to(tl.int64)[:, None] * past_stride
         after = own + (rows - num_past).to(tl.int64)[:, None] * own_stride
         places = tl.where((rows < num_past)[:, None], before, after)
@@ -95,6 +95,32 @@ def store_rows(
 
 
 @triton.jit
+def store_past(
+    past: tl.tensor,
+    first: tl.tensor,
+    stride: tl.tensor,
+    num_past: tl.tensor,
+    num_stored: tl.tensor,
+    rows_of: tl.tensor,
+    num_rows: tl.constexpr,
+    size: tl.constexpr,
+    adds_past: tl.constexpr,
+) -> None:
+    """Write rows of the past, `num_past` in all, of which the last `num_stored` lie in `past`.
+
+    With `adds_past` they are added to what is there.
+    """
+    rows = first + tl.arange(0, num_rows)
+    first_stored = num_past - num_stored
+    inside = ((rows >= first_stored) & (rows < num_past))[:, None]
+    places = past + (rows - first_stored).to(tl.int64)[:, None] * stride
+    places += tl.arange(0, size)[None, :]
+    if adds_past:
+        rows_of += tl.load(places, mask=inside, other=0.0).to(tl.float32)
+    tl.store(places, rows_of.to(past.dtype.element_ty), mask=inside)
+
+
+@triton.jit
 def store_keys(
     past: tl.tensor,
     own: tl.tensor,
@@ -111,23 +137,25 @@ def store_keys(
     stores_past: tl.constexpr,
     adds_past: tl.constexpr,
 ) -> None:
-    """Write what `load_keys` would load; of the past only the last `num_stored` rows, if any.
-
-    These alone lie in `past`, and with `adds_past` are added to what is there.
-    """
+    """Write what `load_keys` would load; of the past, if any, as `store_past` does."""
     if has_past:
         rows = first + tl.arange(0, num_rows)
-        columns = tl.arange(0, size)[None, :]
-        places = own + (rows - num_past).to(tl.int64)[:, None] * own_stride + columns
         inside = ((rows >= num_past) & (rows < limit))[:, None]
+        places = own + (rows - num_past).to(tl.int64)[:, None] * own_stride
+        places += tl.arange(0, size)[None, :]
         tl.store(places, rows_of.to(own.dtype.element_ty), mask=inside)
         if stores_past:
-            first_stored = num_past - num_stored
-            places = past + (rows - first_stored).to(tl.int64)[:, None] * past_stride + columns
-            inside = ((rows >= first_stored) & (rows < tl.minimum(num_past, limit)))[:, None]
-            if adds_past:
-                rows_of += tl.load(places, mask=inside, other=0.0).to(tl.float32)
-            tl.store(places, rows_of.to(past.dtype.element_ty), mask=inside)
+            store_past(
+                past,
+                first,
+                past_stride,
+                num_past,
+                num_stored,
+                rows_of,
+                num_rows,
+                size,
+                adds_past,
+            )
     else:
         store_rows(own, first, own_stride, limit, rows_of, num_rows, size)
 
