@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
@@ -18,8 +18,8 @@ from triton.compiler import ASTSource
 from staircase_attention.attention import View, fused, reference
 from staircase_attention.kernels import (
     relative_attention,
-    relative_backward,
-    relative_forward,
+    relative_pairs,
+    relative_positions,
     relative_single,
 )
 
@@ -157,9 +157,21 @@ def test_queries_that_see_nothing_get_zero_and_give_no_gradient(case):
 
 
 TILINGS = [Case(20, 30, 10, num_rows=17), Case(40, 60, 20, span=50, num_rows=40, size=64)]
+UNEVEN = Case(37, 77, 40, span=60, num_rows=50, first_visible=(0, 45), num_heads=9)
+"""Tiles that are not full: of queries, of keys, and of batch rows and heads."""
 
 
-@pytest.mark.parametrize("case", TILINGS)
+@pytest.mark.parametrize(
+    "case", [UNEVEN, replace(UNEVEN, dtype=torch.bfloat16, size=32, num_queries=70)]
+)
+def test_tiles_that_are_not_full_equal_the_reference(case, monkeypatch):
+    monkeypatch.setattr(relative_attention, "NUM_TABLE_SUMS", 40)
+    assert_equals_reference(case)
+
+
+@pytest.mark.parametrize(
+    "case", [*TILINGS, UNEVEN, Case(70, 80, 10, span=30, dtype=torch.bfloat16)]
+)
 def test_what_memory_held_before_does_not_matter_and_runs_are_equal(case, monkeypatch):
     inputs = case.inputs()
     expected = results(fused.attend, case, inputs)
@@ -176,6 +188,90 @@ def test_what_memory_held_before_does_not_matter_and_runs_are_equal(case, monkey
 def test_one_program_can_sum_the_table_alone(case, monkeypatch):
     monkeypatch.setattr(relative_attention, "NUM_TABLE_SUMS", 1)
     assert_equals_reference(case)
+
+
+def test_scores_too_large_for_float16_are_finite():
+    """Scores by position are kept in it; what is out of sight is infinite there."""
+    case = Case(70, 70, 0, num_rows=70, dtype=torch.bfloat16)
+    queries, keys, values, table = (tensor.detach() for tensor in case.inputs())
+    queries, table = queries.abs() * 300, table.abs() * 300
+    for sign in (1, -1):
+        out, logsumexp = relative_attention.forward(
+            queries, keys, values, sign * table, **case.place
+        )
+        assert logsumexp.isfinite().all()
+        assert (out[:, :, 0] == values[:, :, 0]).all()
+        assert out.isfinite().all()
+
+
+def off_by_one(tensor: Tensor) -> Tensor:
+    """The same numbers, at addresses that are no multiples of 16 bytes."""
+    room = torch.empty((*tensor.shape[:-1], tensor.shape[-1] + 1), dtype=tensor.dtype)
+    return room.to(tensor.device)[..., 1:].copy_(tensor)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tensors_may_lie_anywhere(dtype):
+    case = Case(40, 80, 40, num_rows=50, num_heads=2, dtype=dtype)
+    queries, keys, values, table = (tensor.detach() for tensor in case.inputs())
+    d_out = queries[:, :1].cos().expand_as(queries)
+
+    def results(place):
+        inputs = [place(tensor) for tensor in (queries, keys, values)]
+        past, own = zip(*((each[:, :, :40], each[:, :, 40:]) for each in inputs[1:]), strict=True)
+        options = {**case.place, "past": past}
+        out, logsumexp = relative_attention.forward(inputs[0], *own, table, **options)
+        sums = relative_attention.new_table_sums(table)
+        d_queries, *d_own = (place(torch.full_like(each, torch.nan)) for each in (queries, *own))
+        d_past = tuple(place(torch.full_like(each, torch.nan)) for each in past)
+        relative_attention.backward(
+            d_out if place is off_by_one else d_out.contiguous(),
+            inputs[0],
+            *own,
+            table,
+            place(out),
+            logsumexp,
+            table_sums=sums,
+            d_queries=d_queries,
+            d_keys=d_own[0],
+            d_values=d_own[1],
+            d_past=d_past,
+            **options,
+        )
+        return out, d_queries, *d_own, *d_past, sums
+
+    for one, other in zip(results(off_by_one), results(torch.clone), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("num_past", [0, 80])
+def test_a_past_may_be_nothing_or_everything(num_past):
+    case = Case(40, 80, 40, num_rows=50, dtype=torch.bfloat16)
+    queries, keys, values, table = (tensor.detach() for tensor in case.inputs())
+    past, own = zip(
+        *((each[:, :, :num_past], each[:, :, num_past:]) for each in (keys, values)), strict=True
+    )
+    whole = relative_attention.forward(queries, keys, values, table, **case.place)
+    cut = relative_attention.forward(queries, *own, table, past=past, **case.place)
+    sums = [relative_attention.new_table_sums(table) for _ in range(2)]
+    expected = relative_attention.backward(
+        queries, queries, keys, values, table, *whole, table_sums=sums[0], **case.place
+    )
+    d_past = tuple(torch.full_like(part, torch.nan) for part in past)
+    found = relative_attention.backward(
+        queries,
+        queries,
+        *own,
+        table,
+        *cut,
+        table_sums=sums[1],
+        past=past,
+        d_past=d_past,
+        **case.place,
+    )
+    joined = [torch.cat(pair, dim=2) for pair in zip(d_past, found[1:], strict=True)]
+    for one, other in zip((*cut, found[0], *joined), (*whole, *expected), strict=True):
+        assert_near(one, other.double(), "past", CLOSE[case.dtype])
 
 
 def test_gradients_go_where_they_are_asked_and_table_sums_add_up():
@@ -229,6 +325,16 @@ def test_dropout_drops_the_same_weights_forward_and_backward(case):
     gradients = torch.autograd.grad(expected, exact, out.cos().double())
     for one, other in zip((*found, sums.sum(0)), gradients, strict=True):
         assert_near(one, other, "gradient", 1e-5)
+
+    num_past = case.first_query
+    parts = [(each[:, :, :num_past], each[:, :, num_past:]) for each in (keys, values)]
+    settings["past"], own = zip(*parts, strict=True)
+    cut = relative_attention.forward(queries, *own, table, **settings)
+    assert torch.equal(cut[0], out)
+    d_queries, *_ = relative_attention.backward(
+        out.cos(), queries, *own, table, *cut, **settings, table_sums=sums
+    )
+    assert torch.equal(d_queries, found[0])
 
 
 def dropped_attention(case: Case, inputs: list[Tensor], kept: Tensor) -> Tensor:
@@ -287,16 +393,19 @@ def test_kernels_compile_for_hopper():
 
 
 KERNELS = (
-    relative_forward.forward_kernel,
-    relative_backward.agreement_kernel,
-    relative_backward.keys_kernel,
-    relative_backward.queries_kernel,
-    relative_backward.table_kernel,
-    relative_single.single_tile_kernel,
+    relative_single.forward_kernel,
+    relative_single.backward_kernel,
+    relative_positions.scores_kernel,
+    relative_positions.queries_by_table_kernel,
+    relative_positions.table_kernel,
+    relative_pairs.attend_kernel,
+    relative_pairs.keys_kernel,
+    relative_pairs.queries_by_key_kernel,
 )
-IN_FLOAT32 = {"logsumexp", "agreement", "table_sums"}
+IN_FLOAT32 = {"logsumexp", "normalisers", "agreement", "table_sums"}
 IN_INTEGERS = {"first_visible", "seed"}
 FRACTIONS = {"scale", "dropout"}
+NUMBERS = ("num_", "first_", "span", "width", "rows_width", "boundary")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -344,7 +453,8 @@ def test_a_past_that_lies_elsewhere_is_as_one_that_comes_first(num_past, num_que
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("num_past", "num_queries", "num_wanted"), [(5, 1, 5), (5, 1, 2), (9, 20, 4), (70, 40, 37)]
+    ("num_past", "num_queries", "num_wanted"),
+    [(5, 1, 5), (5, 1, 2), (9, 20, 4), (70, 40, 37), (41, 40, 0)],
 )
 def test_gradients_of_a_past_add_to_those_of_its_last_tokens(
     num_past, num_queries, num_wanted, dtype
@@ -389,30 +499,41 @@ def test_gradients_of_a_past_add_to_those_of_its_last_tokens(
         assert (one[:, :, 2 + num_wanted :] == 0.5).all()
 
 
-def compile_for_hopper(kernel, *, block: int, size: int) -> None:
-    choices = {"block_q": block, "block_k": block, "size": size}
+def compile_for_hopper(kernel, *, block: int, size: int, dtype: str) -> None:
+    choices = {"block_q": block, "block_k": block, "block_m": block, "rows_q": block, "size": size}
     choices |= {"has_first_visible": True, "has_dropout": True, "has_near": True}
     choices |= {"has_past": True, "stores_past": True, "adds_past": True}
-    types = {name: type_of(name, choices) for name in kernel.arg_names}
+    choices |= {"has_gradients": True, "num_classes": 8}
+    types = {param.name: type_of(param, choices, dtype) for param in kernel.params}
     used = {name: value for name, value in choices.items() if name in types}
     source = ASTSource(kernel, signature=types, constexprs=used)
     triton.compile(source, target=GPUTarget("cuda", 90, 32))
 
 
-def type_of(argument: str, choices: dict[str, object]) -> str:
+def type_of(param, choices: dict[str, object], dtype: str) -> str:
+    argument = param.name
     if argument in choices:
         return "constexpr"
-    if argument in IN_FLOAT32:
-        return "*fp32"
     if argument in IN_INTEGERS:
         return "*i64"
     if argument in FRACTIONS:
         return "fp32"
-    is_stride = argument.endswith(("_batch", "_head", "_row"))
-    is_number = argument.startswith(("num_", "first_", "span", "width"))
-    return "i32" if is_stride or is_number else "*bf16"
+    if argument.endswith(("_batch", "_head", "_row")) or argument.startswith(NUMBERS):
+        return "i32"
+    kind = "fp32" if argument in IN_FLOAT32 else dtype
+    if argument == "scores" and dtype == "bf16":
+        kind = "fp16"
+    if param.annotation != "tensor_descriptor":
+        return f"*{kind}"
+    block, size = choices["block_q"], choices["size"]
+    if argument in IN_FLOAT32:
+        return f"tensordesc<{kind}[1, {block}]>"
+    if argument.endswith("scores"):
+        return f"tensordesc<{kind}[1, {block}, {block}]>"
+    return f"tensordesc<{kind}[1, 1, {block}, {size}]>"
 
 
 if __name__ == "__main__":
     for each in KERNELS:
-        compile_for_hopper(each, block=16, size=16)
+        compile_for_hopper(each, block=16, size=16, dtype="bf16")
+        compile_for_hopper(each, block=16, size=16, dtype="fp32")

@@ -1,7 +1,7 @@
 """Relative-position attention in a few kernels, forward and backward.
 
 It computes what `attention.reference` does. Nothing here waits for the device, and what is launched
-depends on shapes alone, so that calls can be captured in a CUDA graph.
+depends on shapes, and on where tensors lie, alone, so that calls can be captured in a CUDA graph.
 """
 
 from collections.abc import Callable
@@ -13,16 +13,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from staircase_attention.kernels import single_query
-from staircase_attention.kernels.relative_backward import (
-    agreement_kernel,
-    keys_kernel,
-    queries_kernel,
-    table_kernel,
-)
-from staircase_attention.kernels.relative_call import WIDEST_BLOCK, Call
-from staircase_attention.kernels.relative_forward import forward_kernel
-from staircase_attention.kernels.relative_single import single_tile_kernel
+from staircase_attention.kernels import relative_several, relative_single, single_query
+from staircase_attention.kernels.relative_call import Call
 
 HEAD_SIZES = (16, 32, 64, 128)
 KINDS = (torch.bfloat16, torch.float32)
@@ -67,43 +59,28 @@ def forward(
     if past is not None and queries.shape[2] == 1:
         keys, values = (torch.cat(pair, dim=2) for pair in zip(past, (keys, values), strict=True))
         past = None
-    queries, keys, values = by_rows(queries), by_rows(keys), by_rows(values)
-    before = (keys, values) if past is None else (by_rows(past[0]), by_rows(past[1]))
-    table, first_visible = table.contiguous(), in_one_piece(first_visible)
+    table = table.contiguous()
+    inputs = (by_rows(queries), by_rows(keys), by_rows(values), table)
+    options: dict[str, Any] = {
+        "first_visible": in_one_piece(first_visible),
+        "dropout": float(dropout),
+        "seed": seed,
+    }
     call = Call.of(queries, keys, table, first_query, span, past=past)
     out = empty_by_time(queries)
     logsumexp = torch.empty(queries.shape[:3], dtype=torch.float32, device=queries.device)
     if call.num_queries == 1:
-        single_query.forward(
-            call,
-            (queries, keys, values, table),
-            out,
-            logsumexp,
-            first_visible=first_visible,
-            dropout=float(dropout),
-            seed=seed,
-        )
+        single_query.forward(call, inputs, out, logsumexp, **options)
         return out, logsumexp
-    call = call.for_kernel("forward")
-    forward_kernel[(call.num_matrices * call.num_query_blocks,)](
-        queries,
-        keys,
-        values,
-        *before,
-        table,
+    kernels = relative_single if call.is_single_tile else relative_several
+    kernels.forward(
+        call,
+        inputs,
         out,
         logsumexp,
-        first_visible,
-        seed,
-        *strides(queries, keys, values, *before, out),
-        *call.shape,
-        call.scale,
-        float(dropout),
-        has_past=past is not None,
-        has_first_visible=first_visible is not None,
-        has_dropout=dropout > 0,
-        has_near=call.has_near,
-        **call.blocks,
+        before=inputs[1:3] if past is None else (by_rows(past[0]), by_rows(past[1])),
+        has_past=call.num_past > 0,
+        **options,
     )
     return out, logsumexp
 
@@ -172,15 +149,15 @@ def backward(
             adds_past,
         )
         return gradients
-    function = single_tile if call.is_single_tile else several_tiles
-    function(
+    kernels = relative_single if call.is_single_tile else relative_several
+    kernels.backward(
         call,
         inputs,
         gradients,
         table_sums,
         before=(keys, values) if past is None else (by_rows(past[0]), by_rows(past[1])),
         d_before=gradients[1:] if d_past is None else d_past,
-        has_past=past is not None,
+        has_past=call.num_past > 0,
         stores_past=d_past is not None,
         adds_past=adds_past,
         **options,
@@ -298,153 +275,3 @@ def empty_by_time(like: Tensor) -> Tensor:
     batch, heads, length, size = like.shape
     shape = (batch, length, heads, size)
     return torch.empty(shape, dtype=like.dtype, device=like.device).transpose(1, 2)
-
-
-def single_tile(
-    call: Call,
-    inputs: tuple[Tensor, ...],
-    gradients: tuple[Tensor, Tensor, Tensor],
-    table_sums: Tensor,
-    *,
-    before: Pair,
-    d_before: Pair,
-    has_past: bool,
-    stores_past: bool,
-    adds_past: bool,
-    first_visible: Tensor | None,
-    dropout: float,
-    seed: Tensor | None,
-) -> None:
-    """All gradients in one launch."""
-    d_out, queries, keys, values, table, _, logsumexp = inputs
-    single_tile_kernel[(min(call.num_matrices, NUM_TABLE_SUMS),)](
-        queries,
-        keys,
-        values,
-        *before,
-        table,
-        d_out,
-        logsumexp,
-        *gradients,
-        *d_before,
-        table_sums,
-        first_visible,
-        seed,
-        *strides(queries, keys, values, *before, d_out, *gradients, *d_before),
-        call.num_matrices,
-        d_before[0].shape[2],
-        *call.shape,
-        call.scale,
-        dropout,
-        has_past=has_past,
-        stores_past=stores_past,
-        adds_past=adds_past,
-        has_first_visible=first_visible is not None,
-        has_dropout=dropout > 0,
-        has_near=call.has_near,
-        **call.blocks,
-    )
-
-
-def several_tiles(
-    call: Call,
-    inputs: tuple[Tensor, ...],
-    gradients: tuple[Tensor, Tensor, Tensor],
-    table_sums: Tensor,
-    *,
-    before: Pair,
-    d_before: Pair,
-    has_past: bool,
-    stores_past: bool,
-    adds_past: bool,
-    first_visible: Tensor | None,
-    dropout: float,
-    seed: Tensor | None,
-) -> None:
-    """Gradients by way of those of the scores, which are written down."""
-    d_out, queries, keys, values, table, out, logsumexp = inputs
-    d_queries, d_keys, d_values = gradients
-    hides = first_visible is not None
-    agreement = torch.empty_like(logsumexp)
-    width = -(-call.num_keys // WIDEST_BLOCK) * WIDEST_BLOCK
-    shape = (call.num_matrices, call.num_queries, width)
-    d_scores = torch.empty(shape, dtype=queries.dtype, device=queries.device)
-    agreement_kernel[(call.num_matrices * call.num_query_blocks,)](
-        out,
-        d_out,
-        agreement,
-        *strides(out, d_out),
-        call.num_heads,
-        call.num_queries,
-        block_q=call.block_q,
-        size=call.size,
-    )
-    call = call.for_kernel("keys")
-    keys_kernel[(call.num_matrices * call.num_key_blocks,)](
-        queries,
-        keys,
-        values,
-        *before,
-        table,
-        d_out,
-        logsumexp,
-        agreement,
-        d_keys,
-        d_values,
-        *d_before,
-        d_scores,
-        first_visible,
-        seed,
-        *strides(queries, keys, values, *before, d_out, d_keys, d_values, *d_before),
-        d_before[0].shape[2],
-        *call.shape,
-        width,
-        call.scale,
-        dropout,
-        has_past=has_past,
-        stores_past=stores_past,
-        adds_past=adds_past,
-        has_first_visible=hides,
-        has_dropout=dropout > 0,
-        **call.blocks,
-    )
-    call = call.for_kernel("queries")
-    queries_kernel[(call.num_matrices * call.num_query_blocks,)](
-        keys,
-        before[0],
-        table,
-        d_scores,
-        d_queries,
-        first_visible,
-        *strides(keys, before[0], d_queries),
-        *call.shape,
-        width,
-        call.scale,
-        has_past=has_past,
-        has_first_visible=hides,
-        **call.blocks,
-    )
-    call = call.for_kernel("table")
-    num_blocks = -(-call.span // call.block_k)
-    num_owners = min(num_blocks, NUM_TABLE_SUMS)
-    num_groups = min(NUM_TABLE_SUMS // num_owners, call.num_matrices)
-    table_kernel[(num_owners * num_groups,)](
-        queries,
-        d_scores,
-        table_sums,
-        first_visible,
-        *strides(queries),
-        call.num_matrices,
-        num_blocks,
-        num_groups,
-        *call.shape,
-        width,
-        call.scale,
-        has_first_visible=hides,
-        **call.blocks,
-    )
-
-
-def strides(*tensors: Tensor) -> list[int]:
-    """Steps in memory from batch row to batch row, head to head and row to row, for each."""
-    return [step for tensor in tensors for step in tensor.stride()[:3]]
