@@ -148,3 +148,13 @@ class Call:
 def block_for(length: int, largest: int) -> int:
     """The smallest power of two that holds `length`, within what tiles may be."""
     return min(max(1 << (length - 1).bit_length(), SMALLEST_BLOCK), largest)
+
+
+def by_rows(tensor: Tensor) -> Tensor:
+    """The tensor with each vector in one piece, as the kernels read it."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def in_one_piece(places: Tensor | None) -> Tensor | None:
+    """The places next to each other, as the kernels read them."""
+    return None if places is None else places.contiguous()
