@@ -147,9 +147,8 @@ class FusedFreezing(torch.autograd.Function):
                 continue
             normed, mean, scale = kept[3 * number : 3 * number + 3]
             d_heads = [torch.zeros_like(given[0]) if one is None else one for one in pair]
-            d_flat = torch.cat([one.transpose(1, 2) for one in d_heads], dim=2).view(
-                len(normed), -1
-            )
+            by_time = torch.cat([one.transpose(1, 2) for one in d_heads], dim=2)
+            d_flat = by_time.flatten(2).flatten(0, 1)
             freezing.matrix.add(normed, d_flat)
             d_total, _ = norm.backward(
                 d_total,

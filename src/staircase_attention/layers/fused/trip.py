@@ -216,9 +216,9 @@ class FusedTrip(torch.autograd.Function):
                 d_seen=d_seen,
                 notes=notes,
             )
-            below = levels[number - 1] if number else None
-            if below is not None:
-                d_total = d_total + below.reshape(d_total.shape)
+            d_below = levels[number - 1] if number else None
+            if d_below is not None:
+                d_below = d_below.reshape(d_total.shape)
             addend_dtype = route.dtype if number else None
             if d_normed is not None:
                 d_total, d_addend = norm.backward(
@@ -230,8 +230,10 @@ class FusedTrip(torch.autograd.Function):
                     level.scale,
                     sums=layer.attention_norm_sums.parts,
                     addend_dtype=addend_dtype,
+                    d_more=d_below,
                 )
             elif addend_dtype is not None:
+                d_total = d_total if d_below is None else d_total + d_below
                 d_addend = norm.add_backward(
                     d_total,
                     sums=layers[number - 1].contract_bias_sums.parts,
