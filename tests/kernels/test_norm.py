@@ -148,6 +148,32 @@ def test_backward_without_addend_and_gradient_of_total(programs):
     assert_near(sums.sum(0), torch.stack([d_weight, d_bias, torch.zeros_like(d_bias)]))
 
 
+@pytest.mark.parametrize("more_dtype", KINDS)
+def test_backward_adds_two_gradients_of_the_total(more_dtype):
+    total, _, _, weight, bias = arguments(30, 33, torch.float32, torch.float32)
+    _, _, mean, rstd = norm.forward(total, None, None, weight, bias, eps=EPS, dtype=torch.float32)
+    d_total, d_normed = random(30, 33, seed=6), random(30, 33, seed=8)
+    d_more = random(33, 30, dtype=more_dtype, seed=9).T
+    sums = torch.zeros(PROGRAMS, 3, 33, device=DEVICE)
+    d_hidden, d_addend = norm.backward(
+        d_total,
+        d_normed,
+        total,
+        weight,
+        mean,
+        rstd,
+        sums=sums,
+        addend_dtype=torch.bfloat16,
+        d_more=d_more,
+    )
+    d_through, *others = gradients(total, weight, d_normed)
+    expected = d_through + d_total.double() + d_more.double()
+    assert_near(d_hidden, expected)
+    assert d_addend is not None
+    assert_near(d_addend, expected)
+    assert_near(sums.sum(0), torch.stack([*others, expected.sum(0)]))
+
+
 @pytest.mark.parametrize("num_programs", [264], indirect=True)
 def test_a_row_for_every_program():
     test_backward((30, 17), torch.float32, torch.bfloat16)

@@ -10,7 +10,6 @@ import triton
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_relative_attention import (
-    CLOSE,
     DEVICE,
     Case,
     assert_equals_reference,
@@ -21,7 +20,7 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from staircase_attention.kernels import relative_attention, single_query
+from staircase_attention.kernels import relative_attention, single_query, single_query_backward
 
 
 @st.composite
@@ -124,7 +123,7 @@ def test_what_is_out_of_sight_is_not_read():
 
 
 def test_one_slot_can_sum_the_table_alone(monkeypatch):
-    monkeypatch.setattr(single_query, "HEADS_AT_ONCE", 16)
+    monkeypatch.setattr(single_query_backward, "HEADS_AT_ONCE", 16)
     case = Case(1, 20, 20, num_rows=9, num_heads=9)
     inputs = [tensor.detach() for tensor in case.inputs()]
     many = relative_attention.new_table_sums(inputs[-1])
@@ -133,77 +132,6 @@ def test_one_slot_can_sum_the_table_alone(monkeypatch):
     all_results(case, inputs, one)
     torch.testing.assert_close(one[0], many.sum(0), rtol=1e-4, atol=1e-4)
     assert many.any(-1).any(-1).sum() == 2
-
-
-@pytest.mark.parametrize(
-    ("dtype", "kept_in"),
-    [
-        (torch.float32, torch.float32),
-        (torch.bfloat16, torch.float32),
-        (torch.bfloat16, torch.bfloat16),
-    ],
-)
-def test_gradients_of_two_calls_add_up_where_asked(dtype, kept_in):
-    first = Case(1, 70, 70, span=60, first_visible=(0, 20), dtype=dtype)
-    second = Case(1, 40, 40, dtype=dtype)
-    inputs = [tensor.detach() for tensor in first.inputs()]
-    queries, keys, values, table = inputs
-    earlier = [queries, keys[:, :, :40], values[:, :, :40], table]
-    sums = relative_attention.new_table_sums(table)
-    room = torch.full((2, 70, 2, 1, 16), 2**-6, dtype=kept_in, device=DEVICE)
-    d_keys, d_values = (part.transpose(1, 2) for part in room.unbind(2))
-    found = all_results(first, inputs, sums, adds=True, d_keys=d_keys, d_values=d_values)
-    assert found[3] is d_keys
-    given = {"d_keys": d_keys[:, :, :40], "d_values": d_values[:, :, :40]}
-    all_results(second, earlier, sums, adds=True, **given)
-
-    twice = torch.zeros_like(sums)
-    alone = all_results(first, inputs, twice)
-    short = all_results(second, earlier, twice)
-    assert sums.any()
-    torch.testing.assert_close(sums, twice)
-    assert_near(found[2], alone[2].double(), "queries", CLOSE[dtype])
-    for total, one, other in zip((d_keys, d_values), alone[3:], short[3:], strict=True):
-        expected = 2**-6 + one.double()
-        expected[:, :, :40] += other
-        assert_near(total, expected, "sum", max(CLOSE[dtype], CLOSE[kept_in]))
-
-
-def test_gradients_may_be_asked_for_the_last_tokens_only_where_they_add_up():
-    case = Case(1, 70, 70, span=60, first_visible=(0, 20))
-    inputs = [tensor.detach() for tensor in case.inputs()]
-    sums = relative_attention.new_table_sums(inputs[-1])
-    alone = all_results(case, inputs, sums)
-    room = torch.full((2, 2, 1, 60, 16), 0.5, device=DEVICE)
-    d_keys, d_values = (part[:, :, 5:50] for part in room)
-    twice = relative_attention.new_table_sums(inputs[-1])
-    found = all_results(case, inputs, twice, adds=True, d_keys=d_keys, d_values=d_values)
-    torch.testing.assert_close(twice, sums)
-    torch.testing.assert_close(found[2], alone[2])
-    for one, other in zip((d_keys, d_values), alone[3:], strict=True):
-        torch.testing.assert_close(one, 0.5 + other[:, :, 25:])
-    room[:, :, :, 5:50] = 0.5
-    assert (room == 0.5).all()
-
-
-def test_only_one_query_adds_and_only_to_what_is_given():
-    for case, is_given in ((Case(2, 4, 4), True), (Case(1, 4, 4), False)):
-        inputs = [tensor.detach() for tensor in case.inputs()]
-        sums = relative_attention.new_table_sums(inputs[-1])
-        normalisers = torch.zeros(inputs[0].shape[:3], device=DEVICE)
-        room = torch.zeros_like(inputs[1])
-        with pytest.raises(ValueError, match="one query"):
-            relative_attention.backward(
-                inputs[0],
-                *inputs,
-                inputs[0],
-                normalisers,
-                **case.place,
-                table_sums=sums,
-                d_keys=room,
-                d_values=room if is_given else None,
-                adds=True,
-            )
 
 
 def test_gradients_in_float32_need_not_be_rounded():
@@ -272,9 +200,10 @@ def test_kernels_compile_for_hopper():
     subprocess.run([sys.executable, __file__], check=True, env=environment)
 
 
-KINDS = {"logsumexp": "*fp32", "d_scores": "*fp32", "table_sums": "*fp32"}
+KINDS = dict.fromkeys(("logsumexp", "weights", "d_scores", "table_sums"), "*fp32")
 KINDS |= {"first_visible": "*i64", "seed": "*i64", "scale": "fp32", "dropout": "fp32"}
 STEPS = ("_batch", "_head", "_row")
+NUMBERS = ("first_query", "span", "nearest", "layer", "first_layer", "first_key")
 FLAGS = {"has_first_visible": True, "has_dropout": True}
 
 
@@ -290,7 +219,7 @@ def compile_for_hopper(kernel, options: dict, *, kind: str = "*bf16", kept_in: s
         if name in ("d_keys", "d_values"):
             return kept_in
         is_number = name.endswith(STEPS) or name.startswith("num_")
-        is_number = is_number or name in ("first_query", "span", "nearest")
+        is_number = is_number or name in NUMBERS
         return KINDS.get(name, "i32" if is_number else kind)
 
     kinds = {name: kind_of(name) for name in names}
@@ -307,13 +236,17 @@ def compile_for_hopper(kernel, options: dict, *, kind: str = "*bf16", kept_in: s
 
 def compile_all():
     """Each kernel, for heads of 128 in bfloat16."""
-    table = {"block": single_query.DISTANCES, "block_heads": single_query.HEADS_AT_ONCE}
-    table |= {"size": 128}
-    plain, added = single_query.blocks(128, 6), single_query.blocks(128, 14)
+    plain = single_query.blocks(128, 6)
     yield compile_for_hopper(single_query.forward_kernel, plain)
-    yield compile_for_hopper(single_query.backward_kernel, {**plain, "adds": False})
-    yield compile_for_hopper(single_query.backward_kernel, {**added, "adds": True}, kept_in="*fp32")
-    yield compile_for_hopper(single_query.table_kernel, table)
+    yield compile_for_hopper(single_query_backward.queries_kernel, plain)
+    for num_summed, kept_in in ((1, "*bf16"), (8, "*fp32"), (8, "*bf16")):
+        keys = {"num_summed": num_summed, "block": 32, "size": 128, "num_warps": 4}
+        for adds in (False, True):
+            options = {**keys, "adds": adds}
+            yield compile_for_hopper(single_query_backward.keys_kernel, options, kept_in=kept_in)
+    table = {"block": single_query_backward.DISTANCES, "size": 128}
+    table |= {"block_heads": single_query_backward.HEADS_AT_ONCE}
+    yield compile_for_hopper(single_query_backward.table_kernel, table)
 
 
 if __name__ == "__main__":

@@ -83,7 +83,10 @@ def test_outputs_and_gradients_are_those_of_the_plain_core(schedule, with_kernel
         torch.testing.assert_close(one.double(), exact, rtol=1e-3, atol=1e-4, msg=name)
 
 
-@pytest.mark.parametrize(("schedule", "dropout"), [(SCHEDULES[0], 0.3), (SCHEDULES[3], 0.0)])
+@pytest.mark.parametrize(
+    ("schedule", "dropout"),
+    [(SCHEDULES[0], 0.3), (SCHEDULES[3], 0.0), (FeedbackTransformer(span=4), 0.3)],
+)
 def test_recomputation_changes_not_a_bit(schedule, dropout, with_kernels):
     model = build(schedule, dropout=dropout)
     twice = []
@@ -92,6 +95,30 @@ def test_recomputation_changes_not_a_bit(schedule, dropout, with_kernels):
         twice.append(results(model, keeps_graph=False))
     for one, other in zip(*twice, strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("schedule", [SCHEDULES[1], FeedbackTransformer(span=4)])
+def test_gradients_with_dropout_are_slopes(schedule, with_kernels):
+    model = build(schedule, dropout=0.3)
+    tokens = random_tokens(2, 7)
+
+    def loss():
+        """With the same units and weights dropped each time."""
+        torch.manual_seed(5)
+        logits, _ = model(tokens)
+        return logits.log_softmax(-1)[:, :, 0].mean()
+
+    parameters = list(model.parameters())
+    gradients = torch.autograd.grad(loss(), parameters)
+    length = sum(one.square().sum() for one in gradients).sqrt()
+    ends = []
+    with torch.no_grad():
+        for step in (1e-3, -2e-3):
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter += step * gradient / length
+            ends.append(loss())
+    slope = (ends[0] - ends[1]) / 2e-3
+    torch.testing.assert_close(slope, length, rtol=1e-2, atol=0.0)
 
 
 def test_a_second_backward_pass_begins_anew(with_kernels):

@@ -67,6 +67,7 @@ def _forward_kernel(
 @triton.jit
 def _backward_kernel(
     d_total_ptr: tl.tensor,
+    d_more_ptr: tl.tensor,
     d_normed_ptr: tl.tensor,
     total_ptr: tl.tensor,
     weight_ptr: tl.tensor,
@@ -106,6 +107,8 @@ def _backward_kernel(
         gradient = (d_scaled - level[:, None] - scaled * along[:, None]) * rstd[:, None]
         if d_total_ptr is not None:
             gradient += tl.load(d_total_ptr + offset, mask=inside, other=0.0).to(tl.float32)
+        if d_more_ptr is not None:
+            gradient += tl.load(d_more_ptr + offset, mask=inside, other=0.0).to(tl.float32)
         d_hidden = gradient.to(d_hidden_ptr.dtype.element_ty)
         tl.store(d_hidden_ptr + offset, d_hidden, mask=inside)
         if d_addend_ptr is not None:
@@ -168,11 +171,13 @@ def backward(
     *,
     sums: Tensor,
     addend_dtype: torch.dtype | None,
+    d_more: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """(d_hidden, d_addend): the gradients of what `forward` was given.
 
-    Those of weight, bias and addend_bias are added to `sums` (programs, 3, width), the last only
-    if there was an addend; their sum over programs is the caller's.
+    The total's own gradient is `d_total` plus `d_more`, where they are given. Those of weight, bias
+    and addend_bias are added to `sums` (programs, 3, width), the last only if there was an addend;
+    their sum over programs is the caller's.
     """
     rows, width = total.shape
     d_hidden = torch.empty_like(total)
@@ -184,6 +189,7 @@ def backward(
     num_rows, columns, num_warps = _tile(rows, width, BACKWARD_ELEMENTS, BACKWARD_PER_WARP)
     _backward_kernel[(sums.shape[0],)](
         None if d_total is None else d_total.contiguous(),
+        None if d_more is None else d_more.contiguous(),
         d_normed.contiguous(),
         total,
         weight,

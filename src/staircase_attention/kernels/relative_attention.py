@@ -4,8 +4,6 @@ It computes what `attention.reference` does. Nothing here waits for the device, 
 depends on shapes, and on where tensors lie, alone, so that calls can be captured in a CUDA graph.
 """
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -13,8 +11,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from staircase_attention.kernels import relative_several, relative_single, single_query
-from staircase_attention.kernels.relative_call import Call
+from staircase_attention.kernels import (
+    relative_several,
+    relative_single,
+    single_query,
+    single_query_backward,
+)
+from staircase_attention.kernels.relative_call import Call, by_rows, in_one_piece
 
 HEAD_SIZES = (16, 32, 64, 128)
 KINDS = (torch.bfloat16, torch.float32)
@@ -105,7 +108,6 @@ def backward(
     d_values: Float[Tensor, "batch heads keys size"] | None = None,
     past: Pair | None = None,
     d_past: Pair | None = None,
-    adds: bool = False,
     adds_past: bool = False,
 ) -> tuple[
     Float[Tensor, "batch heads queries size"],
@@ -116,12 +118,8 @@ def backward(
 
     `table_sums`, from `new_table_sums`, may be shared by calls of any shape one after another. The
     gradients of the past are written to `d_past`, if it is given, or with `adds_past` added to what
-    it holds. With `adds`, those of keys and values are added to what the given tensors hold, in
-    their type; only for a single query. Where gradients are added, they may be asked for the last
-    tokens only, by tensors that are shorter.
+    it holds; then they may be asked for the last tokens only, by tensors that are shorter.
     """
-    if adds and (queries.shape[2] != 1 or past is not None or d_keys is None or d_values is None):
-        raise ValueError("only gradients of one query add to those given for keys and values")
     options: dict[str, Any] = {
         "first_visible": in_one_piece(first_visible),
         "dropout": float(dropout),
@@ -135,20 +133,21 @@ def backward(
         empty_by_time(values) if d_values is None else d_values,
     )
     assert all(gradient.stride(-1) == 1 for gradient in gradients)
-    call = Call.of(queries, keys, table, first_query, span, past=past)
     inputs = (d_out, queries, keys, values, table, by_rows(out), logsumexp)
-    if call.num_queries == 1:
-        with_past(
-            partial(single_query.backward, adds=adds, **options),
-            call,
+    if queries.shape[2] == 1:
+        single_query_backward.backward(
             inputs,
             gradients,
             table_sums,
-            past,
-            d_past,
-            adds_past,
+            first_query=first_query,
+            span=span,
+            past=past,
+            d_past=d_past,
+            adds_past=adds_past,
+            **options,
         )
         return gradients
+    call = Call.of(queries, keys, table, first_query, span, past=past)
     kernels = relative_single if call.is_single_tile else relative_several
     kernels.backward(
         call,
@@ -163,32 +162,6 @@ def backward(
         **options,
     )
     return gradients
-
-
-def with_past(
-    function: Callable[..., None],
-    call: Call,
-    inputs: tuple[Tensor, ...],
-    gradients: tuple[Tensor, Tensor, Tensor],
-    table_sums: Tensor,
-    past: Pair | None,
-    d_past: Pair | None,
-    adds_past: bool,
-) -> None:
-    """Gradients by kernels that know of one run of keys only: the past is put before them."""
-    if past is None:
-        function(call, inputs, gradients, table_sums)
-        return
-    d_out, queries, keys, values, *others = inputs
-    joined = [torch.cat(pair, dim=2) for pair in zip(past, (keys, values), strict=True)]
-    d_joined = [torch.empty_like(one) for one in joined]
-    function(call, (d_out, queries, *joined, *others), (gradients[0], *d_joined), table_sums)
-    num_past = past[0].shape[2]
-    for whole, own in zip(d_joined, gradients[1:], strict=True):
-        own.copy_(whole[:, :, num_past:])
-    for whole, before in zip(d_joined, d_past or (), strict=False):
-        found = whole[:, :, num_past - before.shape[2] : num_past]
-        before.copy_(before + found if adds_past else found)
 
 
 def relative_attention(
@@ -258,16 +231,6 @@ class _RelativeAttention(torch.autograd.Function):
         )
         d_table = table_sums.sum(0).to(ctx.table_dtype)
         return *gradients, d_table, None, None, None, None, None
-
-
-def by_rows(tensor: Tensor) -> Tensor:
-    """The tensor with each vector in one piece, as the kernels read it."""
-    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
-
-
-def in_one_piece(places: Tensor | None) -> Tensor | None:
-    """The places next to each other, as the kernels read them."""
-    return None if places is None else places.contiguous()
 
 
 def empty_by_time(like: Tensor) -> Tensor:

@@ -90,3 +90,13 @@ def block_for(length: int, largest: int) -> int:
 def strides(*tensors: Tensor) -> list[int]:
     """Steps in memory from batch row to batch row, head to head and row to row, for each."""
     return [step for tensor in tensors for step in tensor.stride()[:3]]
+
+
+def by_rows(tensor: Tensor) -> Tensor:
+    """The tensor with each vector in one piece, as the kernels read it."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def in_one_piece(places: Tensor | None) -> Tensor | None:
+    """The places next to each other, as the kernels read them."""
+    return None if places is None else places.contiguous()

@@ -94,8 +94,6 @@ class FusedCore:
 
     def freeze(self, levels: Sequence[Float[Tensor, "batch time width"]]) -> list[KeysValues]:
         """The keys and values that tokens leave behind: for each layer, or one pair for all."""
-        if self.core.memory.shares_keys_values:
-            return self.core.freeze(levels)
         remembered = self.core.memory.remember(levels)
         with torch.cuda.device_of(remembered):  # type: ignore[no-untyped-call]
             parts = FusedFreezing.apply(self.shared, self.tap, remembered, self.num_heads)  # type: ignore[no-untyped-call]
@@ -103,7 +101,7 @@ class FusedCore:
 
 
 class FusedFreezing(torch.autograd.Function):
-    """Tokens as they are remembered, to the keys and values of every layer."""
+    """Tokens as they are remembered, to keys and values: of every layer, or one pair for all."""
 
     @staticmethod
     def forward(
@@ -117,8 +115,8 @@ class FusedFreezing(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         flat = remembered.flatten(0, 1).contiguous()
         outputs, kept = [], []
-        for layer in shared.layers:
-            own = layer.layer.attention_norm
+        for freezing in shared.freezings:
+            own = freezing.norm
             _, normed, mean, scale = norm.forward(
                 flat,
                 None,
@@ -126,10 +124,10 @@ class FusedFreezing(torch.autograd.Function):
                 own.weight,
                 own.bias,
                 eps=own.eps,
-                dtype=layer.freezing.weight.dtype,
+                dtype=freezing.matrix.weight.dtype,
             )
             kept += [normed, mean, scale]
-            projected = (normed @ layer.freezing.weight.T).view(*remembered.shape[:2], -1)
+            projected = (normed @ freezing.matrix.weight.T).view(*remembered.shape[:2], -1)
             outputs += [split_heads(part, num_heads) for part in projected.chunk(2, dim=-1)]
         ctx.shared, ctx.shape = shared, remembered.shape
         ctx.save_for_backward(flat, *kept)
@@ -142,27 +140,24 @@ class FusedFreezing(torch.autograd.Function):
         ctx.shared.join_backward_pass()
         flat, *kept = ctx.saved_tensors
         d_total: Tensor | None = None
-        for number, layer in enumerate(ctx.shared.layers):
+        for number, freezing in enumerate(ctx.shared.freezings):
             pair = gradients[2 * number : 2 * number + 2]
-            if all(gradient is None for gradient in pair):
+            given = [gradient for gradient in pair if gradient is not None]
+            if not given:
                 continue
             normed, mean, scale = kept[3 * number : 3 * number + 3]
-            d_projected = torch.zeros(
-                (len(normed), 2, ctx.shape[-1]), dtype=normed.dtype, device=normed.device
-            )
-            for index, gradient in enumerate(pair):
-                if gradient is not None:
-                    d_projected[:, index] = gradient.transpose(1, 2).reshape(len(normed), -1)
-            d_flat = d_projected.flatten(1)
-            layer.freezing.add(normed, d_flat)
+            d_heads = [torch.zeros_like(given[0]) if one is None else one for one in pair]
+            by_time = torch.cat([one.transpose(1, 2) for one in d_heads], dim=2)
+            d_flat = by_time.flatten(2).flatten(0, 1)
+            freezing.matrix.add(normed, d_flat)
             d_total, _ = norm.backward(
                 d_total,
-                d_flat @ layer.freezing.weight,
+                d_flat @ freezing.matrix.weight,
                 flat,
-                layer.layer.attention_norm.weight,
+                freezing.norm.weight,
                 mean,
                 scale,
-                sums=layer.attention_norm_sums.parts,
+                sums=freezing.norm_sums.parts,
                 addend_dtype=None,
             )
         return None, None, None if d_total is None else d_total.view(ctx.shape), None

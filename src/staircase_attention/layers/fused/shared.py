@@ -6,18 +6,20 @@ theirs and hands the finished sums over.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from staircase_attention.kernels import activation, norm, relative_attention
 from staircase_attention.kernels.products import add_product
 from staircase_attention.layers.core import Core
 from staircase_attention.layers.layer import Layer
+from staircase_attention.layers.memory import Memory
 from staircase_attention.layers.positions import RelativePositions
 
 ENOUGH_ROWS = 4096
@@ -82,6 +84,15 @@ class PartialSums:
         return parts.sum(0)
 
 
+@dataclass(frozen=True)
+class Freezing:
+    """What makes keys and values of tokens as they are remembered."""
+
+    norm: nn.LayerNorm
+    matrix: SharedMatrix
+    norm_sums: PartialSums
+
+
 class SharedLayer:
     """One layer's weights, in the numbers that products are made in, and their gradients."""
 
@@ -96,12 +107,16 @@ class SharedLayer:
         self.contract = SharedMatrix(feed_forward.contract.weight.to(dtype))
         self.expand_bias = feed_forward.expand.bias.to(dtype)
         self.contract_bias = feed_forward.contract.bias
-        # Frozen tokens have keys and values only.
-        self.freezing = SharedMatrix(self.projection.weight[self.width :])
         device = self.contract_bias.device
         new_norm_sums = partial(norm.new_sums, self.width, device=device)
         self.attention_norm_sums = PartialSums(new_norm_sums)
         self.feed_forward_norm_sums = PartialSums(new_norm_sums)
+        # Frozen tokens have keys and values only.
+        self.freezing = Freezing(
+            layer.attention_norm,
+            SharedMatrix(self.projection.weight[self.width :]),
+            self.attention_norm_sums,
+        )
         self.contract_bias_sums = PartialSums(partial(norm.new_add_sums, self.width, device=device))
         self.expand_bias_sums = PartialSums(
             partial(activation.new_sums, len(self.expand_bias), device=device)
@@ -136,7 +151,7 @@ class SharedLayer:
         """
         projection = self.projection.take()
         if self.owns_keys_values:
-            projection[self.width :] += self.freezing.take()
+            projection[self.width :] += self.freezing.matrix.take()
         *attention_norm, d_below = self.attention_norm_sums.take()
         *feed_forward_norm, _ = self.feed_forward_norm_sums.take()
         gradients = [
@@ -152,6 +167,26 @@ class SharedLayer:
         return gradients, d_below
 
 
+class SharedMemory:
+    """The weights by which all layers get the same keys and values, and their gradients."""
+
+    def __init__(self, memory: Memory, dtype: torch.dtype) -> None:
+        projections = [memory.key.weight, memory.value.weight]
+        self.parameters = [*projections, memory.norm.weight, memory.norm.bias]
+        """In the order of `take_gradients`."""
+        width, device = len(memory.norm.weight), memory.norm.weight.device
+        self.freezing = Freezing(
+            memory.norm,
+            SharedMatrix(torch.cat([one.to(dtype) for one in projections])),
+            PartialSums(partial(norm.new_sums, width, device=device)),
+        )
+
+    def take_gradients(self) -> list[Tensor]:
+        """Those of `parameters`."""
+        *d_norm, _ = self.freezing.norm_sums.take()
+        return [*self.freezing.matrix.take().chunk(2), *d_norm]
+
+
 class SharedCore:
     """A core's weights for one forward pass, and for the backward pass that follows it."""
 
@@ -160,13 +195,24 @@ class SharedCore:
         assert isinstance(positions, RelativePositions)
         with torch.no_grad():
             self.layers = [SharedLayer(layer, dtype) for layer in core.typed_layers]
+            self.memory = (
+                SharedMemory(core.memory, dtype) if core.memory.shares_keys_values else None
+            )
             self.table = positions.table.to(dtype)
         self.table_sums = PartialSums(partial(relative_attention.new_table_sums, self.table))
         self._backward_pass: int | None = None
         self.parameters = [
             positions.table,
             *(one for layer in self.layers for one in layer.parameters),
+            *([] if self.memory is None else self.memory.parameters),
         ]
+
+    @property
+    def freezings(self) -> list[Freezing]:
+        """One for each layer, or one for all."""
+        if self.memory is not None:
+            return [self.memory.freezing]
+        return [layer.freezing for layer in self.layers]
 
     def new_tap(self) -> Tensor:
         """What every step takes in. Not kept here: autograd's graph holds these weights already."""
@@ -190,6 +236,8 @@ class SharedCore:
         for layer in reversed(self.layers):
             found, d_bias = layer.take_gradients(d_bias)
             by_layer.insert(0, found)
+        if self.memory is not None:
+            by_layer.append(self.memory.take_gradients())
         gradients = [self.table_sums.take(), *(one for found in by_layer for one in found)]
         return [
             gradient.to(parameter.dtype)

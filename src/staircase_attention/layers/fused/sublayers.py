@@ -11,6 +11,7 @@ from torch import Tensor
 from staircase_attention.attention import View
 from staircase_attention.kernels import activation, relative_attention
 from staircase_attention.kernels.gated_product import gated_product
+from staircase_attention.kernels.single_query_backward import Notes
 from staircase_attention.layers.fused.shared import PartialSums, SharedLayer
 from staircase_attention.layers.keys_values import KeysValues
 
@@ -69,35 +70,72 @@ class Attending:
         d_past: KeysValues | None,
         adds: bool,
     ) -> Float[Tensor, "rows projections"]:
-        """Gradients of the projections; those of the past are written to `d_past`, if it is given.
+        """Gradients of the projections of queries that see themselves.
 
-        With `adds` they are added to what is there, and may be wanted of the last tokens only.
+        Those of the past are written to `d_past`, if it is given. With `adds` they are added to
+        what is there, and may be wanted of the last tokens only.
         """
         d_projected = torch.empty_like(kept.projected)
-        d_queries, *d_written = self._heads(d_projected, shape)
-        options = self._options(past, seed)
-        if self.attends_self:
-            options |= {"d_keys": d_written[0], "d_values": d_written[1]}
-            options |= {"d_past": d_past, "adds_past": adds}
-        elif d_past is not None:
-            options |= {"d_keys": d_past.keys, "d_values": d_past.values, "adds": adds}
+        d_queries, d_keys, d_values = self._heads(d_projected, shape)
         relative_attention.backward(
             self._one(d_found, shape),
             self._heads(kept.projected, shape)[0],
-            *self._seen(kept.projected, shape, past),
+            *self.own(kept, shape),
             self.table,
             self._one(kept.found, shape),
             kept.logsumexp,
             table_sums=self.table_sums.parts,
             d_queries=d_queries,
-            **options,
+            d_keys=d_keys,
+            d_values=d_values,
+            d_past=d_past,
+            adds_past=adds,
+            **self._options(past, seed),
         )
-        for written, given in zip(d_written, d_own, strict=False):
-            if not self.attends_self:
-                # Keys and values of queries that see only others come in through the past.
-                written.zero_()
+        for written, given in zip((d_keys, d_values), d_own, strict=True):
             if given is not None:
                 written += given
+        return d_projected
+
+    def new_notes(self, past: KeysValues, num_layers: int) -> Notes:
+        """Room for notes on queries that see only such a past."""
+        return Notes(
+            past.keys,
+            self.table,
+            num_layers=num_layers,
+            first_query=self.view.first_query,
+            span=self.view.span,
+            first_visible=self.view.first_visible,
+        )
+
+    def noting_backward(
+        self,
+        kept: Found,
+        past: KeysValues,
+        d_found: Float[Tensor, "rows width"],
+        shape: torch.Size,
+        seed: Tensor | None,
+        *,
+        notes: Notes,
+        number: int,
+    ) -> Float[Tensor, "rows projections"]:
+        """Gradients of the projections of queries that see only the past; the rest is noted."""
+        d_projected = torch.empty_like(kept.projected)
+        d_queries, *d_unseen = self._heads(d_projected, shape)
+        for unseen in d_unseen:
+            # Their own keys and values come in through a past, if at all.
+            unseen.zero_()
+        notes.add_query(
+            number,
+            self._one(d_found, shape),
+            self._heads(kept.projected, shape)[0],
+            *past,
+            self._one(kept.found, shape),
+            kept.logsumexp,
+            d_queries=d_queries,
+            dropout=self.dropout,
+            seed=None if seed is None else seed[:1],
+        )
         return d_projected
 
     def _seen(

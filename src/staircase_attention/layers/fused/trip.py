@@ -7,6 +7,7 @@ whole update can be captured.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from staircase_attention.attention import View
 from staircase_attention.kernels import norm
+from staircase_attention.kernels.single_query_backward import Notes
 from staircase_attention.layers.fused.buffer import Place
 from staircase_attention.layers.fused.shared import SharedCore, SharedLayer
 from staircase_attention.layers.fused.sublayers import Attending, FeedingForward, Found
@@ -59,6 +61,13 @@ class Route:
             attends_self=self.attends_self,
             dropout=self.dropout,
         )
+
+    def new_notes(self, past: Sequence[Tensor]) -> Notes | None:
+        """For a backward in which queries see only the past; None where they see themselves too."""
+        seen = self.past_of(0, past)
+        if self.attends_self or seen is None:
+            return None
+        return self.attending.new_notes(seen, len(self.layers))
 
     def past_of(self, number: int, past: Sequence[Tensor]) -> KeysValues | None:
         """What the layer of this number, counted on the way, sees of the past."""
@@ -175,6 +184,7 @@ class FusedTrip(torch.autograd.Function):
         levels, contexts = gradients[: len(layers)], gradients[len(layers) :]
         d_past: list[Tensor | None] = [None] * ctx.num_past
         wants_past = ctx.needs_input_grad[2] or any(ctx.needs_input_grad[4:])
+        notes = route.new_notes(past)
         d_total = _whole(levels[-1], ctx.shape, kept[0])
         d_addend: Tensor | None = norm.add_backward(
             d_total, sums=layers[-1].contract_bias_sums.parts, addend_dtype=route.dtype
@@ -190,12 +200,12 @@ class FusedTrip(torch.autograd.Function):
                 between = Between.of(own[3:])
             own_pair = slice(2 * number, 2 * number + 2)
             assert d_addend is not None
-            d_seen, adds = None, False
-            if wants_past:
-                d_seen, adds = _past_gradients(route, number, past, d_past)
+            d_seen = None
+            if wants_past and notes is None:
+                d_seen = _past_gradients(route, number, past, d_past)
             d_total, d_normed = _back(
                 route,
-                layer,
+                number,
                 between,
                 d_total,
                 d_addend,
@@ -204,13 +214,11 @@ class FusedTrip(torch.autograd.Function):
                 seed,
                 shape=ctx.shape,
                 d_seen=d_seen,
-                adds=adds,
+                notes=notes,
             )
-            if not route.lent and d_seen is not None:
-                d_past[route.places_of(number)] = d_seen
-            below = levels[number - 1] if number else None
-            if below is not None:
-                d_total = d_total + below.reshape(d_total.shape)
+            d_below = levels[number - 1] if number else None
+            if d_below is not None:
+                d_below = d_below.reshape(d_total.shape)
             addend_dtype = route.dtype if number else None
             if d_normed is not None:
                 d_total, d_addend = norm.backward(
@@ -222,13 +230,19 @@ class FusedTrip(torch.autograd.Function):
                     level.scale,
                     sums=layer.attention_norm_sums.parts,
                     addend_dtype=addend_dtype,
+                    d_more=d_below,
                 )
             elif addend_dtype is not None:
+                d_total = d_total if d_below is None else d_total + d_below
                 d_addend = norm.add_backward(
                     d_total,
                     sums=layers[number - 1].contract_bias_sums.parts,
                     addend_dtype=addend_dtype,
                 )
+        if notes is not None:
+            if wants_past:
+                _sum_past(route, notes, past, d_past)
+            notes.sum_table(route.shared.table_sums.parts)
         return None, None, None, d_total.view(ctx.shape), *d_past
 
 
@@ -279,7 +293,7 @@ def _through(
 
 def _back(
     route: Route,
-    layer: SharedLayer,
+    number: int,
     between: Between,
     d_total: Tensor,
     d_addend: Tensor,
@@ -289,9 +303,13 @@ def _back(
     *,
     shape: torch.Size,
     d_seen: KeysValues | None,
-    adds: bool,
+    notes: Notes | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """From what a layer gave, to the level below it and its norm; the past's are put in place."""
+    """From what a layer gave, to the level below it and its norm; the past's are put in place.
+
+    With notes, these are left to them.
+    """
+    layer = route.own_layers[number]
     d_middle_normed = FeedingForward(layer, route.dropout).backward(
         between.middle_normed, between.inner, d_addend
     )
@@ -308,32 +326,46 @@ def _back(
     if between.found is None or d_attended is None:
         return d_total, None
     layer.output.add(between.found.found, d_attended)
-    d_projected = route.attending.backward(
-        between.found,
-        past,
-        d_attended @ layer.output.weight,
-        d_own,
-        shape,
-        seed,
-        d_past=d_seen,
-        adds=adds,
-    )
+    d_found = d_attended @ layer.output.weight
+    if notes is None:
+        d_projected = route.attending.backward(
+            between.found, past, d_found, d_own, shape, seed, d_past=d_seen, adds=bool(route.lent)
+        )
+    else:
+        assert past is not None
+        d_projected = route.attending.noting_backward(
+            between.found, past, d_found, shape, seed, notes=notes, number=number
+        )
     layer.projection.add(between.normed, d_projected)
     return d_total, d_projected @ layer.projection.weight
 
 
 def _past_gradients(
-    route: Route, number: int, past: Sequence[Tensor], d_past: Sequence[Tensor | None]
-) -> tuple[KeysValues | None, bool]:
-    """Where a layer's gradients of its past go, and whether they are added to what is there."""
+    route: Route, number: int, past: Sequence[Tensor], d_past: list[Tensor | None]
+) -> KeysValues | None:
+    """Where a layer's gradients of its past go: to those in a buffer they are added."""
     if route.lent:
-        return route.lent[route.number_of(number)].gradients, True
+        return route.lent[route.number_of(number)].gradients
     seen = route.past_of(number, past)
     if seen is None:
-        return None, False
-    # Layers above may have found some for a past that all of them share.
-    found = [one for one in d_past[route.places_of(number)] if one is not None]
-    return (KeysValues(*found), True) if found else (seen.map(torch.empty_like), False)
+        return None
+    found = seen.map(partial(torch.empty_like, memory_format=torch.contiguous_format))
+    d_past[route.places_of(number)] = found
+    return found
+
+
+def _sum_past(
+    route: Route, notes: Notes, past: Sequence[Tensor], d_past: list[Tensor | None]
+) -> None:
+    """Put gradients of the past in place: once for all layers, where these see the same one."""
+    numbers = range(len(route.layers))
+    shares = [numbers] if route.shares_past else [numbers[one : one + 1] for one in numbers]
+    for layers in shares:
+        seen = route.past_of(layers.start, past)
+        found = _past_gradients(route, layers.start, past, d_past)
+        if seen is not None and found is not None:
+            first = seen.num_tokens - found.num_tokens
+            notes.sum_keys(layers, *found, first_key=first, adds=bool(route.lent))
 
 
 def _whole(gradient: Tensor | None, shape: torch.Size, like: Tensor) -> Tensor:
