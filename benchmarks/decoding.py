@@ -128,9 +128,7 @@ def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 def kernels_of_a_layer(decoder: Decoder) -> Iterator[tuple[str, float]]:
     """Microseconds of each kernel of a layer, launched for all layers in turn, again and again."""
-    few = ["projections", "attention", "output", "expand", "contract"]
-    many = ["norm", "projections", "attention", "output", "norm", "expand", "contract"]
-    names = few if decoder.batch_size <= 4 else many  # noqa: PLR2004
+    names = ["projections", "attention", "output", "expand", "contract"]
     every = decoder._launches._launches[1:]
     num_trips = len(decoder._launches.layout.trips)
     for place, name in enumerate(names):

@@ -5,7 +5,7 @@ import torch
 
 from staircase_attention import CoreConfig, SequenceModel, Staircase
 from staircase_attention.generation import load_stream, save_stream, stepper, stream
-from staircase_attention.models.decoding import Decoder, launches
+from staircase_attention.models.decoding import Decoder
 
 pytest.importorskip("triton")
 
@@ -23,7 +23,6 @@ def model():
 @pytest.fixture
 def with_decoders(monkeypatch):
     monkeypatch.setattr(stepper, "is_worthwhile", lambda model: True)
-    monkeypatch.setattr(launches, "MOST_SHARES", 1)
 
 
 def tokens_of(model, **options):

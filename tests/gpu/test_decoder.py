@@ -29,7 +29,7 @@ SCHEDULES = {
     "memory network": MemoryNetwork(span=24),
 }
 each_schedule = pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
-each_batch = pytest.mark.parametrize("batch_size", [1, 3, 64])
+each_batch = pytest.mark.parametrize("batch_size", [1, 3, 8, 64])
 VOCAB_SIZE = 300
 
 

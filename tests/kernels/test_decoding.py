@@ -1,4 +1,4 @@
-"""The decoding kernels by themselves: attention to rings against the reference, and compilation."""
+"""The decoding kernels by themselves: attention to rings, norms by tiles, and compilation."""
 
 import os
 import subprocess
@@ -7,11 +7,30 @@ import sys
 import pytest
 import torch
 
+from staircase_attention import (
+    CachedStaircase,
+    CoreConfig,
+    FeedbackTransformer,
+    SequenceModel,
+    Staircase,
+    TransformerXL,
+)
 from staircase_attention.attention import View
 from staircase_attention.attention.reference import attend
+from staircase_attention.models.decoding import Weights
+from staircase_attention.models.decoding.layout import Layout
+from staircase_attention.models.decoding.memory import Memory
+from staircase_attention.models.decoding.tiles import attention_tiles
 
 pytest.importorskip("triton")
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from staircase_attention.kernels.decoding import leave_sums, mean_and_scale, product_few
 from staircase_attention.kernels.decoding_attention import attend_rings
+from staircase_attention.models.decoding.launches import Launches
 
 HEADS, SIZE, SPAN, DISTANCES = 2, 6, 40, 9
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -27,7 +46,8 @@ def ring(tensor, first):
 
 @pytest.mark.parametrize("num_keys", [1, 7, 40])
 @pytest.mark.parametrize("hidden", [0, 3])
-def test_attention_to_a_ring_is_the_reference(num_keys, hidden):
+@pytest.mark.parametrize("shares", [1, 2, 4])
+def test_attention_to_a_ring_is_the_reference(num_keys, hidden, shares):
     generator = torch.Generator().manual_seed(num_keys)
     now = 100
     first = now + 1 - num_keys
@@ -42,22 +62,27 @@ def test_attention_to_a_ring_is_the_reference(num_keys, hidden):
         first_visible=torch.tensor([start - first]),
         device=queries.device,
     )
-    expected = attend(queries, keys, values, table=table, view=view, dropout=0.0)
-    found = torch.empty(1, HEADS * SIZE, device=DEVICE)
-    nothing = torch.zeros(1, HEADS, device=DEVICE)
-    attend_rings[(HEADS, 1)](
+    exact = [tensor.double() for tensor in (queries, keys, values)]
+    expected = attend(*exact, table=table.double(), view=view, dropout=0.0)
+    found, partial, highest, total = (
+        torch.full((shares, HEADS * SIZE), torch.nan, device=DEVICE) for _ in range(4)
+    )
+    counts = torch.zeros(HEADS, dtype=torch.int32, device=DEVICE)
+    attend_rings[(HEADS, shares)](
         queries.to(DEVICE),
         ring(keys, first),
         ring(values, first),
         0,
         table.to(DEVICE),
-        nothing,
-        nothing,
+        found,
+        found,
         torch.tensor([start], device=DEVICE),
         torch.tensor([now], device=DEVICE),
         found,
-        nothing,
-        nothing,
+        partial,
+        highest,
+        total,
+        counts,
         0,
         0,
         1,
@@ -65,7 +90,7 @@ def test_attention_to_a_ring_is_the_reference(num_keys, hidden):
         SIZE**-0.5,
         HEADS=HEADS,
         SIZE=SIZE,
-        HALF=4,
+        UNITS=8,
         CAPACITY=SPAN,
         CACHED=0,
         CHUNK=1,
@@ -76,35 +101,155 @@ def test_attention_to_a_ring_is_the_reference(num_keys, hidden):
         SELF=1,
         DISTANCES=DISTANCES,
         ROTARY=False,
-        SHARES=1,
+        SHARES=shares,
         BLOCK=16,
         EARLY=False,
     )
-    torch.testing.assert_close(found.cpu(), expected.reshape(1, -1), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found[0].cpu().double(), expected.flatten(), rtol=1e-5, atol=1e-6)
+    assert not counts.any()
 
 
-COMPILE = """
-import torch, triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from staircase_attention.kernels import decoding
+@triton.jit
+def norm_by_tiles(
+    rows,
+    sums,
+    out,
+    num_rows: tl.constexpr,
+    width: tl.constexpr,
+    tile_size: tl.constexpr,
+    block_tiles: tl.constexpr,
+):
+    """The norm of some rows as products make it: from sums that were left tile by tile."""
+    row = tl.arange(0, num_rows)
+    is_row = row >= 0
+    for tile in tl.static_range((width + tile_size - 1) // tile_size):
+        columns = (tile * tile_size + tl.arange(0, tile_size))[None, :]
+        inside = is_row[:, None] & (columns < width)
+        x = tl.load(rows + row[:, None] * width + columns, mask=inside, other=0.0)
+        leave_sums(sums, x, row, tile, is_row, inside, width, tile_size)
+    tl.debug_barrier()
+    mean, scale = mean_and_scale(sums, row, is_row, 1e-5, width, tile_size, block_tiles)
+    for tile in tl.static_range((width + tile_size - 1) // tile_size):
+        columns = (tile * tile_size + tl.arange(0, tile_size))[None, :]
+        place = row[:, None] * width + columns
+        x = tl.load(rows + place, mask=columns < width, other=0.0)
+        tl.store(out + place, (x - mean[:, None]) * scale[:, None], mask=columns < width)
 
-names = decoding.norm_rows.arg_names
-facts = {"WIDTH": 1024, "BLOCK": 1024, "EARLY": True}
-kinds = dict.fromkeys(names, "*fp32") | {"target": "*bf16", "rows": "i32", "epsilon": "fp32"}
-kinds |= dict.fromkeys(facts, "constexpr")
-source = ASTSource(decoding.norm_rows, kinds, {(names.index(one),): facts[one] for one in facts})
-options = {"launch_pdl": True}
-ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
-assert "griddepcontrol.wait" in ptx and "griddepcontrol.launch_dependents" in ptx
-"""
+
+@pytest.mark.parametrize(("width", "tiles"), [(16, 2), (8, 1), (5, 1), (22, 4)])
+def test_norms_by_tiles_are_layer_norms(width, tiles):
+    """Also of rows that are far from zero, where plain sums of squares would cancel."""
+    generator = torch.Generator().manual_seed(width)
+    rows = torch.randn(4, width, generator=generator) + torch.tensor([0.0, 1.0, 30.0, 1e3])[:, None]
+    sums = torch.full((4, triton.cdiv(width, 8), 2), torch.nan, device=DEVICE)
+    found = torch.empty(4, width, device=DEVICE)
+    norm_by_tiles[(1,)](
+        rows.to(DEVICE), sums, found, num_rows=4, width=width, tile_size=8, block_tiles=tiles
+    )
+    expected = torch.nn.functional.layer_norm(rows.double(), (width,))
+    errors = (found.cpu().double() - expected).abs().amax(dim=1)
+    assert (errors < torch.tensor([1e-6, 1e-6, 2e-5, 5e-4])).all(), errors
+
+
+def test_shares_fill_a_large_gpu_and_no_more():
+    def chosen(rows, *, keys=256, dtype=torch.bfloat16, is_rotary=False):
+        tiles = attention_tiles(rows, 8, keys, 128, dtype, is_rotary=is_rotary)
+        return tiles.shares, tiles.block, tiles.num_warps
+
+    assert chosen(1) == (8, 32, 4)
+    assert chosen(8) == (2, 64, 8)
+    assert chosen(64) == (1, 32, 4)
+    assert chosen(1, keys=40) == (2, 32, 4)
+    assert chosen(1, keys=1) == (1, 16, 2)
+    assert chosen(8, dtype=torch.float32) == (2, 32, 4)
+    assert chosen(64, is_rotary=True) == (1, 16, 2)
 
 
 @pytest.mark.slow
-def test_a_kernel_that_begins_early_compiles_for_hopper(tmp_path):
-    surroundings = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    surroundings["TRITON_CACHE_DIR"] = str(tmp_path)
-    run = subprocess.run(
-        [sys.executable, "-c", COMPILE], env=surroundings, capture_output=True, text=True
+@pytest.mark.skipif(DEVICE == "cuda", reason="the other tests compile the kernels")
+def test_kernels_compile_for_hopper():
+    """The interpreter lets things pass that the compiler does not, and knows no early launches."""
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    subprocess.run([sys.executable, __file__], check=True, env=environment)
+
+
+MODELS = {
+    "transformer-xl": (TransformerXL(span=256), 1, torch.bfloat16, "relative"),
+    "staircase": (Staircase(chunk_size=32, num_passes=2), 8, torch.bfloat16, "relative"),
+    "feedback": (FeedbackTransformer(span=256), 64, torch.bfloat16, "relative"),
+    "cached": (
+        CachedStaircase(chunk_size=32, num_window_chunks=8, num_passes=2),
+        8,
+        torch.float32,
+        "rotary",
+    ),
+}
+SHARED_MEMORY = 227 * 1024
+"""What a program can have on a Hopper GPU."""
+KINDS = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int64: "*i64", torch.int32: "*i32"}
+KINDS |= {int: "i32", float: "fp32"}
+
+
+class Compiled(Launches):
+    """Launches that are compiled for a Hopper GPU instead of being launched."""
+
+    def _launch(self, kernel, grid, *arguments, **options):
+        assert self.early
+        assert all(number > 0 for number in grid)
+        constants = {**options, "EARLY": True}
+        settings = {
+            name: constants.pop(name) for name in ("num_warps", "num_stages") if name in constants
+        }
+        names = kernel.arg_names
+        given = dict(zip(names, arguments, strict=False))
+        kinds = {
+            name: KINDS[getattr(one, "dtype", type(one))] for name, one in given.items()
+        } | dict.fromkeys(constants, "constexpr")
+        assert set(kinds) == set(names)
+        even = [
+            index
+            for index, name in enumerate(names)
+            if isinstance(given.get(name), torch.Tensor) and given[name].data_ptr() % 16 == 0
+        ]
+        source = ASTSource(
+            fn=kernel,
+            signature={name: kinds[name] for name in names},
+            constexprs={(names.index(name),): one for name, one in constants.items()},
+            attrs={(index,): [["tt.divisibility", 16]] for index in even},
+        )
+        made = triton.compile(
+            source, target=GPUTarget("cuda", 90, 32), options={"launch_pdl": True, **settings}
+        )
+        assert made.metadata.shared <= SHARED_MEMORY, (kernel, made.metadata.shared)
+        ptx = made.asm["ptx"]
+        assert "griddepcontrol.wait" in ptx
+        assert "griddepcontrol.launch_dependents" in ptx
+        # Loads that are on their way while something is worked on.
+        assert "cp.async" in ptx or kernel is product_few
+        return made
+
+
+def compile_all(schedule, rows, dtype, positions):
+    """Every launch of a token of a model as wide as the paper's."""
+    core = CoreConfig(
+        width=1024, num_layers=1, num_heads=8, feed_forward_width=4096, positions=positions
     )
-    assert run.returncode == 0, run.stderr
+    model = SequenceModel(vocab_size=300, core=core, schedule=schedule).to(dtype)
+    layout = Layout.of(schedule, 1)
+    memory = Memory(
+        layout,
+        model.initial_state(rows).streams[0],
+        num_layers=1,
+        num_caches=1,
+        num_heads=8,
+        head_size=128,
+        dtype=dtype,
+        device=torch.device("cpu"),
+    )
+    return Compiled(Weights.of(model, dtype), layout, memory, num_heads=8, early=True)
+
+
+if __name__ == "__main__":
+    for each in MODELS.values():
+        compile_all(*each)

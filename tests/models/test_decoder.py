@@ -16,18 +16,11 @@ from staircase_attention import (
     TransformerXL,
     UniversalTransformer,
 )
-from staircase_attention.models.decoding import Decoder, launches
-from staircase_attention.models.decoding.tiles import Tiles
+from staircase_attention.models.decoding import Decoder, launches, tiles
 
 pytest.importorskip("triton")
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 VOCAB_SIZE = 7
-
-
-@pytest.fixture(autouse=True)
-def few_shares(monkeypatch):
-    """Triton's interpreter takes its time for every program."""
-    monkeypatch.setattr(launches, "MOST_SHARES", 1)
 
 
 def build(schedule, *, num_layers=1, positions="relative", max_distance=None, heads=2):
@@ -68,11 +61,19 @@ def assert_same(found, expected):
             torch.testing.assert_close(mine, its, **CLOSE)
 
 
+def forget(decoder):
+    """Fill all scratch memory with what would be noticed."""
+    for tensor in vars(decoder._launches).values():
+        if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
+            tensor.fill_(torch.nan)
+
+
 @torch.no_grad()
 def follow(model, state, tokens):
     """Step a decoder and the model side by side; both logits and both states must agree."""
     assert Decoder.fits(model, state)
     decoder = Decoder(model, state)
+    forget(decoder)
     assert_same(decoder.state(), state)
     for token in tokens.T:
         expected, state = model(token[:, None], state)
@@ -132,7 +133,8 @@ def test_a_decoder_goes_on_from_any_state(schedule, options):
 @pytest.mark.parametrize("name", ["transformer-xl, three heads", "cached, M = 2", "feedback"])
 @torch.no_grad()
 def test_programs_that_share_the_keys_of_a_head(name, monkeypatch):
-    monkeypatch.setattr(launches, "MOST_SHARES", 2)
+    monkeypatch.setattr(tiles, "MOST_SHARES", 4)
+    monkeypatch.setattr(tiles, "FEWEST_KEYS", 1)
     schedule, options = CASES[name]
     model = build(schedule, **options)
     tokens = random_tokens(2, 70)
@@ -140,11 +142,23 @@ def test_programs_that_share_the_keys_of_a_head(name, monkeypatch):
         follow(model, prompted(model, tokens, length), tokens[:, length : length + 1])
 
 
+@pytest.mark.parametrize("name", ["cached", "feedback", "feedback, of its own", "memory network"])
 @torch.no_grad()
-def test_products_in_parts(monkeypatch):
-    tiles = Tiles(rows=16, columns=16, inner=16, parts=2, num_stages=1)
-    monkeypatch.setattr(launches, "many_tiles", lambda *_: tiles)
-    schedule, options = CASES["cached"]
+def test_products_of_many_rows(name):
+    """Norms go by tiles, of which the last is not whole."""
+    schedule, options = CASES[name]
+    model = build(schedule, **{**options, "heads": 3})
+    tokens = random_tokens(5, 4)
+    follow(model, prompted(model, tokens, 3), tokens[:, 3:])
+
+
+@pytest.mark.parametrize("name", ["cached", "feedback"])
+@torch.no_grad()
+def test_products_in_parts(name, monkeypatch):
+    chosen = tiles.Tiles(rows=16, inner=16, parts=2, num_stages=1)
+    monkeypatch.setattr(launches, "many_tiles", lambda *_, is_normed: chosen)
+    monkeypatch.setattr(launches, "TILE_COLUMNS", 16)
+    schedule, options = CASES[name]
     model = build(schedule, **options)
     tokens = random_tokens(18, 4)
     follow(model, prompted(model, tokens, 3), tokens[:, 3:])

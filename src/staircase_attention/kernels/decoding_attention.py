@@ -6,52 +6,43 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from staircase_attention.kernels.decoding import slot_of
+from staircase_attention.kernels.decoding import send_for, slot_of
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+"""exp(x) = 2 ** (x log2(e))"""
+LOWEST = tl.constexpr(-1e30)
+"""Below all scores, and finite: what has no key in sight must not subtract infinities."""
 
 
 @triton.jit
-def load_block(begin, stop, first, now, frozen, bank, cache, keys, values, table, cosines, sines,
-               half, inside, SIZE: tl.constexpr, CAPACITY: tl.constexpr, CACHED: tl.constexpr,
-               DISTANCES: tl.constexpr, ROTARY: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """Keys, values and what their distances bring, in halves of a head."""
-    number = begin + tl.arange(0, BLOCK)
-    there = first + number
-    place = (bank + there % CAPACITY) * SIZE
+def place_of(number, bank, in_ring, cache, in_cache, num_frozen, CAPACITY: tl.constexpr,
+             CACHED: tl.constexpr):  # fmt: skip
+    """Where keys lie that are counted from the first one in sight."""
+    place = bank + (in_ring + number) % CAPACITY
     if CACHED > 0:
-        place = tl.where(there < frozen, (cache + there % CACHED) * SIZE, place)
-    mask = (number < stop)[:, None] & inside[None, :]
-    place_1 = place[:, None] + half[None, :]
-    place_2 = place_1 + SIZE // 2
-    key_1 = tl.load(keys + place_1, mask=mask, other=0.0)
-    key_2 = tl.load(keys + place_2, mask=mask, other=0.0)
-    value_1 = tl.load(values + place_1, mask=mask, other=0.0)
-    value_2 = tl.load(values + place_2, mask=mask, other=0.0)
-    distance = (now - there).to(tl.int32)[:, None]
-    if ROTARY:
-        turn = distance * (SIZE // 2) + half[None, :]
-        extra_1 = tl.load(cosines + turn, mask=mask, other=0.0)
-        extra_2 = tl.load(sines + turn, mask=mask, other=0.0)
-    else:
-        vector = tl.minimum(distance, DISTANCES - 1) * SIZE + half[None, :]
-        extra_1 = tl.load(table + vector, mask=mask, other=0.0)
-        extra_2 = tl.load(table + vector + SIZE // 2, mask=mask, other=0.0)
-    return key_1, key_2, value_1, value_2, extra_1, extra_2
+        place = tl.where(number < num_frozen, cache + (in_cache + number) % CACHED, place)
+    return place
 
 
 @triton.jit(do_not_specialize=["layer", "cache_layer", "pass_number", "rows", "cache_base"])
 def attend_rings(queries, keys, values, cache_base, table, cosines, sines, starts, position,
-                 attended, highest, total, layer, cache_layer, pass_number, rows, scale,
-                 HEADS: tl.constexpr, SIZE: tl.constexpr, HALF: tl.constexpr,
+                 attended, partial, highest, total, counts, layer, cache_layer, pass_number, rows,
+                 scale, HEADS: tl.constexpr, SIZE: tl.constexpr, UNITS: tl.constexpr,
                  CAPACITY: tl.constexpr, CACHED: tl.constexpr, CHUNK: tl.constexpr,
                  PASSES: tl.constexpr, CHUNKS: tl.constexpr, STAIRS: tl.constexpr,
                  SPAN: tl.constexpr, SELF: tl.constexpr, DISTANCES: tl.constexpr,
                  ROTARY: tl.constexpr, SHARES: tl.constexpr, BLOCK: tl.constexpr,
                  EARLY: tl.constexpr):  # fmt: skip
-    """What one head of one row finds among its share of the keys in sight.
+    """What one head of one row finds among the keys in sight, which SHARES programs share.
 
-    Keys before the first position of the bank come from the cache. A row or share without any key
-    finds zero. Only the query and the token's own key are new: all else was there before this
-    token, and can be asked for before the kernel ahead has ended.
+    Keys before the first position of the bank come from the cache. A row without any key finds
+    zero. Blocks of keys are on their way while another is worked on, and each place of a block has
+    a softmax of its own until the end, so that inside the loop no threads meet but those of one
+    key. Each share but the last to arrive leaves what it found behind; the last puts all together,
+    always in the same order.
+
+    Only the query and the token's own key are new: all else was there before this token, and is
+    asked for before the kernel ahead has ended. UNITS is SIZE rounded up to a power of two.
     """
     if EARLY:
         gdc_launch_dependents()
@@ -71,65 +62,98 @@ def attend_rings(queries, keys, values, cache_base, table, cosines, sines, start
     begin = share * each
     stop = tl.minimum(num_keys, begin + each)
     bank = (((layer * PASSES + slot) * rows + row) * HEADS + head) * CAPACITY
-    cache = cache_base + ((tl.cast(cache_layer, tl.int64) * rows + row) * HEADS + head) * CACHED
-    half = tl.arange(0, HALF)
-    inside = half < SIZE // 2
-    key_1, key_2, value_1, value_2, extra_1, extra_2 = load_block(
-        begin, stop, first, now, frozen, bank, cache, keys, values, table, cosines, sines, half,
-        inside, SIZE, CAPACITY, CACHED, DISTANCES, ROTARY, BLOCK)  # fmt: skip
+    in_ring = (first % CAPACITY).to(tl.int32)
+    cache, in_cache, num_frozen = bank, in_ring, 0
+    if CACHED > 0:
+        cache = cache_base + ((tl.cast(cache_layer, tl.int64) * rows + row) * HEADS + head) * CACHED
+        in_cache = (first % CACHED).to(tl.int32)
+        num_frozen = tl.minimum(tl.maximum(frozen - first, 0), num_keys).to(tl.int32)
     if EARLY:
+        ahead = tl.minimum(begin + tl.arange(0, 2 * BLOCK), tl.maximum(stop - 1, 0))
+        ahead = place_of(ahead, bank, in_ring, cache, in_cache, num_frozen, CAPACITY, CACHED)
+        send_for(keys + ahead[:, None] * SIZE, 0, SIZE, SIZE)
+        send_for(values + ahead[:, None] * SIZE, 0, SIZE, SIZE)
         gdc_wait()
-    # A head in two halves, which is how rotary positions pair its units.
-    query = queries + (row * HEADS + head) * SIZE + half
-    query_1 = tl.load(query, mask=inside, other=0.0).to(tl.float32) * scale
-    query_2 = tl.load(query + SIZE // 2, mask=inside, other=0.0).to(tl.float32) * scale
-    top = tl.full([], float("-inf"), tl.float32)
-    weights_sum = tl.zeros([], tl.float32)
-    found_1 = tl.zeros([HALF], tl.float32)
-    found_2 = tl.zeros([HALF], tl.float32)
-    if SELF:
-        mine = inside & (share == 0)
-        own = (bank + now % CAPACITY) * SIZE + half
-        own_1 = tl.load(keys + own, mask=mine, other=0.0).to(tl.float32)
-        own_2 = tl.load(keys + own + SIZE // 2, mask=mine, other=0.0).to(tl.float32)
-        if not ROTARY:
-            own_1 += tl.load(table + half, mask=inside, other=0.0).to(tl.float32)
-            own_2 += tl.load(table + SIZE // 2 + half, mask=inside, other=0.0).to(tl.float32)
-        score = tl.sum(query_1 * own_1 + query_2 * own_2, axis=0)
-        top = tl.where(share == 0, score, float("-inf"))
-        weights_sum = tl.where(share == 0, 1.0, 0.0)
-        found_1 = tl.load(values + own, mask=mine, other=0.0).to(tl.float32)
-        found_2 = tl.load(values + own + SIZE // 2, mask=mine, other=0.0).to(tl.float32)
-    while begin < stop:
+    units = tl.arange(0, UNITS)
+    inside = units < SIZE
+    mine = (row * HEADS + head) * SIZE
+    query = tl.load(queries + mine + units, mask=inside, other=0.0).to(tl.float32)
+    query *= scale * LOG2_E
+    if ROTARY:
+        # Units are paired across the halves of a head: (a, b) turns to (a c - b s, a s + b c).
+        is_first = units < SIZE // 2
+        other = tl.where(is_first, units + SIZE // 2, units - SIZE // 2)
+        across = tl.load(queries + mine + other, mask=inside, other=0.0).to(tl.float32)
+        across *= tl.where(is_first, -scale, scale) * LOG2_E
+        pair = tl.where(is_first, units, other)
+    tops = tl.full([BLOCK], LOWEST, tl.float32)
+    weight_sums = tl.zeros([BLOCK], tl.float32)
+    gathered = tl.zeros([BLOCK, UNITS], tl.float32)
+    # Stages have to be asked for: without matrix products the compiler makes none by itself.
+    for start in tl.range(begin, stop, BLOCK, num_stages=3):
+        number = start + tl.arange(0, BLOCK)
+        is_seen = number < stop
+        mask = is_seen[:, None] & inside[None, :]
+        place = place_of(number, bank, in_ring, cache, in_cache, num_frozen, CAPACITY, CACHED)
+        place = place[:, None] * SIZE + units[None, :]
+        key = tl.load(keys + place, mask=mask, other=0.0).to(tl.float32)
+        distance = num_keys - number
         if ROTARY:
-            turned_1 = query_1[None, :] * extra_1 - query_2[None, :] * extra_2
-            turned_2 = query_1[None, :] * extra_2 + query_2[None, :] * extra_1
-            scores = tl.sum(turned_1 * key_1.to(tl.float32) + turned_2 * key_2.to(tl.float32),
-                            axis=1)  # fmt: skip
+            turn = distance[:, None] * (SIZE // 2) + pair[None, :]
+            cosine = tl.load(cosines + turn, mask=mask, other=0.0)
+            sine = tl.load(sines + turn, mask=mask, other=0.0)
+            turned = query[None, :] * cosine + across[None, :] * sine
+            scores = tl.sum(turned * key, axis=1)
         else:
-            sum_1 = key_1.to(tl.float32) + extra_1.to(tl.float32)
-            sum_2 = key_2.to(tl.float32) + extra_2.to(tl.float32)
-            scores = tl.sum(query_1[None, :] * sum_1 + query_2[None, :] * sum_2, axis=1)
-        scores = tl.where(begin + tl.arange(0, BLOCK) < stop, scores, float("-inf"))
-        higher = tl.maximum(top, tl.max(scores, axis=0))
-        fade = tl.exp(top - higher)
-        weights = tl.exp(scores - higher)
-        weights_sum = weights_sum * fade + tl.sum(weights, axis=0)
-        found_1 = found_1 * fade + tl.sum(weights[:, None] * value_1.to(tl.float32), axis=0)
-        found_2 = found_2 * fade + tl.sum(weights[:, None] * value_2.to(tl.float32), axis=0)
-        top = higher
-        begin += BLOCK
-        key_1, key_2, value_1, value_2, extra_1, extra_2 = load_block(
-            begin, stop, first, now, frozen, bank, cache, keys, values, table, cosines, sines,
-            half, inside, SIZE, CAPACITY, CACHED, DISTANCES, ROTARY, BLOCK)  # fmt: skip
-    if SHARES == 1:
-        inverse = tl.where(weights_sum > 0, 1.0 / tl.where(weights_sum > 0, weights_sum, 1.0), 0.0)
-        found_1 *= inverse
-        found_2 *= inverse
-    else:
-        tl.store(highest + (share * rows + row) * HEADS + head, top)
-        tl.store(total + (share * rows + row) * HEADS + head, weights_sum)
-    result = attended + ((share * rows + row) * HEADS + head) * SIZE + half
-    kind = attended.dtype.element_ty
-    tl.store(result, found_1.to(kind), mask=inside)
-    tl.store(result + SIZE // 2, found_2.to(kind), mask=inside)
+            vector = tl.minimum(distance, DISTANCES - 1)[:, None] * SIZE + units[None, :]
+            key += tl.load(table + vector, mask=mask, other=0.0).to(tl.float32)
+            scores = tl.sum(query[None, :] * key, axis=1)
+        value = tl.load(values + place, mask=mask, other=0.0).to(tl.float32)
+        scores = tl.where(is_seen, scores, float("-inf"))
+        higher = tl.maximum(tops, scores)
+        fade = tl.exp2(tops - higher)
+        weights = tl.exp2(scores - higher)
+        tops = higher
+        weight_sums = weight_sums * fade + weights
+        gathered = gathered * fade[:, None] + weights[:, None] * value
+    top = tl.max(tops, axis=0)
+    if SELF:
+        is_mine = inside & (share == 0)
+        own = (bank + now % CAPACITY) * SIZE + units
+        own_key = tl.load(keys + own, mask=is_mine, other=0.0).to(tl.float32)
+        if not ROTARY:
+            own_key += tl.load(table + units, mask=inside, other=0.0).to(tl.float32)
+        own_value = tl.load(values + own, mask=is_mine, other=0.0).to(tl.float32)
+        own_score = tl.where(share == 0, tl.sum(query * own_key, axis=0), float("-inf"))
+        top = tl.maximum(top, own_score)
+    fade = tl.exp2(tops - top)
+    whole = tl.sum(weight_sums * fade, axis=0)
+    found = tl.sum(gathered * fade[:, None], axis=0)
+    if SELF:
+        own_weight = tl.exp2(own_score - top)
+        whole += own_weight
+        found += own_weight * own_value
+    is_last = True
+    if SHARES > 1:
+        # Of every share one after another; programs are counted by rows and heads.
+        size = rows * HEADS
+        there = share * size + tl.program_id(0)
+        tl.store(partial + there * SIZE + units, found, mask=inside)
+        tl.store(highest + there, top)
+        tl.store(total + there, whole)
+        tl.debug_barrier()
+        count = counts + tl.program_id(0)
+        is_last = tl.atomic_add(count, 1, sem="acq_rel") == SHARES - 1
+        if is_last:
+            tl.debug_barrier()
+            shares = tl.arange(0, SHARES) * size + tl.program_id(0)
+            share_tops = tl.load(highest + shares, cache_modifier=".cg")
+            share_fade = tl.exp2(share_tops - tl.max(share_tops, axis=0))
+            whole = tl.sum(share_fade * tl.load(total + shares, cache_modifier=".cg"), axis=0)
+            parts = tl.load(partial + shares[:, None] * SIZE + units[None, :],
+                            mask=inside[None, :], other=0.0, cache_modifier=".cg")  # fmt: skip
+            found = tl.sum(share_fade[:, None] * parts, axis=0)
+            tl.store(count, 0)
+    if is_last:
+        found *= tl.where(whole > 0, 1.0 / tl.where(whole > 0, whole, 1.0), 0.0)
+        tl.store(attended + mine + units, found.to(attended.dtype.element_ty), mask=inside)

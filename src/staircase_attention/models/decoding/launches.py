@@ -14,17 +14,15 @@ from staircase_attention.kernels.decoding_attention import attend_rings
 from staircase_attention.models.decoding.layout import Layout
 from staircase_attention.models.decoding.memory import Memory
 from staircase_attention.models.decoding.tiles import (
-    ENOUGH_PROGRAMS,
+    TILE_COLUMNS,
+    attention_tiles,
     few_tiles,
-    is_power_of_2,
     many_tiles,
 )
 from staircase_attention.models.decoding.weights import Norm, Weights
 
 MOST_FEW_ROWS = 4
 """Up to this many rows products are made without tensor cores."""
-MOST_SHARES = 8
-"""Programs that share the keys of one head, at most."""
 
 Launch = Callable[[], object]
 
@@ -34,17 +32,17 @@ class Product:
     """One product with weights: what goes in, what comes out, and where."""
 
     source: Tensor
+    norm: Norm | None = None
+    """Applied to the source first."""
+    sums: Tensor | None = None
+    """Of the source's tiles, where there is a norm."""
     weights: Tensor
     columns: int
     target: Tensor
     kind: int
     """Of the targets that the kernels know."""
-    norm: Norm | None = None
-    """Applied to the source first."""
     layer: int = 0
     bias: Tensor | None = None
-    merges: bool = False
-    """Whether the source is what several programs found."""
     mix_weight: Tensor | None = None
     first: int = 0
     """Which of queries, keys and values the first column belongs to, as a column."""
@@ -75,27 +73,32 @@ class Launches:
         self.width = weights.embedding.shape[1]
         self.size = self.width // num_heads
         self.is_few = self.rows <= MOST_FEW_ROWS
-        self.shares = self._num_shares()
+        self.num_tiles = triton.cdiv(self.width, TILE_COLUMNS)
+        self.attention = attention_tiles(
+            self.rows,
+            num_heads,
+            layout.num_visible,
+            self.size,
+            weights.dtype,
+            is_rotary=weights.turns is not None,
+        )
         device, dtype = weights.embedding.device, weights.dtype
-        inner, num_layers = weights.expand.shape[1], weights.num_layers
 
         def rows(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(*shape, dtype=dtype, device=device)
 
         self.tokens = rows(self.rows, dtype=torch.int64)
         self.logits = rows(self.rows, weights.logits.shape[0])
-        self._hidden = rows(self.rows, self.width)
-        self._embedded = rows(self.rows, self.width)
-        self._mix = rows(self.rows, self.width)
+        self._hidden, self._embedded, self._mix = rows(3, self.rows, self.width)
+        sums = rows(3, self.rows, self.num_tiles, 2)
+        self._hidden_sums, self._embedded_sums, self._mix_sums = sums
         self._queries = rows(self.rows, self.width, dtype=dtype)
-        found = torch.float32 if self.shares > 1 else dtype
-        self._attended = rows(self.shares, self.rows, self.width, dtype=found)
-        self._highest = rows(self.shares, self.rows, num_heads)
-        self._total = rows(self.shares, self.rows, num_heads)
-        self._inner = rows(self.rows, inner, dtype=dtype)
-        self._normed = rows(num_layers, self.rows, self.width, dtype=dtype)
-        self._counts = rows(4096, dtype=torch.int32)
-        self._partial = rows(1)
+        self._attended = rows(self.rows, self.width, dtype=dtype)
+        shares = self.attention.shares
+        self._highest, self._total = rows(2, shares, self.rows, num_heads)
+        self._inner = rows(self.rows, weights.expand.shape[1], dtype=dtype)
+        self._counts = rows(max(4096, self.rows * num_heads), dtype=torch.int32)
+        self._partial = rows(shares * self.rows * self.width)
         self._launches = list(self._all())
 
     def run(self) -> None:
@@ -115,9 +118,10 @@ class Launches:
         if self.layout.freeze_after is not None:
             yield from self._freeze()
         weights = self.weights
-        yield from self._product(
+        yield self._product(
             Product(
                 source=self._hidden,
+                sums=self._hidden_sums,
                 norm=weights.last_norm,
                 weights=weights.logits,
                 bias=weights.logits_bias,
@@ -135,14 +139,18 @@ class Launches:
             self.tokens,
             weights.embedding,
             self._hidden,
+            self._hidden_sums,
             self._embedded,
+            self._embedded_sums,
             self._mix,
             self._mix if mix is None else mix,
             weights.embedding.shape[0],
             WIDTH=self.width,
             COPY=self.layout.freeze_after == 0,
             MIX=mix is not None,
-            BLOCK=triton.next_power_of_2(self.width),
+            SUMS=not self.is_few,
+            TILE=TILE_COLUMNS,
+            BLOCK_TILES=triton.next_power_of_2(self.num_tiles),
         )
 
     def _attention(self, pass_number: int, layer: int) -> Iterator[Launch]:
@@ -150,12 +158,13 @@ class Launches:
         keep = partial(
             Product,
             source=self._hidden,
+            sums=self._hidden_sums,
             target=self._queries,
             kind=kernels.KEEP.value,
             pass_number=pass_number,
         )
         own = self.layout.attends_self and weights.shared is None
-        yield from self._product(
+        yield self._product(
             keep(
                 norm=norm_of_layer(weights.attention_norm, layer),
                 weights=weights.projections[layer],
@@ -164,7 +173,7 @@ class Launches:
             )
         )
         if self.layout.attends_self and weights.shared is not None:
-            yield from self._product(
+            yield self._product(
                 keep(
                     norm=weights.shared_norm,
                     weights=weights.shared,
@@ -174,22 +183,22 @@ class Launches:
                 )
             )
         yield self._attend(pass_number, layer)
-        yield from self._product(
+        yield self._product(
             Product(
                 source=self._attended,
                 weights=weights.output[layer],
                 columns=width,
                 target=self._hidden,
                 kind=kernels.ADD.value,
-                merges=self.shares > 1,
             )
         )
 
     def _feed_forward(self, layer: int) -> Iterator[Launch]:
         weights = self.weights
-        yield from self._product(
+        yield self._product(
             Product(
                 source=self._hidden,
+                sums=self._hidden_sums,
                 norm=norm_of_layer(weights.feed_forward_norm, layer),
                 weights=weights.expand[layer],
                 bias=weights.expand_bias[layer],
@@ -198,7 +207,7 @@ class Launches:
                 kind=kernels.RELU.value,
             )
         )
-        yield from self._product(
+        yield self._product(
             Product(
                 source=self._inner,
                 weights=weights.contract[layer],
@@ -213,12 +222,15 @@ class Launches:
     def _freeze(self) -> Iterator[Launch]:
         """Keys and values of the token as it is remembered, for all layers at once."""
         weights, width = self.weights, self.width
-        remembered = self._hidden if weights.mix is None else self._mix
+        remembered, sums = self._hidden, self._hidden_sums
         if self.layout.freeze_after == 0:
-            remembered = self._embedded
+            remembered, sums = self._embedded, self._embedded_sums
+        elif weights.mix is not None:
+            remembered, sums = self._mix, self._mix_sums
         freeze = partial(
             Product,
             source=remembered,
+            sums=sums,
             columns=2 * width,
             target=self._queries,
             kind=kernels.KEEP.value,
@@ -226,10 +238,10 @@ class Launches:
             to_cache=True,
         )
         if weights.shared is not None:
-            yield from self._product(freeze(norm=weights.shared_norm, weights=weights.shared))
+            yield self._product(freeze(norm=weights.shared_norm, weights=weights.shared))
             return
         projections = weights.projections
-        yield from self._product(
+        yield self._product(
             freeze(
                 norm=weights.attention_norm,
                 weights=projections[:, width:],
@@ -238,22 +250,14 @@ class Launches:
             )
         )
 
-    def _product(self, product: Product) -> Iterator[Launch]:
-        if self.is_few:
-            yield self._few(product)
-            return
-        source = product.source
-        if product.norm is not None:
-            yield self._norm(product.norm, source, product.num_layers)
-            source = self._normed
-        yield self._many(product, source)
+    def _product(self, product: Product) -> Launch:
+        return self._few(product) if self.is_few else self._many(product)
 
     def _few(self, product: Product) -> Launch:
         weights, norm = product.weights, product.norm
         inner = weights.shape[-1]
         block_n, block_k, num_warps = few_tiles(product.columns, inner, weights.dtype)
         nothing = self._hidden
-        kind = kernels.PARTIAL if product.merges else kernels.PLAIN
         return self._launch(
             kernels.product_few,
             (triton.cdiv(product.columns, block_n), product.num_layers),
@@ -262,61 +266,60 @@ class Launches:
             nothing if product.bias is None else product.bias,
             nothing if norm is None else norm.gain,
             nothing if norm is None else norm.shift,
-            self._highest,
-            self._total,
-            *self._targets(product),
-            1e-5 if norm is None else norm.epsilon,
+            product.target,
+            self._mix,
+            *self._rest(product),
             **self._facts(product),
-            NORM_STRIDE=self.width,
-            SOURCE=kind.value if norm is None else kernels.NORMED.value,
-            SHARES=self.shares if product.merges else 1,
-            WHOLE=is_power_of_2(self.size) and is_power_of_2(self.num_heads),
             ROWS=self.rows,
             BLOCK_N=block_n,
             BLOCK_K=block_k,
             num_warps=num_warps,
         )
 
-    def _many(self, product: Product, source: Tensor) -> Launch:
-        weights = product.weights
+    def _many(self, product: Product) -> Launch:
+        weights, norm = product.weights, product.norm
         inner = weights.shape[-1]
-        tiles = many_tiles(self.rows, product.columns, inner, weights.dtype)
-        num_tiles = triton.cdiv(product.columns, tiles.columns)
+        tiles = many_tiles(
+            self.rows, product.columns, inner, weights.dtype, is_normed=norm is not None
+        )
+        num_tiles = triton.cdiv(product.columns, TILE_COLUMNS)
         num_blocks = triton.cdiv(self.rows, tiles.rows)
         parts = 1 if product.num_layers > 1 else tiles.parts
         part = triton.cdiv(triton.cdiv(inner, parts), tiles.inner) * tiles.inner
         if parts > 1:
             self._make_room(parts * self.rows * product.columns, num_tiles * num_blocks)
-        target, *rest = self._targets(product)
-        mix, mix_weight, *rings = rest
+        nothing = self._hidden
         return self._launch(
             kernels.product_many,
             (num_tiles, parts, num_blocks * product.num_layers),
-            source,
+            product.source,
+            nothing if product.sums is None else product.sums,
             weights,
-            self._hidden if product.bias is None else product.bias,
-            target,
-            mix,
-            mix_weight,
+            nothing if product.bias is None else product.bias,
+            nothing if norm is None else norm.gain,
+            nothing if norm is None else norm.shift,
+            product.target,
+            self._hidden_sums,
+            self._mix,
+            self._mix_sums,
             self._partial,
             self._counts,
-            *rings,
+            *self._rest(product),
             **self._facts(product),
             PARTS=parts,
             PART=part,
             BLOCK_M=tiles.rows,
-            BLOCK_N=tiles.columns,
+            BLOCK_N=TILE_COLUMNS,
             BLOCK_K=tiles.inner,
+            BLOCK_TILES=triton.next_power_of_2(self.num_tiles),
             num_warps=4,
             num_stages=tiles.num_stages,
         )
 
-    def _targets(self, product: Product) -> tuple[Any, ...]:
-        """Arguments that say where a product goes; all products have them in common."""
-        weight = product.mix_weight
+    def _rest(self, product: Product) -> tuple[Any, ...]:
+        """The last arguments of all products, most of which say where keys and values go."""
+        weight, norm = product.mix_weight, product.norm
         return (
-            product.target,
-            self._mix,
             self._mix if weight is None else weight,
             self._queries,
             self.memory.keys,
@@ -326,23 +329,24 @@ class Launches:
             product.layer,
             product.pass_number,
             self.rows,
+            1e-5 if norm is None else norm.epsilon,
         )
 
     def _facts(self, product: Product) -> dict[str, Any]:
         """Constants; what a product does not need is the same for all, so as to compile less."""
         keeps = product.kind == kernels.KEEP.value
-        knows_heads = keeps or product.merges
         return {
             "WEIGHT_STRIDE": product.weight_stride,
             "COLUMNS": product.columns,
             "INNER": product.weights.shape[-1],
+            "NORM": product.norm is not None,
             "TARGET": product.kind,
             "BIAS": product.bias is not None,
             "MIX": product.mix_weight is not None,
             "FIRST": product.first,
             "ADVANCE": product.advances,
-            "HEADS": self.num_heads if knows_heads else 1,
-            "SIZE": self.size if knows_heads else 1,
+            "HEADS": self.num_heads if keeps else 1,
+            "SIZE": self.size if keeps else 1,
             **self._ring_facts(keeps=keeps, to_cache=product.to_cache),
         }
 
@@ -358,29 +362,13 @@ class Launches:
             "STAIRS": layout.is_stairs,
         }
 
-    def _norm(self, norm: Norm, source: Tensor, num_layers: int) -> Launch:
-        return self._launch(
-            kernels.norm_rows,
-            (self.rows, num_layers),
-            source,
-            norm.gain,
-            norm.shift,
-            self._normed,
-            self.rows,
-            norm.epsilon,
-            WIDTH=self.width,
-            BLOCK=triton.next_power_of_2(self.width),
-        )
-
     def _attend(self, pass_number: int, layer: int) -> Launch:
         weights, layout, memory = self.weights, self.layout, self.memory
         turns, table = weights.turns, weights.table
-        nothing = self._highest
-        # So four programs fit a multiprocessor, and 64 rows of 8 heads run all at once.
-        spared = {"maxnreg": 128} if self.shares == 1 else {}
+        tiles, nothing = self.attention, self._hidden
         return self._launch(
             attend_rings,
-            (self.rows * self.num_heads, self.shares),
+            (self.rows * self.num_heads, tiles.shares),
             self._queries,
             memory.keys,
             memory.values,
@@ -391,8 +379,10 @@ class Launches:
             memory.starts,
             memory.position,
             self._attended,
+            self._partial,
             self._highest,
             self._total,
+            self._counts,
             layer,
             0 if weights.shared is not None else layer,
             pass_number,
@@ -400,7 +390,7 @@ class Launches:
             self.size**-0.5,
             HEADS=self.num_heads,
             SIZE=self.size,
-            HALF=triton.next_power_of_2(self.size // 2),
+            UNITS=triton.next_power_of_2(self.size),
             CAPACITY=layout.capacity,
             CACHED=layout.num_cached,
             CHUNK=layout.chunk,
@@ -411,18 +401,10 @@ class Launches:
             SELF=int(layout.attends_self),
             DISTANCES=1 if table is None else table.shape[0],
             ROTARY=turns is not None,
-            SHARES=self.shares,
-            BLOCK=32,
-            num_warps=4,
-            **spared,
+            SHARES=tiles.shares,
+            BLOCK=tiles.block,
+            num_warps=tiles.num_warps,
         )
-
-    def _num_shares(self) -> int:
-        """Programs a head and row: more than one only where there are few of these."""
-        if not self.is_few:
-            return 1
-        wanted = ENOUGH_PROGRAMS * 3 // 4 // (self.rows * self.num_heads)
-        return min(MOST_SHARES, 1 << max(0, wanted.bit_length() - 1))
 
     def _make_room(self, num_partial: int, num_counts: int) -> None:
         """Grow the scratch memory; launches made before keep what they were given."""

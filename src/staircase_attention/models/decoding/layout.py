@@ -79,6 +79,12 @@ class Layout:
             trips=tuple((number, layer) for number in passes for layer in layers),
         )
 
+    @property
+    def num_visible(self) -> int:
+        """The most keys that a token can see."""
+        window = self.num_chunks * self.chunk if self.is_stairs else self.span
+        return min(window, self.span) if self.span else window
+
     def banks(self, position: int) -> Iterator[tuple[int, int, range]]:
         """Each bank that is open after `position` tokens: its number, its slot, and its tokens."""
         if not self.attends_self:

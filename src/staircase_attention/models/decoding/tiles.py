@@ -1,4 +1,4 @@
-"""How the products of a token are shared out among programs: what there is to tune."""
+"""How a token's products and attention are shared out among programs: what there is to tune."""
 
 from dataclasses import dataclass
 
@@ -7,6 +7,12 @@ import triton
 
 ENOUGH_PROGRAMS = 128
 """About as many as a large GPU has multiprocessors."""
+TILE_COLUMNS = 32
+"""Columns of a tile of many rows: the same for all, as norms go by sums of such tiles."""
+MOST_SHARES = 8
+"""Programs that share the keys of one head, at most."""
+FEWEST_KEYS = 32
+"""Keys that are worth a program of their own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -14,10 +20,20 @@ class Tiles:
     """How a product of many rows is shared out."""
 
     rows: int
-    columns: int
     inner: int
     parts: int
     num_stages: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionTiles:
+    """How the keys of each row and head are shared out."""
+
+    shares: int
+    """Programs for them."""
+    block: int
+    """Keys that a program works on at once."""
+    num_warps: int
 
 
 def few_tiles(columns: int, inner: int, dtype: torch.dtype) -> tuple[int, int, int]:
@@ -30,24 +46,38 @@ def few_tiles(columns: int, inner: int, dtype: torch.dtype) -> tuple[int, int, i
     return block_n, block_k, 8 if block_n * block_k > 8192 else 4  # noqa: PLR2004
 
 
-def many_tiles(rows: int, columns: int, inner: int, dtype: torch.dtype) -> Tiles:
+def many_tiles(
+    rows: int, columns: int, inner: int, dtype: torch.dtype, *, is_normed: bool
+) -> Tiles:
     """Tiles for tensor cores, the inner size in parts where there would be few programs."""
     is_half = dtype.itemsize == 2  # noqa: PLR2004
     block_m = min(64, max(16, triton.next_power_of_2(rows)))
-    block_n = 32
     block_k = 128 if is_half else 32
-    num_programs = triton.cdiv(columns, block_n) * triton.cdiv(rows, block_m)
+    num_programs = triton.cdiv(columns, TILE_COLUMNS) * triton.cdiv(rows, block_m)
     parts = max(1, min(ENOUGH_PROGRAMS * 3 // 2 // num_programs, inner // 256, 8))
     parts = 1 << (parts.bit_length() - 1)
     return Tiles(
         rows=block_m,
-        columns=block_n,
         inner=block_k,
         parts=parts,
-        num_stages=4 if is_half else 2,
+        # Rows that are to be normed come as float32, and take twice the room.
+        num_stages=2 if not is_half else 3 if is_normed else 4,
     )
 
 
-def is_power_of_2(number: int) -> bool:
-    """Whether a tile can have exactly this size."""
-    return number & (number - 1) == 0
+def attention_tiles(
+    rows: int, heads: int, keys: int, size: int, dtype: torch.dtype, *, is_rotary: bool
+) -> AttentionTiles:
+    """Shares that fill the machine, and blocks that leave room for those on their way."""
+    wanted = triton.cdiv(ENOUGH_PROGRAMS, rows * heads)
+    shares = min(wanted, triton.cdiv(keys, FEWEST_KEYS), MOST_SHARES)
+    shares = 1 << (shares.bit_length() - 1)
+    # A program alone on its multiprocessor works on more at once than one of several.
+    room = 49_152 if rows * heads * shares <= ENOUGH_PROGRAMS else 24_576
+    units = triton.next_power_of_2(size)
+    key_bytes = units * (2 * dtype.itemsize + (8 if is_rotary else dtype.itemsize))
+    most = min(64, max(16, triton.next_power_of_2(triton.cdiv(keys, shares))))
+    block = max(16, min(most, 1 << ((room // key_bytes).bit_length() - 1)))
+    return AttentionTiles(
+        shares=shares, block=block, num_warps=min(8, max(1, block * units // 1024))
+    )
