@@ -331,11 +331,11 @@ def test_dropout_drops_the_same_weights_forward_and_backward(case):
     parts = [(each[:, :, :num_past], each[:, :, num_past:]) for each in (keys, values)]
     settings["past"], own = zip(*parts, strict=True)
     cut = relative_attention.forward(queries, *own, table, **settings)
-    assert torch.equal(cut[0], out)
+    assert_alike(cut[0], out, queries.dtype)
     d_queries, *_ = relative_attention.backward(
         out.cos(), queries, *own, table, *cut, **settings, table_sums=sums
     )
-    assert torch.equal(d_queries, found[0])
+    assert_alike(d_queries, found[0], queries.dtype)
 
 
 def dropped_attention(case: Case, inputs: list[Tensor], kept: Tensor) -> Tensor:
@@ -426,7 +426,7 @@ def test_a_past_that_lies_elsewhere_is_as_one_that_comes_first(num_past, num_que
     whole = relative_attention.forward(queries, keys, values, table, **place)
     cut = relative_attention.forward(queries, *own, table, past=past, **place)
     for one, two in zip(whole, cut, strict=True):
-        assert torch.equal(one, two)
+        assert_alike(one, two, dtype)
     sums = [relative_attention.new_table_sums(table) for _ in range(3)]
     expected = relative_attention.backward(
         d_out, queries, keys, values, table, *whole, table_sums=sums[0], **place
@@ -444,12 +444,19 @@ def test_a_past_that_lies_elsewhere_is_as_one_that_comes_first(num_past, num_que
             d_past=wanted,
             **place,
         )
-        assert torch.equal(found[0], expected[0])
+        assert_alike(found[0], expected[0], dtype)
         for one, two in zip(found[1:], expected[1:], strict=True):
-            assert torch.equal(one, two[:, :, num_past:])
-        assert torch.equal(own_sums, sums[0])
+            assert_alike(one, two[:, :, num_past:], dtype)
+        assert_alike(own_sums, sums[0], dtype)
     for one, two in zip(d_past, expected[1:], strict=True):
-        assert torch.equal(one, two[:, :, :num_past])
+        assert_alike(one, two[:, :, :num_past], dtype)
+
+
+def assert_alike(one: Tensor, two: Tensor, dtype: torch.dtype) -> None:
+    """The same but for rounding: with a past a kernel is compiled anew, and may round otherwise."""
+    assert one.isfinite().all()
+    limit = {torch.float32: 1e-6, torch.bfloat16: 2e-3}[dtype]
+    assert (one.double() - two.double()).norm() <= limit * two.double().norm()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

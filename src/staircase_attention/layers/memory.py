@@ -22,7 +22,8 @@ class LayerMix(nn.Module):
     ) -> Float[Tensor, "batch time width"]:
         """Σ softmax(logits)_l x^l, the embedding being x^0."""
         weights = self.logits.softmax(0)
-        return torch.einsum("lbtw,l->btw", torch.stack(tuple(levels)), weights)
+        # In this order each level lies in one piece, and so does its gradient.
+        return torch.einsum("l,lbtw->btw", weights, torch.stack(tuple(levels)))
 
 
 class Memory(nn.Module):

@@ -80,7 +80,8 @@ class Executor:
         trip = self._through_core(queries, step, past)
         self._bank(step, trip)
         sizes = [len(cell.tokens) for cell in step.cells]
-        for cell, hidden in zip(step.cells, torch.split(trip.hidden, sizes, dim=1), strict=True):
+        passed = [trip.hidden] if len(sizes) == 1 else torch.split(trip.hidden, sizes, dim=1)
+        for cell, hidden in zip(step.cells, passed, strict=True):
             self.under_way[cell.tokens] = hidden
         self._freeze(step, trip)
 
