@@ -128,7 +128,9 @@ def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 def kernels_of_a_layer(decoder: Decoder) -> Iterator[tuple[str, float]]:
     """Microseconds of each kernel of a layer, launched for all layers in turn, again and again."""
-    names = ["projections", "attention", "output", "expand", "contract"]
+    few = ["projections", "attention", "output", "expand", "contract"]
+    many = ["norm", "projections", "attention", "output", "norm", "expand", "contract"]
+    names = few if decoder._launches.is_few else many
     every = decoder._launches._launches[1:]
     num_trips = len(decoder._launches.layout.trips)
     for place, name in enumerate(names):

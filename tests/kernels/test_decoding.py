@@ -1,4 +1,4 @@
-"""The decoding kernels by themselves: attention to rings, norms by tiles, and compilation."""
+"""The decoding kernels by themselves: attention to rings, norms of rows, and compilation."""
 
 import os
 import subprocess
@@ -24,11 +24,10 @@ from staircase_attention.models.decoding.tiles import attention_tiles
 
 pytest.importorskip("triton")
 import triton
-import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from staircase_attention.kernels.decoding import leave_sums, mean_and_scale, product_few
+from staircase_attention.kernels.decoding import norm_rows, product_few
 from staircase_attention.kernels.decoding_attention import attend_rings
 from staircase_attention.models.decoding.launches import Launches
 
@@ -109,45 +108,28 @@ def test_attention_to_a_ring_is_the_reference(num_keys, hidden, shares):
     assert not counts.any()
 
 
-@triton.jit
-def norm_by_tiles(
-    rows,
-    sums,
-    out,
-    num_rows: tl.constexpr,
-    width: tl.constexpr,
-    tile_size: tl.constexpr,
-    block_tiles: tl.constexpr,
-):
-    """The norm of some rows as products make it: from sums that were left tile by tile."""
-    row = tl.arange(0, num_rows)
-    is_row = row >= 0
-    for tile in tl.static_range((width + tile_size - 1) // tile_size):
-        columns = (tile * tile_size + tl.arange(0, tile_size))[None, :]
-        inside = is_row[:, None] & (columns < width)
-        x = tl.load(rows + row[:, None] * width + columns, mask=inside, other=0.0)
-        leave_sums(sums, x, row, tile, is_row, inside, width, tile_size)
-    tl.debug_barrier()
-    mean, scale = mean_and_scale(sums, row, is_row, 1e-5, width, tile_size, block_tiles)
-    for tile in tl.static_range((width + tile_size - 1) // tile_size):
-        columns = (tile * tile_size + tl.arange(0, tile_size))[None, :]
-        place = row[:, None] * width + columns
-        x = tl.load(rows + place, mask=columns < width, other=0.0)
-        tl.store(out + place, (x - mean[:, None]) * scale[:, None], mask=columns < width)
-
-
-@pytest.mark.parametrize(("width", "tiles"), [(16, 2), (8, 1), (5, 1), (22, 4)])
-def test_norms_by_tiles_are_layer_norms(width, tiles):
+@pytest.mark.parametrize("width", [5, 16, 22])
+@pytest.mark.parametrize("num_norms", [1, 3])
+def test_norms_of_rows_are_layer_norms(width, num_norms):
     """Also of rows that are far from zero, where plain sums of squares would cancel."""
     generator = torch.Generator().manual_seed(width)
     rows = torch.randn(4, width, generator=generator) + torch.tensor([0.0, 1.0, 30.0, 1e3])[:, None]
-    sums = torch.full((4, triton.cdiv(width, 8), 2), torch.nan, device=DEVICE)
-    found = torch.empty(4, width, device=DEVICE)
-    norm_by_tiles[(1,)](
-        rows.to(DEVICE), sums, found, num_rows=4, width=width, tile_size=8, block_tiles=tiles
+    gains, shifts = torch.randn(2, num_norms, width, generator=generator)
+    found = torch.full((num_norms, 4, width), torch.nan, device=DEVICE)
+    norm_rows[(4, num_norms)](
+        rows.to(DEVICE),
+        gains.to(DEVICE),
+        shifts.to(DEVICE),
+        found,
+        4,
+        1e-5,
+        WIDTH=width,
+        BLOCK=triton.next_power_of_2(width),
+        EARLY=False,
     )
-    expected = torch.nn.functional.layer_norm(rows.double(), (width,))
-    errors = (found.cpu().double() - expected).abs().amax(dim=1)
+    normed = torch.nn.functional.layer_norm(rows.double(), (width,))
+    expected = normed * gains.double()[:, None] + shifts.double()[:, None]
+    errors = (found.cpu().double() - expected).abs().amax(dim=(0, 2))
     assert (errors < torch.tensor([1e-6, 1e-6, 2e-5, 5e-4])).all(), errors
 
 
@@ -226,7 +208,7 @@ class Compiled(Launches):
         assert "griddepcontrol.wait" in ptx
         assert "griddepcontrol.launch_dependents" in ptx
         # Loads that are on their way while something is worked on.
-        assert "cp.async" in ptx or kernel is product_few
+        assert "cp.async" in ptx or kernel in (norm_rows, product_few)
         return made
 
 

@@ -145,7 +145,7 @@ def test_programs_that_share_the_keys_of_a_head(name, monkeypatch):
 @pytest.mark.parametrize("name", ["cached", "feedback", "feedback, of its own", "memory network"])
 @torch.no_grad()
 def test_products_of_many_rows(name):
-    """Norms go by tiles, of which the last is not whole."""
+    """The last tile of columns is not whole, nor is the only one of rows."""
     schedule, options = CASES[name]
     model = build(schedule, **{**options, "heads": 3})
     tokens = random_tokens(5, 4)
@@ -155,9 +155,8 @@ def test_products_of_many_rows(name):
 @pytest.mark.parametrize("name", ["cached", "feedback"])
 @torch.no_grad()
 def test_products_in_parts(name, monkeypatch):
-    chosen = tiles.Tiles(rows=16, inner=16, parts=2, num_stages=1)
-    monkeypatch.setattr(launches, "many_tiles", lambda *_, is_normed: chosen)
-    monkeypatch.setattr(launches, "TILE_COLUMNS", 16)
+    chosen = tiles.Tiles(rows=16, columns=16, inner=16, parts=2, num_stages=1)
+    monkeypatch.setattr(launches, "many_tiles", lambda *_: chosen)
     schedule, options = CASES[name]
     model = build(schedule, **options)
     tokens = random_tokens(18, 4)

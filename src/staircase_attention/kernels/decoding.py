@@ -6,9 +6,9 @@ that the same launches serve every token and can be captured once.
 
 Hidden vectors between layers are float32. `few` kernels are for batches of a few rows and multiply
 without tensor cores: each program reads whole rows of the weights in one go. `many` kernels are for
-larger batches; none of their programs has a whole row, so whoever writes rows that are to be normed
-leaves sums of each tile of them as well. A kernel that is launched `early` begins before the one
-ahead of it has ended: until it waits, it may read nothing but weights.
+larger batches; none of their programs has a whole row, so a kernel of its own norms rows for them.
+A kernel that is launched `early` begins before the one ahead of it has ended: until it waits, it
+may read nothing but weights.
 """
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -47,39 +47,6 @@ def layer_norm(x, inside, gains, shifts, epsilon, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def leave_sums(sums, x, row, tile, is_row, inside, WIDTH: tl.constexpr, TILE: tl.constexpr):
-    """Of a tile of some rows the sum, and the squares of what is apart from its mean."""
-    TILES: tl.constexpr = (WIDTH + TILE - 1) // TILE
-    whole = tl.sum(tl.where(inside, x, 0.0), axis=1)
-    mean = whole / tl.minimum(TILE, WIDTH - tile * TILE)
-    apart = tl.where(inside, x - mean[:, None], 0.0)
-    there = sums + (row * TILES + tile) * 2
-    tl.store(there, whole, mask=is_row)
-    tl.store(there + 1, tl.sum(apart * apart, axis=1), mask=is_row)
-
-
-@triton.jit
-def mean_and_scale(sums, row, is_row, epsilon, WIDTH: tl.constexpr, TILE: tl.constexpr,
-                   BLOCK: tl.constexpr):  # fmt: skip
-    """What the layer norm of some rows takes off and multiplies by, from the sums of their tiles.
-
-    Squares are around the mean of each tile, so that nothing cancels. BLOCK tiles have room for
-    all.
-    """
-    TILES: tl.constexpr = (WIDTH + TILE - 1) // TILE
-    tiles = tl.arange(0, BLOCK)[None, :]
-    there = sums + (row[:, None] * TILES + tiles) * 2
-    mask = is_row[:, None] & (tiles < TILES)
-    wholes = tl.load(there, mask=mask, other=0.0)
-    squares = tl.load(there + 1, mask=mask, other=0.0)
-    mean = tl.sum(wholes, axis=1) / WIDTH
-    lengths = tl.minimum(tl.maximum(WIDTH - tiles * TILE, 0), TILE)
-    apart = tl.where(lengths > 0, wholes / tl.maximum(lengths, 1) - mean[:, None], 0.0)
-    variance = (tl.sum(squares, axis=1) + tl.sum(lengths * apart * apart, axis=1)) / WIDTH
-    return mean, tl.rsqrt(variance + epsilon)
-
-
-@triton.jit
 def put_in_rings(result, row, columns, valid, queries, keys, values, base, position, layer,
                  pass_number, rows, HEADS: tl.constexpr, SIZE: tl.constexpr,
                  CAPACITY: tl.constexpr, CHUNK: tl.constexpr, PASSES: tl.constexpr,
@@ -104,8 +71,7 @@ def finish(result, row, columns, valid, target, mix, mix_weight, queries, keys, 
            MIX: tl.constexpr, FIRST: tl.constexpr, HEADS: tl.constexpr, SIZE: tl.constexpr,
            CAPACITY: tl.constexpr, CHUNK: tl.constexpr, PASSES: tl.constexpr,
            STAIRS: tl.constexpr):  # fmt: skip
-    """Put a product where it belongs; returns what then lies there, and what in the mix."""
-    mixed = result
+    """Put a product where it belongs."""
     if TARGET == KEEP:
         put_in_rings(result, row, columns + FIRST, valid, queries, keys, values, base, position,
                      layer, pass_number, rows, HEADS, SIZE, CAPACITY, CHUNK, PASSES,
@@ -119,14 +85,12 @@ def finish(result, row, columns, valid, target, mix, mix_weight, queries, keys, 
         tl.store(target + place, result.to(target.dtype.element_ty), mask=valid)
         if MIX:
             so_far = tl.load(mix + place, mask=valid, other=0.0)
-            mixed = so_far + tl.load(mix_weight) * result
-            tl.store(mix + place, mixed, mask=valid)
-    return result, mixed
+            tl.store(mix + place, so_far + tl.load(mix_weight) * result, mask=valid)
 
 
 @triton.jit(do_not_specialize=["layer", "pass_number", "rows", "base"])
-def product_few(source, weights, bias, gain, shift, target, mix, mix_weight, queries, keys, values,
-                base, position, layer, pass_number, rows, epsilon, WEIGHT_STRIDE: tl.constexpr,
+def product_few(source, weights, bias, gain, shift, epsilon, target, mix, mix_weight, queries, keys,
+                values, base, position, layer, pass_number, rows, WEIGHT_STRIDE: tl.constexpr,
                 COLUMNS: tl.constexpr, INNER: tl.constexpr, NORM: tl.constexpr,
                 TARGET: tl.constexpr, BIAS: tl.constexpr, MIX: tl.constexpr, FIRST: tl.constexpr,
                 ADVANCE: tl.constexpr, HEADS: tl.constexpr, SIZE: tl.constexpr,
@@ -183,21 +147,19 @@ def send_for(rows, first, LENGTH: tl.constexpr, INNER: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["layer", "pass_number", "rows", "base"])
-def product_many(source, sums, weights, bias, gain, shift, target, target_sums, mix, mix_sums,
-                 partial, counts, mix_weight, queries, keys, values, base, position, layer,
-                 pass_number, rows, epsilon, WEIGHT_STRIDE: tl.constexpr, COLUMNS: tl.constexpr,
-                 INNER: tl.constexpr, NORM: tl.constexpr, TARGET: tl.constexpr,
+def product_many(source, weights, bias, partial, counts, target, mix, mix_weight, queries, keys,
+                 values, base, position, layer, pass_number, rows, WEIGHT_STRIDE: tl.constexpr,
+                 COLUMNS: tl.constexpr, INNER: tl.constexpr, TARGET: tl.constexpr,
                  BIAS: tl.constexpr, MIX: tl.constexpr, FIRST: tl.constexpr,
                  ADVANCE: tl.constexpr, HEADS: tl.constexpr, SIZE: tl.constexpr,
                  CAPACITY: tl.constexpr, CHUNK: tl.constexpr, PASSES: tl.constexpr,
                  STAIRS: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr,
                  BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-                 BLOCK_TILES: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+                 EARLY: tl.constexpr):  # fmt: skip
     """Σ_k source[row, k] weights[column, k] for many rows, the sum over k in `PARTS` parts.
 
-    With NORM the source is the layer norm of float32 rows, of which there are sums. Each part but
-    the last to arrive leaves its sum behind; the last adds them up, always in the same order, so
-    that the result does not depend on which it is.
+    Each part but the last to arrive leaves its sum behind; the last adds them up, always in the
+    same order, so that the result does not depend on which it is.
     """
     tile, part = tl.program_id(0), tl.program_id(1)
     num_blocks = tl.cdiv(rows, BLOCK_M)
@@ -206,27 +168,18 @@ def product_many(source, sums, weights, bias, gain, shift, target, target_sums, 
     columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     inner = part * PART + tl.arange(0, BLOCK_K)
     is_row, is_column = row < rows, columns < COLUMNS
-    xs = source + row[:, None] * INNER
+    xs = source + (number * rows + row)[:, None] * INNER
     ws = weights + number * WEIGHT_STRIDE + columns[:, None] * INNER
     if EARLY:
         gdc_launch_dependents()
         last = weights + number * WEIGHT_STRIDE + (COLUMNS - 1) * INNER
         send_for(tl.where(is_column[:, None], ws, last), part * PART, PART, INNER)
         gdc_wait()
-    if NORM:
-        mean, scale = mean_and_scale(sums, row, is_row, epsilon, INNER, BLOCK_N, BLOCK_TILES)
     result = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for start in range(0, PART, BLOCK_K):
-        there = start + inner
-        inside = there < INNER
-        x = tl.load(xs + there[None, :], mask=is_row[:, None] & inside[None, :], other=0.0)
-        if NORM:
-            gains = tl.load(gain + number * INNER + there, mask=inside, other=0.0)
-            shifts = tl.load(shift + number * INNER + there, mask=inside, other=0.0)
-            x = (x - mean[:, None]) * scale[:, None] * gains[None, :] + shifts[None, :]
-            x = x.to(weights.dtype.element_ty)
-        mask = is_column[:, None] & inside[None, :]
-        weight = tl.load(ws + there[None, :], mask=mask, other=0.0)
+        inside = (start + inner < INNER)[None, :]
+        x = tl.load(xs + start + inner[None, :], mask=is_row[:, None] & inside, other=0.0)
+        weight = tl.load(ws + start + inner[None, :], mask=is_column[:, None] & inside, other=0.0)
         result = tl.dot(x, tl.trans(weight), result, input_precision="ieee")
     if BIAS:
         result += tl.load(bias + columns, mask=is_column & (part == 0), other=0.0)[None, :]
@@ -247,39 +200,46 @@ def product_many(source, sums, weights, bias, gain, shift, target, target_sums, 
                                   cache_modifier=".cg")  # fmt: skip
             tl.store(count, 0)
     if is_last:
-        result, mixed = finish(
-            result, row[:, None], columns[None, :], valid, target, mix, mix_weight, queries, keys,
-            values, base, position, layer + number, pass_number, rows, COLUMNS, TARGET, MIX, FIRST,
-            HEADS, SIZE, CAPACITY, CHUNK, PASSES, STAIRS)  # fmt: skip
-        if TARGET == ADD:
-            leave_sums(target_sums, result, row, tile, is_row, valid, COLUMNS, BLOCK_N)
-        if MIX:
-            leave_sums(mix_sums, mixed, row, tile, is_row, valid, COLUMNS, BLOCK_N)
+        finish(result, row[:, None], columns[None, :], valid, target, mix, mix_weight, queries,
+               keys, values, base, position, layer + number, pass_number, rows, COLUMNS, TARGET,
+               MIX, FIRST, HEADS, SIZE, CAPACITY, CHUNK, PASSES, STAIRS)  # fmt: skip
     if ADVANCE:  # noqa: SIM102
         if tile + part + tl.program_id(2) == 0:
             tl.store(position, tl.load(position) + 1)
 
 
+@triton.jit(do_not_specialize=["rows"])
+def norm_rows(source, gain, shift, target, rows, epsilon, WIDTH: tl.constexpr,
+              BLOCK: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+    """The layer norm of each row, by one norm or by several."""
+    if EARLY:
+        gdc_launch_dependents()
+    row, number = tl.program_id(0), tl.program_id(1)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < WIDTH
+    gains = tl.load(gain + number * WIDTH + columns, mask=inside, other=0.0)
+    shifts = tl.load(shift + number * WIDTH + columns, mask=inside, other=0.0)
+    if EARLY:
+        gdc_wait()
+    x = tl.load(source + row * WIDTH + columns, mask=inside, other=0.0)
+    x = layer_norm(x, inside, gains, shifts, epsilon, WIDTH)
+    place = target + (number * rows + row) * WIDTH + columns
+    tl.store(place, x.to(target.dtype.element_ty), mask=inside)
+
+
 @triton.jit
-def embed_rows(tokens, table, hidden, hidden_sums, kept, kept_sums, mix, mix_weight, num_tokens,
-               WIDTH: tl.constexpr, COPY: tl.constexpr, MIX: tl.constexpr, SUMS: tl.constexpr,
-               TILE: tl.constexpr, BLOCK_TILES: tl.constexpr):  # fmt: skip
-    """Each row's token as a vector, in tiles; a token that is none gives zeros."""
+def embed_rows(tokens, table, hidden, kept, mix, mix_weight, num_tokens, WIDTH: tl.constexpr,
+               COPY: tl.constexpr, MIX: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """Each row's token as a vector; a token that is none gives zeros."""
     row = tl.program_id(0)
-    tiles = tl.arange(0, BLOCK_TILES)
-    columns = tiles[:, None] * TILE + tl.arange(0, TILE)[None, :]
+    columns = tl.arange(0, BLOCK)
     inside = columns < WIDTH
     token = tl.load(tokens + row)
     known = (token >= 0) & (token < num_tokens)
     x = tl.load(table + token * WIDTH + columns, mask=inside & known, other=0.0).to(tl.float32)
     place = row * WIDTH + columns
-    is_tile = tiles * TILE < WIDTH
     tl.store(hidden + place, x, mask=inside)
-    if SUMS:
-        leave_sums(hidden_sums, x, row, tiles, is_tile, inside, WIDTH, TILE)
     if COPY:
         tl.store(kept + place, x, mask=inside)
-        if SUMS:
-            leave_sums(kept_sums, x, row, tiles, is_tile, inside, WIDTH, TILE)
     if MIX:
         tl.store(mix + place, x * tl.load(mix_weight), mask=inside)

@@ -13,12 +13,7 @@ from staircase_attention.kernels import decoding as kernels
 from staircase_attention.kernels.decoding_attention import attend_rings
 from staircase_attention.models.decoding.layout import Layout
 from staircase_attention.models.decoding.memory import Memory
-from staircase_attention.models.decoding.tiles import (
-    TILE_COLUMNS,
-    attention_tiles,
-    few_tiles,
-    many_tiles,
-)
+from staircase_attention.models.decoding.tiles import attention_tiles, few_tiles, many_tiles
 from staircase_attention.models.decoding.weights import Norm, Weights
 
 MOST_FEW_ROWS = 4
@@ -34,8 +29,6 @@ class Product:
     source: Tensor
     norm: Norm | None = None
     """Applied to the source first."""
-    sums: Tensor | None = None
-    """Of the source's tiles, where there is a norm."""
     weights: Tensor
     columns: int
     target: Tensor
@@ -73,7 +66,6 @@ class Launches:
         self.width = weights.embedding.shape[1]
         self.size = self.width // num_heads
         self.is_few = self.rows <= MOST_FEW_ROWS
-        self.num_tiles = triton.cdiv(self.width, TILE_COLUMNS)
         self.attention = attention_tiles(
             self.rows,
             num_heads,
@@ -90,8 +82,7 @@ class Launches:
         self.tokens = rows(self.rows, dtype=torch.int64)
         self.logits = rows(self.rows, weights.logits.shape[0])
         self._hidden, self._embedded, self._mix = rows(3, self.rows, self.width)
-        sums = rows(3, self.rows, self.num_tiles, 2)
-        self._hidden_sums, self._embedded_sums, self._mix_sums = sums
+        self._normed = rows(weights.num_layers, self.rows, self.width, dtype=dtype)
         self._queries = rows(self.rows, self.width, dtype=dtype)
         self._attended = rows(self.rows, self.width, dtype=dtype)
         shares = self.attention.shares
@@ -118,10 +109,9 @@ class Launches:
         if self.layout.freeze_after is not None:
             yield from self._freeze()
         weights = self.weights
-        yield self._product(
+        yield from self._product(
             Product(
                 source=self._hidden,
-                sums=self._hidden_sums,
                 norm=weights.last_norm,
                 weights=weights.logits,
                 bias=weights.logits_bias,
@@ -139,18 +129,14 @@ class Launches:
             self.tokens,
             weights.embedding,
             self._hidden,
-            self._hidden_sums,
             self._embedded,
-            self._embedded_sums,
             self._mix,
             self._mix if mix is None else mix,
             weights.embedding.shape[0],
             WIDTH=self.width,
             COPY=self.layout.freeze_after == 0,
             MIX=mix is not None,
-            SUMS=not self.is_few,
-            TILE=TILE_COLUMNS,
-            BLOCK_TILES=triton.next_power_of_2(self.num_tiles),
+            BLOCK=triton.next_power_of_2(self.width),
         )
 
     def _attention(self, pass_number: int, layer: int) -> Iterator[Launch]:
@@ -158,13 +144,12 @@ class Launches:
         keep = partial(
             Product,
             source=self._hidden,
-            sums=self._hidden_sums,
             target=self._queries,
             kind=kernels.KEEP.value,
             pass_number=pass_number,
         )
         own = self.layout.attends_self and weights.shared is None
-        yield self._product(
+        yield from self._product(
             keep(
                 norm=norm_of_layer(weights.attention_norm, layer),
                 weights=weights.projections[layer],
@@ -173,7 +158,7 @@ class Launches:
             )
         )
         if self.layout.attends_self and weights.shared is not None:
-            yield self._product(
+            yield from self._product(
                 keep(
                     norm=weights.shared_norm,
                     weights=weights.shared,
@@ -183,7 +168,7 @@ class Launches:
                 )
             )
         yield self._attend(pass_number, layer)
-        yield self._product(
+        yield from self._product(
             Product(
                 source=self._attended,
                 weights=weights.output[layer],
@@ -195,10 +180,9 @@ class Launches:
 
     def _feed_forward(self, layer: int) -> Iterator[Launch]:
         weights = self.weights
-        yield self._product(
+        yield from self._product(
             Product(
                 source=self._hidden,
-                sums=self._hidden_sums,
                 norm=norm_of_layer(weights.feed_forward_norm, layer),
                 weights=weights.expand[layer],
                 bias=weights.expand_bias[layer],
@@ -207,7 +191,7 @@ class Launches:
                 kind=kernels.RELU.value,
             )
         )
-        yield self._product(
+        yield from self._product(
             Product(
                 source=self._inner,
                 weights=weights.contract[layer],
@@ -222,15 +206,12 @@ class Launches:
     def _freeze(self) -> Iterator[Launch]:
         """Keys and values of the token as it is remembered, for all layers at once."""
         weights, width = self.weights, self.width
-        remembered, sums = self._hidden, self._hidden_sums
+        remembered = self._hidden if weights.mix is None else self._mix
         if self.layout.freeze_after == 0:
-            remembered, sums = self._embedded, self._embedded_sums
-        elif weights.mix is not None:
-            remembered, sums = self._mix, self._mix_sums
+            remembered = self._embedded
         freeze = partial(
             Product,
             source=remembered,
-            sums=sums,
             columns=2 * width,
             target=self._queries,
             kind=kernels.KEEP.value,
@@ -238,10 +219,10 @@ class Launches:
             to_cache=True,
         )
         if weights.shared is not None:
-            yield self._product(freeze(norm=weights.shared_norm, weights=weights.shared))
+            yield from self._product(freeze(norm=weights.shared_norm, weights=weights.shared))
             return
         projections = weights.projections
-        yield self._product(
+        yield from self._product(
             freeze(
                 norm=weights.attention_norm,
                 weights=projections[:, width:],
@@ -250,8 +231,15 @@ class Launches:
             )
         )
 
-    def _product(self, product: Product) -> Launch:
-        return self._few(product) if self.is_few else self._many(product)
+    def _product(self, product: Product) -> Iterator[Launch]:
+        if self.is_few:
+            yield self._few(product)
+            return
+        source = product.source
+        if product.norm is not None:
+            yield self._norm(product.norm, source, product.num_layers)
+            source = self._normed
+        yield self._many(product, source)
 
     def _few(self, product: Product) -> Launch:
         weights, norm = product.weights, product.norm
@@ -266,60 +254,51 @@ class Launches:
             nothing if product.bias is None else product.bias,
             nothing if norm is None else norm.gain,
             nothing if norm is None else norm.shift,
-            product.target,
-            self._mix,
-            *self._rest(product),
+            1e-5 if norm is None else norm.epsilon,
+            *self._targets(product),
             **self._facts(product),
+            NORM=norm is not None,
             ROWS=self.rows,
             BLOCK_N=block_n,
             BLOCK_K=block_k,
             num_warps=num_warps,
         )
 
-    def _many(self, product: Product) -> Launch:
-        weights, norm = product.weights, product.norm
+    def _many(self, product: Product, source: Tensor) -> Launch:
+        weights = product.weights
         inner = weights.shape[-1]
-        tiles = many_tiles(
-            self.rows, product.columns, inner, weights.dtype, is_normed=norm is not None
-        )
-        num_tiles = triton.cdiv(product.columns, TILE_COLUMNS)
+        tiles = many_tiles(self.rows, product.columns, inner, weights.dtype)
+        num_tiles = triton.cdiv(product.columns, tiles.columns)
         num_blocks = triton.cdiv(self.rows, tiles.rows)
         parts = 1 if product.num_layers > 1 else tiles.parts
         part = triton.cdiv(triton.cdiv(inner, parts), tiles.inner) * tiles.inner
         if parts > 1:
             self._make_room(parts * self.rows * product.columns, num_tiles * num_blocks)
-        nothing = self._hidden
         return self._launch(
             kernels.product_many,
             (num_tiles, parts, num_blocks * product.num_layers),
-            product.source,
-            nothing if product.sums is None else product.sums,
+            source,
             weights,
-            nothing if product.bias is None else product.bias,
-            nothing if norm is None else norm.gain,
-            nothing if norm is None else norm.shift,
-            product.target,
-            self._hidden_sums,
-            self._mix,
-            self._mix_sums,
+            self._hidden if product.bias is None else product.bias,
             self._partial,
             self._counts,
-            *self._rest(product),
+            *self._targets(product),
             **self._facts(product),
             PARTS=parts,
             PART=part,
             BLOCK_M=tiles.rows,
-            BLOCK_N=TILE_COLUMNS,
+            BLOCK_N=tiles.columns,
             BLOCK_K=tiles.inner,
-            BLOCK_TILES=triton.next_power_of_2(self.num_tiles),
             num_warps=4,
             num_stages=tiles.num_stages,
         )
 
-    def _rest(self, product: Product) -> tuple[Any, ...]:
-        """The last arguments of all products, most of which say where keys and values go."""
-        weight, norm = product.mix_weight, product.norm
+    def _targets(self, product: Product) -> tuple[Any, ...]:
+        """Arguments that say where a product goes; all products have them in common."""
+        weight = product.mix_weight
         return (
+            product.target,
+            self._mix,
             self._mix if weight is None else weight,
             self._queries,
             self.memory.keys,
@@ -329,7 +308,6 @@ class Launches:
             product.layer,
             product.pass_number,
             self.rows,
-            1e-5 if norm is None else norm.epsilon,
         )
 
     def _facts(self, product: Product) -> dict[str, Any]:
@@ -339,7 +317,6 @@ class Launches:
             "WEIGHT_STRIDE": product.weight_stride,
             "COLUMNS": product.columns,
             "INNER": product.weights.shape[-1],
-            "NORM": product.norm is not None,
             "TARGET": product.kind,
             "BIAS": product.bias is not None,
             "MIX": product.mix_weight is not None,
@@ -361,6 +338,20 @@ class Launches:
             "PASSES": layout.num_passes,
             "STAIRS": layout.is_stairs,
         }
+
+    def _norm(self, norm: Norm, source: Tensor, num_layers: int) -> Launch:
+        return self._launch(
+            kernels.norm_rows,
+            (self.rows, num_layers),
+            source,
+            norm.gain,
+            norm.shift,
+            self._normed,
+            self.rows,
+            norm.epsilon,
+            WIDTH=self.width,
+            BLOCK=triton.next_power_of_2(self.width),
+        )
 
     def _attend(self, pass_number: int, layer: int) -> Launch:
         weights, layout, memory = self.weights, self.layout, self.memory

@@ -7,8 +7,6 @@ import triton
 
 ENOUGH_PROGRAMS = 128
 """About as many as a large GPU has multiprocessors."""
-TILE_COLUMNS = 32
-"""Columns of a tile of many rows: the same for all, as norms go by sums of such tiles."""
 MOST_SHARES = 8
 """Programs that share the keys of one head, at most."""
 FEWEST_KEYS = 32
@@ -20,6 +18,7 @@ class Tiles:
     """How a product of many rows is shared out."""
 
     rows: int
+    columns: int
     inner: int
     parts: int
     num_stages: int
@@ -46,22 +45,21 @@ def few_tiles(columns: int, inner: int, dtype: torch.dtype) -> tuple[int, int, i
     return block_n, block_k, 8 if block_n * block_k > 8192 else 4  # noqa: PLR2004
 
 
-def many_tiles(
-    rows: int, columns: int, inner: int, dtype: torch.dtype, *, is_normed: bool
-) -> Tiles:
+def many_tiles(rows: int, columns: int, inner: int, dtype: torch.dtype) -> Tiles:
     """Tiles for tensor cores, the inner size in parts where there would be few programs."""
     is_half = dtype.itemsize == 2  # noqa: PLR2004
     block_m = min(64, max(16, triton.next_power_of_2(rows)))
+    block_n = 32
     block_k = 128 if is_half else 32
-    num_programs = triton.cdiv(columns, TILE_COLUMNS) * triton.cdiv(rows, block_m)
+    num_programs = triton.cdiv(columns, block_n) * triton.cdiv(rows, block_m)
     parts = max(1, min(ENOUGH_PROGRAMS * 3 // 2 // num_programs, inner // 256, 8))
     parts = 1 << (parts.bit_length() - 1)
     return Tiles(
         rows=block_m,
+        columns=block_n,
         inner=block_k,
         parts=parts,
-        # Rows that are to be normed come as float32, and take twice the room.
-        num_stages=2 if not is_half else 3 if is_normed else 4,
+        num_stages=4 if is_half else 2,
     )
 
 
