@@ -119,6 +119,22 @@ def test_any_batch_can_be_had_again_from_the_same_lanes():
         assert after == positions[update + 1]
 
 
+@given(lengths=LENGTHS, num_lanes=SIZES, segment_length=SIZES)
+def test_lanes_that_begin_anew_are_at_their_next_episodes(lengths, num_lanes, segment_length):
+    source = Epochs(episodes=numbered(lengths), seed=0)
+    lanes = Lanes(source=source, num_lanes=num_lanes, segment_length=segment_length)
+    _, position = lanes.batch(lanes.first_position())
+    restarted = lanes.restarted(position)
+    assert restarted.update == position.update
+    assert lanes.restarted(restarted) == restarted
+    pairs = zip(position.episodes, position.offsets, restarted.episodes, strict=True)
+    for number, offset, now in pairs:
+        assert now == (number if offset == 0 else number + num_lanes)
+    store, indices = source.find(np.array(restarted.episodes))
+    batch, _ = lanes.batch(restarted)
+    assert (batch.inputs[:, 0] == store.inputs[store.starts[indices]]).all()
+
+
 def test_every_epoch_is_dealt_once_over_the_lanes():
     episodes = numbered([3] * 12)
     lanes = Lanes(source=Epochs(episodes, seed=0), num_lanes=4, segment_length=9)

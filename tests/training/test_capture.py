@@ -84,6 +84,56 @@ def test_an_update_that_cannot_be_captured_runs_as_written_and_says_so_once(monk
     assert said == ["updates are not captured as a CUDA graph, and so slower: no graph here"]
 
 
+class Replayed:
+    """Stands for a captured update."""
+
+    made = 0
+
+    def __init__(self, work, inputs, states, looks):
+        Replayed.made += 1
+        self.looks, self.taken_in = looks, [states]
+
+    def fits(self, inputs):
+        return True
+
+    def states(self):
+        return self.taken_in[-1]
+
+    def take_in(self, states):
+        self.taken_in.append(states)
+
+    def run(self, inputs):
+        return "replayed"
+
+
+def test_lanes_that_begin_anew_run_as_written_until_they_fit_the_captured_update(monkeypatch):
+    monkeypatch.setattr("staircase_attention.training.engine.CapturedUpdate", Replayed)
+    model = example_models()[0]
+    inputs = (random_tokens(2, 12),)
+
+    def work(tokens, states):
+        _, state = model(tokens, states[0])
+        return "as written", [state.detach()]
+
+    def run_some(count):
+        return [engine.run(work, inputs) for _ in range(count)]
+
+    engine = Engine(why_not=None, say=pytest.fail)
+    engine.states = [None]
+    first = run_some(8)
+    num_written = first.count("as written")
+    assert first == ["as written"] * num_written + ["replayed"] * (8 - num_written)
+    captured = engine._captured
+    for _ in range(2):
+        engine.states = [None]
+        again = run_some(8)
+        # The state that the captured update was made for need not be seen twice again.
+        assert again == ["as written"] * (num_written - 1) + ["replayed"] * (9 - num_written)
+        assert engine._captured is captured
+        assert looks_of(inputs, captured.taken_in[-1]) == captured.looks
+    assert Replayed.made == 1
+
+
 def test_states_that_go_on_growing_are_given_up_with_a_word():
     said = []
     engine = Engine(why_not=None, say=said.append)

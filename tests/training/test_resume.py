@@ -58,6 +58,16 @@ def test_a_run_that_dies_after_any_update_resumes_bit_for_bit(tmp_path, make_rec
     assert result.status == "finished"
 
 
+@pytest.mark.parametrize("update", [4, 5, 6, 9, 10])
+def test_a_run_whose_lanes_begin_anew_resumes_bit_for_bit(tmp_path, update):
+    recipe = small_recipe(training__restart_every=5)
+    train(recipe, tmp_path / "whole")
+    with pytest.raises(KilledError):
+        train(recipe, tmp_path / "broken", progress=Interrupting(update, kill))
+    resume(tmp_path / "broken")
+    assert final_bytes(tmp_path / "broken") == final_bytes(tmp_path / "whole")
+
+
 def test_a_run_killed_at_ten_random_moments_ends_bit_for_bit_the_same(tmp_path):
     """SIGKILL, which no program can catch, whatever the run is doing at that moment."""
     recipe = small_recipe(training__num_updates=150, training__checkpoint_every=3)

@@ -93,6 +93,10 @@ class TokenLanes:
         )
         return batch, after
 
+    def restarted(self, position: TokenPosition) -> TokenPosition:
+        """The same: text goes on where it stood, wherever that is."""
+        return position
+
 
 def lane_starts(num_tokens: int, num_lanes: int) -> NDArray[np.int64]:
     """Where lanes begin, at distances that differ by one at most.

@@ -1,7 +1,7 @@
 """Batches whose rows are contiguous streams: what one update leaves off, the next takes up."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -91,6 +91,16 @@ class Lanes:
             offsets=tuple(offset.tolist()),
         )
         return batch, after
+
+    def restarted(self, position: Position) -> Position:
+        """Every lane at the first token of an episode: its next one, if it is amid one."""
+        self._check(position)
+        pairs = zip(position.episodes, position.offsets, strict=True)
+        return replace(
+            position,
+            episodes=tuple(number + self.num_lanes * (offset > 0) for number, offset in pairs),
+            offsets=(0,) * self.num_lanes,
+        )
 
     def _check(self, position: Position) -> None:
         if not len(position.episodes) == len(position.offsets) == self.num_lanes:

@@ -141,6 +141,10 @@ class EpisodeLanes:
         episodes = [self._episode(number) for number in numbers]
         return self._fill(episodes), EpisodePosition(update=position.update + 1)
 
+    def restarted(self, position: EpisodePosition) -> EpisodePosition:
+        """The same: every segment begins anew as it is."""
+        return position
+
     def once(self) -> Iterator[Batch]:
         """Every episode once, the last batch filled up with nothing."""
         count = len(self.starts)

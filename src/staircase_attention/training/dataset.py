@@ -39,6 +39,9 @@ class TrainingLanes(Protocol):
     def batch(self, position: Any) -> tuple[TrainingBatch, Any]:  # noqa: ANN401
         """The batch at a position, and the position after it."""
 
+    def restarted(self, position: Any) -> Any:  # noqa: ANN401
+        """Where lanes that stood at a position go on with empty states."""
+
 
 class Symbols(Protocol):
     """How many there are: all that a model must know of its data."""

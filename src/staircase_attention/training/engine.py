@@ -15,7 +15,8 @@ class Engine:
     """Runs updates, and holds the lanes' states between them.
 
     The first updates run as they are written. When the states and inputs of one look like those of
-    an earlier one, it is captured, and from then on replayed. What does not fit runs as written.
+    an earlier one, it is captured, and from then on replayed. What does not fit runs as written,
+    such as the first updates after lanes have begun anew.
     """
 
     def __init__(self, *, why_not: str | None, say: Callable[[str], None]) -> None:
@@ -66,8 +67,12 @@ class Engine:
         if self._captured is not None and looks == self._captured.looks:
             self._captured.take_in(states)
             return self._captured
+        self._states = states
+        if self._captured is not None and looks in self._seen:
+            # So it was on the way to the captured update, and soon will be there again.
+            return None
         # A graph that does not fit gives its memory back; when its time comes, another is made.
-        self._states, self._captured = states, None
+        self._captured = None
         if looks is None or looks not in self._seen:
             self._seen.add(looks)
             if len(self._seen) > MOST_LOOKS:

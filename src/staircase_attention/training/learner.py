@@ -55,7 +55,7 @@ class Learner:
         self.parallel = processes.wrap(Objective(self.model), device)
         self.optimizer = Optimizer(self.model, recipe.training.optimizer)
         self.engine = Engine(why_not=self._why_not_captured(), say=say)
-        self.states = [None] * recipe.training.num_micro_batches
+        self.restart()
 
     @property
     def states(self) -> list[Carried]:
@@ -65,6 +65,10 @@ class Learner:
     @states.setter
     def states(self, states: list[Carried]) -> None:
         self.engine.states = states
+
+    def restart(self) -> None:
+        """Let every lane begin anew, with an empty state."""
+        self.states = [None] * self.recipe.training.num_micro_batches
 
     def update(
         self,
@@ -97,7 +101,7 @@ class Learner:
         was_applied = math.isfinite(norm)
         if not was_applied:
             # A state that is not finite would spoil every later segment.
-            self.states = [None] * self.recipe.training.num_micro_batches
+            self.restart()
         return Outcome(
             loss=loss,
             num_wrong=round(wrong),

@@ -140,6 +140,8 @@ class TrainingConfig:
     """Batch size over all processes; each lane is a contiguous stream."""
     segment_length: int
     """Tokens of a lane between two updates; gradients stop there."""
+    restart_every: int | None = None
+    """Updates after which all lanes begin anew, with empty states and, in tasks, new episodes."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     precision: Literal["float32", "bfloat16"] = "float32"
     """bfloat16: matrix products under autocast, weights in float32."""
@@ -162,7 +164,7 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         for name in COUNTS:
             check(self, name, "at least 1", lambda value: value >= 1)
-        for name in ("keep_every", "evaluation_tokens"):
+        for name in ("restart_every", "keep_every", "evaluation_tokens"):
             if getattr(self, name) is not None:
                 check(self, name, "at least 1, or none", lambda value: value >= 1)
         if self.keep_every is not None and self.keep_every % self.checkpoint_every:

@@ -154,6 +154,8 @@ class Trainer:
         )
         progress.position = position
         progress.update += 1
+        if self._restarts_after(progress.update):
+            self.learner.restart()
         progress.num_tokens += batch.inputs.size
         self._watch(outcome)
         seconds = time.perf_counter() - began
@@ -174,13 +176,20 @@ class Trainer:
         """The batch at a position, and the position after it."""
         if self._ahead is not None and self._ahead[0] is position:
             return self._ahead[1]
-        batch: tuple[TrainingBatch, LanePosition] = self.lanes.batch(position)
-        return batch
+        batch, after = self.lanes.batch(position)
+        if self._restarts_after(after.update):
+            after = self.lanes.restarted(after)
+        return batch, after
+
+    def _restarts_after(self, update: int) -> bool:
+        """Whether lanes begin anew after so many updates."""
+        every = self.config.restart_every
+        return every is not None and update % every == 0
 
     def _make_ahead(self, position: LanePosition) -> None:
         """Make the next batch while a device is at work on this one."""
         if self.device.type == "cuda" and self.progress.update + 1 < self.config.num_updates:
-            self._ahead = (position, self.lanes.batch(position))
+            self._ahead = (position, self._batch_at(position))
 
     def _watch(self, outcome: Outcome) -> None:
         progress = self.progress

@@ -54,6 +54,7 @@ FAST_WALK = TrainingConfig(
     num_updates=15_000,
     num_lanes=256,
     segment_length=128,
+    restart_every=100,
     precision="bfloat16",
     evaluate_every=2000,
     optimizer=OptimizerConfig(
