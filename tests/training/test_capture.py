@@ -134,6 +134,62 @@ def test_lanes_that_begin_anew_run_as_written_until_they_fit_the_captured_update
     assert Replayed.made == 1
 
 
+class Checked(Replayed):
+    """One that is refused, as the real one, where what comes out looks unlike what goes in."""
+
+    def __init__(self, work, inputs, states, looks):
+        super().__init__(work, inputs, states, looks)
+        if looks_of(inputs, work(*inputs, states)[1]) != looks:
+            raise RuntimeError("looks different")
+
+
+@pytest.mark.parametrize("restart_every", [1, 2, 3, 7])
+def test_only_states_that_have_come_to_look_alike_are_captured(monkeypatch, restart_every):
+    monkeypatch.setattr("staircase_attention.training.engine.CapturedUpdate", Checked)
+    model, inputs = example_models()[0], (random_tokens(2, 12),)
+
+    def work(tokens, states):
+        return "as written", [model(tokens, states[0])[1].detach()]
+
+    said = []
+    engine = Engine(why_not=None, say=said.append)
+    found = []
+    for number in range(120):
+        if number % restart_every == 0:
+            engine.states = [None]
+        found.append(engine.run(work, inputs))
+    if restart_every < 3:
+        assert "replayed" not in found
+        assert len(said) == 1
+        assert "training.restart_every is too small" in said[0]
+    else:
+        assert found.count("replayed") > 30
+        assert not said
+
+
+def test_a_graph_gives_way_where_memory_is_too_little_for_both(monkeypatch):
+    monkeypatch.setattr("staircase_attention.training.engine.CapturedUpdate", Replayed)
+    inputs, tries = (torch.zeros(1, 2),), []
+
+    def work(tokens, states):
+        tries.append(engine.is_captured)
+        if engine.is_captured:
+            raise torch.OutOfMemoryError("no room")
+        return "as written", [torch.zeros(1) if states[0] is None else states[0]]
+
+    monkeypatch.setattr(
+        "staircase_attention.training.engine.looks_of",
+        lambda inputs, states: (states[0] is None,),
+    )
+    engine = Engine(why_not=None, say=pytest.fail)
+    engine.states = [None]
+    assert [engine.run(work, inputs) for _ in range(4)] == ["as written"] * 2 + ["replayed"] * 2
+    engine.states = [None]
+    assert engine.run(work, inputs) == "as written"
+    assert tries == [False, False, True, False]
+    assert not engine.is_captured
+
+
 def test_states_that_go_on_growing_are_given_up_with_a_word():
     said = []
     engine = Engine(why_not=None, say=said.append)

@@ -22,6 +22,8 @@ FEWEST_ROWS = 1024
 WIDEST_KEPT = 256
 """Up to so many inputs, a program keeps the weights of all its columns."""
 NUM_PROCESSORS = 132
+GENERATIONS = (9, 10)
+"""Of GPUs: those with bulk copies, and with as much memory in a processor as the tiles take."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ def fits(gradients: Tensor, weights: Tensor, gates: Tensor) -> bool:
         gradients.dtype == torch.bfloat16
         and len(gradients) >= FEWEST_ROWS
         and gradients.is_cuda
-        and torch.cuda.get_device_capability(gradients.device) >= (9, 0)
+        and torch.cuda.get_device_capability(gradients.device)[0] in GENERATIONS
         and all(can_be_copied(one) for one in (gradients, weights, gates))
     )
 

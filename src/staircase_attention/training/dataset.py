@@ -26,6 +26,10 @@ class TrainingBatch(ScoredBatch, Protocol):
 class LanePosition(Protocol):
     """Where every lane stands."""
 
+    @property
+    def update(self) -> int:
+        """Batches given so far."""
+
     def as_plain(self) -> dict[str, Any]:
         """As plain data."""
 

@@ -2,20 +2,21 @@
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from staircase_attention.training.capture import CapturedUpdate, Inputs, Looks, Work, looks_of
 from staircase_attention.training.objective import Carried
 
-MOST_LOOKS = 100
-"""Updates that look different from all others before capturing is given up."""
+MOST_WRITTEN = 100
+"""Updates that are run as written before capturing is given up."""
 
 
 class Engine:
     """Runs updates, and holds the lanes' states between them.
 
     The first updates run as they are written. When the states and inputs of one look like those of
-    an earlier one, it is captured, and from then on replayed. What does not fit runs as written,
+    the one before it, it is captured, and from then on replayed. What does not fit runs as written,
     such as the first updates after lanes have begun anew.
     """
 
@@ -26,6 +27,10 @@ class Engine:
         if why_not:
             self._give_up(why_not)
         self._seen: set[Looks] = set()
+        """How updates looked that were run as written."""
+        self._previous: Looks = None
+        """How the update before this one looked, if its states have gone on into this one."""
+        self._num_written = 0
         self._captured: CapturedUpdate | None = None
         self._states: list[Carried] | None = []
         """Where the lanes stand; None: the captured update holds them."""
@@ -45,16 +50,30 @@ class Engine:
 
     @states.setter
     def states(self, states: list[Carried]) -> None:
-        self._states = states
+        self._states, self._previous = states, None
 
     def run(self, work: Work, inputs: Inputs) -> Tensor:
         """One update, always by the same work: its results, which the next one may overwrite."""
         captured = self._captured_for(work, inputs) if self.is_capturing else None
         if captured is None:
-            results, self._states = work(*inputs, self.states)
-            return results
+            return self._run_as_written(work, inputs)
         self._states = None
         return captured.run(inputs)
+
+    def _run_as_written(self, work: Work, inputs: Inputs) -> Tensor:
+        try:
+            results, self._states = work(*inputs, self.states)
+        except torch.OutOfMemoryError:
+            if self._captured is None:
+                raise
+        else:
+            return results
+        # There is not enough beside the memory of the graph. Weights change last, so that what
+        # was begun can be begun again.
+        self._captured = None
+        torch.cuda.empty_cache()
+        results, self._states = work(*inputs, self.states)
+        return results
 
     def _captured_for(self, work: Work, inputs: Inputs) -> CapturedUpdate | None:
         """The captured update for these inputs and the present states, which it has taken in."""
@@ -73,10 +92,16 @@ class Engine:
             return None
         # A graph that does not fit gives its memory back; when its time comes, another is made.
         self._captured = None
-        if looks is None or looks not in self._seen:
+        is_steady = looks is not None and looks == self._previous
+        self._previous = looks
+        if not is_steady:
             self._seen.add(looks)
-            if len(self._seen) > MOST_LOOKS:
-                self._give_up("no two updates look alike, as when states go on growing")
+            self._num_written += 1
+            if self._num_written > MOST_WRITTEN:
+                self._give_up(
+                    "no two updates in a row look alike, as when states go on growing, or when "
+                    "training.restart_every is too small for a window to fill"
+                )
             return None
         try:
             self._captured = CapturedUpdate(work, inputs, states, looks)
