@@ -20,6 +20,7 @@ from staircase_attention.kernels import (
     relative_attention,
     relative_pairs,
     relative_positions,
+    relative_several,
     relative_single,
 )
 
@@ -450,6 +451,36 @@ def test_a_past_that_lies_elsewhere_is_as_one_that_comes_first(num_past, num_que
         assert_alike(own_sums, sums[0], dtype)
     for one, two in zip(d_past, expected[1:], strict=True):
         assert_alike(one, two[:, :, :num_past], dtype)
+
+
+@pytest.mark.parametrize("num_past", [0, 70])
+def test_many_queries_come_in_pieces(monkeypatch, num_past):
+    generator = torch.Generator().manual_seed(0)
+    queries, keys, values = (
+        torch.randn(2, 1, length, 16, generator=generator).to(DEVICE) for length in (150, 220, 220)
+    )
+    table = torch.randn(40, 16, generator=generator).to(DEVICE)
+    place = {
+        "first_query": 70,
+        "span": 90,
+        "first_visible": torch.tensor([0, 65], device=DEVICE),
+        "past": (keys[:, :, :num_past], values[:, :, :num_past]) if num_past else None,
+    }
+    inputs = (queries, keys[:, :, num_past:], values[:, :, num_past:], table)
+    whole = relative_attention.forward(*inputs, **place)
+    sizes = []
+    launch = relative_several.forward
+
+    def watched(call, *arguments, **options):
+        sizes.append(call.num_queries)
+        launch(call, *arguments, **options)
+
+    monkeypatch.setattr(relative_several, "forward", watched)
+    monkeypatch.setattr(relative_attention, "MOST_SCORES", 2 * 64 * 220)
+    for one, two in zip(relative_attention.forward(*inputs, **place), whole, strict=True):
+        assert one.stride() == two.stride()
+        assert_alike(one, two, torch.float32)
+    assert sizes == [64, 64, 22]
 
 
 def assert_alike(one: Tensor, two: Tensor, dtype: torch.dtype) -> None:

@@ -23,6 +23,8 @@ HEAD_SIZES = (16, 32, 64, 128)
 KINDS = (torch.bfloat16, torch.float32)
 NUM_TABLE_SUMS = 264
 """Programs that may sum the table's gradient side by side: two for each processor of an H200."""
+MOST_SCORES = 2**29
+"""Scores that are written down at a time; more queries come in pieces, where nothing is dropped."""
 
 
 Pair = tuple[Tensor, Tensor]
@@ -74,6 +76,21 @@ def forward(
     logsumexp = torch.empty(queries.shape[:3], dtype=torch.float32, device=queries.device)
     if call.num_queries == 1:
         single_query.forward(call, inputs, out, logsumexp, **options)
+        return out, logsumexp
+    num_at_once = max(MOST_SCORES // (call.num_matrices * call.num_keys) // 64 * 64, 64)
+    if call.num_queries > num_at_once and dropout == 0:
+        for first in range(0, call.num_queries, num_at_once):
+            piece = slice(first, first + num_at_once)
+            out[:, :, piece], logsumexp[:, :, piece] = forward(
+                queries[:, :, piece],
+                keys,
+                values,
+                table,
+                first_query=first_query + first,
+                span=call.span,
+                first_visible=first_visible,
+                past=past,
+            )
         return out, logsumexp
     kernels = relative_single if call.is_single_tile else relative_several
     kernels.forward(
