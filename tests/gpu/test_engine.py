@@ -113,7 +113,10 @@ def loss_curve(recipe, num_updates, *, fuse=True):
     config = recipe.training
     lanes = data.lanes(num_lanes=config.num_lanes, segment_length=config.segment_length)
     position, losses = lanes.first_position(), []
-    for _ in range(num_updates):
+    for number in range(num_updates):
+        if config.restart_every is not None and number % config.restart_every == 0:
+            position = lanes.restarted(position)
+            learner.restart()
         batch, position = lanes.batch(position)
         outcome = learner.update(batch, lanes=range(config.num_lanes), rate=3e-4, wants_stop=False)
         losses.append(outcome.loss / outcome.num_answers)
@@ -141,9 +144,15 @@ def test_loss_curves_agree_with_the_plain_engine(schedule):
 
 
 @each_schedule
-def test_a_captured_update_is_the_update(schedule):
+@pytest.mark.parametrize("restart_every", [None, 7])
+def test_a_captured_update_is_the_update(schedule, restart_every):
     """With dropout: the same random numbers, and the same bits."""
-    recipe = recipe_for(schedule, training__num_lanes=8, training__segment_length=32)
+    recipe = recipe_for(
+        schedule,
+        training__num_lanes=8,
+        training__segment_length=32,
+        training__restart_every=restart_every,
+    )
     captured, learner, _ = loss_curve(recipe, 12)
     assert learner.engine.is_captured
     true, Learner._why_not_captured = Learner._why_not_captured, lambda self: ""
@@ -162,11 +171,13 @@ def test_a_captured_update_is_the_update(schedule):
             assert all(torch.equal(*pair) for pair in zip(held, two.banks[key], strict=True))
 
 
+@pytest.mark.parametrize("restart_every", [None, 6])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_a_resumed_run_under_graphs_equals_an_uninterrupted_one(tmp_path, precision):
+def test_a_resumed_run_under_graphs_equals_an_uninterrupted_one(tmp_path, precision, restart_every):
     recipe = recipe_for(
         Staircase(chunk_size=4, num_passes=3),
         training__num_updates=24,
+        training__restart_every=restart_every,
         training__segment_length=16,
         training__precision=precision,
     )
