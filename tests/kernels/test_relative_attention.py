@@ -417,7 +417,7 @@ def test_a_past_that_lies_elsewhere_is_as_one_that_comes_first(num_past, num_que
     num_keys = num_past + num_queries
 
     def random(length):
-        return torch.randn(2, 2, length, 16, generator=generator).to(DEVICE, dtype)
+        return torch.randn(1, 2, length, 16, generator=generator).to(DEVICE, dtype)
 
     queries, keys, values = random(num_queries), random(num_keys), random(num_keys)
     table = torch.randn(50, 16, generator=generator).to(DEVICE, dtype)
