@@ -7,15 +7,15 @@ import sys
 import pytest
 import torch
 import triton
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from test_relative_attention import (
+from attention_cases import (
     DEVICE,
     Case,
     assert_equals_reference,
     assert_near,
     dropped_attention,
+    single_queries,
 )
+from hypothesis import given, settings
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -23,24 +23,8 @@ from triton.compiler import ASTSource
 from staircase_attention.kernels import relative_attention, single_query, single_query_backward
 
 
-@st.composite
-def cases(draw: st.DrawFn) -> Case:
-    num_keys = draw(st.integers(1, 90))
-    return Case(
-        num_queries=1,
-        num_keys=num_keys,
-        first_query=draw(st.integers(0, num_keys + 3)),
-        span=draw(st.none() | st.integers(1, 60)),
-        num_rows=draw(st.integers(1, 100)),
-        first_visible=(0, draw(st.integers(0, num_keys))) if draw(st.booleans()) else None,
-        size=draw(st.sampled_from([16, 32])),
-        num_heads=draw(st.integers(1, 2)),
-        dtype=draw(st.sampled_from([torch.float32, torch.bfloat16])),
-    )
-
-
 @settings(max_examples=8)
-@given(case=cases())
+@given(case=single_queries())
 def test_odd_shapes_equal_the_reference(case):
     assert_equals_reference(case)
 

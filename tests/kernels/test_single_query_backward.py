@@ -4,9 +4,16 @@ from dataclasses import replace
 
 import pytest
 import torch
+from attention_cases import (
+    CLOSE,
+    DEVICE,
+    Case,
+    assert_near,
+    dropped_attention,
+    single_queries,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_relative_attention import CLOSE, DEVICE, Case, assert_near, dropped_attention
 from torch import Tensor
 
 from staircase_attention.attention import reference
@@ -107,24 +114,8 @@ class Layers:
         return [*(f"query {one}" for one in self.numbers), "keys", "values", "table"]
 
 
-@st.composite
-def cases(draw: st.DrawFn) -> Case:
-    num_keys = draw(st.integers(1, 90))
-    return Case(
-        num_queries=1,
-        num_keys=num_keys,
-        first_query=draw(st.integers(0, num_keys + 3)),
-        span=draw(st.none() | st.integers(1, 60)),
-        num_rows=draw(st.integers(1, 100)),
-        first_visible=(0, draw(st.integers(0, num_keys))) if draw(st.booleans()) else None,
-        size=draw(st.sampled_from([16, 32])),
-        num_heads=draw(st.integers(1, 2)),
-        dtype=draw(st.sampled_from([torch.float32, torch.bfloat16])),
-    )
-
-
 @settings(max_examples=8)
-@given(case=cases(), num_layers=st.integers(1, 4))
+@given(case=single_queries(), num_layers=st.integers(1, 4))
 def test_sums_over_layers_in_odd_shapes_are_exact(case, num_layers):
     Layers(case, num_layers).assert_exact()
 

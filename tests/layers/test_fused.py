@@ -47,18 +47,6 @@ def build(schedule, *, dropout=0.0):
     return model
 
 
-@pytest.fixture
-def with_kernels(monkeypatch):
-    pytest.importorskip("triton")
-    from staircase_attention.kernels import activation, norm, relative_attention
-
-    monkeypatch.setattr(fused, "is_served", lambda device: True)
-    # The interpreter takes its time for every program, busy or not.
-    monkeypatch.setattr(norm, "NUM_PROGRAMS", 2)
-    monkeypatch.setattr(activation, "NUM_PROGRAMS", 2)
-    monkeypatch.setattr(relative_attention, "NUM_TABLE_SUMS", 2)
-
-
 def results(model, *, keeps_graph):
     """Logits and gradients of two segments."""
     tokens = random_tokens(1, 9)

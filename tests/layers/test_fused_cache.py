@@ -18,7 +18,7 @@ from staircase_attention import (
     MemoryNetwork,
     SequenceModel,
 )
-from staircase_attention.layers import JoinedCache, fused
+from staircase_attention.layers import JoinedCache
 
 VOCAB_SIZE = 7
 SCHEDULES = {
@@ -36,18 +36,7 @@ SCHEDULES = {
 }
 each_schedule = pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES.keys())
 CLOSE = {"rtol": 1e-3, "atol": 1e-4}
-
-
-@pytest.fixture(autouse=True)
-def with_kernels(monkeypatch):
-    pytest.importorskip("triton")
-    from staircase_attention.kernels import activation, norm, relative_attention
-
-    monkeypatch.setattr(fused, "is_served", lambda device: True)
-    # The interpreter takes its time for every program, busy or not.
-    monkeypatch.setattr(norm, "NUM_PROGRAMS", 2)
-    monkeypatch.setattr(activation, "NUM_PROGRAMS", 2)
-    monkeypatch.setattr(relative_attention, "NUM_TABLE_SUMS", 2)
+pytestmark = pytest.mark.usefixtures("with_kernels")
 
 
 def build(schedule):
