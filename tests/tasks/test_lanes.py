@@ -12,6 +12,7 @@ from staircase_attention.tasks import (
     Algorithm,
     Episodes,
     Epochs,
+    Growth,
     Lanes,
     Permutations,
     Position,
@@ -20,6 +21,7 @@ from staircase_attention.tasks import (
     lanes_of_process,
     training_source,
 )
+from staircase_attention.training.dataset import TaskData
 
 LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=20)
 SIZES = st.integers(1, 7)
@@ -108,6 +110,67 @@ def test_resuming_from_a_saved_position_needs_nothing_else(task):
         assert np.array_equal(rest_inputs, inputs[:, update * 16 :])
         assert np.array_equal(rest_targets, targets[:, update * 16 :])
         assert rest == positions[update:]
+
+
+GROWTHS = st.builds(
+    Growth,
+    first_tokens=st.integers(2, 6),
+    double_every=st.integers(1, 3),
+    num_doublings=st.integers(1, 3),
+)
+
+
+def expected_growing_lane(source, lane, lanes, num_tokens):
+    """A lane by its definition, token by token."""
+    inputs, targets, number, offset = [], [], lane, 0
+    for place in range(num_tokens):
+        store, (index,) = source.find(np.array([number]))
+        episode = store[index]
+        whole = len(episode[0])
+        length = min(whole, lanes.growth.longest(place // lanes.segment_length) or whole)
+        is_cut = offset == length - 1 < whole - 1 and lanes.closing_symbol is not None
+        inputs.append(lanes.closing_symbol if is_cut else episode[0][offset])
+        targets.append(IGNORED if is_cut else episode[1][offset])
+        offset += 1
+        if offset == length:
+            number, offset = number + lanes.num_lanes, 0
+    return inputs, targets
+
+
+@given(LENGTHS, SIZES, SIZES, GROWTHS, st.sampled_from([None, 77]))
+def test_growing_episodes_are_cut_where_they_should_be(lengths, num_lanes, length, growth, closing):
+    source = Epochs(numbered(lengths), seed=0)
+    lanes = Lanes(
+        source=source,
+        num_lanes=num_lanes,
+        segment_length=length,
+        growth=growth,
+        closing_symbol=closing,
+    )
+    inputs, targets, positions = read(lanes, 10)
+    for lane in range(num_lanes):
+        expected = expected_growing_lane(source, lane, lanes, 10 * length)
+        assert (inputs[lane].tolist(), targets[lane].tolist()) == expected
+    later = read(lanes, 4, positions[6])
+    assert np.array_equal(later[0], inputs[:, 6 * length :])
+    assert later[2] == positions[6:]
+
+
+def test_a_program_that_is_cut_ends_with_end():
+    task = Algorithm(num_statements=10, num_train=40)
+    growth = Growth(first_tokens=8, double_every=4, num_doublings=1)
+    lanes = TaskData(task, 1, growth).lanes(num_lanes=3, segment_length=16)
+    inputs, _, _ = read(lanes, 4)
+    end = task.input_symbols.index("END")
+    assert (inputs == end).tolist() == [([False] * 7 + [True]) * 8] * 3
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"first_tokens": 1}, {"double_every": 0}, {"num_doublings": 0}, {"num_doublings": 40}]
+)
+def test_what_does_not_grow_is_refused(wrong):
+    with pytest.raises(ValueError, match="must be a whole number"):
+        Growth(**wrong)
 
 
 def test_any_batch_can_be_had_again_from_the_same_lanes():

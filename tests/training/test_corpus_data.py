@@ -97,3 +97,8 @@ def test_a_score_may_be_of_the_first_tokens_only(corpus):
     whole = list(every.batches("valid", num_lanes=2, segment_length=16))
     assert sum(batch.num_answers for batch in whole) >= corpus.split("valid").num_tokens - 2
     assert np.array_equal(batches[0].inputs, whole[0].inputs)
+
+
+def test_texts_do_not_grow(corpus):
+    with pytest.raises(ValueError, match=r"growth.first_tokens must be none for a corpus, got 32"):
+        text_recipe(corpus, training__growth__first_tokens=32)

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -44,6 +45,27 @@ def test_skips_in_a_row_are_divergence_too():
     assert watch.has_diverged(CONFIG)
     watch.see(1.0, CONFIG)
     assert not watch.has_diverged(CONFIG)
+
+
+def test_longer_episodes_make_no_divergence(tmp_path, monkeypatch):
+    """With the true loss of each length, four times as high after every doubling."""
+    true_update = Learner.update
+    losses = iter(4.0 ** (number // 20) for number in range(60))
+
+    def update(self, batch, **options):
+        outcome = true_update(self, batch, **options)
+        return replace(outcome, loss=next(losses) * outcome.num_answers)
+
+    monkeypatch.setattr(Learner, "update", update)
+    recipe = small_recipe(
+        training__num_updates=60,
+        training__divergence__smoothing=0.5,
+        training__divergence__patience=5,
+        training__growth__first_tokens=3,
+        training__growth__double_every=20,
+        training__growth__num_doublings=2,
+    )
+    assert train(recipe, tmp_path / "run").num_rollbacks == 0
 
 
 def test_a_watch_survives_the_trip_through_json():

@@ -59,8 +59,16 @@ def test_a_run_that_dies_after_any_update_resumes_bit_for_bit(tmp_path, make_rec
 
 
 @pytest.mark.parametrize("update", [4, 5, 6, 9, 10])
-def test_a_run_whose_lanes_begin_anew_resumes_bit_for_bit(tmp_path, update):
-    recipe = small_recipe(training__restart_every=5)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"training__restart_every": 5},
+        {"training__growth__first_tokens": 3, "training__growth__double_every": 5},
+    ],
+    ids=["restarts", "growth"],
+)
+def test_a_run_with_lanes_that_change_resumes_bit_for_bit(tmp_path, update, changes):
+    recipe = small_recipe(**changes)
     train(recipe, tmp_path / "whole")
     with pytest.raises(KilledError):
         train(recipe, tmp_path / "broken", progress=Interrupting(update, kill))

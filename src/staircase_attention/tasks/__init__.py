@@ -7,6 +7,7 @@ seed stands for; `Lanes` deals them into batches for training, `evaluation_batch
 from staircase_attention.batches import IGNORED, Batch
 from staircase_attention.tasks.algorithm import Algorithm
 from staircase_attention.tasks.episodes import Episodes
+from staircase_attention.tasks.growth import Growth
 from staircase_attention.tasks.lanes import (
     Lanes,
     Position,
@@ -28,6 +29,7 @@ __all__ = [
     "Endless",
     "Episodes",
     "Epochs",
+    "Growth",
     "Lanes",
     "Permutations",
     "Position",

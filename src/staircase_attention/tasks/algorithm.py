@@ -88,6 +88,11 @@ class Algorithm(Task):
         """The values 1 to 10."""
         return CONSTANTS
 
+    @property
+    def closing_symbol(self) -> int:
+        """END."""
+        return END
+
     def with_length(self, length: int) -> Self:
         """The same language with that many statements."""
         return replace(self, num_statements=length)

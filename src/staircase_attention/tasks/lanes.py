@@ -1,7 +1,7 @@
 """Batches whose rows are contiguous streams: what one update leaves off, the next takes up."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,7 @@ import numpy as np
 from staircase_attention.batches import IGNORED, Batch
 from staircase_attention.tasks.checks import check_whole_number, refusal
 from staircase_attention.tasks.episodes import Episodes, Integers, ragged_range
+from staircase_attention.tasks.growth import Growth
 from staircase_attention.tasks.sources import Source
 
 
@@ -39,7 +40,9 @@ class Position:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lanes:
-    """Training batches: lane l of L reads episodes l, l + L, l + 2L, ... of a source, whole.
+    """Training batches: lane l of L reads episodes l, l + L, l + 2L, ... of a source.
+
+    They are whole, or cut to what `growth` allows in the update, if that is less.
 
     An episode that does not end in a segment goes on in the lane's next one. A batch depends on
     the source and the position alone, so that any of them can be had again.
@@ -57,6 +60,10 @@ class Lanes:
     """Rows of the batch, over all processes."""
     segment_length: int
     """Tokens of a lane in one batch."""
+    growth: Growth = field(default_factory=Growth)
+    """How long episodes may be."""
+    closing_symbol: int | None = None
+    """Takes the place of the last token of an episode that is cut; None: nothing does."""
 
     def __post_init__(self) -> None:
         """Refuse an empty batch."""
@@ -75,14 +82,18 @@ class Lanes:
         filled = np.zeros(self.num_lanes, dtype=np.int64)
         batch = _empty_batch(self.num_lanes, self.segment_length)
         row_starts = np.arange(self.num_lanes) * self.segment_length
+        longest = self.growth.longest(position.update)
         while np.any(filled < self.segment_length):
             # All lanes are looked up in every round, so that a source knows how far back to keep.
             store, indices = self.source.find(number)
-            left = store.lengths[indices] - offset
+            whole = store.lengths[indices]
+            length = whole if longest is None else np.minimum(whole, longest)
+            left = length - offset
             count = np.minimum(left, self.segment_length - filled)
             _copy(store, store.starts[indices] + offset, count, batch, row_starts + filled)
             is_over = count == left
             filled += count
+            self._close(batch, (row_starts + filled - 1)[is_over & (length < whole)])
             number += self.num_lanes * is_over
             offset = np.where(is_over, 0, offset + count)
         after = Position(
@@ -101,6 +112,12 @@ class Lanes:
             episodes=tuple(number + self.num_lanes * (offset > 0) for number, offset in pairs),
             offsets=(0,) * self.num_lanes,
         )
+
+    def _close(self, batch: Batch, places: Integers) -> None:
+        """Let episodes that are cut end as whole ones do, at these places of the flat batch."""
+        if self.closing_symbol is not None:
+            batch.inputs.reshape(-1)[places] = self.closing_symbol
+            batch.targets.reshape(-1)[places] = IGNORED
 
     def _check(self, position: Position) -> None:
         if not len(position.episodes) == len(position.offsets) == self.num_lanes:

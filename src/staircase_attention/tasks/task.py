@@ -66,6 +66,11 @@ class Task(ABC):
         """The same task with episodes of another length, to test length generalisation."""
 
     @property
+    def closing_symbol(self) -> int | None:
+        """Input symbol that closes an episode, wherever it is cut; None: one opens it."""
+        return None
+
+    @property
     def split_sizes(self) -> SplitSizes:
         """Episodes in train, valid and test: endless, 1,000 and 1,000 unless overridden."""
         return SplitSizes()

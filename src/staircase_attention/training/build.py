@@ -17,7 +17,7 @@ def build_dataset(recipe: Recipe) -> TaskData | CorpusData:
     """The data that a recipe names."""
     if isinstance(recipe.task, TaskChoice):
         task = load_task(recipe.task.reference, **recipe.task.options)
-        return TaskData(task, recipe.data_seed)
+        return TaskData(task, recipe.data_seed, recipe.training.growth)
     limit = recipe.training.evaluation_tokens
     return CorpusData(recipe.task, seed=recipe.data_seed, evaluation_tokens=limit)
 

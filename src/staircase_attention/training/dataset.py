@@ -5,6 +5,7 @@ from typing import Any, Literal, Protocol
 
 from staircase_attention.evaluation import Score, ScoredBatch
 from staircase_attention.tasks import (
+    Growth,
     Lanes,
     Position,
     Task,
@@ -89,9 +90,10 @@ class TaskData:
 
     carries_state = True
 
-    def __init__(self, task: Task, seed: int) -> None:
+    def __init__(self, task: Task, seed: int, growth: Growth | None = None) -> None:
         self.task = task
         self.seed = seed
+        self.growth = growth or Growth()
 
     @property
     def num_inputs(self) -> int:
@@ -105,8 +107,13 @@ class TaskData:
 
     def lanes(self, *, num_lanes: int, segment_length: int) -> Lanes:
         """Episodes one after another in every lane."""
-        source = training_source(self.task, self.seed)
-        return Lanes(source=source, num_lanes=num_lanes, segment_length=segment_length)
+        return Lanes(
+            source=training_source(self.task, self.seed),
+            num_lanes=num_lanes,
+            segment_length=segment_length,
+            growth=self.growth,
+            closing_symbol=self.task.closing_symbol,
+        )
 
     def position(self, plain: Mapping[str, Any]) -> Position:
         """The position that `as_plain` wrote."""
@@ -130,4 +137,4 @@ class TaskData:
 
     def with_length(self, length: int) -> "TaskData":
         """The same task with episodes of another length."""
-        return TaskData(self.task.with_length(length), self.seed)
+        return TaskData(self.task.with_length(length), self.seed, self.growth)

@@ -32,6 +32,10 @@ class Watch:
         """Take in an update that was skipped."""
         self.num_skipped += 1
 
+    def forget(self) -> None:
+        """Begin anew, as past losses are no measure of what follows."""
+        self.smoothed, self.lowest, self.num_high = math.nan, math.inf, 0
+
     @property
     def is_calm(self) -> bool:
         """Whether nothing is wrong, so that a checkpoint taken now is one to return to."""

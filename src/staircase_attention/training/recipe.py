@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from staircase_attention.layers import CoreConfig
 from staircase_attention.schedules import Schedule
+from staircase_attention.tasks import Growth
 from staircase_attention.training.plain import from_plain, override, to_plain
 
 
@@ -142,6 +143,8 @@ class TrainingConfig:
     """Tokens of a lane between two updates; gradients stop there."""
     restart_every: int | None = None
     """Updates after which all lanes begin anew, with empty states and, in tasks, new episodes."""
+    growth: Growth = field(default_factory=Growth)
+    """How long episodes of a task may be."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     precision: Literal["float32", "bfloat16"] = "float32"
     """bfloat16: matrix products under autocast, weights in float32."""
@@ -208,6 +211,11 @@ class Recipe:
     def __post_init__(self) -> None:
         for name in ("seed", "data_seed"):
             check(self, name, "from 0 to 2^63 - 1", lambda value: 0 <= value < 2**63)
+        if isinstance(self.task, CorpusChoice) and self.training.growth.first_tokens is not None:
+            raise ValueError(
+                "training.growth.first_tokens must be none for a corpus, got "
+                f"{self.training.growth.first_tokens}; only episodes of tasks grow"
+            )
         path = PurePosixPath(self.name)
         if path.is_absolute() or ".." in path.parts or not path.parts:
             raise ValueError(

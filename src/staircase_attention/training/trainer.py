@@ -193,6 +193,8 @@ class Trainer:
 
     def _watch(self, outcome: Outcome) -> None:
         progress = self.progress
+        if self.config.growth.grows_at(progress.update - 1):
+            progress.watch.forget()
         if not outcome.was_applied:
             progress.watch.skip()
             self._write("skipped", num_in_a_row=progress.watch.num_skipped)

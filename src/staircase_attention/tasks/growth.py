@@ -1,0 +1,45 @@
+"""Training episodes that are short at first."""
+
+from dataclasses import dataclass
+
+from staircase_attention.tasks.checks import check_whole_number
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Growth:
+    """Episodes are cut to their first tokens, to twice as many again and again, and then no more.
+
+    What comes late in an episode cannot be learnt before what comes early: short ones are all
+    early.
+
+    >>> growth = Growth(first_tokens=32, double_every=500, num_doublings=2)
+    >>> [growth.longest(update) for update in (0, 499, 500, 999, 1000)]
+    [32, 32, 64, 64, None]
+    """
+
+    first_tokens: int | None = None
+    """Tokens of an episode at first; None: whole episodes from the beginning."""
+    double_every: int = 500
+    """Updates after which they are twice as many."""
+    num_doublings: int = 4
+    """How often; the last time, episodes are whole."""
+
+    def __post_init__(self) -> None:
+        """Refuse what does not grow."""
+        if self.first_tokens is not None:
+            check_whole_number("growth.first_tokens", self.first_tokens, minimum=2, example=32)
+        check_whole_number("growth.double_every", self.double_every, minimum=1, example=500)
+        check_whole_number(
+            "growth.num_doublings", self.num_doublings, minimum=1, maximum=32, example=4
+        )
+
+    def longest(self, update: int) -> int | None:
+        """Tokens of an episode in an update, the first being 0; None: all."""
+        doublings = update // self.double_every
+        if self.first_tokens is None or doublings >= self.num_doublings:
+            return None
+        return self.first_tokens << doublings
+
+    def grows_at(self, update: int) -> bool:
+        """Whether episodes are longer than in the update before."""
+        return update > 0 and self.longest(update) != self.longest(update - 1)
