@@ -100,10 +100,11 @@ def test_a_recipe_of_a_row_has_the_appendix_s_settings(name):
     assert (optimizer.gradient_clip, optimizer.decay) == (0.1, "constant")
 
 
-def test_fast_rows_are_the_paper_s_models_without_dropout_and_stand_beside_its_numbers():
-    for fast, usual in zip(table_rows("random-walk-fast"), table_rows("random-walk"), strict=True):
+@pytest.mark.parametrize("table", ["random-walk", "algorithm"])
+def test_fast_rows_are_the_paper_s_models_without_dropout_and_stand_beside_its_numbers(table):
+    for fast, usual in zip(table_rows(f"{table}-fast"), table_rows(table), strict=True):
         assert (fast.name, fast.paper) == (usual.name, usual.paper)
-        assert fast.recipe.name == f"random-walk-fast/{fast.name}"
+        assert fast.recipe.name == f"{table}-fast/{fast.name}"
         assert fast.recipe.task == usual.recipe.task
         dropout = "model.dropout" if fast.name == "lstm" else "model.core.dropout"
         assert fast.recipe.override({dropout: 0.2}).model == usual.recipe.model

@@ -182,7 +182,7 @@ def test_a_short_run_is_evaluated_often_enough_for_a_curve(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"table": "random-wlak"}, "random-walk-fast, permutations, got 'random-wlak'; did you"),
+        ({"table": "random-wlak"}, "algorithm-fast, permutations, got 'random-wlak'; did you"),
         ({"rows": ["lader-2"]}, "got 'lader-2'; did you mean 'ladder-2'"),
         ({"overrides": {"seed": 3}}, "rows are run with the seeds 0, 1, ..., got seed=...; use"),
         ({"lengths": [400, 0]}, "length must be a whole number of at least 1, got 0"),

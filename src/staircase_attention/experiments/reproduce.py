@@ -26,6 +26,7 @@ LEAST_EVALUATIONS = 20
 TITLES = {
     "random-walk": "Random Walk: our runs beside the paper's",
     "random-walk-fast": "Random Walk with settings of our own: our runs beside the paper's",
+    "algorithm-fast": "Algorithm with settings of our own: our runs beside the paper's",
     "algorithm": "Algorithm: our runs beside the paper's",
     "permutations": "Permutations of five things: the models of the Random Walk table",
 }
@@ -49,7 +50,7 @@ def reproduce(
     """Run rows of a table, or go on with them, and write the report.
 
     Args:
-        table: random-walk, random-walk-fast, algorithm or permutations.
+        table: random-walk, random-walk-fast, algorithm, algorithm-fast or permutations.
         folder: for everything; the run of a row with seed k is in row/seed-k.
         rows: names of rows; all of them, and an LSTM, where None.
         seeds: runs a row, with the seeds 0, 1, ...

@@ -18,7 +18,7 @@ from staircase_attention.training import Recipe
 
 PAPER_TABLES = ("random-walk", "algorithm")
 """The paper's tables that can be run."""
-SAME_MODELS = {"random-walk-fast": "random-walk"}
+SAME_MODELS = {"random-walk-fast": "random-walk", "algorithm-fast": "algorithm"}
 """Tables with the models of one of the paper's, trained otherwise."""
 TABLES = (*PAPER_TABLES, *SAME_MODELS, "permutations")
 """All tables that can be run; for the last the paper has no numbers."""

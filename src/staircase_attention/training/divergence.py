@@ -13,6 +13,8 @@ class Watch:
     """The smoothed loss, its lowest value so far, and for how long it has been far above it."""
 
     smoothed: float = math.nan
+    num_seen: int = 0
+    """Losses that the smoothed one is made of."""
     lowest: float = math.inf
     num_high: int = 0
     """Updates in a row with the smoothed loss far above its lowest."""
@@ -20,10 +22,17 @@ class Watch:
     """Updates in a row that were skipped, as their gradients were not finite."""
 
     def see(self, loss: float, config: DivergenceConfig) -> None:
-        """Take in the loss of one update."""
-        past = loss if math.isnan(self.smoothed) else self.smoothed
-        self.smoothed = config.smoothing * past + (1 - config.smoothing) * loss
-        self.lowest = min(self.lowest, self.smoothed)
+        """Take in the loss of one update.
+
+        The first losses are averaged. Until there are as many as smoothing looks back on, their
+        mean is no measure: with lanes in step, one update has the easy beginnings of all episodes.
+        """
+        self.num_seen += 1
+        share = max(1 - config.smoothing, 1 / self.num_seen)
+        past = loss if self.num_seen == 1 else self.smoothed
+        self.smoothed = (1 - share) * past + share * loss
+        if self.num_seen * (1 - config.smoothing) >= 1:
+            self.lowest = min(self.lowest, self.smoothed)
         is_high = self.smoothed > config.jump_factor * max(self.lowest, config.loss_floor)
         self.num_high = self.num_high + 1 if is_high else 0
         self.num_skipped = 0
@@ -34,7 +43,7 @@ class Watch:
 
     def forget(self) -> None:
         """Begin anew, as past losses are no measure of what follows."""
-        self.smoothed, self.lowest, self.num_high = math.nan, math.inf, 0
+        self.smoothed, self.num_seen, self.lowest, self.num_high = math.nan, 0, math.inf, 0
 
     @property
     def is_calm(self) -> bool:
