@@ -74,6 +74,7 @@ FAST_ALGORITHM = dataclasses.replace(
     FAST_WALK,
     num_updates=8000,
     growth=Growth(first_tokens=32, double_every=500, num_doublings=4),
+    optimizer=dataclasses.replace(FAST_WALK.optimizer, learning_rate=1e-3),
 )
 """The same, but programs are shorter at first, and training longer; a twelfth of the tokens."""
 
