@@ -32,6 +32,11 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("reproducible")
 
 
+def pytest_collection_modifyitems(items):
+    """Begin with what takes long, so that no process is left alone with it at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 @pytest.fixture(scope="session")
 def small_run(tmp_path_factory):
     """The folder of a finished run, to be read and scored, not changed."""

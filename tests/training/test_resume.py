@@ -75,6 +75,7 @@ def test_a_run_whose_lanes_begin_anew_resumes_bit_for_bit(tmp_path, whole_run, u
     assert final_bytes(tmp_path / "broken") == final_bytes(whole_run(small_recipe, **changes))
 
 
+@pytest.mark.slow
 def test_a_run_killed_at_ten_random_moments_ends_bit_for_bit_the_same(tmp_path):
     """SIGKILL, which no program can catch, whatever the run is doing at that moment."""
     recipe = small_recipe(training__num_updates=150, training__checkpoint_every=3)
