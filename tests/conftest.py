@@ -1,44 +1,11 @@
 """Shapes in signatures are checked while the tests run, and property tests are reproducible."""
 
-import os
-from typing import Any
-
 import hypothesis
-import numpy as np
 import pytest
 import torch
 from jaxtyping import install_import_hook
 
-
-def interpret_kernels() -> None:
-    """Check kernels without a GPU by Triton's interpreter, which must be asked for beforehand."""
-    os.environ["TRITON_INTERPRET"] = "1"
-    try:
-        import triton.language as tl
-        from triton.runtime import interpreter
-    except ImportError:
-        return
-    patch_tensors = interpreter._patch_lang_tensor
-    multiply = interpreter.InterpreterBuilder.create_dot
-
-    def patch_more(tensor: Any, scope: Any) -> None:
-        # Triton 3.6's interpreter cannot take its own numbers as bounds of loops with numpy 2.4,
-        patch_tensors(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    def multiply_wide(self: Any, left: Any, right: Any, *others: Any) -> Any:
-        # and multiplies the bits of bfloat16 as if they were whole numbers.
-        return multiply(self, widened(left), widened(right), *others)
-
-    def widened(handle: Any) -> Any:
-        if handle.dtype.scalar != tl.bfloat16:
-            return handle
-        wide = interpreter._convert_float(handle.data, tl.bfloat16, tl.float32, None)
-        return interpreter.TensorHandle(wide.view(np.float32), tl.float32)
-
-    interpreter._patch_lang_tensor = patch_more
-    interpreter.InterpreterBuilder.create_dot = multiply_wide
-
+from interpreting import interpret_kernels
 
 if not torch.cuda.is_available():
     interpret_kernels()
@@ -63,6 +30,11 @@ hypothesis.settings.register_profile(
     "reproducible", deadline=None, derandomize=True, max_examples=25, print_blob=True
 )
 hypothesis.settings.load_profile("reproducible")
+
+
+def pytest_collection_modifyitems(items):
+    """Begin with what takes long, so that no process is left alone with it at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 @pytest.fixture(scope="session")

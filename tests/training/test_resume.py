@@ -1,6 +1,7 @@
 """Nothing is lost: a run that was killed, stopped or damaged ends as if nothing had happened."""
 
 import errno
+import functools
 import json
 import random
 import signal
@@ -13,11 +14,17 @@ from staircase_attention.training import StopRequested, checkpoint, resume, sign
 from staircase_attention.training.checkpoint import CheckpointFolder
 
 
-@pytest.fixture
-def whole_run(tmp_path):
-    """A run that nothing happened to."""
-    train(small_recipe(), tmp_path / "whole")
-    return tmp_path / "whole"
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory):
+    """The folder of a run that nothing happened to, which is trained once for all who ask."""
+
+    @functools.cache
+    def trained(make_recipe, **changes):
+        folder = tmp_path_factory.mktemp("whole") / "run"
+        train(make_recipe(**changes), folder)
+        return folder
+
+    return trained
 
 
 class Interrupting:
@@ -48,13 +55,14 @@ def kill():
 
 @pytest.mark.parametrize("update", range(1, 13))
 @pytest.mark.parametrize("make_recipe", [small_recipe, lstm_recipe])
-def test_a_run_that_dies_after_any_update_resumes_bit_for_bit(tmp_path, make_recipe, update):
-    recipe = make_recipe(training__num_updates=13)
-    train(recipe, tmp_path / "whole")
+def test_a_run_that_dies_after_any_update_resumes_bit_for_bit(
+    tmp_path, whole_run, make_recipe, update
+):
+    changes = {"training__num_updates": 13}
     with pytest.raises(KilledError):
-        train(recipe, tmp_path / "broken", progress=Interrupting(update, kill))
+        train(make_recipe(**changes), tmp_path / "broken", progress=Interrupting(update, kill))
     result = resume(tmp_path / "broken")
-    assert final_bytes(tmp_path / "broken") == final_bytes(tmp_path / "whole")
+    assert final_bytes(tmp_path / "broken") == final_bytes(whole_run(make_recipe, **changes))
     assert result.status == "finished"
 
 
@@ -67,15 +75,14 @@ def test_a_run_that_dies_after_any_update_resumes_bit_for_bit(tmp_path, make_rec
     ],
     ids=["restarts", "growth"],
 )
-def test_a_run_with_lanes_that_change_resumes_bit_for_bit(tmp_path, update, changes):
-    recipe = small_recipe(**changes)
-    train(recipe, tmp_path / "whole")
+def test_a_run_with_lanes_that_change_resumes_bit_for_bit(tmp_path, whole_run, update, changes):
     with pytest.raises(KilledError):
-        train(recipe, tmp_path / "broken", progress=Interrupting(update, kill))
+        train(small_recipe(**changes), tmp_path / "broken", progress=Interrupting(update, kill))
     resume(tmp_path / "broken")
-    assert final_bytes(tmp_path / "broken") == final_bytes(tmp_path / "whole")
+    assert final_bytes(tmp_path / "broken") == final_bytes(whole_run(small_recipe, **changes))
 
 
+@pytest.mark.slow
 def test_a_run_killed_at_ten_random_moments_ends_bit_for_bit_the_same(tmp_path):
     """SIGKILL, which no program can catch, whatever the run is doing at that moment."""
     recipe = small_recipe(training__num_updates=150, training__checkpoint_every=3)
@@ -102,7 +109,7 @@ def test_a_run_killed_at_ten_random_moments_ends_bit_for_bit_the_same(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_before_it_stops_and_nothing_is_repeated(tmp_path, whole_run, number):
+def test_a_signal_saves_before_it_stops_and_nothing_is_repeated(tmp_path, small_run, number):
     asked = Interrupting(6, lambda: signal.raise_signal(number))
     with pytest.raises(StopRequested, match="staircase resume") as caught:
         train(small_recipe(), tmp_path / "stopped", progress=asked)
@@ -110,7 +117,7 @@ def test_a_signal_saves_before_it_stops_and_nothing_is_repeated(tmp_path, whole_
     names = CheckpointFolder(tmp_path / "stopped" / "checkpoints").names()
     assert names[-1].update == 7
     resume(tmp_path / "stopped")
-    assert final_bytes(tmp_path / "stopped") == final_bytes(whole_run)
+    assert final_bytes(tmp_path / "stopped") == final_bytes(small_run)
 
 
 def test_a_second_interrupt_does_not_wait():
@@ -123,7 +130,7 @@ def test_a_second_interrupt_does_not_wait():
 @pytest.mark.parametrize("file", ["weights.safetensors", "trainer.json", "manifest.json"])
 @pytest.mark.parametrize("damage", ["cut", "changed", "gone", "emptied", "scrambled"])
 def test_a_damaged_latest_checkpoint_falls_back_to_the_one_before_and_says_so(
-    tmp_path, whole_run, file, damage
+    tmp_path, small_run, file, damage
 ):
     with pytest.raises(KilledError):
         train(small_recipe(), tmp_path / "run", progress=Interrupting(10, kill))
@@ -144,11 +151,11 @@ def test_a_damaged_latest_checkpoint_falls_back_to_the_one_before_and_says_so(
     watching = Interrupting(-1, kill)
     resume(tmp_path / "run", progress=watching)
     assert any("damaged checkpoint" in line and "falling back" in line for line in watching.said)
-    assert final_bytes(tmp_path / "run") == final_bytes(whole_run)
+    assert final_bytes(tmp_path / "run") == final_bytes(small_run)
 
 
 def test_a_full_disk_ends_the_run_with_one_line_and_the_last_checkpoint_whole(
-    tmp_path, whole_run, monkeypatch
+    tmp_path, small_run, monkeypatch
 ):
     def full(_path, _content):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -163,15 +170,15 @@ def test_a_full_disk_ends_the_run_with_one_line_and_the_last_checkpoint_whole(
     assert not list((tmp_path / "run" / "checkpoints").glob(".partial-*"))
     monkeypatch.undo()
     resume(tmp_path / "run")
-    assert final_bytes(tmp_path / "run") == final_bytes(whole_run)
+    assert final_bytes(tmp_path / "run") == final_bytes(small_run)
 
 
-def test_a_finished_run_gives_its_result_at_once(whole_run):
-    before = (whole_run / "metrics.jsonl").stat().st_mtime_ns
-    result = resume(whole_run, progress=Interrupting(0, kill))
+def test_a_finished_run_gives_its_result_at_once(small_run):
+    before = (small_run / "metrics.jsonl").stat().st_mtime_ns
+    result = resume(small_run, progress=Interrupting(0, kill))
     assert result.num_updates == 12
-    assert json.loads((whole_run / "result.json").read_text())["status"] == "finished"
-    assert (whole_run / "metrics.jsonl").stat().st_mtime_ns == before
+    assert json.loads((small_run / "result.json").read_text())["status"] == "finished"
+    assert (small_run / "metrics.jsonl").stat().st_mtime_ns == before
 
 
 def test_the_latest_two_the_best_and_every_kth_checkpoint_are_kept(tmp_path):
@@ -185,7 +192,7 @@ def test_the_latest_two_the_best_and_every_kth_checkpoint_are_kept(tmp_path):
     assert len(updates - {0, 6, 12, 18, 22, 24}) <= 2
 
 
-def test_nothing_in_a_run_folder_is_pickled(whole_run):
-    endings = {path.suffix for path in whole_run.rglob("*") if path.is_file()}
-    endings -= {path.suffix for path in (whole_run / "tensorboard").rglob("*")}
+def test_nothing_in_a_run_folder_is_pickled(small_run):
+    endings = {path.suffix for path in small_run.rglob("*") if path.is_file()}
+    endings -= {path.suffix for path in (small_run / "tensorboard").rglob("*")}
     assert endings == {".json", ".jsonl", ".safetensors"}

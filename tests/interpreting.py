@@ -1,0 +1,82 @@
+"""Triton's interpreter, which runs kernels without a GPU: mended, and made to waste less time."""
+
+import functools
+import os
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+
+def interpret_kernels() -> None:
+    """Check kernels without a GPU by Triton's interpreter, which must be asked for beforehand."""
+    os.environ["TRITON_INTERPRET"] = "1"
+    try:
+        from triton.runtime import interpreter
+    except ImportError:
+        return
+    mend(interpreter)
+    hurry(interpreter)
+
+
+def mend(interpreter: Any) -> None:
+    """What Triton 3.6's interpreter does wrong."""
+    tl = interpreter.tl
+    patch_tensors = interpreter._patch_lang_tensor
+    multiply = interpreter.InterpreterBuilder.create_dot
+
+    def patch_more(tensor: Any, scope: Any) -> None:
+        # It cannot take its own numbers as bounds of loops with numpy 2.4,
+        patch_tensors(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    def multiply_wide(self: Any, left: Any, right: Any, *others: Any) -> Any:
+        # and multiplies the bits of bfloat16 as if they were whole numbers.
+        return multiply(self, widened(left), widened(right), *others)
+
+    def widened(handle: Any) -> Any:
+        if handle.dtype.scalar != tl.bfloat16:
+            return handle
+        wide = interpreter._convert_float(handle.data, tl.bfloat16, tl.float32, None)
+        return interpreter.TensorHandle(wide.view(np.float32), tl.float32)
+
+    interpreter._patch_lang_tensor = patch_more
+    interpreter.InterpreterBuilder.create_dot = multiply_wide
+
+
+def hurry(interpreter: Any) -> None:
+    """Leave out what it does again and again, or for nothing, in two thirds of its time."""
+    tl = interpreter.tl
+    patch = interpreter._patch_lang
+    find_type = interpreter._get_np_dtype
+
+    @functools.cache
+    def patch_all() -> Any:
+        return patch(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+
+    def patch_once(_: Any) -> Any:
+        # The language is searched for functions to be replaced whenever any function is called.
+        # Nothing else in these processes uses it, so once is enough, and nothing is put back.
+        patch_all()
+        return interpreter._LangPatchScope()
+
+    known_type = functools.cache(find_type)
+
+    def type_of(dtype: Any) -> Any:
+        # A table of all types is made whenever one is looked up; of pointers none can be kept.
+        scalar = dtype.scalar
+        return find_type(scalar) if scalar.is_ptr() else known_type(scalar)
+
+    make_tuple, untyped = tl.tuple.__init__, tl.core.tuple_type([])
+
+    def make_untyped(self: Any, values: Any, type: Any = None) -> None:
+        # Every shape is a tuple, whose type is for the compiler.
+        make_tuple(self, values, untyped if type is None else type)
+
+    # Whether whole numbers overflow is computed, but looked at for debugging only.
+    builder = interpreter.interpreter_builder
+    builder.options = replace(builder.options, sanitize_overflow=False)
+    interpreter._patch_lang = patch_once
+    interpreter._get_np_dtype = type_of
+    tl.tuple.__init__ = make_untyped
