@@ -153,6 +153,23 @@ def test_a_captured_update_is_the_update(schedule, restart_every):
         training__segment_length=32,
         training__restart_every=restart_every,
     )
+    assert_captured_is_written(recipe)
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_a_captured_update_is_the_update_of_every_optimiser(kind):
+    recipe = recipe_for(
+        Staircase(chunk_size=8, num_passes=4),
+        training__num_lanes=8,
+        training__segment_length=32,
+        training__optimizer__kind=kind,
+        training__optimizer__weight_decay=0.1,
+    )
+    assert_captured_is_written(recipe)
+
+
+def assert_captured_is_written(recipe):
+    """The same losses, weights and states with and without a graph, bit for bit."""
     captured, learner, _ = loss_curve(recipe, 12)
     assert learner.engine.is_captured
     true, Learner._why_not_captured = Learner._why_not_captured, lambda self: ""

@@ -148,8 +148,6 @@ class Learner:
             return ""
         if self.processes.count > 1:
             return "several processes train together"
-        if not self.optimizer.is_capturable:
-            return f"the optimiser is {self.recipe.training.optimizer.kind}"
         return None
 
     def _gradient_exchange(self, is_last: bool) -> contextlib.AbstractContextManager[None]:

@@ -11,55 +11,55 @@ from staircase_attention.training.recipe import OptimizerConfig
 class Optimizer:
     """Adam, AdamW, or Muon for the hidden matrices with AdamW for all else.
 
-    On a GPU, Adam and AdamW take their rate and whether to step at all from the device, so that
-    a captured update can contain them.
+    On a GPU they take their rate, and whether to step at all, from the device, so that a captured
+    update can contain them.
     """
 
     def __init__(self, model: nn.Module, config: OptimizerConfig) -> None:
         self.names: dict[Tensor, str] = {
             parameter: name for name, parameter in model.named_parameters()
         }
-        betas = (config.beta1, config.beta2)
-        rate, decay = config.learning_rate, config.weight_decay
-        everything = list(self.names)
-        self.is_capturable = config.kind != "muon" and everything[0].is_cuda
-        self.rate = torch.tensor(rate, device=everything[0].device)
-        if config.kind in ("adam", "adamw"):
-            kind = torch.optim.Adam if config.kind == "adam" else torch.optim.AdamW
-            self.parts: list[torch.optim.Optimizer] = [
-                kind(
-                    everything,
-                    lr=self.rate if self.is_capturable else rate,
-                    betas=betas,
-                    weight_decay=decay,
-                    fused=self.is_capturable or None,
-                    capturable=self.is_capturable,
-                )
-            ]
-        else:
-            matrices = [one for one in everything if is_hidden_matrix(self.names[one], one)]
-            taken = set(map(id, matrices))
-            others = [one for one in everything if id(one) not in taken]
+        self.is_on_device = next(iter(self.names)).is_cuda
+        """Whether rates are read from the device."""
+        self.rate = torch.tensor(config.learning_rate, device=next(iter(self.names)).device)
+        self.parts: list[torch.optim.Optimizer] = []
+        others = list(self.names)
+        if config.kind == "muon":
+            matrices = [one for one in others if is_hidden_matrix(self.names[one], one)]
+            others = [one for one in others if not is_hidden_matrix(self.names[one], one)]
             # Its steps are scaled to AdamW's size, so that one learning rate serves both.
-            self.parts = [
+            self.parts.append(
                 torch.optim.Muon(
                     matrices,
-                    lr=rate,
+                    lr=config.learning_rate,
                     momentum=config.beta1,
-                    weight_decay=decay,
+                    weight_decay=config.weight_decay,
                     adjust_lr_fn="match_rms_adamw",
-                ),
-                torch.optim.AdamW(others, lr=rate, betas=betas, weight_decay=decay),
-            ]
+                )
+            )
+        kind = torch.optim.Adam if config.kind == "adam" else torch.optim.AdamW
+        self.parts.append(
+            kind(
+                others,
+                lr=self.rate if self.is_on_device else config.learning_rate,
+                betas=(config.beta1, config.beta2),
+                weight_decay=config.weight_decay,
+                fused=self.is_on_device or None,
+                capturable=self.is_on_device,
+            )
+        )
 
     def step(self, rate: Tensor, *, is_finite: Tensor) -> None:
         """Change the weights by their gradients, unless these are not finite."""
-        if self.is_capturable:
+        if self.is_on_device:
             self.rate.copy_(rate)
             for part in self.parts:
-                # PyTorch's own words for an update that is to be left out.
-                part.found_inf = (~is_finite).float()  # type: ignore[attr-defined]
-                part.step()
+                if isinstance(part, torch.optim.Muon):
+                    step_at(part, self.rate, is_finite)
+                else:
+                    # PyTorch's own words for an update that is to be left out.
+                    part.found_inf = (~is_finite).float()  # type: ignore[attr-defined]
+                    part.step()
         elif is_finite:
             for part in self.parts:
                 for group in part.param_groups:
@@ -92,7 +92,7 @@ class Optimizer:
             for parameter, kept in part.state.items():
                 for key in [key for key in kept if f"{self.names[parameter]}/{key}" not in tensors]:
                     # Before the first step there is nothing, which to Adam is the same as zeros.
-                    kept[key].zero_() if self.is_capturable else kept.pop(key)
+                    kept[key].zero_() if self.is_on_device else kept.pop(key)
         for name, value in tensors.items():
             owner, _, key = name.rpartition("/")
             part, parameter = owners[owner]
@@ -102,8 +102,30 @@ class Optimizer:
                 kept[key].copy_(value)
             else:
                 # PyTorch keeps the count of steps on the CPU, unless a capture is to include it.
-                on_cpu = key == "step" and not self.is_capturable
+                on_cpu = key == "step" and not self.is_on_device
                 kept[key] = value.clone().to("cpu" if on_cpu else parameter.device)
+
+
+@torch.no_grad()
+def step_at(muon: torch.optim.Muon, rate: Tensor, is_finite: Tensor) -> None:
+    """A step of Muon at a rate on the device, or none if the gradients are not finite.
+
+    PyTorch's takes its rate as a number, which a graph would keep for ever. So it steps at a rate
+    of one, and the matrices then go as much of that way as the rate says: both the turn and the
+    decay of weights are in proportion to it.
+    """
+    matrices: list[Tensor] = [one for group in muon.param_groups for one in group["params"]]
+    for group in muon.param_groups:
+        group["lr"] = 1.0
+    for one in matrices:
+        if not muon.state[one]:
+            muon.state[one]["momentum_buffer"] = torch.zeros_like(one)
+    held: list[Tensor] = [muon.state[one]["momentum_buffer"] for one in matrices]
+    before = [(one.clone(), momentum.clone()) for one, momentum in zip(matrices, held, strict=True)]
+    muon.step()  # type: ignore[no-untyped-call]
+    for one, momentum, (old, old_momentum) in zip(matrices, held, before, strict=True):
+        one.copy_(torch.where(is_finite, torch.lerp(old, one, rate.to(one.dtype)), old))
+        momentum.copy_(torch.where(is_finite, momentum, old_momentum))
 
 
 def is_hidden_matrix(name: str, parameter: Tensor) -> bool:
