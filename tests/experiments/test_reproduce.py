@@ -1,5 +1,6 @@
 """Runs of a table: their order, how they are picked up again, what is refused before any work."""
 
+import dataclasses
 import json
 import shlex
 import sys
@@ -8,6 +9,7 @@ import pytest
 from fake_training import FakeTrainer
 
 from staircase_attention.experiments import compare, find_recipe, reproduce
+from staircase_attention.experiments.reproduce import with_updates
 from staircase_attention.training import StopRequested
 from staircase_attention.training.run_folder import RunInUseError
 
@@ -238,3 +240,13 @@ def test_recipes_of_one_name_are_not_compared(tmp_path):
     recipe = find_recipe("parity/staircase")
     with pytest.raises(ValueError, match="different names, got 'parity/staircase' twice; rename"):
         compare([recipe, recipe], folder=tmp_path)
+
+
+def test_episodes_grow_in_proportion_to_a_shorter_run():
+    fast, usual = (
+        find_recipe(f"{table}/staircase-n4-c16") for table in ("random-walk-fast", "random-walk")
+    )
+    short = with_updates(fast, 600).training.growth
+    assert short == dataclasses.replace(fast.training.growth, double_every=100)
+    assert short.longest(599) is None
+    assert with_updates(usual, 500).training.growth == usual.training.growth

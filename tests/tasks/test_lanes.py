@@ -1,6 +1,7 @@
 """Lanes: contiguous streams, exact resumption, every token of an evaluation once."""
 
 import json
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -163,6 +164,40 @@ def test_a_program_that_is_cut_ends_with_end():
     inputs, _, _ = read(lanes, 4)
     end = task.input_symbols.index("END")
     assert (inputs == end).tolist() == [([False] * 7 + [True]) * 8] * 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Closed(Permutations):
+    """A user's task whose episodes are closed by a symbol."""
+
+    closing: object = 1
+
+    @property
+    def closing_symbol(self):
+        return self.closing
+
+
+@pytest.mark.parametrize("closing", ["END", 99, -1])
+def test_a_closing_symbol_must_be_one_of_the_task_s(closing):
+    data = TaskData(Closed(group="S2", length=20, closing=closing), 0)
+    with pytest.raises(ValueError, match="closing_symbol must be a whole number from 0 to 2, got"):
+        data.lanes(num_lanes=2, segment_length=8)
+
+
+def test_a_user_s_closing_symbol_is_put_where_episodes_are_cut():
+    growth = Growth(first_tokens=4, double_every=9)
+    lanes = TaskData(Closed(group="S2", length=20), 0, growth).lanes(num_lanes=2, segment_length=8)
+    batch, _ = lanes.batch(lanes.first_position())
+    assert batch.inputs[:, 3::4].tolist() == [[1, 1]] * 2
+    assert batch.targets[:, 3::4].tolist() == [[IGNORED, IGNORED]] * 2
+
+
+def test_a_position_beyond_the_cut_is_refused():
+    lanes = Lanes(source=training_source(TASKS[0], seed=1), num_lanes=2, segment_length=8)
+    _, position = lanes.batch(lanes.first_position())
+    short = replace(lanes, growth=Growth(first_tokens=4))
+    with pytest.raises(ValueError, match="within episodes of 4 tokens at most, got 8 tokens"):
+        short.batch(position)
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,38 @@ def test_skips_in_a_row_are_divergence_too():
     assert not watch.has_diverged(CONFIG)
 
 
+def test_a_watch_forgets_what_it_is_told_to():
+    watch = Watch()
+    for loss in [2.0, 1.0, 0.5, 0.5]:
+        watch.see(loss, CONFIG)
+    watch.forget()
+    for loss in [4.0] * 20:
+        watch.see(loss, CONFIG)
+    assert watch.is_calm
+    assert watch.lowest == 4.0
+
+
+def test_a_loss_that_is_high_when_episodes_grow_is_still_divergence():
+    watch = Watch()
+    for loss in [2.0, 1.0, 0.5, 0.5, 4.0, 4.0]:
+        watch.see(loss, CONFIG)
+    watch.forget()
+    for _ in range(3):
+        watch.see(4.0, CONFIG)
+    assert watch.has_diverged(CONFIG)
+
+
+def test_the_first_losses_are_averaged_and_no_measure_yet():
+    config = replace(CONFIG, smoothing=0.75)
+    watch = Watch()
+    for loss in [1.0, 9.0, 5.0]:
+        watch.see(loss, config)
+    assert watch.smoothed == pytest.approx(5.0)
+    assert watch.lowest == math.inf
+    watch.see(5.0, config)
+    assert watch.lowest == watch.smoothed == pytest.approx(5.0)
+
+
 def test_longer_episodes_make_no_divergence(tmp_path, monkeypatch):
     """With the true loss of each length, four times as high after every doubling."""
     true_update = Learner.update

@@ -7,6 +7,7 @@ import torch
 from small_runs import small_recipe
 from text_runs import make_corpus, text_recipe
 
+from staircase_attention.tasks import RandomWalk, split
 from staircase_attention.training import (
     load_language_model,
     load_run,
@@ -98,6 +99,17 @@ def test_damage_and_wrong_wishes_are_refused_in_one_line(small_run, tmp_path):
     with pytest.raises(ValueError, match=r"can be written, got .*; name another"):
         pack(small_run, blocked / "inside")
     assert not list(tmp_path.glob(".*partial"))
+
+
+def test_the_shipped_staircase_follows_walks():
+    model = load_run("pretrained:random-walk-staircase").model
+    walks = split(RandomWalk(length=80, num_valid=1, num_test=6), "test", 0)
+    inputs, targets = (
+        torch.from_numpy(part.reshape(6, 81)) for part in (walks.inputs, walks.targets)
+    )
+    with torch.no_grad():
+        logits, _ = model(inputs.long())
+    assert (logits.argmax(-1) == targets)[:, 1:].float().mean() > 0.99
 
 
 @pytest.mark.parametrize("name", pretrained_names())

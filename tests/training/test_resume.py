@@ -72,14 +72,29 @@ def test_a_run_that_dies_after_any_update_resumes_bit_for_bit(
     [
         {"training__restart_every": 5},
         {"training__growth__first_tokens": 3, "training__growth__double_every": 5},
+        {
+            "training__restart_every": 4,
+            "training__growth__first_tokens": 3,
+            "training__growth__double_every": 5,
+        },
     ],
-    ids=["restarts", "growth"],
+    ids=["restarts", "growth", "both"],
 )
 def test_a_run_with_lanes_that_change_resumes_bit_for_bit(tmp_path, whole_run, update, changes):
     with pytest.raises(KilledError):
         train(small_recipe(**changes), tmp_path / "broken", progress=Interrupting(update, kill))
     resume(tmp_path / "broken")
     assert final_bytes(tmp_path / "broken") == final_bytes(whole_run(small_recipe, **changes))
+
+
+def test_a_run_says_if_its_episodes_never_become_whole(tmp_path):
+    growth = {"training__growth__first_tokens": 3, "training__growth__num_doublings": 1}
+    for every, is_said in ((12, True), (11, False)):
+        display = Interrupting(None, lambda: None)
+        recipe = small_recipe(**growth, training__growth__double_every=every)
+        train(recipe, tmp_path / f"every-{every}", progress=display)
+        text = "\n".join(display.said)
+        assert ("episodes are cut to 3 tokens to the end of training" in text) is is_said
 
 
 @pytest.mark.slow

@@ -88,13 +88,22 @@ def reproduce(
 
 
 def with_updates(recipe: Recipe, num_updates: int) -> Recipe:
-    """The recipe with another length, evaluated and saved often enough for it."""
+    """The recipe with another length, evaluated and saved often enough for it.
+
+    Episodes grow in proportion.
+    """
     at_most = max(1, num_updates // LEAST_EVALUATIONS)
+    training = recipe.training
+    growth = training.growth
+    if growth.first_tokens is not None:
+        every = max(1, growth.double_every * num_updates // training.num_updates)
+        growth = dataclasses.replace(growth, double_every=every)
     config = dataclasses.replace(
-        recipe.training,
+        training,
         num_updates=num_updates,
-        evaluate_every=min(recipe.training.evaluate_every, at_most),
-        checkpoint_every=min(recipe.training.checkpoint_every, at_most),
+        growth=growth,
+        evaluate_every=min(training.evaluate_every, at_most),
+        checkpoint_every=min(training.checkpoint_every, at_most),
     )
     return dataclasses.replace(recipe, training=config)
 

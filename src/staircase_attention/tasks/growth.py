@@ -26,11 +26,14 @@ class Growth:
 
     def __post_init__(self) -> None:
         """Refuse what does not grow."""
+        group = "training.growth"
         if self.first_tokens is not None:
-            check_whole_number("growth.first_tokens", self.first_tokens, minimum=2, example=32)
-        check_whole_number("growth.double_every", self.double_every, minimum=1, example=500)
+            check_whole_number(
+                f"{group}.first_tokens", self.first_tokens, minimum=2, maximum=2**30, example=32
+            )
+        check_whole_number(f"{group}.double_every", self.double_every, minimum=1, example=500)
         check_whole_number(
-            "growth.num_doublings", self.num_doublings, minimum=1, maximum=32, example=4
+            f"{group}.num_doublings", self.num_doublings, minimum=1, maximum=32, example=4
         )
 
     def longest(self, update: int) -> int | None:

@@ -89,6 +89,11 @@ class Lanes:
             whole = store.lengths[indices]
             length = whole if longest is None else np.minimum(whole, longest)
             left = length - offset
+            if left.min() < 1:
+                rule = f"a position must lie within episodes of {length.max()} tokens at most"
+                raise refusal(
+                    rule, f"{offset.max()} tokens", "resume with the growth it began with"
+                )
             count = np.minimum(left, self.segment_length - filled)
             _copy(store, store.starts[indices] + offset, count, batch, row_starts + filled)
             is_over = count == left

@@ -67,7 +67,7 @@ class Task(ABC):
 
     @property
     def closing_symbol(self) -> int | None:
-        """Input symbol that closes an episode, wherever it is cut; None: one opens it."""
+        """The number of the input symbol that closes an episode; None if nothing does."""
         return None
 
     @property

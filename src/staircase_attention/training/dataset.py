@@ -13,6 +13,7 @@ from staircase_attention.tasks import (
     split,
     training_source,
 )
+from staircase_attention.tasks.checks import check_whole_number
 
 SplitName = Literal["train", "valid", "test"]
 
@@ -107,12 +108,16 @@ class TaskData:
 
     def lanes(self, *, num_lanes: int, segment_length: int) -> Lanes:
         """Episodes one after another in every lane."""
+        closing = self.task.closing_symbol
+        if closing is not None:
+            last = self.num_inputs - 1
+            check_whole_number("closing_symbol", closing, minimum=0, maximum=last, example=last)
         return Lanes(
             source=training_source(self.task, self.seed),
             num_lanes=num_lanes,
             segment_length=segment_length,
             growth=self.growth,
-            closing_symbol=self.task.closing_symbol,
+            closing_symbol=closing,
         )
 
     def position(self, plain: Mapping[str, Any]) -> Position:
@@ -137,4 +142,4 @@ class TaskData:
 
     def with_length(self, length: int) -> "TaskData":
         """The same task with episodes of another length."""
-        return TaskData(self.task.with_length(length), self.seed, self.growth)
+        return TaskData(self.task.with_length(length), self.seed)

@@ -29,7 +29,7 @@ class Watch:
         """
         self.num_seen += 1
         share = max(1 - config.smoothing, 1 / self.num_seen)
-        past = loss if self.num_seen == 1 else self.smoothed
+        past = loss if math.isnan(self.smoothed) else self.smoothed
         self.smoothed = (1 - share) * past + share * loss
         if self.num_seen * (1 - config.smoothing) >= 1:
             self.lowest = min(self.lowest, self.smoothed)
@@ -42,8 +42,12 @@ class Watch:
         self.num_skipped += 1
 
     def forget(self) -> None:
-        """Begin anew, as past losses are no measure of what follows."""
-        self.smoothed, self.num_seen, self.lowest, self.num_high = math.nan, 0, math.inf, 0
+        """Begin anew, as past losses are no measure of what follows; not while the loss is high.
+
+        A run that is losing its way would otherwise be measured by what it has come to.
+        """
+        if self.num_high == 0:
+            self.smoothed, self.num_seen, self.lowest = math.nan, 0, math.inf
 
     @property
     def is_calm(self) -> bool:

@@ -114,7 +114,7 @@ class DivergenceConfig:
     patience: int = 200
     """Updates for which it must stay there."""
     smoothing: float = 0.98
-    """Weight of the past in the smoothed loss, an update."""
+    """Weight of the past in the smoothed loss, an update; at first losses are averaged."""
     rate_factor: float = 0.5
     """What the learning rate is multiplied by at each return to a good checkpoint."""
     max_rollbacks: int = 3
@@ -214,7 +214,7 @@ class Recipe:
         if isinstance(self.task, CorpusChoice) and self.training.growth.first_tokens is not None:
             raise ValueError(
                 "training.growth.first_tokens must be none for a corpus, got "
-                f"{self.training.growth.first_tokens}; only episodes of tasks grow"
+                f"{self.training.growth.first_tokens}; leave it out, only episodes of tasks grow"
             )
         path = PurePosixPath(self.name)
         if path.is_absolute() or ".." in path.parts or not path.parts:

@@ -82,6 +82,12 @@ class Trainer:
         if self.processes.is_first:
             self.log = MetricsLog(self.folder, num_bytes=num_bytes, update=self.progress.update)
         self.display.begin(self.recipe.name, self.progress.update, self.config.num_updates)
+        last = self.config.growth.longest(self.config.num_updates - 1)
+        if last is not None:
+            self.display.say(
+                f"episodes are cut to {last} tokens to the end of training; "
+                "with a lower training.growth.double_every they become whole"
+            )
         try:
             if not self.folder.checkpoints.names():
                 self._save()
