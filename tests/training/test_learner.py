@@ -11,7 +11,7 @@ from staircase_attention.tasks import IGNORED, Lanes, training_source
 from staircase_attention.training import Recipe, train
 from staircase_attention.training.build import build_dataset, build_model
 from staircase_attention.training.learner import Learner
-from staircase_attention.training.optimizer import Optimizer, is_hidden_matrix, step_at
+from staircase_attention.training.optimizer import Optimizer, is_hidden_matrix
 from staircase_attention.training.processes import Processes
 
 STILL = {"model__core__dropout": 0.0}
@@ -162,49 +162,6 @@ def test_muon_turns_hidden_matrices_only():
     }
     assert "core.layers.0.attention.query.weight" in turned
     assert not turned & {"embedding.weight", "output.weight", "core.positions.table"}
-
-
-def muon_and_its_twin():
-    torch.manual_seed(0)
-    shapes = [(6, 4), (4, 6), (5, 5)]
-    matrices = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
-    twins = [one.detach().clone().requires_grad_() for one in matrices]
-    settings = {"weight_decay": 0.1, "momentum": 0.9, "adjust_lr_fn": "match_rms_adamw"}
-    return (matrices, torch.optim.Muon(matrices, **settings)), (
-        twins,
-        torch.optim.Muon(twins, **settings),
-    )
-
-
-def test_muon_with_its_rate_on_the_device_is_muon():
-    (matrices, muon), (twins, twin) = muon_and_its_twin()
-    for rate in (1e-2, 0.0, 3e-3, 2e-1):
-        for one, other in zip(matrices, twins, strict=True):
-            one.grad = torch.randn_like(one)
-            other.grad = one.grad.clone()
-        muon.param_groups[0]["lr"] = rate
-        muon.step()
-        step_at(twin, torch.tensor(rate, dtype=torch.float64), torch.tensor(True))
-        for one, other in zip(matrices, twins, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
-            assert torch.equal(
-                muon.state[one]["momentum_buffer"], twin.state[other]["momentum_buffer"]
-            )
-
-
-@pytest.mark.parametrize("num_steps", [0, 2])
-def test_muon_with_its_rate_on_the_device_leaves_out_what_is_not_finite(num_steps):
-    (matrices, muon), (twins, twin) = muon_and_its_twin()
-    for number in range(num_steps + 2):
-        is_finite = number != num_steps
-        for one, other in zip(matrices, twins, strict=True):
-            one.grad = torch.full_like(one, number + 1.0) + torch.eye(*one.shape)
-            other.grad = one.grad.clone() if is_finite else torch.full_like(one, torch.nan)
-        if is_finite:
-            step_at(muon, torch.tensor(0.1), torch.tensor(True))
-        step_at(twin, torch.tensor(0.1), torch.tensor(is_finite))
-    for one, other in zip(matrices, twins, strict=True):
-        assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("make_recipe", [small_recipe, lstm_recipe])

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from staircase_attention.training.muon import StackedMuon
 from staircase_attention.training.recipe import OptimizerConfig
 
 
@@ -27,16 +28,7 @@ class Optimizer:
         if config.kind == "muon":
             matrices = [one for one in others if is_hidden_matrix(self.names[one], one)]
             others = [one for one in others if not is_hidden_matrix(self.names[one], one)]
-            # Its steps are scaled to AdamW's size, so that one learning rate serves both.
-            self.parts.append(
-                torch.optim.Muon(
-                    matrices,
-                    lr=config.learning_rate,
-                    momentum=config.beta1,
-                    weight_decay=config.weight_decay,
-                    adjust_lr_fn="match_rms_adamw",
-                )
-            )
+            self.parts.append(self._muon(matrices, config))
         kind = torch.optim.Adam if config.kind == "adam" else torch.optim.AdamW
         self.parts.append(
             kind(
@@ -49,17 +41,27 @@ class Optimizer:
             )
         )
 
+    def _muon(self, matrices: list[Tensor], config: OptimizerConfig) -> torch.optim.Optimizer:
+        """Its steps are scaled to AdamW's size, so that one learning rate serves both."""
+        momentum, decay = config.beta1, config.weight_decay
+        if self.is_on_device:
+            return StackedMuon(matrices, lr=self.rate, momentum=momentum, weight_decay=decay)
+        return torch.optim.Muon(
+            matrices,
+            lr=config.learning_rate,
+            momentum=momentum,
+            weight_decay=decay,
+            adjust_lr_fn="match_rms_adamw",
+        )
+
     def step(self, rate: Tensor, *, is_finite: Tensor) -> None:
         """Change the weights by their gradients, unless these are not finite."""
         if self.is_on_device:
             self.rate.copy_(rate)
             for part in self.parts:
-                if isinstance(part, torch.optim.Muon):
-                    step_at(part, self.rate, is_finite)
-                else:
-                    # PyTorch's own words for an update that is to be left out.
-                    part.found_inf = (~is_finite).float()  # type: ignore[attr-defined]
-                    part.step()
+                # PyTorch's own words for an update that is to be left out.
+                part.found_inf = (~is_finite).float()  # type: ignore[attr-defined]
+                part.step()
         elif is_finite:
             for part in self.parts:
                 for group in part.param_groups:
@@ -104,28 +106,6 @@ class Optimizer:
                 # PyTorch keeps the count of steps on the CPU, unless a capture is to include it.
                 on_cpu = key == "step" and not self.is_on_device
                 kept[key] = value.clone().to("cpu" if on_cpu else parameter.device)
-
-
-@torch.no_grad()
-def step_at(muon: torch.optim.Muon, rate: Tensor, is_finite: Tensor) -> None:
-    """A step of Muon at a rate on the device, or none if the gradients are not finite.
-
-    PyTorch's takes its rate as a number, which a graph would keep for ever. So it steps at a rate
-    of one, and the matrices then go as much of that way as the rate says: both the turn and the
-    decay of weights are in proportion to it.
-    """
-    matrices: list[Tensor] = [one for group in muon.param_groups for one in group["params"]]
-    for group in muon.param_groups:
-        group["lr"] = 1.0
-    for one in matrices:
-        if not muon.state[one]:
-            muon.state[one]["momentum_buffer"] = torch.zeros_like(one)
-    held: list[Tensor] = [muon.state[one]["momentum_buffer"] for one in matrices]
-    before = [(one.clone(), momentum.clone()) for one, momentum in zip(matrices, held, strict=True)]
-    muon.step()  # type: ignore[no-untyped-call]
-    for one, momentum, (old, old_momentum) in zip(matrices, held, before, strict=True):
-        one.copy_(torch.where(is_finite, torch.lerp(old, one, rate.to(one.dtype)), old))
-        momentum.copy_(torch.where(is_finite, momentum, old_momentum))
 
 
 def is_hidden_matrix(name: str, parameter: Tensor) -> bool:
