@@ -64,13 +64,14 @@ class Executor:
 
     def stream(self, before: Stream) -> Stream:
         """Where the stream stands after the run."""
+        cache = tuple(held.map(compact) for held in self.cache.held())
         return Stream(
             rows=before.rows,
             position=before.position + self.embedded.shape[1],
             starts=before.starts,
             banks={key: held.map(compact) for key, held in self.banks.items()},
-            cache=tuple(held.map(compact) for held in self.cache.held()),
-            cached=self.cache.tokens,
+            cache=cache,
+            cached=self.cache.tokens if cache else range(0),
         )
 
     def _take(self, step: Step) -> None:

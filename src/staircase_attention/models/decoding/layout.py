@@ -102,9 +102,8 @@ class Layout:
 
     def cached(self, position: int, before: Stream) -> range:
         """Positions of the cached tokens after `position` tokens, given where a stream began."""
-        if not self.is_stairs:
-            return before.cached
+        if self.freeze_after is None:
+            return range(0)
         oldest = max(0, position // self.chunk - self.num_chunks + 1) * self.chunk
         start = max(before.cached.start, oldest)
-        stop = before.cached.stop if self.freeze_after is None else position
-        return range(start, max(start, stop))
+        return range(start, max(start, position))
