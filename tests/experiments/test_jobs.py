@@ -6,6 +6,7 @@ import os
 import pickle
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -134,7 +135,8 @@ def check_processes(said):
 def check_records(folder, said, written):
     assert "goes-well, seed 0: finished, test error 25.10%, 1:02:05" in said
     environment = json.loads((folder / "goes-well" / "seed-0" / "environment.json").read_text())
-    assert environment["command"] == sys.argv
+    program, *words = sys.argv
+    assert environment["command"] == [Path(program).name, *words]
     assert "raises, seed 0: failed (RuntimeError: CUDA out of memory)" in said
     kept = (folder / "raises" / "seed-0.failure.txt").read_text()
     assert kept.startswith("RuntimeError: CUDA out of memory\n\nTraceback")
