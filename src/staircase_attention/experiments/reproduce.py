@@ -26,8 +26,8 @@ LEAST_EVALUATIONS = 20
 TITLES = {
     "random-walk": "Random Walk: our runs beside the paper's",
     "random-walk-fast": "Random Walk with settings of our own: our runs beside the paper's",
-    "algorithm-fast": "Algorithm with settings of our own: our runs beside the paper's",
     "algorithm": "Algorithm: our runs beside the paper's",
+    "algorithm-fast": "Algorithm with settings of our own: our runs beside the paper's",
     "permutations": "Permutations of five things: the models of the Random Walk table",
 }
 

@@ -126,6 +126,11 @@ def _is_first(prints: Fingerprints) -> NDArray[np.bool_]:
 
 def checked_episodes(task: Task, generator: np.random.Generator, num_episodes: int) -> Episodes:
     """What a task generates, refused where it breaks the task's own word."""
+    if task.closing_symbol is not None:
+        last = task.num_inputs - 1
+        check_whole_number(
+            "closing_symbol", task.closing_symbol, minimum=0, maximum=last, example=last
+        )
     episodes = task.generate(generator, num_episodes)
     if len(episodes) != num_episodes:
         rule = f"generate of {task.name} must give the {num_episodes} episodes asked for"

@@ -13,7 +13,6 @@ from staircase_attention.tasks import (
     split,
     training_source,
 )
-from staircase_attention.tasks.checks import check_whole_number
 
 SplitName = Literal["train", "valid", "test"]
 
@@ -108,16 +107,12 @@ class TaskData:
 
     def lanes(self, *, num_lanes: int, segment_length: int) -> Lanes:
         """Episodes one after another in every lane."""
-        closing = self.task.closing_symbol
-        if closing is not None:
-            last = self.num_inputs - 1
-            check_whole_number("closing_symbol", closing, minimum=0, maximum=last, example=last)
         return Lanes(
             source=training_source(self.task, self.seed),
             num_lanes=num_lanes,
             segment_length=segment_length,
             growth=self.growth,
-            closing_symbol=closing,
+            closing_symbol=self.task.closing_symbol,
         )
 
     def position(self, plain: Mapping[str, Any]) -> Position:

@@ -37,23 +37,30 @@ class StackedMuon(torch.optim.Optimizer):
     def step(self) -> None:  # type: ignore[override]
         """Change the matrices by their gradients."""
         for group in self.param_groups:
-            shapes = defaultdict(list)
+            alike = defaultdict(list)
             for matrix in group["params"]:
                 if matrix.grad is not None:
-                    shapes[matrix.shape].append(matrix)
-            for matrices in shapes.values():
-                self._step(matrices, group["lr"], group["momentum"], group["weight_decay"])
+                    alike[matrix.shape].append(matrix)
+            for matrices in alike.values():
+                gradients = torch.stack([matrix.grad for matrix in matrices])
+                self._turn(matrices, gradients, **group)
 
-    def _step(
-        self, matrices: list[Tensor], rate: Tensor, momentum: float, weight_decay: float
+    def _turn(
+        self,
+        matrices: list[Tensor],
+        gradients: Tensor,
+        *,
+        lr: Tensor,
+        momentum: float,
+        weight_decay: float,
+        **_: object,
     ) -> None:
         held = [self.state[matrix]["momentum_buffer"] for matrix in matrices]
         before, past = torch.stack(matrices), torch.stack(held)
-        gradients = torch.stack([_gradient(matrix) for matrix in matrices])
         memory = past.lerp(gradients, 1 - momentum)
         turn = orthogonalised(gradients.lerp(memory, momentum)).to(before.dtype)
         size = 0.2 * max(before.shape[1:]) ** 0.5
-        after = before - rate.to(before.dtype) * (size * turn + weight_decay * before)
+        after = before - lr.to(before.dtype) * (size * turn + weight_decay * before)
         if self.found_inf is not None:
             is_left_out = self.found_inf > 0
             after = torch.where(is_left_out, before, after)
@@ -74,8 +81,3 @@ def orthogonalised(stack: Tensor) -> Tensor:
         factor = torch.baddbmm(gram, gram, gram, beta=second, alpha=third)
         found = torch.baddbmm(found, factor, found, beta=first)
     return found.mT if is_tall else found
-
-
-def _gradient(matrix: Tensor) -> Tensor:
-    assert matrix.grad is not None
-    return matrix.grad

@@ -20,11 +20,11 @@ class Optimizer:
         self.names: dict[Tensor, str] = {
             parameter: name for name, parameter in model.named_parameters()
         }
-        self.is_on_device = next(iter(self.names)).is_cuda
-        """Whether rates are read from the device."""
-        self.rate = torch.tensor(config.learning_rate, device=next(iter(self.names)).device)
-        self.parts: list[torch.optim.Optimizer] = []
         others = list(self.names)
+        self.is_on_device = others[0].is_cuda
+        """Whether rates are read from the device."""
+        self.rate = torch.tensor(config.learning_rate, device=others[0].device)
+        self.parts: list[torch.optim.Optimizer] = []
         if config.kind == "muon":
             matrices = [one for one in others if is_hidden_matrix(self.names[one], one)]
             others = [one for one in others if not is_hidden_matrix(self.names[one], one)]
