@@ -140,6 +140,14 @@ def metrics(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+def test_a_run_that_diverges_where_episodes_grow_goes_back_all_the_same(tmp_path, monkeypatch):
+    """The loss leaps one update before a doubling, and stays up after it."""
+    diverging(monkeypatch, heals_below=6e-3)
+    growth = {"training.growth.first_tokens": 3, "training.growth.double_every": 10}
+    result = train(RECIPE.override(growth), tmp_path / "run")
+    assert (result.status, result.num_rollbacks) == ("finished", 1)
+
+
 def test_a_diverged_run_goes_back_to_a_good_checkpoint_at_a_lower_rate(tmp_path, monkeypatch):
     diverging(monkeypatch, heals_below=0.009)
     result = train(RECIPE, tmp_path / "run")
