@@ -20,6 +20,7 @@ from staircase_attention import (
 )
 from staircase_attention.training import FamilyModel, resume, train
 from staircase_attention.training.build import build_dataset, build_model
+from staircase_attention.training.engine import Engine
 from staircase_attention.training.learner import Learner
 from staircase_attention.training.processes import Processes
 
@@ -143,9 +144,22 @@ def test_loss_curves_agree_with_the_plain_engine(schedule):
     assert far < max(3 * usual, 0.01), (far, usual)
 
 
+@pytest.fixture
+def as_written(monkeypatch):
+    """The engine that ran each update that was run as written."""
+    found, run = [], Engine._run_as_written
+
+    def run_and_note(engine, work, inputs):
+        found.append(engine)
+        return run(engine, work, inputs)
+
+    monkeypatch.setattr(Engine, "_run_as_written", run_and_note)
+    return found
+
+
 @each_schedule
-@pytest.mark.parametrize("restart_every", [None, 7])
-def test_a_captured_update_is_the_update(schedule, restart_every):
+@pytest.mark.parametrize("restart_every", [None, 1, 2, 7])
+def test_a_captured_update_is_the_update(as_written, schedule, restart_every):
     """With dropout: the same random numbers, and the same bits."""
     recipe = recipe_for(
         schedule,
@@ -153,7 +167,28 @@ def test_a_captured_update_is_the_update(schedule, restart_every):
         training__segment_length=32,
         training__restart_every=restart_every,
     )
-    assert_captured_is_written(recipe)
+    engine = assert_captured_is_written(recipe).engine
+    num_written = as_written.count(engine)
+    # An empty state, at most two that are not full yet, and a full one.
+    assert num_written <= min(restart_every or 4, 4)
+    assert len(engine._graphs) == (1 if restart_every is None else num_written)
+
+
+@pytest.mark.parametrize("length", [28, 30])
+@pytest.mark.parametrize("restart_every", [None, 7])
+@pytest.mark.parametrize("schedule", SCHEDULES[:2], ids=str)
+def test_a_captured_update_of_broken_chunks_is_the_update(
+    as_written, schedule, restart_every, length
+):
+    recipe = recipe_for(
+        schedule,
+        training__num_lanes=8,
+        training__segment_length=length,
+        training__restart_every=restart_every,
+    )
+    engine = assert_captured_is_written(recipe).engine
+    assert as_written.count(engine) <= 7
+    assert len(engine._graphs) > 1 or length % schedule.chunk_size == 0
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
@@ -169,12 +204,16 @@ def test_a_captured_update_is_the_update_of_every_optimiser(kind):
 
 
 def assert_captured_is_written(recipe):
-    """The same losses, weights and states with and without a graph, bit for bit."""
-    captured, learner, _ = loss_curve(recipe, 12)
+    """The same losses, weights and states with and without graphs, bit for bit.
+
+    Gives back the learner that had them.
+    """
+    captured, learner, said = loss_curve(recipe, 24)
     assert learner.engine.is_captured
+    assert not said
     true, Learner._why_not_captured = Learner._why_not_captured, lambda self: ""
     try:
-        written, other, _ = loss_curve(recipe, 12)
+        written, other, _ = loss_curve(recipe, 24)
     finally:
         Learner._why_not_captured = true
     assert not other.engine.is_captured
@@ -186,6 +225,10 @@ def assert_captured_is_written(recipe):
         assert sorted(one.banks) == sorted(two.banks)
         for key, held in one.banks.items():
             assert all(torch.equal(*pair) for pair in zip(held, two.banks[key], strict=True))
+        assert one.cached == two.cached
+        for mine, theirs in zip(one.cache, two.cache, strict=True):
+            assert all(torch.equal(*pair) for pair in zip(mine, theirs, strict=True))
+    return learner
 
 
 @pytest.mark.parametrize("restart_every", [None, 6])

@@ -1,17 +1,26 @@
 """A captured update keeps no positions: those that it reckons are the ones the model would give."""
 
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import ClassVar
+
 import pytest
 import torch
 
-from building import example_models, name_of, random_tokens
+from building import EXACT, build, example_models, name_of, random_tokens
+from staircase_attention import CachedStaircase
 from staircase_attention.models import LSTMSequenceModel, take_apart
-from staircase_attention.training.capture import _moved, _strides, looks_of
-from staircase_attention.training.engine import Engine
+from staircase_attention.training import capture
+from staircase_attention.training.capture import _moved, _strides, _tensors, looks_of
+from staircase_attention.training.engine import MOST_ON_THE_WAY, Engine
 
+# One pass: where a chunk ends, no bank is left open.
+SINGLE_PASS = build(CachedStaircase(chunk_size=3, num_window_chunks=3, num_passes=1))
+BOUNDED = [model for model in example_models() if model.schedule.is_state_bounded]
 each_model = pytest.mark.parametrize(
     "model",
-    [model for model in example_models() if model.schedule.is_state_bounded],
-    ids=name_of,
+    [*BOUNDED, SINGLE_PASS],
+    ids=[*map(name_of, BOUNDED), "single-pass"],
 )
 
 
@@ -35,15 +44,33 @@ def test_states_that_look_alike_move_on_alike(model, length):
     before = states[steady]
     strides = _strides(before, states[steady + 1])
     for count, state in enumerate(states[steady:]):
-        header, tensors = take_apart(_moved(before, strides, count))
-        expected, others = take_apart(state)
-        for plain in (header, expected):
-            for stream in plain["streams"]:
-                stream["banks"] = sorted(stream["banks"])
-        assert header == expected
-        assert {name: one.shape for name, one in tensors.items()} == {
-            name: one.shape for name, one in others.items()
-        }
+        assert_stand_alike(_moved(before, strides, count), state)
+
+
+@each_model
+@pytest.mark.parametrize("length", [1, 2, 3, 5, 7])
+def test_what_comes_out_of_states_that_look_alike_looks_alike_and_stands_as_far_off(model, length):
+    """Whether or not it looks like what went in: on the way to a full state, or inside a chunk."""
+    states = [None, *states_of(model, length, 20)]
+    inputs = (random_tokens(2, length),)
+    first = {}
+    for before, after in pairwise(states):
+        looks = looks_of(inputs, [before])
+        origin, came_out = first.setdefault(looks, (before, after))
+        assert looks_of(inputs, [came_out]) == looks_of(inputs, [after])
+        assert_stand_alike(_moved(came_out, _strides(origin, before), 1), after)
+    assert len(first) < len(states) - 1
+
+
+def assert_stand_alike(one, other):
+    (header, tensors), (expected, others) = take_apart(one), take_apart(other)
+    for plain in (header, expected):
+        for stream in plain["streams"]:
+            stream["banks"] = sorted(stream["banks"])
+    assert header == expected
+    assert {name: part.shape for name, part in tensors.items()} == {
+        name: part.shape for name, part in others.items()
+    }
 
 
 def test_a_growing_state_never_looks_the_same():
@@ -68,125 +95,235 @@ def test_fresh_states_and_lstms_have_looks_too():
     assert looks_of(inputs, states[:1]) != looks_of((inputs[0][:, :3],), states[:1])
 
 
-def test_an_update_that_cannot_be_captured_runs_as_written_and_says_so_once(monkeypatch):
-    said = []
-    engine = Engine(why_not=None, say=said.append)
-    engine.states = [None]
+class Graphs:
+    """Stands for CUDA graphs on a CPU: what was captured is done again, in the same memory.
 
-    def fail(*_):
-        raise RuntimeError("no graph here\nand more")
+    As in true ones, nothing is computed by a capture, positions stay those of the capture, and
+    results and states that came out are lost when another one runs.
+    """
 
-    monkeypatch.setattr("staircase_attention.training.engine.CapturedUpdate", fail)
-    inputs = (torch.zeros(1, 2),)
-    for number in range(4):
-        result = engine.run(lambda tokens, states, number=number: (number, states), inputs)
-        assert result == number
-    assert said == ["updates are not captured as a CUDA graph, and so slower: no graph here"]
+    def __init__(self, monkeypatch, work):
+        self.work, self.made, self.current = work, [], None
+        graphs = self
+
+        class Graph:
+            def __init__(self):
+                self.call = None
+
+            def replay(self):
+                graphs._replay(self)
+
+        @contextmanager
+        def captured(graph, pool):
+            graphs.current = graph
+            yield
+            graphs.current = None
+            graphs.made.append(graph)
+            *_, states, results, after, kept = graph.call
+            poison([results, *_tensors(after)])
+            put(_tensors(states), kept)
+
+        monkeypatch.setattr(capture, "captured", captured)
+        monkeypatch.setattr(capture, "Pool", object)
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+        for name in ("synchronize", "empty_cache"):
+            monkeypatch.setattr(torch.cuda, name, lambda: None)
+
+    def __call__(self, tokens, states):
+        kept = [tensor.clone() for tensor in _tensors(states)]
+        results, after = self.work(tokens, states)
+        if self.current is not None:
+            self.current.call = tokens, states, results, after, kept
+        return results, after
+
+    def _replay(self, graph):
+        for other in self.made:
+            if other is not graph:
+                poison([other.call[2], *_tensors(other.call[3])])
+        tokens, states, results, after, _ = graph.call
+        new_results, new_after = self.work(tokens, states)
+        put([results, *_tensors(after)], [new_results, *_tensors(new_after)])
+        if looks_of((tokens,), after) == looks_of((tokens,), states):
+            put(_tensors(states), _tensors(after))
+
+
+def put(places, tensors):
+    for place, tensor in zip(places, tensors, strict=True):
+        place.copy_(tensor)
+
+
+def poison(tensors):
+    for tensor in tensors:
+        tensor.fill_(torch.nan)
+
+
+@each_model
+@pytest.mark.parametrize("restart_every", [None, 2, 7])
+@pytest.mark.parametrize("length", [3, 5])
+def test_captured_updates_give_what_the_model_gives(monkeypatch, model, length, restart_every):
+    def work(tokens, states):
+        with torch.no_grad():
+            logits, state = model(tokens, states[0])
+        return logits, [state]
+
+    graphs = Graphs(monkeypatch, work)
+    engine = Engine(why_not=None, say=pytest.fail)
+    state = None
+    for number in range(24):
+        if number % (restart_every or 24) == 0:
+            engine.states, state = [None], None
+        tokens = random_tokens(2, length, seed=number)
+        results = engine.run(graphs, (tokens,)).clone()
+        expected, (state,) = work(tokens, [state])
+        torch.testing.assert_close(results, expected, **EXACT)
+        if number % 3 == 0:
+            (found,) = engine.states
+            assert_stand_alike(found, state)
+            for pair in zip(_tensors([found]), _tensors([state]), strict=True):
+                torch.testing.assert_close(*pair, **EXACT)
+    assert graphs.made
 
 
 class Replayed:
-    """Stands for a captured update."""
+    """Stands for a captured update: one that is not captured at all, but checks its looks."""
 
-    made = 0
+    made: ClassVar = []
 
-    def __init__(self, work, inputs, states, looks):
-        Replayed.made += 1
-        self.looks, self.taken_in = looks, [states]
+    def __init__(self, work, inputs, states, looks, beside=None):
+        assert (beside is None) == (not Replayed.made)
+        self.work, self.looks, self.now, self.num_runs = work, looks, states, 0
+        self.take_in(states)
+        Replayed.made.append(self)
 
-    def fits(self, inputs):
-        return True
+    def can_go_on(self, inputs):
+        return looks_of(inputs, self.now) == self.looks
 
     def states(self):
-        return self.taken_in[-1]
+        return self.now
 
     def take_in(self, states):
-        self.taken_in.append(states)
+        self.now = states
 
     def run(self, inputs):
+        assert looks_of(inputs, self.now) == self.looks
+        _, self.now = self.work(*inputs, self.now)
+        self.num_runs += 1
         return "replayed"
 
 
-def test_lanes_that_begin_anew_run_as_written_until_they_fit_the_captured_update(monkeypatch):
+@pytest.fixture
+def replayed(monkeypatch):
+    """All that stand for captured updates, in the order in which they are made."""
     monkeypatch.setattr("staircase_attention.training.engine.CapturedUpdate", Replayed)
-    model = example_models()[0]
-    inputs = (random_tokens(2, 12),)
-
-    def work(tokens, states):
-        _, state = model(tokens, states[0])
-        return "as written", [state.detach()]
-
-    def run_some(count):
-        return [engine.run(work, inputs) for _ in range(count)]
-
-    engine = Engine(why_not=None, say=pytest.fail)
-    engine.states = [None]
-    first = run_some(8)
-    num_written = first.count("as written")
-    assert first == ["as written"] * num_written + ["replayed"] * (8 - num_written)
-    captured = engine._captured
-    for _ in range(2):
-        engine.states = [None]
-        again = run_some(8)
-        # The state that the captured update was made for need not be seen twice again.
-        assert again == ["as written"] * (num_written - 1) + ["replayed"] * (9 - num_written)
-        assert engine._captured is captured
-        assert looks_of(inputs, captured.taken_in[-1]) == captured.looks
-    assert Replayed.made == 1
+    monkeypatch.setattr(Replayed, "made", [])
+    return Replayed.made
 
 
-class Checked(Replayed):
-    """One that is refused, as the real one, where what comes out looks unlike what goes in."""
-
-    def __init__(self, work, inputs, states, looks):
-        super().__init__(work, inputs, states, looks)
-        if looks_of(inputs, work(*inputs, states)[1]) != looks:
-            raise RuntimeError("looks different")
-
-
-@pytest.mark.parametrize("restart_every", [1, 2, 3, 7])
-def test_only_states_that_have_come_to_look_alike_are_captured(monkeypatch, restart_every):
-    monkeypatch.setattr("staircase_attention.training.engine.CapturedUpdate", Checked)
-    model, inputs = example_models()[0], (random_tokens(2, 12),)
+def run_some(engine, model, count, *, restart_every=None, length=12):
+    """How each update was run."""
 
     def work(tokens, states):
         return "as written", [model(tokens, states[0])[1].detach()]
 
-    said = []
-    engine = Engine(why_not=None, say=said.append)
-    found = []
-    for number in range(120):
-        if number % restart_every == 0:
+    inputs, found = (random_tokens(2, length),), []
+    for number in range(count):
+        if number % (restart_every or count) == 0:
             engine.states = [None]
         found.append(engine.run(work, inputs))
-    if restart_every < 3:
-        assert "replayed" not in found
-        assert len(said) == 1
-        assert "training.restart_every is too small" in said[0]
-    else:
-        assert found.count("replayed") > 30
-        assert not said
+    return found
 
 
-def test_a_graph_gives_way_where_memory_is_too_little_for_both(monkeypatch):
-    monkeypatch.setattr("staircase_attention.training.engine.CapturedUpdate", Replayed)
-    inputs, tries = (torch.zeros(1, 2),), []
+@pytest.mark.parametrize("restart_every", [1, 2, 3, 7])
+@each_model
+def test_every_look_runs_as_written_once(replayed, model, restart_every):
+    engine = Engine(why_not=None, say=pytest.fail)
+    # Segments of 2 tokens: up to four updates on the way to a full state.
+    found = run_some(engine, model, 36, restart_every=restart_every, length=2)
+    assert found.count("as written") == len(replayed) <= restart_every
+    assert len({one.looks for one in replayed}) == len(replayed)
+    assert found[2 * restart_every :] == ["replayed"] * (36 - 2 * restart_every)
+    assert engine.is_captured
+
+
+def test_a_full_state_is_captured_first_and_goes_on_by_itself(replayed):
+    engine = Engine(why_not=None, say=pytest.fail)
+    assert run_some(engine, example_models()[0], 8) == ["as written"] * 2 + ["replayed"] * 6
+    assert len(replayed) == 1
+    assert run_some(engine, example_models()[0], 8) == ["replayed"] * 8
+    assert [one.num_runs for one in replayed] == [6 + 7, 1]
+
+
+def test_segments_that_end_inside_chunks_are_captured_one_by_one(replayed):
+    engine = Engine(why_not=None, say=pytest.fail)
+    # Chunks of 3 tokens, segments of 7: as the chunk at the end has 1, 2 or 3 of them.
+    found = run_some(engine, example_models()[0], 16, length=7)
+    assert found == ["as written"] * 4 + ["replayed"] * 12
+    assert len(replayed) == 3
+
+
+def test_not_all_that_repeats_is_captured(replayed):
+    engine = Engine(why_not=None, say=pytest.fail)
+    growing = next(one for one in example_models() if not one.schedule.is_state_bounded)
+    found = run_some(engine, growing, 45, restart_every=15)
+    rest = ["as written"] * (15 - MOST_ON_THE_WAY)
+    assert found == ["as written"] * 15 + (["replayed"] * MOST_ON_THE_WAY + rest) * 2
+    # But what looks alike in a row always is.
+    found = run_some(engine, example_models()[0], 4, length=6)
+    assert found == ["as written"] * 2 + ["replayed"] * 2
+    assert len(replayed) == MOST_ON_THE_WAY + 1
+
+
+def refuse(monkeypatch, *, which=lambda looks: True):
+    """Let updates of some looks not be captured; the looks of those that were tried."""
+    tried = []
+
+    class Refused(Replayed):
+        def __init__(self, work, inputs, states, looks, beside=None):
+            tried.append(looks)
+            if which(looks):
+                raise RuntimeError("no graph here\nand more")
+            super().__init__(work, inputs, states, looks, beside)
+
+    monkeypatch.setattr("staircase_attention.training.engine.CapturedUpdate", Refused)
+    return tried
+
+
+def test_an_update_that_cannot_be_captured_runs_as_written_and_says_so_once(replayed, monkeypatch):
+    tried = refuse(monkeypatch)
+    said = []
+    engine = Engine(why_not=None, say=said.append)
+    assert run_some(engine, example_models()[0], 12) == ["as written"] * 12
+    assert said == ["updates are not captured as a CUDA graph, and so slower: no graph here"]
+    assert len(tried) == 1
+
+
+def test_an_update_on_the_way_that_cannot_be_captured_is_tried_once(replayed, monkeypatch):
+    fresh = looks_of((random_tokens(2, 12),), [None])
+    tried = refuse(monkeypatch, which=lambda looks: looks == fresh)
+    engine = Engine(why_not=None, say=pytest.fail)
+    found = run_some(engine, example_models()[0], 20, restart_every=5)
+    assert found == ["as written"] * 2 + ["replayed"] * 3 + (["as written"] + ["replayed"] * 4) * 3
+    assert tried.count(fresh) == 1
+    assert len(replayed) == 1
+
+
+def test_graphs_give_way_where_memory_is_too_little_for_all(replayed):
+    model, engine = example_models()[0], Engine(why_not=None, say=pytest.fail)
+    run_some(engine, model, 12, restart_every=4)
+    assert len(engine._graphs) == 2
+    tries = []
 
     def work(tokens, states):
         tries.append(engine.is_captured)
         if engine.is_captured:
             raise torch.OutOfMemoryError("no room")
-        return "as written", [torch.zeros(1) if states[0] is None else states[0]]
+        return "as written", [model(tokens, states[0])[1].detach()]
 
-    monkeypatch.setattr(
-        "staircase_attention.training.engine.looks_of",
-        lambda inputs, states: (states[0] is None,),
-    )
-    engine = Engine(why_not=None, say=pytest.fail)
-    engine.states = [None]
-    assert [engine.run(work, inputs) for _ in range(4)] == ["as written"] * 2 + ["replayed"] * 2
-    engine.states = [None]
-    assert engine.run(work, inputs) == "as written"
-    assert tries == [False, False, True, False]
+    # A look of its own, from states that a graph holds.
+    (before,) = engine.states
+    assert engine.run(work, (random_tokens(2, 9),)) == "as written"
+    assert tries == [True, False]
+    assert engine.states[0].streams[0].position == before.streams[0].position + 9
     assert not engine.is_captured
 
 
@@ -198,3 +335,17 @@ def test_states_that_go_on_growing_are_given_up_with_a_word():
         engine.run(lambda tokens, states: (0, states), (torch.zeros(1, length),))
     assert len(said) == 1
     assert "growing" in said[0]
+
+
+def test_giving_up_keeps_the_states_and_no_graphs(replayed):
+    said = []
+    engine = Engine(why_not=None, say=said.append)
+    model = example_models()[0]
+    run_some(engine, model, 4)
+    assert engine.is_captured
+    (before,) = engine.states
+    for length in range(1, 110):
+        engine.run(lambda tokens, states: (0, states), (torch.zeros(2, 12 + length),))
+    assert len(said) == 1
+    assert not engine.is_captured
+    assert_stand_alike(engine.states[0], before)

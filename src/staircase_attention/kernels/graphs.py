@@ -7,9 +7,23 @@ from contextlib import contextmanager
 import torch
 
 
+class Pool:
+    """Memory that several graphs share, made on the current device.
+
+    What a graph needs only while it runs, another may use as well. So they must run one after
+    another, and whatever is to outlast a run must be held by somebody when the others are captured,
+    and be read before these run.
+    """
+
+    def __init__(self) -> None:
+        self.handle = torch.cuda.graph_pool_handle()
+        # One for all of them: memory that is free again serves only the stream that had it.
+        self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+
 @contextmanager
-def captured(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
-    """Capture what is launched inside, on the current device.
+def captured(graph: torch.cuda.CUDAGraph, pool: Pool | None = None) -> Iterator[None]:
+    """Capture what is launched inside, on the current device; without a pool, in memory of its own.
 
     Python's collector rests meanwhile: it could come upon an older graph, and to destroy one
     breaks a capture.
@@ -18,9 +32,11 @@ def captured(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        # A stream of its own: PyTorch's default is on whichever device captured first.
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        # A stream of our own: PyTorch's default is on whichever device captured first.
+        pool = pool or Pool()
+        with torch.cuda.graph(
+            graph, pool=pool.handle, stream=pool.stream, capture_error_mode="thread_local"
+        ):
             yield
     finally:
         if was_enabled:

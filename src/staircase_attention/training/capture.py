@@ -1,8 +1,9 @@
 """Whole updates as CUDA graphs: captured once, replayed for every segment that looks the same.
 
 What goes in lies in memory of its own: tokens, targets, numbers such as the learning rate, and
-the lanes' states, which the graph itself replaces by what comes out. Positions are not in the
-graph; they are reckoned by how often it ran.
+the lanes' states. Where the states that come out look like those that went in, the graph itself
+puts them in their place, and can run again at once; else another graph takes them in. Positions
+are not in a graph; they are reckoned by how often it ran, and by where it began.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from staircase_attention.kernels.graphs import captured
+from staircase_attention.kernels.graphs import Pool, captured
 from staircase_attention.models import LSTMState, State, Stream
 from staircase_attention.training.objective import Carried
 
@@ -23,33 +24,46 @@ Work: TypeAlias = Callable[..., tuple[Tensor, list[Carried]]]
 
 
 class CapturedUpdate:
-    """An update of one shape, and the states that go from one run of it to the next."""
+    """An update of one look, the states that go in, and those that come out."""
 
-    def __init__(self, work: Work, inputs: Inputs, states: Sequence[Carried], looks: Looks) -> None:
-        self.looks = looks
+    def __init__(
+        self,
+        work: Work,
+        inputs: Inputs,
+        states: Sequence[Carried],
+        looks: Looks,
+        beside: "CapturedUpdate | None" = None,
+    ) -> None:
+        """Share memory with those that are there already, of which `beside` is one."""
+        # Nothing is lost by it, as updates run one after another on one stream. Inputs, states and
+        # results are held here, so that no later capture takes their memory. Earlier ones may
+        # write where results and states of this one come out, but these are read, or no longer
+        # wanted, before another one runs.
+        self.pool: Pool = Pool() if beside is None else beside.pool
         self.inputs = tuple(part.clone() for part in inputs)
         self.before = [_map(state, torch.clone) for state in states]
+        self.origin = self.before
+        """The states that went in at the capture; their tensors are those of `before`."""
         self.num_runs = 0
         self.graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         # What the updates before this one left in the allocator serves the graph's own memory.
         torch.cuda.empty_cache()
-        with captured(self.graph):
+        with captured(self.graph, self.pool):
             self.results, after = work(*self.inputs, self.before)
-            if looks_of(inputs, after) != looks:
-                raise RuntimeError(
-                    "the states that come out look different from those that go in; "
-                    "training.segment_length should be a multiple of the chunk size"
-                )
-            for old, new in zip(_tensors(self.before), _tensors(after), strict=True):
-                old.copy_(new)
-        pairs = zip(self.before, after, strict=True)
-        self.strides = [_strides(old, new) for old, new in pairs]
+            goes_on = looks_of(inputs, after) == looks
+            if goes_on:
+                for old, new in zip(_tensors(self.before), _tensors(after), strict=True):
+                    old.copy_(new)
+        self.strides = _all_strides(self.before, after) if goes_on else []
+        """How far each run moves states that keep their look."""
+        self.after = None if goes_on else after
+        """States that come out with another look, where they stood at the capture."""
 
-    def fits(self, inputs: Inputs) -> bool:
-        """Whether inputs have the shapes of those it was captured with."""
+    def can_go_on(self, inputs: Inputs) -> bool:
+        """Whether it can run again at once, from the states that it gave, with these inputs."""
         pairs = zip(self.inputs, inputs, strict=True)
-        return all(own.shape == given.shape for own, given in pairs)
+        return self.after is None and all(own.shape == given.shape for own, given in pairs)
 
     def run(self, inputs: Inputs) -> Tensor:
         """One update; its results are overwritten by the next."""
@@ -68,9 +82,12 @@ class CapturedUpdate:
         self.num_runs = 0
 
     def states(self) -> list[Carried]:
-        """The states as they are now, in memory of their own."""
-        pairs = zip(self.before, self.strides, strict=True)
-        moved = [_moved(state, strides, self.num_runs) for state, strides in pairs]
+        """The states as the latest run left them, in memory of their own."""
+        if self.after is None:
+            given, strides, count = self.before, self.strides, self.num_runs
+        else:
+            given, strides, count = self.after, _all_strides(self.origin, self.before), 1
+        moved = [_moved(state, own, count) for state, own in zip(given, strides, strict=True)]
         return [_map(state, torch.clone) for state in moved]
 
 
@@ -130,26 +147,36 @@ def _with_tensors(states: Sequence[Carried], tensors: Sequence[Tensor]) -> list[
 
 
 Stride: TypeAlias = tuple[int, int, int, int]
-"""How far an update moves a stream: its position, the numbers of its banks, its cache's ends."""
+"""How far a stream moves: its position, the numbers of its banks, its cache's ends."""
+
+
+def _all_strides(before: Sequence[Carried], after: Sequence[Carried]) -> list[list[Stride]]:
+    return [_strides(*pair) for pair in zip(before, after, strict=True)]
 
 
 def _strides(before: Carried, after: Carried) -> list[Stride]:
+    """From one state to another that looks like it; none where nothing has begun."""
     if not isinstance(before, State) or not isinstance(after, State):
         return []
-    return [
-        (
-            new.position - old.position,
-            _keys(new)[0][0] - _keys(old)[0][0] if old.banks else 0,
-            new.cached.start - old.cached.start,
-            new.cached.stop - old.cached.stop,
-        )
-        for old, new in zip(before.streams, after.streams, strict=True)
-    ]
+    pairs = zip(before.streams, after.streams, strict=True)
+    return [_stride(old, new, before.chunk_length) for old, new in pairs]
+
+
+def _stride(before: Stream, after: Stream, chunk_length: int) -> Stride:
+    tokens = after.position - before.position
+    # Full chunks that make one pass leave no bank open; the next ones are numbered by chunks.
+    by_chunks = tokens // chunk_length
+    return (
+        tokens,
+        _keys(after)[0][0] - _keys(before)[0][0] if before.banks else by_chunks,
+        after.cached.start - before.cached.start,
+        after.cached.stop - before.cached.stop,
+    )
 
 
 def _moved(state: Carried, strides: Sequence[Stride], count: int) -> Carried:
-    """Where a state stands after some updates."""
-    if not isinstance(state, State):
+    """A state so many strides further on; without any, where it is."""
+    if not isinstance(state, State) or not strides:
         return state
     return replace(
         state,

@@ -9,106 +9,119 @@ from staircase_attention.training.capture import CapturedUpdate, Inputs, Looks, 
 from staircase_attention.training.objective import Carried
 
 MOST_WRITTEN = 100
-"""Updates that are run as written before capturing is given up."""
+"""Updates that look unlike all before them, after which capturing is given up."""
+MOST_ON_THE_WAY = 8
+"""Graphs beside which no other is made, unless for updates that look alike in a row."""
 
 
 class Engine:
     """Runs updates, and holds the lanes' states between them.
 
-    The first updates run as they are written. When the states and inputs of one look like those of
-    the one before it, it is captured, and from then on replayed. What does not fit runs as written,
-    such as the first updates after lanes have begun anew.
+    An update runs as it is written when the first of its looks comes, and is captured when the
+    second comes; from then on it is replayed. There are as many graphs as looks: one for states
+    that have their full size, others for those on the way there, which come again whenever lanes
+    begin anew.
     """
 
     def __init__(self, *, why_not: str | None, say: Callable[[str], None]) -> None:
         """`why_not` says what stands in the way of capturing; empty where nobody need be told."""
         self.say = say
+        self._graphs: dict[Looks, CapturedUpdate] = {}
+        self._holder: CapturedUpdate | None = None
+        """The graph that holds the lanes' states, if one does."""
+        self._states: list[Carried] = []
+        """Where the lanes stand, if no graph holds that."""
+        self._seen: set[Looks] = set()
+        """How updates looked that were run as written."""
+        self._refused: set[Looks] = set()
+        """How those looked that could not be captured."""
+        self._previous: Looks = None
+        """How the update before this one looked, if its states have gone on into this one."""
+        self._num_unlike = 0
+        """Updates that looked unlike all before them."""
         self.is_capturing = why_not is None
         if why_not:
             self._give_up(why_not)
-        self._seen: set[Looks] = set()
-        """How updates looked that were run as written."""
-        self._previous: Looks = None
-        """How the update before this one looked, if its states have gone on into this one."""
-        self._num_written = 0
-        self._captured: CapturedUpdate | None = None
-        self._states: list[Carried] | None = []
-        """Where the lanes stand; None: the captured update holds them."""
 
     @property
     def is_captured(self) -> bool:
-        """Whether an update has been captured."""
-        return self._captured is not None
+        """Whether some update has been captured."""
+        return bool(self._graphs)
 
     @property
     def states(self) -> list[Carried]:
         """Where the lanes stand."""
-        if self._states is not None:
-            return self._states
-        assert self._captured is not None
-        return self._captured.states()
+        return self._states if self._holder is None else self._holder.states()
 
     @states.setter
     def states(self, states: list[Carried]) -> None:
-        self._states, self._previous = states, None
+        self._states, self._holder, self._previous = states, None, None
 
     def run(self, work: Work, inputs: Inputs) -> Tensor:
         """One update, always by the same work: its results, which the next one may overwrite."""
-        captured = self._captured_for(work, inputs) if self.is_capturing else None
-        if captured is None:
+        graph = self._graph_for(work, inputs) if self.is_capturing else None
+        if graph is None:
             return self._run_as_written(work, inputs)
-        self._states = None
-        return captured.run(inputs)
+        self._states, self._holder = [], graph
+        return graph.run(inputs)
 
     def _run_as_written(self, work: Work, inputs: Inputs) -> Tensor:
         try:
-            results, self._states = work(*inputs, self.states)
+            results, self._states = work(*inputs, self._states)
         except torch.OutOfMemoryError:
-            if self._captured is None:
+            if not self._graphs:
                 raise
         else:
             return results
-        # There is not enough beside the memory of the graph. Weights change last, so that what
+        # There is not enough beside the memory of the graphs. Weights change last, so that what
         # was begun can be begun again.
-        self._captured = None
+        self._graphs.clear()
         torch.cuda.empty_cache()
-        results, self._states = work(*inputs, self.states)
+        results, self._states = work(*inputs, self._states)
         return results
 
-    def _captured_for(self, work: Work, inputs: Inputs) -> CapturedUpdate | None:
-        """The captured update for these inputs and the present states, which it has taken in."""
-        if self._states is None:
-            assert self._captured is not None
-            if self._captured.fits(inputs):
-                return self._captured
-        states = self.states
-        looks = looks_of(inputs, states)
-        if self._captured is not None and looks == self._captured.looks:
-            self._captured.take_in(states)
-            return self._captured
-        self._states = states
-        if self._captured is not None and looks in self._seen:
-            # So it was on the way to the captured update, and soon will be there again.
-            return None
-        # A graph that does not fit gives its memory back; when its time comes, another is made.
-        self._captured = None
+    def _graph_for(self, work: Work, inputs: Inputs) -> CapturedUpdate | None:
+        """The graph for these inputs and the present states, which it has taken in.
+
+        Without one, no graph holds the states any more.
+        """
+        if self._holder is not None and self._holder.can_go_on(inputs):
+            return self._holder
+        self._states, self._holder = self.states, None
+        looks = looks_of(inputs, self._states)
         is_steady = looks is not None and looks == self._previous
         self._previous = looks
-        if not is_steady:
-            self._seen.add(looks)
-            self._num_written += 1
-            if self._num_written > MOST_WRITTEN:
-                self._give_up(
-                    "no two updates in a row look alike, as when states go on growing, or when "
-                    "training.restart_every is too small for a window to fill"
-                )
-            return None
+        if looks in self._graphs:
+            self._graphs[looks].take_in(self._states)
+        elif looks is None or looks not in self._seen:
+            self._meet(looks)
+        elif is_steady or self._has_room_for(looks):
+            self._capture(work, inputs, looks, is_steady=is_steady)
+        return self._graphs.get(looks)
+
+    def _meet(self, looks: Looks) -> None:
+        self._seen.add(looks)
+        self._num_unlike += 1
+        if self._num_unlike > MOST_WRITTEN:
+            self._give_up(
+                "updates go on looking different, as when states go on growing, or when segments "
+                "end at ever other places within a chunk"
+            )
+
+    def _has_room_for(self, looks: Looks) -> bool:
+        return len(self._graphs) < MOST_ON_THE_WAY and looks not in self._refused
+
+    def _capture(self, work: Work, inputs: Inputs, looks: Looks, *, is_steady: bool) -> None:
+        beside = next(iter(self._graphs.values()), None)
         try:
-            self._captured = CapturedUpdate(work, inputs, states, looks)
+            self._graphs[looks] = CapturedUpdate(work, inputs, self._states, looks, beside)
         except RuntimeError as error:
-            self._give_up(str(error).splitlines()[0])
-        return self._captured
+            if is_steady:
+                self._give_up(str(error).splitlines()[0])
+            else:
+                self._refused.add(looks)
 
     def _give_up(self, why: str) -> None:
         self.is_capturing = False
+        self._graphs.clear()
         self.say(f"updates are not captured as a CUDA graph, and so slower: {why}")
