@@ -187,7 +187,7 @@ def test_a_captured_update_of_broken_chunks_is_the_update(
         training__restart_every=restart_every,
     )
     engine = assert_captured_is_written(recipe).engine
-    assert as_written.count(engine) <= 7
+    assert as_written.count(engine) <= 5
     assert len(engine._graphs) > 1 or length % schedule.chunk_size == 0
 
 

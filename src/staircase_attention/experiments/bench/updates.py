@@ -135,13 +135,14 @@ def is_cold(seconds: list[float], wanted: int) -> bool:
 def num_warm_up(subject: Subject) -> int:
     """Updates until the state has the shapes that it keeps, all of them, and some more.
 
-    Where a segment is no whole number of chunks, the shapes take turns.
+    Where a segment is no whole number of chunks, the shapes take turns: once to run as written,
+    and once to be captured.
     """
     model, length = subject.recipe.model, subject.recipe.training.segment_length
     chunk = model.schedule.chunk_length if isinstance(model, FamilyModel) else 1
     turns = min(MOST_TURNS, chunk // math.gcd(chunk, length))
     growing = math.ceil(reach_of(subject) / length)
-    return max(LEAST_WARM_UP, growing + turns - 1 + SPARE_WARM_UP)
+    return max(LEAST_WARM_UP, growing + 2 * (turns - 1) + SPARE_WARM_UP)
 
 
 def num_laps(seconds: float) -> int:
