@@ -184,7 +184,7 @@ def test_a_short_run_is_evaluated_often_enough_for_a_curve(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"table": "random-wlak"}, "algorithm-fast, permutations, got 'random-wlak'; did you"),
+        ({"table": "random-wlak"}, "permutations, permutations-fast, got 'random-wlak'; did you"),
         ({"rows": ["lader-2"]}, "got 'lader-2'; did you mean 'ladder-2'"),
         ({"overrides": {"seed": 3}}, "rows are run with the seeds 0, 1, ..., got seed=...; use"),
         ({"lengths": [400, 0]}, "length must be a whole number of at least 1, got 0"),
@@ -246,7 +246,7 @@ def test_episodes_grow_in_proportion_to_a_shorter_run():
     fast, usual = (
         find_recipe(f"{table}/staircase-n4-c16") for table in ("random-walk-fast", "random-walk")
     )
-    short = with_updates(fast, 600).training.growth
+    short = with_updates(fast, 750).training.growth
     assert short == dataclasses.replace(fast.training.growth, double_every=100)
-    assert short.longest(599) is None
+    assert short.longest(749) is None
     assert with_updates(usual, 500).training.growth == usual.training.growth

@@ -29,6 +29,7 @@ TITLES = {
     "algorithm": "Algorithm: our runs beside the paper's",
     "algorithm-fast": "Algorithm with settings of our own: our runs beside the paper's",
     "permutations": "Permutations of five things: the models of the Random Walk table",
+    "permutations-fast": "Permutations of five things with settings of our own",
 }
 
 
@@ -50,7 +51,7 @@ def reproduce(
     """Run rows of a table, or go on with them, and write the report.
 
     Args:
-        table: random-walk, random-walk-fast, algorithm, algorithm-fast or permutations.
+        table: random-walk, algorithm or permutations, or one of them with -fast at its end.
         folder: for everything; the run of a row with seed k is in row/seed-k.
         rows: names of rows; all of them, and an LSTM, where None.
         seeds: runs a row, with the seeds 0, 1, ...
