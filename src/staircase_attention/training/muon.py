@@ -1,4 +1,4 @@
-"""Muon on a device: all matrices of a shape at once, at a rate that a captured update can read."""
+"""Muon for all matrices of a shape at once, at a rate that a captured update can read."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -13,11 +13,11 @@ LEAST_NORM = 1e-7
 
 
 class StackedMuon(torch.optim.Optimizer):
-    """What `torch.optim.Muon` does with `match_rms_adamw`, in far fewer launches.
+    """What `torch.optim.Muon` does with `match_rms_adamw`, in far fewer products.
 
     PyTorch's takes one matrix after another, and its rate as a number, which a graph would keep for
-    ever. This one stacks matrices of one shape, and takes rate and `found_inf` from the device, as
-    PyTorch's fused Adam does. Method and numbers: Jordan et al. (2024), "Muon: An optimizer for
+    ever. This one stacks matrices of one shape; its rate may be a tensor, and `found_inf` is heeded
+    as by PyTorch's fused Adam. Method and numbers: Jordan et al. (2024), "Muon: An optimizer for
     hidden layers in neural networks"; the size of steps: Liu et al. (2025), arXiv:2502.16982.
     """
 
@@ -25,7 +25,12 @@ class StackedMuon(torch.optim.Optimizer):
     """Over zero: the update is to be left out."""
 
     def __init__(
-        self, matrices: Iterable[Tensor], *, lr: Tensor, momentum: float, weight_decay: float
+        self,
+        matrices: Iterable[Tensor],
+        *,
+        lr: Tensor | float,
+        momentum: float,
+        weight_decay: float,
     ) -> None:
         settings = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
         super().__init__(matrices, settings)
@@ -50,7 +55,7 @@ class StackedMuon(torch.optim.Optimizer):
         matrices: list[Tensor],
         gradients: Tensor,
         *,
-        lr: Tensor,
+        lr: Tensor | float,
         momentum: float,
         weight_decay: float,
         **_: object,
@@ -60,7 +65,7 @@ class StackedMuon(torch.optim.Optimizer):
         memory = past.lerp(gradients, 1 - momentum)
         turn = orthogonalised(gradients.lerp(memory, momentum)).to(before.dtype)
         size = 0.2 * max(before.shape[1:]) ** 0.5
-        after = before - lr.to(before.dtype) * (size * turn + weight_decay * before)
+        after = before - lr * (size * turn + weight_decay * before)
         if self.found_inf is not None:
             is_left_out = self.found_inf > 0
             after = torch.where(is_left_out, before, after)

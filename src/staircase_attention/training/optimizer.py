@@ -24,34 +24,26 @@ class Optimizer:
         self.is_on_device = others[0].is_cuda
         """Whether rates are read from the device."""
         self.rate = torch.tensor(config.learning_rate, device=others[0].device)
+        lr = self.rate if self.is_on_device else config.learning_rate
         self.parts: list[torch.optim.Optimizer] = []
         if config.kind == "muon":
             matrices = [one for one in others if is_hidden_matrix(self.names[one], one)]
             others = [one for one in others if not is_hidden_matrix(self.names[one], one)]
-            self.parts.append(self._muon(matrices, config))
+            # Its steps are scaled to AdamW's size, so that one learning rate serves both.
+            muon = StackedMuon(
+                matrices, lr=lr, momentum=config.beta1, weight_decay=config.weight_decay
+            )
+            self.parts.append(muon)
         kind = torch.optim.Adam if config.kind == "adam" else torch.optim.AdamW
         self.parts.append(
             kind(
                 others,
-                lr=self.rate if self.is_on_device else config.learning_rate,
+                lr=lr,
                 betas=(config.beta1, config.beta2),
                 weight_decay=config.weight_decay,
                 fused=self.is_on_device or None,
                 capturable=self.is_on_device,
             )
-        )
-
-    def _muon(self, matrices: list[Tensor], config: OptimizerConfig) -> torch.optim.Optimizer:
-        """Its steps are scaled to AdamW's size, so that one learning rate serves both."""
-        momentum, decay = config.beta1, config.weight_decay
-        if self.is_on_device:
-            return StackedMuon(matrices, lr=self.rate, momentum=momentum, weight_decay=decay)
-        return torch.optim.Muon(
-            matrices,
-            lr=config.learning_rate,
-            momentum=momentum,
-            weight_decay=decay,
-            adjust_lr_fn="match_rms_adamw",
         )
 
     def step(self, rate: Tensor, *, is_finite: Tensor) -> None:
@@ -93,8 +85,8 @@ class Optimizer:
         for part in self.parts:
             for parameter, kept in part.state.items():
                 for key in [key for key in kept if f"{self.names[parameter]}/{key}" not in tensors]:
-                    # Before the first step there is nothing, which to Adam is the same as zeros.
-                    kept[key].zero_() if self.is_on_device else kept.pop(key)
+                    # Before the first step Adam has nothing, which to it is the same as zeros.
+                    kept[key].zero_()
         for name, value in tensors.items():
             owner, _, key = name.rpartition("/")
             part, parameter = owners[owner]
