@@ -115,10 +115,10 @@ def test_curves_against_time_lie_where_the_runs_were_on_the_average():
         for seed, seconds in enumerate((0.0, 120.0))
     )
     [axes] = learning_curves(
-        [RowSummary(row=row, runs=runs)], title="Algorithm", against="minutes"
+        [RowSummary(row=row, runs=runs)], title="Algorithm", against="time"
     ).axes
     [mean] = [line for line in axes.get_lines() if line.get_linewidth() > 1]
-    assert list(mean.get_xdata()) == [1.0, 3.0]
+    assert list(mean.get_xdata()) == [60.0, 180.0]
     assert list(mean.get_ydata()) == [80.0, 40.0]
 
 

@@ -4,6 +4,8 @@ import sys
 import time
 from typing import Protocol
 
+from staircase_attention.clock import clock
+
 
 class Progress(Protocol):
     """Told how far a preparation is; bytes are those of the sources, as stored."""
@@ -75,13 +77,3 @@ def seconds_left(seconds: float, num_done: int, num_left: int) -> float:
     5.0
     """
     return seconds * num_left / max(num_done, 1)
-
-
-def clock(seconds: float) -> str:
-    """Seconds as people say them.
-
-    >>> clock(3725)
-    '1:02:05'
-    """
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"

@@ -6,15 +6,20 @@ from typing import Literal
 
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MultipleLocator
 
+from staircase_attention.clock import clock
 from staircase_attention.experiments.pictures import draw_row, row_styles, tidy
 from staircase_attention.experiments.run_records import RunRecord
 from staircase_attention.experiments.summary import RowSummary
 
 Curve = Sequence[tuple[int, float]]
 """Updates, and validation errors in percent."""
-Against = Literal["updates", "minutes"]
+Against = Literal["updates", "time"]
 """What a curve is drawn along."""
+TICKS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 18_000, 36_000, 86_400)
+"""Seconds from one mark of a time axis to the next, of which the first is taken that is enough."""
+MOST_TICKS = 9
 
 
 def learning_curves(
@@ -36,11 +41,15 @@ def learning_curves(
             seeds = [_placed(run.curve, [run], against) for run in drawn]
             ends.append(draw_row(axes, row.row.name, mean, seeds, look))
     axes.set_xlim(left=0)
-    axes.set_xlabel("Updates" if against == "updates" else "Minutes of training and validation")
     axes.set_ylabel("Validation error (%)")
     axes.set_title(title, fontsize=11, loc="left")
     if against == "updates":
+        axes.set_xlabel("Updates")
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    else:
+        axes.set_xlabel("Time of training and validation")
+        axes.xaxis.set_major_locator(MultipleLocator(tick_seconds(axes.get_xlim()[1])))
+        axes.xaxis.set_major_formatter(lambda value, _: clock(value))
     tidy(axes, [line for _, line in sorted(ends, key=lambda end: -end[0])])
     return figure
 
@@ -61,10 +70,19 @@ def mean_curve(curves: Sequence[Curve]) -> list[tuple[int, float]]:
     return [(update, sum(table[update] for table in tables) / len(tables)) for update in shared]
 
 
+def tick_seconds(end: float) -> int:
+    """From one mark to the next on a time axis of that many seconds.
+
+    >>> [tick_seconds(end) for end in (50, 160, 7000)]
+    [10, 30, 900]
+    """
+    return next((tick for tick in TICKS if end / tick <= MOST_TICKS), TICKS[-1])
+
+
 def places(run: RunRecord, against: Against) -> dict[int, float]:
     """Where each update of a run's curve lies along the axis, as far as that is known."""
-    if against == "minutes":
-        return {update: seconds / 60 for update, seconds in run.seconds.items()}
+    if against == "time":
+        return dict(run.seconds)
     return {update: float(update) for update, _ in run.curve}
 
 

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from staircase_attention.clock import clock
 from staircase_attention.experiments.experiment import Experiment
 from staircase_attention.experiments.spread import Spread
 from staircase_attention.experiments.summary import SOLVED, RowSummary
-from staircase_attention.training.display import clock
 
 MARK = "†"
 """Beside a row that had fewer updates or tokens than it should have."""

@@ -93,9 +93,9 @@ def _draw(report: Report, folder: Path) -> dict[str, str]:
         save(learning_curves(report.rows, title=title), folder / "learning-curves")
         drawn["learning-curves.png"] = "Validation error against updates"
     if any(run.seconds for row in report.rows for run in row.runs):
-        figure = learning_curves(report.rows, title=title, against="minutes")
+        figure = learning_curves(report.rows, title=title, against="time")
         save(figure, folder / "learning-times")
-        drawn["learning-times.png"] = "Validation error against minutes of training"
+        drawn["learning-times.png"] = "Validation error against time of training"
     if any(row.lengths for row in report.rows):
         save(length_figure(report.rows, title=title), folder / "lengths")
         drawn["lengths.png"] = "Test error against the length of episodes"

@@ -3,11 +3,12 @@
 from collections.abc import Callable
 from copy import deepcopy
 
+from staircase_attention.clock import clock
 from staircase_attention.experiments.planned_run import PlannedRun
 from staircase_attention.experiments.run_process import Message
 from staircase_attention.experiments.run_records import read_run
 from staircase_attention.training import Display
-from staircase_attention.training.display import Lines, Silent, Terminal, clock, words
+from staircase_attention.training.display import Lines, Silent, Terminal, words
 
 SCORES = ("error", "bits_per_byte")
 """What is told of a score."""

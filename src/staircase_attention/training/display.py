@@ -7,6 +7,8 @@ from typing import Any, Protocol
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from staircase_attention.clock import clock
+
 
 class Display(Protocol):
     """What the trainer tells whoever watches."""
@@ -129,17 +131,6 @@ class Lines:
         """Say how it stood in the end."""
         if self._facts:
             self._tell()
-
-
-def clock(seconds: float) -> str:
-    """Seconds as people say them.
-
-    >>> clock(3725)
-    '1:02:05'
-    """
-    whole = round(seconds)
-    minutes = f"{whole // 60 % 60:02d}:{whole % 60:02d}"
-    return f"{whole // 3600}:{minutes}" if whole >= 3600 else minutes  # noqa: PLR2004
 
 
 def choose_display(*, quiet: bool = False, **options: Any) -> Display:  # noqa: ANN401
