@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
+from staircase_attention.layers.embedding import Embedding
 from staircase_attention.models.checks import check_sizes, check_tokens
 from staircase_attention.models.state import check_rows, checked_mask
 
@@ -77,7 +78,7 @@ class LSTMSequenceModel(nn.Module):
         self.vocab_size = vocab_size
         self.output_size = output_size
         self.dropout = dropout
-        self.embedding = nn.Embedding(vocab_size, width)
+        self.embedding = Embedding(vocab_size, width)
         # PyTorch warns of dropout between layers where there is only one.
         between = dropout if num_layers > 1 else 0.0
         self.lstm = nn.LSTM(width, width, num_layers, batch_first=True, dropout=between)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from staircase_attention.layers import Core, CoreConfig
+from staircase_attention.layers.embedding import Embedding
 from staircase_attention.layers.fused import fused_core
 from staircase_attention.layers.positions import RelativePositions
 from staircase_attention.models.checks import check_order, check_parts, check_sizes, check_tokens
@@ -53,7 +54,7 @@ class SequenceModel(nn.Module):
         self.schedule = schedule
         self.vocab_size = vocab_size
         self.output_size = output_size
-        self.embedding = nn.Embedding(vocab_size, core.width)
+        self.embedding: nn.Embedding = Embedding(vocab_size, core.width)
         self.core = Core(
             core,
             max_distance=core.max_distance or schedule.default_max_distance,

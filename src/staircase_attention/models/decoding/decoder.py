@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from staircase_attention.kernels.graphs import captured
+from staircase_attention.layers.embedding import Embedding
 from staircase_attention.layers.fused import KINDS
 from staircase_attention.layers.plainness import are_untouched
 from staircase_attention.layers.positions import RotaryPositions
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from staircase_attention.models.decoding.launches import Launches
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-KNOWN = (*KINDS, RotaryPositions, SequenceModel, nn.Embedding)
+KNOWN = (*KINDS, RotaryPositions, SequenceModel, Embedding, nn.Embedding)
 """What a model is made of."""
 HOPPER = 9
 """The first kind of GPU on which a kernel can begin before the one ahead of it has ended."""
