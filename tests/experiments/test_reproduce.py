@@ -8,8 +8,9 @@ import sys
 import pytest
 from fake_training import FakeTrainer
 
-from staircase_attention.experiments import compare, find_recipe, reproduce
-from staircase_attention.experiments.reproduce import with_updates
+from staircase_attention.experiments import TABLES, compare, find_recipe, reproduce, table_rows
+from staircase_attention.experiments.recipes import state_tracking
+from staircase_attention.experiments.reproduce import TITLES, with_updates
 from staircase_attention.training import StopRequested
 from staircase_attention.training.run_folder import RunInUseError
 
@@ -240,6 +241,12 @@ def test_recipes_of_one_name_are_not_compared(tmp_path):
     recipe = find_recipe("parity/staircase")
     with pytest.raises(ValueError, match="different names, got 'parity/staircase' twice; rename"):
         compare([recipe, recipe], folder=tmp_path)
+
+
+def test_every_table_has_a_title_and_the_same_rows():
+    assert set(TITLES) == set(TABLES)
+    for table in TABLES:
+        assert [row.name for row in table_rows(table)] == list(state_tracking.ROWS)
 
 
 def test_episodes_grow_in_proportion_to_a_shorter_run():

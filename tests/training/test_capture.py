@@ -12,7 +12,7 @@ from staircase_attention import CachedStaircase
 from staircase_attention.models import LSTMSequenceModel, take_apart
 from staircase_attention.training import capture
 from staircase_attention.training.capture import _moved, _strides, _tensors, looks_of
-from staircase_attention.training.engine import MOST_ON_THE_WAY, Engine
+from staircase_attention.training.engine import MOST_GRAPHS, Engine
 
 # One pass: where a chunk ends, no bank is left open.
 SINGLE_PASS = build(CachedStaircase(chunk_size=3, num_window_chunks=3, num_passes=1))
@@ -190,7 +190,7 @@ class Replayed:
     made: ClassVar = []
 
     def __init__(self, work, inputs, states, looks, beside=None):
-        assert (beside is None) == (not Replayed.made)
+        self.beside = beside
         self.work, self.looks, self.now, self.num_runs = work, looks, states, 0
         self.take_in(states)
         Replayed.made.append(self)
@@ -258,30 +258,33 @@ def test_segments_that_end_inside_chunks_are_captured_one_by_one(replayed):
     # Chunks of 3 tokens, segments of 7: as the chunk at the end has 1, 2 or 3 of them.
     found = run_some(engine, example_models()[0], 16, length=7)
     assert found == ["as written"] * 4 + ["replayed"] * 12
-    assert len(replayed) == 3
+    # They share the memory of the first.
+    assert [one.beside for one in replayed] == [None, replayed[0], replayed[0]]
 
 
-def test_not_all_that_repeats_is_captured(replayed):
-    engine = Engine(why_not=None, say=pytest.fail)
+def test_not_all_that_repeats_is_captured_which_is_said_once(replayed):
+    said = []
+    engine = Engine(why_not=None, say=said.append)
     growing = next(one for one in example_models() if not one.schedule.is_state_bounded)
     found = run_some(engine, growing, 45, restart_every=15)
-    rest = ["as written"] * (15 - MOST_ON_THE_WAY)
-    assert found == ["as written"] * 15 + (["replayed"] * MOST_ON_THE_WAY + rest) * 2
+    rest = ["as written"] * (15 - MOST_GRAPHS)
+    assert found == ["as written"] * 15 + (["replayed"] * MOST_GRAPHS + rest) * 2
     # But what looks alike in a row always is.
     found = run_some(engine, example_models()[0], 4, length=6)
     assert found == ["as written"] * 2 + ["replayed"] * 2
-    assert len(replayed) == MOST_ON_THE_WAY + 1
+    assert len(replayed) == MOST_GRAPHS + 1
+    assert said == ["8 graphs are the most; other updates run as written, slower"]
 
 
-def refuse(monkeypatch, *, which=lambda looks: True):
+def refuse(monkeypatch, *, which=lambda looks, beside: True, error=RuntimeError):
     """Let updates of some looks not be captured; the looks of those that were tried."""
     tried = []
 
     class Refused(Replayed):
         def __init__(self, work, inputs, states, looks, beside=None):
             tried.append(looks)
-            if which(looks):
-                raise RuntimeError("no graph here\nand more")
+            if which(looks, beside):
+                raise error("no graph here\nand more")
             super().__init__(work, inputs, states, looks, beside)
 
     monkeypatch.setattr("staircase_attention.training.engine.CapturedUpdate", Refused)
@@ -299,16 +302,39 @@ def test_an_update_that_cannot_be_captured_runs_as_written_and_says_so_once(repl
 
 def test_an_update_on_the_way_that_cannot_be_captured_is_tried_once(replayed, monkeypatch):
     fresh = looks_of((random_tokens(2, 12),), [None])
-    tried = refuse(monkeypatch, which=lambda looks: looks == fresh)
-    engine = Engine(why_not=None, say=pytest.fail)
+    tried = refuse(monkeypatch, which=lambda looks, beside: looks == fresh)
+    said = []
+    engine = Engine(why_not=None, say=said.append)
     found = run_some(engine, example_models()[0], 20, restart_every=5)
     assert found == ["as written"] * 2 + ["replayed"] * 3 + (["as written"] + ["replayed"] * 4) * 3
     assert tried.count(fresh) == 1
-    assert len(replayed) == 1
+    # The failure took the other graph's memory with it, which was then made again.
+    assert len(replayed) == 2
+    assert said == ["some updates cannot be captured, and are slower: no graph here"]
+
+
+def test_where_no_two_updates_in_a_row_look_alike_a_failure_is_told_too(replayed, monkeypatch):
+    refuse(monkeypatch)
+    said = []
+    engine = Engine(why_not=None, say=said.append)
+    found = run_some(engine, example_models()[0], 16, length=7)
+    assert found == ["as written"] * 16
+    assert said == ["some updates cannot be captured, and are slower: no graph here"]
+
+
+def test_a_graph_that_finds_no_room_beside_others_is_made_alone(replayed, monkeypatch):
+    which = lambda looks, beside: beside is not None  # noqa: E731
+    tried = refuse(monkeypatch, which=which, error=torch.OutOfMemoryError)
+    engine = Engine(why_not=None, say=pytest.fail)
+    found = run_some(engine, example_models()[0], 12, restart_every=4)
+    assert found == ["as written"] * 2 + ["replayed"] * 10
+    assert len(engine._graphs) == 1
+    assert len(tried) > len(replayed)
 
 
 def test_graphs_give_way_where_memory_is_too_little_for_all(replayed):
-    model, engine = example_models()[0], Engine(why_not=None, say=pytest.fail)
+    said = []
+    model, engine = example_models()[0], Engine(why_not=None, say=said.append)
     run_some(engine, model, 12, restart_every=4)
     assert len(engine._graphs) == 2
     tries = []
@@ -325,6 +351,7 @@ def test_graphs_give_way_where_memory_is_too_little_for_all(replayed):
     assert tries == [True, False]
     assert engine.states[0].streams[0].position == before.streams[0].position + 9
     assert not engine.is_captured
+    assert "memory is too little" in said[0]
 
 
 def test_states_that_go_on_growing_are_given_up_with_a_word():

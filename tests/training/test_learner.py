@@ -86,6 +86,19 @@ def test_gradients_are_cut_between_segments_and_nowhere_else():
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-9, atol=1e-12)
 
 
+def test_an_update_whose_weights_were_changing_when_memory_ran_out_is_not_begun_again():
+    learner, lanes = learner_and_lanes(small_recipe(**STILL))
+    batch, _ = lanes.batch(lanes.first_position())
+
+    def run_out(*_, **__):
+        raise torch.OutOfMemoryError("no room")
+
+    learner.optimizer.step = run_out
+    with pytest.raises(RuntimeError, match=r"memory ran out while .* \(no room\)") as caught:
+        learner.update(batch, lanes=range(4), rate=1e-2, wants_stop=False)
+    assert not isinstance(caught.value, torch.OutOfMemoryError)
+
+
 def test_gradients_that_are_not_finite_skip_the_update_and_free_the_state():
     learner, lanes = learner_and_lanes(small_recipe(**STILL))
     batch, _ = lanes.batch(lanes.first_position())

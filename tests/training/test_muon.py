@@ -1,4 +1,4 @@
-"""Muon for stacks of matrices, with its rate on the device, is PyTorch's Muon."""
+"""Muon for stacks of matrices is PyTorch's Muon, whether its rate is a tensor or a number."""
 
 import pytest
 import torch
@@ -15,17 +15,21 @@ def matrices_and_twins():
     return [[one.clone().requires_grad_() for one in made] for _ in range(2)]
 
 
-def test_it_is_pytorch_s_at_any_rate():
+@pytest.mark.parametrize("is_tensor", [True, False])
+def test_it_is_pytorch_s_at_any_rate(is_tensor):
     matrices, twins = matrices_and_twins()
     rate = torch.tensor(0.0, dtype=torch.float64)
-    stacked = StackedMuon(matrices, lr=rate, **SETTINGS)
+    stacked = StackedMuon(matrices, lr=rate if is_tensor else 0.0, **SETTINGS)
     usual = torch.optim.Muon(twins, adjust_lr_fn="match_rms_adamw", **SETTINGS)
     generator = torch.Generator().manual_seed(1)
     for number in (1e-2, 0.0, 3e-3, 2e-1):
         for one, other in zip(matrices, twins, strict=True):
             one.grad = torch.randn(one.shape, generator=generator, dtype=torch.float64)
             other.grad = one.grad.clone()
-        rate.fill_(number)
+        if is_tensor:
+            rate.fill_(number)
+        else:
+            stacked.param_groups[0]["lr"] = number
         stacked.step()
         usual.param_groups[0]["lr"] = number
         usual.step()

@@ -34,8 +34,12 @@ def captured(graph: torch.cuda.CUDAGraph, pool: Pool | None = None) -> Iterator[
     try:
         # A stream of our own: PyTorch's default is on whichever device captured first.
         pool = pool or Pool()
-        with torch.cuda.graph(
-            graph, pool=pool.handle, stream=pool.stream, capture_error_mode="thread_local"
+        # Where a capture fails at its very end, PyTorch leaves its stream the current one.
+        with (
+            torch.cuda.stream(torch.cuda.current_stream()),
+            torch.cuda.graph(
+                graph, pool=pool.handle, stream=pool.stream, capture_error_mode="thread_local"
+            ),
         ):
             yield
     finally:

@@ -10,17 +10,17 @@ from staircase_attention.training.objective import Carried
 
 MOST_WRITTEN = 100
 """Updates that look unlike all before them, after which capturing is given up."""
-MOST_ON_THE_WAY = 8
-"""Graphs beside which no other is made, unless for updates that look alike in a row."""
+MOST_GRAPHS = 8
+"""Beside so many no other is made, unless for updates that look alike in a row."""
 
 
 class Engine:
     """Runs updates, and holds the lanes' states between them.
 
-    An update runs as it is written when the first of its looks comes, and is captured when the
-    second comes; from then on it is replayed. There are as many graphs as looks: one for states
-    that have their full size, others for those on the way there, which come again whenever lanes
-    begin anew.
+    An update runs as it is written when its look comes for the first time, and is captured when it
+    comes for the second; from then on it is replayed. There is a graph for states that have their
+    full size, and there are some for those on the way there, which come again whenever lanes begin
+    anew.
     """
 
     def __init__(self, *, why_not: str | None, say: Callable[[str], None]) -> None:
@@ -39,6 +39,8 @@ class Engine:
         """How the update before this one looked, if its states have gone on into this one."""
         self._num_unlike = 0
         """Updates that looked unlike all before them."""
+        self._told: set[str] = set()
+        """What has been said, so that it is not said again."""
         self.is_capturing = why_not is None
         if why_not:
             self._give_up(why_not)
@@ -73,10 +75,13 @@ class Engine:
                 raise
         else:
             return results
-        # There is not enough beside the memory of the graphs. Weights change last, so that what
-        # was begun can be begun again.
-        self._graphs.clear()
-        torch.cuda.empty_cache()
+        # There is not enough beside the memory of the graphs. Weights have not been changed when
+        # this error comes, so that what was begun can be begun again.
+        self._tell(
+            "graphs are made again and again, as memory is too little for them and for updates "
+            "that run as written; use more training.num_micro_batches, or training.recompute"
+        )
+        self._drop_graphs()
         results, self._states = work(*inputs, self._states)
         return results
 
@@ -95,8 +100,10 @@ class Engine:
             self._graphs[looks].take_in(self._states)
         elif looks is None or looks not in self._seen:
             self._meet(looks)
-        elif is_steady or self._has_room_for(looks):
+        elif is_steady or (looks not in self._refused and len(self._graphs) < MOST_GRAPHS):
             self._capture(work, inputs, looks, is_steady=is_steady)
+        elif looks not in self._refused:
+            self._tell(f"{MOST_GRAPHS} graphs are the most; other updates run as written, slower")
         return self._graphs.get(looks)
 
     def _meet(self, looks: Looks) -> None:
@@ -108,20 +115,38 @@ class Engine:
                 "end at ever other places within a chunk"
             )
 
-    def _has_room_for(self, looks: Looks) -> bool:
-        return len(self._graphs) < MOST_ON_THE_WAY and looks not in self._refused
-
     def _capture(self, work: Work, inputs: Inputs, looks: Looks, *, is_steady: bool) -> None:
-        beside = next(iter(self._graphs.values()), None)
         try:
+            beside = next(iter(self._graphs.values()), None)
             self._graphs[looks] = CapturedUpdate(work, inputs, self._states, looks, beside)
         except RuntimeError as error:
-            if is_steady:
-                self._give_up(str(error).splitlines()[0])
+            # What a failed capture leaves of the memory that graphs share is not to be relied on.
+            is_alone = not self._graphs
+            self._drop_graphs()
+            if isinstance(error, torch.OutOfMemoryError) and not is_alone:
+                self._capture(work, inputs, looks, is_steady=is_steady)
+            elif is_steady:
+                self._give_up(first_line(error))
             else:
                 self._refused.add(looks)
+                self._tell(f"some updates cannot be captured, and are slower: {first_line(error)}")
+
+    def _drop_graphs(self) -> None:
+        """Give the memory of all graphs back."""
+        self._graphs.clear()
+        torch.cuda.empty_cache()
 
     def _give_up(self, why: str) -> None:
         self.is_capturing = False
-        self._graphs.clear()
-        self.say(f"updates are not captured as a CUDA graph, and so slower: {why}")
+        self._drop_graphs()
+        self._tell(f"updates are not captured as a CUDA graph, and so slower: {why}")
+
+    def _tell(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            self.say(text)
+
+
+def first_line(error: Exception) -> str:
+    """What went wrong, in short."""
+    return str(error).splitlines()[0]

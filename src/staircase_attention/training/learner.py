@@ -136,7 +136,15 @@ class Learner:
             after.append(state.detach() if self.carries_state else None)
         results = self.processes.total(torch.stack([*totals, wants_stop]))
         norm = self._clip()
-        self.optimizer.step(rate, is_finite=torch.isfinite(norm))
+        try:
+            self.optimizer.step(rate, is_finite=torch.isfinite(norm))
+        except torch.OutOfMemoryError as error:
+            # Not to be begun again: some weights may have changed.
+            raise RuntimeError(
+                "memory ran out while weights were changed; train with fewer lanes, more "
+                "training.num_micro_batches or training.recompute, and go on from the latest "
+                f"checkpoint ({error})"
+            ) from error
         return torch.stack([*results, norm.double()]), after
 
     def _why_not_captured(self) -> str | None:

@@ -1,4 +1,4 @@
-"""PyTorch's optimisers behind one face: a rate that can be set, a state that is only tensors."""
+"""Optimisers behind one face: a rate that can be set, a state that is only tensors."""
 
 from collections.abc import Mapping
 

@@ -134,7 +134,7 @@ def environment() -> dict[str, Any]:
     packages = ("staircase-attention", "torch", "numpy", "safetensors", "triton")
     return {
         "python": platform.python_version(),
-        "platform": platform.platform(),
+        "platform": _platform(),
         "packages": {name: version for name in packages if (version := _version(name))},
         "device": device_name(),
         "num_threads": torch.get_num_threads(),
@@ -148,6 +148,12 @@ def device_name() -> str:
         return torch.cuda.get_device_name()
     count = torch.get_num_threads()
     return f"{platform.machine()} CPU, {count} thread{'s' if count > 1 else ''}"
+
+
+def _platform() -> str:
+    """System, processor and C library; not the kernel's build, which may name a machine."""
+    library = "".join(platform.libc_ver())
+    return f"{platform.system()} {platform.machine()}" + (f", {library}" if library else "")
 
 
 def _version(package: str) -> str | None:
