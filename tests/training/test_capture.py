@@ -273,7 +273,7 @@ def test_not_all_that_repeats_is_captured_which_is_said_once(replayed):
     found = run_some(engine, example_models()[0], 4, length=6)
     assert found == ["as written"] * 2 + ["replayed"] * 2
     assert len(replayed) == MOST_GRAPHS + 1
-    assert said == ["8 graphs are the most; other updates run as written, slower"]
+    assert said == ["8 graphs are the most; other updates are slower"]
 
 
 def refuse(monkeypatch, *, which=lambda looks, beside: True, error=RuntimeError):

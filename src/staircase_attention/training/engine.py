@@ -77,7 +77,7 @@ class Engine:
             return results
         # There is not enough beside the memory of the graphs. Weights have not been changed when
         # this error comes, so that what was begun can be begun again.
-        self._tell(
+        self._tell_once(
             "graphs are made again and again, as memory is too little for them and for updates "
             "that run as written; use more training.num_micro_batches, or training.recompute"
         )
@@ -103,7 +103,7 @@ class Engine:
         elif is_steady or (looks not in self._refused and len(self._graphs) < MOST_GRAPHS):
             self._capture(work, inputs, looks, is_steady=is_steady)
         elif looks not in self._refused:
-            self._tell(f"{MOST_GRAPHS} graphs are the most; other updates run as written, slower")
+            self._tell_once(f"{MOST_GRAPHS} graphs are the most; other updates are slower")
         return self._graphs.get(looks)
 
     def _meet(self, looks: Looks) -> None:
@@ -116,20 +116,26 @@ class Engine:
             )
 
     def _capture(self, work: Work, inputs: Inputs, looks: Looks, *, is_steady: bool) -> None:
+        beside = next(iter(self._graphs.values()), None)
         try:
-            beside = next(iter(self._graphs.values()), None)
             self._graphs[looks] = CapturedUpdate(work, inputs, self._states, looks, beside)
         except RuntimeError as error:
-            # What a failed capture leaves of the memory that graphs share is not to be relied on.
-            is_alone = not self._graphs
-            self._drop_graphs()
-            if isinstance(error, torch.OutOfMemoryError) and not is_alone:
-                self._capture(work, inputs, looks, is_steady=is_steady)
-            elif is_steady:
-                self._give_up(first_line(error))
-            else:
-                self._refused.add(looks)
-                self._tell(f"some updates cannot be captured, and are slower: {first_line(error)}")
+            why = str(error).splitlines()[0]
+            wants_room = isinstance(error, torch.OutOfMemoryError) and beside is not None
+        else:
+            return
+        # What a failed capture leaves of the memory that graphs share is not to be relied on. The
+        # error is gone by now, and with it what it kept alive.
+        del beside
+        self._drop_graphs()
+        if wants_room:
+            self._capture(work, inputs, looks, is_steady=is_steady)
+        elif is_steady:
+            self._give_up(why)
+        else:
+            if not self._refused:
+                self.say(f"some updates cannot be captured, and are slower: {why}")
+            self._refused.add(looks)
 
     def _drop_graphs(self) -> None:
         """Give the memory of all graphs back."""
@@ -139,14 +145,9 @@ class Engine:
     def _give_up(self, why: str) -> None:
         self.is_capturing = False
         self._drop_graphs()
-        self._tell(f"updates are not captured as a CUDA graph, and so slower: {why}")
+        self.say(f"updates are not captured as a CUDA graph, and so slower: {why}")
 
-    def _tell(self, text: str) -> None:
+    def _tell_once(self, text: str) -> None:
         if text not in self._told:
             self._told.add(text)
             self.say(text)
-
-
-def first_line(error: Exception) -> str:
-    """What went wrong, in short."""
-    return str(error).splitlines()[0]

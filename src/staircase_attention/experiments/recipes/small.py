@@ -88,15 +88,6 @@ SIZES: dict[str, SmallSize] = {
 LSTM = "lstm"
 
 
-def parity(row: str) -> Recipe:
-    """Whether the ones so far are odd: what one core learns in a minute, or not at all.
-
-    Measured on one core with seed 0: a Staircase makes no error after 200 updates, a Transformer-XL
-    of the same size is at 44% after 1,500.
-    """
-    return small("parity", row)
-
-
 def small(group: str, row: str) -> Recipe:
     """A model of a group of small recipes.
 

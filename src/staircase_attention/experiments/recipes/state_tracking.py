@@ -92,20 +92,10 @@ def random_walk(row: str) -> Recipe:
     return _recipe("random-walk", row, schedules, paper_training("random-walk"))
 
 
-def random_walk_fast(row: str) -> Recipe:
-    """The same row, trained as soon as one GPU can."""
-    return _fast("random-walk-fast", row, random_walk(row), FAST_WALK)
-
-
 def algorithm(row: str) -> Recipe:
     """A row of the paper's Algorithm table, or `lstm`."""
     schedules = table_schedules(cached_step_size=64, feedback_span=32)
     return _recipe("algorithm", row, schedules, paper_training("algorithm"))
-
-
-def algorithm_fast(row: str) -> Recipe:
-    """The same row, trained as soon as one GPU can."""
-    return _fast("algorithm-fast", row, algorithm(row), FAST_ALGORITHM)
 
 
 def permutations(row: str) -> Recipe:
@@ -119,22 +109,30 @@ def permutations(row: str) -> Recipe:
     return _recipe("permutations", row, schedules, paper_training("random-walk"), options)
 
 
-def permutations_fast(row: str) -> Recipe:
-    """The same row, trained as soon as one GPU can."""
-    return _fast("permutations-fast", row, permutations(row), FAST_PERMUTATIONS)
-
-
 def full_size_recipes() -> list[Recipe]:
-    """All recipes of the paper's size."""
-    makers: tuple[Callable[[str], Recipe], ...] = (
-        random_walk,
-        random_walk_fast,
-        algorithm,
-        algorithm_fast,
-        permutations,
-        permutations_fast,
+    """All recipes of the paper's size: each table, and the same with settings of our own."""
+    tables: tuple[tuple[Callable[[str], Recipe], TrainingConfig], ...] = (
+        (random_walk, FAST_WALK),
+        (algorithm, FAST_ALGORITHM),
+        (permutations, FAST_PERMUTATIONS),
     )
-    return [maker(row) for maker in makers for row in ROWS]
+    found: list[Recipe] = []
+    for maker, training in tables:
+        usual = [maker(row) for row in ROWS]
+        found += [*usual, *(fast(recipe, training) for recipe in usual)]
+    return found
+
+
+def fast(recipe: Recipe, training: TrainingConfig) -> Recipe:
+    """A row with settings of our own, and without dropout."""
+    model = recipe.model
+    if isinstance(model, FamilyModel):
+        core = dataclasses.replace(model.core, dropout=0.0, embedding_dropout=0.0)
+        model = dataclasses.replace(model, core=core)
+    else:
+        model = dataclasses.replace(model, dropout=0.0)
+    group, row = recipe.name.split("/")
+    return dataclasses.replace(recipe, name=f"{group}-fast/{row}", model=model, training=training)
 
 
 def table_schedules(*, cached_step_size: int, feedback_span: int) -> dict[str, Schedule]:
@@ -189,17 +187,6 @@ def _recipe(
             ),
         ),
     )
-
-
-def _fast(group: str, row: str, recipe: Recipe, training: TrainingConfig) -> Recipe:
-    """A row with other settings, and without dropout."""
-    model = recipe.model
-    if isinstance(model, FamilyModel):
-        core = dataclasses.replace(model.core, dropout=0.0, embedding_dropout=0.0)
-        model = dataclasses.replace(model, core=core)
-    else:
-        model = dataclasses.replace(model, dropout=0.0)
-    return dataclasses.replace(recipe, name=f"{group}/{row}", model=model, training=training)
 
 
 def _family_model(schedule: Schedule, facts: PaperTraining) -> FamilyModel:
