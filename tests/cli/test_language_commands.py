@@ -125,7 +125,11 @@ def test_a_run_on_a_task_does_not_speak(staircase, tmp_path):
         assert len(err.strip().splitlines()) == 1
 
 
-def test_length_is_not_for_text(staircase, run):
-    status, _, err = staircase("eval", str(run), "--length", "9")
+@pytest.mark.parametrize(
+    ("words", "instead"), [(["--length", "9"], "--past"), (["--by-episode"], "--by-position")]
+)
+def test_what_episodes_have_is_not_for_text(staircase, run, words, instead):
+    status, _, err = staircase("eval", str(run), *words)
     assert status == 2
-    assert "--past" in err
+    assert instead in err
+    assert len(err.strip().splitlines()) == 1

@@ -59,9 +59,23 @@ def test_eval_gives_the_score_of_the_result_and_of_other_lengths(staircase, run)
     assert [line["num_answers"] for line in lines] == [20 * 48, 20 * 12]
 
 
+def test_eval_tells_first_episodes_from_later_ones(staircase, run):
+    words = ["eval", str(run), "--by-episode", "--lanes", "4"]
+    status, out, err = staircase(*words, "--json")
+    assert status == 0, err
+    whole, *parts = map(json.loads, out.splitlines())
+    # Twenty episodes in four lanes: five in each.
+    assert [part["episode_of_its_lane_from"] for part in parts] == [1, 2, 4]
+    counts = [part["num_answers"] for part in parts]
+    assert [count / whole["num_answers"] for count in counts] == [0.2, 0.4, 0.4]
+    status, out, _ = staircase(*words)
+    assert "episode of its lane from 4: error " in out
+
+
 @pytest.mark.parametrize(
     "words",
     [
+        ["--lanes", "0"],
         ["--checkpoint", "7"],
         ["--split", "dev"],
         ["--length", "0"],

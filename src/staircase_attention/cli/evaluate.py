@@ -8,7 +8,15 @@ from typing import Annotated, Any, cast, get_args
 import typer
 
 from staircase_attention.cli.arguments import TrainedRun
-from staircase_attention.evaluation import Mean, Reading, bits, loss_by_past, loss_by_position
+from staircase_attention.evaluation import (
+    Mean,
+    Reading,
+    Score,
+    bits,
+    loss_by_past,
+    loss_by_position,
+    score_by_episode,
+)
 from staircase_attention.training import LoadedRun, load_run
 from staircase_attention.training.build import choose_device, precision_of
 from staircase_attention.training.corpus_data import CorpusData
@@ -28,6 +36,10 @@ def evaluate(
         list[int] | None,
         typer.Option(help="Episode length other than the training's; may be given repeatedly."),
     ] = None,
+    by_episode: Annotated[
+        bool,
+        typer.Option("--by-episode", help="Error by how many episodes its lane had before."),
+    ] = False,
     by_position: Annotated[
         bool, typer.Option("--by-position", help="Loss by position in the document.")
     ] = False,
@@ -42,19 +54,32 @@ def evaluate(
         str | None,
         typer.Option(help="float32 or bfloat16; float32 on a CPU, the run's own on a GPU."),
     ] = None,
+    lanes: Annotated[
+        int | None,
+        typer.Option(help="Lanes into which the split is dealt; the run's own by default."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Score a trained model on a split of its data."""
     if split not in SPLITS:
         raise ValueError(f"--split must be one of {', '.join(SPLITS)}, got {split!r}; choose one")
     loaded = in_precision(load_run(run, checkpoint=checkpoint), precision)
+    if lanes is not None:
+        loaded = changed(loaded, {"training.evaluation_lanes": lanes})
     name = cast(SplitName, split)
     if isinstance(loaded.data, TaskData):
         check_unused(by_position, past)
         for size in [*length] if length else [None]:
             data = loaded.data if size is None else loaded.data.with_length(size)
             show(score(loaded, data, name), name, as_json, length=size, update=loaded.update)
+            if by_episode:
+                show_episodes(scores_by_episode(loaded, data, name), as_json)
         return
+    if by_episode:
+        raise ValueError(
+            f"--by-episode is for tasks with episodes, got it for {run}, which learnt from a "
+            "corpus; use --by-position to see where in a document it errs"
+        )
     if length:
         raise ValueError(
             f"--length is for tasks with episodes, got it for {run}, which learnt from a corpus; "
@@ -72,8 +97,12 @@ def in_precision(loaded: LoadedRun, precision: str | None) -> LoadedRun:
     """The run as it is to be scored: many CPUs are slow at bfloat16, and none needs it."""
     if precision is None and choose_device().type == "cuda":
         return loaded
-    recipe = loaded.recipe.override({"training.precision": precision or "float32"})
-    return dataclasses.replace(loaded, recipe=recipe)
+    return changed(loaded, {"training.precision": precision or "float32"})
+
+
+def changed(loaded: LoadedRun, overrides: Mapping[str, Any]) -> LoadedRun:
+    """The run with other settings, each named by its path."""
+    return dataclasses.replace(loaded, recipe=loaded.recipe.override(overrides))
 
 
 def check_unused(by_position: bool, past: list[int] | None) -> None:
@@ -90,6 +119,19 @@ def score(loaded: LoadedRun, data: TaskData | CorpusData, split: SplitName) -> d
     device = choose_device()
     found = score_split(loaded.model.to(device), data, split, recipe=loaded.recipe, device=device)
     return found.to_plain() | data.facts(split, found)
+
+
+def scores_by_episode(loaded: LoadedRun, data: TaskData, split: SplitName) -> dict[int, Score]:
+    """The score on one split, taken apart by the number of the episode in its lane."""
+    config, device = loaded.recipe.training, choose_device()
+    return score_by_episode(
+        loaded.model.to(device),
+        data.episodes(split),
+        num_lanes=config.evaluation_lanes,
+        segment_length=config.segment_length,
+        device=device,
+        precision=precision_of(loaded.recipe),
+    )
 
 
 def reading_of(loaded: LoadedRun, data: CorpusData, split: SplitName) -> Reading:
@@ -121,6 +163,18 @@ def show(
         f"{split}{at}: error {100 * found['error']:.2f}%  loss {found['loss']:.4f}{extra}  "
         f"({found['num_answers']:,} answers, weights of update {update:,})"
     )
+
+
+def show_episodes(scores: Mapping[int, Score], as_json: bool) -> None:
+    """Print scores by the number of the episode in its lane, one a line."""
+    for first, found in scores.items():
+        if as_json:
+            typer.echo(json.dumps({"episode_of_its_lane_from": first} | found.to_plain()))
+        else:
+            typer.echo(
+                f"episode of its lane from {first:,}: error {100 * found.error:.2f}%  "
+                f"loss {found.loss:.4f}  ({found.num_answers:,} answers)"
+            )
 
 
 def show_means(what: str, means: Mapping[int, Mean], as_json: bool) -> None:

@@ -1,5 +1,6 @@
 """How good a trained model is."""
 
+from staircase_attention.evaluation.by_episode import score_by_episode
 from staircase_attention.evaluation.evaluate import (
     Score,
     ScoredBatch,
@@ -26,4 +27,5 @@ __all__ = [
     "loss_and_wrong",
     "loss_by_past",
     "loss_by_position",
+    "score_by_episode",
 ]

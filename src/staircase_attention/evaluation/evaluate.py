@@ -1,6 +1,6 @@
 """How good a model is on a split: every answer counted once, state carried through every lane."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -39,12 +39,17 @@ class Score:
     """Fraction of answers that were not the model's first choice."""
     num_answers: int
 
+    @classmethod
+    def of(cls, loss: float, num_wrong: float, num_answers: int) -> "Score":
+        """From sums over the answers."""
+        count = max(num_answers, 1)
+        return cls(loss=loss / count, error=num_wrong / count, num_answers=num_answers)
+
     def to_plain(self) -> dict[str, Any]:
         """The score as plain data."""
         return asdict(self)
 
 
-@torch.no_grad()
 def evaluate(
     model: nn.Module,
     batches: Iterable[ScoredBatch],
@@ -57,25 +62,41 @@ def evaluate(
 
     Without `carries_state` every batch begins anew, as episodes that fill their segments do.
     """
-    was_training = model.training
-    model.eval()
     totals = torch.zeros(2, dtype=torch.float64, device=device)
-    num_answers, state = 0, None
-    for batch in batches:
-        inputs, targets = (
-            torch.from_numpy(part).to(device) for part in (batch.inputs, batch.targets)
-        )
-        with autocast(device, precision):
-            logits, state = model(inputs, state if carries_state else None)
+    num_answers = 0
+    answers = answered(
+        model, batches, device=device, precision=precision, carries_state=carries_state
+    )
+    for batch, logits, targets in answers:
         totals += torch.stack([part.double() for part in loss_and_wrong(logits, targets)])
         num_answers += batch.num_answers
-    model.train(was_training)
     loss, wrong = totals.tolist()
-    return Score(
-        loss=loss / max(num_answers, 1),
-        error=wrong / max(num_answers, 1),
-        num_answers=num_answers,
-    )
+    return Score.of(loss, wrong, num_answers)
+
+
+@torch.no_grad()
+def answered(
+    model: nn.Module,
+    batches: Iterable[ScoredBatch],
+    *,
+    device: torch.device,
+    precision: torch.dtype = torch.float32,
+    carries_state: bool = True,
+) -> Iterator[tuple[ScoredBatch, Tensor, Tensor]]:
+    """Each batch with the model's logits and the targets, both on the device."""
+    was_training = model.training
+    model.eval()
+    state = None
+    try:
+        for batch in batches:
+            inputs, targets = (
+                torch.from_numpy(part).to(device) for part in (batch.inputs, batch.targets)
+            )
+            with autocast(device, precision):
+                logits, state = model(inputs, state if carries_state else None)
+            yield batch, logits, targets
+    finally:
+        model.train(was_training)
 
 
 def loss_and_wrong(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
+from staircase_attention.evaluation.doublings import doubling
 from staircase_attention.evaluation.evaluate import autocast
 
 
@@ -67,7 +68,7 @@ def loss_by_position(reading: Reading) -> dict[int, Mean]:
     for indices, losses in token_losses(reading):
         document = np.searchsorted(starts, indices, side="right") - 1
         position = indices - starts[np.maximum(document, 0)]
-        buckets = np.where(position > 0, 2 ** np.log2(np.maximum(position, 1)).astype(int), 0)
+        buckets = doubling(position)
         for bucket in np.unique(buckets).tolist():
             here = buckets == bucket
             total = sums.setdefault(bucket, [0.0, 0])

@@ -5,6 +5,7 @@ from typing import Any, Literal, Protocol
 
 from staircase_attention.evaluation import Score, ScoredBatch
 from staircase_attention.tasks import (
+    Episodes,
     Growth,
     Lanes,
     Position,
@@ -123,9 +124,13 @@ class TaskData:
         self, name: SplitName, *, num_lanes: int, segment_length: int
     ) -> Iterator[ScoredBatch]:
         """Every token of a split once."""
-        episodes = split(self.task, name, self.seed)
+        episodes = self.episodes(name)
         lanes = min(num_lanes, len(episodes))
         yield from evaluation_batches(episodes, num_lanes=lanes, segment_length=segment_length)
+
+    def episodes(self, name: SplitName) -> Episodes:
+        """Those of a split."""
+        return split(self.task, name, self.seed)
 
     def rank(self, score: Score) -> tuple[float, ...]:
         """Errors first; the loss decides between equals."""
