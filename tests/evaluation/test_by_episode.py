@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from staircase_attention.evaluation import evaluate, score_by_episode
+from staircase_attention.evaluation import Score, evaluate, score_by_episode
 from staircase_attention.tasks import IGNORED, Episodes, evaluation_batches
 
 CPU = torch.device("cpu")
@@ -53,10 +53,10 @@ def test_the_parts_make_up_the_whole(episodes):
     dealt = {"num_lanes": 4, "segment_length": 5}
     whole = evaluate(SlowStarter(), evaluation_batches(episodes, **dealt), device=CPU)
     parts = score_by_episode(SlowStarter(), episodes, device=CPU, **dealt).values()
-    assert sum(part.num_answers for part in parts) == whole.num_answers
-    for name in ("loss", "error"):
-        total = sum(getattr(part, name) * part.num_answers for part in parts)
-        assert total / whole.num_answers == pytest.approx(getattr(whole, name), rel=1e-12)
+    together = Score.together(parts)
+    assert together.num_answers == whole.num_answers
+    assert together.loss == pytest.approx(whole.loss, rel=1e-12)
+    assert together.error == pytest.approx(whole.error, rel=1e-12)
 
 
 def test_a_model_is_left_in_the_mode_it_came_in(episodes):

@@ -256,4 +256,6 @@ def test_episodes_grow_in_proportion_to_a_shorter_run():
     short = with_updates(fast, 750).training.growth
     assert short == dataclasses.replace(fast.training.growth, double_every=100)
     assert short.longest(749) is None
+    held = fast.override({"training.growth.first_updates": 1200})
+    assert with_updates(held, 750).training.growth == dataclasses.replace(short, first_updates=300)
     assert with_updates(usual, 500).training.growth == usual.training.growth

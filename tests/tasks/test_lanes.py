@@ -116,6 +116,7 @@ def test_resuming_from_a_saved_position_needs_nothing_else(task):
 GROWTHS = st.builds(
     Growth,
     first_tokens=st.integers(2, 6),
+    first_updates=st.none() | st.integers(1, 5),
     double_every=st.integers(1, 3),
     num_doublings=st.integers(1, 3),
 )
@@ -201,7 +202,14 @@ def test_a_position_beyond_the_cut_is_refused():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"first_tokens": 1}, {"double_every": 0}, {"num_doublings": 0}, {"num_doublings": 40}]
+    "wrong",
+    [
+        {"first_tokens": 1},
+        {"first_updates": 0},
+        {"double_every": 0},
+        {"num_doublings": 0},
+        {"num_doublings": 40},
+    ],
 )
 def test_what_does_not_grow_is_refused(wrong):
     with pytest.raises(ValueError, match="must be a whole number"):

@@ -71,9 +71,12 @@ def evaluate(
         check_unused(by_position, past)
         for size in [*length] if length else [None]:
             data = loaded.data if size is None else loaded.data.with_length(size)
-            show(score(loaded, data, name), name, as_json, length=size, update=loaded.update)
-            if by_episode:
-                show_episodes(scores_by_episode(loaded, data, name), as_json)
+            parts = scores_by_episode(loaded, data, name) if by_episode else {}
+            found = (
+                Score.together(parts.values()).to_plain() if parts else score(loaded, data, name)
+            )
+            show(found, name, as_json, length=size, update=loaded.update)
+            show_episodes(parts, as_json)
         return
     if by_episode:
         raise ValueError(

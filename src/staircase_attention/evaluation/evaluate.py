@@ -45,6 +45,20 @@ class Score:
         count = max(num_answers, 1)
         return cls(loss=loss / count, error=num_wrong / count, num_answers=num_answers)
 
+    @classmethod
+    def together(cls, parts: Iterable["Score"]) -> "Score":
+        """Of all answers of which there are scores.
+
+        >>> Score.together([Score.of(2.0, 1, 1), Score.of(2.0, 0, 3)])
+        Score(loss=1.0, error=0.25, num_answers=4)
+        """
+        sums = [
+            (part.loss * part.num_answers, part.error * part.num_answers, part.num_answers)
+            for part in parts
+        ]
+        loss, wrong, count = (sum(values) for values in zip(*sums, strict=True))
+        return cls.of(loss, wrong, round(count))
+
     def to_plain(self) -> dict[str, Any]:
         """The score as plain data."""
         return asdict(self)

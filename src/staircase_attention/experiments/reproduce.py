@@ -97,8 +97,12 @@ def with_updates(recipe: Recipe, num_updates: int) -> Recipe:
     training = recipe.training
     growth = training.growth
     if growth.first_tokens is not None:
-        every = max(1, growth.double_every * num_updates // training.num_updates)
-        growth = dataclasses.replace(growth, double_every=every)
+        lessons = {
+            name: max(1, updates * num_updates // training.num_updates)
+            for name in ("first_updates", "double_every")
+            if (updates := getattr(growth, name)) is not None
+        }
+        growth = dataclasses.replace(growth, **lessons)
     config = dataclasses.replace(
         training,
         num_updates=num_updates,
