@@ -49,6 +49,8 @@ def column(lines, row, heading):
 def test_a_row_shows_our_errors_beside_the_paper_s(lines):
     row = "staircase-n8-c8"
     assert column(lines, row, "Valid, ours") == "20.00 ± 10.00"
+    # Of runs whose errors in training are those on validation data, some way before the end.
+    assert column(lines, row, "Train, ours") == "20.19 ± 9.98"
     assert column(lines, row, "Test, ours") == "20.10 ± 10.00"
     assert column(lines, row, "Best seed, ours") == "10.10 (seed 1)"
     assert column(lines, row, "Valid, paper") == "0.2 ± 0.1"
@@ -144,7 +146,21 @@ def test_a_curve_leaves_out_what_a_rollback_undid_and_a_torn_last_line(tmp_path)
     (run / "metrics.jsonl").write_text(text + '{"kind": "val')
     [record] = read_runs(tmp_path)
     assert record.curve == ((10, 50.0), (20, 40.0))
+    assert record.train is None
     assert record.status == "unfinished"
+
+
+def test_the_training_error_is_that_of_the_last_updates_that_count(tmp_path):
+    run = tmp_path / "seed-0"
+    run.mkdir()
+    errors = [(950, 0.9), (960, 0.04), (970, 0.8), (1000, 0.7)]
+    lines = [{"kind": "train", "update": update, "error": error} for update, error in errors]
+    lines.append({"kind": "rollback", "update": 960})
+    lines += [{"kind": "train", "update": update, "error": 0.02} for update in (970, 1000)]
+    lines.append({"kind": "valid", "update": 1000, "error": 0.5})
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    [record] = read_runs(tmp_path)
+    assert record.train == pytest.approx((4 + 2 + 2) / 3)
 
 
 def test_times_are_those_of_the_way_that_led_to_the_result(tmp_path):

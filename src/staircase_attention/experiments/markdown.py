@@ -5,6 +5,7 @@ from typing import Any
 
 from staircase_attention.clock import clock
 from staircase_attention.experiments.experiment import Experiment
+from staircase_attention.experiments.run_records import LAST_PART
 from staircase_attention.experiments.spread import Spread
 from staircase_attention.experiments.summary import SOLVED, RowSummary
 
@@ -45,7 +46,9 @@ def _introduction(experiment: Experiment, rows: Sequence[RowSummary]) -> str:
         "validation error; its test error is shown. Seeds change initial weights and dropout; the "
         f"data are the same for all. A row is solved when its validation error is {SOLVED:.0f}% or "
         "less; times count training and validation, and their mean is shown where every run got "
-        "there."
+        f"there. Train is the error in training over the last {LAST_PART:.0%} of the updates, with "
+        "dropout as it is there: far below Valid, a model knows its training data by heart, or has "
+        "trouble with empty states (see `staircase eval --by-episode`)."
     ]
     if experiment.table is not None:
         lines.append(
@@ -63,7 +66,7 @@ def _introduction(experiment: Experiment, rows: Sequence[RowSummary]) -> str:
 
 def _table(rows: Sequence[RowSummary], *, with_paper: bool) -> str:
     columns = ["Model", "Row", "Recurrent steps", "Step size", "Forward size"]
-    columns += ["Valid, ours", "Test, ours", "Best seed, ours"]
+    columns += ["Train, ours", "Valid, ours", "Test, ours", "Best seed, ours"]
     columns += ["Valid, paper", "Test, paper", "Best seed, paper"] if with_paper else []
     columns += ["Seeds", "Updates", "Tokens", "Time a run", "Solved after", "Parameters", "Device"]
     rule = ["---", "---", *["--:"] * (len(columns) - 3), "---"]
@@ -89,8 +92,9 @@ def _ours(summary: RowSummary) -> list[str]:
     best = summary.best
     if best is None:
         ended = bool(summary.with_status("diverged"))
-        return ["no score" if ended else NOT_RUN, NONE, NONE]
+        return [NONE, "no score" if ended else NOT_RUN, NONE, NONE]
     return [
+        _spread(summary.train_error, digits=2),
         _spread(summary.error("valid"), digits=2),
         _spread(summary.error("test"), digits=2),
         f"{best.test:.2f} (seed {best.seed})",

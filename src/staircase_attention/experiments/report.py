@@ -121,6 +121,7 @@ def _plain_row(summary: RowSummary) -> dict[str, Any]:
 
 def _plain_ours(summary: RowSummary) -> dict[str, Any]:
     return {
+        "train": _plain_spread(summary.train_error),
         "valid": _plain_spread(summary.error("valid")),
         "test": _plain_spread(summary.error("test")),
         "best_seed": to_plain(summary.best),
@@ -157,6 +158,7 @@ def _plain_run(run: RunRecord) -> dict[str, Any]:
         "status": run.status,
         "failure": run.failure,
         "result": None if run.result is None else to_plain(run.result),
+        "train": run.train,
         "lengths": {str(length): error for length, error in run.lengths.items()},
         "curve": [
             {"update": update, "valid": error, "seconds": run.seconds.get(update)}

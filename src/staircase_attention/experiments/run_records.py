@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal
 
 from staircase_attention.experiments.lengths import read_lengths
@@ -15,6 +16,8 @@ from staircase_attention.training.run_folder import RunFolder
 Status = Literal["finished", "diverged", "failed", "unfinished"]
 """Failed: an error ended it; unfinished: it was stopped. Both can be taken up again."""
 
+LAST_PART = 0.05
+"""Of the updates so far, those whose training errors are looked at."""
 PREFIX = "seed-"
 FAILURE_SUFFIX = ".failure.txt"
 
@@ -31,6 +34,8 @@ class RunRecord:
     """The error that ended it, in one line."""
     curve: tuple[tuple[int, float], ...] = ()
     """Updates and validation errors in percent."""
+    train: float | None = None
+    """Error in percent on what it was trained on, over the last of its updates."""
     seconds: Mapping[int, float] = field(default_factory=dict)
     """How long training had taken at the updates of the curve, as far as that was written down."""
     lengths: Mapping[int, float] = field(default_factory=dict)
@@ -75,11 +80,12 @@ def read_run(row: Path, seed: int) -> RunRecord:
     """One run that has begun."""
     path = seed_folder(row, seed)
     place, failure = RunFolder(path), failure_file(path)
-    curve = tuple(_curve(place.metrics))
+    curve = tuple(_errors(place.metrics, "valid"))
     record = RunRecord(
         seed=seed,
         status="unfinished",
         curve=curve,
+        train=_end(_errors(place.metrics, "train")),
         seconds=_seconds(place.timing, [update for update, _ in curve]),
         lengths={length: 100 * score.error for length, score in read_lengths(path).items()},
     )
@@ -110,15 +116,27 @@ def read_recipe(run: Path) -> Recipe | None:
     return None if folder.is_unbegun else folder.recipe()
 
 
-def _curve(metrics: Path) -> Iterator[tuple[int, float]]:
-    """Validation errors on the way that led to the result: what a rollback undid is left out."""
+def _errors(metrics: Path, kind: Literal["train", "valid"]) -> list[tuple[int, float]]:
+    """Errors on the way that led to the result: what a rollback undid is left out."""
     points: list[tuple[int, float]] = []
     for line in _lines(metrics):
         if line["kind"] == "rollback":
             points = [point for point in points if point[0] <= line["update"]]
-        elif line["kind"] == "valid":
+        elif line["kind"] == kind:
             points.append((line["update"], 100 * line["error"]))
-    yield from points
+    return points
+
+
+def _end(points: Sequence[tuple[int, float]]) -> float | None:
+    """The mean of the last ones.
+
+    >>> _end([(80, 9.0), (95, 5.0), (96, 4.0), (100, 2.0)])
+    3.0
+    """
+    if not points:
+        return None
+    first = (1 - LAST_PART) * points[-1][0]
+    return fmean(error for update, error in points if update > first)
 
 
 def _seconds(timing: Path, updates: Sequence[int]) -> dict[int, float]:

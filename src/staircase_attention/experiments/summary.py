@@ -50,6 +50,12 @@ class RowSummary:
         return Spread.over([percent(result, split) for result in self.results])
 
     @property
+    def train_error(self) -> Spread | None:
+        """Mean and deviation over the seeds of the error in training, at its end."""
+        scored = [run for run in self.runs if run.result is not None and run.result.valid]
+        return Spread.over([run.train for run in scored if run.train is not None])
+
+    @property
     def best(self) -> BestSeed | None:
         """The best seed by its validation error, and by the loss between equals."""
         if not self.results:
