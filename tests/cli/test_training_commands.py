@@ -68,8 +68,19 @@ def test_eval_tells_first_episodes_from_later_ones(staircase, run):
     assert [part["episode_of_its_lane_from"] for part in parts] == [1, 2, 4]
     counts = [part["num_answers"] for part in parts]
     assert [count / whole["num_answers"] for count in counts] == [0.2, 0.4, 0.4]
+    _, plain, _ = staircase("eval", str(run), "--lanes", "4", "--json")
+    for name in ("error", "loss", "num_answers"):
+        assert whole[name] == pytest.approx(json.loads(plain)[name], rel=1e-6)
     status, out, _ = staircase(*words)
     assert "episode of its lane from 4: error " in out
+
+
+def test_eval_tells_first_episodes_from_later_ones_at_other_lengths(staircase, run):
+    lengths = ["--length", "12", "--length", "9"]
+    _, out, _ = staircase("eval", str(run), "--by-episode", "--lanes", "10", *lengths, "--json")
+    parts = [json.loads(line) for line in out.splitlines() if "episode_of_its" in line]
+    found = [(part["length"], part["num_answers"], part["split"]) for part in parts]
+    assert found == [(length, 10 * length, "test") for length in (12, 12, 9, 9)]
 
 
 @pytest.mark.parametrize(

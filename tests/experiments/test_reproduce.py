@@ -249,6 +249,14 @@ def test_every_table_has_a_title_and_the_same_rows():
         assert [row.name for row in table_rows(table)] == list(state_tracking.ROWS)
 
 
+@pytest.mark.parametrize("table", [name for name in TABLES if name.endswith("-fast")])
+def test_settings_of_our_own_end_on_whole_episodes(table):
+    for row in table_rows(table):
+        training = row.recipe.training
+        assert training.growth.longest(0) is not None
+        assert training.growth.longest(2 * training.num_updates // 3) is None
+
+
 def test_episodes_grow_in_proportion_to_a_shorter_run():
     fast, usual = (
         find_recipe(f"{table}/staircase-n4-c16") for table in ("random-walk-fast", "random-walk")

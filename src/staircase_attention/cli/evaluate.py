@@ -38,7 +38,7 @@ def evaluate(
     ] = None,
     by_episode: Annotated[
         bool,
-        typer.Option("--by-episode", help="Error by how many episodes its lane had before."),
+        typer.Option("--by-episode", help="Error by the number of the episode in its lane."),
     ] = False,
     by_position: Annotated[
         bool, typer.Option("--by-position", help="Loss by position in the document.")
@@ -65,6 +65,10 @@ def evaluate(
         raise ValueError(f"--split must be one of {', '.join(SPLITS)}, got {split!r}; choose one")
     loaded = in_precision(load_run(run, checkpoint=checkpoint), precision)
     if lanes is not None:
+        if lanes < 1:
+            raise ValueError(
+                f"--lanes must be at least 1, got {lanes}; leave it out for the run's own"
+            )
         loaded = changed(loaded, {"training.evaluation_lanes": lanes})
     name = cast(SplitName, split)
     if isinstance(loaded.data, TaskData):
@@ -76,7 +80,7 @@ def evaluate(
                 Score.together(parts.values()).to_plain() if parts else score(loaded, data, name)
             )
             show(found, name, as_json, length=size, update=loaded.update)
-            show_episodes(parts, as_json)
+            show_episodes(parts, {"split": name, "length": size}, as_json)
         return
     if by_episode:
         raise ValueError(
@@ -127,10 +131,11 @@ def score(loaded: LoadedRun, data: TaskData | CorpusData, split: SplitName) -> d
 def scores_by_episode(loaded: LoadedRun, data: TaskData, split: SplitName) -> dict[int, Score]:
     """The score on one split, taken apart by the number of the episode in its lane."""
     config, device = loaded.recipe.training, choose_device()
+    episodes = data.episodes(split)
     return score_by_episode(
         loaded.model.to(device),
-        data.episodes(split),
-        num_lanes=config.evaluation_lanes,
+        episodes,
+        num_lanes=min(config.evaluation_lanes, len(episodes)),
         segment_length=config.segment_length,
         device=device,
         precision=precision_of(loaded.recipe),
@@ -168,11 +173,12 @@ def show(
     )
 
 
-def show_episodes(scores: Mapping[int, Score], as_json: bool) -> None:
+def show_episodes(scores: Mapping[int, Score], of: Mapping[str, Any], as_json: bool) -> None:
     """Print scores by the number of the episode in its lane, one a line."""
     for first, found in scores.items():
         if as_json:
-            typer.echo(json.dumps({"episode_of_its_lane_from": first} | found.to_plain()))
+            line = {**of, "episode_of_its_lane_from": first, **found.to_plain()}
+            typer.echo(json.dumps(line))
         else:
             typer.echo(
                 f"episode of its lane from {first:,}: error {100 * found.error:.2f}%  "

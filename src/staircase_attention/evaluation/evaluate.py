@@ -52,12 +52,12 @@ class Score:
         >>> Score.together([Score.of(2.0, 1, 1), Score.of(2.0, 0, 3)])
         Score(loss=1.0, error=0.25, num_answers=4)
         """
-        sums = [
-            (part.loss * part.num_answers, part.error * part.num_answers, part.num_answers)
-            for part in parts
-        ]
-        loss, wrong, count = (sum(values) for values in zip(*sums, strict=True))
-        return cls.of(loss, wrong, round(count))
+        known = list(parts)
+        return cls.of(
+            sum(part.loss * part.num_answers for part in known),
+            sum(part.error * part.num_answers for part in known),
+            sum(part.num_answers for part in known),
+        )
 
     def to_plain(self) -> dict[str, Any]:
         """The score as plain data."""

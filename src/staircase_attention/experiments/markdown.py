@@ -47,8 +47,9 @@ def _introduction(experiment: Experiment, rows: Sequence[RowSummary]) -> str:
         f"data are the same for all. A row is solved when its validation error is {SOLVED:.0f}% or "
         "less; times count training and validation, and their mean is shown where every run got "
         f"there. Train is the error in training over the last {LAST_PART:.0%} of the updates, with "
-        "dropout as it is there: far below Valid, a model knows its training data by heart, or has "
-        "trouble with empty states (see `staircase eval --by-episode`)."
+        "the weights of the time, and dropout as it is in training. Far below Valid, a model knows "
+        "its training data by heart, or has trouble with empty states (see `staircase eval "
+        "--by-episode`), or its best weights are from long before the end."
     ]
     if experiment.table is not None:
         lines.append(

@@ -16,8 +16,11 @@ from staircase_attention.training.run_folder import RunFolder
 Status = Literal["finished", "diverged", "failed", "unfinished"]
 """Failed: an error ended it; unfinished: it was stopped. Both can be taken up again."""
 
-LAST_PART = 0.05
-"""Of the updates so far, those whose training errors are looked at."""
+LAST_PART = 0.1
+"""Of the updates so far, those whose training errors are looked at.
+
+Long enough for some lanes to begin anew, which is when errors are highest.
+"""
 PREFIX = "seed-"
 FAILURE_SUFFIX = ".failure.txt"
 
@@ -130,7 +133,7 @@ def _errors(metrics: Path, kind: Literal["train", "valid"]) -> list[tuple[int, f
 def _end(points: Sequence[tuple[int, float]]) -> float | None:
     """The mean of the last ones.
 
-    >>> _end([(80, 9.0), (95, 5.0), (96, 4.0), (100, 2.0)])
+    >>> _end([(80, 9.0), (90, 5.0), (96, 4.0), (100, 2.0)])
     3.0
     """
     if not points:

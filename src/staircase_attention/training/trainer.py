@@ -86,7 +86,7 @@ class Trainer:
         if last is not None:
             self.display.say(
                 f"episodes are cut to {last} tokens to the end of training; "
-                "with lower training.growth.first_updates and double_every they become whole"
+                "with a lower training.growth.double_every (or first_updates) they become whole"
             )
         try:
             if not self.folder.checkpoints.names():
