@@ -95,18 +95,10 @@ def with_updates(recipe: Recipe, num_updates: int) -> Recipe:
     """
     at_most = max(1, num_updates // LEAST_EVALUATIONS)
     training = recipe.training
-    growth = training.growth
-    if growth.first_tokens is not None:
-        lessons = {
-            name: max(1, updates * num_updates // training.num_updates)
-            for name in ("first_updates", "double_every")
-            if (updates := getattr(growth, name)) is not None
-        }
-        growth = dataclasses.replace(growth, **lessons)
     config = dataclasses.replace(
         training,
         num_updates=num_updates,
-        growth=growth,
+        growth=training.growth.in_proportion(num_updates, training.num_updates),
         evaluate_every=min(training.evaluate_every, at_most),
         checkpoint_every=min(training.checkpoint_every, at_most),
     )

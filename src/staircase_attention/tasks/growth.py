@@ -1,6 +1,6 @@
 """Training episodes that are short at first."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from staircase_attention.tasks.checks import check_whole_number
 
@@ -55,3 +55,18 @@ class Growth:
     def grows_at(self, update: int) -> bool:
         """Whether episodes are longer than in the update before."""
         return update > 0 and self.longest(update) != self.longest(update - 1)
+
+    def in_proportion(self, num_updates: int, whole: int) -> "Growth":
+        """The same for a run of so many updates that is set for another number, the whole.
+
+        >>> Growth(first_tokens=8, first_updates=90, double_every=60).in_proportion(100, 300)
+        Growth(first_tokens=8, first_updates=30, double_every=20, num_doublings=4)
+        """
+        if self.first_tokens is None:
+            return self
+        first = self.first_updates
+        return replace(
+            self,
+            first_updates=None if first is None else max(1, first * num_updates // whole),
+            double_every=max(1, self.double_every * num_updates // whole),
+        )
