@@ -261,9 +261,11 @@ def test_episodes_grow_in_proportion_to_a_shorter_run():
     fast, usual = (
         find_recipe(f"{table}/staircase-n4-c16") for table in ("random-walk-fast", "random-walk")
     )
-    short = with_updates(fast, 750).training.growth
-    assert short == dataclasses.replace(fast.training.growth, double_every=100)
-    assert short.longest(749) is None
-    held = fast.override({"training.growth.first_updates": 1200})
-    assert with_updates(held, 750).training.growth == dataclasses.replace(short, first_updates=300)
+    short = with_updates(fast, 1000).training.growth
+    grows = dataclasses.replace(fast.training.growth, first_updates=300, double_every=100)
+    assert short == grows
+    assert short.longest(999) is None
+    even = fast.override({"training.growth.first_updates": None})
+    unlike = dataclasses.replace(grows, first_updates=None)
+    assert with_updates(even, 1000).training.growth == unlike
     assert with_updates(usual, 500).training.growth == usual.training.growth

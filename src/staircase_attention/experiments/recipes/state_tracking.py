@@ -56,8 +56,8 @@ FAST_WALK = TrainingConfig(
     num_updates=3000,
     num_lanes=256,
     segment_length=128,
-    restart_every=100,
-    growth=Growth(first_tokens=64, double_every=400, num_doublings=3),
+    restart_every=25,
+    growth=Growth(first_tokens=64, first_updates=900, double_every=300, num_doublings=3),
     precision="bfloat16",
     optimizer=OptimizerConfig(
         kind="muon",
@@ -71,15 +71,18 @@ FAST_WALK = TrainingConfig(
     evaluate_every=500,
     evaluation_lanes=500,
 )
-"""Muon, at a rate that falls to zero; growing episodes; a thirty-third of the paper's tokens."""
+"""Muon, at a rate that falls to zero; a thirty-third of the paper's tokens. Walks grow late, and
+lanes begin anew often, as Cached Staircases and Ladders need it."""
 FAST_ALGORITHM = dataclasses.replace(
     FAST_WALK,
+    restart_every=100,
     growth=Growth(first_tokens=32, double_every=250, num_doublings=4),
     optimizer=dataclasses.replace(FAST_WALK.optimizer, learning_rate=3e-3),
 )
 """A lower rate, and shorter programs at first; a thirty-third of the paper's tokens."""
 FAST_PERMUTATIONS = dataclasses.replace(
     FAST_WALK,
+    restart_every=100,
     growth=Growth(first_tokens=4, first_updates=900, double_every=300, num_doublings=4),
     optimizer=dataclasses.replace(FAST_WALK.optimizer, learning_rate=1e-2, warm_up=100),
 )
