@@ -153,7 +153,10 @@ def check_stop(folder, said, stop):
     assert sorted(said[-2:]) == ["late, seed 0: stopped", "waits, seed 0: stopped"]
     checkpoints = CheckpointFolder(folder / "waits" / "seed-0" / "checkpoints")
     assert checkpoints.names()[-1].update == 4
-    assert "waits, seed 0: unfinished" in (folder / "report.md").read_text()
+    page = (folder / "report.md").read_text()
+    assert "waits, seed 0: unfinished" in page
+    assert "| 1:02:05 (shared) |" in page
+    assert "Times marked (shared) are of runs beside which others were under way" in page
     assert not (folder / "late").exists()
 
 
@@ -167,6 +170,9 @@ def check_continuation(folder, whole):
     assert again.calls == [("resume", "raises", 0), ("train", "late", 0)]
     assert [len(row.results) for row in report.rows] == [1, 1, 1, 1]
     assert not report.failures
+    shared = {run.is_shared for row in report.rows[:3] for run in row.runs}
+    alone = {run.is_shared for run in report.rows[3].runs}
+    assert (shared, alone) == ({True}, {False})
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -47,7 +47,10 @@ def learning_curves(
         axes.set_xlabel("Updates")
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     else:
-        axes.set_xlabel("Time of training and validation")
+        beside = any(run.is_shared for row in rows for run in row.runs)
+        axes.set_xlabel(
+            "Time of training and validation" + (", of runs beside others" if beside else "")
+        )
         axes.xaxis.set_major_locator(MultipleLocator(tick_seconds(axes.get_xlim()[1])))
         axes.xaxis.set_major_formatter(lambda value, _: clock(value))
     tidy(axes, [line for _, line in sorted(ends, key=lambda end: -end[0])])

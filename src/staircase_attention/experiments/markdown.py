@@ -11,6 +11,8 @@ from staircase_attention.experiments.summary import SOLVED, RowSummary
 
 MARK = "†"
 """Beside a row that had fewer updates or tokens than it should have."""
+SHARED = "(shared)"
+"""Beside times of runs that did not have the machine to themselves."""
 NONE = "-"
 NOT_RUN = "not run"
 
@@ -55,6 +57,11 @@ def _introduction(experiment: Experiment, rows: Sequence[RowSummary]) -> str:
         lines.append(
             f"The paper's numbers are those of its table `{experiment.table.label}`; "
             "its best seeds are those of `tab:main-results`."
+        )
+    if any(row.is_run and row.is_shared for row in rows):
+        lines.append(
+            f"Times marked {SHARED} are of runs beside which others were under way: what a run "
+            "takes that has the machine to itself, they do not say."
         )
     if any(row.is_shortened for row in rows):
         against = "the paper" if experiment.table is not None else "their recipes"
@@ -115,6 +122,7 @@ def _budget(summary: RowSummary) -> list[str]:
     if not summary.is_run:
         return [NONE] * 7
     mark = f"{MARK} " if summary.is_shortened else ""
+    shared = f" {SHARED}" if summary.is_shared else ""
     paper_seeds = "" if row.paper is None else f" of {row.paper.num_seeds}"
     updates = _of(_between([f"{n:,}" for n in summary.num_updates]), _whole(row.full_updates))
     tokens = _of(_between([short(n) for n in summary.num_tokens]), _short(row.full_tokens))
@@ -122,8 +130,8 @@ def _budget(summary: RowSummary) -> list[str]:
         f"{len(summary.results)}{paper_seeds}",
         mark + updates,
         tokens,
-        NONE if summary.wall_seconds is None else clock(summary.wall_seconds),
-        NONE if solved is None else clock(solved.mean),
+        NONE if summary.wall_seconds is None else clock(summary.wall_seconds) + shared,
+        NONE if solved is None else clock(solved.mean) + shared,
         _between([f"{n:,}" for n in summary.num_parameters]),
         ", ".join(summary.devices).replace("|", "/"),
     ]

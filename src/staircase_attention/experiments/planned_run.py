@@ -6,7 +6,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from staircase_attention.experiments.lengths import missing_lengths, score_lengths
-from staircase_attention.experiments.run_records import failure_file, read_recipe, read_result
+from staircase_attention.experiments.run_records import (
+    failure_file,
+    read_recipe,
+    read_result,
+    shared_file,
+)
 from staircase_attention.files import write_whole
 from staircase_attention.training import Display, Recipe, StopRequested, is_first_process
 from staircase_attention.training.run_folder import RunFolder, RunInUseError
@@ -89,6 +94,12 @@ class PlannedRun:
         failure.parent.mkdir(parents=True, exist_ok=True)
         line = " ".join(reason.split())
         write_whole(failure, f"{line}\n\n{details}".encode())
+
+    def note_shared(self) -> None:
+        """Write down beside the run, once it has begun, that its times are not its own."""
+        note = shared_file(self.folder)
+        if self.folder.exists() and not note.exists():
+            write_whole(note, b"Other runs were under way beside this one.\n")
 
 
 def first_difference(old: Any, new: Any, path: str = "") -> tuple[str, Any, Any]:  # noqa: ANN401

@@ -131,6 +131,7 @@ def _plain_ours(summary: RowSummary) -> dict[str, Any]:
         "num_parameters": summary.num_parameters,
         "wall_seconds": summary.wall_seconds,
         "seconds_to_solve": _plain_spread(summary.seconds_to_solve),
+        "is_shared": summary.is_shared,
         "lengths": {
             str(length): _plain_spread(summary.length_error(length)) for length in summary.lengths
         },
@@ -157,6 +158,7 @@ def _plain_run(run: RunRecord) -> dict[str, Any]:
         "seed": run.seed,
         "status": run.status,
         "failure": run.failure,
+        "is_shared": run.is_shared,
         "result": None if run.result is None else to_plain(run.result),
         "train": run.train,
         "lengths": {str(length): error for length, error in run.lengths.items()},

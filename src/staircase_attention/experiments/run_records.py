@@ -23,6 +23,7 @@ Long enough for some lanes to begin anew, which is when errors are highest.
 """
 PREFIX = "seed-"
 FAILURE_SUFFIX = ".failure.txt"
+SHARED_SUFFIX = ".shared.txt"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +44,8 @@ class RunRecord:
     """How long training had taken at the updates of the curve, as far as that was written down."""
     lengths: Mapping[int, float] = field(default_factory=dict)
     """Test errors in percent on episodes of other lengths."""
+    is_shared: bool = False
+    """Whether other runs were under way beside it, so that its times are not its own."""
 
     def seconds_to(self, percent: float) -> float | None:
         """How long it took until the validation error first was this low; None where it never was.
@@ -65,6 +68,11 @@ def seed_folder(row: Path, seed: int) -> Path:
 def failure_file(run: Path) -> Path:
     """Where the error of a run is kept: beside its folder, which has to be empty to begin anew."""
     return run.with_name(run.name + FAILURE_SUFFIX)
+
+
+def shared_file(run: Path) -> Path:
+    """What there is beside the folder of a run that was under way beside others."""
+    return run.with_name(run.name + SHARED_SUFFIX)
 
 
 def seeds_in(row: Path) -> list[int]:
@@ -91,6 +99,7 @@ def read_run(row: Path, seed: int) -> RunRecord:
         train=_end(_errors(place.metrics, "train")),
         seconds=_seconds(place.timing, [update for update, _ in curve]),
         lengths={length: 100 * score.error for length, score in read_lengths(path).items()},
+        is_shared=shared_file(path).exists(),
     )
     if place.is_finished:
         result = read_result(place)

@@ -88,6 +88,9 @@ class Crew:
     def see_who_ended(self, wish: Wish) -> bool:
         """Show what the runs say, for a moment; whether some have ended."""
         wait([process.connection for process in self.at_work], LOOK_EVERY_SECONDS)
+        if len(self.at_work) > 1:
+            for process in self.at_work:
+                process.run.note_shared()
         ended = [process for process in self.at_work if self._has_ended(process)]
         for process in ended:
             view = self.at_work.pop(process)

@@ -85,6 +85,11 @@ class RowSummary:
         return None if spread is None else spread.mean
 
     @property
+    def is_shared(self) -> bool:
+        """Whether some of these times were taken while other runs were under way."""
+        return any(run.is_shared for run in self.runs if run.result is not None)
+
+    @property
     def seconds_to_solve(self) -> Spread | None:
         """Mean time until the validation error was SOLVED or less; None unless all runs came there.
 
