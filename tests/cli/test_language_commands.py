@@ -119,7 +119,7 @@ def test_a_run_on_a_task_does_not_speak(staircase, tmp_path):
         "--quiet",
     )  # fmt: skip
     assert status == 0, err
-    for words in (["sample"], ["chat"], ["eval", "--by-position"]):
+    for words in (["sample"], ["chat"], ["eval", "--past", "4"]):
         status, _, err = staircase(words[0], str(tmp_path / "run"), *words[1:])
         assert status == 2
         assert len(err.strip().splitlines()) == 1

@@ -75,6 +75,21 @@ def test_eval_tells_first_episodes_from_later_ones(staircase, run):
     assert "episode of its lane from 4: error " in out
 
 
+def test_eval_tells_where_in_an_episode_and_in_which_a_model_errs(staircase, run):
+    words = ["eval", str(run), "--by-position", "--by-episode", "--length", "9"]
+    status, out, err = staircase(*words, "--json")
+    assert status == 0, err
+    whole, *parts = map(json.loads, out.splitlines())
+    counts = [
+        [part["num_answers"] for part in parts if name in part]
+        for name in ("position_in_the_episode_from", "episode_of_its_lane_from")
+    ]
+    assert counts[0] == [20, 2 * 20, 4 * 20, 2 * 20]
+    assert sum(counts[0]) == sum(counts[1]) == whole["num_answers"] == 9 * 20
+    status, out, _ = staircase(*words)
+    assert "position in the episode from 8: error " in out
+
+
 def test_eval_tells_first_episodes_from_later_ones_at_other_lengths(staircase, run):
     lengths = ["--length", "12", "--length", "9"]
     _, out, _ = staircase("eval", str(run), "--by-episode", "--lanes", "10", *lengths, "--json")

@@ -16,6 +16,7 @@ from staircase_attention.evaluation import (
     loss_by_past,
     loss_by_position,
     score_by_episode,
+    score_by_position,
 )
 from staircase_attention.training import LoadedRun, load_run
 from staircase_attention.training.build import choose_device, precision_of
@@ -26,6 +27,9 @@ from staircase_attention.training.trainer import score_split
 SPLITS = get_args(SplitName)
 FACTS = ("bits_per_byte", "perplexity", "byte_perplexity")
 """What is said of text besides its loss."""
+EPISODE, POSITION = "episode of its lane from", "position in the episode from"
+TAKEN_APART = {EPISODE: score_by_episode, POSITION: score_by_position}
+"""By what a score on a task can be taken apart."""
 
 
 def evaluate(
@@ -41,7 +45,8 @@ def evaluate(
         typer.Option("--by-episode", help="Error by the number of the episode in its lane."),
     ] = False,
     by_position: Annotated[
-        bool, typer.Option("--by-position", help="Loss by position in the document.")
+        bool,
+        typer.Option("--by-position", help="Score by position in the episode or the document."),
     ] = False,
     past: Annotated[
         list[int] | None,
@@ -72,15 +77,18 @@ def evaluate(
         loaded = changed(loaded, {"training.evaluation_lanes": lanes})
     name = cast(SplitName, split)
     if isinstance(loaded.data, TaskData):
-        check_unused(by_position, past)
+        check_unused(past)
+        wanted = {EPISODE: by_episode, POSITION: by_position}
         for size in [*length] if length else [None]:
             data = loaded.data if size is None else loaded.data.with_length(size)
-            parts = scores_by_episode(loaded, data, name) if by_episode else {}
+            parts = {what: scores_by(what, loaded, data, name) for what in wanted if wanted[what]}
+            whole = next(iter(parts.values()), None)
             found = (
-                Score.together(parts.values()).to_plain() if parts else score(loaded, data, name)
+                Score.together(whole.values()).to_plain() if whole else score(loaded, data, name)
             )
             show(found, name, as_json, length=size, update=loaded.update)
-            show_episodes(parts, {"split": name, "length": size}, as_json)
+            for what, scores in parts.items():
+                show_scores(what, scores, {"split": name, "length": size}, as_json)
         return
     if by_episode:
         raise ValueError(
@@ -112,12 +120,12 @@ def changed(loaded: LoadedRun, overrides: Mapping[str, Any]) -> LoadedRun:
     return dataclasses.replace(loaded, recipe=loaded.recipe.override(overrides))
 
 
-def check_unused(by_position: bool, past: list[int] | None) -> None:
+def check_unused(past: list[int] | None) -> None:
     """Refuse what only a corpus can answer."""
-    if by_position or past:
+    if past:
         raise ValueError(
-            "--by-position and --past are for models of text, got a run on a task; "
-            "use --length to see how it fares on longer episodes"
+            "--past is for models of text, got a run on a task; use --length to see how it fares "
+            "on longer episodes, or --by-position to see where in them it errs"
         )
 
 
@@ -128,11 +136,11 @@ def score(loaded: LoadedRun, data: TaskData | CorpusData, split: SplitName) -> d
     return found.to_plain() | data.facts(split, found)
 
 
-def scores_by_episode(loaded: LoadedRun, data: TaskData, split: SplitName) -> dict[int, Score]:
-    """The score on one split, taken apart by the number of the episode in its lane."""
+def scores_by(what: str, loaded: LoadedRun, data: TaskData, split: SplitName) -> dict[int, Score]:
+    """The score on one split, taken apart."""
     config, device = loaded.recipe.training, choose_device()
     episodes = data.episodes(split)
-    return score_by_episode(
+    return TAKEN_APART[what](
         loaded.model.to(device),
         episodes,
         num_lanes=min(config.evaluation_lanes, len(episodes)),
@@ -173,15 +181,16 @@ def show(
     )
 
 
-def show_episodes(scores: Mapping[int, Score], of: Mapping[str, Any], as_json: bool) -> None:
-    """Print scores by the number of the episode in its lane, one a line."""
+def show_scores(
+    what: str, scores: Mapping[int, Score], of: Mapping[str, Any], as_json: bool
+) -> None:
+    """Print the parts of a score, one a line."""
     for first, found in scores.items():
         if as_json:
-            line = {**of, "episode_of_its_lane_from": first, **found.to_plain()}
-            typer.echo(json.dumps(line))
+            typer.echo(json.dumps({**of, key(what): first, **found.to_plain()}))
         else:
             typer.echo(
-                f"episode of its lane from {first:,}: error {100 * found.error:.2f}%  "
+                f"{what} {first:,}: error {100 * found.error:.2f}%  "
                 f"loss {found.loss:.4f}  ({found.num_answers:,} answers)"
             )
 
@@ -191,9 +200,14 @@ def show_means(what: str, means: Mapping[int, Mean], as_json: bool) -> None:
     for number, mean in means.items():
         facts = {"loss": mean.loss, "bits": bits(mean.loss), "num_tokens": mean.num_tokens}
         if as_json:
-            typer.echo(json.dumps({what.replace(" ", "_"): number} | facts))
+            typer.echo(json.dumps({key(what): number} | facts))
         else:
             typer.echo(
                 f"{what} {number:,}: loss {mean.loss:.4f}  bits a token {bits(mean.loss):.4f}  "
                 f"({mean.num_tokens:,} tokens)"
             )
+
+
+def key(what: str) -> str:
+    """The same as a name in JSON."""
+    return what.replace(" ", "_")

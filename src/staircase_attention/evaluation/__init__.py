@@ -1,6 +1,6 @@
 """How good a trained model is."""
 
-from staircase_attention.evaluation.by_episode import score_by_episode
+from staircase_attention.evaluation.by_place import score_by_episode, score_by_position
 from staircase_attention.evaluation.evaluate import (
     Score,
     ScoredBatch,
@@ -28,4 +28,5 @@ __all__ = [
     "loss_by_past",
     "loss_by_position",
     "score_by_episode",
+    "score_by_position",
 ]

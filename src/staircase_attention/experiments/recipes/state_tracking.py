@@ -82,11 +82,11 @@ FAST_ALGORITHM = dataclasses.replace(
 """A lower rate, and shorter programs at first; a thirty-third of the paper's tokens."""
 FAST_PERMUTATIONS = dataclasses.replace(
     FAST_WALK,
-    restart_every=100,
-    growth=Growth(first_tokens=4, first_updates=900, double_every=300, num_doublings=4),
+    growth=Growth(first_tokens=5, first_updates=900, double_every=300, num_doublings=4),
     optimizer=dataclasses.replace(FAST_WALK.optimizer, learning_rate=1e-2, warm_up=100),
 )
-"""Words of three elements at first, and for long: one product is a table of 14,400 entries."""
+"""Words of four elements at first, and for long: one product is a table of 14,400 entries. With
+START they are five tokens, so that words begin anywhere in a chunk and in a segment."""
 
 
 def random_walk(row: str) -> Recipe:

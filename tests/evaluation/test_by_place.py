@@ -1,11 +1,11 @@
-"""Scores by the number of an episode in its lane are parts of the whole score."""
+"""Scores by the place of an answer, in its lane or its episode, are parts of the whole score."""
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from staircase_attention.evaluation import Score, evaluate, score_by_episode
+from staircase_attention.evaluation import Score, evaluate, score_by_episode, score_by_position
 from staircase_attention.tasks import IGNORED, Episodes, evaluation_batches
 
 CPU = torch.device("cpu")
@@ -19,6 +19,20 @@ class SlowStarter(nn.Module):
         seen = (tokens == START).cumsum(1) + (0 if state is None else state)
         logits = torch.stack([seen < 3, seen >= 3], dim=-1).double()
         return logits, seen[:, -1:]
+
+
+class SoonLost(nn.Module):
+    """Answers 1, as it should, up to the third token of an episode; after that, 0."""
+
+    def forward(self, tokens, state=None):
+        place = torch.full_like(tokens[:, :1], 9) if state is None else state
+        places = []
+        for token in tokens.split(1, dim=1):
+            place = torch.where(token == START, 0, place + 1)
+            places.append(place)
+        after = torch.cat(places, dim=1)
+        logits = torch.stack([after >= 3, after < 3], dim=-1).double()
+        return logits, place
 
 
 @pytest.fixture
@@ -49,11 +63,26 @@ def test_errors_are_found_in_the_episodes_where_they_are(episodes, num_lanes, se
         assert found[first].error == pytest.approx(wrong / asked[here].sum(), rel=1e-12)
 
 
-def test_the_parts_make_up_the_whole(episodes):
+@pytest.mark.parametrize(("num_lanes", "segment_length"), [(1, 7), (4, 5), (5, 64), (50, 3)])
+def test_errors_are_found_in_the_positions_where_they_are(episodes, num_lanes, segment_length):
+    dealt = {"num_lanes": num_lanes, "segment_length": segment_length}
+    found = score_by_position(SoonLost(), episodes, device=CPU, **dealt)
+    reach = {place: int((episodes.lengths > place).sum()) for place in range(1, 6)}
+    assert {place: score.num_answers for place, score in found.items()} == {
+        1: reach[1],
+        2: reach[2] + reach[3],
+        4: reach[4] + reach[5],
+    }
+    assert (found[1].error, found[4].error) == (0, 1)
+    assert found[2].error == pytest.approx(reach[3] / (reach[2] + reach[3]), rel=1e-12)
+
+
+@pytest.mark.parametrize("score_by", [score_by_episode, score_by_position])
+@pytest.mark.parametrize("model", [SlowStarter(), SoonLost()])
+def test_the_parts_make_up_the_whole(episodes, model, score_by):
     dealt = {"num_lanes": 4, "segment_length": 5}
-    whole = evaluate(SlowStarter(), evaluation_batches(episodes, **dealt), device=CPU)
-    parts = score_by_episode(SlowStarter(), episodes, device=CPU, **dealt).values()
-    together = Score.together(parts)
+    whole = evaluate(model, evaluation_batches(episodes, **dealt), device=CPU)
+    together = Score.together(score_by(model, episodes, device=CPU, **dealt).values())
     assert together.num_answers == whole.num_answers
     assert together.loss == pytest.approx(whole.loss, rel=1e-12)
     assert together.error == pytest.approx(whole.error, rel=1e-12)
