@@ -25,6 +25,7 @@ from staircase_attention.experiments import (
 )
 from staircase_attention.experiments.planned_run import PlannedRun
 from staircase_attention.experiments.run_process import Job, RunProcess
+from staircase_attention.experiments.run_records import shared_file
 from staircase_attention.experiments.watching import Watching
 from staircase_attention.training import StopRequested
 from staircase_attention.training.checkpoint import CheckpointFolder
@@ -173,6 +174,26 @@ def check_continuation(folder, whole):
     shared = {run.is_shared for row in report.rows[:3] for run in row.runs}
     alone = {run.is_shared for run in report.rows[3].runs}
     assert (shared, alone) == ({True}, {False})
+
+
+def test_times_of_runs_that_are_only_scored_beside_others_stay_their_own(tmp_path, monkeypatch):
+    trainer = FakeTrainer()
+    options = {"folder": tmp_path, "train": trainer.train, "resume": trainer.resume}
+    compare(named("a", "b"), **options)
+    monkeypatch.setattr(run_process, "START", LIGHT_WORKER.format(death="time.sleep(0.5)"))
+    report = compare(named("a", "b"), folder=tmp_path, jobs=2, lengths=[30])
+    assert len(report.failures) == 2
+    assert not any(run.is_shared for row in report.rows for run in row.runs)
+
+
+def test_a_run_that_begins_anew_is_alone_again(tmp_path):
+    trainer = FakeTrainer()
+    [recipe] = named("a")
+    shared = shared_file(tmp_path / "a" / "seed-0")
+    shared.parent.mkdir()
+    shared.touch()
+    compare([recipe], folder=tmp_path, train=trainer.train, resume=trainer.resume)
+    assert not shared.exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -266,6 +266,6 @@ def test_episodes_grow_in_proportion_to_a_shorter_run():
     assert short == grows
     assert short.longest(999) is None
     even = fast.override({"training.growth.first_updates": None})
-    unlike = dataclasses.replace(grows, first_updates=None)
-    assert with_updates(even, 1000).training.growth == unlike
+    evenly = dataclasses.replace(grows, first_updates=None)
+    assert with_updates(even, 1000).training.growth == evenly
     assert with_updates(usual, 500).training.growth == usual.training.growth

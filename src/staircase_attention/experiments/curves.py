@@ -47,7 +47,7 @@ def learning_curves(
         axes.set_xlabel("Updates")
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     else:
-        beside = any(run.is_shared for row in rows for run in row.runs)
+        beside = any(run.is_shared for row in rows for run in row.runs if run.seconds)
         axes.set_xlabel(
             "Time of training and validation" + (", of runs beside others" if beside else "")
         )

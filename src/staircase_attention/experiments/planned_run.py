@@ -1,6 +1,7 @@
 """One run that has to be there in the end: begun, continued, or found as it should be."""
 
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -51,11 +52,15 @@ class PlannedRun:
 
         After an error it is not, whoever brought it to its end since: the next attempt clears up.
         """
-        place = RunFolder(self.folder)
-        if not place.is_finished or failure_file(self.folder).exists():
+        if not self.is_trained or failure_file(self.folder).exists():
             return False
-        has_weights = read_result(place).best_update is not None
+        has_weights = read_result(RunFolder(self.folder)).best_update is not None
         return not (has_weights and missing_lengths(self.folder, self.lengths))
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether it has a result, good or bad."""
+        return RunFolder(self.folder).is_finished
 
     def check(self) -> None:
         """Refuse to go on with a run that began otherwise."""
@@ -74,6 +79,7 @@ class PlannedRun:
         try:
             place = RunFolder(self.folder)
             if not place.config.exists():
+                shared_file(self.folder).unlink(missing_ok=True)
                 train(self.recipe, self.folder, progress=progress)
             elif not place.is_finished:
                 resume(self.folder, progress=progress)
@@ -98,8 +104,10 @@ class PlannedRun:
     def note_shared(self) -> None:
         """Write down beside the run, once it has begun, that its times are not its own."""
         note = shared_file(self.folder)
-        if self.folder.exists() and not note.exists():
-            write_whole(note, b"Other runs were under way beside this one.\n")
+        # A disk may be full; no run is to end for the sake of a remark.
+        with suppress(OSError):
+            if self.folder.exists() and not note.exists():
+                write_whole(note, b"Other runs were under way beside this one.\n")
 
 
 def first_difference(old: Any, new: Any, path: str = "") -> tuple[str, Any, Any]:  # noqa: ANN401

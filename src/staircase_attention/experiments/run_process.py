@@ -49,6 +49,8 @@ class RunProcess:
 
     def __init__(self, job: Job) -> None:
         self.run = job.run
+        self.was_trained = job.run.is_trained
+        """Whether there was nothing left to do but to score it."""
         self.is_done = False
         """Whether the run was carried out, well or not."""
         self.connection, theirs = Pipe()

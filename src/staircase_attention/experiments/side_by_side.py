@@ -88,9 +88,7 @@ class Crew:
     def see_who_ended(self, wish: Wish) -> bool:
         """Show what the runs say, for a moment; whether some have ended."""
         wait([process.connection for process in self.at_work], LOOK_EVERY_SECONDS)
-        if len(self.at_work) > 1:
-            for process in self.at_work:
-                process.run.note_shared()
+        self._note_who_shares()
         ended = [process for process in self.at_work if self._has_ended(process)]
         for process in ended:
             view = self.at_work.pop(process)
@@ -121,6 +119,13 @@ class Crew:
         for process in self.at_work:
             process.close()
         self._watching.close()
+
+    def _note_who_shares(self) -> None:
+        """Write down beside runs that are being trained that they are not alone."""
+        if len(self.at_work) > 1:
+            for process in self.at_work:
+                if not process.was_trained:
+                    process.run.note_shared()
 
     def _has_ended(self, process: RunProcess) -> bool:
         for message in process.messages():

@@ -37,8 +37,11 @@ class RowSummary:
     @property
     def results(self) -> list[RunResult]:
         """Of the runs that came to an end with a score."""
-        ended = [run.result for run in self.runs if run.result is not None]
-        return [result for result in ended if result.valid and result.test]
+        return [run.result for run in self._scored if run.result is not None]
+
+    @property
+    def _scored(self) -> list[RunRecord]:
+        return [run for run in self.runs if run.result and run.result.valid and run.result.test]
 
     @property
     def is_run(self) -> bool:
@@ -52,8 +55,7 @@ class RowSummary:
     @property
     def train_error(self) -> Spread | None:
         """Mean and deviation over the seeds of the error in training, at its end."""
-        scored = [run for run in self.runs if run.result is not None and run.result.valid]
-        return Spread.over([run.train for run in scored if run.train is not None])
+        return Spread.over([run.train for run in self._scored if run.train is not None])
 
     @property
     def best(self) -> BestSeed | None:
@@ -87,7 +89,7 @@ class RowSummary:
     @property
     def is_shared(self) -> bool:
         """Whether some of these times were taken while other runs were under way."""
-        return any(run.is_shared for run in self.runs if run.result is not None)
+        return any(run.is_shared for run in self._scored)
 
     @property
     def seconds_to_solve(self) -> Spread | None:
@@ -95,8 +97,7 @@ class RowSummary:
 
         Of runs of which some never solve the task there is no such mean.
         """
-        scored = [run for run in self.runs if run.result is not None and run.result.valid]
-        times = [run.seconds_to(SOLVED) for run in scored]
+        times = [run.seconds_to(SOLVED) for run in self._scored]
         known = [seconds for seconds in times if seconds is not None]
         return Spread.over(known) if len(known) == len(times) else None
 

@@ -71,8 +71,8 @@ FAST_WALK = TrainingConfig(
     evaluate_every=500,
     evaluation_lanes=500,
 )
-"""Muon, at a rate that falls to zero; a thirty-third of the paper's tokens. Walks grow late, and
-lanes begin anew often, as Cached Staircases and Ladders need it."""
+"""Muon, at a rate that falls to zero; a thirty-third of the paper's tokens. Walks grow late,
+for Cached Staircases and Ladders, and lanes begin anew often, for Ladders."""
 FAST_ALGORITHM = dataclasses.replace(
     FAST_WALK,
     restart_every=100,
@@ -86,7 +86,7 @@ FAST_PERMUTATIONS = dataclasses.replace(
     optimizer=dataclasses.replace(FAST_WALK.optimizer, learning_rate=1e-2, warm_up=100),
 )
 """Words of four elements at first, and for long: one product is a table of 14,400 entries. With
-START they are five tokens, so that words begin anywhere in a chunk and in a segment."""
+START they are five tokens, so that words of any length go over the ends of segments."""
 
 
 def random_walk(row: str) -> Recipe:
