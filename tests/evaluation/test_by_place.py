@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from staircase_attention.evaluation import Score, evaluate, score_by_episode, score_by_position
+from staircase_attention.evaluation import Score, evaluate, score_by_place
 from staircase_attention.tasks import IGNORED, Episodes, evaluation_batches
 
 CPU = torch.device("cpu")
@@ -49,7 +49,7 @@ def episodes():
 @pytest.mark.parametrize(("num_lanes", "segment_length"), [(1, 7), (4, 5), (5, 64), (50, 3)])
 def test_errors_are_found_in_the_episodes_where_they_are(episodes, num_lanes, segment_length):
     dealt = {"num_lanes": num_lanes, "segment_length": segment_length}
-    found = score_by_episode(SlowStarter(), episodes, device=CPU, **dealt)
+    found = score_by_place(SlowStarter(), episodes, "episode", device=CPU, **dealt)
     numbers = 1 + np.arange(43) // num_lanes
     asked = episodes.lengths - 1
     ranges = [(1, 2), (2, 4), (4, 8), (8, 16), (16, 32), (32, 64)]
@@ -66,7 +66,7 @@ def test_errors_are_found_in_the_episodes_where_they_are(episodes, num_lanes, se
 @pytest.mark.parametrize(("num_lanes", "segment_length"), [(1, 7), (4, 5), (5, 64), (50, 3)])
 def test_errors_are_found_in_the_positions_where_they_are(episodes, num_lanes, segment_length):
     dealt = {"num_lanes": num_lanes, "segment_length": segment_length}
-    found = score_by_position(SoonLost(), episodes, device=CPU, **dealt)
+    found = score_by_place(SoonLost(), episodes, "position", device=CPU, **dealt)
     reach = {place: int((episodes.lengths > place).sum()) for place in range(1, 6)}
     assert {place: score.num_answers for place, score in found.items()} == {
         1: reach[1],
@@ -77,12 +77,12 @@ def test_errors_are_found_in_the_positions_where_they_are(episodes, num_lanes, s
     assert found[2].error == pytest.approx(reach[3] / (reach[2] + reach[3]), rel=1e-12)
 
 
-@pytest.mark.parametrize("score_by", [score_by_episode, score_by_position])
+@pytest.mark.parametrize("place", ["episode", "position"])
 @pytest.mark.parametrize("model", [SlowStarter(), SoonLost()])
-def test_the_parts_make_up_the_whole(episodes, model, score_by):
+def test_the_parts_make_up_the_whole(episodes, model, place):
     dealt = {"num_lanes": 4, "segment_length": 5}
     whole = evaluate(model, evaluation_batches(episodes, **dealt), device=CPU)
-    together = Score.together(score_by(model, episodes, device=CPU, **dealt).values())
+    together = Score.together(score_by_place(model, episodes, place, device=CPU, **dealt).values())
     assert together.num_answers == whole.num_answers
     assert together.loss == pytest.approx(whole.loss, rel=1e-12)
     assert together.error == pytest.approx(whole.error, rel=1e-12)
@@ -90,5 +90,5 @@ def test_the_parts_make_up_the_whole(episodes, model, score_by):
 
 def test_a_model_is_left_in_the_mode_it_came_in(episodes):
     model = SlowStarter().train()
-    score_by_episode(model, episodes, num_lanes=4, segment_length=5, device=CPU)
+    score_by_place(model, episodes, "episode", num_lanes=4, segment_length=5, device=CPU)
     assert model.training

@@ -10,13 +10,13 @@ import typer
 from staircase_attention.cli.arguments import TrainedRun
 from staircase_attention.evaluation import (
     Mean,
+    Place,
     Reading,
     Score,
     bits,
     loss_by_past,
     loss_by_position,
-    score_by_episode,
-    score_by_position,
+    score_by_place,
 )
 from staircase_attention.training import LoadedRun, load_run
 from staircase_attention.training.build import choose_device, precision_of
@@ -27,9 +27,11 @@ from staircase_attention.training.trainer import score_split
 SPLITS = get_args(SplitName)
 FACTS = ("bits_per_byte", "perplexity", "byte_perplexity")
 """What is said of text besides its loss."""
-EPISODE, POSITION = "episode of its lane from", "position in the episode from"
-TAKEN_APART = {EPISODE: score_by_episode, POSITION: score_by_position}
-"""By what a score on a task can be taken apart."""
+PLACES: dict[Place, str] = {
+    "episode": "episode of its lane from",
+    "position": "position in the episode from",
+}
+"""By what a score on a task can be taken apart, and how the parts are called."""
 
 
 def evaluate(
@@ -78,10 +80,14 @@ def evaluate(
     name = cast(SplitName, split)
     if isinstance(loaded.data, TaskData):
         check_unused(past)
-        wanted = {EPISODE: by_episode, POSITION: by_position}
+        wanted = {"episode": by_episode, "position": by_position}
         for size in [*length] if length else [None]:
             data = loaded.data if size is None else loaded.data.with_length(size)
-            parts = {what: scores_by(what, loaded, data, name) for what in wanted if wanted[what]}
+            parts = {
+                words: scores_by(place, loaded, data, name)
+                for place, words in PLACES.items()
+                if wanted[place]
+            }
             whole = next(iter(parts.values()), None)
             found = (
                 Score.together(whole.values()).to_plain() if whole else score(loaded, data, name)
@@ -136,13 +142,16 @@ def score(loaded: LoadedRun, data: TaskData | CorpusData, split: SplitName) -> d
     return found.to_plain() | data.facts(split, found)
 
 
-def scores_by(what: str, loaded: LoadedRun, data: TaskData, split: SplitName) -> dict[int, Score]:
+def scores_by(
+    place: Place, loaded: LoadedRun, data: TaskData, split: SplitName
+) -> dict[int, Score]:
     """The score on one split, taken apart."""
     config, device = loaded.recipe.training, choose_device()
     episodes = data.episodes(split)
-    return TAKEN_APART[what](
+    return score_by_place(
         loaded.model.to(device),
         episodes,
+        place,
         num_lanes=min(config.evaluation_lanes, len(episodes)),
         segment_length=config.segment_length,
         device=device,

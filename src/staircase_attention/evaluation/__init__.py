@@ -1,6 +1,6 @@
 """How good a trained model is."""
 
-from staircase_attention.evaluation.by_place import score_by_episode, score_by_position
+from staircase_attention.evaluation.by_place import Place, score_by_place
 from staircase_attention.evaluation.evaluate import (
     Score,
     ScoredBatch,
@@ -18,6 +18,7 @@ from staircase_attention.evaluation.language import (
 
 __all__ = [
     "Mean",
+    "Place",
     "Reading",
     "Score",
     "ScoredBatch",
@@ -27,6 +28,5 @@ __all__ = [
     "loss_and_wrong",
     "loss_by_past",
     "loss_by_position",
-    "score_by_episode",
-    "score_by_position",
+    "score_by_place",
 ]
