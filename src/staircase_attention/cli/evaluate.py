@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, cast, get_args
 
 import typer
@@ -81,20 +81,9 @@ def evaluate(
     if isinstance(loaded.data, TaskData):
         check_unused(past)
         wanted = {"episode": by_episode, "position": by_position}
+        places = [place for place in PLACES if wanted[place]]
         for size in [*length] if length else [None]:
-            data = loaded.data if size is None else loaded.data.with_length(size)
-            parts = {
-                words: scores_by(place, loaded, data, name)
-                for place, words in PLACES.items()
-                if wanted[place]
-            }
-            whole = next(iter(parts.values()), None)
-            found = (
-                Score.together(whole.values()).to_plain() if whole else score(loaded, data, name)
-            )
-            show(found, name, as_json, length=size, update=loaded.update)
-            for what, scores in parts.items():
-                show_scores(what, scores, {"split": name, "length": size}, as_json)
+            evaluate_task(loaded, loaded.data, name, as_json, length=size, places=places)
         return
     if by_episode:
         raise ValueError(
@@ -112,6 +101,25 @@ def evaluate(
         show_means("position in the document from", loss_by_position(reading), as_json)
     if past:
         show_means("tokens of past in the state", loss_by_past(reading, past), as_json)
+
+
+def evaluate_task(
+    loaded: LoadedRun,
+    data: TaskData,
+    split: SplitName,
+    as_json: bool,
+    *,
+    length: int | None,
+    places: Sequence[Place],
+) -> None:
+    """Score a model on episodes of one length, or of the training's, and take the score apart."""
+    data = data if length is None else data.with_length(length)
+    parts = {place: scores_by(place, loaded, data, split) for place in places}
+    whole = next(iter(parts.values()), None)
+    found = Score.together(whole.values()).to_plain() if whole else score(loaded, data, split)
+    show(found, split, as_json, length=length, update=loaded.update)
+    for place, scores in parts.items():
+        show_scores(PLACES[place], scores, {"split": split, "length": length}, as_json)
 
 
 def in_precision(loaded: LoadedRun, precision: str | None) -> LoadedRun:
