@@ -58,7 +58,7 @@ def _introduction(experiment: Experiment, rows: Sequence[RowSummary]) -> str:
             f"The paper's numbers are those of its table `{experiment.table.label}`; "
             "its best seeds are those of `tab:main-results`."
         )
-    if any(row.is_run and row.is_shared for row in rows):
+    if any(row.is_shared for row in rows):
         lines.append(
             f"Times marked {SHARED} are of runs beside which others were under way: what a run "
             "takes that has the machine to itself, they do not say."
