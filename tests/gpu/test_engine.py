@@ -192,13 +192,14 @@ def test_a_captured_update_of_broken_chunks_is_the_update(
     assert len(engine._graphs) > 1 or length % schedule.chunk_size == 0
 
 
-@pytest.mark.parametrize("kind", ["adamw", "muon"])
-def test_a_captured_update_is_the_update_of_every_optimiser(kind):
+@pytest.mark.parametrize(("kind", "fraction"), [("adamw", 1.0), ("muon", 1.0), ("muon", 0.25)])
+def test_a_captured_update_is_the_update_of_every_optimiser(kind, fraction):
     recipe = recipe_for(
         Staircase(chunk_size=8, num_passes=4),
         training__num_lanes=8,
         training__segment_length=32,
         training__optimizer__kind=kind,
+        training__optimizer__adamw_fraction=fraction,
         training__optimizer__weight_decay=0.1,
     )
     assert_captured_is_written(recipe)

@@ -177,6 +177,37 @@ def test_muon_turns_hidden_matrices_only():
     assert not turned & {"embedding.weight", "output.weight", "core.positions.table"}
 
 
+@pytest.mark.parametrize("fraction", [1.0, 0.25])
+def test_beside_muon_adamw_has_a_fraction_of_the_rate(fraction):
+    """AdamW's first step is as long as its rate, whatever the gradients; Muon's does not change."""
+    recipe = small_recipe(
+        training__optimizer__kind="muon", training__optimizer__adamw_fraction=fraction
+    )
+    usual = small_recipe(training__optimizer__kind="muon")
+    moves = []
+    for one in (recipe, usual):
+        model = build_model(one, build_dataset(one))
+        before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+        generator = torch.Generator().manual_seed(0)
+        for parameter in model.parameters():
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        optimizer = Optimizer(model, one.training.optimizer)
+        optimizer.step(torch.tensor(1e-2), is_finite=torch.tensor(True))
+        moves.append({name: weight - before[name] for name, weight in model.named_parameters()})
+    for name, move in moves[0].items():
+        is_muon_s = is_hidden_matrix(name, move)
+        torch.testing.assert_close(
+            move, moves[1][name] * (1.0 if is_muon_s else fraction), rtol=1e-3, atol=1e-6
+        )
+        if not is_muon_s:
+            assert move.abs().mean().item() == pytest.approx(1e-2 * fraction, rel=1e-2)
+
+
+def test_a_fraction_is_for_muon():
+    with pytest.raises(ValueError, match=r"adamw_fraction is for kind = muon, got 0\.5"):
+        small_recipe(training__optimizer__adamw_fraction=0.5)
+
+
 @pytest.mark.parametrize("make_recipe", [small_recipe, lstm_recipe])
 def test_two_processes_give_the_loss_curve_of_one(tmp_path, make_recipe):
     recipe = make_recipe(training__num_updates=30)

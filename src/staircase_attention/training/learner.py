@@ -89,7 +89,7 @@ class Learner:
         share = self.processes.count / max(1, batch.num_answers)
         numbers = torch.tensor([share, rate, float(wants_stop)], dtype=torch.float64)
         inputs = (torch.from_numpy(own.inputs), torch.from_numpy(own.targets), numbers)
-        with torch.cuda.device_of(self.optimizer.rate):  # type: ignore[no-untyped-call]
+        with torch.cuda.device_of(next(self.model.parameters())):  # type: ignore[no-untyped-call]
             results = self.engine.run(self._work, tuple(self._on_device(part) for part in inputs))
         # A graph changes weights behind PyTorch's back; whoever keeps copies must hear of it.
         torch.autograd.graph.increment_version(list(self.model.parameters()))

@@ -23,47 +23,56 @@ class Optimizer:
         others = list(self.names)
         self.is_on_device = others[0].is_cuda
         """Whether rates are read from the device."""
-        self.rate = torch.tensor(config.learning_rate, device=others[0].device)
-        lr = self.rate if self.is_on_device else config.learning_rate
         self.parts: list[torch.optim.Optimizer] = []
+        self.fractions: list[float] = []
+        """What of the run's rate the rate of every part is."""
         if config.kind == "muon":
             matrices = [one for one in others if is_hidden_matrix(self.names[one], one)]
             others = [one for one in others if not is_hidden_matrix(self.names[one], one)]
-            # Its steps are scaled to AdamW's size, so that one learning rate serves both.
+            # Its steps are scaled to AdamW's size, so that one learning rate can serve both.
             muon = StackedMuon(
-                matrices, lr=lr, momentum=config.beta1, weight_decay=config.weight_decay
+                matrices,
+                lr=self._new_rate(),
+                momentum=config.beta1,
+                weight_decay=config.weight_decay,
             )
             self.parts.append(muon)
+            self.fractions.append(1.0)
         kind = torch.optim.Adam if config.kind == "adam" else torch.optim.AdamW
         self.parts.append(
             kind(
                 others,
-                lr=lr,
+                lr=self._new_rate(),
                 betas=(config.beta1, config.beta2),
                 weight_decay=config.weight_decay,
                 fused=self.is_on_device or None,
                 capturable=self.is_on_device,
             )
         )
+        self.fractions.append(config.adamw_fraction)
 
     def step(self, rate: Tensor, *, is_finite: Tensor) -> None:
         """Change the weights by their gradients, unless these are not finite."""
-        if self.is_on_device:
-            self.rate.copy_(rate)
-            for part in self.parts:
+        for part, fraction in zip(self.parts, self.fractions, strict=True):
+            if self.is_on_device:
+                for group in part.param_groups:
+                    group["lr"].copy_(rate * fraction)
                 # PyTorch's own words for an update that is to be left out.
                 part.found_inf = (~is_finite).float()  # type: ignore[attr-defined]
                 part.step()
-        elif is_finite:
-            for part in self.parts:
+            elif is_finite:
                 for group in part.param_groups:
-                    group["lr"] = float(rate)
+                    group["lr"] = float(rate) * fraction
                 part.step()
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
         for part in self.parts:
             part.zero_grad(set_to_none=True)
+
+    def _new_rate(self) -> Tensor | float:
+        """What a part has for a rate until its first step: on a GPU, where it will be read."""
+        return torch.zeros((), device=next(iter(self.names)).device) if self.is_on_device else 0.0
 
     def tensors(self) -> dict[str, Tensor]:
         """All that the optimiser remembers, by parameter."""

@@ -80,6 +80,8 @@ class OptimizerConfig:
     kind: Literal["adam", "adamw", "muon"] = "adam"
     """Muon turns hidden matrices only; all other parameters are AdamW's."""
     learning_rate: float = 1e-4
+    adamw_fraction: float = 1.0
+    """Beside Muon: AdamW's rate, as a fraction of Muon's, which is `learning_rate`."""
     beta1: float = 0.9
     beta2: float = 0.999
     weight_decay: float = 0.0
@@ -94,6 +96,12 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         check(self, "learning_rate", "over 0 and finite", lambda value: 0 < value < math.inf)
+        check(self, "adamw_fraction", "over 0 and finite", lambda value: 0 < value < math.inf)
+        if self.kind != "muon" and self.adamw_fraction != 1:
+            raise ValueError(
+                "training.optimizer.adamw_fraction is for kind = muon, got "
+                f"{self.adamw_fraction} with kind = {self.kind}; leave it out, or choose muon"
+            )
         for name in ("beta1", "beta2"):
             check(self, name, "at least 0 and under 1", lambda value: 0 <= value < 1)
         check(self, "weight_decay", "at least 0", lambda value: value >= 0)
