@@ -9,7 +9,7 @@ from multiprocessing.connection import wait
 
 import torch
 
-from staircase_attention.data.reddit.workers import available_cores
+from staircase_attention.cores import available_cores
 from staircase_attention.experiments.experiment import Experiment, check_count
 from staircase_attention.experiments.planned_run import PlannedRun, Resume, Train
 from staircase_attention.experiments.report import Report, write_report

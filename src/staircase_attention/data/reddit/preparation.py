@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from staircase_attention.cores import available_cores
 from staircase_attention.data.checks import refusal
 from staircase_attention.data.progress import Progress, Silent
 from staircase_attention.data.reddit.archives import compression_of
@@ -27,7 +28,7 @@ from staircase_attention.data.reddit.survey import (
     groups,
 )
 from staircase_attention.data.reddit.work_folder import sole_use
-from staircase_attention.data.reddit.workers import available_cores, workers
+from staircase_attention.data.reddit.workers import workers
 from staircase_attention.data.splits import SPLITS
 from staircase_attention.files import read_json, write_json
 

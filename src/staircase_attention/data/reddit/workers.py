@@ -61,12 +61,6 @@ def workers(num_workers: int) -> Iterator[Workers]:
         pool.shutdown(cancel_futures=True)
 
 
-def available_cores() -> int:
-    """Cores that this process may use."""
-    allowed = getattr(os, "sched_getaffinity", None)
-    return len(allowed(0)) if allowed else os.cpu_count() or 1
-
-
 def _begin() -> None:
     # Ctrl-C reaches all processes, and the parent is the one that tidies up.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
