@@ -111,6 +111,30 @@ def test_the_report_names_its_table_its_command_and_its_environment(folder, plai
     assert plain["notes"]
 
 
+def test_a_report_says_where_its_runs_were_made_wherever_it_is_written(tmp_path):
+    trainer = FakeTrainer(error=lambda recipe: 0.5)
+    options = {"folder": tmp_path, "rows": ["lstm"], "train": trainer.train}
+    reproduce("random-walk", seeds=3, **options)
+    runs = tmp_path / "lstm"
+    elsewhere = json.loads((runs / "seed-0" / "environment.json").read_text())
+    elsewhere |= {"device": "A Fine GPU", "packages": {"torch": "9.9"}}
+    for seed in (0, 1):
+        (runs / f"seed-{seed}" / "environment.json").write_text(json.dumps(elsewhere))
+    (runs / "seed-2" / "environment.json").write_text("torn")
+    reproduce("random-walk", seeds=3, **options)
+    text = (tmp_path / "report.md").read_text()
+    [line] = [line for line in text.splitlines() if line.startswith("- Run on ")]
+    assert line.startswith("- Run on A Fine GPU, ")
+    assert line.endswith(", torch 9.9 (2 runs)")
+    assert "- Written " in text
+    rows = {row["name"]: row for row in json.loads((tmp_path / "report.json").read_text())["rows"]}
+    assert [run["environment"].get("device") for run in rows["lstm"]["runs"]] == [
+        "A Fine GPU",
+        "A Fine GPU",
+        None,
+    ]
+
+
 def test_report_json_has_every_run(plain):
     runs = plain["rows"]["ladder-8"]["runs"]
     assert [run["status"] for run in runs] == ["finished", "diverged", "failed"]

@@ -1,5 +1,6 @@
 """A report as a page to read."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -36,7 +37,7 @@ def page(
         _troubles(rows),
         "\n\n".join(f"![{shows}]({name})" for name, shows in pictures.items()),
         _notes(experiment),
-        _origin(experiment, written, environment),
+        _origin(experiment, rows, written, environment),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -193,12 +194,14 @@ def _notes(experiment: Experiment) -> str:
     )
 
 
-def _origin(experiment: Experiment, written: str, environment: Environment) -> str:
-    packages = environment.get("packages", {})
-    versions = ", ".join(f"{name} {version}" for name, version in packages.items())
+def _origin(
+    experiment: Experiment, rows: Sequence[RowSummary], written: str, environment: Environment
+) -> str:
+    runs = [run.environment for summary in rows for run in summary.runs if run.environment]
+    counts = Counter(_place(one) for one in runs)
     lines = [
-        f"- Written {written} on {environment.get('device')}, {environment.get('platform')}",
-        f"- Python {environment.get('python')}, {versions}",
+        *(f"- Run on {place} ({_runs(count)})" for place, count in counts.most_common()),
+        f"- Written {written} on {_place(environment)}",
     ]
     if experiment.overrides:
         changed = ", ".join(f"`{path}={value}`" for path, value in experiment.overrides.items())
@@ -206,6 +209,18 @@ def _origin(experiment: Experiment, written: str, environment: Environment) -> s
     if experiment.command:
         lines.append(f"- Command: `{experiment.command}`")
     return "\n".join(["## Where this comes from", "", *lines])
+
+
+def _place(environment: Environment) -> str:
+    """A machine and its packages."""
+    packages = environment.get("packages", {})
+    versions = ", ".join(f"{name} {version}" for name, version in packages.items())
+    machine = f"{environment.get('device')}, {environment.get('platform')}"
+    return f"{machine}; Python {environment.get('python')}, {versions}"
+
+
+def _runs(count: int) -> str:
+    return f"{count} run{'' if count == 1 else 's'}"
 
 
 def _spread(spread: Spread | None, digits: int = 1) -> str:

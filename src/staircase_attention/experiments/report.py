@@ -18,7 +18,7 @@ from staircase_attention.files import write_json, write_whole
 from staircase_attention.training.plain import to_plain
 from staircase_attention.training.run_folder import environment
 
-FORMAT = 2
+FORMAT = 3
 """Counted up when the layout of report.json changes."""
 UNIT = "error %"
 NOT_WELL = ("failed", "diverged")
@@ -159,6 +159,7 @@ def _plain_run(run: RunRecord) -> dict[str, Any]:
         "status": run.status,
         "failure": run.failure,
         "is_shared": run.is_shared,
+        "environment": dict(run.environment),
         "result": None if run.result is None else to_plain(run.result),
         "train": run.train,
         "lengths": {str(length): error for length, error in run.lengths.items()},

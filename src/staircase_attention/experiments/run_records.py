@@ -46,6 +46,8 @@ class RunRecord:
     """Test errors in percent on episodes of other lengths."""
     is_shared: bool = False
     """Whether other runs were under way beside it, so that its times are not its own."""
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    """The machine, the packages and the command with which it began."""
 
     def seconds_to(self, percent: float) -> float | None:
         """How long it took until the validation error first was this low; None where it never was.
@@ -100,6 +102,7 @@ def read_run(row: Path, seed: int) -> RunRecord:
         seconds=_seconds(place.timing, [update for update, _ in curve]),
         lengths={length: 100 * score.error for length, score in read_lengths(path).items()},
         is_shared=shared_file(path).exists(),
+        environment=_environment(place),
     )
     if place.is_finished:
         result = read_result(place)
@@ -126,6 +129,14 @@ def read_recipe(run: Path) -> Recipe | None:
     """The recipe with which a run began; None where none has."""
     folder = RunFolder(run)
     return None if folder.is_unbegun else folder.recipe()
+
+
+def _environment(place: RunFolder) -> dict[str, Any]:
+    """What was written down of it; a report is not to fail for the want of it."""
+    with suppress(OSError, ValueError):
+        found: dict[str, Any] = read_json(place.environment)
+        return found
+    return {}
 
 
 def _errors(metrics: Path, kind: Literal["train", "valid"]) -> list[tuple[int, float]]:
