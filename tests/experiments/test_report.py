@@ -111,7 +111,8 @@ def test_the_report_names_its_table_its_command_and_its_environment(folder, plai
     assert plain["notes"]
 
 
-def test_a_report_says_where_its_runs_were_made_wherever_it_is_written(tmp_path):
+def test_a_report_says_where_its_runs_were_made_wherever_it_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr("staircase_attention.experiments.report._draw", lambda *_: {})
     trainer = FakeTrainer(error=lambda recipe: 0.5)
     options = {"folder": tmp_path, "rows": ["lstm"], "train": trainer.train}
     reproduce("random-walk", seeds=3, **options)
