@@ -107,7 +107,7 @@ def permutations(row: str) -> Recipe:
     more than a core of four layers can follow in one pass. As they are a sixth of a walk, spans are
     shorter: what a model sees of other words is in the way of the first products.
     """
-    schedules = table_schedules(cached_step_size=64, feedback_span=32, span=128)
+    schedules = table_schedules(cached_step_size=32, feedback_span=16, span=64)
     options = {"group": "S5", "length": 64}
     return _recipe("permutations", row, schedules, paper_training("random-walk"), options)
 
