@@ -49,7 +49,7 @@ def episodes():
 @pytest.mark.parametrize(("num_lanes", "segment_length"), [(1, 7), (4, 5), (5, 64), (50, 3)])
 def test_errors_are_found_in_the_episodes_where_they_are(episodes, num_lanes, segment_length):
     dealt = {"num_lanes": num_lanes, "segment_length": segment_length}
-    found = score_by_place(SlowStarter(), episodes, "episode", device=CPU, **dealt)
+    found = score_by_place(SlowStarter(), episodes, ["episode"], device=CPU, **dealt)["episode"]
     numbers = 1 + np.arange(43) // num_lanes
     asked = episodes.lengths - 1
     ranges = [(1, 2), (2, 4), (4, 8), (8, 16), (16, 32), (32, 64)]
@@ -66,7 +66,7 @@ def test_errors_are_found_in_the_episodes_where_they_are(episodes, num_lanes, se
 @pytest.mark.parametrize(("num_lanes", "segment_length"), [(1, 7), (4, 5), (5, 64), (50, 3)])
 def test_errors_are_found_in_the_positions_where_they_are(episodes, num_lanes, segment_length):
     dealt = {"num_lanes": num_lanes, "segment_length": segment_length}
-    found = score_by_place(SoonLost(), episodes, "position", device=CPU, **dealt)
+    found = score_by_place(SoonLost(), episodes, ["position"], device=CPU, **dealt)["position"]
     reach = {place: int((episodes.lengths > place).sum()) for place in range(1, 6)}
     assert {place: score.num_answers for place, score in found.items()} == {
         1: reach[1],
@@ -77,18 +77,22 @@ def test_errors_are_found_in_the_positions_where_they_are(episodes, num_lanes, s
     assert found[2].error == pytest.approx(reach[3] / (reach[2] + reach[3]), rel=1e-12)
 
 
-@pytest.mark.parametrize("place", ["episode", "position"])
 @pytest.mark.parametrize("model", [SlowStarter(), SoonLost()])
-def test_the_parts_make_up_the_whole(episodes, model, place):
+def test_the_parts_make_up_the_whole(episodes, model):
     dealt = {"num_lanes": 4, "segment_length": 5}
     whole = evaluate(model, evaluation_batches(episodes, **dealt), device=CPU)
-    together = Score.together(score_by_place(model, episodes, place, device=CPU, **dealt).values())
-    assert together.num_answers == whole.num_answers
-    assert together.loss == pytest.approx(whole.loss, rel=1e-12)
-    assert together.error == pytest.approx(whole.error, rel=1e-12)
+    places = ["episode", "position"]
+    parts = score_by_place(model, episodes, places, device=CPU, **dealt)
+    assert list(parts) == places
+    for place in places:
+        together = Score.together(parts[place].values())
+        assert together.num_answers == whole.num_answers
+        assert together.loss == pytest.approx(whole.loss, rel=1e-12)
+        assert together.error == pytest.approx(whole.error, rel=1e-12)
+        assert parts[place] == score_by_place(model, episodes, [place], device=CPU, **dealt)[place]
 
 
 def test_a_model_is_left_in_the_mode_it_came_in(episodes):
     model = SlowStarter().train()
-    score_by_place(model, episodes, "episode", num_lanes=4, segment_length=5, device=CPU)
+    score_by_place(model, episodes, ["episode"], num_lanes=4, segment_length=5, device=CPU)
     assert model.training

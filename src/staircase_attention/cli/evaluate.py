@@ -114,7 +114,7 @@ def evaluate_task(
 ) -> None:
     """Score a model on episodes of one length, or of the training's, and take the score apart."""
     data = data if length is None else data.with_length(length)
-    parts = {place: scores_by(place, loaded, data, split) for place in places}
+    parts = scores_by(places, loaded, data, split) if places else {}
     whole = next(iter(parts.values()), None)
     found = Score.together(whole.values()).to_plain() if whole else score(loaded, data, split)
     show(found, split, as_json, length=length, update=loaded.update)
@@ -151,16 +151,15 @@ def score(loaded: LoadedRun, data: TaskData | CorpusData, split: SplitName) -> d
 
 
 def scores_by(
-    place: Place, loaded: LoadedRun, data: TaskData, split: SplitName
-) -> dict[int, Score]:
+    places: Sequence[Place], loaded: LoadedRun, data: TaskData, split: SplitName
+) -> dict[Place, dict[int, Score]]:
     """The score on one split, taken apart."""
     config, device = loaded.recipe.training, choose_device()
-    episodes = data.episodes(split)
     return score_by_place(
         loaded.model.to(device),
-        episodes,
-        place,
-        num_lanes=min(config.evaluation_lanes, len(episodes)),
+        data.episodes(split),
+        places,
+        num_lanes=config.evaluation_lanes,
         segment_length=config.segment_length,
         device=device,
         precision=precision_of(loaded.recipe),

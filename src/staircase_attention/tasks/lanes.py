@@ -138,10 +138,12 @@ def evaluation_batches(
 ) -> Iterator[Batch]:
     """Every token of the episodes exactly once, in lanes that go on from batch to batch.
 
-    Lane l of L reads episodes l, l + L, l + 2L, ...; the tail of a lane is padding.
+    Lane l of L reads episodes l, l + L, l + 2L, ...; the tail of a lane is padding. There are no
+    more lanes than episodes.
     """
     check_whole_number("num_lanes", num_lanes, minimum=1, example=256)
     check_whole_number("segment_length", segment_length, minimum=1, example=128)
+    num_lanes = min(num_lanes, len(episodes))
     order = np.argsort(np.arange(len(episodes)) % num_lanes, kind="stable")
     by_lane = episodes.take(order)
     counts = np.bincount(order % num_lanes, weights=by_lane.lengths, minlength=num_lanes)

@@ -124,9 +124,9 @@ class TaskData:
         self, name: SplitName, *, num_lanes: int, segment_length: int
     ) -> Iterator[ScoredBatch]:
         """Every token of a split once."""
-        episodes = self.episodes(name)
-        lanes = min(num_lanes, len(episodes))
-        yield from evaluation_batches(episodes, num_lanes=lanes, segment_length=segment_length)
+        return evaluation_batches(
+            self.episodes(name), num_lanes=num_lanes, segment_length=segment_length
+        )
 
     def episodes(self, name: SplitName) -> Episodes:
         """Those of a split."""
