@@ -14,6 +14,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from staircase_attention.experiments.lengths import read_lengths
+from staircase_attention.files import read_json
+from staircase_attention.training.run_folder import RunFolder
+
 CURVES = ("train", "valid")
 LINE = 100
 """Characters that fit on a line."""
@@ -27,7 +31,7 @@ def main() -> None:
     chosen = parser.parse_args()
     pairs = [run.rpartition("=") for run in chosen.runs]
     for label, _, folder in pairs:
-        if not label or not (Path(folder) / "config.json").exists():
+        if not label or not RunFolder(Path(folder)).config.exists():
             parser.error(f"each run must be LABEL=FOLDER of a run, got {label!r} and {folder!r}")
     found = {label: collected(Path(folder)) for label, _, folder in pairs}
     chosen.output.write_text(compact(found) + "\n", encoding="utf-8")
@@ -36,29 +40,26 @@ def main() -> None:
 
 def collected(run: Path) -> dict[str, Any]:
     """What is kept of a run."""
-    environment = read(run / "environment.json")
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return {
+    place = RunFolder(run)
+    environment = read_json(place.environment)
+    lines = [json.loads(line) for line in place.metrics.read_text().splitlines()]
+    found = {
         "command": " ".join(environment.pop("command")),
-        "recipe": read(run / "config.json")["recipe"],
+        "recipe": read_json(place.config)["recipe"],
         "environment": environment,
-        "result": read(run / "result.json"),
+        "result": read_json(place.result) if place.is_finished else None,
         "train": columns(lines, "train", "update", "error", "gradient_norm"),
         "valid": columns(lines, "valid", "update", "error"),
         "events": [line for line in lines if line["kind"] not in CURVES],
-        **({"lengths": lengths} if (lengths := read(run / "lengths.json")) else {}),
     }
+    lengths = {str(length): score.to_plain() for length, score in read_lengths(run).items()}
+    return found | ({"lengths": lengths} if lengths else {})
 
 
 def columns(lines: list[dict[str, Any]], kind: str, *names: str) -> dict[str, Any]:
     """Some numbers of all lines of a kind."""
     rows = [[line[name] for name in names] for line in lines if line["kind"] == kind]
     return {"columns": names, "rows": rows}
-
-
-def read(file: Path) -> Any:  # noqa: ANN401
-    """A file's data; None where there is none."""
-    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
 
 
 def compact(data: Any, indent: int = 0) -> str:  # noqa: ANN401
