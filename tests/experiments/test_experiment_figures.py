@@ -72,6 +72,32 @@ def test_figure_2_shows_ours_where_there_is_any_and_the_paper_s_always(report):
     assert all(point.paper is not None for point in points.values())
 
 
+def test_without_the_paper_s_numbers_figure_2_shows_the_rows_that_were_run(tmp_path):
+    trainer = FakeTrainer()
+    rows = ["cached-staircase-c4", "global-cached-staircase-c8", "ladder-2", "lstm"]
+    report = reproduce(
+        "permutations-fast",
+        folder=tmp_path,
+        rows=rows,
+        seeds=1,
+        train=trainer.train,
+        resume=trainer.resume,
+    )
+    points = place_points(report.rows)
+    assert [point.model for point in points] == ["Cached Staircase", "Ladder"]
+    [axes] = recurrence_figure(report.rows, title="S5").axes
+    assert [text.get_text() for text in axes.texts] == ["C=4"]
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert labels == ["Cached Staircase", "Ladder"]
+
+
+def test_there_is_no_figure_2_without_a_row_of_its_models(tmp_path):
+    trainer = FakeTrainer()
+    options = {"train": trainer.train, "resume": trainer.resume}
+    reproduce("permutations", folder=tmp_path, rows=["lstm"], seeds=1, updates=40, **options)
+    assert {path.stem for path in tmp_path.glob("*.png")} == {"learning-curves"}
+
+
 def test_figure_2_says_when_our_points_come_from_fewer_updates(report):
     [axes] = recurrence_figure(report.rows, title="Random Walk").axes
     labels = [text.get_text() for text in axes.get_legend().get_texts()]

@@ -86,6 +86,14 @@ def test_a_recipe_describes_itself_in_the_words_of_its_row(name):
     assert recipe.training.num_updates == printed.num_updates
 
 
+@pytest.mark.parametrize("table", TABLES)
+def test_all_tables_call_their_models_by_the_paper_s_names(table):
+    names = {row.name: row.model for row in table_rows(table)}
+    assert names["global-cached-staircase-c8"] == "Global Cached Staircase"
+    assert names["cached-staircase-c8"] == "Cached Staircase"
+    assert names["lstm"] == "LSTM"
+
+
 @pytest.mark.parametrize("name", list(paper_rows()))
 def test_a_recipe_of_a_row_has_the_appendix_s_settings(name):
     recipe = find_recipe(name)

@@ -24,7 +24,7 @@ BAND = "#f4f4f4"
 PITCH = 0.3
 """Between the middles of two rows that stand side by side."""
 APART = 0.075
-"""From the middle of a row to our point on the left, and to the paper's on the right."""
+"""From the middle of a row to our point on the left, and to the paper's on the right, if any."""
 GAP = 0.3
 """Between rows with different recurrent steps, on top of the pitch."""
 MARGIN = (PITCH + GAP) / 2
@@ -59,8 +59,11 @@ def recurrence_figure(rows: Sequence[RowSummary], *, title: str) -> Figure:
 
 
 def place_points(rows: Sequence[RowSummary]) -> list[Point]:
-    """Where each row goes: rows with the same recurrent steps stand side by side."""
-    shown = [row for row in rows if row.row.model in IN_FIGURE_2]
+    """Where each row goes of which there is a score, ours or the paper's.
+
+    Rows with the same recurrent steps stand side by side.
+    """
+    shown = [row for row in rows if row.row.model in IN_FIGURE_2 and (row.row.paper or row.results)]
     shown.sort(key=lambda row: IN_FIGURE_2.index(row.row.model))
     steps = sorted({_steps(row) for row in shown})
     points, left = {}, 0.0
@@ -90,12 +93,15 @@ def _draw_model(axes: Axes, model: str, points: Sequence[Point]) -> None:
     is_line = len({point.recurrent_steps for point in points}) > 1
     for ours in (False, True):
         spreads = [(point, point.ours if ours else point.paper) for point in points]
-        known = [(point.place, spread) for point, spread in spreads if spread is not None]
+        known = [
+            (point.place + _shift(point, ours=ours), spread)
+            for point, spread in spreads
+            if spread is not None
+        ]
         if not known:
             continue
-        shift = -APART if ours else APART
         axes.errorbar(
-            [place + shift for place, _ in known],
+            [place for place, _ in known],
             [spread.mean for _, spread in known],
             yerr=[spread.deviation or 0.0 for _, spread in known],
             color=colour,
@@ -109,6 +115,13 @@ def _draw_model(axes: Axes, model: str, points: Sequence[Point]) -> None:
         )
 
 
+def _shift(point: Point, *, ours: bool) -> float:
+    """Ours stands on the left of the paper's, where it has any."""
+    if point.paper is None:
+        return 0.0
+    return -APART if ours else APART
+
+
 def _label_cached(axes: Axes, points: Sequence[Point]) -> None:
     """The Cached Staircase has one recurrent step in all its rows; C tells them apart."""
     for point in points:
@@ -117,7 +130,7 @@ def _label_cached(axes: Axes, points: Sequence[Point]) -> None:
             tops = [spread.mean + (spread.deviation or 0.0) for spread in known]
             axes.annotate(
                 f"C={point.forward_size}",
-                (point.place, max(tops, default=0.0)),
+                (point.place, max(tops)),
                 xytext=(0, 8),
                 textcoords="offset points",
                 ha="center",
@@ -148,9 +161,11 @@ def _legend(points: Sequence[Point], *, is_shortened: bool) -> list[Line2D]:
         for m in models
     ]
     ours = "ours, from fewer updates" if is_shortened else "ours"
-    faces = [(ours, GREY)]
+    faces = []
     if any(point.paper is not None for point in points):
-        faces.append(("the paper's", "white"))
+        faces = [(ours, GREY), ("the paper's", "white")]
+    elif is_shortened:
+        faces = [(ours, GREY)]
     for label, face in faces:
         handles.append(
             Line2D(

@@ -7,7 +7,7 @@ from typing import Any
 
 from staircase_attention.experiments.curves import learning_curves
 from staircase_attention.experiments.experiment import Experiment
-from staircase_attention.experiments.figures import recurrence_figure
+from staircase_attention.experiments.figures import place_points, recurrence_figure
 from staircase_attention.experiments.length_figure import length_figure
 from staircase_attention.experiments.markdown import page
 from staircase_attention.experiments.pictures import save
@@ -86,7 +86,7 @@ def write_report(experiment: Experiment) -> Report:
 def _draw(report: Report, folder: Path) -> dict[str, str]:
     """The pictures for which there is something to draw: the PNGs, and what each shows."""
     title, drawn = report.experiment.title, {}
-    if report.experiment.is_table:
+    if report.experiment.is_table and place_points(report.rows):
         save(recurrence_figure(report.rows, title=title), folder / "figure-2")
         drawn["figure-2.png"] = "Test error against recurrent steps"
     if any(run.curve for row in report.rows for run in row.runs):

@@ -15,7 +15,7 @@ from staircase_attention.experiments.experiment import (
 from staircase_attention.experiments.paper import paper_tables
 from staircase_attention.experiments.planned_run import Resume, Train
 from staircase_attention.experiments.report import Report
-from staircase_attention.experiments.rows import SAME_MODELS, Row, table_rows
+from staircase_attention.experiments.rows import SAME_TASK, Row, table_rows
 from staircase_attention.experiments.runner import carry_out
 from staircase_attention.training import Display, Recipe
 
@@ -79,7 +79,7 @@ def reproduce(
         rows=tuple(changed),
         wanted=wanted,
         num_seeds=seeds,
-        table=paper_tables().get(SAME_MODELS.get(table, table)),
+        table=paper_tables().get(SAME_TASK.get(table, table)),
         is_table=True,
         lengths=tuple(lengths),
         command=this_command() if command is None else command,

@@ -18,10 +18,12 @@ from staircase_attention.training import Recipe
 
 PAPER_TABLES = ("random-walk", "algorithm")
 """The paper's tables that can be run."""
-SAME_MODELS = {"random-walk-fast": "random-walk", "algorithm-fast": "algorithm"}
-"""Tables with the models of one of the paper's, trained otherwise."""
-TABLES = (*PAPER_TABLES, *SAME_MODELS, "permutations", "permutations-fast")
-"""All tables that can be run; for the last two the paper has no numbers."""
+SAME_TASK = {"random-walk-fast": "random-walk", "algorithm-fast": "algorithm"}
+"""Tables with task and models of one of the paper's, trained otherwise."""
+OTHER_TASK = {"permutations": "random-walk", "permutations-fast": "random-walk"}
+"""Tables with the models of one of the paper's on a task for which it has no numbers."""
+TABLES = (*PAPER_TABLES, *SAME_TASK, *OTHER_TASK)
+"""All tables that can be run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,11 +38,13 @@ class Row:
     """With the budget that the row should have; None where there is no such measure."""
     paper: PaperResult | None = None
     """What the paper got; None where it did not try."""
+    printed_model: str | None = None
+    """What the paper calls the model of such a row; None where it has none."""
 
     @property
     def model(self) -> str:
-        """What the model is called: as printed, where the paper has the row."""
-        return model_name(self.recipe) if self.paper is None else self.paper.model
+        """What the model is called: as printed, where the paper has it."""
+        return self.printed_model or model_name(self.recipe)
 
     @property
     def words(self) -> PaperRow:
@@ -85,18 +89,23 @@ def paper_rows() -> Mapping[str, PaperResult]:
 def table_rows(table: str) -> tuple[Row, ...]:
     """The rows of a table, those of the paper first."""
     require_known("a table to reproduce", table, TABLES)
-    printed = SAME_MODELS.get(table, table)
+    same_task = SAME_TASK.get(table, table)
+    same_models = OTHER_TASK.get(table, same_task)
     named = {
         name.removeprefix(f"{table}/"): recipe
         for name, recipe in recipes().items()
         if name.startswith(f"{table}/")
     }
-    return tuple(
-        Row(
-            name=name,
-            recipe=recipe,
-            full_recipe=recipe,
-            paper=paper_rows().get(f"{printed}/{name}"),
+    rows = []
+    for name, recipe in named.items():
+        like = paper_rows().get(f"{same_models}/{name}")
+        rows.append(
+            Row(
+                name=name,
+                recipe=recipe,
+                full_recipe=recipe,
+                paper=paper_rows().get(f"{same_task}/{name}"),
+                printed_model=None if like is None else like.model,
+            )
         )
-        for name, recipe in named.items()
-    )
+    return tuple(rows)
