@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ class StackedMuon(torch.optim.Optimizer):
 
     def __init__(
         self,
-        matrices: Iterable[Tensor],
+        matrices: Iterable[Tensor] | Iterable[dict[str, Any]],
         *,
         lr: Tensor | float,
         momentum: float,

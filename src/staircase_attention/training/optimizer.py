@@ -1,12 +1,16 @@
 """Optimisers behind one face: a rate that can be set, a state that is only tensors."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from staircase_attention.training.muon import StackedMuon
 from staircase_attention.training.recipe import OptimizerConfig
+
+FRACTION = "fraction"
+"""What of the run's rate the rate of a group of parameters is."""
 
 
 class Optimizer:
@@ -24,24 +28,21 @@ class Optimizer:
         self.is_on_device = others[0].is_cuda
         """Whether rates are read from the device."""
         self.parts: list[torch.optim.Optimizer] = []
-        self.fractions: list[float] = []
-        """What of the run's rate the rate of every part is."""
         if config.kind == "muon":
             matrices = [one for one in others if is_hidden_matrix(self.names[one], one)]
             others = [one for one in others if not is_hidden_matrix(self.names[one], one)]
             # Its steps are scaled to AdamW's size, so that one learning rate can serve both.
             muon = StackedMuon(
-                matrices,
+                _at_fraction(matrices, 1.0),
                 lr=self._new_rate(),
                 momentum=config.beta1,
                 weight_decay=config.weight_decay,
             )
             self.parts.append(muon)
-            self.fractions.append(1.0)
         kind = torch.optim.Adam if config.kind == "adam" else torch.optim.AdamW
         self.parts.append(
             kind(
-                others,
+                _at_fraction(others, config.adamw_fraction),
                 lr=self._new_rate(),
                 betas=(config.beta1, config.beta2),
                 weight_decay=config.weight_decay,
@@ -49,20 +50,19 @@ class Optimizer:
                 capturable=self.is_on_device,
             )
         )
-        self.fractions.append(config.adamw_fraction)
 
     def step(self, rate: Tensor, *, is_finite: Tensor) -> None:
         """Change the weights by their gradients, unless these are not finite."""
-        for part, fraction in zip(self.parts, self.fractions, strict=True):
+        for part in self.parts:
             if self.is_on_device:
                 for group in part.param_groups:
-                    group["lr"].copy_(rate * fraction)
+                    group["lr"].copy_(rate * group[FRACTION])
                 # PyTorch's own words for an update that is to be left out.
                 part.found_inf = (~is_finite).float()  # type: ignore[attr-defined]
                 part.step()
             elif is_finite:
                 for group in part.param_groups:
-                    group["lr"] = float(rate) * fraction
+                    group["lr"] = float(rate) * group[FRACTION]
                 part.step()
 
     def zero_grad(self) -> None:
@@ -107,6 +107,11 @@ class Optimizer:
                 # PyTorch keeps the count of steps on the CPU, unless a capture is to include it.
                 on_cpu = key == "step" and not self.is_on_device
                 kept[key] = value.clone().to("cpu" if on_cpu else parameter.device)
+
+
+def _at_fraction(parameters: list[Tensor], fraction: float) -> list[dict[str, Any]]:
+    """A group in PyTorch's words."""
+    return [{"params": parameters, FRACTION: fraction}]
 
 
 def is_hidden_matrix(name: str, parameter: Tensor) -> bool:
