@@ -4,12 +4,14 @@ import fcntl
 import json
 import os
 import shutil
+from unittest.mock import Mock
 
 import pytest
 from small_runs import small_recipe
 
 from staircase_attention.training import load_run, resume, train
 from staircase_attention.training.checkpoint import CheckpointFolder
+from staircase_attention.training.display import Silent
 from staircase_attention.training.learner import Learner
 from staircase_attention.training.run_folder import RunFolder
 from staircase_attention.training.trainer import Trainer
@@ -32,6 +34,52 @@ def test_two_runs_do_not_work_in_one_folder(tmp_path):
         resume(tmp_path / "run")
     os.close(folder)
     assert resume(tmp_path / "run").status == "finished"
+
+
+class Replacing(Silent):
+    """Puts another run in the place of the one under way, after some updates."""
+
+    def __init__(self, folder, other, *, update):
+        self.folder, self.other, self.update = folder, other, update
+
+    def advance(self, update, **_):
+        if update == self.update:
+            shutil.rmtree(self.folder)
+            if self.other is not None:
+                shutil.copytree(self.other, self.folder)
+
+
+@pytest.fixture
+def board(monkeypatch):
+    """In TensorBoard's place, whose thread may write just while a folder is being replaced."""
+    stub = Mock()
+    monkeypatch.setattr("staircase_attention.training.metrics.SummaryWriter", stub)
+    return stub.return_value
+
+
+def contents(folder):
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {path.relative_to(folder): path.read_bytes() for path in files}
+
+
+@pytest.mark.parametrize("update", [3, 20], ids=["before a save", "before the result"])
+def test_a_run_whose_folder_was_replaced_leaves_the_other_run_alone(tmp_path, update, board):
+    folder, other = tmp_path / "run", tmp_path / "other"
+    train(small_recipe(seed=1), other)
+    board.close.reset_mock()
+    recipe = small_recipe(training__num_updates=20, training__checkpoint_every=7)
+    with pytest.raises(ValueError, match="must stay where it is while the run is under way"):
+        train(recipe, folder, progress=Replacing(folder, other, update=update))
+    board.close.assert_not_called()
+    assert contents(folder) == contents(other)
+
+
+@pytest.mark.usefixtures("board")
+def test_a_run_whose_folder_was_removed_does_not_bring_it_back(tmp_path):
+    folder = tmp_path / "run"
+    with pytest.raises(ValueError, match=f"got {folder}, which was moved, removed or replaced"):
+        train(small_recipe(), folder, progress=Replacing(folder, None, update=3))
+    assert not folder.exists()
 
 
 def test_a_best_checkpoint_that_is_gone_does_not_keep_a_run_from_its_end(tmp_path):

@@ -18,6 +18,7 @@ class MetricsLog:
     """
 
     def __init__(self, folder: RunFolder, *, num_bytes: int, update: int) -> None:
+        self._folder = folder
         with folder.metrics.open("ab") as file:
             file.truncate(min(num_bytes, file.tell()))
         self._file = folder.metrics.open("ab")
@@ -31,6 +32,7 @@ class MetricsLog:
 
     def write(self, kind: str, update: int, **values: Any) -> None:  # noqa: ANN401
         """Log some values of one update."""
+        self._folder.require_own()
         plain = {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in values.items()
@@ -45,6 +47,7 @@ class MetricsLog:
 
     def write_timing(self, update: int, **values: float) -> None:
         """Log what the clock says."""
+        self._folder.require_own()
         self._timing.write(json.dumps({"update": update, **values}) + "\n")
         self._timing.flush()
         for name, value in values.items():
@@ -54,4 +57,6 @@ class MetricsLog:
         """Write out what is left."""
         self._file.close()
         self._timing.close()
-        self._board.close()
+        # TensorBoard's writer opens its file anew by name, wherever that leads to now.
+        if not self._folder.is_another:
+            self._board.close()

@@ -78,6 +78,7 @@ def _go(recipe: Recipe, place: RunFolder, progress: Display | None) -> RunResult
         )
         result = _with_room(lambda: _finish(trainer), place)
         if processes.is_first:
+            place.require_own()
             _with_room(lambda: write_json(place.result, asdict(result)), place)
         if wish.number:
             raise StopRequested(wish.number, f"stopped after {place.path} was {result.status}")

@@ -42,6 +42,8 @@ class RunFolder:
         self.checkpoints = CheckpointFolder(self.path / "checkpoints")
         self.weights = self.path / WEIGHTS
         self.packing = self.path / "packing.json"
+        self._held: int | None = None
+        """The folder itself, open, while this process works in it."""
 
     def create(self, recipe: Recipe, tokeniser: Tokeniser | None = None) -> None:
         """Begin a run here, in a folder that is new or empty.
@@ -89,9 +91,30 @@ class RunFolder:
         folder = os.open(self.path, os.O_RDONLY)
         try:
             self._lock(folder)
+            self._held = folder
             yield
         finally:
+            self._held = None
             os.close(folder)
+
+    @property
+    def is_another(self) -> bool:
+        """Whether what is at the path is no longer what was locked."""
+        if self._held is None:
+            return False
+        try:
+            return not os.path.samestat(os.fstat(self._held), self.path.stat())
+        except OSError:
+            return True
+
+    def require_own(self) -> None:
+        """Stop before anything is written to, or taken from, the folder of another run."""
+        if self.is_another:
+            raise ValueError(
+                f"a run's folder must stay where it is while the run is under way, got {self.path},"
+                " which was moved, removed or replaced; if it was moved, go on with `staircase "
+                "resume` and its new place, else begin anew in another folder"
+            )
 
     def _lock(self, folder: int) -> None:
         try:

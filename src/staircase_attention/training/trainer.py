@@ -111,6 +111,7 @@ class Trainer:
 
     def load_best_weights(self) -> None:
         """Put the best checkpoint's weights into the model."""
+        self.folder.require_own()
         name = self.progress.best
         assert name is not None
         checkpoint = self.folder.checkpoints.read(name)
@@ -263,6 +264,7 @@ class Trainer:
 
     def _save(self) -> None:
         """Write a checkpoint, then drop those that nothing needs any more."""
+        self.folder.require_own()
         trainer = {
             "progress": self.progress.to_plain(),
             "metrics_bytes": 0 if self.log is None else self.log.num_bytes,
