@@ -37,16 +37,23 @@ def test_two_runs_do_not_work_in_one_folder(tmp_path):
 
 
 class Replacing(Silent):
-    """Puts another run in the place of the one under way, after some updates."""
+    """Puts another run in the place of the one under way: after some updates, or all."""
 
-    def __init__(self, folder, other, *, update):
+    def __init__(self, folder, other, *, update=None):
         self.folder, self.other, self.update = folder, other, update
 
     def advance(self, update, **_):
         if update == self.update:
-            shutil.rmtree(self.folder)
-            if self.other is not None:
-                shutil.copytree(self.other, self.folder)
+            self.replace()
+
+    def end(self):
+        if self.update is None:
+            self.replace()
+
+    def replace(self):
+        shutil.rmtree(self.folder)
+        if self.other is not None:
+            shutil.copytree(self.other, self.folder)
 
 
 @pytest.fixture
@@ -62,7 +69,7 @@ def contents(folder):
     return {path.relative_to(folder): path.read_bytes() for path in files}
 
 
-@pytest.mark.parametrize("update", [3, 20], ids=["before a save", "before the result"])
+@pytest.mark.parametrize("update", [3, None], ids=["before a save", "after the last"])
 def test_a_run_whose_folder_was_replaced_leaves_the_other_run_alone(tmp_path, update, board):
     folder, other = tmp_path / "run", tmp_path / "other"
     train(small_recipe(seed=1), other)

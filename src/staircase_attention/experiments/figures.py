@@ -160,12 +160,12 @@ def _legend(points: Sequence[Point], *, is_shortened: bool) -> list[Line2D]:
         Line2D([], [], color=MODEL_COLOURS[m], marker=MODEL_MARKERS[m], linestyle="none", label=m)
         for m in models
     ]
-    ours = "ours, from fewer updates" if is_shortened else "ours"
+    has_paper = any(point.paper is not None for point in points)
     faces = []
-    if any(point.paper is not None for point in points):
-        faces = [(ours, GREY), ("the paper's", "white")]
-    elif is_shortened:
-        faces = [(ours, GREY)]
+    if has_paper or is_shortened:
+        faces.append(("ours, from fewer updates" if is_shortened else "ours", GREY))
+    if has_paper:
+        faces.append(("the paper's", "white"))
     for label, face in faces:
         handles.append(
             Line2D(
