@@ -4,8 +4,11 @@ import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from staircase_attention.evaluation import autocast
@@ -87,8 +90,8 @@ class Learner:
         own = batch.rows(lanes)
         # Averaging over processes is undone, so that every answer of the batch weighs the same.
         share = self.processes.count / max(1, batch.num_answers)
-        numbers = torch.tensor([share, rate, float(wants_stop)], dtype=torch.float64)
-        inputs = (torch.from_numpy(own.inputs), torch.from_numpy(own.targets), numbers)
+        numbers = np.array([share, rate, wants_stop], dtype=np.float64)
+        inputs = (own.inputs, own.targets, numbers)
         with torch.cuda.device_of(next(self.model.parameters())):  # type: ignore[no-untyped-call]
             results = self.engine.run(self._work, tuple(self._on_device(part) for part in inputs))
         # A graph changes weights behind PyTorch's back; whoever keeps copies must hear of it.
@@ -111,10 +114,14 @@ class Learner:
             wants_stop=stops > 0,
         )
 
-    def _on_device(self, tensor: Tensor) -> Tensor:
+    def _on_device(self, array: NDArray[Any]) -> Tensor:
+        tensor = torch.from_numpy(array)
         if self.device.type != "cuda":
             return tensor
-        return tensor.pin_memory().to(self.device, non_blocking=True)
+        pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        # A copy by PyTorch would wake a thread for every core, and wait for the last of them.
+        np.copyto(pinned.numpy(), array)
+        return pinned.to(self.device, non_blocking=True)
 
     def _work(
         self, inputs: Tensor, targets: Tensor, numbers: Tensor, states: list[Carried]
