@@ -64,6 +64,8 @@ class Episodes:
     @classmethod
     def concatenate(cls, parts: Sequence["Episodes"]) -> "Episodes":
         """The episodes of all parts, in order."""
+        if len(parts) == 1:
+            return parts[0]
         sizes = [part.num_tokens for part in parts]
         before = np.cumsum(sizes) - sizes
         shifted = [part.starts + shift for part, shift in zip(parts, before, strict=True)]

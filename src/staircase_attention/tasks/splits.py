@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from staircase_attention.batches import IGNORED
 from staircase_attention.tasks.checks import check_choice, check_whole_number, refusal
-from staircase_attention.tasks.episodes import Episodes
+from staircase_attention.tasks.episodes import Episodes, ragged_range
 from staircase_attention.tasks.task import Task
 
 Split = Literal["train", "valid", "test"]
@@ -83,9 +83,11 @@ def fingerprints(episodes: Episodes) -> Fingerprints:
     weights = np.random.default_rng(0).integers(
         2**64, size=lengths.max(initial=0), dtype=np.uint64, endpoint=False
     )
-    places = np.arange(episodes.num_tokens) - np.repeat(episodes.starts, lengths)
-    terms = weights[places] * (episodes.inputs + 1).astype(np.uint64)
-    return np.add.reduceat(terms, episodes.starts) if len(episodes) else terms
+    symbols = (episodes.inputs + 1).astype(np.uint64)
+    if np.all(lengths == weights.size):
+        return symbols.reshape(len(episodes), weights.size) @ weights
+    places = ragged_range(np.zeros_like(lengths), lengths)
+    return np.add.reduceat(symbols * weights[places], episodes.starts)
 
 
 def _draw(
@@ -108,7 +110,8 @@ def _draw(
         if distinct:
             is_new &= _is_first(prints)
             forbidden = np.concatenate([forbidden, prints])
-        kept.append(fresh.take(np.flatnonzero(is_new)[:missing]))
+        chosen = np.flatnonzero(is_new)[:missing]
+        kept.append(fresh if chosen.size == len(fresh) else fresh.take(chosen))
         missing -= len(kept[-1])
         if missing == 0:
             return Episodes.concatenate(kept)
