@@ -114,3 +114,9 @@ def test_the_installed_command_answers():
         check=True,
     )
     assert "describe" in result.stdout
+
+
+def test_commands_that_draw_nothing_need_not_wait_for_what_draws():
+    code = "import sys, staircase_attention.cli; print('matplotlib' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    assert result.stdout.strip() == b"False"

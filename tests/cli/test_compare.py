@@ -37,7 +37,7 @@ def test_bare_words_survive_too(words):
 
 
 def test_compare_runs_every_combination_and_writes_a_report(staircase, tmp_path, monkeypatch):
-    monkeypatch.setattr("staircase_attention.experiments.report._draw", lambda *_: {})
+    monkeypatch.setattr("staircase_attention.experiments.report_pictures.draw_pictures", lambda *_: {})
     words = ["compare", "parity/lstm", "parity/staircase", *TINY, "--title", "Rates", "--quiet"]
     words += ["--vary", "training.optimizer.learning_rate=1e-3,0.003", "--output", str(tmp_path)]
     status, out, err = staircase(*words)

@@ -17,7 +17,7 @@ from staircase_attention.experiments.summary import RowSummary
 def report(tmp_path_factory):
     trainer = FakeTrainer(error=lambda recipe: 0.1 + 0.05 * recipe.seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("staircase_attention.experiments.report._draw", lambda *_: {})
+        patch.setattr("staircase_attention.experiments.report_pictures.draw_pictures", lambda *_: {})
         return reproduce(
             "random-walk",
             folder=tmp_path_factory.mktemp("runs"),

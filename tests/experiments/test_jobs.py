@@ -34,7 +34,7 @@ from staircase_attention.training.display import Lines, Terminal
 
 @pytest.fixture(autouse=True)
 def _without_pictures(monkeypatch):
-    monkeypatch.setattr("staircase_attention.experiments.report._draw", lambda *_: {})
+    monkeypatch.setattr("staircase_attention.experiments.report_pictures.draw_pictures", lambda *_: {})
 
 
 class Recorder:

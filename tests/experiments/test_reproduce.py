@@ -20,7 +20,7 @@ STAIRCASE, LADDER = (f"random-walk/{row}" for row in ROWS)
 
 @pytest.fixture(autouse=True)
 def _without_pictures(monkeypatch):
-    monkeypatch.setattr("staircase_attention.experiments.report._draw", lambda *_: {})
+    monkeypatch.setattr("staircase_attention.experiments.report_pictures.draw_pictures", lambda *_: {})
 
 
 def go(folder, trainer, table="random-walk", **options):

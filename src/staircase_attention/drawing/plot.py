@@ -6,9 +6,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-from staircase_attention.drawing.figure import draw_figure
 from staircase_attention.drawing.picture import Picture
 
 ENDINGS = (".svg", ".png")
@@ -58,6 +55,11 @@ def _check(target: Path) -> None:
 
 def _encode(picture: Picture, ending: str) -> bytes:
     """The whole content of the file; the settings hold for this one drawing only."""
+    # Most commands draw nothing, and need not wait for matplotlib.
+    import matplotlib
+
+    from staircase_attention.drawing.figure import draw_figure
+
     metadata = {
         "svg": {"Title": picture.title, "Description": picture.caption, "Date": None},
         "png": {"Title": picture.title, "Description": picture.caption},

@@ -2,15 +2,10 @@
 
 import datetime
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from staircase_attention.experiments.curves import learning_curves
 from staircase_attention.experiments.experiment import Experiment
-from staircase_attention.experiments.figures import place_points, recurrence_figure
-from staircase_attention.experiments.length_figure import length_figure
 from staircase_attention.experiments.markdown import page
-from staircase_attention.experiments.pictures import save
 from staircase_attention.experiments.run_records import RunRecord
 from staircase_attention.experiments.spread import Spread
 from staircase_attention.experiments.summary import RowSummary, summarize
@@ -67,9 +62,12 @@ def collect(experiment: Experiment) -> Report:
 
 def write_report(experiment: Experiment) -> Report:
     """Write report.json, report.md and the pictures; each file is whole or as it was before."""
+    # Most commands draw nothing, and need not wait for matplotlib.
+    from staircase_attention.experiments.report_pictures import draw_pictures
+
     report = collect(experiment)
     folder = experiment.folder
-    pictures = _draw(report, folder)
+    pictures = draw_pictures(experiment, report.rows, folder)
     plain = report.to_plain()
     write_json(folder / "report.json", plain)
     text = page(
@@ -81,25 +79,6 @@ def write_report(experiment: Experiment) -> Report:
     )
     write_whole(folder / "report.md", text.encode())
     return report
-
-
-def _draw(report: Report, folder: Path) -> dict[str, str]:
-    """The pictures for which there is something to draw: the PNGs, and what each shows."""
-    title, drawn = report.experiment.title, {}
-    if report.experiment.is_table and place_points(report.rows):
-        save(recurrence_figure(report.rows, title=title), folder / "figure-2")
-        drawn["figure-2.png"] = "Test error against recurrent steps"
-    if any(run.curve for row in report.rows for run in row.runs):
-        save(learning_curves(report.rows, title=title), folder / "learning-curves")
-        drawn["learning-curves.png"] = "Validation error against updates"
-    if any(run.seconds for row in report.rows for run in row.runs):
-        figure = learning_curves(report.rows, title=title, against="time")
-        save(figure, folder / "learning-times")
-        drawn["learning-times.png"] = "Validation error against time of training"
-    if any(row.lengths for row in report.rows):
-        save(length_figure(report.rows, title=title), folder / "lengths")
-        drawn["lengths.png"] = "Test error against the length of episodes"
-    return drawn
 
 
 def _plain_row(summary: RowSummary) -> dict[str, Any]:

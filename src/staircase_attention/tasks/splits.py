@@ -85,7 +85,8 @@ def fingerprints(episodes: Episodes) -> Fingerprints:
     )
     symbols = (episodes.inputs + 1).astype(np.uint64)
     if np.all(lengths == weights.size):
-        return symbols.reshape(len(episodes), weights.size) @ weights
+        prints: Fingerprints = symbols.reshape(len(episodes), weights.size) @ weights
+        return prints
     places = ragged_range(np.zeros_like(lengths), lengths)
     return np.add.reduceat(symbols * weights[places], episodes.starts)
 
