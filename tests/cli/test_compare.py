@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from staircase_attention.cli.assignments import parse_variations
+from staircase_attention.experiments import report_pictures
 
 TINY = (
     "training.num_updates=2",
@@ -37,7 +38,7 @@ def test_bare_words_survive_too(words):
 
 
 def test_compare_runs_every_combination_and_writes_a_report(staircase, tmp_path, monkeypatch):
-    monkeypatch.setattr("staircase_attention.experiments.report_pictures.draw_pictures", lambda *_: {})
+    monkeypatch.setattr(report_pictures, "draw_pictures", lambda *_: {})
     words = ["compare", "parity/lstm", "parity/staircase", *TINY, "--title", "Rates", "--quiet"]
     words += ["--vary", "training.optimizer.learning_rate=1e-3,0.003", "--output", str(tmp_path)]
     status, out, err = staircase(*words)

@@ -9,7 +9,7 @@ import matplotlib
 import pytest
 from gallery import GALLERY, name_of
 
-from staircase_attention.drawing import picture, plot, save_picture
+from staircase_attention.drawing import picture, save_picture
 from staircase_attention.schedules import (
     CachedStaircase,
     GlobalCachedStaircase,
@@ -119,6 +119,6 @@ def test_a_path_that_cannot_be_written_is_refused_in_one_line(
 ):
     (tmp_path / "folder.svg").mkdir()
     # The path is looked at before the time is spent to draw.
-    monkeypatch.setattr(plot, "draw_figure", None)
+    monkeypatch.setattr("staircase_attention.drawing.figure.draw_figure", None)
     with pytest.raises(ValueError, match=message):
         save_picture(picture(SMALL), tmp_path / path)

@@ -5,7 +5,13 @@ from xml.etree import ElementTree
 import pytest
 from fake_training import FakeTrainer
 
-from staircase_attention.experiments import compare, find_recipe, reproduce, table_rows
+from staircase_attention.experiments import (
+    compare,
+    find_recipe,
+    report_pictures,
+    reproduce,
+    table_rows,
+)
 from staircase_attention.experiments.curves import learning_curves, mean_curve
 from staircase_attention.experiments.figures import IN_FIGURE_2, place_points, recurrence_figure
 from staircase_attention.experiments.length_figure import length_figure
@@ -17,7 +23,7 @@ from staircase_attention.experiments.summary import RowSummary
 def report(tmp_path_factory):
     trainer = FakeTrainer(error=lambda recipe: 0.1 + 0.05 * recipe.seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("staircase_attention.experiments.report_pictures.draw_pictures", lambda *_: {})
+        patch.setattr(report_pictures, "draw_pictures", lambda *_: {})
         return reproduce(
             "random-walk",
             folder=tmp_path_factory.mktemp("runs"),

@@ -19,6 +19,7 @@ from staircase_attention.experiments import (
     compare,
     find_recipe,
     recipes,
+    report_pictures,
     reproduce,
     run_process,
     side_by_side,
@@ -34,7 +35,7 @@ from staircase_attention.training.display import Lines, Terminal
 
 @pytest.fixture(autouse=True)
 def _without_pictures(monkeypatch):
-    monkeypatch.setattr("staircase_attention.experiments.report_pictures.draw_pictures", lambda *_: {})
+    monkeypatch.setattr(report_pictures, "draw_pictures", lambda *_: {})
 
 
 class Recorder:

@@ -5,7 +5,7 @@ import json
 import pytest
 from fake_training import FakeTrainer, make_result
 
-from staircase_attention.experiments import find_recipe, reproduce, table_rows
+from staircase_attention.experiments import find_recipe, report_pictures, reproduce, table_rows
 from staircase_attention.experiments.run_records import RunRecord, read_runs
 from staircase_attention.experiments.summary import RowSummary
 
@@ -23,7 +23,7 @@ def folder(tmp_path_factory):
     trainer = FakeTrainer(error=lambda recipe: ERRORS[recipe.seed], trouble=TROUBLE)
     options = {"folder": folder, "train": trainer.train, "resume": trainer.resume}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("staircase_attention.experiments.report_pictures.draw_pictures", lambda *_: {})
+        patch.setattr(report_pictures, "draw_pictures", lambda *_: {})
         rows = ["staircase-n8-c8", "cached-staircase-c4", "ladder-4", "ladder-8"]
         reproduce("random-walk", rows=rows, seeds=3, updates=5_000, **options)
         reproduce("random-walk", rows=["transformer-xl"], seeds=1, command="the command", **options)
@@ -112,7 +112,7 @@ def test_the_report_names_its_table_its_command_and_its_environment(folder, plai
 
 
 def test_a_report_says_where_its_runs_were_made_wherever_it_is_written(tmp_path, monkeypatch):
-    monkeypatch.setattr("staircase_attention.experiments.report_pictures.draw_pictures", lambda *_: {})
+    monkeypatch.setattr(report_pictures, "draw_pictures", lambda *_: {})
     trainer = FakeTrainer(error=lambda recipe: 0.5)
     options = {"folder": tmp_path, "rows": ["lstm"], "train": trainer.train}
     reproduce("random-walk", seeds=3, **options)

@@ -8,7 +8,14 @@ import sys
 import pytest
 from fake_training import FakeTrainer
 
-from staircase_attention.experiments import TABLES, compare, find_recipe, reproduce, table_rows
+from staircase_attention.experiments import (
+    TABLES,
+    compare,
+    find_recipe,
+    report_pictures,
+    reproduce,
+    table_rows,
+)
 from staircase_attention.experiments.recipes import state_tracking
 from staircase_attention.experiments.reproduce import TITLES, with_updates
 from staircase_attention.training import StopRequested
@@ -20,7 +27,7 @@ STAIRCASE, LADDER = (f"random-walk/{row}" for row in ROWS)
 
 @pytest.fixture(autouse=True)
 def _without_pictures(monkeypatch):
-    monkeypatch.setattr("staircase_attention.experiments.report_pictures.draw_pictures", lambda *_: {})
+    monkeypatch.setattr(report_pictures, "draw_pictures", lambda *_: {})
 
 
 def go(folder, trainer, table="random-walk", **options):

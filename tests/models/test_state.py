@@ -200,6 +200,22 @@ def test_joined_states_go_on_as_each_would_have():
     assert apart.lengths == (7, 7, 1, 1)
 
 
+def test_streams_that_have_come_into_step_are_joined_row_by_row():
+    model = build(CachedStaircase(chunk_size=2, num_window_chunks=3, num_passes=1))
+    batch = random_tokens(4, 18)
+    _, first = model(batch[:2, :6])
+    _, second = model(batch[2:, :4])
+    _, second = model(batch[2:, 4:6], second.reset([True, False]))
+    # Caches of different lengths, which full windows make alike.
+    apart = State.join([first, second.reset([False, True])]).select([0, 2, 1, 3])
+    _, apart = model(batch[:, 6:12], apart)
+    joined = State.join([apart])
+    assert [stream.rows for stream in apart.streams] == [(0, 2), (1, 3)]
+    assert [stream.rows for stream in joined.streams] == [(0, 1, 2, 3)]
+    expected, _ = model(batch[:, 12:], apart)
+    torch.testing.assert_close(model(batch[:, 12:], joined)[0], expected, **EXACT)
+
+
 def test_states_of_different_models_cannot_be_joined():
     states = [build(Staircase(chunk_size=size, num_passes=2)).initial_state(1) for size in (2, 3)]
     for wrong in (states, []):

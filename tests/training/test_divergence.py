@@ -13,6 +13,7 @@ from staircase_attention.training.divergence import Watch
 from staircase_attention.training.learner import Learner, Outcome
 from staircase_attention.training.rate import learning_rate
 from staircase_attention.training.recipe import OptimizerConfig
+from staircase_attention.training.signals import StopRequested
 
 CONFIG = DivergenceConfig(jump_factor=1.5, patience=5, smoothing=0.5, max_skips=3)
 
@@ -192,6 +193,26 @@ def test_a_rollback_survives_a_restart(tmp_path, monkeypatch):
         train(RECIPE, tmp_path / "broken", progress=Stop())
     resume(tmp_path / "broken")
     assert final_bytes(tmp_path / "broken") == final_bytes(tmp_path / "whole")
+
+
+def test_a_run_that_was_stopped_goes_back_as_far_as_one_that_was_not(tmp_path, monkeypatch):
+    """A checkpoint that a stop asked for is not one that the whole run would have had."""
+    diverging(monkeypatch, heals_below=0.009)
+    recipe = RECIPE.override({"training.checkpoint_every": 20})
+    train(recipe, tmp_path / "whole")
+    diverges = Learner.update
+
+    def update(self, batch, *, wants_stop, **options):
+        self.seen = getattr(self, "seen", first)
+        return diverges(self, batch, wants_stop=wants_stop or self.seen == 6, **options)
+
+    monkeypatch.setattr(Learner, "update", update)
+    first = 0
+    with pytest.raises(StopRequested):
+        train(recipe, tmp_path / "stopped")
+    first = 7
+    resume(tmp_path / "stopped")
+    assert final_bytes(tmp_path / "stopped") == final_bytes(tmp_path / "whole")
 
 
 @pytest.mark.parametrize(("decay", "end"), [("constant", 1.0), ("linear", 0.1), ("cosine", 0.1)])

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 from small_runs import small_recipe
 
-from staircase_attention.training import load_run, resume, train
+from staircase_attention.training import default_folder, load_run, resume, train
 from staircase_attention.training.checkpoint import CheckpointFolder
 from staircase_attention.training.display import Silent
 from staircase_attention.training.learner import Learner
@@ -34,6 +34,25 @@ def test_two_runs_do_not_work_in_one_folder(tmp_path):
         resume(tmp_path / "run")
     os.close(folder)
     assert resume(tmp_path / "run").status == "finished"
+
+
+def test_a_run_that_comes_second_to_a_new_folder_writes_nothing_there(tmp_path):
+    (tmp_path / "run").mkdir()
+    with RunFolder(tmp_path / "run").locked():
+        with pytest.raises(ValueError, match="one run at a time"):
+            train(small_recipe(), tmp_path / "run")
+        assert list((tmp_path / "run").iterdir()) == []
+    assert train(small_recipe(), tmp_path / "run").status == "finished"
+
+
+def test_no_two_runs_are_given_the_same_folder(tmp_path):
+    names = [default_folder(small_recipe(), tmp_path) for _ in range(3)]
+    assert [name.relative_to(tmp_path).as_posix() for name in names] == [
+        "small/001",
+        "small/002",
+        "small/003",
+    ]
+    assert train(small_recipe(), names[1]).status == "finished"
 
 
 class Replacing(Silent):
@@ -102,6 +121,23 @@ def test_a_best_checkpoint_that_is_gone_does_not_keep_a_run_from_its_end(tmp_pat
     result = resume(tmp_path / "run")
     assert result.status == "finished"
     assert load_run(tmp_path / "run").update == result.best_update
+
+
+def test_a_best_checkpoint_that_is_damaged_does_not_keep_a_run_from_its_end(tmp_path, monkeypatch):
+    ranks = iter([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    monkeypatch.setattr(
+        "staircase_attention.training.dataset.TaskData.rank", lambda *_: (next(ranks),)
+    )
+    assert train(small_recipe(), tmp_path / "run").best_update == 5
+    (tmp_path / "run" / "result.json").unlink()
+    weights = tmp_path / "run" / "checkpoints" / "update-00000005" / "weights.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    display = Mock()
+    result = resume(tmp_path / "run", progress=display)
+    assert (result.status, result.best_update) == ("finished", 12)
+    said = [call.args[0] for call in display.say.call_args_list]
+    assert any("damaged checkpoint" in line and "update 12" in line for line in said)
+    assert load_run(tmp_path / "run").update == 12
 
 
 def test_every_best_that_a_kept_checkpoint_knows_of_is_kept(tmp_path, monkeypatch):

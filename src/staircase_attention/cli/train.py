@@ -17,6 +17,7 @@ from staircase_attention.training import (
 )
 from staircase_attention.training import resume as resume_run
 from staircase_attention.training import train as train_recipe
+from staircase_attention.training.build import check_recipe
 
 Quiet = Annotated[bool, typer.Option(help="Show no progress.")]
 
@@ -42,6 +43,8 @@ def train(
         raise ValueError(
             "processes that train together must agree on a folder, got none; name it with --output"
         )
+    # Before a folder is made for a run that cannot be.
+    check_recipe(chosen)
     folder = output or default_folder(chosen)
     return show(train_recipe(chosen, folder, progress=choose_display(quiet=quiet)), folder)
 

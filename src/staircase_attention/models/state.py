@@ -19,7 +19,7 @@ class Stream:
     """Batch rows whose chunks begin at the same positions, and what their past left behind."""
 
     rows: tuple[int, ...]
-    """Which rows of the batch these are, in order."""
+    """Which rows of the batch these are, in ascending order."""
     position: int = 0
     """Tokens that have come in since the first of these rows began."""
     starts: tuple[int, ...]
@@ -69,13 +69,17 @@ class Stream:
         def both(one: KeysValues, two: KeysValues) -> KeysValues:
             return KeysValues(torch.cat([one.keys, two.keys]), torch.cat([one.values, two.values]))
 
-        return replace(
+        together = replace(
             self,
             rows=self.rows + other.rows,
             starts=self.starts + other.starts,
             banks={key: both(held, other.banks[key]) for key, held in self.banks.items()},
             cache=tuple(both(*pair) for pair in zip(self.cache, other.cache, strict=True)),
         )
+        rows = sorted(together.rows)
+        if rows == list(together.rows):
+            return together
+        return together.select([together.rows.index(row) for row in rows], rows)
 
     def restart(self, anew: Bool[Tensor, " rows"]) -> "Stream":
         """Let some of these rows begin anew, which fits only where a chunk begins."""

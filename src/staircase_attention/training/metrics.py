@@ -28,7 +28,7 @@ class MetricsLog:
     @property
     def num_bytes(self) -> int:
         """Length of the metrics so far: where to cut when resuming from here."""
-        return self._file.tell()
+        return self._folder.metrics.stat().st_size
 
     def write(self, kind: str, update: int, **values: Any) -> None:  # noqa: ANN401
         """Log some values of one update."""

@@ -1,5 +1,7 @@
 """Begin a run, go on with one, bring it to its result."""
 
+import contextlib
+import itertools
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -47,12 +49,10 @@ def train(
     data = check_recipe(recipe)
     tokeniser = data.corpus.tokeniser if isinstance(data, CorpusData) else None
     place = RunFolder(folder)
-    # The process that torchrun numbers 0 makes the folder; the others meet it at the first save.
-    if is_first_process():
-        place.create(recipe, tokeniser)
-        if progress is not None:
+    with place.begun(recipe, tokeniser):
+        if progress is not None and is_first_process():
             progress.say(f"run folder: {place.path}")
-    return _go(recipe, place, progress)
+        return _go(recipe, place, progress)
 
 
 def resume(folder: str | os.PathLike[str], *, progress: Display | None = None) -> RunResult:
@@ -66,12 +66,14 @@ def resume(folder: str | os.PathLike[str], *, progress: Display | None = None) -
             f"a run goes on from its checkpoints, got {place.path}, which is packed and has none; "
             "name the folder that it was packed from"
         )
-    return _go(recipe, place, progress)
+    with place.locked():
+        return _go(recipe, place, progress)
 
 
 def _go(recipe: Recipe, place: RunFolder, progress: Display | None) -> RunResult:
+    """Bring a run to its end, in a folder that is locked."""
     device = choose_device()
-    with place.locked(), joined_processes(device) as processes, wishes_to_stop() as wish:
+    with joined_processes(device) as processes, wishes_to_stop() as wish:
         display = (progress or Silent()) if processes.is_first else Silent()
         trainer = Trainer(
             recipe, place, device=device, processes=processes, display=display, wish=wish
@@ -95,10 +97,11 @@ def _finish(trainer: Trainer) -> RunResult:
         trainer.display.say(str(error))
     stands = trainer.progress
     scores: dict[str, Any] = {"valid": None, "test": None}
+    if stands.best is not None:
+        trainer.load_best_weights()
     if stands.best is None:
         status = "diverged"
     else:
-        trainer.load_best_weights()
         scores = {name: trainer.describe(name) for name in get_args(ScoredSplit)}
     return RunResult(
         recipe=trainer.recipe.name,
@@ -133,9 +136,19 @@ def _with_room(work: Callable[[], Done], place: RunFolder) -> Done:
 
 
 def default_folder(recipe: Recipe, base: str | os.PathLike[str] = "runs") -> Path:
-    """Where a run goes whose folder was not named: the first free number under its recipe."""
+    """A new folder for a run that was given none: the first free number under its recipe."""
     parent = Path(base) / recipe.name
-    number = 1
-    while (parent / f"{number:03d}").exists():
-        number += 1
-    return parent / f"{number:03d}"
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        for number in itertools.count(1):
+            folder = parent / f"{number:03d}"
+            # Made at once, so that two runs that begin at the same time do not get the same one.
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir()
+                break
+    except OSError as error:
+        raise ValueError(
+            f"runs need a folder that can be written, got {parent} ({error.strerror}); "
+            "name another with --output"
+        ) from error
+    return folder

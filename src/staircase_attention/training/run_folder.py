@@ -1,12 +1,12 @@
 """A run on disk: which file is where."""
 
+import contextlib
 import fcntl
 import os
 import platform
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,7 @@ class RunFolder:
                 f"a new run needs a folder that is new or empty, got {self.path}; "
                 "name another with --output, or use `staircase resume` to go on with it"
             )
-        try:
+        with self._writable():
             self.checkpoints.path.mkdir(parents=True, exist_ok=True)
             write_json(self.environment, environment())
             if tokeniser is not None:
@@ -63,11 +63,6 @@ class RunFolder:
                 self.tokeniser.mkdir()
                 tokeniser.save(self.tokeniser)
             write_json(self.config, {"format": FORMAT, "recipe": recipe.to_plain()})
-        except OSError as error:
-            raise ValueError(
-                f"a run folder must be writable, got {self.path} ({error.strerror}); "
-                "name another with --output"
-            ) from error
 
     @property
     def is_unbegun(self) -> bool:
@@ -81,7 +76,19 @@ class RunFolder:
         found = {name for name in names if not name.endswith(PARTIAL)} - first_steps
         return found <= {self.checkpoints.path.name} and not self.checkpoints.names()
 
-    @contextmanager
+    @contextlib.contextmanager
+    def begun(self, recipe: Recipe, tokeniser: Tokeniser | None = None) -> Iterator[None]:
+        """A new run, in a folder that is locked before anything is looked at or written."""
+        if is_first_process():
+            with self._writable(), contextlib.suppress(FileExistsError):
+                self.path.mkdir(parents=True)
+        with self.locked():
+            # The process that torchrun numbers 0 begins; the others meet it at the first save.
+            if is_first_process():
+                self.create(recipe, tokeniser)
+            yield
+
+    @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """While this lasts, no other run can work in this folder."""
         if not is_first_process():
@@ -115,6 +122,16 @@ class RunFolder:
                 " which was moved, removed or replaced; if it was moved, go on with `staircase "
                 "resume` and its new place, else begin anew in another folder"
             )
+
+    @contextlib.contextmanager
+    def _writable(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise ValueError(
+                f"a run folder must be writable, got {self.path} ({error.strerror}); "
+                "name another with --output"
+            ) from error
 
     def _lock(self, folder: int) -> None:
         try:

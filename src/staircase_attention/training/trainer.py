@@ -12,6 +12,7 @@ from staircase_attention.training.build import Model, build_dataset, build_model
 from staircase_attention.training.checkpoint import (
     WEIGHTS,
     Checkpoint,
+    CheckpointName,
     DamagedCheckpointError,
 )
 from staircase_attention.training.dataset import (
@@ -110,12 +111,23 @@ class Trainer:
         return score.to_plain() | self.data.facts(split, score)
 
     def load_best_weights(self) -> None:
-        """Put the best checkpoint's weights into the model."""
+        """Put the best checkpoint's weights into the model; if it is damaged, let these be it."""
         self.folder.require_own()
         name = self.progress.best
         assert name is not None
-        checkpoint = self.folder.checkpoints.read(name)
-        self.learner.model.load_state_dict(checkpoint.tensors[WEIGHTS])
+        try:
+            checkpoint = self.folder.checkpoints.read(name)
+        except DamagedCheckpointError as error:
+            self.display.say(
+                f"damaged checkpoint: {error}; it was the best, and the weights of update "
+                f"{self.progress.update:,} are scored in its place"
+            )
+            self._set_aside(name)
+            self.progress.forget_best()
+            if self._is_best(self.score("valid")):
+                self._save()
+        else:
+            self.learner.model.load_state_dict(checkpoint.tensors[WEIGHTS])
 
     def _take_up(self) -> int:
         """Go to the latest checkpoint that is whole; the length of the metrics up to it."""
@@ -124,13 +136,16 @@ class Trainer:
                 checkpoint = self.folder.checkpoints.read(name)
             except DamagedCheckpointError as error:
                 self.display.say(f"damaged checkpoint: {error}; falling back to the one before it")
-                if self.processes.is_first:
-                    self.folder.checkpoints.set_aside(name)
+                self._set_aside(name)
                 continue
             self._restore(checkpoint)
             num_bytes: int = checkpoint.trainer["metrics_bytes"]
             return num_bytes
         return 0
+
+    def _set_aside(self, name: CheckpointName) -> None:
+        if self.processes.is_first:
+            self.folder.checkpoints.set_aside(name)
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         restore_snapshot(checkpoint, self.learner)
@@ -239,7 +254,11 @@ class Trainer:
         self._write("valid", loss=score.loss, error=score.error, **facts)
         name, value = next(iter(facts.items()), ("error", score.error))
         self.display.advance(progress.update, **{f"valid_{name}": value})
-        rank = self.data.rank(score)
+        return self._is_best(score)
+
+    def _is_best(self, score: Score) -> bool:
+        """Whether a score on the validation data is the best so far, which is then noted."""
+        progress, rank = self.progress, self.data.rank(score)
         is_first = progress.best_update is None
         is_better = math.isfinite(score.loss) and (is_first or rank < progress.best_rank)
         # All processes do as the first one says: a last digit must not part them.
@@ -262,13 +281,17 @@ class Trainer:
                 wall_seconds=self.progress.wall_seconds,
             )
 
-    def _save(self) -> None:
-        """Write a checkpoint, then drop those that nothing needs any more."""
+    def _save(self, *, is_due: bool = True) -> None:
+        """Write a checkpoint, then drop those that nothing needs any more.
+
+        One that is not due, but asked for, is none to go back to after a divergence: a run that
+        is stopped and resumed does as one that is not.
+        """
         self.folder.require_own()
         trainer = {
             "progress": self.progress.to_plain(),
             "metrics_bytes": 0 if self.log is None else self.log.num_bytes,
-            "is_calm": self.progress.watch.is_calm,
+            "is_calm": is_due and self.progress.watch.is_calm,
         }
         write_snapshot(self.folder.checkpoints, self.progress.name, self.learner, trainer)
         if self.processes.is_first:
@@ -302,7 +325,7 @@ class Trainer:
 
     def _stop(self) -> None:
         if self.folder.checkpoints.names()[-1:] != [self.progress.name]:
-            self._save()
+            self._save(is_due=False)
         raise StopRequested(
             self.wish.number or 15,
             f"stopped at update {self.progress.update:,}, saved; "
