@@ -1,5 +1,6 @@
 """A talk goes on from its state: the same as reading all of it again."""
 
+import numpy
 import pytest
 import torch
 
@@ -71,3 +72,11 @@ def test_an_answer_that_nobody_hears_to_its_end_is_cut_off_there():
         cut = after.index(10) if 10 in after else len(after)
         candidates.append(bytes(after[:cut]).decode("utf-8", "replace"))
     assert again in candidates
+
+
+def test_a_tokeniser_of_a_conversation_may_give_numbers_of_numpy():
+    model = byte_model(TransformerXL(span=64))
+    plain, other = talk_with(model, max_tokens=4), talk_with(model, max_tokens=numpy.int64(4))
+    other.encode = lambda text: numpy.frombuffer(text.encode(), dtype=numpy.uint8)
+    for words in ("hello", "why?"):
+        assert list(other.reply(words)) == list(plain.reply(words))

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -72,6 +73,33 @@ def test_saving_leaves_a_stream_as_it_was(model, tmp_path):
         found.append(new)
         save_stream(tokens, tmp_path / "stream.safetensors")
     assert found == expected
+
+
+@pytest.mark.parametrize("kind", [numpy.int64, numpy.int16, numpy.uint8, numpy.uint64])
+def test_a_stream_asked_for_in_numbers_of_numpy_is_saved_as_any_other(kind, tmp_path):
+    files = [tmp_path / "plain", tmp_path / "numpy"]
+    for path, number in zip(files, (int, kind), strict=True):
+        tokens = stream(
+            lstm(),
+            [[number(1), number(2)], [3, number(4)]],
+            max_tokens=number(9),
+            sampling=SAMPLED,
+            stop_tokens=[number(0)],
+            start_token=number(6),
+            row_numbers=[number(5), number(3)],
+        )
+        next(tokens)
+        tokens.finish(number(3), "stop_string")
+        save_stream(tokens, path)
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_stop_tokens_and_row_numbers_may_be_an_array(tmp_path):
+    path = tmp_path / "stream.safetensors"
+    numbers = {"stop_tokens": numpy.array([0, 1]), "row_numbers": numpy.array([4, 2])}
+    tokens = stream(lstm(), numpy.array([[1, 2], [3, 4]]), max_tokens=9, **numbers)
+    save_stream(tokens, path)
+    assert list(load_stream(path, lstm())) == list(tokens)
 
 
 ELSEWHERE = """

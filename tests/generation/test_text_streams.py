@@ -101,6 +101,50 @@ def test_a_stop_string_complete_at_the_last_token_is_why_the_row_ended():
     assert text.finished == {0: "stop_string"}
 
 
+@each_model
+@pytest.mark.parametrize("size", [1, 2, 5, 10])
+def test_a_text_taken_by_pieces_is_the_whole_text(model, size):
+    """Whatever is held back where a piece ends."""
+    options = {"sampling": WILD, "stop_strings": ["bé", "aa€", "?"], **FUNCTIONS}
+    prompts = ["a", "ba", "!"]
+    expected, ends, _ = written(model, prompts, max_tokens=20, stop_strings=["bé", "aa€", "?"])
+    text = stream_text(model, prompts, max_tokens=None, **options)
+    found, finish = dict.fromkeys(range(3), ""), {}
+    pieces = [new for _ in range(20 // size) for new in text.take(size)]
+    for new in [*pieces, *text.end()]:
+        found[new.row] += new.text
+        finish[new.row] = new.finish
+    assert (found, finish) == (expected, ends)
+    assert list(text.end()) == list(text) == []
+
+
+def test_tokens_count_though_their_text_is_held_back():
+    functions = {"encode": encode, "decode": lambda _: b"a"}
+    text = stream_text(lstm(), "a", max_tokens=None, stop_strings="a" * 50 + "b", **functions)
+    assert list(text.take(3)) == []
+    assert text.tokens.progress.num_made == 3
+    assert [(new.text, new.finish) for new in text.end()] == [("aaa", "max_tokens")]
+
+
+def test_tokens_without_a_text_count_too():
+    text = stream_text(
+        lstm(), "a", max_tokens=None, sampling=WILD, encode=encode, decode=lambda _: b""
+    )
+    assert list(text.take(5)) == []
+    assert text.tokens.progress.num_made == 5
+    assert [(new.text, new.finish) for new in text.end()] == [("", "max_tokens")]
+
+
+def test_a_text_ends_with_the_tokens_that_were_waiting_and_each_row_for_its_own_reason():
+    functions = {"encode": encode, "decode": lambda _: b"a"}
+    text = stream_text(lstm(), ["a", "b", "a"], max_tokens=None, stop_strings="ab", **functions)
+    next(text.tokens)
+    text.tokens.finish(2, "stop_token")
+    found = [(new.row, new.text, new.finish) for new in text.end()]
+    assert found == [(0, "", "max_tokens"), (1, "a", "max_tokens"), (2, "a", "stop_token")]
+    assert list(text) == []
+
+
 def test_an_empty_text_needs_a_start_token():
     with pytest.raises(ValueError, match="give start_token"):
         stream_text(lstm(), "", max_tokens=3, **FUNCTIONS)

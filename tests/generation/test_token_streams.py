@@ -193,6 +193,45 @@ def test_a_prompt_may_be_a_list_or_a_tensor(rows):
     assert made(stream(model, [torch.tensor([3, 1, 4]), [0]], max_tokens=5))[0] == expected[0]
 
 
+@pytest.mark.parametrize("kind", [numpy.int64, numpy.int32, numpy.uint8, numpy.uint16])
+def test_the_numbers_of_a_prompt_may_be_those_of_numpy(kind):
+    model = lstm()
+    expected = made(stream(model, [3, 1, 4], max_tokens=5))
+    assert made(stream(model, [kind(token) for token in (3, 1, 4)], max_tokens=5)) == expected
+    assert made(stream(model, [(3, kind(1), kind(4))], max_tokens=5)) == expected
+
+
+@some_model
+def test_so_many_tokens_of_each_row_can_be_taken_and_the_stream_goes_on(model):
+    batch, options = [[1], [2, 3]], {"sampling": SAMPLED, "stop_tokens": [0]}
+    expected = list(stream(model, batch, max_tokens=12, **options))
+    tokens = stream(model, batch, max_tokens=None, **options)
+    found = [new for _ in range(4) for new in tokens.take(3)]
+    assert [(new.row, new.token) for new in found] == [(new.row, new.token) for new in expected]
+    assert tokens.progress.num_made <= 12
+
+
+def test_tokens_that_were_waiting_are_taken_first_and_not_counted():
+    tokens = stream(lstm(), [[1], [2]], max_tokens=None)
+    next(tokens)
+    assert [new.row for new in tokens.take(2)] == [1, 0, 1, 0, 1]
+    assert tokens.progress.num_made == 3
+
+
+def test_taking_goes_no_further_than_the_stream():
+    tokens = stream(lstm(), [1], max_tokens=3)
+    assert [new.finish for new in tokens.take(9)] == [None, None, "max_tokens"]
+    assert list(tokens.take(9)) == []
+
+
+@pytest.mark.parametrize("number", [0, -1, 1.5, True, None])
+def test_only_a_number_of_tokens_can_be_taken(number):
+    tokens = stream(lstm(), [1], max_tokens=3)
+    with pytest.raises(ValueError, match=f"whole number, at least 1, got {number}; give"):
+        next(tokens.take(number))
+    assert tokens.progress.num_made == 0
+
+
 def test_a_start_token_goes_before_every_prompt():
     model = build(Staircase(chunk_size=3, num_passes=2))
     expected = made(stream(model, [[6], [6, 1]], max_tokens=5))
@@ -268,7 +307,7 @@ def held(tokens) -> tuple[int, int]:
         ({"a": 1}, {}, "got {'a': 1}"),
         ([1], {"start_token": -1}, "must be a token number, got -1"),
         ([1], {"start_token": 7}, "got ids from 1 to 7"),
-        ([1], {"max_tokens": 0}, "max_tokens must be a whole number, at least 1, or None, got 0"),
+        ([1], {"max_tokens": 0}, "max_tokens must be a whole number, at least 1, got 0"),
         ([1], {"max_tokens": 1.5}, "got 1.5"),
         ([1], {"sampling": 0.5}, "must be a SamplingConfig, got 0.5"),
         ([1], {"stop_tokens": ["a"]}, "got 'a'; write"),

@@ -1,6 +1,7 @@
 """`staircase sample` and `staircase chat`: text out of a trained model, as it is made."""
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,7 @@ import typer
 from staircase_attention.cli.arguments import TrainedRun
 from staircase_attention.generation import (
     Conversation,
+    NewText,
     SamplingConfig,
     TextStream,
     load_text_stream,
@@ -62,8 +64,8 @@ def sample(
             prompt or ["\n"],
             encode=language.encode,
             decode=language.decode,
-            # A stream that is kept has no end of its own: it may go on later.
-            max_tokens=max_tokens if save is None else None,
+            # `show` counts the tokens: a stream that is kept has no end of its own.
+            max_tokens=None,
             sampling=SamplingConfig(
                 temperature=temperature,
                 top_k=top_k,
@@ -75,20 +77,19 @@ def sample(
             stop_strings=stop or (),
             stop_tokens=end_of(language),
         )
-    show(made, max_tokens)
+    show(made, max_tokens, is_kept=save is not None)
     if save is not None:
         save_stream(made, save)
 
 
-def show(made: TextStream, max_tokens: int) -> None:
-    """Print one text as it comes, or several one after another when they are done."""
+def show(made: TextStream, max_tokens: int, *, is_kept: bool = False) -> None:
+    """Print one text as it comes, or several one after another when they are done.
+
+    What a stream that is kept holds back is left to those who go on with it.
+    """
     rows = made.tokens.progress.rows
     texts = dict.fromkeys(rows, "")
-    begun = made.tokens.progress.num_made
-    while made.tokens.progress.num_made - begun < max_tokens or made.tokens.progress.waiting:
-        part = next(made, None)
-        if part is None:
-            break
+    for part in parts(made, max_tokens, is_kept=is_kept):
         texts[part.row] += part.text
         if len(rows) == 1:
             typer.echo(part.text, nl=False)
@@ -98,6 +99,13 @@ def show(made: TextStream, max_tokens: int) -> None:
         return
     for row, text in texts.items():
         typer.echo(f"--- {row}\n{text}")
+
+
+def parts(made: TextStream, max_tokens: int, *, is_kept: bool) -> Iterator[NewText]:
+    """The text of so many more tokens, and what is then held back unless the stream is kept."""
+    yield from made.take(max_tokens)
+    if not is_kept:
+        yield from made.end()
 
 
 def chat(

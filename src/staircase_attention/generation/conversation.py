@@ -47,7 +47,7 @@ class Conversation:
 
         Who stops listening has cut the answer off: the talk goes on from what was made of it.
         """
-        tokens = [*self.unread, *self.encode(f"{text}{self.separator}")]
+        tokens = [*self.unread, *self._encoded(f"{text}{self.separator}")]
         stream = self._begin(tokens)
         said = TextStream(stream, decode=self.decode, stops=as_stop_strings(self.separator))
         turn = self.num_turns
@@ -82,4 +82,7 @@ class Conversation:
         if self.unread[0] in self.plan.stop_tokens:
             self.unread = []
         if not ended_by_itself:
-            self.unread += self.encode(self.separator)
+            self.unread += self._encoded(self.separator)
+
+    def _encoded(self, text: str) -> list[int]:
+        return [int(token) for token in self.encode(text)]

@@ -41,20 +41,18 @@ def as_stop_tokens(tokens: Collection[int], *, output_size: int) -> tuple[int, .
                 f"a stop token is one that the model can make, 0 to {output_size - 1}, "
                 f"got {token!r}; write [0] for one"
             )
-    return found
+    return tuple(int(token) for token in found)
 
 
-def check_count(name: str, value: Any, *, at_least: int) -> None:  # noqa: ANN401
-    """Refuse what is not a whole number, or is one too small."""
-    if not is_count(value) or value < at_least:
-        raise ValueError(
-            f"{name} must be a whole number, at least {at_least}, or None, "
-            f"got {value!r}; give a number, as 100"
-        )
+def as_max_tokens(value: Any, *, remedy: str) -> int:  # noqa: ANN401
+    """A number of tokens, at least one."""
+    if not is_count(value) or value < 1:
+        raise ValueError(f"max_tokens must be a whole number, at least 1, got {value!r}; {remedy}")
+    return int(value)
 
 
 def is_count(value: Any) -> bool:  # noqa: ANN401
-    """Whether something is a whole number from 0 up."""
+    """Whether something is a whole number from 0 up, of whatever kind."""
     # True and False are whole numbers to Python.
     return not isinstance(value, bool) and isinstance(value, Integral) and int(value) >= 0
 
@@ -73,7 +71,7 @@ def as_row_numbers(numbers: Sequence[int] | None, num_rows: int) -> tuple[int, .
             f"row_numbers must be one number from 0 up for each of the {num_rows} prompts, all "
             f"different, got {list(found)}; leave them out to count from 0"
         )
-    return found
+    return tuple(int(number) for number in found)
 
 
 def check_feeds_itself(model: Model) -> None:
@@ -108,11 +106,13 @@ def _as_row(prompt: Any, start_token: int | None) -> Int[Tensor, " time"]:  # no
         raise TypeError(
             f"a prompt is a list of token numbers, got {row.dtype} of shape {shape}; {REMEDY}"
         )
-    start = [] if start_token is None else [start_token]
+    start = [] if start_token is None else [int(start_token)]
     return torch.cat([torch.tensor(start, dtype=torch.int64), row.long()])
 
 
 def _as_tensor(prompt: Any) -> Tensor:  # noqa: ANN401
+    if isinstance(prompt, (list, tuple)) and all(is_count(token) for token in prompt):
+        prompt = [int(token) for token in prompt]
     try:
         return torch.as_tensor(prompt).detach().cpu()
     except (TypeError, ValueError, RuntimeError) as error:

@@ -14,10 +14,10 @@ from staircase_attention.generation.drive import Carried, Model, answering
 from staircase_attention.generation.prefill import prefill
 from staircase_attention.generation.prompts import (
     Prompt,
+    as_max_tokens,
     as_row_numbers,
     as_rows,
     as_stop_tokens,
-    check_count,
     check_feeds_itself,
 )
 from staircase_attention.generation.sampler import Choice, Sampler
@@ -56,7 +56,8 @@ class Plan:
                 "build one, as SamplingConfig(temperature=0.8)"
             )
         if self.max_tokens is not None:
-            check_count("max_tokens", self.max_tokens, at_least=1)
+            remedy = "give a number, as 100, or None for a stream without end"
+            object.__setattr__(self, "max_tokens", as_max_tokens(self.max_tokens, remedy=remedy))
 
 
 @dataclass(kw_only=True, slots=True)
@@ -89,9 +90,9 @@ class Progress:
 class TokenStream(Iterator[NewToken]):
     """Tokens of one or several rows, made as they are asked for.
 
-    Iterate over it, or call `next_round` for one token of every row that goes on. Rows that have
-    ended drop out. Nothing grows with the number of tokens made, save what a model's own state
-    does.
+    Iterate over it, or call `next_round` for one token of every row that goes on, `take` for
+    several. Rows that have ended drop out. Nothing grows with the number of tokens made, save what
+    a model's own state does.
     """
 
     def __init__(self, model: Model, plan: Plan, progress: Progress) -> None:
@@ -135,6 +136,16 @@ class TokenStream(Iterator[NewToken]):
         waiting.clear()
         return made
 
+    def take(self, max_tokens: int) -> Iterator[NewToken]:
+        """Tokens still waiting, then so many more of each row, at most; the stream can go on."""
+        progress = self._progress
+        last = progress.num_made + as_max_tokens(max_tokens, remedy="give a number, as 100")
+        while progress.waiting or progress.num_made < last:
+            token = next(self, None)
+            if token is None:
+                return
+            yield token
+
     def finish(self, row: int, why: Finish) -> None:
         """Let a row end after the tokens that have been made for it."""
         if row not in self._progress.rows:
@@ -142,7 +153,7 @@ class TokenStream(Iterator[NewToken]):
                 f"only a row that goes on can be ended, got {row}; "
                 f"one of {list(self._progress.rows)} can"
             )
-        self._progress.finished[row] = why
+        self._progress.finished[int(row)] = why
 
     def _make(self) -> None:
         """Make one token for every row that goes on."""

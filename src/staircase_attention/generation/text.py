@@ -1,6 +1,6 @@
 """Streams of text: a stream of tokens, decoded as it comes, that stop strings can end."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from staircase_attention.generation.config import SamplingConfig
@@ -54,11 +54,29 @@ class TextStream(Iterator[NewText]):
         return self.tokens.finished
 
     def __next__(self) -> NewText:
-        for token in self.tokens:
+        return next(self._shown(self.tokens))
+
+    def take(self, max_tokens: int) -> Iterator[NewText]:
+        """The text of so many more tokens of each row, at most; what is held back comes later."""
+        return self._shown(self.tokens.take(max_tokens))
+
+    def end(self) -> list[NewText]:
+        """What was held back of the rows that go on, which end here."""
+        waiting = self.tokens.next_round() if self.tokens.progress.waiting else []
+        shown = list(self._shown(waiting))
+        for row, tail in self.tails.items():
+            if row not in self.finished:
+                self.tokens.finish(row, "max_tokens")
+            shown.append(NewText(row=row, text=tail.finish(), finish=self.finished[row]))
+        self.tails.clear()
+        return shown
+
+    def _shown(self, tokens: Iterable[NewToken]) -> Iterator[NewText]:
+        """The text of tokens, without those that show nothing."""
+        for token in tokens:
             new = self._add(token)
             if new.text or new.finish is not None:
-                return new
-        raise StopIteration
+                yield new
 
     def _add(self, token: NewToken) -> NewText:
         tail = self.tails[token.row]
