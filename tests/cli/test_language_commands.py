@@ -18,6 +18,16 @@ TINY = (
 @pytest.fixture
 def run(staircase, tmp_path):
     """A model of bytes that has seen four batches."""
+    return train(staircase, tmp_path)
+
+
+@pytest.fixture
+def episodic(staircase, tmp_path):
+    """The same of texts that are segments of their own."""
+    return train(staircase, tmp_path, "task.form=episodic")
+
+
+def train(staircase, tmp_path, *changes):
     raw = tmp_path / "raw"
     raw.mkdir()
     for number in range(30):
@@ -30,7 +40,7 @@ def run(staircase, tmp_path):
     assert "train:" in out
     folder = tmp_path / "run"
     status, out, err = staircase(
-        "train", "base-small/staircase", f"task.folder={tmp_path / 'corpus'}", *TINY,
+        "train", "base-small/staircase", f"task.folder={tmp_path / 'corpus'}", *TINY, *changes,
         "--output", str(folder), "--quiet",
     )  # fmt: skip
     assert status == 0, err
@@ -44,6 +54,27 @@ def test_eval_says_bits_a_byte_and_where_they_go(staircase, run):
     assert "bits per byte" in out
     assert "position in the document from 1:" in out
     assert "tokens of past in the state 16:" in out
+
+
+@pytest.mark.parametrize("kind", ["run", "episodic"])
+@pytest.mark.parametrize("lanes", ["1", "3"])
+def test_losses_by_position_add_up_to_the_score_above_them(staircase, request, kind, lanes):
+    folder = request.getfixturevalue(kind)
+    words = ("eval", str(folder), "--by-position", "--json", "--lanes", lanes)
+    status, out, err = staircase(*words)
+    assert status == 0, err
+    score, *parts = [json.loads(line) for line in out.splitlines()]
+    assert sum(part["num_tokens"] for part in parts) == score["num_answers"]
+    loss = sum(part["loss"] * part["num_tokens"] for part in parts) / score["num_answers"]
+    assert loss == pytest.approx(score["loss"], rel=1e-5)
+
+
+def test_the_past_is_not_for_texts_without_one(staircase, episodic):
+    status, out, err = staircase("eval", str(episodic), "--past", "16")
+    assert status == 2
+    assert out == ""
+    assert len(err.strip().splitlines()) == 1
+    assert "--by-position" in err
 
 
 def test_sample_writes_and_a_kept_stream_goes_on_the_same(staircase, run, tmp_path):

@@ -13,6 +13,7 @@ from staircase_attention.data import (
     ByteTokeniser,
     RefusedError,
     TokenLanes,
+    TokenPosition,
     evaluation_batches,
 )
 from staircase_attention.data.corpus_writer import CorpusWriter, Piece
@@ -63,7 +64,6 @@ def test_an_epoch_gives_every_token_once(num_tokens, num_lanes, tmp_path_factory
     num_tokens -= num_tokens % num_lanes
     split = split_of(tmp_path_factory, num_tokens)
     lanes = TokenLanes(split=split, num_lanes=num_lanes, segment_length=num_tokens // num_lanes)
-    assert lanes.epoch_updates == 1
     first, position = lanes.batch(lanes.first_position())
     assert sorted(first.inputs.ravel()) == sorted(values(split))
     second, _ = lanes.batch(position)
@@ -76,7 +76,7 @@ def test_a_position_comes_back_from_a_file_and_any_batch_can_be_had_again(tmp_pa
     position = lanes.first_position()
     for _ in range(5):
         _, position = lanes.batch(position)
-    again = lanes.position_from_plain(json.loads(json.dumps(position.as_plain())))
+    again = TokenPosition.from_plain(json.loads(json.dumps(position.as_plain())))
     assert again == position
     assert lanes.batch(again)[0].inputs.tolist() == lanes.batch(position)[0].inputs.tolist()
 
@@ -117,6 +117,31 @@ def test_every_token_is_predicted_exactly_once_from_the_one_before(
             assert before[int(target)] == given_token
             predicted.append(int(target))
     assert sorted(predicted) == sorted(whole.tolist()[0 if has_end else 1 :])
+
+
+@given(
+    num_tokens=st.integers(2, 80),
+    num_first=st.integers(1, 90),
+    num_lanes=st.integers(1, 12),
+    segment_length=st.integers(1, 20),
+    has_end=st.booleans(),
+)
+def test_lanes_lie_in_the_first_tokens_where_no_more_are_asked_for(
+    num_tokens, num_first, num_lanes, segment_length, has_end, tmp_path_factory
+):
+    split = split_of(tmp_path_factory, num_tokens, end_symbol=300 if has_end else None)
+    batches = evaluation_batches(
+        split, num_lanes=num_lanes, segment_length=segment_length, num_tokens=num_first
+    )
+    targets = np.concatenate([batch.targets for batch in batches], axis=1)
+    expected = values(split)[0 if has_end else 1 :][:num_first]
+    assert targets[targets != IGNORED].tolist() == expected.tolist()
+
+
+def test_no_first_tokens_at_all_are_refused(tmp_path_factory):
+    split = split_of(tmp_path_factory, 50)
+    with pytest.raises(RefusedError, match="num_tokens must be a whole number of at least 1, got"):
+        next(evaluation_batches(split, num_lanes=2, segment_length=5, num_tokens=0))
 
 
 def test_evaluation_lanes_go_on_from_batch_to_batch(tmp_path_factory):

@@ -1,5 +1,6 @@
 """Training on a corpus: every token in its place, episodes whole, scores a byte."""
 
+import itertools
 import math
 
 import numpy as np
@@ -89,14 +90,46 @@ def test_an_epoch_of_episodes_has_each_once_in_an_order_of_its_own(corpus):
     assert epochs[0] != epochs[1]
 
 
-def test_a_score_may_be_of_the_first_tokens_only(corpus):
-    data = build_dataset(text_recipe(corpus, training__evaluation_tokens=64))
-    batches = list(data.batches("valid", num_lanes=2, segment_length=16))
-    assert len(batches) == 2
-    every = build_dataset(text_recipe(corpus))
-    whole = list(every.batches("valid", num_lanes=2, segment_length=16))
-    assert sum(batch.num_answers for batch in whole) >= corpus.split("valid").num_tokens - 2
-    assert np.array_equal(batches[0].inputs, whole[0].inputs)
+@pytest.mark.parametrize("num_tokens", [2, 64, 333])
+def test_a_score_of_a_stream_may_be_of_its_first_tokens_only(corpus, num_tokens):
+    data = build_dataset(text_recipe(corpus, training__evaluation_tokens=num_tokens))
+    batches = list(data.batches("valid", num_lanes=3, segment_length=16))
+    targets = np.concatenate([batch.targets for batch in batches], axis=1)
+    first = corpus.split("valid").tokens(0, num_tokens)
+    assert targets[targets != IGNORED].tolist() == first.tolist()
+
+
+@pytest.mark.parametrize("num_tokens", [2, 64, 333])
+def test_a_score_of_episodes_may_be_of_the_first_tokens_only(corpus, num_tokens):
+    recipe = text_recipe(corpus, form="episodic", training__evaluation_tokens=num_tokens)
+    batches = list(build_dataset(recipe).batches("valid", num_lanes=3, segment_length=16))
+    given = [batch.inputs[~batch.is_padding] for batch in batches]
+    split = corpus.split("valid")
+    assert np.concatenate(given).tolist() == split.tokens(0, num_tokens).tolist()
+    starts = {
+        place
+        for start, stop in itertools.pairwise([*split.document_starts.tolist(), split.num_tokens])
+        for place in range(start, stop, 16)
+        if place < num_tokens
+    }
+    assert sum(batch.num_answers for batch in batches) == num_tokens - len(starts)
+
+
+@pytest.mark.parametrize("form", ["stream", "episodic"])
+def test_more_tokens_than_a_split_has_are_all_of_them(corpus, form):
+    every = build_dataset(text_recipe(corpus, form=form))
+    more = build_dataset(text_recipe(corpus, form=form, training__evaluation_tokens=10**9))
+    dealt = [
+        [batch.targets.tolist() for batch in data.batches("valid", num_lanes=2, segment_length=16)]
+        for data in (every, more)
+    ]
+    assert dealt[0] == dealt[1]
+
+
+def test_one_token_of_episodes_cannot_be_scored(corpus):
+    recipe = text_recipe(corpus, form="episodic", training__evaluation_tokens=1)
+    with pytest.raises(ValueError, match=r"evaluation_tokens must be at least 2 .*, got 1; use"):
+        build_dataset(recipe)
 
 
 def test_texts_do_not_grow(corpus):

@@ -95,6 +95,11 @@ def evaluate(
             f"--length is for tasks with episodes, got it for {run}, which learnt from a corpus; "
             "use --past to see what more context is worth"
         )
+    if past and not loaded.data.carries_state:
+        raise ValueError(
+            f"--past is for corpora of form stream, got it for {run}, of form episodic, which has "
+            "no past; use --by-position to see where in a document it errs"
+        )
     show(score(loaded, loaded.data, name), name, as_json, update=loaded.update)
     reading = reading_of(loaded, loaded.data, name)
     if by_position:
@@ -177,6 +182,8 @@ def reading_of(loaded: LoadedRun, data: CorpusData, split: SplitName) -> Reading
         num_tokens=config.evaluation_tokens or tokens.num_tokens,
         device=choose_device(),
         precision=precision_of(loaded.recipe),
+        carries_state=data.carries_state,
+        end_symbol=tokens.end_symbol,
     )
 
 

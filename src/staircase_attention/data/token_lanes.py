@@ -60,18 +60,9 @@ class TokenLanes:
             rule = f"a split must have at least one token for each of {self.num_lanes} lanes"
             raise refusal(rule, self.split.num_tokens, "use fewer lanes, or more text")
 
-    @property
-    def epoch_updates(self) -> float:
-        """Batches in which every token is given once."""
-        return self.split.num_tokens / (self.num_lanes * self.segment_length)
-
     def first_position(self) -> TokenPosition:
         """Every lane at its beginning."""
         return TokenPosition(update=0, offset=0, num_lanes=self.num_lanes)
-
-    def position_from_plain(self, plain: Mapping[str, Any]) -> TokenPosition:
-        """The position that as_plain wrote."""
-        return TokenPosition.from_plain(plain)
 
     def batch(self, position: TokenPosition) -> tuple[Batch, TokenPosition]:
         """The batch at a position, and the position after it."""
@@ -108,20 +99,25 @@ def lane_starts(num_tokens: int, num_lanes: int) -> NDArray[np.int64]:
 
 
 def evaluation_batches(
-    split: TokenSplit, *, num_lanes: int, segment_length: int
+    split: TokenSplit, *, num_lanes: int, segment_length: int, num_tokens: int | None = None
 ) -> Iterator[Batch]:
     """Every token of a split predicted exactly once, in lanes that go on from batch to batch.
 
-    A lane predicts its own part of the split, given the token before that part and then all of
-    the part; the tail of a lane is padding. What comes before the very first token is an end
-    symbol; where there is none, that one token is not predicted.
+    With `num_tokens` only so many are predicted, and lanes lie in the first part of the split. A
+    lane predicts its own part, given the token before that part and then all of the part; the tail
+    of a lane is padding. What comes before the very first token is an end symbol; where there is
+    none, that one token is not predicted.
     """
     check_whole_number("num_lanes", num_lanes, minimum=1, example=512)
     check_whole_number("segment_length", segment_length, minimum=1, example=256)
+    if num_tokens is not None:
+        check_whole_number("num_tokens", num_tokens, minimum=1, example=16_384)
     first_target = 0 if split.end_symbol is not None else 1
     num_targets = split.num_tokens - first_target
+    if num_tokens is not None:
+        num_targets = min(num_tokens, num_targets)
     begins = first_target + lane_starts(num_targets, num_lanes)
-    ends = np.append(begins[1:], split.num_tokens)
+    ends = np.append(begins[1:], first_target + num_targets)
     for offset in range(0, int((ends - begins).max(initial=0)), segment_length):
         yield _evaluation_batch(split, begins + offset, ends, segment_length)
 

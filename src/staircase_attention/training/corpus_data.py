@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,11 @@ class CorpusData:
     """The tokens of a corpus, each foretold from those before it."""
 
     def __init__(self, choice: CorpusChoice, *, seed: int, evaluation_tokens: int | None) -> None:
+        if choice.form == "episodic" and evaluation_tokens == 1:
+            raise ValueError(
+                "training.evaluation_tokens must be at least 2 for a corpus of form episodic, got "
+                "1; use more, since the first token of an episode is not foretold"
+            )
         self.corpus = Corpus.open(Path(choice.folder))
         self.form = choice.form
         self.seed = seed
@@ -67,17 +71,21 @@ class CorpusData:
     ) -> Iterator[ScoredBatch]:
         """Every token of a split once, or of its first part where the recipe asks for no more."""
         split = self.corpus.split(name)
-        every: Iterator[ScoredBatch]
         if self.form == "stream":
-            every = evaluation_batches(split, num_lanes=num_lanes, segment_length=segment_length)
-        else:
-            lanes = EpisodeLanes(
-                split=split, num_lanes=num_lanes, segment_length=segment_length, seed=None
+            return evaluation_batches(
+                split,
+                num_lanes=num_lanes,
+                segment_length=segment_length,
+                num_tokens=self.evaluation_tokens,
             )
-            every = lanes.once()
-        if self.evaluation_tokens is None:
-            return every
-        return islice(every, max(1, self.evaluation_tokens // (num_lanes * segment_length)))
+        lanes = EpisodeLanes(
+            split=split,
+            num_lanes=num_lanes,
+            segment_length=segment_length,
+            seed=None,
+            num_tokens=self.evaluation_tokens,
+        )
+        return lanes.once()
 
     def rank(self, score: Score) -> tuple[float, ...]:
         """By the loss."""
@@ -110,18 +118,27 @@ class EpisodeLanes:
     """Segments that are each a text of its own: short ones padded, long ones cut into several.
 
     The appendix's episodic form. Episodes come in an order of each epoch's own, drawn from the seed
-    and the epoch alone, or in the order of the corpus where there is no seed.
+    and the epoch alone, or in the order of the corpus where there is no seed. With `num_tokens`
+    they are of the first tokens of the split, as though it ended there.
     """
 
     def __init__(
-        self, *, split: TokenSplit, num_lanes: int, segment_length: int, seed: int | None
+        self,
+        *,
+        split: TokenSplit,
+        num_lanes: int,
+        segment_length: int,
+        seed: int | None,
+        num_tokens: int | None = None,
     ) -> None:
         self.split = split
         self.num_lanes = num_lanes
         self.segment_length = segment_length
         self.seed = seed
         starts = np.asarray(split.document_starts, dtype=np.int64)
-        lengths = np.diff(np.append(starts, split.num_tokens))
+        stop = split.num_tokens if num_tokens is None else min(num_tokens, split.num_tokens)
+        starts = starts[starts < stop]
+        lengths = np.diff(np.append(starts, stop))
         pieces = -(-lengths // segment_length)
         offsets = np.arange(int(pieces.sum())) - np.repeat(np.cumsum(pieces) - pieces, pieces)
         self.starts = np.repeat(starts, pieces) + offsets * segment_length
