@@ -45,6 +45,16 @@ def test_a_run_that_comes_second_to_a_new_folder_writes_nothing_there(tmp_path):
     assert train(small_recipe(), tmp_path / "run").status == "finished"
 
 
+@pytest.mark.parametrize("is_there", [False, True], ids=["a new folder", "an empty one"])
+def test_a_run_that_fails_before_its_first_checkpoint_leaves_no_run(tmp_path, is_there):
+    if is_there:
+        (tmp_path / "run").mkdir()
+    with pytest.raises(ValueError, match="enough different episodes"):
+        train(small_recipe(task__options__length=2), tmp_path / "run")
+    assert list(tmp_path.rglob("*")) == ([tmp_path / "run"] if is_there else [])
+    assert train(small_recipe(), tmp_path / "run").status == "finished"
+
+
 def test_no_two_runs_are_given_the_same_folder(tmp_path):
     names = [default_folder(small_recipe(), tmp_path) for _ in range(3)]
     assert [name.relative_to(tmp_path).as_posix() for name in names] == [

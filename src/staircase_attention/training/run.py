@@ -128,10 +128,14 @@ def _with_room(work: Callable[[], Done], place: RunFolder) -> Done:
             raise
         place.checkpoints.abandon()
         names = place.checkpoints.names()
-        kept = f"the checkpoint of update {names[-1].update:,}" if names else "nothing yet"
+        remedy = "free some room and begin again"
+        if names:
+            remedy = (
+                f"the checkpoint of update {names[-1].update:,} is whole: free some room and go on "
+                f"with: staircase resume {place.path}"
+            )
         raise OSError(
-            f"a run needs room on its disk, got none at {place.path} ({error.strerror}); {kept} is "
-            f"whole: free some room and go on with: staircase resume {place.path}"
+            f"a run needs room on its disk, got none at {place.path} ({error.strerror}); {remedy}"
         ) from error
 
 

@@ -78,15 +78,25 @@ class RunFolder:
 
     @contextlib.contextmanager
     def begun(self, recipe: Recipe, tokeniser: Tokeniser | None = None) -> Iterator[None]:
-        """A new run, in a folder that is locked before anything is looked at or written."""
-        if is_first_process():
-            with self._writable(), contextlib.suppress(FileExistsError):
-                self.path.mkdir(parents=True)
-        with self.locked():
-            # The process that torchrun numbers 0 begins; the others meet it at the first save.
-            if is_first_process():
-                self.create(recipe, tokeniser)
+        """A new run, in a folder that is locked before anything is looked at or written.
+
+        One that ends before its first checkpoint leaves nothing behind.
+        """
+        # The process that torchrun numbers 0 begins; the others meet it at the first save.
+        if not is_first_process():
             yield
+            return
+        is_new = not self.path.exists()
+        with self._writable(), contextlib.suppress(FileExistsError):
+            self.path.mkdir(parents=True)
+        with self.locked():
+            self.create(recipe, tokeniser)
+            try:
+                yield
+            except BaseException:
+                if not self.is_another and not self.checkpoints.names():
+                    self._clear(is_new=is_new)
+                raise
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -122,6 +132,14 @@ class RunFolder:
                 " which was moved, removed or replaced; if it was moved, go on with `staircase "
                 "resume` and its new place, else begin anew in another folder"
             )
+
+    def _clear(self, *, is_new: bool) -> None:
+        """Take a run away again; the folder too, if it was made for it."""
+        for entry in [self.path] if is_new else list(self.path.iterdir()):
+            if entry.is_dir():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
 
     @contextlib.contextmanager
     def _writable(self) -> Iterator[None]:

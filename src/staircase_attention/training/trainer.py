@@ -191,7 +191,8 @@ class Trainer:
             is_better = self._evaluate()
         if is_better or is_last or progress.update % config.checkpoint_every == 0:
             self._save()
-        if outcome.wants_stop:
+        # Processes that train together stop after an update of which all knew before it began.
+        if outcome.wants_stop or (self.wish.number and self.processes.count == 1):
             self._stop()
 
     def _batch_at(self, position: LanePosition) -> tuple[TrainingBatch, LanePosition]:
