@@ -150,6 +150,18 @@ def test_a_best_checkpoint_that_is_damaged_does_not_keep_a_run_from_its_end(tmp_
     assert load_run(tmp_path / "run").update == 12
 
 
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"status": '])
+def test_a_damaged_result_is_refused_and_can_be_made_again(tmp_path, content):
+    result = train(small_recipe(), tmp_path / "run")
+    (tmp_path / "run" / "result.json").write_text(content)
+    with pytest.raises(
+        ValueError, match=r"result.json must be as the trainer wrote it, .*; delete it"
+    ):
+        resume(tmp_path / "run")
+    (tmp_path / "run" / "result.json").unlink()
+    assert resume(tmp_path / "run") == result
+
+
 def test_every_best_that_a_kept_checkpoint_knows_of_is_kept(tmp_path, monkeypatch):
     """A better score in troubled times must not cost a rollback its own best."""
     scores = iter([0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.04, 0.03])

@@ -10,11 +10,11 @@ from staircase_attention.experiments.lengths import missing_lengths, score_lengt
 from staircase_attention.experiments.run_records import (
     failure_file,
     read_recipe,
-    read_result,
     shared_file,
 )
 from staircase_attention.files import write_whole
 from staircase_attention.training import Display, Recipe, StopRequested, is_first_process
+from staircase_attention.training.run import read_result
 from staircase_attention.training.run_folder import RunFolder, RunInUseError
 
 

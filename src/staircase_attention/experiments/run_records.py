@@ -11,6 +11,7 @@ from typing import Any, Literal
 from staircase_attention.experiments.lengths import read_lengths
 from staircase_attention.files import read_json
 from staircase_attention.training import Recipe, RunResult
+from staircase_attention.training.run import read_result
 from staircase_attention.training.run_folder import RunFolder
 
 Status = Literal["finished", "diverged", "failed", "unfinished"]
@@ -112,17 +113,6 @@ def read_run(row: Path, seed: int) -> RunRecord:
         reason = failure.read_text(encoding="utf-8").partition("\n")[0]
         record = replace(record, status="failed", failure=reason)
     return record
-
-
-def read_result(place: RunFolder) -> RunResult:
-    """The result of a finished run."""
-    try:
-        return RunResult(**read_json(place.result))
-    except (OSError, ValueError, TypeError) as error:
-        raise ValueError(
-            f"a run's result.json must be as the trainer wrote it, got {place.result} "
-            f"({type(error).__name__}); delete it, and the run will be scored again"
-        ) from error
 
 
 def read_recipe(run: Path) -> Recipe | None:

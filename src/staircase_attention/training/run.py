@@ -60,7 +60,7 @@ def resume(folder: str | os.PathLike[str], *, progress: Display | None = None) -
     place = RunFolder(folder)
     recipe = place.recipe()
     if place.is_finished:
-        return RunResult(**read_json(place.result))
+        return read_result(place)
     if place.is_packed:
         raise ValueError(
             f"a run goes on from its checkpoints, got {place.path}, which is packed and has none; "
@@ -68,6 +68,17 @@ def resume(folder: str | os.PathLike[str], *, progress: Display | None = None) -
         )
     with place.locked():
         return _go(recipe, place, progress)
+
+
+def read_result(place: RunFolder) -> RunResult:
+    """The result of a finished run."""
+    try:
+        return RunResult(**read_json(place.result))
+    except (OSError, ValueError, TypeError) as error:
+        raise ValueError(
+            f"a run's result.json must be as the trainer wrote it, got {place.result} "
+            f"({type(error).__name__}); delete it, and the run will be scored again"
+        ) from error
 
 
 def _go(recipe: Recipe, place: RunFolder, progress: Display | None) -> RunResult:
