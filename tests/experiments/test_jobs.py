@@ -154,7 +154,7 @@ def check_stop(folder, said, stop):
     )
     assert sorted(said[-2:]) == ["late, seed 0: stopped", "waits, seed 0: stopped"]
     checkpoints = CheckpointFolder(folder / "waits" / "seed-0" / "checkpoints")
-    assert checkpoints.names()[-1].update == 4
+    assert checkpoints.names()[-1].update == 3
     page = (folder / "report.md").read_text()
     assert "waits, seed 0: unfinished" in page
     assert "| 1:02:05 (shared) |" in page
@@ -243,7 +243,7 @@ def test_a_run_whose_program_is_gone_saves_itself_and_stops(tmp_path):
     # The end of the connection is all that a process sees of the death of the other.
     process.close()
     assert process.process.returncode == 128 + signal.SIGTERM
-    assert CheckpointFolder(tmp_path / "run" / "checkpoints").names()[-1].update == 4
+    assert CheckpointFolder(tmp_path / "run" / "checkpoints").names()[-1].update == 3
 
 
 @pytest.mark.parametrize("jobs", [0, -1, 2.0, True, "2"])
