@@ -1,5 +1,6 @@
 """Texts become a corpus: every document once or as its weight says, in one split, well mixed."""
 
+import math
 import tracemalloc
 from collections import Counter
 
@@ -311,7 +312,18 @@ def test_nothing_to_prepare_is_refused(tmp_path):
         prepare_text([], tmp_path / "corpus")
 
 
-@pytest.mark.parametrize("shares", [(-0.1, 0.1), (0.5, 0.5), (1, 0)])
+@pytest.mark.parametrize(
+    "shares",
+    [
+        (-0.1, 0.1),
+        (0.5, 0.5),
+        (1, 0),
+        (math.nan, 0.1),
+        (0.1, math.nan),
+        (math.inf, 0),
+        (0, math.inf),
+    ],
+)
 def test_fractions_that_leave_nothing_to_train_on_are_refused(shares):
     with pytest.raises(RefusedError, match="below 1 together, got valid="):
         HeldOut(valid=shares[0], test=shares[1])

@@ -199,6 +199,10 @@ def test_a_short_run_is_evaluated_often_enough_for_a_curve(tmp_path):
         ({"seeds": 0}, "seeds must be a whole number of at least 1, got 0; give"),
         ({"updates": -5}, "updates must be a whole number of at least 1, got -5; give"),
         ({"overrides": {"training.num_lane": 8}}, "did you mean 'num_lanes'"),
+        (
+            {"updates": 3, "overrides": {"training.num_updates": 5}},
+            "updates and training.num_updates must agree, got 3 and 5; give one of them",
+        ),
     ],
 )
 def test_what_cannot_be_run_is_refused_in_one_line(tmp_path, options, message):

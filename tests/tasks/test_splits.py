@@ -1,23 +1,27 @@
 """Splits: fixed by the seed, exact in size, sharing nothing."""
 
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 
 from staircase_attention.tasks import (
+    IGNORED,
     Algorithm,
     Endless,
     Episodes,
     Epochs,
     Permutations,
     RandomWalk,
+    SplitSizes,
     Task,
     split,
     training_source,
 )
-from staircase_attention.tasks.splits import BLOCK_SIZE, fingerprints
+from staircase_attention.tasks.checks import refusal
+from staircase_attention.tasks.splits import BLOCK_SIZE, fingerprints, try_out
 
 TASKS = [
     RandomWalk(length=20, num_train=300, num_valid=50, num_test=40),
@@ -192,6 +196,110 @@ class Wrong(Task):
         return self
 
 
+@dataclass(frozen=True)
+class Asking(Task):
+    """A user's task that asks something in its first draws only."""
+
+    first: int = 0
+    num_train: int | None = None
+    input_symbols = ("a", "b")
+    output_symbols = ("c",)
+    drawn: list[int] = field(default_factory=list)
+
+    @property
+    def split_sizes(self):
+        return SplitSizes(train=self.num_train, valid=10, test=10)
+
+    def generate(self, generator, num_episodes):
+        self.drawn.append(num_episodes)
+        shape = (num_episodes, 64)
+        answer = 0 if len(self.drawn) <= self.first else IGNORED
+        return Episodes.from_grid(generator.integers(2, size=shape), np.full(shape, answer))
+
+    def with_length(self, length):
+        return self
+
+
+def test_a_train_split_that_asks_nothing_is_refused():
+    with pytest.raises(ValueError, match="the train split of asking must ask for an answer, got"):
+        split(Asking(first=2, num_train=20), "train", seed=0)
+
+
+@dataclass(frozen=True)
+class Faulty(Wrong):
+    """A user's task with mistakes in its code."""
+
+    fault: Callable[[], object] = list
+
+    def generate(self, generator, num_episodes):
+        return self.fault()
+
+
+def raises(error):
+    def fault():
+        raise error
+
+    return fault
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (raises(IndexError("out of\nrange")), r"got IndexError: out of range \(line \d+ of test_s"),
+        (raises(KeyError("x")), "generate of Faulty must run without error, got KeyError: 'x'"),
+        (raises(RuntimeError("odd")), "generate of Faulty must .*, got RuntimeError: odd"),
+        (raises(TypeError("odd")), "generate of Faulty must .*, got TypeError: odd .*: correct"),
+        (raises(ValueError("odd")), "generate of Faulty must .*, got ValueError: odd"),
+        (raises(refusal("a rule", 3, "a remedy")), "^a rule, got 3: a remedy$"),
+        (lambda: None, "generate of Faulty must return Episodes, got None: return "),
+        (lambda: [1, 2], r"generate of Faulty must return Episodes, got \[1, 2\] of type list"),
+    ],
+)
+def test_a_mistake_in_a_task_is_told_in_one_line(fault, message):
+    task = Faulty(fault=fault)
+    for call in (lambda: split(task, "valid", seed=0), lambda: try_out(task, seed=0)):
+        with pytest.raises(ValueError, match=message) as caught:
+            call()
+        assert "\n" not in str(caught.value)
+
+
+def test_a_lack_of_memory_is_no_mistake_in_a_task():
+    with pytest.raises(MemoryError):
+        split(Faulty(fault=raises(MemoryError())), "valid", seed=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("split_sizes", None, "split_sizes of Off must be SplitSizes, got None: return for exam"),
+        ("split_sizes", (1, 2, 3), r"must be SplitSizes, got \(1, 2, 3\) of type tuple"),
+        ("split_sizes", property(lambda _: {}["x"]), "split_sizes of Off must run without error, "),
+        ("input_symbols", 5, "input_symbols of Off must run without error, got TypeError: "),
+        ("output_symbols", None, "output_symbols of Off must run without error, got TypeError"),
+        ("closing_symbol", property(lambda _: {}["x"]), "closing_symbol of Off must run without"),
+    ],
+)
+def test_a_wrong_member_of_a_task_is_told_in_one_line(name, value, message):
+    task = type("Off", (Wrong,), {name: value})()
+    calls = [
+        lambda: split(task, "valid", seed=0),
+        lambda: training_source(task, seed=0),
+        lambda: try_out(task, seed=0),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match=message) as caught:
+            call()
+        assert "\n" not in str(caught.value)
+
+
+def test_trying_a_task_out_draws_its_splits_only_where_a_few_episodes_ask_nothing():
+    asking = Asking(first=100)
+    try_out(asking, seed=0)
+    assert len(asking.drawn) == 1
+    with pytest.raises(ValueError, match="the valid split of asking must ask for an answer"):
+        try_out(Asking(), seed=0)
+
+
 @pytest.mark.parametrize(
     ("task", "message"),
     [
@@ -199,6 +307,8 @@ class Wrong(Task):
         (Wrong(symbol=2), "every input of wrong must be from 0 to 1, got 2 to 2: name .*input_sym"),
         (Wrong(answer=1), "every output of wrong must be from -1 to 0, got 1 to 1: .*output_symb"),
         (Wrong(answer=-2), "every output of wrong must be from -1 to 0, got -2 to -2"),
+        (Asking(), "the valid split of asking must ask for an answer, got .* all IGNORED: let gen"),
+        (Asking(first=1), "the test split of asking must ask for an answer, got .* all IGNORED"),
     ],
 )
 def test_a_task_that_breaks_its_word_is_refused(task, message):

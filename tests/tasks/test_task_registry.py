@@ -44,6 +44,15 @@ class Lacking(Task):
 class Stranger:
     pass
 
+@dataclass(frozen=True)
+class Picky(Echo):
+    width: int = 1
+
+    def __post_init__(self):
+        if self.width == 2:
+            raise ValueError("two is\\nodd")
+        {}[self.width]
+
 number = 3
 """
 
@@ -124,6 +133,8 @@ def test_the_task_in_the_docs_works_and_takes_thirty_lines(tmp_path):
             "options of algorithm must be among num_variables, .*'length'",
         ),
         ("algorithm", {"num_variables": 9}, "num_variables must be .* from 2 to 5, got 9: use for"),
+        ("MINE:Picky", {}, "options of .*Picky must be .* got KeyError: 1: check them, and what"),
+        ("MINE:Picky", {"width": 2}, "options of .*Picky must be .* got ValueError: two is odd: "),
         ("permutations", {"group": ["S5"]}, "options of permutations must be .* got TypeError: "),
     ],
 )

@@ -8,7 +8,8 @@ import pytest
 from small_runs import final_bytes
 from text_runs import learn_words, make_corpus, text_recipe
 
-from staircase_attention.training import load_language_model, resume, train
+from staircase_attention.data import ByteTokeniser, HeldOut, prepare_text
+from staircase_attention.training import load_language_model, load_run, resume, train
 from staircase_attention.training.build import build_dataset
 from staircase_attention.training.corpus_data import IGNORED, EpisodeLanes
 
@@ -57,6 +58,37 @@ def test_a_missing_corpus_is_refused_before_a_run_begins(tmp_path, corpus):
     with pytest.raises(ValueError, match="a corpus must have a manifest"):
         train(recipe, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("shares", "names"),
+    [((0, 0), "train"), ((0, 0.15), "train, test"), ((0.15, 0), "train, valid")],
+)
+def test_a_corpus_without_what_a_run_is_scored_on_is_refused_before_it_begins(
+    tmp_path, shares, names
+):
+    raw = make_corpus(tmp_path / "made").folder.parent / "raw"
+    held_out = HeldOut(valid=shares[0], test=shares[1])
+    recipe = text_recipe(prepare_text([raw], tmp_path / "corpus", held_out=held_out))
+    message = rf"have the splits train, valid and test, got .*corpus with {names}; .*--valid and"
+    with pytest.raises(ValueError, match=message) as caught:
+        train(recipe, tmp_path / "run")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_whose_corpus_lost_a_split_is_loaded_but_does_not_go_on(tmp_path):
+    corpus = make_corpus(tmp_path / "made")
+    train(text_recipe(corpus), tmp_path / "run")
+    (tmp_path / "run" / "result.json").unlink()
+    corpus.folder.rename(tmp_path / "old")
+    nothing = HeldOut(valid=0, test=0)
+    prepare_text(
+        [tmp_path / "made" / "raw"], corpus.folder, tokeniser=ByteTokeniser(), held_out=nothing
+    )
+    assert load_run(tmp_path / "run").data.num_inputs == corpus.tokeniser.vocab_size
+    with pytest.raises(ValueError, match=r"must have the splits train, valid and test, got"):
+        resume(tmp_path / "run")
 
 
 @pytest.mark.parametrize("length", [16, 32, 1000])

@@ -26,7 +26,8 @@ class HeldOut:
 
     def __post_init__(self) -> None:
         """Refuse what leaves nothing for training."""
-        if self.valid < 0 or self.test < 0 or self.valid + self.test >= 1:
+        # Asked for what must hold: all comparisons with a number that is none are false.
+        if not (self.valid >= 0 and self.test >= 0 and self.valid + self.test < 1):
             rule = "valid and test must be fractions of at least 0, below 1 together"
             received = f"valid={self.valid}, test={self.test}"
             raise refusal(rule, received, "use for example valid=0.005, test=0.005")

@@ -107,4 +107,10 @@ def with_updates(recipe: Recipe, num_updates: int) -> Recipe:
 
 def _changed(row: Row, updates: int | None, overrides: Mapping[str, Any]) -> Row:
     recipe = row.recipe if updates is None else with_updates(row.recipe, updates)
-    return dataclasses.replace(row, recipe=recipe.override(overrides) if overrides else recipe)
+    recipe = recipe.override(overrides) if overrides else recipe
+    if updates is not None and recipe.training.num_updates != updates:
+        raise ValueError(
+            f"updates and training.num_updates must agree, got {updates} and "
+            f"{recipe.training.num_updates}; give one of them"
+        )
+    return dataclasses.replace(row, recipe=recipe)

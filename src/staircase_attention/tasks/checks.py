@@ -4,13 +4,26 @@ import difflib
 from collections.abc import Iterable
 
 
-def refusal(rule: str, received: object, remedy: str) -> ValueError:
+class RefusedError(ValueError):
+    """Something that a user can get wrong, said in full."""
+
+
+def refusal(rule: str, received: object, remedy: str) -> RefusedError:
     """The error for something a user can get wrong.
 
     >>> refusal("length must be a whole number of at least 1", 0, "use for example 400")
-    ValueError('length must be a whole number of at least 1, got 0: use for example 400')
+    RefusedError('length must be a whole number of at least 1, got 0: use for example 400')
     """
-    return ValueError(f"{rule}, got {received}: {remedy}")
+    return RefusedError(f"{rule}, got {received}: {remedy}")
+
+
+def one_line(error: Exception) -> str:
+    """An error as it stands at the end of a traceback, in one line.
+
+    >>> one_line(KeyError("x"))
+    "KeyError: 'x'"
+    """
+    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def check_whole_number(

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 from staircase_attention.tasks.algorithm import Algorithm
-from staircase_attention.tasks.checks import refusal, suggestion
+from staircase_attention.tasks.checks import RefusedError, one_line, refusal, suggestion
 from staircase_attention.tasks.permutations import Permutations
 from staircase_attention.tasks.random_walk import RandomWalk
 from staircase_attention.tasks.task import Task, task_name
@@ -31,9 +31,11 @@ def load_task(reference: str, **options: object) -> Task:
     _check_options(reference, task_class, options)
     try:
         return task_class(**options)
-    except TypeError as error:
+    except (RefusedError, MemoryError):
+        raise
+    except Exception as error:
         rule = f"options of {reference} must be values that it can use"
-        raise refusal(rule, _one_line(error), "check their types") from error
+        raise refusal(rule, one_line(error), "check them, and what it does with them") from error
 
 
 def find_task(reference: str) -> type[Task]:
@@ -78,7 +80,7 @@ def _run_file(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except Exception as error:
         rule = f"task file {path} must run without error"
-        raise refusal(rule, _one_line(error), "run it with python to see where") from error
+        raise refusal(rule, one_line(error), "run it with python to see where") from error
     return module
 
 
@@ -94,7 +96,3 @@ def _check_options(reference: str, task_class: type[Task], options: dict[str, ob
         if parameter.default is parameter.empty and name not in options:
             rule = f"option {name} of {reference} must be given"
             raise refusal(rule, "no value", f"add {name}")
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())

@@ -11,6 +11,7 @@ from staircase_attention.tasks.splits import (
     EPOCH_STREAM,
     held_out_fingerprints,
     random_generator,
+    sizes_of,
     split,
     train_block,
 )
@@ -77,7 +78,7 @@ class Epochs:
 
 def training_source(task: Task, seed: int) -> Source:
     """The training data of a task: epochs of its train split, or endless where it has no size."""
-    if task.split_sizes.train is None:
+    if sizes_of(task).train is None:
         return Endless(task, seed)
     return Epochs(split(task, "train", seed), seed)
 

@@ -6,6 +6,7 @@ import torch
 
 from staircase_attention.models import LSTMSequenceModel, SequenceModel
 from staircase_attention.tasks import load_task
+from staircase_attention.tasks.splits import try_out
 from staircase_attention.training.corpus_data import CorpusData
 from staircase_attention.training.dataset import Symbols, TaskData
 from staircase_attention.training.recipe import LSTMModel, Recipe, TaskChoice
@@ -47,6 +48,10 @@ def build_model(recipe: Recipe, data: Symbols) -> Model:
 def check_recipe(recipe: Recipe) -> TaskData | CorpusData:
     """Refuse a recipe whose data or model cannot be built, before anything is written."""
     data = build_dataset(recipe)
+    if isinstance(data, CorpusData):
+        data.check_splits()
+    else:
+        try_out(data.task, data.seed)
     with torch.device("meta"):
         build_model(recipe, data)
     return data

@@ -17,6 +17,7 @@ from staircase_attention.data import (
     TokenSplit,
     evaluation_batches,
 )
+from staircase_attention.data.splits import SPLITS
 from staircase_attention.evaluation import Score, ScoredBatch
 from staircase_attention.training.dataset import SplitName
 from staircase_attention.training.recipe import CorpusChoice
@@ -36,6 +37,15 @@ class CorpusData:
         self.seed = seed
         self.evaluation_tokens = evaluation_tokens
 
+    def check_splits(self) -> None:
+        """Refuse a corpus that a run cannot be trained and scored on."""
+        if not {*SPLITS} <= {*self.corpus.splits}:
+            raise ValueError(
+                "a corpus to train on must have the splits train, valid and test, got "
+                f"{self.corpus.folder} with {', '.join(self.corpus.splits)}; prepare it again with "
+                "--valid and --test over 0"
+            )
+
     @property
     def num_inputs(self) -> int:
         """Symbols of the tokeniser."""
@@ -53,6 +63,7 @@ class CorpusData:
 
     def lanes(self, *, num_lanes: int, segment_length: int) -> "TokenLanes | EpisodeLanes":
         """What to train on."""
+        self.check_splits()
         split = self.corpus.split("train")
         if self.form == "stream":
             return TokenLanes(split=split, num_lanes=num_lanes, segment_length=segment_length)

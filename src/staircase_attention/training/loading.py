@@ -144,7 +144,7 @@ def _choose(place: RunFolder, wanted: str) -> CheckpointName:
     if wanted == "latest":
         return names[-1]
     if wanted == "best":
-        return _best(place, names)
+        return _best(place)
     matching = [name for name in names if str(name.update) == wanted]
     if not matching:
         known = ", ".join(str(name.update) for name in names)
@@ -155,9 +155,15 @@ def _choose(place: RunFolder, wanted: str) -> CheckpointName:
     return matching[-1]
 
 
-def _best(place: RunFolder, names: list[CheckpointName]) -> CheckpointName:
-    """The best by the latest checkpoint's own account, or the latest before any evaluation."""
+def _best(place: RunFolder) -> CheckpointName:
+    """The best by the latest checkpoint's own account."""
     notes = place.checkpoints.notes()
     known = [Progress.best_in(note["progress"]) for note in notes.values()]
     there = [name for name in known if name in notes]
-    return there[-1] if there else names[-1]
+    if not there:
+        raise ValueError(
+            f"the best weights are told by scores on validation data, got {place.path} without a "
+            "score of a checkpoint that it has; use --checkpoint latest (in Python, "
+            'checkpoint="latest")'
+        )
+    return there[-1]

@@ -19,6 +19,7 @@ class MetricsLog:
 
     def __init__(self, folder: RunFolder, *, num_bytes: int, update: int) -> None:
         self._folder = folder
+        _check_length(folder, num_bytes)
         with folder.metrics.open("ab") as file:
             file.truncate(min(num_bytes, file.tell()))
         self._file = folder.metrics.open("ab")
@@ -60,3 +61,18 @@ class MetricsLog:
         # TensorBoard's writer opens its file anew by name, wherever that leads to now.
         if not self._folder.is_another:
             self._board.close()
+
+
+def _check_length(folder: RunFolder, num_bytes: int) -> None:
+    """Refuse metrics of which something was lost, unless they were emptied on purpose.
+
+    A run writes them to the disk before the checkpoint that tells their length.
+    """
+    is_there = folder.metrics.exists()
+    length = folder.metrics.stat().st_size if is_there else 0
+    if length < num_bytes and (length or not is_there):
+        raise ValueError(
+            f"a run's metrics must have the {num_bytes} bytes that its checkpoint tells of, got "
+            f"{folder.metrics} with {length}; put it back, or go on without what is lost by "
+            f"making it an empty file: truncate -s 0 {folder.metrics}"
+        )

@@ -169,7 +169,7 @@ class TrainingConfig:
     """Keep the checkpoints of these updates for good; None: the latest two and the best."""
     evaluation_lanes: int = 128
     evaluation_tokens: int | None = None
-    """Tokens of a split that are scored, its first ones; None: all of them."""
+    """Tokens of a corpus's split that are scored, its first ones; None: all of them."""
     divergence: DivergenceConfig = field(default_factory=DivergenceConfig)
 
     def __post_init__(self) -> None:
@@ -223,6 +223,12 @@ class Recipe:
             raise ValueError(
                 "training.growth.first_tokens must be none for a corpus, got "
                 f"{self.training.growth.first_tokens}; leave it out, only episodes of tasks grow"
+            )
+        tokens = self.training.evaluation_tokens
+        if isinstance(self.task, TaskChoice) and tokens is not None:
+            raise ValueError(
+                f"training.evaluation_tokens is for a corpus, got {tokens} with a task; leave it "
+                "out, and let the task have fewer episodes if need be"
             )
         path = PurePosixPath(self.name)
         if path.is_absolute() or ".." in path.parts or not path.parts:
