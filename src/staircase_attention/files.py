@@ -30,6 +30,34 @@ def write_whole(path: Path, *parts: bytes | bytearray) -> None:
     sync_folder(path.parent)
 
 
+def check_can_write(path: Path, what: str) -> None:
+    """Refuse a file that `write_whole` could not write, before there is anything to write."""
+    received = "a folder" if path.is_dir() else None
+    if received is None:
+        scratch = path.with_name(f".{path.name}.{uuid.uuid4().hex}{PARTIAL}")
+        try:
+            scratch.open("xb").close()
+            scratch.unlink()
+        except OSError as error:
+            received = error.strerror
+    if received is not None:
+        raise ValueError(
+            f"{what} must be a file in a folder that can be written to, got {path} ({received}); "
+            "name another"
+        )
+
+
+def check_can_hold(path: Path, what: str) -> None:
+    """Refuse a folder to be where there can be none, before there is anything to put into it."""
+    there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        received = "cannot be written to" if there.is_dir() else "is a file"
+        raise ValueError(
+            f"{what} must be a folder that can be made, got {path}, where {there} {received}; "
+            "name another"
+        )
+
+
 def write_json(path: Path, plain: Any) -> None:  # noqa: ANN401
     """Write plain data for people and programs to read."""
     write_whole(path, (json.dumps(plain, indent=2) + "\n").encode())

@@ -49,11 +49,13 @@ def train(staircase, tmp_path, *changes):
 
 
 def test_eval_says_bits_a_byte_and_where_they_go(staircase, run):
-    status, out, err = staircase("eval", str(run), "--by-position", "--past", "0", "--past", "16")
+    words = ("--lanes", "1", "--by-position", "--past", "0", "--past", "16")
+    status, out, err = staircase("eval", str(run), *words)
     assert status == 0, err
     assert "bits per byte" in out
     assert "position in the document from 1:" in out
     assert "tokens of past in the state 16:" in out
+    assert "(0 tokens)" not in out
 
 
 @pytest.mark.parametrize("kind", ["run", "episodic"])

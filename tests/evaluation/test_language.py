@@ -142,6 +142,23 @@ def test_episodes_have_no_past_to_read_with(forgetful):
         loss_by_past(forgetful, [0, 8])
 
 
+@pytest.mark.parametrize(
+    ("pasts", "line"),
+    [
+        ([], "at least 0, got none; use 0"),
+        ([8, -1], "at least 0, got -1; use 0"),
+        ([0, 33], "of every lane, 32 tokens, got 33; use a smaller past, or fewer lanes"),
+    ],
+)
+def test_a_past_that_no_loss_can_be_given_for_is_refused(reading, pasts, line):
+    with pytest.raises(ValueError, match=line):
+        loss_by_past(reading, pasts)
+
+
+def test_the_longest_past_that_there_is_leaves_the_last_segment(reading):
+    assert loss_by_past(reading, [32])[32].num_tokens == 8
+
+
 BOTH = pytest.mark.parametrize(
     "look", [loss_by_position, lambda reading: loss_by_past(reading, [0, 8])]
 )

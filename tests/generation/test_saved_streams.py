@@ -177,8 +177,10 @@ def test_a_file_that_is_no_stream_or_of_another_kind_is_refused(tmp_path):
     save_stream(stream_text(model, "a", max_tokens=3, **FUNCTIONS), path)
     with pytest.raises(ValueError, match="use load_text_stream"):
         load_stream(path, model)
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match="absent, which is not there; give"):
         load_stream(tmp_path / "absent", model)
+    with pytest.raises(ValueError, match="which is no file; give"):
+        load_stream(tmp_path, model)
 
 
 def test_a_stream_that_cannot_be_written_leaves_the_older_file(tmp_path, monkeypatch):

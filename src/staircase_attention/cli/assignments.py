@@ -8,6 +8,9 @@ from typing import Any
 TOKEN = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|.""", re.DOTALL)
 """Something in quotes, or else a single letter."""
 
+LARGEST = 2**63 - 1
+"""The largest whole number of 64 bits."""
+
 
 def parse_assignments(words: Iterable[str]) -> dict[str, Any]:
     """Options from name=value words; values are Python literals, or else plain text.
@@ -25,6 +28,7 @@ def parse_assignments(words: Iterable[str]) -> dict[str, Any]:
         if name in options:
             raise ValueError(f"an option is given once, got {name} twice; leave one of them out")
         options[name] = parse_value(value)
+        check_size(name, options[name])
     return options
 
 
@@ -47,6 +51,7 @@ def parse_variations(words: Iterable[str]) -> dict[str, list[Any]]:
         if path in varied:
             raise ValueError(f"a setting is varied once, got {path} twice; put its values together")
         varied[path] = [parse_value(part) for part in parts]
+        check_size(path, varied[path])
     return varied
 
 
@@ -64,6 +69,17 @@ def split_values(text: str) -> list[str]:
         else:
             parts[-1] += token
     return [part.strip() for part in parts]
+
+
+def check_size(name: str, value: Any) -> None:  # noqa: ANN401
+    """Refuse whole numbers, also in lists, that no tensor can take."""
+    if isinstance(value, list | tuple):
+        for part in value:
+            check_size(name, part)
+    elif isinstance(value, int) and abs(value) > LARGEST:
+        raise ValueError(
+            f"{name} must be a whole number of at most 64 bits, got {value}; use a smaller one"
+        )
 
 
 def parse_value(text: str) -> Any:  # noqa: ANN401

@@ -18,6 +18,7 @@ from staircase_attention.evaluation import (
     loss_by_position,
     score_by_place,
 )
+from staircase_attention.evaluation.language import check_pasts
 from staircase_attention.training import LoadedRun, load_run
 from staircase_attention.training.build import choose_device, precision_of
 from staircase_attention.training.corpus_data import CorpusData
@@ -80,6 +81,7 @@ def evaluate(
     name = cast(SplitName, split)
     if isinstance(loaded.data, TaskData):
         check_unused(past)
+        check_end(loaded.data, name)
         wanted = {"episode": by_episode, "position": by_position}
         places = [place for place in PLACES if wanted[place]]
         for size in [*length] if length else [None]:
@@ -100,8 +102,11 @@ def evaluate(
             f"--past is for corpora of form stream, got it for {run}, of form episodic, which has "
             "no past; use --by-position to see where in a document it errs"
         )
-    show(score(loaded, loaded.data, name), name, as_json, update=loaded.update)
     reading = reading_of(loaded, loaded.data, name)
+    if past:
+        # Before the score, which takes long.
+        check_pasts(reading, past)
+    show(score(loaded, loaded.data, name), name, as_json, update=loaded.update)
     if by_position:
         show_means("position in the document from", loss_by_position(reading), as_json)
     if past:
@@ -145,6 +150,15 @@ def check_unused(past: list[int] | None) -> None:
         raise ValueError(
             "--past is for models of text, got a run on a task; use --length to see how it fares "
             "on longer episodes, or --by-position to see where in them it errs"
+        )
+
+
+def check_end(data: TaskData, split: SplitName) -> None:
+    """Refuse to score what never ends."""
+    if split == "train" and data.task.split_sizes.train is None:
+        raise ValueError(
+            f"--split must be one that ends, got train of {data.task.name}, whose training "
+            "episodes are endless; use valid or test"
         )
 
 

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from staircase_attention.cli.arguments import TrainedRun
+from staircase_attention.files import check_can_hold
 from staircase_attention.models import SequenceModel
 from staircase_attention.training import load_language_model, run_path
 from staircase_attention.training.run_folder import RunFolder
@@ -18,6 +19,7 @@ def export(
     checkpoint: Annotated[str, typer.Option(help="`best`, `latest`, or an update.")] = "best",
 ) -> None:
     """Write a trained language model, tokeniser included, for Hugging Face Transformers."""
+    check_can_hold(folder, "the folder of an export")
     # Transformers is an extra, and slow to import.
     from staircase_attention.huggingface import export as export_model
 

@@ -20,11 +20,24 @@ from staircase_attention.cli.reproduce import reproduce
 from staircase_attention.cli.sample import chat, sample
 from staircase_attention.cli.train import resume, train
 from staircase_attention.training import StopRequested
+from staircase_attention.training.learner import NoRoomError
 
 FAILURE = 2
 """Exit status for what a user can get wrong."""
 INTERRUPTED = 130
 """Exit status after Ctrl-C."""
+NO_MEMORY = (
+    "this needs more memory than there is; ask for less: a smaller model, or in training fewer "
+    "lanes, more training.num_micro_batches, or training.recompute"
+)
+TOO_LARGE = (
+    "can't allocate memory",
+    "not enough memory",
+    "out of memory",
+    "Storage size calculation overflowed",
+    "Overflow when unpacking long",
+)
+"""What torch says when something has no room, in memory or in 64 bits."""
 
 UsageError: Any = typer.BadParameter.__bases__[0]
 """What typer raises for arguments it cannot read; it has been in several packages over time."""
@@ -61,16 +74,22 @@ def main() -> None:
     try:
         status = app(standalone_mode=False)
     except UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            typer.echo(error.format_message(), err=True)
+            sys.exit(FAILURE)
         _fail(error.format_message())
-    except (ValueError, TypeError, OSError) as error:
-        if os.environ.get("STAIRCASE_TRACEBACK"):
+    except (ValueError, TypeError, OSError, RuntimeError) as error:
+        is_ours = isinstance(error, NoRoomError)
+        is_too_large = not is_ours and any(words in str(error) for words in TOO_LARGE)
+        is_known = is_ours or is_too_large or not isinstance(error, RuntimeError)
+        if os.environ.get("STAIRCASE_TRACEBACK") or not is_known:
             raise
-        _fail(str(error))
+        _fail(NO_MEMORY if is_too_large else str(error))
     except StopRequested as stop:
         typer.echo(f"staircase: {stop}", err=True)
         sys.exit(stop.exit_status)
     except MemoryError:
-        _fail("this needs more memory than there is; ask for less")
+        _fail(NO_MEMORY)
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(INTERRUPTED)
     sys.exit(status if isinstance(status, int) else 0)

@@ -19,6 +19,7 @@ from staircase_attention.data import (
 )
 from staircase_attention.data import prepare as prepare_corpus
 from staircase_attention.data.reddit import Fractions, RedditOptions, RedditSource
+from staircase_attention.files import check_can_hold
 
 prepare = typer.Typer(
     name="prepare",
@@ -47,6 +48,7 @@ def enwik8(
     quiet: Quiet = False,
 ) -> None:
     """The first 10^8 bytes of Wikipedia: bytes, 90 / 5 / 5 million."""
+    check_can_hold(output, "--output")
     show(prepare_enwik8(file, output, progress=watch(quiet)))
 
 
@@ -65,6 +67,7 @@ def text(
     quiet: Quiet = False,
 ) -> None:
     """Any mix of text files and folders, compressed or not, with a weight each."""
+    check_can_hold(output, "--output")
     corpus = prepare_text(
         paths,
         output,
@@ -91,6 +94,7 @@ def reddit(
     quiet: Quiet = False,
 ) -> None:
     """Comments with the path of comments that leads to each; docs/reddit.md has the rules."""
+    check_can_hold(output, "--output")
     options = RedditOptions(form=form, fractions=Fractions(valid=valid, test=test))  # type: ignore[arg-type]
     work = output.with_name(f"{output.name}.threads")
     source = RedditSource(dumps, work, options)

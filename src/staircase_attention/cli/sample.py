@@ -1,13 +1,16 @@
 """`staircase sample` and `staircase chat`: text out of a trained model, as it is made."""
 
+import io
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from staircase_attention.cli.arguments import TrainedRun
+from staircase_attention.files import check_can_write
 from staircase_attention.generation import (
     Conversation,
     NewText,
@@ -29,8 +32,27 @@ Seed = Annotated[int, typer.Option(help="Another seed, another text.")]
 CheckpointName = Annotated[str, typer.Option(help="`best`, `latest`, or an update.")]
 MaxTokens = Annotated[int, typer.Option(help="Tokens to make, at most.")]
 
+SETTLED = (
+    "prompt",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "stop",
+    "seed",
+)
+"""What a stream that was kept has settled when it began."""
+ESCAPE = re.compile(
+    r"""\\(?:[abfnrtv'"\\]|[0-7]{1,3}|x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}"""
+    r"""|N\{[A-Za-z0-9 -]+\}|(?P<unknown>.?))""",
+    re.DOTALL,
+)
+"""A backslash and what it makes a letter of, as in Python."""
+
 
 def sample(
+    context: typer.Context,
     run: TrainedRun,
     *,
     prompt: Annotated[
@@ -55,6 +77,12 @@ def sample(
     ] = None,
 ) -> None:
     """Let a trained language model write, token by token."""
+    if resume is not None:
+        check_settled(context)
+    check_text("--prompt", prompt or ())
+    check_text("--stop", stop or ())
+    if save is not None:
+        check_can_write(save, "--save")
     language = speaking(run, checkpoint)
     if resume is not None:
         made = load_text_stream(resume, language.model, decode=language.decode)
@@ -124,12 +152,13 @@ def chat(
     checkpoint: CheckpointName = "best",
 ) -> None:
     """Talk with a dialogue model; an empty line ends the talk."""
+    ending = unescaped(separator)
     language = speaking(run, checkpoint)
     talk = Conversation(
         language.model,
         encode=language.encode,
         decode=language.decode,
-        separator=separator.encode().decode("unicode_escape"),
+        separator=ending,
         stop_tokens=end_of(language),
         sampling=SamplingConfig(
             temperature=temperature,
@@ -141,16 +170,81 @@ def chat(
         ),
         max_tokens=max_tokens,
     )
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        # What is no text is refused line by line, and the talk goes on.
+        sys.stdin.reconfigure(errors="surrogateescape")
     while True:
         typer.echo("you: ", nl=False)
         words = sys.stdin.readline().strip()
         if not words:
             return
+        try:
+            check_text("a turn", [words])
+        except ValueError as error:
+            typer.echo(f"staircase: {error}", err=True)
+            continue
         typer.echo("it:  ", nl=False)
         for part in talk.reply(words):
             typer.echo(part, nl=False)
             sys.stdout.flush()
         typer.echo()
+
+
+def check_settled(context: typer.Context) -> None:
+    """Refuse options that a stream cannot take up when it goes on."""
+    given = [name for name in SETTLED if is_given(context, name)]
+    if given:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise ValueError(
+            f"a stream goes on with the settings it began with, got {options} with --resume; "
+            "leave out what is settled, or begin a new stream without --resume"
+        )
+
+
+def is_given(context: typer.Context, name: str) -> bool:
+    """Whether an option was on the command line, be it with its default."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def check_text(what: str, texts: Iterable[str]) -> None:
+    """Refuse bytes that are no text; Python gives them as surrogates."""
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise ValueError(
+                f"{what} must be text in UTF-8, got {text!r}; write it in that encoding"
+            ) from None
+
+
+def unescaped(separator: str) -> str:
+    r"""What is meant by a separator on a command line.
+
+    >>> unescaped(r"\n\u00e9|") == "\né|"
+    True
+    """
+
+    def meant(escape: re.Match[str]) -> str:
+        if escape["unknown"] is None:
+            try:
+                return escape[0].encode().decode("unicode_escape")
+            except UnicodeDecodeError:
+                pass
+        raise ValueError(
+            "--separator must have only escapes that Python knows, as \\n, \\t or \\x1e, "
+            f"got {escape[0]} in {separator}; write \\\\ for a backslash"
+        )
+
+    check_text("--separator", [separator])
+    ending = ESCAPE.sub(meant, separator)
+    check_text("--separator", [ending])
+    if not ending:
+        raise ValueError(
+            "--separator must have at least one letter, got none; use what ends a turn in the "
+            "corpus, as \\n"
+        )
+    return ending
 
 
 def speaking(run: Path, checkpoint: str) -> LanguageModel:

@@ -107,17 +107,34 @@ def loss_by_past(reading: Reading, pasts: Sequence[int]) -> dict[int, Mean]:
 
     Segments that have less than the largest past before them are left out for all.
     """
+    check_pasts(reading, pasts)
+    segments = [segment for segment in _segments(reading) if _past_of(segment) >= max(pasts)]
+    with _scoring(reading.model):
+        return {past: _with_past(reading, segments, past) for past in pasts}
+
+
+def check_pasts(reading: Reading, pasts: Sequence[int]) -> None:
+    """Refuse pasts that no loss can be given for; nothing is scored for it."""
     if not reading.carries_state:
         raise ValueError(
             "Reading.carries_state must be True for losses by past, got False; use loss_by_position"
         )
-    segments = [
-        segment
-        for segment in _segments(reading)
-        if int(np.maximum(segment.firsts - 1, 0).min()) >= max(pasts)
-    ]
-    with _scoring(reading.model):
-        return {past: _with_past(reading, segments, past) for past in pasts}
+    if not pasts or min(pasts) < 0:
+        received = min(pasts) if pasts else "none"
+        raise ValueError(
+            f"a past must be a number of tokens of at least 0, got {received}; use 0 for no past"
+        )
+    longest = max(map(_past_of, _segments(reading)), default=-1)
+    if longest < max(pasts):
+        raise ValueError(
+            f"a past must be at most what comes before the last segment of every lane, "
+            f"{max(longest, 0)} tokens, got {max(pasts)}; use a smaller past, or fewer lanes"
+        )
+
+
+def _past_of(segment: Segment) -> int:
+    """How many tokens that the model reads come before it, in every row."""
+    return int(np.maximum(segment.firsts - 1, 0).min())
 
 
 def _with_past(reading: Reading, segments: Sequence[Segment], past: int) -> Mean:
@@ -131,7 +148,7 @@ def _with_past(reading: Reading, segments: Sequence[Segment], past: int) -> Mean
         _, losses, _ = _score(reading, segment, state)
         total += float(losses.sum())
         count += losses.size
-    return Mean(loss=total / max(1, count), num_tokens=count)
+    return Mean(loss=total / count, num_tokens=count)
 
 
 @contextmanager

@@ -147,6 +147,13 @@ def _check_model(header: dict[str, Any], model: Model, path: PathLike) -> None:
 
 
 def _read(path: PathLike) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    if not Path(path).is_file():
+        is_there = Path(path).exists()
+        kind, received = (ValueError, "no file") if is_there else (FileNotFoundError, "not there")
+        raise kind(
+            f"a stream is read from the file it was saved to, got {os.fspath(path)}, which is "
+            f"{received}; give a file that save_stream wrote"
+        )
     try:
         with safe_open(path, framework="pt") as file:
             text = (file.metadata() or {}).get(HEADER)

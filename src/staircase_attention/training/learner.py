@@ -22,6 +22,10 @@ from staircase_attention.training.processes import Processes
 from staircase_attention.training.recipe import Recipe
 
 
+class NoRoomError(RuntimeError):
+    """Memory ran out where an update cannot be begun again."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
     """What one update showed, over all processes."""
@@ -147,7 +151,7 @@ class Learner:
             self.optimizer.step(rate, is_finite=torch.isfinite(norm))
         except torch.OutOfMemoryError as error:
             # Not to be begun again: some weights may have changed.
-            raise RuntimeError(
+            raise NoRoomError(
                 "memory ran out while weights were changed; train with fewer lanes, more "
                 "training.num_micro_batches or training.recompute, and go on from the latest "
                 f"checkpoint ({error})"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tokenizers import models, pre_tokenizers, trainers
 
-from staircase_attention.data.checks import check_whole_number
+from staircase_attention.data.checks import check_whole_number, refusal
 from staircase_attention.data.pieces import LONGEST_PIECE, pieces
 from staircase_attention.data.tokenisers.byte_pair import BytePairTokeniser
 from staircase_attention.data.tokenisers.byte_tokeniser import NUM_BYTES
@@ -15,6 +15,9 @@ from staircase_attention.data.tokenisers.files import END_NAME, byte_level
 MOST_WORD_BYTES = 4_000_000
 """The library holds every different word while it learns, at a hundred bytes for each of its own.
 32 MB of novels, encyclopaedia and dialogues have 1,400,000 bytes of them."""
+MOST_SYMBOLS = 1_000_000
+"""The library makes room for all symbols before it learns the first, and ends the process where
+there is none."""
 # About how GPT-2 splits words; a byte that is not ASCII is taken for a letter.
 WORDS = re.compile(rb" ?[A-Za-z\x80-\xff]+| ?[0-9]+| ?[^\sA-Za-z0-9\x80-\xff]+|\s+")
 
@@ -86,5 +89,8 @@ def train_bpe(texts: Iterable[bytes], *, vocab_size: int = 8_008) -> BytePairTok
 
 
 def check_vocab_size(vocab_size: int) -> None:
-    """Refuse what has no room for the bytes and the end symbol."""
+    """Refuse what has no room for the bytes and the end symbol, and what needs too much room."""
     check_whole_number("vocab_size", vocab_size, minimum=NUM_BYTES + 1, example=8_008)
+    if vocab_size > MOST_SYMBOLS:
+        rule = f"vocab_size must be at most {MOST_SYMBOLS:,}"
+        raise refusal(rule, f"{vocab_size:,}", "use for example vocab_size=8008")
