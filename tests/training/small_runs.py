@@ -1,10 +1,14 @@
-"""Recipes that train in a second or two, and a script that trains one in a process of its own."""
+"""Recipes that train in a second or two, and how to train one in a process of its own."""
 
+import contextlib
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+import torch
 
 from staircase_attention import CoreConfig, Staircase
 from staircase_attention.training import (
@@ -14,7 +18,10 @@ from staircase_attention.training import (
     Recipe,
     TaskChoice,
     TrainingConfig,
+    resume,
+    train,
 )
+from staircase_attention.training.display import Lines
 
 PARITY = {"group": "S2", "length": 10, "num_valid": 20, "num_test": 20}
 
@@ -50,33 +57,56 @@ def lstm_recipe(**changes):
     )
 
 
+FORKS = multiprocessing.get_context("forkserver")
+"""Processes that have imported everything already."""
+FORKS.set_forkserver_preload(["staircase_attention.training"])
+
 SCRIPT = """
-import json, sys, torch
-torch.set_num_threads(1)
-from pathlib import Path
-from staircase_attention.training import Recipe, resume, train
-from staircase_attention.training.display import Lines
-folder, recipe = Path(sys.argv[1]), Recipe.from_plain(json.loads(sys.argv[2]))
-display = Lines(every_seconds=0)
-if (folder / "config.json").exists():
-    resume(folder, progress=display)
-else:
-    train(recipe, folder, progress=display)
+import json, sys
+from small_runs import train_or_resume
+train_or_resume(sys.argv[1], json.loads(sys.argv[2]))
 """
 
 
+def train_or_resume(folder, plain):
+    """Begin a run, or go on with it, and print how far it is."""
+    torch.set_num_threads(1)
+    display = Lines(every_seconds=0)
+    if (Path(folder) / "config.json").exists():
+        resume(folder, progress=display)
+    else:
+        train(Recipe.from_plain(plain), folder, progress=display)
+
+
+def fork_process(folder, recipe):
+    """`train_or_resume` in a process of its own, at once, whose output goes to a file."""
+    output_of(folder).write_text("")
+    process = FORKS.Process(target=_into_file, args=[folder, recipe.to_plain()])
+    process.start()
+    return process
+
+
+def _into_file(folder, plain):
+    with (
+        output_of(folder).open("w", buffering=1) as output,
+        contextlib.redirect_stdout(output),
+        contextlib.redirect_stderr(output),
+    ):
+        train_or_resume(folder, plain)
+
+
 def start_process(folder, recipe, *, launcher=()):
-    """Train a recipe, or go on with it, in another process, whose output goes to a file."""
+    """The same from a command, as torchrun."""
     script = Path(folder).parent / "train_script.py"
     script.write_text(SCRIPT)
     words = [sys.executable, *launcher, str(script), str(folder), json.dumps(recipe.to_plain())]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
     with output_of(folder).open("w") as output:
         return subprocess.Popen(words, env=environment, stdout=output, stderr=subprocess.STDOUT)
 
 
 def output_of(folder):
-    """Where `start_process` puts what a run prints."""
+    """Where a run in a process of its own prints."""
     return Path(f"{folder}.output")
 
 

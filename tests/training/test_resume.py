@@ -8,7 +8,7 @@ import signal
 import time
 
 import pytest
-from small_runs import final_bytes, lstm_recipe, output_of, small_recipe, start_process
+from small_runs import final_bytes, fork_process, lstm_recipe, output_of, small_recipe
 
 from staircase_attention.training import StopRequested, checkpoint, resume, signals, train
 from staircase_attention.training.checkpoint import CheckpointFolder
@@ -102,15 +102,15 @@ def test_a_run_killed_at_ten_random_moments_ends_bit_for_bit_the_same(tmp_path):
     """SIGKILL, which no program can catch, whatever the run is doing at that moment."""
     recipe = small_recipe(training__num_updates=150, training__checkpoint_every=3)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert start_process(whole, recipe).wait() == 0, output_of(whole).read_text()
+    assert ended(fork_process(whole, recipe)) == 0, output_of(whole).read_text()
     moments, kills = random.Random(7), 0
     while kills < 10:
-        process = start_process(killed, recipe)
-        while process.poll() is None and "update" not in output_of(killed).read_text():
+        process = fork_process(killed, recipe)
+        while process.is_alive() and "update" not in output_of(killed).read_text():
             time.sleep(0.01)
         time.sleep(moments.uniform(0.0, 0.35))
-        process.send_signal(signal.SIGKILL)
-        was_running = process.wait() == -signal.SIGKILL
+        process.kill()
+        was_running = ended(process) == -signal.SIGKILL
         kills += was_running
         assert was_running or (killed / "result.json").exists(), output_of(killed).read_text()
         if not was_running:
@@ -119,8 +119,13 @@ def test_a_run_killed_at_ten_random_moments_ends_bit_for_bit_the_same(tmp_path):
             folder = CheckpointFolder(killed / "checkpoints")
             for name in folder.names()[1:]:
                 folder.remove(name)
-    assert start_process(killed, recipe).wait() == 0, output_of(killed).read_text()
+    assert ended(fork_process(killed, recipe)) == 0, output_of(killed).read_text()
     assert final_bytes(killed) == final_bytes(whole)
+
+
+def ended(process):
+    process.join()
+    return process.exitcode
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
