@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, cast, get_args
 
 import typer
@@ -87,30 +88,8 @@ def evaluate(
         for size in [*length] if length else [None]:
             evaluate_task(loaded, loaded.data, name, as_json, length=size, places=places)
         return
-    if by_episode:
-        raise ValueError(
-            f"--by-episode is for tasks with episodes, got it for {run}, which learnt from a "
-            "corpus; use --by-position to see where in a document it errs"
-        )
-    if length:
-        raise ValueError(
-            f"--length is for tasks with episodes, got it for {run}, which learnt from a corpus; "
-            "use --past to see what more context is worth"
-        )
-    if past and not loaded.data.carries_state:
-        raise ValueError(
-            f"--past is for corpora of form stream, got it for {run}, of form episodic, which has "
-            "no past; use --by-position to see where in a document it errs"
-        )
-    reading = reading_of(loaded, loaded.data, name)
-    if past:
-        # Before the score, which takes long.
-        check_pasts(reading, past)
-    show(score(loaded, loaded.data, name), name, as_json, update=loaded.update)
-    if by_position:
-        show_means("position in the document from", loss_by_position(reading), as_json)
-    if past:
-        show_means("tokens of past in the state", loss_by_past(reading, past), as_json)
+    check_for_corpus(run, loaded.data, by_episode=by_episode, length=length, past=past)
+    evaluate_corpus(loaded, loaded.data, name, as_json, by_position=by_position, past=past)
 
 
 def evaluate_task(
@@ -142,6 +121,32 @@ def in_precision(loaded: LoadedRun, precision: str | None) -> LoadedRun:
 def changed(loaded: LoadedRun, overrides: Mapping[str, Any]) -> LoadedRun:
     """The run with other settings, each named by its path."""
     return dataclasses.replace(loaded, recipe=loaded.recipe.override(overrides))
+
+
+def check_for_corpus(
+    run: Path,
+    data: CorpusData,
+    *,
+    by_episode: bool,
+    length: list[int] | None,
+    past: list[int] | None,
+) -> None:
+    """Refuse what only tasks have, and a past where there is none."""
+    if by_episode:
+        raise ValueError(
+            f"--by-episode is for tasks with episodes, got it for {run}, which learnt from a "
+            "corpus; use --by-position to see where in a document it errs"
+        )
+    if length:
+        raise ValueError(
+            f"--length is for tasks with episodes, got it for {run}, which learnt from a corpus; "
+            "use --past to see what more context is worth"
+        )
+    if past and not data.carries_state:
+        raise ValueError(
+            f"--past is for corpora of form stream, got it for {run}, of form episodic, which has "
+            "no past; use --by-position to see where in a document it errs"
+        )
 
 
 def check_unused(past: list[int] | None) -> None:
@@ -183,6 +188,27 @@ def scores_by(
         device=device,
         precision=precision_of(loaded.recipe),
     )
+
+
+def evaluate_corpus(
+    loaded: LoadedRun,
+    data: CorpusData,
+    split: SplitName,
+    as_json: bool,
+    *,
+    by_position: bool,
+    past: list[int] | None,
+) -> None:
+    """Score a model on a split of a corpus, and see where it errs."""
+    reading = reading_of(loaded, data, split)
+    if past:
+        # Before the score, which takes long.
+        check_pasts(reading, past)
+    show(score(loaded, data, split), split, as_json, update=loaded.update)
+    if by_position:
+        show_means("position in the document from", loss_by_position(reading), as_json)
+    if past:
+        show_means("tokens of past in the state", loss_by_past(reading, past), as_json)
 
 
 def reading_of(loaded: LoadedRun, data: CorpusData, split: SplitName) -> Reading:

@@ -43,10 +43,11 @@ def train(
         raise ValueError(
             "processes that train together must agree on a folder, got none; name it with --output"
         )
-    # Before a folder is made for a run that cannot be.
-    check_recipe(chosen)
-    folder = output or default_folder(chosen)
-    return show(train_recipe(chosen, folder, progress=choose_display(quiet=quiet)), folder)
+    if output is None:
+        # A run that cannot be takes no number.
+        check_recipe(chosen)
+        output = default_folder(chosen)
+    return show(train_recipe(chosen, output, progress=choose_display(quiet=quiet)), output)
 
 
 def resume(run: RunArgument, *, quiet: Quiet = False) -> int:

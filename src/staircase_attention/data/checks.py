@@ -4,9 +4,7 @@ import importlib
 import math
 from typing import Any
 
-
-class RefusedError(ValueError):
-    """Something that a user can get wrong, and that would go wrong again."""
+from staircase_attention.refusals import RefusedError
 
 
 def refusal(rule: str, received: object, remedy: str) -> RefusedError:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import Any, Protocol
@@ -16,6 +15,7 @@ from torch.nn import functional
 from staircase_attention.batches import IGNORED
 from staircase_attention.evaluation.doublings import doubling
 from staircase_attention.evaluation.evaluate import autocast
+from staircase_attention.generation.drive import answering
 
 
 class Tokens(Protocol):
@@ -84,7 +84,7 @@ def loss_by_position(reading: Reading) -> dict[int, Mean]:
     starts = np.asarray(reading.split.document_starts, dtype=np.int64)
     sums: dict[int, list[float]] = {}
     state = None
-    with _scoring(reading.model):
+    with answering(reading.model):
         for segment in _segments(reading):
             before = state if reading.carries_state else None
             indices, losses, state = _score(reading, segment, before)
@@ -109,7 +109,7 @@ def loss_by_past(reading: Reading, pasts: Sequence[int]) -> dict[int, Mean]:
     """
     check_pasts(reading, pasts)
     segments = [segment for segment in _segments(reading) if _past_of(segment) >= max(pasts)]
-    with _scoring(reading.model):
+    with answering(reading.model):
         return {past: _with_past(reading, segments, past) for past in pasts}
 
 
@@ -149,18 +149,6 @@ def _with_past(reading: Reading, segments: Sequence[Segment], past: int) -> Mean
         total += float(losses.sum())
         count += losses.size
     return Mean(loss=total / count, num_tokens=count)
-
-
-@contextmanager
-def _scoring(model: nn.Module) -> Iterator[None]:
-    """Without gradients and dropout; the model is left in the mode it came in."""
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        model.train(was_training)
 
 
 def _segments(reading: Reading) -> Iterator[Segment]:

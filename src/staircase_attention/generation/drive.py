@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from staircase_attention.models import LSTMSequenceModel, LSTMState, SequenceModel, State
 
@@ -19,7 +19,7 @@ NUM_SAMPLES = 4096
 
 
 @contextmanager
-def answering(model: Model) -> Iterator[None]:
+def answering(model: nn.Module) -> Iterator[None]:
     """Without gradients and dropout; the model is left in the mode it came in."""
     was_training = model.training
     if was_training:

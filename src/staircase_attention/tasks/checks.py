@@ -3,9 +3,7 @@
 import difflib
 from collections.abc import Iterable
 
-
-class RefusedError(ValueError):
-    """Something that a user can get wrong, said in full."""
+from staircase_attention.refusals import RefusedError
 
 
 def refusal(rule: str, received: object, remedy: str) -> RefusedError:

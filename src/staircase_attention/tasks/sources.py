@@ -5,13 +5,13 @@ from typing import Protocol
 
 import numpy as np
 
+from staircase_attention.tasks.asked import sizes_of
 from staircase_attention.tasks.episodes import Episodes, Integers
 from staircase_attention.tasks.splits import (
     BLOCK_SIZE,
     EPOCH_STREAM,
     held_out_fingerprints,
     random_generator,
-    sizes_of,
     split,
     train_block,
 )

@@ -1,28 +1,17 @@
 """Train, valid and test: fixed by a seed, and never sharing an episode."""
 
-import reprlib
-import traceback
-from collections.abc import Callable
-from pathlib import Path
-from typing import Literal, TypeVar, get_args
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from staircase_attention.batches import IGNORED
-from staircase_attention.tasks.checks import (
-    RefusedError,
-    check_choice,
-    check_whole_number,
-    one_line,
-    refusal,
-)
+from staircase_attention.tasks.asked import checked_episodes, sizes_of
+from staircase_attention.tasks.checks import check_choice, check_whole_number, refusal
 from staircase_attention.tasks.episodes import Episodes, ragged_range
-from staircase_attention.tasks.task import SplitSizes, Task
+from staircase_attention.tasks.task import Task
 
 Split = Literal["train", "valid", "test"]
 Fingerprints = NDArray[np.uint64]
-Given = TypeVar("Given")
 
 BLOCK_SIZE = 1_024
 """Training episodes drawn at a time: the fixed grain of a seed's endless sequence."""
@@ -68,15 +57,6 @@ def held_out(task: Task, seed: int) -> tuple[Episodes, Episodes]:
     _check_asks(task, "valid", valid)
     _check_asks(task, "test", test)
     return valid, test
-
-
-def sizes_of(task: Task) -> SplitSizes:
-    """The sizes of a task's splits, refused where they are something else."""
-    sizes: object = _asked(task, "split_sizes", lambda: task.split_sizes)
-    if not isinstance(sizes, SplitSizes):
-        rule = f"split_sizes of {type(task).__name__} must be SplitSizes"
-        raise refusal(rule, _shown(sizes), "return for example SplitSizes(valid=1000, test=1000)")
-    return sizes
 
 
 def try_out(task: Task, seed: int) -> None:
@@ -171,49 +151,3 @@ def _check_asks(task: Task, name: Split, episodes: Episodes) -> None:
         received = f"{episodes.num_tokens} targets that are all IGNORED"
         remedy = "let generate put answers among the targets, or let the split have more episodes"
         raise refusal(rule, received, remedy)
-
-
-def checked_episodes(task: Task, generator: np.random.Generator, num_episodes: int) -> Episodes:
-    """What a task generates, refused where it breaks the task's own word."""
-    num_inputs = _asked(task, "input_symbols", lambda: task.num_inputs)
-    num_outputs = _asked(task, "output_symbols", lambda: task.num_outputs)
-    closing_symbol = _asked(task, "closing_symbol", lambda: task.closing_symbol)
-    if closing_symbol is not None:
-        last = num_inputs - 1
-        check_whole_number("closing_symbol", closing_symbol, minimum=0, maximum=last, example=last)
-    episodes: object = _asked(task, "generate", lambda: task.generate(generator, num_episodes))
-    if not isinstance(episodes, Episodes):
-        rule = f"generate of {type(task).__name__} must return Episodes"
-        remedy = "return for example Episodes.from_grid(inputs, targets)"
-        raise refusal(rule, _shown(episodes), remedy)
-    if len(episodes) != num_episodes:
-        rule = f"generate of {task.name} must give the {num_episodes} episodes asked for"
-        raise refusal(rule, len(episodes), "let Episodes.starts have one entry an episode")
-    for name, symbols, lowest, count in (
-        ("input", episodes.inputs, 0, num_inputs),
-        ("output", episodes.targets, IGNORED, num_outputs),
-    ):
-        if symbols.min() < lowest or symbols.max() >= count:
-            rule = f"every {name} of {task.name} must be from {lowest} to {count - 1}"
-            received = f"{symbols.min()} to {symbols.max()}"
-            raise refusal(rule, received, f"name every symbol in {name}_symbols")
-    return episodes
-
-
-def _asked(task: Task, member: str, ask: Callable[[], Given]) -> Given:
-    """What a member of a task gives; a mistake in its code is told in one line."""
-    try:
-        return ask()
-    except (RefusedError, MemoryError):
-        raise
-    except Exception as error:
-        rule = f"{member} of {type(task).__name__} must run without error"
-        # The first two frames are this one and `ask`.
-        frames = traceback.extract_tb(error.__traceback__)[2:]
-        place = f" (line {frames[0].lineno} of {Path(frames[0].filename).name})" if frames else ""
-        raise refusal(rule, f"{one_line(error)}{place}", "correct it in the class") from error
-
-
-def _shown(value: object) -> str:
-    """A value that is not what it should be."""
-    return "None" if value is None else f"{reprlib.repr(value)} of type {type(value).__name__}"
