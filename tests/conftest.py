@@ -37,6 +37,22 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
+def pytest_exception_interact(call):
+    """Stop where a run was asked to: a time limit's SIGTERM is meant for all tests, not for one."""
+    error = call.excinfo.value
+    if type(error).__name__ == "StopRequested":
+        pytest.exit(f"asked to stop: {error}", returncode=error.exit_status)
+
+
+@pytest.fixture
+def unwritten_is_nan():
+    """Let memory hold NaN where nobody has written, so that it shows where it is read."""
+    # On a GPU this mode has demands on cuBLAS, too.
+    torch.use_deterministic_algorithms(not torch.cuda.is_available())
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
 @pytest.fixture(scope="session")
 def small_run(tmp_path_factory):
     """The folder of a finished run, to be read and scored, not changed."""

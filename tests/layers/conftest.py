@@ -6,7 +6,7 @@ from staircase_attention.layers import fused
 
 
 @pytest.fixture
-def with_kernels(monkeypatch):
+def with_kernels(monkeypatch, unwritten_is_nan):
     """Let models on a CPU take the kernels, through the interpreter."""
     pytest.importorskip("triton")
     from staircase_attention.kernels import activation, norm, relative_attention
