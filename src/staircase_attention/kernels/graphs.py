@@ -42,6 +42,8 @@ def captured(graph: torch.cuda.CUDAGraph, pool: Pool | None = None) -> Iterator[
             ),
         ):
             yield
+        # PyTorch sets a graph's random offset on this stream, and at every replay on another.
+        pool.stream.synchronize()
     finally:
         if was_enabled:
             gc.enable()
