@@ -9,6 +9,7 @@ from small_runs import final_bytes
 from text_runs import learn_words, make_corpus, text_recipe
 
 from staircase_attention.data import ByteTokeniser, HeldOut, prepare_text
+from staircase_attention.evaluation import Score
 from staircase_attention.training import load_language_model, load_run, resume, train
 from staircase_attention.training.build import build_dataset
 from staircase_attention.training.corpus_data import IGNORED, EpisodeLanes
@@ -145,6 +146,17 @@ def test_a_score_of_episodes_may_be_of_the_first_tokens_only(corpus, num_tokens)
         if place < num_tokens
     }
     assert sum(batch.num_answers for batch in batches) == num_tokens - len(starts)
+
+
+def test_bits_a_byte_of_the_first_tokens_are_those_of_their_bytes(tmp_path):
+    corpus = make_corpus(tmp_path / "made", tokeniser=learn_words())
+    first = corpus.split("valid").tokens(0, 20)
+    num_bytes = len(corpus.tokeniser.decode(first))
+    data = build_dataset(text_recipe(corpus, training__evaluation_tokens=20))
+    facts = data.facts("valid", Score(loss=math.log(2), error=0.0, num_answers=20))
+    assert facts["bits_per_byte"] == pytest.approx(20 / num_bytes, rel=1e-12)
+    whole = corpus.split("valid")
+    assert 20 / num_bytes != pytest.approx(whole.num_tokens / whole.num_bytes, rel=1e-3)
 
 
 @pytest.mark.parametrize("form", ["stream", "episodic"])

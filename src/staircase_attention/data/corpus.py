@@ -97,11 +97,22 @@ class Corpus:
             for name in self.splits:
                 self._verify_decoding(name)
 
+    def num_bytes(self, name: str, num_tokens: int) -> float:
+        """Of the text of a split's first tokens; of those of a lossy tokeniser, their share."""
+        split = self.split(name)
+        if num_tokens < split.num_tokens and self.manifest.tokeniser.is_lossless:
+            return sum(map(len, self._decoded(split, num_tokens)))
+        return split.num_bytes * num_tokens / max(1, split.num_tokens)
+
+    def _decoded(self, split: TokenSplit, num_tokens: int) -> Iterator[bytes]:
+        """The text of a split's first tokens, in parts."""
+        for start in range(0, num_tokens, DECODED_TOKENS):
+            stop = min(start + DECODED_TOKENS, num_tokens)
+            yield self.tokeniser.decode(split.tokens(start, stop))
+
     def _verify_decoding(self, name: str) -> None:
         split, crc32, num_bytes = self.split(name), 0, 0
-        for start in range(0, split.num_tokens, DECODED_TOKENS):
-            stop = min(start + DECODED_TOKENS, split.num_tokens)
-            text = self.tokeniser.decode(split.tokens(start, stop))
+        for text in self._decoded(split, split.num_tokens):
             crc32 = zlib.crc32(text, crc32)
             num_bytes += len(text)
         record = split.record

@@ -104,14 +104,19 @@ class CorpusData:
 
     def facts(self, name: SplitName, score: Score) -> dict[str, float]:
         """Bits and perplexity; what is said of a byte compares models of different tokenisers."""
-        split = self.corpus.split(name)
-        tokens_per_byte = split.num_tokens / max(1, split.num_bytes)
-        per_byte = score.loss * tokens_per_byte
+        per_byte = score.loss * self._tokens_per_byte(name)
         return {
             "bits_per_byte": per_byte / math.log(2),
             "perplexity": math.exp(min(score.loss, 700.0)),
             "byte_perplexity": math.exp(min(per_byte, 700.0)),
         }
+
+    def _tokens_per_byte(self, name: SplitName) -> float:
+        """In what is scored."""
+        num_tokens = self.corpus.split(name).num_tokens
+        if self.evaluation_tokens is not None:
+            num_tokens = min(num_tokens, self.evaluation_tokens)
+        return num_tokens / max(1, self.corpus.num_bytes(name, num_tokens))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
