@@ -66,17 +66,17 @@ def test_an_index_past_the_end_is_an_index_error():
 @pytest.mark.parametrize(
     ("inputs", "targets", "starts", "message"),
     [
-        ([0, 1], [0], [0], r"must be equally long, got 2 inputs and 1 targets: put IGNORED"),
+        ([0, 1], [0], [0], r"must be equally long, got 2 inputs and 1 targets; put IGNORED"),
         (
             [0, 1],
             [0, 1],
             [1],
-            r"starts must increase from 0 .* got \[1\]\.\.\. over 2 tokens: give",
+            r"starts must increase from 0 .* got \[1\]\.\.\. over 2 tokens; give",
         ),
         ([0, 1], [0, 1], [0, 2], r"starts must increase .* no episode may be empty"),
         ([0, 1], [0, 1], [0, 0], r"starts must increase"),
         ([0, 1], [0, 1], [], r"starts must increase"),
-        ([[0, 1]], [0, 1], [0], r"inputs must be a one-dim.*got 2 dimensions of int64: flatten"),
+        ([[0, 1]], [0, 1], [0], r"inputs must be a one-dim.*got 2 dimensions of int64; flatten"),
         ([0, 1], [0.5, 1], [0], r"targets must be .* of integers, got 1 dimensions of float64"),
     ],
 )

@@ -299,14 +299,14 @@ def test_batches_are_what_torch_indexes_with():
     ("wrong", "message"),
     [
         (lambda lanes: lanes(num_lanes=0), "num_lanes must be a whole number of at least 1, got 0"),
-        (lambda lanes: lanes(segment_length=1.5), r"segment_length must be .* got 1\.5: use for"),
+        (lambda lanes: lanes(segment_length=1.5), r"segment_length must be .* got 1\.5; use for"),
         (
             lambda lanes: lanes(num_lanes=3).batch(lanes(num_lanes=2).first_position()),
-            "a position must have 3 lanes, as its Lanes have, got 2: resume with the num_lanes",
+            "a position must have 3 lanes, as its Lanes have, got 2; resume with the num_lanes",
         ),
         (
             lambda _: lanes_of_process(0, 3, 8),
-            "num_lanes must be a multiple of the 3 processes, got 8: use for example num_lanes=9",
+            "num_lanes must be a multiple of the 3 processes, got 8; use for example num_lanes=9",
         ),
         (lambda _: lanes_of_process(2, 2, 8), "process must be a whole number from 0 to 1, got 2"),
         (

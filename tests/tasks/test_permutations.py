@@ -70,12 +70,12 @@ def test_another_length_leaves_the_group_alone():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"group": "S7"}, "group must be S2 to S6 or A3 to A6, got 'S7': use for example group="),
+        ({"group": "S7"}, "group must be S2 to S6 or A3 to A6, got 'S7'; use for example group="),
         ({"group": "A2"}, "group must be .* got 'A2'"),
         ({"group": "D4"}, "group must be .* got 'D4'"),
         ({"group": 5}, "group must be .* got 5"),
-        ({"length": 0}, "length must be a whole number of at least 1, got 0: use"),
-        ({"inputs": "generator"}, "inputs must be one of .*: did you mean 'generators'?"),
+        ({"length": 0}, "length must be a whole number of at least 1, got 0; use"),
+        ({"inputs": "generator"}, "inputs must be one of .*; did you mean 'generators'?"),
     ],
 )
 def test_options_that_make_no_word_problem_are_refused(options, message):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
+from staircase_attention.refusals import refusal
 from staircase_attention.tasks import (
     IGNORED,
     Algorithm,
@@ -20,7 +21,6 @@ from staircase_attention.tasks import (
     split,
     training_source,
 )
-from staircase_attention.tasks.checks import refusal
 from staircase_attention.tasks.splits import BLOCK_SIZE, fingerprints, try_out
 
 TASKS = [
@@ -152,7 +152,7 @@ def test_too_small_a_task_is_refused_instead_of_tried_for_ever():
     task = Permutations(group="S2", length=4)
     message = (
         "splits must have enough different episodes to share none, "
-        "got 16 of 1000 in 100 draws of permutations: use longer episodes, or lower"
+        "got 16 of 1000 in 100 draws of permutations; use longer episodes, or lower"
     )
     with pytest.raises(ValueError, match=message) as caught:
         split(task, "valid", seed=0)
@@ -166,9 +166,9 @@ def test_too_small_a_task_is_refused_instead_of_tried_for_ever():
 @pytest.mark.parametrize(
     ("name", "seed", "message"),
     [
-        ("train", 0, r"a train split must have a size, got permutations with endless .*: use End"),
-        ("tset", 0, "split must be one of train, valid, test, got 'tset': did you mean 'test'?"),
-        ("valid", -1, "seed must be a whole number of at least 0, got -1: use for example seed=1"),
+        ("train", 0, r"a train split must have a size, got permutations with endless .*; use End"),
+        ("tset", 0, "split must be one of train, valid, test, got 'tset'; did you mean 'test'?"),
+        ("valid", -1, "seed must be a whole number of at least 0, got -1; use for example seed=1"),
         ("valid", "1", "seed must be .* got '1'"),
     ],
 )
@@ -248,10 +248,10 @@ def raises(error):
         (raises(IndexError("out of\nrange")), r"got IndexError: out of range \(line \d+ of test_s"),
         (raises(KeyError("x")), "generate of Faulty must run without error, got KeyError: 'x'"),
         (raises(RuntimeError("odd")), "generate of Faulty must .*, got RuntimeError: odd"),
-        (raises(TypeError("odd")), "generate of Faulty must .*, got TypeError: odd .*: correct"),
+        (raises(TypeError("odd")), "generate of Faulty must .*, got TypeError: odd .*; correct"),
         (raises(ValueError("odd")), "generate of Faulty must .*, got ValueError: odd"),
-        (raises(refusal("a rule", 3, "a remedy")), "^a rule, got 3: a remedy$"),
-        (lambda: None, "generate of Faulty must return Episodes, got None: return "),
+        (raises(refusal("a rule", 3, "a remedy")), "^a rule, got 3; a remedy$"),
+        (lambda: None, "generate of Faulty must return Episodes, got None; return "),
         (lambda: [1, 2], r"generate of Faulty must return Episodes, got \[1, 2\] of type list"),
     ],
 )
@@ -271,7 +271,7 @@ def test_a_lack_of_memory_is_no_mistake_in_a_task():
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("split_sizes", None, "split_sizes of Off must be SplitSizes, got None: return for exam"),
+        ("split_sizes", None, "split_sizes of Off must be SplitSizes, got None; return for exam"),
         ("split_sizes", (1, 2, 3), r"must be SplitSizes, got \(1, 2, 3\) of type tuple"),
         ("split_sizes", property(lambda _: {}["x"]), "split_sizes of Off must run without error, "),
         ("input_symbols", 5, "input_symbols of Off must run without error, got TypeError: "),
@@ -304,10 +304,10 @@ def test_trying_a_task_out_draws_its_splits_only_where_a_few_episodes_ask_nothin
     ("task", "message"),
     [
         (Wrong(num_given=1), "generate of wrong must give the 1000 episodes asked for, got 1001"),
-        (Wrong(symbol=2), "every input of wrong must be from 0 to 1, got 2 to 2: name .*input_sym"),
-        (Wrong(answer=1), "every output of wrong must be from -1 to 0, got 1 to 1: .*output_symb"),
+        (Wrong(symbol=2), "every input of wrong must be from 0 to 1, got 2 to 2; name .*input_sym"),
+        (Wrong(answer=1), "every output of wrong must be from -1 to 0, got 1 to 1; .*output_symb"),
         (Wrong(answer=-2), "every output of wrong must be from -1 to 0, got -2 to -2"),
-        (Asking(), "the valid split of asking must ask for an answer, got .* all IGNORED: let gen"),
+        (Asking(), "the valid split of asking must ask for an answer, got .* all IGNORED; let gen"),
         (Asking(first=1), "the test split of asking must ask for an answer, got .* all IGNORED"),
     ],
 )

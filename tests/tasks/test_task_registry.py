@@ -112,29 +112,29 @@ def test_the_task_in_the_docs_works_and_takes_thirty_lines(tmp_path):
 @pytest.mark.parametrize(
     ("reference", "options", "message"),
     [
-        ("algoritm", {}, "a task must be one of .*, got 'algoritm': did you mean 'algorithm'?"),
+        ("algoritm", {}, "a task must be one of .*, got 'algoritm'; did you mean 'algorithm'?"),
         ("chess", {}, "a task must be one of random-walk, .* or path/to/file.py:ClassName, got"),
-        ("MINE", {}, "a task must be .* got '.*mine.py': add the class, as .*mine.py:MyTask"),
-        ("nowhere.py:Echo", {}, "a task file must exist, got 'nowhere.py': check the path before"),
-        ("MINE:Ecko", {}, "mine.py must define the class .* got 'Ecko': check the spelling"),
-        ("MINE:Stranger", {}, r"must be a subclass of .*, got type: write class Stranger\(Task\)"),
+        ("MINE", {}, "a task must be .* got '.*mine.py'; add the class, as .*mine.py:MyTask"),
+        ("nowhere.py:Echo", {}, "a task file must exist, got 'nowhere.py'; check the path before"),
+        ("MINE:Ecko", {}, "mine.py must define the class .* got 'Ecko'; check the spelling"),
+        ("MINE:Stranger", {}, r"must be a subclass of .*, got type; write class Stranger\(Task\)"),
         ("MINE:number", {}, "must be a subclass of .*Task, got int"),
         (
             "MINE:Lacking",
             {},
             "must define all that Task leaves open, got one without "
-            "generate, output_symbols, with_length: add it",
+            "generate, output_symbols, with_length; add it",
         ),
-        ("MINE:Echo", {}, "option width of .*Echo must be given, got no value: add width"),
-        ("MINE:Echo", {"widht": 3}, "must be among width, length, got 'widht': did you mean 'wid"),
+        ("MINE:Echo", {}, "option width of .*Echo must be given, got no value; add width"),
+        ("MINE:Echo", {"widht": 3}, "must be among width, length, got 'widht'; did you mean 'wid"),
         (
             "algorithm",
             {"length": 3},
             "options of algorithm must be among num_variables, .*'length'",
         ),
-        ("algorithm", {"num_variables": 9}, "num_variables must be .* from 2 to 5, got 9: use for"),
-        ("MINE:Picky", {}, "options of .*Picky must be .* got KeyError: 1: check them, and what"),
-        ("MINE:Picky", {"width": 2}, "options of .*Picky must be .* got ValueError: two is odd: "),
+        ("algorithm", {"num_variables": 9}, "num_variables must be .* from 2 to 5, got 9; use for"),
+        ("MINE:Picky", {}, "options of .*Picky must be .* got KeyError: 1; check them, and what"),
+        ("MINE:Picky", {"width": 2}, "options of .*Picky must be .* got ValueError: two is odd; "),
         ("permutations", {"group": ["S5"]}, "options of permutations must be .* got TypeError: "),
     ],
 )
@@ -147,7 +147,7 @@ def test_what_cannot_be_loaded_is_said_in_one_line(user_file, reference, options
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("class Broken(:", "must run without error, got SyntaxError: .*: run it with python"),
+        ("class Broken(:", "must run without error, got SyntaxError: .*; run it with python"),
         ("import no_such_module", "got ModuleNotFoundError: No module named 'no_such_module'"),
     ],
 )

@@ -1,27 +1,10 @@
-"""How this room refuses a value: the rule, what was received, the way out, in one line."""
+"""Weights, and packages that may not be there."""
 
 import importlib
 import math
 from typing import Any
 
-from staircase_attention.refusals import RefusedError
-
-
-def refusal(rule: str, received: object, remedy: str) -> RefusedError:
-    """The error that says so.
-
-    >>> refusal("num_lanes must be a whole number of at least 1", 0, "use for example 512")
-    RefusedError('num_lanes must be a whole number of at least 1, got 0; use for example 512')
-    """
-    return RefusedError(f"{rule}, got {received}; {remedy}")
-
-
-def check_whole_number(name: str, value: object, *, minimum: int, example: int) -> None:
-    """Refuse anything but an int of at least minimum (True and False are not numbers)."""
-    if isinstance(value, int) and not isinstance(value, bool) and value >= minimum:
-        return
-    rule = f"{name} must be a whole number of at least {minimum}"
-    raise refusal(rule, repr(value), f"use for example {name}={example}")
+from staircase_attention.refusals import refusal
 
 
 def check_weight(value: object) -> None:

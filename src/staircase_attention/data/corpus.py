@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from staircase_attention.data.checks import refusal
 from staircase_attention.data.checksums import sha256_of
 from staircase_attention.data.manifest import MANIFEST, ArrayRecord, Manifest
 from staircase_attention.data.shards import STARTS_DTYPE
 from staircase_attention.data.token_split import TokenSplit
 from staircase_attention.data.tokenisers import Tokeniser, load_tokeniser
+from staircase_attention.refusals import refusal
 
 TOKENISER_FOLDER = "tokeniser"
 DECODED_TOKENS = 1 << 20

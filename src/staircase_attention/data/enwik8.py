@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from staircase_attention.data.checks import refusal
 from staircase_attention.data.corpus import Corpus
 from staircase_attention.data.document import Cursor, Document
 from staircase_attention.data.mixture import Part
@@ -15,6 +14,7 @@ from staircase_attention.data.progress import Progress
 from staircase_attention.data.readers import Stream
 from staircase_attention.data.splits import HeldOut
 from staircase_attention.data.tokenisers import ByteTokeniser
+from staircase_attention.refusals import refusal
 
 SPLIT_BYTES = {"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000}
 """One after another."""

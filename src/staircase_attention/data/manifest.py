@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from staircase_attention.data.checks import refusal
 from staircase_attention.files import write_json
+from staircase_attention.refusals import refusal
 
 FORMAT = 1
 MANIFEST = "manifest.json"

@@ -14,10 +14,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from staircase_attention.data.checks import check_weight, refusal
+from staircase_attention.data.checks import check_weight
 from staircase_attention.data.document import Document, Source
 from staircase_attention.data.mixture_place import MixturePlace, PartPlace
 from staircase_attention.data.splits import SPLITS, HeldOut, hashed
+from staircase_attention.refusals import refusal
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

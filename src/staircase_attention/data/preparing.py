@@ -5,7 +5,6 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from staircase_attention.data.checks import check_whole_number, refusal
 from staircase_attention.data.corpus import Corpus
 from staircase_attention.data.corpus_writer import CorpusWriter
 from staircase_attention.data.encoding import COMMIT_SECONDS, encode
@@ -28,7 +27,7 @@ from staircase_attention.data.tokenisers import (
     train_bpe,
 )
 from staircase_attention.data.workplace import Workplace
-from staircase_attention.refusals import RefusedError
+from staircase_attention.refusals import RefusedError, check_whole_number, refusal
 
 SHARD_TOKENS = 1 << 28
 """Tokens in a file: half a gibibyte, at two bytes each."""

@@ -3,7 +3,7 @@
 import hashlib
 from dataclasses import dataclass
 
-from staircase_attention.data.checks import refusal
+from staircase_attention.refusals import refusal
 
 SPLITS = ("train", "valid", "test")
 HEAD_BYTES = 1 << 16

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from staircase_attention.data.checks import refusal
 from staircase_attention.data.corpus import Corpus
 from staircase_attention.data.mixture import Part
 from staircase_attention.data.preparing import Storing, prepare
@@ -12,6 +11,7 @@ from staircase_attention.data.readers import ReadingOptions
 from staircase_attention.data.splits import HeldOut
 from staircase_attention.data.text_source import TextSource
 from staircase_attention.data.tokenisers import BytePairTraining, Tokeniser
+from staircase_attention.refusals import refusal
 
 
 def prepare_text(

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from staircase_attention.batches import IGNORED, Batch
-from staircase_attention.data.checks import check_whole_number, refusal
 from staircase_attention.data.token_split import TokenSplit
+from staircase_attention.refusals import check_whole_number, refusal
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,10 +8,10 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from staircase_attention.data.checks import refusal
 from staircase_attention.data.manifest import ArrayRecord, SplitRecord
 from staircase_attention.data.shards import STARTS_DTYPE
 from staircase_attention.data.tokenisers import Tokens
+from staircase_attention.refusals import refusal
 
 
 class TokenSplit:

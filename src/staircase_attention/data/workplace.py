@@ -8,13 +8,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from staircase_attention.data.checks import refusal
 from staircase_attention.data.checksums import checksums
 from staircase_attention.data.corpus import TOKENISER_FOLDER, unfinished_folder
 from staircase_attention.data.corpus_writer import JOURNAL
 from staircase_attention.data.manifest import MANIFEST, Manifest, Preparation
 from staircase_attention.data.tokenisers import Tokeniser
 from staircase_attention.files import sync_folder, write_json
+from staircase_attention.refusals import refusal
 
 PREPARATION = "preparation.json"
 CHECKSUMS = "checksums.json"

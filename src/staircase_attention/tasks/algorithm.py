@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from staircase_attention.batches import IGNORED
-from staircase_attention.tasks.checks import check_whole_number
+from staircase_attention.refusals import check_whole_number
 from staircase_attention.tasks.episodes import Episodes
 from staircase_attention.tasks.statements import (
     ASSIGN,

@@ -9,8 +9,8 @@ from typing import TypeVar
 import numpy as np
 
 from staircase_attention.batches import IGNORED
-from staircase_attention.refusals import RefusedError
-from staircase_attention.tasks.checks import check_whole_number, one_line, refusal
+from staircase_attention.refusals import RefusedError, check_whole_number, refusal
+from staircase_attention.tasks.checks import one_line
 from staircase_attention.tasks.episodes import Episodes
 from staircase_attention.tasks.task import SplitSizes, Task
 

@@ -1,18 +1,9 @@
-"""How this room refuses a value: the rule, what was received, the way out, in one line."""
+"""Words that a user may have misspelt, and errors in one line."""
 
 import difflib
 from collections.abc import Iterable
 
-from staircase_attention.refusals import RefusedError
-
-
-def refusal(rule: str, received: object, remedy: str) -> RefusedError:
-    """The error for something a user can get wrong.
-
-    >>> refusal("length must be a whole number of at least 1", 0, "use for example 400")
-    RefusedError('length must be a whole number of at least 1, got 0: use for example 400')
-    """
-    return RefusedError(f"{rule}, got {received}: {remedy}")
+from staircase_attention.refusals import refusal
 
 
 def one_line(error: Exception) -> str:
@@ -22,19 +13,6 @@ def one_line(error: Exception) -> str:
     "KeyError: 'x'"
     """
     return " ".join(f"{type(error).__name__}: {error}".split())
-
-
-def check_whole_number(
-    name: str, value: object, *, minimum: int, maximum: int | None = None, example: int
-) -> None:
-    """Refuse anything but an int from minimum to maximum (True and False are not numbers)."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        highest = value if maximum is None else maximum
-        if minimum <= value <= highest:
-            return
-    bounds = f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
-    rule = f"{name} must be a whole number {bounds}"
-    raise refusal(rule, repr(value), f"use for example {name}={example}")
 
 
 def check_choice(name: str, value: object, choices: Iterable[str]) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from staircase_attention.batches import IGNORED
-from staircase_attention.tasks.checks import refusal
+from staircase_attention.refusals import refusal
 
 Integers = NDArray[np.signedinteger]
 """An array of whole numbers, of whichever width."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from staircase_attention.tasks.checks import check_whole_number
+from staircase_attention.refusals import check_whole_number
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from staircase_attention.batches import IGNORED, Batch
-from staircase_attention.tasks.checks import check_whole_number, refusal
+from staircase_attention.refusals import check_whole_number, refusal
 from staircase_attention.tasks.episodes import Episodes, Integers, ragged_range
 from staircase_attention.tasks.growth import Growth
 from staircase_attention.tasks.sources import Source

@@ -7,8 +7,9 @@ from typing import Literal, Self, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from staircase_attention.refusals import check_whole_number, refusal
 from staircase_attention.tasks import automaton
-from staircase_attention.tasks.checks import check_choice, check_whole_number, refusal
+from staircase_attention.tasks.checks import check_choice
 from staircase_attention.tasks.episodes import Episodes
 from staircase_attention.tasks.task import SplitSizes, Task
 

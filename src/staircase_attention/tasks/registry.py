@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from staircase_attention.refusals import RefusedError
+from staircase_attention.refusals import RefusedError, refusal
 from staircase_attention.tasks.algorithm import Algorithm
-from staircase_attention.tasks.checks import one_line, refusal, suggestion
+from staircase_attention.tasks.checks import one_line, suggestion
 from staircase_attention.tasks.permutations import Permutations
 from staircase_attention.tasks.random_walk import RandomWalk
 from staircase_attention.tasks.task import Task, task_name

@@ -5,8 +5,9 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from staircase_attention.refusals import check_whole_number, refusal
 from staircase_attention.tasks.asked import checked_episodes, sizes_of
-from staircase_attention.tasks.checks import check_choice, check_whole_number, refusal
+from staircase_attention.tasks.checks import check_choice
 from staircase_attention.tasks.episodes import Episodes, ragged_range
 from staircase_attention.tasks.task import Task
 

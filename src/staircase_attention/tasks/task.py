@@ -8,7 +8,7 @@ from typing import Self
 import numpy as np
 
 from staircase_attention.batches import IGNORED
-from staircase_attention.tasks.checks import check_whole_number
+from staircase_attention.refusals import check_whole_number
 from staircase_attention.tasks.episodes import Episodes, Integers
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from staircase_attention.data.checks import refusal
 from staircase_attention.data.document import Document
 from staircase_attention.data.pieces import streamed_pieces
 from staircase_attention.data.readers.compression import Stream, check_compression
 from staircase_attention.data.readers.reader import Place
+from staircase_attention.refusals import refusal
 
 SKIP_BYTES = 1 << 20
 

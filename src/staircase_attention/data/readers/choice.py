@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from staircase_attention.data.checks import refusal
 from staircase_attention.data.readers.archive import TextArchive
 from staircase_attention.data.readers.compression import Stream
 from staircase_attention.data.readers.json_lines import JsonLines
@@ -12,6 +11,7 @@ from staircase_attention.data.readers.parquet import Parquet
 from staircase_attention.data.readers.plain_text import Paragraphs, WholeText
 from staircase_attention.data.readers.reader import Reader
 from staircase_attention.data.readers.wikipedia import FIRST_BYTES, Wikipedia
+from staircase_attention.refusals import refusal
 
 Unit = Literal["files", "paragraphs"]
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")

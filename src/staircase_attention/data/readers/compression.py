@@ -11,8 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
-from staircase_attention.data.checks import optional_module, refusal
-from staircase_attention.refusals import RefusedError
+from staircase_attention.data.checks import optional_module
+from staircase_attention.refusals import RefusedError, refusal
 
 BLOCK_BYTES = 1 << 20
 """Bytes of content read at a time."""

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from staircase_attention.data.checks import optional_module, refusal
+from staircase_attention.data.checks import optional_module
 from staircase_attention.data.document import Document
 from staircase_attention.data.readers.json_lines import flattened
 from staircase_attention.data.readers.reader import Place
+from staircase_attention.refusals import refusal
 
 BATCH_ROWS = 64
 """Rows taken at once."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Literal, get_args
 
-from staircase_attention.data.checks import refusal
 from staircase_attention.data.reddit.filters import Filters
+from staircase_attention.refusals import refusal
 
 Whitespace = Literal["paragraphs", "line"]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from staircase_attention.data.checks import refusal
+from staircase_attention.refusals import refusal
 
 EPISODE_LENGTH = 256
 """The paper's."""

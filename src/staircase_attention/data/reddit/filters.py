@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from staircase_attention.data.checks import refusal
+from staircase_attention.refusals import refusal
 
 LINK = re.compile(r"https?://|\bwww\.", re.IGNORECASE)
 

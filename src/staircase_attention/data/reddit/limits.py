@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 
-from staircase_attention.data.checks import check_whole_number
+from staircase_attention.refusals import check_whole_number
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from staircase_attention.data.checks import refusal
 from staircase_attention.data.reddit.cleaning import Cleaning
 from staircase_attention.data.reddit.splits import Fractions
+from staircase_attention.refusals import refusal
 
 Form = Literal["paths", "leaves", "threads"]
 Gap = Literal["drop", "cut", "placeholder"]

@@ -7,7 +7,6 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from staircase_attention.data.checks import check_whole_number, refusal
 from staircase_attention.data.document import Cursor, Document
 from staircase_attention.data.progress import Progress
 from staircase_attention.data.reddit.examples import Writer
@@ -16,6 +15,7 @@ from staircase_attention.data.reddit.options import RedditOptions
 from staircase_attention.data.reddit.preparation import Prepared, prepare
 from staircase_attention.data.reddit.report import Report
 from staircase_attention.data.reddit.survey import outline_of
+from staircase_attention.refusals import check_whole_number, refusal
 
 
 class RedditSource:

@@ -3,7 +3,7 @@
 import hashlib
 from dataclasses import dataclass
 
-from staircase_attention.data.checks import refusal
+from staircase_attention.refusals import refusal
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from staircase_attention.data.checks import refusal
+from staircase_attention.refusals import refusal
 
 try:
     import fcntl

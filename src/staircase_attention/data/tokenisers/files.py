@@ -5,10 +5,10 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from staircase_attention.data.checks import refusal
 from staircase_attention.data.tokenisers.byte_pair import TOKENIZER_FILE, BytePairTokeniser
 from staircase_attention.data.tokenisers.byte_tokeniser import ByteTokeniser
 from staircase_attention.data.tokenisers.protocol import SETTINGS, Tokeniser
+from staircase_attention.refusals import refusal
 
 END_NAME = "<|endoftext|>"
 KNOWN_ENDS = (END_NAME, "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>", "[SEP]")

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from tokenizers import models, pre_tokenizers, trainers
 
-from staircase_attention.data.checks import check_whole_number, refusal
 from staircase_attention.data.pieces import LONGEST_PIECE, pieces
 from staircase_attention.data.tokenisers.byte_pair import BytePairTokeniser
 from staircase_attention.data.tokenisers.byte_tokeniser import NUM_BYTES
 from staircase_attention.data.tokenisers.files import END_NAME, byte_level
+from staircase_attention.refusals import check_whole_number, refusal
 
 MOST_WORD_BYTES = 4_000_000
 """The library holds every different word while it learns, at a hundred bytes for each of its own.
