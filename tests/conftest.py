@@ -1,17 +1,19 @@
-"""Shapes in signatures are checked while the tests run, and property tests are reproducible."""
+"""Shapes in signatures are checked while some tests run, and property tests are reproducible."""
+
+from pathlib import Path
 
 import hypothesis
+import jaxtyping
 import pytest
 import torch
-from jaxtyping import install_import_hook
 
 from interpreting import interpret_kernels
 
 if not torch.cuda.is_available():
     interpret_kernels()
 
-# Where tensors of many shapes meet. User-facing functions check their arguments themselves, and
-# checking every helper as well would treble the time of the tests.
+TESTS = Path(__file__).parent
+# Where tensors of many shapes meet. User-facing functions check their arguments themselves.
 CHECKED = (
     "staircase_attention.attention.reference",
     "staircase_attention.attention.skewed",
@@ -24,7 +26,9 @@ try:
 except ImportError:
     pass
 else:
-    install_import_hook(list(CHECKED), "beartype.beartype")
+    jaxtyping.install_import_hook(list(CHECKED), "beartype.beartype")
+# In tests that between them meet every model, cut and past. Checks take half of a test's time.
+CHECKING = ("attention", "layers", "models/test_oracle.py", "models/test_state.py")
 
 hypothesis.settings.register_profile(
     "reproducible", deadline=None, derandomize=True, max_examples=25, print_blob=True
@@ -35,6 +39,11 @@ hypothesis.settings.load_profile("reproducible")
 def pytest_collection_modifyitems(items):
     """Begin with what takes long, so that no process is left alone with it at the end."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+def pytest_runtest_setup(item):
+    is_checking = any(item.path.is_relative_to(TESTS / place) for place in CHECKING)
+    jaxtyping.config.update("jaxtyping_disable", not is_checking)
 
 
 def pytest_exception_interact(call):

@@ -74,9 +74,51 @@ def hurry(interpreter: Any) -> None:
         # Every shape is a tuple, whose type is for the compiler.
         make_tuple(self, values, untyped if type is None else type)
 
+    unwrap, wrapped = tl.core._unwrap_if_constexpr, (list, tuple, tl.tuple)
+
+    def unwrap_soon(value: Any) -> Any:
+        # Most values are nothing that could hold a constant.
+        kind = value.__class__
+        if kind is tl.constexpr:
+            return value.value
+        return unwrap(value) if kind in wrapped else value
+
+    make_block, known_blocks = tl.block_type.__init__, {}
+
+    def make_known_block(self: Any, element_ty: Any, shape: Any) -> None:
+        # There are few kinds of blocks, and one is described for every value, with its shape.
+        key = (element_ty.name, tuple(map(unwrap_soon, shape)))
+        if key not in known_blocks:
+            make_block(self, element_ty, shape)
+            self.constants = (tl.tuple(map(tl.constexpr, self.shape)), tl.constexpr(self.numel))
+            known_blocks[key] = self.__dict__.copy()
+        self.__dict__.update(known_blocks[key], element_ty=element_ty)
+
+    make_tensor = tl.tensor.__init__
+
+    def make_known_tensor(self: Any, handle: Any, type: Any) -> None:
+        if not type.is_block():
+            return make_tensor(self, handle, type)
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.shape, self.numel = type.constants
+        return None
+
+    semantic = interpreter.TritonSemantic
+    broadcast = semantic.broadcast_impl_value
+
+    def broadcast_unlike(self: Any, left: Any, right: Any) -> Any:
+        # Most blocks that meet have the same shape.
+        one, other = left.type, right.type
+        is_alike = one.is_block() and other.is_block() and one.shape.values == other.shape.values
+        return (left, right) if is_alike else broadcast(self, left, right)
+
     # Whether whole numbers overflow is computed, but looked at for debugging only.
     builder = interpreter.interpreter_builder
     builder.options = replace(builder.options, sanitize_overflow=False)
     interpreter._patch_lang = patch_once
     interpreter._get_np_dtype = type_of
     tl.tuple.__init__ = make_untyped
+    tl.core._unwrap_if_constexpr = unwrap_soon
+    tl.block_type.__init__ = make_known_block
+    tl.tensor.__init__ = make_known_tensor
+    semantic.broadcast_impl_value = broadcast_unlike

@@ -329,8 +329,16 @@ FRACTIONS = {"scale", "dropout"}
 NUMBERS = ("num_", "first_", "span", "width", "rows_width", "boundary")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("num_past", "num_queries"), [(5, 1), (9, 20), (70, 40), (3, 66)])
+@pytest.mark.parametrize(
+    ("num_past", "num_queries", "dtype"),
+    [
+        (5, 1, torch.float32),
+        (9, 20, torch.float32),
+        (9, 20, torch.bfloat16),
+        (70, 40, torch.bfloat16),
+        (3, 66, torch.float32),
+    ],
+)
 def test_a_past_that_lies_elsewhere_is_as_one_that_comes_first(num_past, num_queries, dtype):
     generator = torch.Generator().manual_seed(num_past)
     num_keys = num_past + num_queries
@@ -409,10 +417,16 @@ def assert_alike(one: Tensor, two: Tensor, dtype: torch.dtype) -> None:
     assert (one.double() - two.double()).norm() <= limit * two.double().norm()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("num_past", "num_queries", "num_wanted"),
-    [(5, 1, 5), (5, 1, 2), (9, 20, 4), (70, 40, 37), (41, 40, 0)],
+    ("num_past", "num_queries", "num_wanted", "dtype"),
+    [
+        (5, 1, 5, torch.float32),
+        (5, 1, 2, torch.bfloat16),
+        (9, 20, 4, torch.float32),
+        (9, 20, 4, torch.bfloat16),
+        (70, 40, 37, torch.float32),
+        (41, 40, 0, torch.bfloat16),
+    ],
 )
 def test_gradients_of_a_past_add_to_those_of_its_last_tokens(
     num_past, num_queries, num_wanted, dtype

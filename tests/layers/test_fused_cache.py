@@ -227,22 +227,6 @@ def test_a_state_in_other_numbers_is_carried_on_as_by_joining(name, monkeypatch)
         assert error <= 2e-2 * max(other.norm().item(), 0.1)
 
 
-@pytest.mark.parametrize("name", ["twice", "feedback", "memory network"])
-def test_what_memory_held_before_does_not_matter(name, monkeypatch):
-    model = build(SCHEDULES[name])
-    expected = results(model, [5, 4])
-    for function in ("empty", "empty_like"):
-        make = getattr(torch, function)
-
-        def filled(*shape, make=make, **options):
-            tensor = make(*shape, **options)
-            return tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor
-
-        monkeypatch.setattr(torch, function, filled)
-    for one, other in zip(results(model, [5, 4]), expected, strict=True):
-        assert torch.equal(one, other)
-
-
 WINDOW, NUM_ROWS = 24, 2
 
 

@@ -33,7 +33,7 @@ class Broken(Mute):
     ("name", "message"),
     [
         ("Mute", "the valid split of mute must ask for an answer, got 30000 targets that are all"),
-        ("Broken", r"generate of Broken must run .*IndexError: .* \(line 18 of mine.py\): correct"),
+        ("Broken", r"generate of Broken must run .*IndexError: .* \(line 18 of mine.py\); correct"),
     ],
 )
 def test_a_task_with_a_mistake_is_refused_before_a_run_begins(tmp_path, name, message):
