@@ -128,3 +128,12 @@ def test_the_fullest_state_of_a_chunk_is_foreseen(name, data, start):
             if position >= start + 2:
                 sizes.append(state.num_bytes)
     assert cost.most_state_numbers * 8 == max(sizes)
+
+
+def test_the_cost_of_chunks_of_any_size_is_known_at_once():
+    core = CoreConfig(width=8, num_layers=3, num_heads=1, max_distance=5)
+    schedule = Staircase(chunk_size=10**12, num_passes=2)
+    cost = measure_cost(vocab_size=7, core=core, schedule=schedule, segment=4)
+    held = 2 * core.width * core.num_layers
+    # The older chunk in its second pass; the newer one, but for its last token, in both.
+    assert cost.per_segment.most_state_numbers == held * (10**12 + 2 * (10**12 - 1))

@@ -143,12 +143,19 @@ def _token_flops(core: CoreConfig, schedule: Schedule, output_size: int) -> int:
 
 
 def _most_state_numbers(core: CoreConfig, schedule: Schedule, ledger: Ledger, position: int) -> int:
-    """The largest state while one more chunk comes in token by token."""
+    """The largest state while one more chunk's worth of tokens comes in.
+
+    Tokens of a chunk add to what is held, until the last of them lets some of it go. So it is the
+    largest now, before such a last token, after it, or at the end.
+    """
+    length = schedule.chunk_length
+    chunk_end = (position // length + 1) * length
     sizes = [_state_numbers(core, schedule, ledger)]
-    for token in range(position, position + schedule.chunk_length):
-        for _ in _walk(ledger, schedule, core, range(token, token + 1)):
+    for stop in (chunk_end - 1, chunk_end, position + length):
+        for _ in _walk(ledger, schedule, core, range(position, stop)):
             pass
         sizes.append(_state_numbers(core, schedule, ledger))
+        position = stop
     return max(sizes)
 
 
