@@ -20,6 +20,7 @@ from staircase_attention.tasks import (
     Task,
     split,
     training_source,
+    with_length,
 )
 from staircase_attention.tasks.splits import BLOCK_SIZE, fingerprints, try_out
 
@@ -290,6 +291,27 @@ def test_a_wrong_member_of_a_task_is_told_in_one_line(name, value, message):
         with pytest.raises(ValueError, match=message) as caught:
             call()
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (
+            lambda *_: {}["x"],
+            r"with_length of Off must run without error, got KeyError: 'x' \(line",
+        ),
+        (
+            lambda *_: None,
+            "with_length of Off must return a task, got None; return for example rep",
+        ),
+        (lambda *_: int("odd"), "^invalid literal for int"),
+    ],
+)
+def test_what_a_task_does_with_another_length_is_told_in_one_line(fault, message):
+    task = type("Off", (Wrong,), {"with_length": fault})()
+    with pytest.raises(ValueError, match=message) as caught:
+        with_length(task, 7)
+    assert "\n" not in str(caught.value)
 
 
 def test_trying_a_task_out_draws_its_splits_only_where_a_few_episodes_ask_nothing():

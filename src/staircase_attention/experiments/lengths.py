@@ -5,7 +5,7 @@ from pathlib import Path
 
 from staircase_attention.evaluation import Score
 from staircase_attention.files import read_json, write_json
-from staircase_attention.tasks import load_task
+from staircase_attention.tasks import load_task, with_length
 from staircase_attention.training import Recipe, TaskChoice, load_run
 from staircase_attention.training.build import choose_device
 from staircase_attention.training.dataset import TaskData
@@ -26,7 +26,7 @@ def check_lengths(recipe: Recipe, lengths: Sequence[int]) -> None:
         )
     task = load_task(recipe.task.reference, **recipe.task.options)
     for length in lengths:
-        task.with_length(length)
+        with_length(task, length)
 
 
 def read_lengths(run: Path) -> dict[int, Score]:

@@ -6,6 +6,7 @@ seed stands for; `Lanes` deals them into batches for training, `evaluation_batch
 
 from staircase_attention.batches import IGNORED, Batch
 from staircase_attention.tasks.algorithm import Algorithm
+from staircase_attention.tasks.asked import with_length
 from staircase_attention.tasks.episodes import Episodes
 from staircase_attention.tasks.growth import Growth
 from staircase_attention.tasks.lanes import (
@@ -42,4 +43,5 @@ __all__ = [
     "load_task",
     "split",
     "training_source",
+    "with_length",
 ]

@@ -53,11 +53,22 @@ def checked_episodes(task: Task, generator: np.random.Generator, num_episodes: i
     return episodes
 
 
-def _asked(task: Task, member: str, ask: Callable[[], Given]) -> Given:
+def with_length(task: Task, length: int) -> Task:
+    """The task with episodes of another length, which it may refuse by a ValueError."""
+    found: object = _asked(task, "with_length", lambda: task.with_length(length), ValueError)
+    if not isinstance(found, Task):
+        rule = f"with_length of {type(task).__name__} must return a task"
+        raise refusal(rule, _shown(found), "return for example replace(self, length=length)")
+    return found
+
+
+def _asked(
+    task: Task, member: str, ask: Callable[[], Given], its_own: type[Exception] = RefusedError
+) -> Given:
     """What a member of a task gives; a mistake in its code is told in one line."""
     try:
         return ask()
-    except (RefusedError, MemoryError):
+    except (its_own, MemoryError):
         raise
     except Exception as error:
         rule = f"{member} of {type(task).__name__} must run without error"

@@ -13,6 +13,7 @@ from staircase_attention.tasks import (
     evaluation_batches,
     split,
     training_source,
+    with_length,
 )
 
 SplitName = Literal["train", "valid", "test"]
@@ -142,4 +143,4 @@ class TaskData:
 
     def with_length(self, length: int) -> "TaskData":
         """The same task with episodes of another length."""
-        return TaskData(self.task.with_length(length), self.seed)
+        return TaskData(with_length(self.task, length), self.seed)
