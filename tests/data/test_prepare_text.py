@@ -392,3 +392,10 @@ def test_progress_is_told_while_a_tokeniser_is_learnt(tmp_path, monkeypatch):
     kinds = [one[0] for one in said]
     assert kinds[:3] == ["say", "begin", "advance"]
     assert kinds.count("begin") == kinds.count("end") == 2
+
+
+def test_one_path_and_the_name_of_a_tokeniser_will_do(tmp_path):
+    raw = write_lines(tmp_path / "a.jsonl", [text_of(number) for number in range(20)])
+    one = prepare_text(raw, tmp_path / "one", tokeniser="bytes", held_out=SOME)
+    same = prepare_text([str(raw)], tmp_path / "same", tokeniser=ByteTokeniser(), held_out=SOME)
+    assert contents(one.folder) == contents(same.folder)

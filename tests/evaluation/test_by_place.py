@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from staircase_attention.evaluation import Score, evaluate, score_by_place
+from staircase_attention.evaluation import Score, evaluate, loss_and_wrong, score_by_place
 from staircase_attention.tasks import IGNORED, Episodes, evaluation_batches
 
 CPU = torch.device("cpu")
@@ -96,3 +96,26 @@ def test_a_model_is_left_in_the_mode_it_came_in(episodes):
     model = SlowStarter().train()
     score_by_place(model, episodes, ["episode"], num_lanes=4, segment_length=5, device=CPU)
     assert model.training
+
+
+@pytest.mark.parametrize("places", ["position", ["episodes"], ["position", "episod"]])
+def test_places_that_there_are_not_are_refused_in_one_line(episodes, places):
+    with pytest.raises(ValueError, match=r"a list of 'episode' or 'position', got .*; use \["):
+        score_by_place(SoonLost(), episodes, places, device=CPU, num_lanes=2, segment_length=5)
+
+
+def test_batches_that_are_used_up_have_no_score(episodes):
+    batches = evaluation_batches(episodes, num_lanes=2, segment_length=5)
+    assert evaluate(SoonLost(), batches, device="cpu").num_answers == episodes.num_answers
+    with pytest.raises(ValueError, match="must ask for an answer, got none that do; make them"):
+        evaluate(SoonLost(), batches, device="cpu")
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+def test_losses_of_short_numbers_are_added_in_long_ones(kind):
+    length = 5000
+    logits = torch.zeros(1, length, 2, dtype=kind)
+    logits[..., 0] = 20
+    loss, wrong = loss_and_wrong(logits, torch.ones(1, length, dtype=torch.int64))
+    assert loss.item() == pytest.approx(20 * length, rel=1e-6)
+    assert wrong.item() == length

@@ -80,3 +80,10 @@ def test_a_tokeniser_of_a_conversation_may_give_numbers_of_numpy():
     other.encode = lambda text: numpy.frombuffer(text.encode(), dtype=numpy.uint8)
     for words in ("hello", "why?"):
         assert list(other.reply(words)) == list(plain.reply(words))
+
+
+def test_a_talk_ends_at_tokens_that_there_are_only():
+    with pytest.raises(
+        ValueError, match=r"a stop token is one that the model can make, 0 to \d+, got"
+    ):
+        talk_with(byte_model(TransformerXL(span=8)), stop_tokens=[9999])

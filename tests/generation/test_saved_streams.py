@@ -198,3 +198,11 @@ def test_a_stream_that_cannot_be_written_leaves_the_older_file(tmp_path, monkeyp
         save_stream(tokens, path)
     assert path.read_bytes() == before
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_stream_is_saved_only_where_a_folder_is(tmp_path):
+    tokens = stream(all_models()[0], [1, 2], max_tokens=3)
+    with pytest.raises(
+        FileNotFoundError, match=r"a stream is saved into a folder .*; make .* first"
+    ):
+        save_stream(tokens, tmp_path / "absent" / "stream.safetensors")

@@ -355,3 +355,11 @@ def test_a_model_whose_weights_are_spoilt_is_refused():
         model.output.weight[0] = torch.nan
     with pytest.raises(ValueError, match="got NaN or infinity in row 0"):
         next(stream(model, [[1], [2]], max_tokens=1))
+
+
+@pytest.mark.parametrize("kind", ["uint8", "uint16", "int16", "int32"])
+def test_prompts_may_be_tokens_as_corpora_keep_them(kind):
+    model = all_models()[0]
+    expected = [new.token for new in stream(model, [1, 2, 3], max_tokens=4, sampling=GREEDY)]
+    prompt = numpy.array([1, 2, 3], dtype=kind)
+    assert [new.token for new in stream(model, prompt, max_tokens=4, sampling=GREEDY)] == expected

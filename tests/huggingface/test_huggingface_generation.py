@@ -289,6 +289,12 @@ def test_what_the_models_cannot_do_is_refused_in_one_line(name):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["embeddings", "nothing"])
+def test_calls_without_tokens_are_refused_in_one_line(name):
+    with pytest.raises(ValueError, match=r"^these models take input_ids.*, got .*; "):
+        wrap(build())(**WRONG_CALLS.get(name, {}))
+
+
 def test_guessing_ahead_is_refused_as_a_state_cannot_go_back():
     with pytest.raises(ValueError, match="not supported with stateful models"):
         generate(wrap(build()), prompt(5), prompt_lookup_num_tokens=2)

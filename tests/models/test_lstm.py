@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from building import random_tokens
-from staircase_attention.models import LSTMSequenceModel
+from staircase_attention.models import LSTMSequenceModel, LSTMState
 
 
 @pytest.fixture
@@ -43,3 +43,24 @@ def test_states_of_another_shape_are_refused_in_one_line(model):
         state.reset([True])
     with pytest.raises(ValueError, match="rows must be numbers from 0 to 1"):
         state.select([5])
+
+
+def test_states_of_other_numbers_and_no_states_are_refused_in_one_line(model):
+    _, state = model(random_tokens(2, 4))
+    with pytest.raises(ValueError, match=r"of one dtype, got torch.float32 and torch.float64; use"):
+        model(random_tokens(2, 4), state.to(dtype=torch.float32))
+    with pytest.raises(ValueError, match=r"joined must be one or more, got none; give a list"):
+        LSTMState.join([])
+
+
+def test_no_tokens_change_nothing(model):
+    tokens = random_tokens(2, 4)
+    _, state = model(tokens)
+    logits, after = model(tokens[:, :0], state)
+    assert logits.shape == (2, 0, 5)
+    assert after is state
+
+
+def test_rows_may_be_selected_by_a_tensor(model):
+    _, state = model(random_tokens(3, 4))
+    assert torch.equal(state.select(torch.tensor([2, 0])).cell, state.cell[:, [2, 0]])

@@ -1,5 +1,6 @@
 """State is a value: moved, detached, selected, reset, saved and loaded, and bounded in size."""
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -242,6 +243,7 @@ def test_rows_may_be_selected_by_a_tensor():
     model = build(Staircase(chunk_size=3, num_passes=2))
     _, state = model(random_tokens(3, 7))
     assert state.select(torch.tensor([2, 0])).batch_size == 2
+    assert state.select(np.array([2, 0])).lengths == (7, 7)
 
 
 def test_what_came_before_every_row_of_a_global_model_is_forgotten():

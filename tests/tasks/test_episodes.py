@@ -84,3 +84,24 @@ def test_arrays_that_do_not_fit_are_refused(inputs, targets, starts, message):
     with pytest.raises(ValueError, match=message) as caught:
         Episodes(inputs=np.array(inputs), targets=np.array(targets), starts=np.array(starts))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "targets", "message"),
+    [
+        (
+            np.zeros((2, 3), int),
+            np.zeros((3, 2), int),
+            r"one shape, .*got \(2, 3\) and \(3, 2\); give",
+        ),
+        (np.zeros(3, int), np.zeros(3, int), r"one shape, .*got \(3,\) and \(3,\); give"),
+        (
+            np.full((1, 2), 2**32 + 1),
+            np.zeros((1, 2), int),
+            r"inputs must be from -.*, got 4294967297",
+        ),
+    ],
+)
+def test_grids_that_do_not_fit_are_refused(inputs, targets, message):
+    with pytest.raises(ValueError, match=message):
+        Episodes.from_grid(inputs, targets)

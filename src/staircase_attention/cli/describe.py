@@ -50,8 +50,6 @@ def describe(
         positions=positions,  # type: ignore[arg-type]
         max_distance=max_distance,
     )
-    if segment < 1:
-        raise ValueError(f"--segment must be at least 1, got {segment}; give a length, as 256")
     if dtype not in BYTES:
         raise ValueError(f"--dtype must be one of {', '.join(BYTES)}, got {dtype!r}; choose one")
     plan.check_core(num_layers=num_layers)

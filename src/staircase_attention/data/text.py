@@ -10,16 +10,16 @@ from staircase_attention.data.progress import Progress, Silent
 from staircase_attention.data.readers import ReadingOptions
 from staircase_attention.data.splits import HeldOut
 from staircase_attention.data.text_source import TextSource
-from staircase_attention.data.tokenisers import BytePairTraining, Tokeniser
+from staircase_attention.data.tokenisers import BytePairTraining, Tokeniser, named_tokeniser
 from staircase_attention.refusals import refusal
 
 
 def prepare_text(
-    paths: Sequence[str | Path | TextSource],
+    paths: Sequence[str | Path | TextSource] | str | Path | TextSource,
     folder: str | Path,
     *,
     weights: Sequence[float] | None = None,
-    tokeniser: Tokeniser | BytePairTraining | None = None,
+    tokeniser: Tokeniser | BytePairTraining | str | None = None,
     held_out: HeldOut | None = None,
     options: ReadingOptions | None = None,
     storing: Storing | None = None,
@@ -28,22 +28,27 @@ def prepare_text(
     """Turn files and folders of text into a corpus.
 
     Args:
-        paths: files and folders: .txt, .jsonl, .parquet, .tar or dumps of Wikipedia, compressed or
-            not. A TextSource has options and, if wanted, a split of its own.
+        paths: files and folders, or one of these: .txt, .jsonl, .parquet, .tar or dumps of
+            Wikipedia, compressed or not. A TextSource has options and, if wanted, a split of its
+            own.
         folder: the corpus to be.
         weights: one for each path, 1 where None: how often its training documents come. 2 is
             twice, in two passes; 0.5 is half of the documents.
-        tokeniser: one that there is, or how to learn one; None learns one of 8,008 symbols.
+        tokeniser: one that there is, its name, as "bytes", or how to learn one; None learns one of
+            8,008 symbols.
         held_out: how much goes to valid and test.
         options: how texts are taken out of files.
         storing: how files are written.
         progress: who is told.
     """
     progress = progress or Silent()
+    paths = [paths] if isinstance(paths, str | Path | TextSource) else paths
     weights = [1.0] * len(paths) if weights is None else weights
     if len(weights) != len(paths):
         rule = f"there must be one weight for each of {len(paths)} inputs"
         raise refusal(rule, len(weights), "give one for each, or none at all")
+    if isinstance(tokeniser, str):
+        tokeniser = named_tokeniser(tokeniser)
     sources = [_source(path, options) for path in paths]
     for source in sources:
         if source.others:

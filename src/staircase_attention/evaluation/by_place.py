@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ def score_by_place(
     *,
     num_lanes: int,
     segment_length: int,
-    device: torch.device,
+    device: torch.device | str,
     precision: torch.dtype = torch.float32,
 ) -> dict[Place, dict[int, Score]]:
     """For each kind of place the scores of the answers at places 0, 1, 2 or 3, 4 to 7, ...
@@ -38,6 +38,11 @@ def score_by_place(
     The key is the lower bound of each range. All answers are counted once, as `evaluate` counts
     them, so that the scores are parts of the whole.
     """
+    for place in places:
+        if isinstance(places, str) or place not in get_args(Place):
+            known, got = " or ".join(map(repr, get_args(Place))), repr(places)
+            raise ValueError(f"places must be a list of {known}, got {got}; use ['position']")
+    device = torch.device(device)
     deal = partial(evaluation_batches, num_lanes=num_lanes, segment_length=segment_length)
     marked = [
         deal(replace(episodes, inputs=doubling(_numbers(place, episodes, num_lanes))))

@@ -68,7 +68,7 @@ def evaluate(
     model: nn.Module,
     batches: Iterable[ScoredBatch],
     *,
-    device: torch.device,
+    device: torch.device | str,
     precision: torch.dtype = torch.float32,
     carries_state: bool = True,
 ) -> Score:
@@ -76,6 +76,7 @@ def evaluate(
 
     Without `carries_state` every batch begins anew, as episodes that fill their segments do.
     """
+    device = torch.device(device)
     totals = torch.zeros(2, dtype=torch.float64, device=device)
     num_answers = 0
     answers = answered(
@@ -84,6 +85,11 @@ def evaluate(
     for batch, logits, targets in answers:
         totals += torch.stack([part.double() for part in loss_and_wrong(logits, targets)])
         num_answers += batch.num_answers
+    if num_answers == 0:
+        raise ValueError(
+            "batches to be scored must ask for an answer, got none that do; make them again where "
+            "they have been gone through before"
+        )
     loss, wrong = totals.tolist()
     return Score.of(loss, wrong, num_answers)
 
@@ -115,7 +121,9 @@ def answered(
 
 def loss_and_wrong(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Summed loss over the answers that are asked, and how many of them are wrong."""
-    flat = logits.flatten(0, 1).float() if logits.dtype == torch.bfloat16 else logits.flatten(0, 1)
+    flat = logits.flatten(0, 1)
+    if flat.dtype in (torch.bfloat16, torch.float16):
+        flat = flat.float()
     loss = functional.cross_entropy(flat, targets.flatten(), ignore_index=IGNORED, reduction="sum")
     asked = targets != IGNORED
     wrong = ((logits.argmax(-1) != targets) & asked).sum()

@@ -6,6 +6,7 @@ import torch
 
 from staircase_attention.generation.config import SamplingConfig
 from staircase_attention.generation.drive import Model, answering, device_of, feed, fresh_state
+from staircase_attention.generation.prompts import as_stop_tokens
 from staircase_attention.generation.sampler import Sampler
 from staircase_attention.generation.stop import as_stop_strings
 from staircase_attention.generation.stream import Plan, Progress, TokenStream
@@ -35,7 +36,9 @@ class Conversation:
         self.separator = separator
         self.sampling = SamplingConfig() if sampling is None else sampling
         self.plan = Plan(
-            sampling=self.sampling, max_tokens=max_tokens, stop_tokens=tuple(stop_tokens)
+            sampling=self.sampling,
+            max_tokens=max_tokens,
+            stop_tokens=as_stop_tokens(stop_tokens, output_size=model.output_size),
         )
         self.state = fresh_state(model, 1)
         self.unread: list[int] = []

@@ -101,7 +101,7 @@ def _as_row(prompt: Any, start_token: int | None) -> Int[Tensor, " time"]:  # no
     row = _as_tensor(prompt)
     # What is empty has no kind of numbers of its own.
     row = row.long() if row.numel() == 0 else row
-    if row.dim() != 1 or row.dtype not in (torch.int64, torch.int32):
+    if row.dim() != 1 or row.dtype not in INTEGERS:
         shape = tuple(row.shape)
         raise TypeError(
             f"a prompt is a list of token numbers, got {row.dtype} of shape {shape}; {REMEDY}"
@@ -119,4 +119,6 @@ def _as_tensor(prompt: Any) -> Tensor:  # noqa: ANN401
         raise TypeError(f"a prompt is a list of token numbers, got {prompt!r}; {REMEDY}") from error
 
 
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.uint16, torch.uint32)
+"""Kinds of numbers that tokens come in, in tensors and in corpora."""
 REMEDY = "pass [3, 1, 4], a 1-D integer tensor, or a list of these"

@@ -35,11 +35,16 @@ PathLike = str | os.PathLike[str]
 
 def save_stream(stream: TokenStream | TextStream, path: PathLike) -> None:
     """Write a stream as it stands, whole or not at all; it can go on all the same."""
+    target = Path(path)
+    if not target.parent.is_dir():
+        raise FileNotFoundError(
+            f"a stream is saved into a folder that exists, got {target}; make {target.parent} first"
+        )
     tokens = stream.tokens if isinstance(stream, TextStream) else stream
     header, tensors = _take_apart(tokens)
     if isinstance(stream, TextStream):
         header["text"] = _plain_text(stream)
-    write_whole(Path(path), save(tensors, metadata={HEADER: json.dumps(header)}))
+    write_whole(target, save(tensors, metadata={HEADER: json.dumps(header)}))
 
 
 def load_stream(path: PathLike, model: Model) -> TokenStream:

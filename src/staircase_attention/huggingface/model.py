@@ -45,7 +45,7 @@ class StaircaseForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no
 
     def forward(
         self,
-        input_ids: Int[Tensor, "batch time"],
+        input_ids: Int[Tensor, "batch time"] | None = None,
         attention_mask: Int[Tensor, "batch columns"] | None = None,
         past_key_values: StateCache | None = None,
         labels: Int[Tensor, "batch time"] | None = None,
@@ -60,6 +60,8 @@ class StaircaseForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no
         came in, where it is asked for, and by default outside of training and without labels.
         """
         self._refuse_unknown(others)
+        if input_ids is None:
+            raise ValueError("these models take input_ids, got none; pass the tokens' numbers")
         if past_key_values is not None:
             check_cache(past_key_values)
         if use_cache is None:

@@ -68,6 +68,8 @@ def measure_cost(
     output_size: int | None = None,
 ) -> Cost:
     """The cost of a segment that follows enough others for the model to be in full swing."""
+    if segment < 1:
+        raise ValueError(f"segment must be at least 1, got {segment}; give a length, as 256")
     start = warm_up_length(schedule, segment)
     output_size = vocab_size if output_size is None else output_size
     return Cost(

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from staircase_attention.layers.embedding import Embedding
 from staircase_attention.models.checks import check_sizes, check_tokens
-from staircase_attention.models.state import check_rows, checked_mask
+from staircase_attention.models.state import checked_mask, checked_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,10 +39,9 @@ class LSTMState:
         """The same change made to both."""
         return LSTMState(hidden=change(self.hidden), cell=change(self.cell))
 
-    def select(self, rows: Sequence[int]) -> "LSTMState":
+    def select(self, rows: Sequence[int] | Int[Tensor, " rows"]) -> "LSTMState":
         """The state of a batch made of these rows, in this order."""
-        check_rows(list(rows), self.batch_size)
-        index = torch.tensor(list(rows), device=self.hidden.device)
+        index = torch.tensor(checked_rows(rows, self.batch_size), device=self.hidden.device)
         return self.map(lambda tensor: tensor.index_select(1, index))
 
     def reset(self, rows: Bool[Tensor, " batch"] | Sequence[bool]) -> "LSTMState":
@@ -53,6 +52,8 @@ class LSTMState:
     @classmethod
     def join(cls, states: Sequence["LSTMState"]) -> "LSTMState":
         """The state of a batch made of these batches' rows, one after another."""
+        if not states:
+            raise ValueError("states that are joined must be one or more, got none; give a list")
         return cls(
             hidden=torch.cat([state.hidden for state in states], dim=1),
             cell=torch.cat([state.cell for state in states], dim=1),
@@ -91,6 +92,8 @@ class LSTMSequenceModel(nn.Module):
         check_tokens(tokens, self.vocab_size)
         if state is not None:
             self._check_state(state, tokens)
+        if tokens.shape[1] == 0 and state is not None:
+            return self.output(self.embedding(tokens)), state
         before = None if state is None else (state.hidden, state.cell)
         hidden, (last_hidden, last_cell) = self.lstm(self.embedding(tokens), before)
         logits = self.output(functional.dropout(hidden, self.dropout, self.training))
@@ -101,6 +104,13 @@ class LSTMSequenceModel(nn.Module):
             raise TypeError(
                 f"state must be an LSTMState that a model gave back, got {type(state).__name__}; "
                 "pass the second value of model(tokens), or leave it out to begin anew"
+            )
+        here = self.output.weight
+        is_casting = torch.is_autocast_enabled(here.device.type)
+        if not is_casting and {state.hidden.dtype, state.cell.dtype} != {here.dtype}:
+            raise ValueError(
+                f"state and model must be of one dtype, got {state.hidden.dtype} and "
+                f"{here.dtype}; use state.to(dtype={here.dtype})"
             )
         lstm = self.lstm
         shape = (lstm.num_layers, tokens.shape[0], lstm.hidden_size)

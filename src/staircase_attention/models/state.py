@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -168,8 +169,7 @@ class State:
 
     def select(self, rows: Sequence[int] | Int[Tensor, " rows"]) -> "State":
         """The state of a batch made of these rows, in this order; a row may come up repeatedly."""
-        rows = rows.tolist() if isinstance(rows, Tensor) else list(rows)
-        check_rows(rows, self.batch_size)
+        rows = checked_rows(rows, self.batch_size)
         streams = []
         for stream in self.streams:
             places = {row: place for place, row in enumerate(stream.rows)}
@@ -265,15 +265,17 @@ def checked_mask(rows: Bool[Tensor, " batch"] | Sequence[bool], batch_size: int)
     return mask
 
 
-def check_rows(rows: Sequence[int], batch_size: int) -> None:
-    """Refuse row numbers that the batch does not have."""
+def checked_rows(rows: Sequence[int] | Int[Tensor, " rows"], batch_size: int) -> list[int]:
+    """Row numbers, which may be NumPy's or PyTorch's, all of which the batch has."""
+    given: list[Any] = list(rows.tolist() if isinstance(rows, Tensor) else rows)
     wrong = [
         row
-        for row in rows
-        if isinstance(row, bool) or not isinstance(row, int) or not 0 <= row < batch_size
+        for row in given
+        if isinstance(row, bool) or not isinstance(row, Integral) or row not in range(batch_size)
     ]
-    if wrong or not rows:
+    if wrong or not given:
         raise ValueError(
             f"rows must be numbers from 0 to {batch_size - 1}, at least one, "
             f"got {wrong or 'none'}; the state has {batch_size} batch rows"
         )
+    return [int(row) for row in given]

@@ -39,7 +39,11 @@ def make_schedule(name: str, options: Mapping[str, Any]) -> Schedule:
     kind = SCHEDULES.get(name)
     if kind is None:
         nearest = difflib.get_close_matches(name, SCHEDULES, n=1)
-        hint = f"did you mean {nearest[0]!r}?" if nearest else "take one of these"
+        hint = (
+            f"did you mean {nearest[0]!r}?"
+            if nearest
+            else "take one of these, or add yours to SCHEDULES"
+        )
         raise ValueError(f"a schedule is one of {', '.join(SCHEDULES)}; got {name!r}; {hint}")
     fields = dataclasses.fields(kind)  # type: ignore[arg-type]
     known = [field.name for field in fields]

@@ -54,6 +54,10 @@ class Episodes:
     @classmethod
     def from_grid(cls, inputs: Integers, targets: Integers) -> "Episodes":
         """Episodes that all have one length: a row each of two (num_episodes, length) grids."""
+        if inputs.ndim != 2 or inputs.shape != targets.shape:  # noqa: PLR2004
+            rule = "inputs and targets must be grids of one shape, (num_episodes, length)"
+            received = f"{inputs.shape} and {targets.shape}"
+            raise refusal(rule, received, "give a row of each for every episode")
         num_episodes, length = inputs.shape
         return cls(
             inputs=inputs.reshape(-1),
@@ -124,6 +128,10 @@ def _whole_numbers(name: str, array: object, kind: type[np.signedinteger]) -> In
         received = f"{array.ndim} dimensions of {array.dtype}"
         remedy = "flatten it, or use Episodes.from_grid"
         raise refusal(f"{name} must be a one-dimensional array of integers", received, remedy)
+    bounds = np.iinfo(kind)
+    if array.size and not bounds.min <= array.min() <= array.max() <= bounds.max:
+        rule = f"{name} must be from {bounds.min} to {bounds.max}"
+        raise refusal(rule, f"{array.min()} to {array.max()}", "number symbols from 0 on")
     return array.astype(kind, copy=False)
 
 

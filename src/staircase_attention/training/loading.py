@@ -145,7 +145,7 @@ def _choose(place: RunFolder, wanted: str) -> CheckpointName:
         return names[-1]
     if wanted == "best":
         return _best(place)
-    matching = [name for name in names if str(name.update) == wanted]
+    matching = [name for name in names if str(name.update) == str(wanted)]
     if not matching:
         known = ", ".join(str(name.update) for name in names)
         raise ValueError(

@@ -5,6 +5,7 @@ import difflib
 import types
 import typing
 from collections.abc import Mapping
+from numbers import Integral, Real
 from typing import Any, TypeVar
 
 from staircase_attention.schedules import Schedule, schedule_from_dict
@@ -61,7 +62,7 @@ def override(plain: dict[str, Any], assignments: Mapping[str, Any]) -> dict[str,
         # A task's options are its own affair: it checks them itself.
         if last not in place and groups[-1:] != ["options"]:
             raise ValueError(unknown(path, last, list(place)))
-        place[last] = value
+        place[last] = to_plain(value)
     return changed
 
 
@@ -133,7 +134,11 @@ def _convert_union(hints: tuple[Any, ...], value: Any, where: str) -> Any:  # no
 
 
 def _convert_number(hint: Any, value: Any, where: str) -> Any:  # noqa: ANN401
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+    is_flag = isinstance(value, bool)
+    # NumPy's numbers are as good as any.
+    if hint is int and isinstance(value, Integral) and not is_flag:
+        return int(value)
+    if hint is float and isinstance(value, Real) and not is_flag:
         return float(value)
     if type(value) is not hint:
         names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}

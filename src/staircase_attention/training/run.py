@@ -46,6 +46,8 @@ def train(
     recipe: Recipe, folder: str | os.PathLike[str], *, progress: Display | None = None
 ) -> RunResult:
     """Begin a run in a new folder and bring it to its end."""
+    # What has been written must be read again, by whoever goes on with the run or uses its model.
+    recipe = Recipe.from_plain(recipe.to_plain())
     data = check_recipe(recipe)
     tokeniser = data.corpus.tokeniser if isinstance(data, CorpusData) else None
     place = RunFolder(folder)
