@@ -44,7 +44,7 @@ def train(staircase, tmp_path, *changes):
         "--output", str(folder), "--quiet",
     )  # fmt: skip
     assert status == 0, err
-    assert "bits a byte" in out
+    assert "bits per byte" in out
     return folder
 
 

@@ -1,5 +1,6 @@
 """Texts become a corpus: every document once or as its weight says, in one split, well mixed."""
 
+import errno
 import math
 import tracemalloc
 from collections import Counter
@@ -275,7 +276,7 @@ def test_an_empty_folder_is_taken(tmp_path):
 @pytest.mark.parametrize(
     ("content", "options", "line"),
     [
-        ("", {}, "a corpus must have text, got none; name other files, or see text_field"),
+        ("", {}, "a corpus must have text, got none; name other files, or the field"),
         ('{"text": ""}\n{"body": "x"}\n', {}, "got none, 1 broken lines in a.jsonl; name other"),
         ('{"text": "one"}\n', {}, "the split valid must have tokens, got none, with 1 documents"),
         ('{"text": "one"}\n', {"weights": [1, 2]}, "one weight for each of 1 inputs, got 2; give"),
@@ -399,3 +400,17 @@ def test_one_path_and_the_name_of_a_tokeniser_will_do(tmp_path):
     one = prepare_text(raw, tmp_path / "one", tokeniser="bytes", held_out=SOME)
     same = prepare_text([str(raw)], tmp_path / "same", tokeniser=ByteTokeniser(), held_out=SOME)
     assert contents(one.folder) == contents(same.folder)
+
+
+def test_a_full_disk_is_said_and_the_work_is_kept(tmp_path, monkeypatch):
+    raw = write_lines(tmp_path / "a.jsonl", [text_of(number) for number in range(20)])
+
+    def fill(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("staircase_attention.data.preparing._encode", fill)
+        with pytest.raises(RefusedError, match=r"room on its disk, got none at .*; free some room"):
+            prepare_text(raw, tmp_path / "corpus", tokeniser="bytes", held_out=SOME)
+    assert (tmp_path / "corpus.unfinished").exists()
+    assert prepare_text(raw, tmp_path / "corpus", tokeniser="bytes", held_out=SOME).splits

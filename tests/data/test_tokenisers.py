@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -352,3 +353,16 @@ def test_what_is_no_tokeniser_is_refused_in_one_line(action, line, tmp_path):
     with pytest.raises(RefusedError, match=line) as refused:
         action(tmp_path)
     assert "\n" not in str(refused.value)
+
+
+def test_endless_words_are_not_learnt_from():
+    """They would take a time that grows with the square of their length."""
+    texts = [text_of(number).encode() for number in range(30)]
+    endless = [b"a" * 1_000_000, b" " * 1_000_000, b"\xc3\xa9" * 500_000]
+    began = time.perf_counter()
+    learnt = train_bpe([*texts, *endless], vocab_size=300)
+    assert time.perf_counter() - began < 10
+    plain = train_bpe(texts, vocab_size=300)
+    text = b"words, and " + b"a" * 3_000
+    assert learnt.encode_batch([text])[0].tolist() == plain.encode_batch([text])[0].tolist()
+    assert learnt.decode(learnt.encode_batch([text])[0]) == text

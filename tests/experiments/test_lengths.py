@@ -32,7 +32,9 @@ def test_what_has_a_score_is_not_scored_again(small_run, monkeypatch):
 
 def test_lengths_that_a_task_cannot_have_are_refused_beforehand():
     with pytest.raises(ValueError, match="length must be a whole number of at least 1, got 0"):
-        check_lengths(small_recipe(), [4, 0])
+        check_lengths(small_recipe(), [10, 0])
+    with pytest.raises(ValueError, match="splits must have enough different episodes to share"):
+        check_lengths(small_recipe(), [10, 2])
     with pytest.raises(ValueError, match="lengths are for tasks with episodes, got them for"):
         check_lengths(find_recipe("enwik8-small/staircase"), [4])
     check_lengths(find_recipe("enwik8-small/staircase"), [])

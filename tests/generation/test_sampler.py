@@ -206,9 +206,9 @@ def test_draws_are_spread_evenly_over_rows_counts_and_seeds():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"temperature": -0.1}, "temperature must be at least 0, got -0.1"),
-        ({"temperature": math.nan}, "temperature must be at least 0, got nan"),
-        ({"temperature": math.inf}, "temperature must be at least 0, got inf"),
+        ({"temperature": -0.1}, "temperature must be at least 0 and finite, got -0.1"),
+        ({"temperature": math.nan}, "temperature must be at least 0 and finite, got nan"),
+        ({"temperature": math.inf}, "temperature must be at least 0 and finite, got inf"),
         ({"temperature": "warm"}, "temperature must be a number, got 'warm' \\(str\\)"),
         ({"top_k": 0}, "top_k must be at least 1, got 0"),
         ({"top_k": 2.5}, "top_k must be a whole number, got 2.5"),

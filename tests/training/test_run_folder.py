@@ -4,12 +4,21 @@ import fcntl
 import json
 import os
 import shutil
+import signal
+from dataclasses import asdict
 from unittest.mock import Mock
 
 import pytest
 from small_runs import small_recipe
 
-from staircase_attention.training import default_folder, load_run, resume, train
+from staircase_attention.training import (
+    StopRequested,
+    default_folder,
+    load_run,
+    pack,
+    resume,
+    train,
+)
 from staircase_attention.training.checkpoint import CheckpointFolder
 from staircase_attention.training.display import Silent
 from staircase_attention.training.learner import Learner
@@ -53,6 +62,40 @@ def test_a_run_that_fails_before_its_first_checkpoint_leaves_no_run(tmp_path, is
         train(small_recipe(task__options__length=2), tmp_path / "run")
     assert list(tmp_path.rglob("*")) == ([tmp_path / "run"] if is_there else [])
     assert train(small_recipe(), tmp_path / "run").status == "finished"
+
+
+@pytest.mark.parametrize(
+    "name", ["checkpoints/mine.pt", "tokeniser/mine.txt", "environment.json", "mine.partial"]
+)
+def test_what_somebody_has_under_a_name_of_ours_is_left_alone(tmp_path, name):
+    mine = tmp_path / "run" / name
+    mine.parent.mkdir(parents=True)
+    mine.write_text("precious")
+    with pytest.raises(ValueError, match="a new run needs a folder that is new or empty"):
+        train(small_recipe(), tmp_path / "run")
+    assert mine.read_text() == "precious"
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [mine]
+
+
+def test_a_run_that_fails_takes_only_its_own_away(tmp_path, monkeypatch):
+    def fail(*_, **__):
+        (tmp_path / "run" / "notes.txt").write_text("precious")
+        raise RuntimeError("no luck")
+
+    monkeypatch.setattr(Trainer, "__init__", fail)
+    with pytest.raises(RuntimeError, match="no luck"):
+        train(small_recipe(), tmp_path / "run")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes.txt"]
+
+
+def test_the_way_on_from_a_folder_with_a_space_can_be_pasted(tmp_path):
+    class Stop(Silent):
+        def advance(self, update, **facts):
+            if update == 3:
+                signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(StopRequested, match=r"staircase resume '.*a run'$"):
+        train(small_recipe(), tmp_path / "a run", progress=Stop())
 
 
 def test_no_two_runs_are_given_the_same_folder(tmp_path):
@@ -150,14 +193,17 @@ def test_a_best_checkpoint_that_is_damaged_does_not_keep_a_run_from_its_end(tmp_
     assert load_run(tmp_path / "run").update == 12
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[]", '{"status": '])
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"status": ', "words for a score"])
 def test_a_damaged_result_is_refused_and_can_be_made_again(tmp_path, content):
     result = train(small_recipe(), tmp_path / "run")
-    (tmp_path / "run" / "result.json").write_text(content)
-    with pytest.raises(
-        ValueError, match=r"result.json must be as the trainer wrote it, .*; delete it"
-    ):
+    odd = asdict(result) | {"test": {"loss": 1.0, "error": "x"}}
+    given = json.dumps(odd) if content == "words for a score" else content
+    (tmp_path / "run" / "result.json").write_text(given)
+    message = r"result.json must be as the trainer wrote it, .*; delete it"
+    with pytest.raises(ValueError, match=message):
         resume(tmp_path / "run")
+    with pytest.raises(ValueError, match=message):
+        pack(tmp_path / "run", tmp_path / "packed")
     (tmp_path / "run" / "result.json").unlink()
     assert resume(tmp_path / "run") == result
 
@@ -235,3 +281,10 @@ def test_a_copied_run_folder_is_a_run_folder(tmp_path):
     train(small_recipe(), tmp_path / "run")
     shutil.copytree(tmp_path / "run", tmp_path / "copy")
     assert load_run(tmp_path / "copy").update == load_run(tmp_path / "run").update
+
+
+def test_a_damaged_config_is_called_that(small_run, tmp_path):
+    shutil.copytree(small_run, tmp_path / "run")
+    (tmp_path / "run" / "config.json").write_text('{"format"')
+    with pytest.raises(ValueError, match=r"got .*config.json, which is damaged; put it back"):
+        load_run(tmp_path / "run")

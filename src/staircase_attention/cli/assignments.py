@@ -89,5 +89,5 @@ def parse_value(text: str) -> Any:  # noqa: ANN401
         return words[text.lower()]
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return text

@@ -23,7 +23,7 @@ from staircase_attention.generation import (
 from staircase_attention.training import LanguageModel, load_language_model
 from staircase_attention.training.build import choose_device
 
-Temperature = Annotated[float, typer.Option(help="Under 1 bolder, 0 always the likeliest.")]
+Temperature = Annotated[float, typer.Option(help="Under 1 safer, over 1 bolder, 0 the likeliest.")]
 TopK = Annotated[int | None, typer.Option(help="Draw from so many of the likeliest.")]
 TopP = Annotated[float | None, typer.Option(help="Draw from the likeliest of this share.")]
 MinP = Annotated[float | None, typer.Option(help="Leave out what is less likely by this.")]
@@ -89,7 +89,7 @@ def sample(
     else:
         made = stream_text(
             language.model,
-            prompt or ["\n"],
+            [text or "\n" for text in prompt or [""]],
             encode=language.encode,
             decode=language.decode,
             # `show` counts the tokens: a stream that is kept has no end of its own.

@@ -62,7 +62,9 @@ def show(result: RunResult, folder: Path) -> int:
         return status
     for name, score in (("valid", result.valid), ("test", result.test)):
         if score is not None:
-            bits = f"  bits a byte {score['bits_per_byte']:.4f}" if "bits_per_byte" in score else ""
+            bits = (
+                f"  bits per byte {score['bits_per_byte']:.4f}" if "bits_per_byte" in score else ""
+            )
             typer.echo(f"{name}: error {100 * score['error']:.2f}%  loss {score['loss']:.4f}{bits}")
     typer.echo(
         f"{result.status} after {result.num_updates:,} updates, {result.num_tokens:,} tokens, "

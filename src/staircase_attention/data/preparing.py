@@ -27,6 +27,7 @@ from staircase_attention.data.tokenisers import (
     train_bpe,
 )
 from staircase_attention.data.workplace import Workplace
+from staircase_attention.files import FULL_DISK
 from staircase_attention.refusals import RefusedError, check_whole_number, refusal
 
 SHARD_TOKENS = 1 << 28
@@ -92,6 +93,12 @@ def prepare(
         except RefusedError:
             work.discard()
             raise
+        except OSError as error:
+            if error.errno not in FULL_DISK:
+                raise
+            remedy = "free some room and run this again: it goes on where it was stopped"
+            received = f"none at {folder} ({error.strerror})"
+            raise refusal("a corpus needs room on its disk", received, remedy) from error
         work.finish(manifest)
     return Corpus.open(folder)
 
@@ -190,7 +197,11 @@ def _check_splits(manifest: Manifest, names: Sequence[str]) -> None:
     if not manifest.splits:
         found = [f"{count} {what}" for source in sources for what, count in source.skipped.items()]
         received = ", ".join(["none", *found])
-        raise refusal("a corpus must have text", received, "name other files, or see text_field")
+        raise refusal(
+            "a corpus must have text",
+            received,
+            "name other files, or the field that their text is in",
+        )
     for name in names:
         if name not in manifest.splits:
             rule = f"the split {name} must have tokens"

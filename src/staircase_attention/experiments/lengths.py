@@ -1,11 +1,13 @@
 """How trained models fare on episodes of other lengths: scored once, kept beside the run."""
 
+import json
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 from staircase_attention.evaluation import Score
 from staircase_attention.files import read_json, write_json
-from staircase_attention.tasks import load_task, with_length
+from staircase_attention.tasks import load_task, split, with_length
 from staircase_attention.training import Recipe, TaskChoice, load_run
 from staircase_attention.training.build import choose_device
 from staircase_attention.training.dataset import TaskData
@@ -24,9 +26,14 @@ def check_lengths(recipe: Recipe, lengths: Sequence[int]) -> None:
             f"lengths are for tasks with episodes, got them for {recipe.name}, which learns from "
             "a corpus; leave them away"
         )
-    task = load_task(recipe.task.reference, **recipe.task.options)
     for length in lengths:
-        with_length(task, length)
+        _draw(recipe.task.reference, json.dumps(recipe.task.options), recipe.data_seed, length)
+
+
+@cache
+def _draw(reference: str, options: str, seed: int, length: int) -> None:
+    """See that a task has test episodes of a length; the rows of a table have them in common."""
+    split(with_length(load_task(reference, **json.loads(options)), length), "test", seed)
 
 
 def read_lengths(run: Path) -> dict[int, Score]:

@@ -33,7 +33,7 @@ class SamplingConfig:
     def __post_init__(self) -> None:
         self._check("repetition_penalty", "over 0", lambda value: value > 0, "1.2")
         require_integer(self, "repetition_window", at_least=1, remedy="give a number, as 256")
-        self._check("temperature", "at least 0", lambda value: value >= 0, "0.8")
+        self._check("temperature", "at least 0 and finite", lambda value: value >= 0, "0.8")
         if self.top_k is not None:
             require_integer(self, "top_k", at_least=1, remedy="leave it out or give one, as 40")
         if self.top_p is not None:

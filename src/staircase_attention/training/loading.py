@@ -1,6 +1,7 @@
 """A trained model out of a run folder."""
 
 import os
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,7 +140,7 @@ def _choose(place: RunFolder, wanted: str) -> CheckpointName:
     if not names:
         raise ValueError(
             f"a run must have saved a checkpoint to be loaded, got {place.path} with none; "
-            f"go on with it: staircase resume {place.path}"
+            f"go on with it: staircase resume {shlex.quote(str(place.path))}"
         )
     if wanted == "latest":
         return names[-1]

@@ -17,6 +17,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from staircase_attention.files import checksum, read_json, write_json, write_whole
+from staircase_attention.training.run import read_result
 from staircase_attention.training.run_folder import RunFolder
 
 PRETRAINED = "pretrained:"
@@ -81,7 +82,7 @@ def pack_weights(
 def _notes(place: RunFolder, update: int) -> dict[str, bytes]:
     """What is known of a run; its result only if that is of these weights."""
     notes = [place.config, place.environment]
-    if place.is_finished and read_json(place.result)["best_update"] == update:
+    if place.is_finished and read_result(place).best_update == update:
         notes.append(place.result)
     return {note.name: note.read_bytes() for note in notes if note.exists()}
 

@@ -2,7 +2,9 @@
 
 import contextlib
 import itertools
+import math
 import os
+import shlex
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -75,8 +77,12 @@ def resume(folder: str | os.PathLike[str], *, progress: Display | None = None) -
 def read_result(place: RunFolder) -> RunResult:
     """The result of a finished run."""
     try:
-        return RunResult(**read_json(place.result))
-    except (OSError, ValueError, TypeError) as error:
+        result = RunResult(**read_json(place.result))
+        for score in (result.valid, result.test):
+            if score is not None:
+                math.isfinite(score["loss"] + score["error"])
+        return result
+    except (OSError, ValueError, TypeError, KeyError) as error:
         raise ValueError(
             f"a run's result.json must be as the trainer wrote it, got {place.result} "
             f"({type(error).__name__}); delete it, and the run will be scored again"
@@ -145,7 +151,7 @@ def _with_room(work: Callable[[], Done], place: RunFolder) -> Done:
         if names:
             remedy = (
                 f"the checkpoint of update {names[-1].update:,} is whole: free some room and go on "
-                f"with: staircase resume {place.path}"
+                f"with: staircase resume {shlex.quote(str(place.path))}"
             )
         raise OSError(
             f"a run needs room on its disk, got none at {place.path} ({error.strerror}); {remedy}"

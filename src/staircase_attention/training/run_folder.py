@@ -71,10 +71,24 @@ class RunFolder:
             return True
         if not self.path.is_dir():
             return False
-        first_steps = {self.environment.name, self.tokeniser.name}
-        names = {entry.name for entry in self.path.iterdir()}
-        found = {name for name in names if not name.endswith(PARTIAL)} - first_steps
-        return found <= {self.checkpoints.path.name} and not self.checkpoints.names()
+        left = [entry for entry in self.path.iterdir() if not self._is_partial(entry)]
+        first_steps = {self.checkpoints.path, self.environment, self.tokeniser}
+        return {*left} <= first_steps and all(map(self._is_ours, left))
+
+    def _is_partial(self, entry: Path) -> bool:
+        """Whether it is what a kill left of a file of a run."""
+        whole = (self.environment, self.config)
+        is_named = any(entry.name.startswith(f".{file.name}.") for file in whole)
+        return is_named and entry.name.endswith(PARTIAL)
+
+    def _is_ours(self, entry: Path) -> bool:
+        """Whether one of a run's first steps left this, and not somebody with the same word."""
+        if entry == self.checkpoints.path:
+            return entry.is_dir() and not any(entry.iterdir())
+        # It is written before there is a tokeniser.
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            return {*read_json(self.environment)} == {*environment()}
+        return False
 
     @contextlib.contextmanager
     def begun(self, recipe: Recipe, tokeniser: Tokeniser | None = None) -> Iterator[None]:
@@ -134,12 +148,16 @@ class RunFolder:
             )
 
     def _clear(self, *, is_new: bool) -> None:
-        """Take a run away again; the folder too, if it was made for it."""
-        for entry in [self.path] if is_new else list(self.path.iterdir()):
-            if entry.is_dir():
-                shutil.rmtree(entry)
-            else:
-                entry.unlink()
+        """Take a run away again; the folder too, if it was made for it and is empty then."""
+        for entry in (self.checkpoints.path, self.tokeniser, self.tensorboard):
+            shutil.rmtree(entry, ignore_errors=True)
+        for entry in (self.config, self.environment, self.metrics, self.timing, self.result):
+            entry.unlink(missing_ok=True)
+        for entry in filter(self._is_partial, list(self.path.iterdir())):
+            entry.unlink()
+        if is_new:
+            with contextlib.suppress(OSError):
+                self.path.rmdir()
 
     @contextlib.contextmanager
     def _writable(self) -> Iterator[None]:
@@ -164,10 +182,15 @@ class RunFolder:
         """The recipe of the run that is here."""
         try:
             config = read_json(self.config)
-        except (OSError, ValueError) as error:
+        except OSError as error:
             raise ValueError(
                 f"a run folder holds a config.json that `staircase train` wrote, got {self.path}; "
                 "check the path"
+            ) from error
+        except ValueError as error:
+            raise ValueError(
+                f"a run's config.json must be as it was written, got {self.config}, which is "
+                "damaged; put it back from a copy"
             ) from error
         if not isinstance(config, dict) or config.get("format") != FORMAT:
             raise ValueError(

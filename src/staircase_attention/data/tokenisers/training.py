@@ -15,6 +15,8 @@ from staircase_attention.refusals import check_whole_number, refusal
 MOST_WORD_BYTES = 4_000_000
 """The library holds every different word while it learns, at a hundred bytes for each of its own.
 32 MB of novels, encyclopaedia and dialogues have 1,400,000 bytes of them."""
+LONGEST_WORD = 1_000
+"""Bytes of a word that is learnt from: the time for one grows with the square of its length."""
 MOST_SYMBOLS = 1_000_000
 """The library makes room for all symbols before it learns the first, and ends the process where
 there is none."""
@@ -59,11 +61,15 @@ def evenly_sampled(texts: Iterable[tuple[bytes, float]], num_bytes: int) -> Iter
 
 
 def with_bounded_words(texts: Iterable[bytes]) -> Iterator[bytes]:
-    """Pieces of texts, until all different words together have MOST_WORD_BYTES."""
+    """Pieces of texts without endless words, until all words together have MOST_WORD_BYTES."""
     seen: set[bytes] = set()
     num_bytes = 0
     for piece in (piece for text in texts for piece in pieces(text, LONGEST_PIECE // 2)):
-        new = set(WORDS.findall(piece)) - seen
+        words = WORDS.findall(piece)
+        if any(len(word) > LONGEST_WORD for word in words):
+            words = [word for word in words if len(word) <= LONGEST_WORD]
+            piece = b"".join(words)
+        new = set(words) - seen
         seen |= new
         num_bytes += sum(map(len, new))
         if num_bytes > MOST_WORD_BYTES:
