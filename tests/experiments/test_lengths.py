@@ -1,6 +1,7 @@
 """Runs are scored on other lengths once, with their best weights, and asked about it in time."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from small_runs import small_recipe
@@ -87,3 +88,17 @@ def test_a_damaged_file_is_refused_in_one_line(tmp_path, content):
     (tmp_path / "lengths.json").write_text(content)
     with pytest.raises(ValueError, match=r"lengths\.json must be as it was written, got .*delete"):
         read_lengths(tmp_path)
+
+
+def test_a_report_without_lengths_leaves_no_picture_of_them(tmp_path):
+    compare([small_recipe()], folder=tmp_path, lengths=[10, 30])
+    assert (tmp_path / "lengths.png").exists()
+    compare([replace(small_recipe(), name="another")], folder=tmp_path)
+    assert not [*tmp_path.glob("lengths.*")]
+    assert (tmp_path / "learning-curves.svg").exists()
+
+
+def test_a_run_is_no_place_for_a_report(small_run):
+    with pytest.raises(ValueError, match=r"a folder of their own, got .*, which is that of a run;"):
+        compare([small_recipe()], folder=small_run)
+    assert not (small_run / "report.md").exists()

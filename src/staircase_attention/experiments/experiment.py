@@ -19,6 +19,7 @@ from staircase_attention.experiments.planned_run import PlannedRun
 from staircase_attention.experiments.rows import Row
 from staircase_attention.experiments.run_records import seed_folder, seeds_in
 from staircase_attention.training.build import check_recipe
+from staircase_attention.training.run_folder import RunFolder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,6 +101,11 @@ def check_count(name: str, value: object) -> None:
 
 
 def _check_folder(folder: Path) -> None:
+    if RunFolder(folder).config.exists():
+        raise ValueError(
+            f"results need a folder of their own, got {str(folder)!r}, which is that of a run; "
+            "name another with --output"
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / ".probe"

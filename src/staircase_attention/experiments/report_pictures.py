@@ -10,6 +10,8 @@ from staircase_attention.experiments.length_figure import length_figure
 from staircase_attention.experiments.pictures import save
 from staircase_attention.experiments.summary import RowSummary
 
+PICTURES = ("figure-2", "learning-curves", "learning-times", "lengths")
+
 
 def draw_pictures(
     experiment: Experiment, rows: Sequence[RowSummary], folder: Path
@@ -28,4 +30,9 @@ def draw_pictures(
     if any(row.lengths for row in rows):
         save(length_figure(rows, title=title), folder / "lengths")
         drawn["lengths.png"] = "Test error against the length of episodes"
+    for name in PICTURES:
+        if f"{name}.png" not in drawn:
+            # Of a report that was here before.
+            for ending in (".png", ".svg"):
+                (folder / name).with_suffix(ending).unlink(missing_ok=True)
     return drawn
