@@ -88,14 +88,29 @@ def test_a_run_that_fails_takes_only_its_own_away(tmp_path, monkeypatch):
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes.txt"]
 
 
-def test_the_way_on_from_a_folder_with_a_space_can_be_pasted(tmp_path):
-    class Stop(Silent):
-        def advance(self, update, **facts):
-            if update == 3:
-                signal.raise_signal(signal.SIGTERM)
+class HangUp(Silent):
+    """A terminal that is gone after three updates."""
 
-    with pytest.raises(StopRequested, match=r"staircase resume '.*a run'$"):
-        train(small_recipe(), tmp_path / "a run", progress=Stop())
+    def advance(self, update, **facts):
+        if update == 3:
+            signal.raise_signal(signal.SIGHUP)
+
+
+@pytest.fixture(params=[signal.SIG_DFL, signal.SIG_IGN], ids=["", "under nohup"])
+def hang_up(request):
+    before = signal.signal(signal.SIGHUP, request.param)
+    yield request.param
+    signal.signal(signal.SIGHUP, before)
+
+
+def test_a_run_whose_terminal_is_gone_saves_itself_and_says_how_to_go_on(tmp_path, hang_up):
+    if hang_up is signal.SIG_IGN:
+        result = train(small_recipe(), tmp_path / "a run", progress=HangUp())
+        assert result.status == "finished"
+        return
+    with pytest.raises(StopRequested, match=r"update 3, saved; .*: staircase resume '.*a run'$"):
+        train(small_recipe(), tmp_path / "a run", progress=HangUp())
+    assert resume(tmp_path / "a run").status == "finished"
 
 
 def test_no_two_runs_are_given_the_same_folder(tmp_path):

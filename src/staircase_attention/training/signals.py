@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a wish that is granted between two updates."""
+"""Ctrl-C, SIGTERM and a lost terminal as a wish that is granted between two updates."""
 
 import signal
 from collections.abc import Iterator
@@ -29,9 +29,12 @@ class Wish:
 
 @contextmanager
 def wishes_to_stop() -> Iterator[Wish]:
-    """While this lasts, Ctrl-C and SIGTERM are remembered instead of obeyed."""
+    """While this lasts, Ctrl-C, SIGTERM and SIGHUP are remembered instead of obeyed."""
     wish = Wish()
-    caught = (signal.SIGINT, signal.SIGTERM)
+    caught = [signal.SIGINT, signal.SIGTERM]
+    # Under nohup a run goes on when its terminal is gone.
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        caught.append(signal.SIGHUP)
     before = [signal.signal(number, wish.take) for number in caught]
     try:
         yield wish
