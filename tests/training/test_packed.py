@@ -122,3 +122,9 @@ def test_shipped_runs_are_whole_small_and_name_no_place(name):
     assert sum(path.stat().st_size for path in folder.iterdir()) < 16e6
     command = json.loads((folder / "environment.json").read_text())["command"]
     assert not any(word.startswith("/") for word in command)
+
+
+def test_a_checkpoint_may_be_named_by_its_number(small_run, tmp_path):
+    best = load_run(small_run).update
+    assert load_run(small_run, checkpoint=best).update == best
+    assert load_run(pack(small_run, tmp_path / "packed"), checkpoint=best).update == best

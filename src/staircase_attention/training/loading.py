@@ -52,7 +52,7 @@ class LanguageModel:
 
 
 def load_language_model(
-    folder: str | os.PathLike[str], *, checkpoint: str = "best"
+    folder: str | os.PathLike[str], *, checkpoint: str | int = "best"
 ) -> LanguageModel:
     """The model of a run that was trained on text; the corpus itself need not be there."""
     place = RunFolder(run_path(folder))
@@ -78,7 +78,7 @@ class NumSymbols:
     num_outputs: int
 
 
-def load_run(folder: str | os.PathLike[str], *, checkpoint: str = "best") -> LoadedRun:
+def load_run(folder: str | os.PathLike[str], *, checkpoint: str | int = "best") -> LoadedRun:
     """The model of a run: `best` on the validation data, `latest`, or a number of updates.
 
     `folder` may also be pretrained:NAME, a run that comes with the package.
@@ -107,7 +107,7 @@ def pack(
     folder: str | os.PathLike[str],
     target: str | os.PathLike[str],
     *,
-    checkpoint: str = "best",
+    checkpoint: str | int = "best",
     numbers: Numbers = "bfloat16",
 ) -> Path:
     """Write what is needed to use a run's model, and nothing else, to a new folder."""
@@ -117,7 +117,8 @@ def pack(
     return pack_weights(place, weights, target, update=update, numbers=numbers)
 
 
-def _weights(place: RunFolder, checkpoint: str) -> tuple[int, dict[str, Tensor]]:
+def _weights(place: RunFolder, wanted: str | int) -> tuple[int, dict[str, Tensor]]:
+    checkpoint = str(wanted)
     if place.is_packed:
         update, weights = read_packed(place)
         if checkpoint not in ("best", str(update)):
@@ -146,7 +147,7 @@ def _choose(place: RunFolder, wanted: str) -> CheckpointName:
         return names[-1]
     if wanted == "best":
         return _best(place)
-    matching = [name for name in names if str(name.update) == str(wanted)]
+    matching = [name for name in names if str(name.update) == wanted]
     if not matching:
         known = ", ".join(str(name.update) for name in names)
         raise ValueError(

@@ -79,8 +79,9 @@ def read_result(place: RunFolder) -> RunResult:
     try:
         result = RunResult(**read_json(place.result))
         for score in (result.valid, result.test):
+            # Words, or nothing, in place of numbers would be noticed only where they are printed.
             if score is not None:
-                math.isfinite(score["loss"] + score["error"])
+                math.isnan(score["loss"] + score["error"])
         return result
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ValueError(
