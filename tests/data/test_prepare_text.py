@@ -1,6 +1,5 @@
 """Texts become a corpus: every document once or as its weight says, in one split, well mixed."""
 
-import errno
 import math
 import tracemalloc
 from collections import Counter
@@ -400,17 +399,3 @@ def test_one_path_and_the_name_of_a_tokeniser_will_do(tmp_path):
     one = prepare_text(raw, tmp_path / "one", tokeniser="bytes", held_out=SOME)
     same = prepare_text([str(raw)], tmp_path / "same", tokeniser=ByteTokeniser(), held_out=SOME)
     assert contents(one.folder) == contents(same.folder)
-
-
-def test_a_full_disk_is_said_and_the_work_is_kept(tmp_path, monkeypatch):
-    raw = write_lines(tmp_path / "a.jsonl", [text_of(number) for number in range(20)])
-
-    def fill(*_, **__):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("staircase_attention.data.preparing._encode", fill)
-        with pytest.raises(RefusedError, match=r"room on its disk, got none at .*; free some room"):
-            prepare_text(raw, tmp_path / "corpus", tokeniser="bytes", held_out=SOME)
-    assert (tmp_path / "corpus.unfinished").exists()
-    assert prepare_text(raw, tmp_path / "corpus", tokeniser="bytes", held_out=SOME).splits

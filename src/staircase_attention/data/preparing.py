@@ -96,9 +96,10 @@ def prepare(
         except OSError as error:
             if error.errno not in FULL_DISK:
                 raise
-            remedy = "free some room and run this again: it goes on where it was stopped"
-            received = f"none at {folder} ({error.strerror})"
-            raise refusal("a corpus needs room on its disk", received, remedy) from error
+            raise OSError(
+                f"a corpus needs room on its disk, got none at {folder} ({error.strerror}); "
+                "free some room and run this again: it goes on where it was stopped"
+            ) from error
         work.finish(manifest)
     return Corpus.open(folder)
 
