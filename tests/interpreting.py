@@ -18,6 +18,7 @@ def interpret_kernels() -> None:
         return
     mend(interpreter)
     hurry(interpreter)
+    describe_once(interpreter)
 
 
 def mend(interpreter: Any) -> None:
@@ -46,7 +47,7 @@ def mend(interpreter: Any) -> None:
 
 
 def hurry(interpreter: Any) -> None:
-    """Leave out what Triton 3.6's does again and again, or for nothing: two thirds of its time."""
+    """Leave out what Triton 3.6's does again and again, or for nothing."""
     tl = interpreter.tl
     patch = interpreter._patch_lang
     find_type = interpreter._get_np_dtype
@@ -68,6 +69,16 @@ def hurry(interpreter: Any) -> None:
         scalar = dtype.scalar
         return find_type(scalar) if scalar.is_ptr() else known_type(scalar)
 
+    # Whether whole numbers overflow is computed, but looked at for debugging only.
+    builder = interpreter.interpreter_builder
+    builder.options = replace(builder.options, sanitize_overflow=False)
+    interpreter._patch_lang = patch_once
+    interpreter._get_np_dtype = type_of
+
+
+def describe_once(interpreter: Any) -> None:
+    """Describe what looks the same once: types and shapes take most of the time that is left."""
+    tl = interpreter.tl
     make_tuple, untyped = tl.tuple.__init__, tl.core.tuple_type([])
 
     def make_untyped(self: Any, values: Any, type: Any = None) -> None:
@@ -112,11 +123,6 @@ def hurry(interpreter: Any) -> None:
         is_alike = one.is_block() and other.is_block() and one.shape.values == other.shape.values
         return (left, right) if is_alike else broadcast(self, left, right)
 
-    # Whether whole numbers overflow is computed, but looked at for debugging only.
-    builder = interpreter.interpreter_builder
-    builder.options = replace(builder.options, sanitize_overflow=False)
-    interpreter._patch_lang = patch_once
-    interpreter._get_np_dtype = type_of
     tl.tuple.__init__ = make_untyped
     tl.core._unwrap_if_constexpr = unwrap_soon
     tl.block_type.__init__ = make_known_block

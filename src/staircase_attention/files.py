@@ -47,6 +47,14 @@ def check_can_write(path: Path, what: str) -> None:
         )
 
 
+def check_folder_of(path: Path, what: str) -> None:
+    """Refuse a file whose folder is not there, before `write_whole` is asked to write it."""
+    if not path.parent.is_dir():
+        raise FileNotFoundError(
+            f"{what} is saved into a folder that exists, got {path}; make {path.parent} first"
+        )
+
+
 def check_can_hold(path: Path, what: str) -> None:
     """Refuse a folder to be where there can be none, before there is anything to put into it."""
     there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())

@@ -38,10 +38,9 @@ def score_by_place(
     The key is the lower bound of each range. All answers are counted once, as `evaluate` counts
     them, so that the scores are parts of the whole.
     """
-    for place in places:
-        if isinstance(places, str) or place not in get_args(Place):
-            known, got = " or ".join(map(repr, get_args(Place))), repr(places)
-            raise ValueError(f"places must be a list of {known}, got {got}; use ['position']")
+    if isinstance(places, str) or not {*places} <= {*get_args(Place)}:
+        known = " or ".join(map(repr, get_args(Place)))
+        raise ValueError(f"places must be a list of {known}, got {places!r}; use ['position']")
     device = torch.device(device)
     deal = partial(evaluation_batches, num_lanes=num_lanes, segment_length=segment_length)
     marked = [

@@ -14,6 +14,8 @@ from matplotlib.lines import Line2D
 from staircase_attention.files import write_whole
 
 DOTS_PER_INCH = 160
+ENDINGS: dict[str, dict[str, Any]] = {".png": {}, ".svg": {"Date": None}}
+"""The files of a figure, and their metadata: no date, so that they can be compared."""
 SETTINGS: dict[Any, Any] = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
@@ -105,7 +107,7 @@ def tidy(axes: Axes, handles: Sequence[Line2D]) -> None:
 def save(figure: Figure, path: Path) -> None:
     """Write a figure as path.png and path.svg, each whole or as it was before."""
     with matplotlib.rc_context(SETTINGS):
-        for ending, metadata in (("png", {}), ("svg", {"Date": None})):
+        for ending, metadata in ENDINGS.items():
             content = io.BytesIO()
-            figure.savefig(content, format=ending, dpi=DOTS_PER_INCH, metadata=metadata)
-            write_whole(path.with_suffix(f".{ending}"), content.getvalue())
+            figure.savefig(content, format=ending[1:], dpi=DOTS_PER_INCH, metadata=metadata)
+            write_whole(path.with_suffix(ending), content.getvalue())

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from staircase_attention.files import write_whole
+from staircase_attention.files import check_folder_of, write_whole
 from staircase_attention.generation.config import SamplingConfig
 from staircase_attention.generation.drive import Model, device_of, fingerprint, identity
 from staircase_attention.generation.stop import StopStrings, TextTail
@@ -36,10 +36,7 @@ PathLike = str | os.PathLike[str]
 def save_stream(stream: TokenStream | TextStream, path: PathLike) -> None:
     """Write a stream as it stands, whole or not at all; it can go on all the same."""
     target = Path(path)
-    if not target.parent.is_dir():
-        raise FileNotFoundError(
-            f"a stream is saved into a folder that exists, got {target}; make {target.parent} first"
-        )
+    check_folder_of(target, "a stream")
     tokens = stream.tokens if isinstance(stream, TextStream) else stream
     header, tensors = _take_apart(tokens)
     if isinstance(stream, TextStream):

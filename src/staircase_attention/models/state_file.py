@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from staircase_attention.files import write_whole
+from staircase_attention.files import check_folder_of, write_whole
 from staircase_attention.layers import KeysValues
 from staircase_attention.models.lstm import LSTMState
 from staircase_attention.models.state import State, Stream
@@ -28,10 +28,7 @@ def save_state(state: State | LSTMState, path: str | os.PathLike[str]) -> None:
     """Write a state to a file, whole or not at all."""
     header, tensors = take_apart(state)
     target = Path(path)
-    if not target.parent.is_dir():
-        raise FileNotFoundError(
-            f"a state is saved into a folder that exists, got {target}; make {target.parent} first"
-        )
+    check_folder_of(target, "a state")
     write_whole(target, save(tensors, metadata={HEADER: json.dumps(header)}))
 
 

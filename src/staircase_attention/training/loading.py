@@ -1,7 +1,6 @@
 """A trained model out of a run folder."""
 
 import os
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,7 +140,7 @@ def _choose(place: RunFolder, wanted: str) -> CheckpointName:
     if not names:
         raise ValueError(
             f"a run must have saved a checkpoint to be loaded, got {place.path} with none; "
-            f"go on with it: staircase resume {shlex.quote(str(place.path))}"
+            f"go on with it: {place.resume_command}"
         )
     if wanted == "latest":
         return names[-1]

@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import math
 import os
-import shlex
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -152,7 +151,7 @@ def _with_room(work: Callable[[], Done], place: RunFolder) -> Done:
         if names:
             remedy = (
                 f"the checkpoint of update {names[-1].update:,} is whole: free some room and go on "
-                f"with: staircase resume {shlex.quote(str(place.path))}"
+                f"with: {place.resume_command}"
             )
         raise OSError(
             f"a run needs room on its disk, got none at {place.path} ({error.strerror}); {remedy}"

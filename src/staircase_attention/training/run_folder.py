@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import os
 import platform
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator
@@ -198,6 +199,11 @@ class RunFolder:
                 "use the version of staircase-attention that wrote it"
             )
         return Recipe.from_plain(config["recipe"])
+
+    @property
+    def resume_command(self) -> str:
+        """By which a person goes on with the run; it can be pasted."""
+        return f"staircase resume {shlex.quote(str(self.path))}"
 
     @property
     def is_finished(self) -> bool:

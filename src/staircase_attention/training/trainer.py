@@ -1,7 +1,6 @@
 """The training loop: update, log, evaluate, save; and what is done when things go wrong."""
 
 import math
-import shlex
 import time
 from typing import Any
 
@@ -331,7 +330,7 @@ class Trainer:
         raise StopRequested(
             self.wish.number or 15,
             f"stopped at update {self.progress.update:,}, saved; "
-            f"go on with: staircase resume {shlex.quote(str(self.folder.path))}",
+            f"go on with: {self.folder.resume_command}",
         )
 
     def _roll_back(self) -> None:
