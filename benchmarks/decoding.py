@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from staircase_attention import CoreConfig, SequenceModel, Staircase, TransformerXL
-from staircase_attention.models.decoding import Decoder
+from staircase_attention.engine.decoding import Decoder
 from staircase_attention.schedules import Schedule
 
 SCHEDULES: dict[str, Schedule] = {

@@ -14,7 +14,7 @@ from staircase_attention.data import (
     ByteTokeniser,
     Corpus,
     HeldOut,
-    RefusedError,
+    InputError,
     Storing,
     prepare_text,
 )
@@ -137,9 +137,7 @@ def test_a_changed_byte_is_noticed(name, corpus):
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-    with pytest.raises(
-        RefusedError, match=f"{name} must have the sha256 .*, got .*; copy it again"
-    ):
+    with pytest.raises(InputError, match=f"{name} must have the sha256 .*, got .*; copy it again"):
         Corpus.open(corpus.folder).verify()
 
 
@@ -148,7 +146,7 @@ def test_text_that_does_not_come_back_is_noticed(corpus):
     plain = json.loads(path.read_text())
     plain["splits"]["test"]["text_crc32"] ^= 1
     path.write_text(json.dumps(plain))
-    with pytest.raises(RefusedError, match=r"test must decode to .* bytes of CRC-32"):
+    with pytest.raises(InputError, match=r"test must decode to .* bytes of CRC-32"):
         Corpus.open(corpus.folder).verify()
 
 
@@ -175,21 +173,21 @@ def test_text_that_does_not_come_back_is_noticed(corpus):
 )
 def test_a_damaged_corpus_is_not_opened(damage, line, corpus):
     damage(corpus.folder)
-    with pytest.raises(RefusedError, match=line) as refused:
+    with pytest.raises(InputError, match=line) as refused:
         Corpus.open(corpus.folder)
     assert "\n" not in str(refused.value)
 
 
 def test_an_unfinished_corpus_is_not_opened_and_the_way_out_is_named(corpus):
     corpus.folder.rename(corpus.folder.with_name("corpus.unfinished"))
-    with pytest.raises(RefusedError, match="run its preparation again: it goes on"):
+    with pytest.raises(InputError, match="run its preparation again: it goes on"):
         Corpus.open(corpus.folder)
 
 
 def test_a_split_that_is_not_there_is_refused(corpus):
-    with pytest.raises(RefusedError, match="must be one of train, valid, test, got 'dev'; use for"):
+    with pytest.raises(InputError, match="must be one of train, valid, test, got 'dev'; use for"):
         corpus.split("dev")
-    with pytest.raises(RefusedError, match="tokens must be asked for from 0 to"):
+    with pytest.raises(InputError, match="tokens must be asked for from 0 to"):
         corpus.split("train").tokens(0, 10**9)
 
 

@@ -8,8 +8,8 @@ from small_corpora import compressed, text_of
 from staircase_attention.data import (
     ByteTokeniser,
     HeldOut,
+    InputError,
     Part,
-    RefusedError,
     pieces,
     prepare,
     prepare_enwik8,
@@ -26,13 +26,13 @@ def test_a_file_with_another_content_is_refused_before_anything_is_written(tmp_p
         "enwik8 must have 100,000,000 bytes of md5 a1fa5ffddb56f4953e226637dabbb36a, "
         "got 3,000 bytes of md5 .*; fetch enwik8 again"
     )
-    with pytest.raises(RefusedError, match=line):
+    with pytest.raises(InputError, match=line):
         prepare_enwik8(tmp_path / "enwik8", tmp_path / "corpus")
     assert [path.name for path in tmp_path.iterdir()] == ["enwik8"]
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(RefusedError, match=r"an input must be a file, got .*nowhere, not there"):
+    with pytest.raises(InputError, match=r"an input must be a file, got .*nowhere, not there"):
         prepare_enwik8(tmp_path / "nowhere", tmp_path / "corpus")
 
 
@@ -43,7 +43,7 @@ def test_one_wrong_byte_is_noticed_after_decompression(kind, tmp_path):
     path.write_bytes(compressed(TEXT, kind))
     check_content(path, 3_000, md5)
     path.write_bytes(compressed(TEXT[:-1] + b"~", kind))
-    with pytest.raises(RefusedError, match="must have 3,000 bytes of md5"):
+    with pytest.raises(InputError, match="must have 3,000 bytes of md5"):
         check_content(path, 3_000, md5)
 
 

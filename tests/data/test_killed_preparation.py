@@ -17,7 +17,7 @@ from staircase_attention.data import (
     BytePairTraining,
     Corpus,
     HeldOut,
-    RefusedError,
+    InputError,
     Silent,
     Storing,
     encoding,
@@ -105,7 +105,7 @@ def test_kills_anywhere_leave_no_trace(kills, rarely, inputs, straight, tmp_path
             run(inputs, folder, progress=KilledAfter(num_batches), commit_seconds=commit_seconds)
         except Killed:
             assert not folder.exists()
-            with pytest.raises(RefusedError, match="run its preparation again"):
+            with pytest.raises(InputError, match="run its preparation again"):
                 Corpus.open(folder)
     assert contents(run(inputs, folder).folder) == straight
     assert not folder.with_name("corpus.unfinished").exists()
@@ -197,7 +197,7 @@ def test_a_full_disk_can_be_gone_on_from(inputs, straight, tmp_path, monkeypatch
 def test_going_on_with_other_options_is_refused_and_loses_nothing(inputs, straight, tmp_path):
     with pytest.raises(Killed):
         run(inputs, tmp_path / "corpus", progress=KilledAfter(20))
-    with pytest.raises(RefusedError, match=r"corpus\.unfinished must be prepared from the same"):
+    with pytest.raises(InputError, match=r"corpus\.unfinished must be prepared from the same"):
         prepare_text(inputs, tmp_path / "corpus", tokeniser=BPE)
     assert contents(run(inputs, tmp_path / "corpus").folder) == straight
 
@@ -207,14 +207,14 @@ def test_going_on_with_a_changed_file_is_refused(tmp_path):
     with pytest.raises(Killed):
         run(inputs, tmp_path / "corpus", progress=KilledAfter(2))
     inputs[0].write_text(inputs[0].read_text().replace("cat", "dog"))
-    with pytest.raises(RefusedError, match="from the same files with the same options as before"):
+    with pytest.raises(InputError, match="from the same files with the same options as before"):
         run(inputs, tmp_path / "corpus")
 
 
 def test_two_processes_do_not_prepare_the_same_corpus(inputs, tmp_path):
     class Another(Silent):
         def begin(self, total_bytes, done_bytes):
-            with pytest.raises(RefusedError, match="by one process at a time, got two; wait"):
+            with pytest.raises(InputError, match="by one process at a time, got two; wait"):
                 run(inputs, tmp_path / "corpus")
 
     run(inputs, tmp_path / "corpus", progress=Another())

@@ -16,9 +16,9 @@ from staircase_attention.data import (
     Cursor,
     Document,
     HeldOut,
+    InputError,
     Part,
     ReadingOptions,
-    RefusedError,
     Storing,
     TextSource,
     encoding,
@@ -251,7 +251,7 @@ def test_the_same_preparation_again_opens_what_is_there(tmp_path):
 
 def test_another_preparation_in_the_same_place_is_refused_and_changes_nothing(tmp_path):
     before = contents(prepared(tmp_path).folder)
-    with pytest.raises(RefusedError, match="from the same files with the same options as before"):
+    with pytest.raises(InputError, match="from the same files with the same options as before"):
         prepared(tmp_path, storing=Storing(shard_tokens=7))
     assert contents(tmp_path / "corpus") == before
     assert not (tmp_path / "corpus.unfinished").exists()
@@ -260,7 +260,7 @@ def test_another_preparation_in_the_same_place_is_refused_and_changes_nothing(tm
 def test_a_folder_with_other_things_is_refused_and_left_alone(tmp_path):
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus" / "thesis.tex").write_text("years of work")
-    with pytest.raises(RefusedError, match="must be new or empty, got a folder with other files"):
+    with pytest.raises(InputError, match="must be new or empty, got a folder with other files"):
         prepared(tmp_path)
     assert contents(tmp_path / "corpus") == {"thesis.tex": b"years of work"}
     assert not (tmp_path / "corpus.unfinished").exists()
@@ -286,7 +286,7 @@ def test_an_empty_folder_is_taken(tmp_path):
 )
 def test_bad_input_is_refused_in_one_line_and_leaves_nothing(content, options, line, tmp_path):
     (tmp_path / "a.jsonl").write_text(content)
-    with pytest.raises(RefusedError, match=line) as refused:
+    with pytest.raises(InputError, match=line) as refused:
         prepare_text(
             [tmp_path / "a.jsonl"], tmp_path / "corpus", tokeniser=ByteTokeniser(), **options
         )
@@ -297,7 +297,7 @@ def test_bad_input_is_refused_in_one_line_and_leaves_nothing(content, options, l
 def test_a_damaged_file_found_on_the_way_leaves_nothing(tmp_path):
     write_lines(tmp_path / "a.jsonl", [text_of(number) for number in range(100)])
     (tmp_path / "b.txt").write_bytes(b"\x1f\x8bno gzip")
-    with pytest.raises(RefusedError, match=r"a file must be whole, got .*b\.txt"):
+    with pytest.raises(InputError, match=r"a file must be whole, got .*b\.txt"):
         prepare_text(
             [tmp_path / "a.jsonl", tmp_path / "b.txt"],
             tmp_path / "corpus",
@@ -308,7 +308,7 @@ def test_a_damaged_file_found_on_the_way_leaves_nothing(tmp_path):
 
 
 def test_nothing_to_prepare_is_refused(tmp_path):
-    with pytest.raises(RefusedError, match="a corpus must have a source, got none; name a file"):
+    with pytest.raises(InputError, match="a corpus must have a source, got none; name a file"):
         prepare_text([], tmp_path / "corpus")
 
 
@@ -325,13 +325,13 @@ def test_nothing_to_prepare_is_refused(tmp_path):
     ],
 )
 def test_fractions_that_leave_nothing_to_train_on_are_refused(shares):
-    with pytest.raises(RefusedError, match="below 1 together, got valid="):
+    with pytest.raises(InputError, match="below 1 together, got valid="):
         HeldOut(valid=shares[0], test=shares[1])
 
 
 def test_a_source_that_names_no_split_is_refused(tmp_path):
     with pytest.raises(
-        RefusedError, match=r"a document's split must be one of .*, got 'dev'; correct a"
+        InputError, match=r"a document's split must be one of .*, got 'dev'; correct a"
     ):
         prepare(
             [Part(source=Listed("a", ["x"], split="dev"))],
@@ -373,7 +373,7 @@ def test_memory_does_not_grow_with_the_input(tmp_path):
 def test_a_damaged_file_found_while_a_tokeniser_is_learnt_leaves_nothing(tmp_path):
     write_lines(tmp_path / "a.jsonl", [text_of(number) for number in range(100)])
     (tmp_path / "b.txt").write_bytes(b"\x1f\x8bno gzip")
-    with pytest.raises(RefusedError, match=r"a file must be whole, got .*b\.txt"):
+    with pytest.raises(InputError, match=r"a file must be whole, got .*b\.txt"):
         prepare_text([tmp_path / "a.jsonl", tmp_path / "b.txt"], tmp_path / "corpus")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "b.txt"]
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_corpora import compressed, text_of, whole_documents, write_lines
 
-from staircase_attention.data import ReadingOptions, RefusedError, TextSource, pieces
+from staircase_attention.data import InputError, ReadingOptions, TextSource, pieces
 from staircase_attention.data.readers import Stream, compression, json_lines, parquet, plain_text
 from staircase_attention.data.readers.wiki_markup import plain_text as without_markup
 
@@ -68,9 +68,7 @@ def test_files_joined_after_compression_are_read_to_the_end(kind, tmp_path):
 def test_a_file_that_ends_too_early_is_refused_in_one_line(kind, tmp_path):
     path = tmp_path / f"cut.txt.{kind}"
     path.write_bytes(compressed(text_of(2, 3000).encode(), kind)[:-60])
-    with pytest.raises(
-        RefusedError, match=rf"a file must be whole, got .*cut.txt.{kind}"
-    ) as refused:
+    with pytest.raises(InputError, match=rf"a file must be whole, got .*cut.txt.{kind}") as refused:
         whole_documents(TextSource(path))
     assert "\n" not in str(refused.value)
 
@@ -81,7 +79,7 @@ def test_a_garbled_file_is_refused_in_one_line(tmp_path):
         data[len(data) // 2 : len(data) // 2 + 20] = bytes(20)
         path = tmp_path / f"garbled.txt.{kind}"
         path.write_bytes(data)
-        with pytest.raises(RefusedError, match="a file must be whole"):
+        with pytest.raises(InputError, match="a file must be whole"):
             whole_documents(TextSource(path))
 
 
@@ -180,10 +178,10 @@ def test_parquet_gives_one_column(tmp_path):
 
 def test_parquet_without_the_column_is_refused_at_once(tmp_path):
     path = make_parquet(tmp_path / "a.parquet", {"content": ["x"]}, 1)
-    with pytest.raises(RefusedError, match=r"the column 'text' of .*, got 'content'; name its"):
+    with pytest.raises(InputError, match=r"the column 'text' of .*, got 'content'; name its"):
         TextSource(path)
     path.write_bytes(b"PAR1 and no more")
-    with pytest.raises(RefusedError, match=r"a \.parquet file must be whole"):
+    with pytest.raises(InputError, match=r"a \.parquet file must be whole"):
         TextSource(path)
 
 
@@ -206,7 +204,7 @@ def test_members_of_an_archive_are_documents(kind, tmp_path, small_blocks):
 def test_an_archive_that_ends_too_early_is_refused_in_one_line(tmp_path):
     path = make_tar(tmp_path / "texts.tar", {"one.txt": b"x" * 5_000})
     path.write_bytes(path.read_bytes()[:3_000])
-    with pytest.raises(RefusedError, match=r"an archive must be whole, got .*texts\.tar"):
+    with pytest.raises(InputError, match=r"an archive must be whole, got .*texts\.tar"):
         whole_documents(TextSource(path))
 
 
@@ -291,7 +289,7 @@ def test_a_package_that_is_missing_is_named_before_any_work(name, package, tmp_p
     (tmp_path / name).write_bytes(b"\x28\xb5\x2f\xfd1234")
     monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.setitem(sys.modules, f"{package}.parquet", None)
-    with pytest.raises(RefusedError, match=f"needs the package {package}, got none installed; run"):
+    with pytest.raises(InputError, match=f"needs the package {package}, got none installed; run"):
         TextSource(tmp_path / name)
 
 
@@ -309,13 +307,11 @@ def test_what_cannot_be_read_is_refused_in_one_line(name, line, tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "two.zip").write_bytes(b"PK\x05\x06" + bytes(18))
     (tmp_path / "two.zip").write_bytes(b"PK\x03\x04" + (tmp_path / "two.zip").read_bytes())
-    with pytest.raises(RefusedError, match=line) as refused:
+    with pytest.raises(InputError, match=line) as refused:
         whole_documents(TextSource(tmp_path / name))
     assert "\n" not in str(refused.value)
 
 
 def test_a_unit_of_text_that_is_none_is_refused():
-    with pytest.raises(
-        RefusedError, match="text_unit must be one of files, paragraphs, got 'lines'"
-    ):
+    with pytest.raises(InputError, match="text_unit must be one of files, paragraphs, got 'lines'"):
         ReadingOptions(text_unit="lines")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from staircase_attention.data import (
     IGNORED,
     ByteTokeniser,
-    RefusedError,
+    InputError,
     TokenLanes,
     TokenPosition,
     evaluation_batches,
@@ -140,7 +140,7 @@ def test_lanes_lie_in_the_first_tokens_where_no_more_are_asked_for(
 
 def test_no_first_tokens_at_all_are_refused(tmp_path_factory):
     split = split_of(tmp_path_factory, 50)
-    with pytest.raises(RefusedError, match="num_tokens must be a whole number of at least 1, got"):
+    with pytest.raises(InputError, match="num_tokens must be a whole number of at least 1, got"):
         next(evaluation_batches(split, num_lanes=2, segment_length=5, num_tokens=0))
 
 
@@ -165,12 +165,12 @@ def test_evaluation_lanes_go_on_from_batch_to_batch(tmp_path_factory):
 )
 def test_lanes_that_cannot_be_are_refused(options, line, tmp_path_factory):
     split = split_of(tmp_path_factory, 50)
-    with pytest.raises(RefusedError, match=line):
+    with pytest.raises(InputError, match=line):
         TokenLanes(**{"split": split, "num_lanes": 2, "segment_length": 5} | options)
 
 
 def test_a_position_of_other_lanes_is_refused(tmp_path_factory):
     split = split_of(tmp_path_factory, 50)
     position = TokenLanes(split=split, num_lanes=2, segment_length=5).first_position()
-    with pytest.raises(RefusedError, match=r"a position must have 3 lanes, .* got 2; resume with"):
+    with pytest.raises(InputError, match=r"a position must have 3 lanes, .* got 2; resume with"):
         TokenLanes(split=split, num_lanes=3, segment_length=5).batch(position)

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from staircase_attention.data import (
     BytePairTraining,
     ByteTokeniser,
-    RefusedError,
+    InputError,
     load_tokeniser,
     named_tokeniser,
     pieces,
@@ -304,9 +304,7 @@ def test_the_end_can_be_named_if_it_is_a_special_token(tmp_path):
     tokenizer.add_special_tokens(["<stop>"])
     path = saved(tokenizer, tmp_path)
     assert from_tokenizer_json(path, end_name="<stop>").end_symbol == 350
-    with pytest.raises(
-        RefusedError, match=r"end_name must be a special token of .*, got 'the'; use"
-    ):
+    with pytest.raises(InputError, match=r"end_name must be a special token of .*, got 'the'; use"):
         from_tokenizer_json(path, end_name="the")
 
 
@@ -350,7 +348,7 @@ def test_what_is_no_tokeniser_is_refused_in_one_line(action, line, tmp_path):
     (tmp_path / "gpt2").mkdir()
     (tmp_path / "gpt2" / "vocab.json").write_text("{}")
     (tmp_path / "gpt2" / "merges.txt").write_text("a b\n")
-    with pytest.raises(RefusedError, match=line) as refused:
+    with pytest.raises(InputError, match=line) as refused:
         action(tmp_path)
     assert "\n" not in str(refused.value)
 

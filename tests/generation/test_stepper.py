@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from staircase_attention import CoreConfig, SequenceModel, Staircase
+from staircase_attention.engine.decoding import Decoder
 from staircase_attention.generation import load_stream, save_stream, stepper, stream
-from staircase_attention.models.decoding import Decoder
 
 pytest.importorskip("triton")
 

@@ -13,8 +13,8 @@ from staircase_attention import (
     Staircase,
     TransformerXL,
 )
+from staircase_attention.engine.decoding import Decoder
 from staircase_attention.generation import stream
-from staircase_attention.models.decoding import Decoder
 
 pytestmark = [
     pytest.mark.gpu,

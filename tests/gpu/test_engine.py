@@ -18,10 +18,10 @@ from staircase_attention import (
     TransformerXL,
     UniversalTransformer,
 )
+from staircase_attention.engine.updates import Engine
 from staircase_attention.experiments import find_recipe
 from staircase_attention.training import FamilyModel, resume, train
 from staircase_attention.training.build import build_dataset, build_model
-from staircase_attention.training.engine import Engine
 from staircase_attention.training.learner import Learner
 from staircase_attention.training.processes import Processes
 

@@ -128,9 +128,9 @@ def test_the_splits_have_the_sizes_of_the_task_description():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_variables": 6}, "num_variables must be a whole number from 2 to 5, got 6; use for"),
+        ({"num_variables": 6}, "num_variables must be an integer from 2 to 5, got 6; use for"),
         ({"num_variables": "3"}, "num_variables must be .* got '3'"),
-        ({"num_statements": 0}, "num_statements must be a whole number of at least 1, got 0"),
+        ({"num_statements": 0}, "num_statements must be an integer of at least 1, got 0"),
     ],
 )
 def test_options_that_make_no_program_are_refused(options, message):

@@ -181,7 +181,7 @@ class Closed(Permutations):
 @pytest.mark.parametrize("closing", ["END", 99, -1])
 def test_a_closing_symbol_must_be_one_of_the_task_s(closing):
     data = TaskData(Closed(group="S2", length=20, closing=closing), 0)
-    with pytest.raises(ValueError, match="closing_symbol must be a whole number from 0 to 2, got"):
+    with pytest.raises(ValueError, match="closing_symbol must be an integer from 0 to 2, got"):
         data.lanes(num_lanes=2, segment_length=8)
 
 
@@ -212,7 +212,7 @@ def test_a_position_beyond_the_cut_is_refused():
     ],
 )
 def test_what_does_not_grow_is_refused(wrong):
-    with pytest.raises(ValueError, match="must be a whole number"):
+    with pytest.raises(ValueError, match="must be an integer"):
         Growth(**wrong)
 
 
@@ -298,7 +298,7 @@ def test_batches_are_what_torch_indexes_with():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (lambda lanes: lanes(num_lanes=0), "num_lanes must be a whole number of at least 1, got 0"),
+        (lambda lanes: lanes(num_lanes=0), "num_lanes must be an integer of at least 1, got 0"),
         (lambda lanes: lanes(segment_length=1.5), r"segment_length must be .* got 1\.5; use for"),
         (
             lambda lanes: lanes(num_lanes=3).batch(lanes(num_lanes=2).first_position()),
@@ -308,10 +308,10 @@ def test_batches_are_what_torch_indexes_with():
             lambda _: lanes_of_process(0, 3, 8),
             "num_lanes must be a multiple of the 3 processes, got 8; use for example num_lanes=9",
         ),
-        (lambda _: lanes_of_process(2, 2, 8), "process must be a whole number from 0 to 1, got 2"),
+        (lambda _: lanes_of_process(2, 2, 8), "process must be an integer from 0 to 1, got 2"),
         (
             lambda _: next(evaluation_batches(numbered([1]), num_lanes=0, segment_length=1)),
-            "num_lanes must be a whole number of at least 1, got 0",
+            "num_lanes must be an integer of at least 1, got 0",
         ),
     ],
 )

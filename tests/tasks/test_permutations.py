@@ -74,7 +74,7 @@ def test_another_length_leaves_the_group_alone():
         ({"group": "A2"}, "group must be .* got 'A2'"),
         ({"group": "D4"}, "group must be .* got 'D4'"),
         ({"group": 5}, "group must be .* got 5"),
-        ({"length": 0}, "length must be a whole number of at least 1, got 0; use"),
+        ({"length": 0}, "length must be an integer of at least 1, got 0; use"),
         ({"inputs": "generator"}, "inputs must be one of .*; did you mean 'generators'?"),
     ],
 )

@@ -66,14 +66,14 @@ def test_another_length_leaves_the_rule_alone():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"length": 0}, "length must be a whole number of at least 1, got 0; use for example"),
+        ({"length": 0}, "length must be an integer of at least 1, got 0; use for example"),
         ({"length": True}, "length must be .* got True"),
-        ({"height": 2.0}, r"height must be a whole number from 1 to 256, got 2\.0"),
+        ({"height": 2.0}, r"height must be an integer from 1 to 256, got 2\.0"),
         ({"height": 1, "width": 1}, "a grid must have two cells or more, got 1 x 1; use"),
         ({"walls": "blok"}, "walls must be one of block, wrap, got 'blok'; did you mean 'block'?"),
         ({"start": "random"}, "start must be one of corner, centre, got 'random'; use for"),
         ({"heading": 3}, "heading must be one of .* got 3"),
-        ({"num_train": 0}, "num_train must be a whole number of at least 1, got 0"),
+        ({"num_train": 0}, "num_train must be an integer of at least 1, got 0"),
         ({"num_test": -1}, "num_test must be"),
     ],
 )

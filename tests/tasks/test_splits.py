@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from staircase_attention.refusals import refusal
+from staircase_attention.checks import input_error
 from staircase_attention.tasks import (
     IGNORED,
     Algorithm,
@@ -169,7 +169,7 @@ def test_too_small_a_task_is_refused_instead_of_tried_for_ever():
     [
         ("train", 0, r"a train split must have a size, got permutations with endless .*; use End"),
         ("tset", 0, "split must be one of train, valid, test, got 'tset'; did you mean 'test'?"),
-        ("valid", -1, "seed must be a whole number of at least 0, got -1; use for example seed=1"),
+        ("valid", -1, "seed must be an integer of at least 0, got -1; use for example seed=1"),
         ("valid", "1", "seed must be .* got '1'"),
     ],
 )
@@ -251,7 +251,7 @@ def raises(error):
         (raises(RuntimeError("odd")), "generate of Faulty must .*, got RuntimeError: odd"),
         (raises(TypeError("odd")), "generate of Faulty must .*, got TypeError: odd .*; correct"),
         (raises(ValueError("odd")), "generate of Faulty must .*, got ValueError: odd"),
-        (raises(refusal("a rule", 3, "a remedy")), "^a rule, got 3; a remedy$"),
+        (raises(input_error("a rule", 3, "a remedy")), "^a rule, got 3; a remedy$"),
         (lambda: None, "generate of Faulty must return Episodes, got None; return "),
         (lambda: [1, 2], r"generate of Faulty must return Episodes, got \[1, 2\] of type list"),
     ],

@@ -51,7 +51,7 @@ def attend(
 def _has_kernels_for(queries: Float[Tensor, "batch heads queries size"]) -> bool:
     if not queries.is_cuda or find_spec("triton") is None:
         return False
-    from staircase_attention.kernels import relative_attention
+    from staircase_attention.engine.kernels import relative_attention
 
     return relative_attention.fits(queries)
 

@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from staircase_attention.attention.view import View
-from staircase_attention.kernels.relative_attention import relative_attention
+from staircase_attention.engine.kernels.relative_attention import relative_attention
 
 
 def attend(

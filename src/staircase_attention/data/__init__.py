@@ -7,6 +7,7 @@ shards with a manifest. `TokenLanes` deals a split of it into batches for traini
 """
 
 from staircase_attention.batches import IGNORED
+from staircase_attention.checks import InputError
 from staircase_attention.data.corpus import Corpus
 from staircase_attention.data.document import Cursor, Document, Source
 from staircase_attention.data.enwik8 import prepare_enwik8
@@ -33,7 +34,6 @@ from staircase_attention.data.tokenisers import (
     named_tokeniser,
     train_bpe,
 )
-from staircase_attention.refusals import RefusedError
 
 __all__ = [
     "IGNORED",
@@ -44,12 +44,12 @@ __all__ = [
     "Cursor",
     "Document",
     "HeldOut",
+    "InputError",
     "Lines",
     "Manifest",
     "Part",
     "Progress",
     "ReadingOptions",
-    "RefusedError",
     "Silent",
     "Source",
     "Storing",

@@ -4,7 +4,7 @@ import importlib
 import math
 from typing import Any
 
-from staircase_attention.refusals import refusal
+from staircase_attention.checks import input_error
 
 
 def check_weight(value: object) -> None:
@@ -13,7 +13,7 @@ def check_weight(value: object) -> None:
     if isinstance(value, int | float) and not is_flag and 0 < value < math.inf:
         return
     remedy = "leave out a source that is not wanted"
-    raise refusal("a weight must be a number above 0", repr(value), remedy)
+    raise input_error("a weight must be a number above 0", repr(value), remedy)
 
 
 def optional_module(name: str, *, needed_for: str) -> Any:  # noqa: ANN401
@@ -23,4 +23,4 @@ def optional_module(name: str, *, needed_for: str) -> Any:  # noqa: ANN401
         return importlib.import_module(name)
     except ImportError as error:
         rule = f"{needed_for} needs the package {package}"
-        raise refusal(rule, "none installed", f"run pip install {package}") from error
+        raise input_error(rule, "none installed", f"run pip install {package}") from error

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
+from staircase_attention.checks import input_error
 from staircase_attention.data.checksums import sha256_of
 from staircase_attention.data.manifest import MANIFEST, ArrayRecord, Manifest
 from staircase_attention.data.shards import STARTS_DTYPE
 from staircase_attention.data.token_split import TokenSplit
 from staircase_attention.data.tokenisers import Tokeniser, load_tokeniser
-from staircase_attention.refusals import refusal
 
 TOKENISER_FOLDER = "tokeniser"
 DECODED_TOKENS = 1 << 20
@@ -43,14 +43,14 @@ class Corpus:
             remedy = "prepare it first"
             if unfinished_folder(folder).is_dir():
                 remedy = "run its preparation again: it goes on where it was stopped"
-            raise refusal("a corpus must have a manifest", f"none in {folder}", remedy)
+            raise input_error("a corpus must have a manifest", f"none in {folder}", remedy)
         corpus = cls(folder, Manifest.read(folder))
         for record, width in corpus._arrays():
             path = folder / record.file
             size = path.stat().st_size if path.is_file() else None
             if size != record.num_items * width:
                 rule = f"{path} must have {record.num_items * width} bytes"
-                raise refusal(rule, size, "copy it again, or prepare the corpus again")
+                raise input_error(rule, size, "copy it again, or prepare the corpus again")
         return corpus
 
     @cached_property
@@ -72,7 +72,7 @@ class Corpus:
         """One split."""
         if name not in self.manifest.splits:
             rule = f"a split of {self.folder} must be one of {', '.join(self.splits)}"
-            raise refusal(rule, repr(name), f"use for example {self.splits[0]!r}")
+            raise input_error(rule, repr(name), f"use for example {self.splits[0]!r}")
         return TokenSplit(
             self.folder,
             self.manifest.splits[name],
@@ -92,7 +92,7 @@ class Corpus:
             found = sha256_of(self.folder / file)
             if found != sha256:
                 rule = f"{self.folder / file} must have the sha256 {sha256}"
-                raise refusal(rule, found, "copy it again, or prepare the corpus again")
+                raise input_error(rule, found, "copy it again, or prepare the corpus again")
         if self.manifest.tokeniser.is_lossless:
             for name in self.splits:
                 self._verify_decoding(name)
@@ -119,7 +119,7 @@ class Corpus:
         if (crc32, num_bytes) != (record.text_crc32, record.num_bytes):
             rule = f"{name} must decode to {record.num_bytes} bytes of CRC-32 {record.text_crc32}"
             received = f"{num_bytes} of {crc32}"
-            raise refusal(rule, received, "report this: encoding has lost something")
+            raise input_error(rule, received, "report this: encoding has lost something")
 
     def _arrays(self) -> Iterator[tuple[ArrayRecord, int]]:
         """Every file of numbers, and the width of one."""

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from staircase_attention.checks import input_error
 from staircase_attention.data.corpus import Corpus
 from staircase_attention.data.document import Cursor, Document
 from staircase_attention.data.mixture import Part
@@ -14,7 +15,6 @@ from staircase_attention.data.progress import Progress
 from staircase_attention.data.readers import Stream
 from staircase_attention.data.splits import HeldOut
 from staircase_attention.data.tokenisers import ByteTokeniser
-from staircase_attention.refusals import refusal
 
 SPLIT_BYTES = {"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000}
 """One after another."""
@@ -28,7 +28,7 @@ class SplitFile:
     def __init__(self, path: str | Path, split_bytes: Mapping[str, int]) -> None:
         self.path, self.split_bytes = Path(path), split_bytes
         if not self.path.is_file():
-            raise refusal("an input must be a file", f"{path}, not there", "check the name")
+            raise input_error("an input must be a file", f"{path}, not there", "check the name")
 
     @property
     def name(self) -> str:
@@ -106,4 +106,4 @@ def check_content(path: Path, num_bytes: int, md5: str) -> None:
     if (size, digest.hexdigest()) != (num_bytes, md5):
         rule = f"{path} must have {num_bytes:,} bytes of md5 {md5}"
         received = f"{size:,} bytes of md5 {digest.hexdigest()}"
-        raise refusal(rule, received, "fetch enwik8 again: mattmahoney.net/dc/enwik8.zip")
+        raise input_error(rule, received, "fetch enwik8 again: mattmahoney.net/dc/enwik8.zip")

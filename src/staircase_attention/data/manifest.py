@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from staircase_attention.checks import input_error
 from staircase_attention.files import write_json
-from staircase_attention.refusals import refusal
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -162,11 +162,13 @@ class Manifest:
             plain = json.loads(path.read_text())
             if plain["format"] != FORMAT:
                 rule, received = f"a corpus must have format {FORMAT}", plain["format"]
-                raise refusal(rule, received, "prepare it again, or use another version of this")
+                raise input_error(
+                    rule, received, "prepare it again, or use another version of this"
+                )
             return cls._from_plain(plain)
         except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
             rule, received = "a manifest must be as it was written", f"{path} ({error!r})"
-            raise refusal(rule, received, "prepare the corpus again") from error
+            raise input_error(rule, received, "prepare the corpus again") from error
 
     @classmethod
     def _from_plain(cls, plain: Mapping[str, Any]) -> "Manifest":

@@ -14,11 +14,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from staircase_attention.checks import input_error
 from staircase_attention.data.checks import check_weight
 from staircase_attention.data.document import Document, Source
 from staircase_attention.data.mixture_place import MixturePlace, PartPlace
 from staircase_attention.data.splits import SPLITS, HeldOut, hashed
-from staircase_attention.refusals import refusal
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +66,7 @@ class Mixture:
     def __post_init__(self) -> None:
         """Refuse a mixture of nothing."""
         if not self.parts:
-            raise refusal("a corpus must have a source", "none", "name a file or a folder")
+            raise input_error("a corpus must have a source", "none", "name a file or a folder")
 
     @property
     def total_bytes(self) -> int:
@@ -185,7 +185,7 @@ class _PartReading:
         split = document.split or self._held_out.split_of(data)
         if split not in SPLITS:
             rule = f"a document's split must be one of {', '.join(SPLITS)}"
-            raise refusal(rule, repr(split), f"correct {self._part.source.name}")
+            raise input_error(rule, repr(split), f"correct {self._part.source.name}")
         if split == "train":
             chance = self._part.weight - self._pass_number
             self._is_kept = chance >= 1 or hashed(data, "weight") < chance

@@ -5,6 +5,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from staircase_attention.checks import InputError, check_integer, input_error
 from staircase_attention.data.corpus import Corpus
 from staircase_attention.data.corpus_writer import CorpusWriter
 from staircase_attention.data.encoding import COMMIT_SECONDS, encode
@@ -28,7 +29,6 @@ from staircase_attention.data.tokenisers import (
 )
 from staircase_attention.data.workplace import Workplace
 from staircase_attention.files import FULL_DISK
-from staircase_attention.refusals import RefusedError, check_whole_number, refusal
 
 SHARD_TOKENS = 1 << 28
 """Tokens in a file: half a gibibyte, at two bytes each."""
@@ -47,7 +47,7 @@ class Storing:
 
     def __post_init__(self) -> None:
         """Refuse files without tokens."""
-        check_whole_number("shard_tokens", self.shard_tokens, minimum=1, example=SHARD_TOKENS)
+        check_integer("shard_tokens", self.shard_tokens, minimum=1, example=SHARD_TOKENS)
 
 
 def prepare(
@@ -90,7 +90,7 @@ def prepare(
             known = _tokeniser(work, tokeniser, mixture, progress)
             manifest = _encode(work, mixture, preparation, known, storing, progress)
             _check_splits(manifest, splits or held_out.names)
-        except RefusedError:
+        except InputError:
             work.discard()
             raise
         except OSError as error:
@@ -198,7 +198,7 @@ def _check_splits(manifest: Manifest, names: Sequence[str]) -> None:
     if not manifest.splits:
         found = [f"{count} {what}" for source in sources for what, count in source.skipped.items()]
         received = ", ".join(["none", *found])
-        raise refusal(
+        raise input_error(
             "a corpus must have text",
             received,
             "name other files, or the field that their text is in",
@@ -209,4 +209,4 @@ def _check_splits(manifest: Manifest, names: Sequence[str]) -> None:
             num_documents = sum(split.num_documents for split in manifest.splits.values())
             received = f"none, with {num_documents} documents in all"
             remedy = "hold out more, or 0 for no such split, or cut texts into smaller documents"
-            raise refusal(rule, received, remedy)
+            raise input_error(rule, received, remedy)

@@ -3,7 +3,7 @@
 import hashlib
 from dataclasses import dataclass
 
-from staircase_attention.refusals import refusal
+from staircase_attention.checks import input_error
 
 SPLITS = ("train", "valid", "test")
 HEAD_BYTES = 1 << 16
@@ -30,7 +30,7 @@ class HeldOut:
         if not (self.valid >= 0 and self.test >= 0 and self.valid + self.test < 1):
             rule = "valid and test must be fractions of at least 0, below 1 together"
             received = f"valid={self.valid}, test={self.test}"
-            raise refusal(rule, received, "use for example valid=0.005, test=0.005")
+            raise input_error(rule, received, "use for example valid=0.005, test=0.005")
 
     def split_of(self, data: bytes) -> str:
         """The split of a document, by its beginning.

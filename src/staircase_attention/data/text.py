@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from staircase_attention.checks import input_error
 from staircase_attention.data.corpus import Corpus
 from staircase_attention.data.mixture import Part
 from staircase_attention.data.preparing import Storing, prepare
@@ -11,7 +12,6 @@ from staircase_attention.data.readers import ReadingOptions
 from staircase_attention.data.splits import HeldOut
 from staircase_attention.data.text_source import TextSource
 from staircase_attention.data.tokenisers import BytePairTraining, Tokeniser, named_tokeniser
-from staircase_attention.refusals import refusal
 
 
 def prepare_text(
@@ -46,7 +46,7 @@ def prepare_text(
     weights = [1.0] * len(paths) if weights is None else weights
     if len(weights) != len(paths):
         rule = f"there must be one weight for each of {len(paths)} inputs"
-        raise refusal(rule, len(weights), "give one for each, or none at all")
+        raise input_error(rule, len(weights), "give one for each, or none at all")
     if isinstance(tokeniser, str):
         tokeniser = named_tokeniser(tokeniser)
     sources = [_source(path, options) for path in paths]

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from staircase_attention.batches import IGNORED, Batch
+from staircase_attention.checks import check_integer, input_error
 from staircase_attention.data.token_split import TokenSplit
-from staircase_attention.refusals import check_whole_number, refusal
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,11 +54,11 @@ class TokenLanes:
 
     def __post_init__(self) -> None:
         """Refuse an empty batch, and more lanes than tokens."""
-        check_whole_number("num_lanes", self.num_lanes, minimum=1, example=512)
-        check_whole_number("segment_length", self.segment_length, minimum=1, example=256)
+        check_integer("num_lanes", self.num_lanes, minimum=1, example=512)
+        check_integer("segment_length", self.segment_length, minimum=1, example=256)
         if self.split.num_tokens < self.num_lanes:
             rule = f"a split must have at least one token for each of {self.num_lanes} lanes"
-            raise refusal(rule, self.split.num_tokens, "use fewer lanes, or more text")
+            raise input_error(rule, self.split.num_tokens, "use fewer lanes, or more text")
 
     def first_position(self) -> TokenPosition:
         """Every lane at its beginning."""
@@ -69,7 +69,7 @@ class TokenLanes:
         if position.num_lanes != self.num_lanes:
             rule = f"a position must have {self.num_lanes} lanes, as its TokenLanes have"
             remedy = "resume with the num_lanes that the position was saved at"
-            raise refusal(rule, position.num_lanes, remedy)
+            raise input_error(rule, position.num_lanes, remedy)
         starts = lane_starts(self.split.num_tokens, self.num_lanes) + position.offset
         rows = self.split.rows(starts, self.segment_length + 1)
         batch = Batch(
@@ -108,10 +108,10 @@ def evaluation_batches(
     of a lane is padding. What comes before the very first token is an end symbol; where there is
     none, that one token is not predicted.
     """
-    check_whole_number("num_lanes", num_lanes, minimum=1, example=512)
-    check_whole_number("segment_length", segment_length, minimum=1, example=256)
+    check_integer("num_lanes", num_lanes, minimum=1, example=512)
+    check_integer("segment_length", segment_length, minimum=1, example=256)
     if num_tokens is not None:
-        check_whole_number("num_tokens", num_tokens, minimum=1, example=16_384)
+        check_integer("num_tokens", num_tokens, minimum=1, example=16_384)
     first_target = 0 if split.end_symbol is not None else 1
     num_targets = split.num_tokens - first_target
     if num_tokens is not None:

@@ -8,10 +8,10 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
+from staircase_attention.checks import input_error
 from staircase_attention.data.manifest import ArrayRecord, SplitRecord
 from staircase_attention.data.shards import STARTS_DTYPE
 from staircase_attention.data.tokenisers import Tokens
-from staircase_attention.refusals import refusal
 
 
 class TokenSplit:
@@ -50,7 +50,7 @@ class TokenSplit:
         """The tokens from start up to stop: a view where they lie in one shard."""
         if not 0 <= start <= stop <= self.num_tokens:
             rule = f"tokens must be asked for from 0 to {self.num_tokens}"
-            raise refusal(rule, f"{start} to {stop}", "ask for fewer")
+            raise input_error(rule, f"{start} to {stop}", "ask for fewer")
         first = int(np.searchsorted(self._ends, start, side="right"))
         parts = []
         for number in range(first, len(self._shards)):

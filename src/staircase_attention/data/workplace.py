@@ -8,13 +8,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from staircase_attention.checks import input_error
 from staircase_attention.data.checksums import checksums
 from staircase_attention.data.corpus import TOKENISER_FOLDER, unfinished_folder
 from staircase_attention.data.corpus_writer import JOURNAL
 from staircase_attention.data.manifest import MANIFEST, Manifest, Preparation
 from staircase_attention.data.tokenisers import Tokeniser
 from staircase_attention.files import sync_folder, write_json
-from staircase_attention.refusals import refusal
 
 PREPARATION = "preparation.json"
 CHECKSUMS = "checksums.json"
@@ -34,7 +34,7 @@ class Workplace:
         A folder in which no work was begun is taken away again.
         """
         if self.corpus.exists() and not self.corpus.is_dir():
-            raise refusal("a corpus must be a folder", self.corpus, "name another place")
+            raise input_error("a corpus must be a folder", self.corpus, "name another place")
         self.folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self.folder, os.O_RDONLY)
         try:
@@ -52,7 +52,7 @@ class Workplace:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             rule = f"{self.corpus} must be prepared by one process at a time"
-            raise refusal(rule, "two", "wait for the other, or name another folder") from error
+            raise input_error(rule, "two", "wait for the other, or name another folder") from error
 
     def checksums(self, paths: Iterable[Path]) -> dict[Path, str]:
         """The checksums of files, none of them computed twice."""
@@ -66,7 +66,7 @@ class Workplace:
             return False
         if not (self.corpus / MANIFEST).exists():
             rule = f"{self.corpus} must be new or empty"
-            raise refusal(rule, "a folder with other files", "name another folder")
+            raise input_error(rule, "a folder with other files", "name another folder")
         before = Manifest.read(self.corpus).preparation.without_results()
         _check_same(before.as_plain(), preparation.as_plain(), self.corpus)
         return True
@@ -114,4 +114,4 @@ def _check_same(before: object, now: object, folder: Path) -> None:
     if before != now:
         rule = f"{folder} must be prepared from the same files with the same options as before"
         remedy = f"name another folder, or remove {folder}"
-        raise refusal(rule, "others", remedy)
+        raise input_error(rule, "others", remedy)

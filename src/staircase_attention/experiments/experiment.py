@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from staircase_attention.experiments.choices import require_known
+from staircase_attention.checks import check_choice
 from staircase_attention.experiments.lengths import check_lengths
 from staircase_attention.experiments.paper import PaperTable
 from staircase_attention.experiments.planned_run import PlannedRun
@@ -77,7 +77,7 @@ def chosen_names(names: Sequence[str] | None, rows: Sequence[Row]) -> tuple[str,
     """The rows that are asked for, in the order of the table; all of them where none is named."""
     known = [row.name for row in rows]
     for name in names or ():
-        require_known("a row", name, known)
+        check_choice("a row", name, known)
     return tuple(name for name in known if not names or name in names)
 
 

@@ -8,7 +8,7 @@ from importlib.resources import files
 from types import MappingProxyType
 from typing import Any, Literal
 
-from staircase_attention.experiments.choices import require_known
+from staircase_attention.checks import check_choice
 from staircase_attention.experiments.spread import Spread
 from staircase_attention.schedules import PaperRow
 
@@ -131,7 +131,7 @@ def paper_training(task: str) -> PaperTraining:
     512
     """
     tasks = {data["task"]: data for data in _data()["training"]["tasks"]}
-    require_known("a task of the paper", task, tasks)
+    check_choice("a task of the paper", task, tasks)
     return PaperTraining(**tasks[task] | {"notes": tuple(tasks[task]["notes"])})
 
 
@@ -142,7 +142,7 @@ def find_paper_row(identifier: str) -> PaperResult:
     64
     """
     rows = {row.identifier: row for table in paper_tables().values() for row in table.rows.values()}
-    require_known("a row of the paper's tables", identifier, rows)
+    check_choice("a row of the paper's tables", identifier, rows)
     return rows[identifier]
 
 

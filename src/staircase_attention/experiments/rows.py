@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
 
-from staircase_attention.experiments.choices import require_known
+from staircase_attention.checks import check_choice
 from staircase_attention.experiments.naming import model_name, table_words
 from staircase_attention.experiments.paper import (
     PaperResult,
@@ -88,7 +88,7 @@ def paper_rows() -> Mapping[str, PaperResult]:
 
 def table_rows(table: str) -> tuple[Row, ...]:
     """The rows of a table, those of the paper first."""
-    require_known("a table to reproduce", table, TABLES)
+    check_choice("a table to reproduce", table, TABLES)
     same_task = SAME_TASK.get(table, table)
     same_models = OTHER_TASK.get(table, same_task)
     named = {

@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from staircase_attention.engine.decoding import Decoder, Weights
 from staircase_attention.generation.drive import Carried, Model, device_of, feed
 from staircase_attention.models import SequenceModel, State
-from staircase_attention.models.decoding import Decoder, Weights
 
 _weights: WeakKeyDictionary[SequenceModel, Weights] = WeakKeyDictionary()
 """The latest of each model, made ready for decoders: all its streams share them."""

@@ -15,7 +15,7 @@ from staircase_attention.models.state import Stream
 from staircase_attention.schedules import Schedule, Step
 
 if TYPE_CHECKING:
-    from staircase_attention.layers.fused.core import FusedCore
+    from staircase_attention.engine.fused.core import FusedCore
 
 
 class Executor:

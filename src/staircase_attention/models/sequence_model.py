@@ -8,9 +8,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
+from staircase_attention.engine.fused import fused_core
 from staircase_attention.layers import Core, CoreConfig
 from staircase_attention.layers.embedding import Embedding
-from staircase_attention.layers.fused import fused_core
 from staircase_attention.layers.positions import RelativePositions
 from staircase_attention.models.checks import check_order, check_parts, check_sizes, check_tokens
 from staircase_attention.models.executor import Executor

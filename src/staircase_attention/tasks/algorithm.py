@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from staircase_attention.batches import IGNORED
-from staircase_attention.refusals import check_whole_number
+from staircase_attention.checks import check_integer
 from staircase_attention.tasks.episodes import Episodes
 from staircase_attention.tasks.statements import (
     ASSIGN,
@@ -69,8 +69,8 @@ class Algorithm(Task):
     def __post_init__(self) -> None:
         """Refuse what is no program."""
         most = len(VARIABLES)
-        check_whole_number("num_variables", self.num_variables, minimum=2, maximum=most, example=3)
-        check_whole_number("num_statements", self.num_statements, minimum=1, example=100)
+        check_integer("num_variables", self.num_variables, minimum=2, maximum=most, example=3)
+        check_integer("num_statements", self.num_statements, minimum=1, example=100)
         _ = self.split_sizes
 
     @property

@@ -9,8 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from staircase_attention.batches import IGNORED
-from staircase_attention.refusals import RefusedError, check_whole_number, refusal
-from staircase_attention.tasks.checks import one_line
+from staircase_attention.checks import InputError, check_integer, input_error, one_line
 from staircase_attention.tasks.episodes import Episodes
 from staircase_attention.tasks.task import SplitSizes, Task
 
@@ -22,7 +21,9 @@ def sizes_of(task: Task) -> SplitSizes:
     sizes: object = _asked(task, "split_sizes", lambda: task.split_sizes)
     if not isinstance(sizes, SplitSizes):
         rule = f"split_sizes of {type(task).__name__} must be SplitSizes"
-        raise refusal(rule, _shown(sizes), "return for example SplitSizes(valid=1000, test=1000)")
+        raise input_error(
+            rule, _shown(sizes), "return for example SplitSizes(valid=1000, test=1000)"
+        )
     return sizes
 
 
@@ -33,15 +34,15 @@ def checked_episodes(task: Task, generator: np.random.Generator, num_episodes: i
     closing_symbol = _asked(task, "closing_symbol", lambda: task.closing_symbol)
     if closing_symbol is not None:
         last = num_inputs - 1
-        check_whole_number("closing_symbol", closing_symbol, minimum=0, maximum=last, example=last)
+        check_integer("closing_symbol", closing_symbol, minimum=0, maximum=last, example=last)
     episodes: object = _asked(task, "generate", lambda: task.generate(generator, num_episodes))
     if not isinstance(episodes, Episodes):
         rule = f"generate of {type(task).__name__} must return Episodes"
         remedy = "return for example Episodes.from_grid(inputs, targets)"
-        raise refusal(rule, _shown(episodes), remedy)
+        raise input_error(rule, _shown(episodes), remedy)
     if len(episodes) != num_episodes:
         rule = f"generate of {task.name} must give the {num_episodes} episodes asked for"
-        raise refusal(rule, len(episodes), "let Episodes.starts have one entry an episode")
+        raise input_error(rule, len(episodes), "let Episodes.starts have one entry an episode")
     for name, symbols, lowest, count in (
         ("input", episodes.inputs, 0, num_inputs),
         ("output", episodes.targets, IGNORED, num_outputs),
@@ -49,7 +50,7 @@ def checked_episodes(task: Task, generator: np.random.Generator, num_episodes: i
         if symbols.min() < lowest or symbols.max() >= count:
             rule = f"every {name} of {task.name} must be from {lowest} to {count - 1}"
             received = f"{symbols.min()} to {symbols.max()}"
-            raise refusal(rule, received, f"name every symbol in {name}_symbols")
+            raise input_error(rule, received, f"name every symbol in {name}_symbols")
     return episodes
 
 
@@ -58,12 +59,12 @@ def with_length(task: Task, length: int) -> Task:
     found: object = _asked(task, "with_length", lambda: task.with_length(length), ValueError)
     if not isinstance(found, Task):
         rule = f"with_length of {type(task).__name__} must return a task"
-        raise refusal(rule, _shown(found), "return for example replace(self, length=length)")
+        raise input_error(rule, _shown(found), "return for example replace(self, length=length)")
     return found
 
 
 def _asked(
-    task: Task, member: str, ask: Callable[[], Given], its_own: type[Exception] = RefusedError
+    task: Task, member: str, ask: Callable[[], Given], its_own: type[Exception] = InputError
 ) -> Given:
     """What a member of a task gives; a mistake in its code is told in one line."""
     try:
@@ -75,7 +76,7 @@ def _asked(
         # The first two frames are this one and `ask`.
         frames = traceback.extract_tb(error.__traceback__)[2:]
         place = f" (line {frames[0].lineno} of {Path(frames[0].filename).name})" if frames else ""
-        raise refusal(rule, f"{one_line(error)}{place}", "correct it in the class") from error
+        raise input_error(rule, f"{one_line(error)}{place}", "correct it in the class") from error
 
 
 def _shown(value: object) -> str:

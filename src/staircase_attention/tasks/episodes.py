@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from staircase_attention.batches import IGNORED
-from staircase_attention.refusals import refusal
+from staircase_attention.checks import input_error
 
 Integers = NDArray[np.signedinteger]
 """An array of whole numbers, of whichever width."""
@@ -57,7 +57,7 @@ class Episodes:
         if inputs.ndim != 2 or inputs.shape != targets.shape:  # noqa: PLR2004
             rule = "inputs and targets must be grids of one shape, (num_episodes, length)"
             received = f"{inputs.shape} and {targets.shape}"
-            raise refusal(rule, received, "give a row of each for every episode")
+            raise input_error(rule, received, "give a row of each for every episode")
         num_episodes, length = inputs.shape
         return cls(
             inputs=inputs.reshape(-1),
@@ -127,11 +127,11 @@ def _whole_numbers(name: str, array: object, kind: type[np.signedinteger]) -> In
     if array.ndim != 1 or not (np.issubdtype(array.dtype, np.integer) or array.size == 0):
         received = f"{array.ndim} dimensions of {array.dtype}"
         remedy = "flatten it, or use Episodes.from_grid"
-        raise refusal(f"{name} must be a one-dimensional array of integers", received, remedy)
+        raise input_error(f"{name} must be a one-dimensional array of integers", received, remedy)
     bounds = np.iinfo(kind)
     if array.size and not bounds.min <= array.min() <= array.max() <= bounds.max:
         rule = f"{name} must be from {bounds.min} to {bounds.max}"
-        raise refusal(rule, f"{array.min()} to {array.max()}", "number symbols from 0 on")
+        raise input_error(rule, f"{array.min()} to {array.max()}", "number symbols from 0 on")
     return array.astype(kind, copy=False)
 
 
@@ -139,10 +139,10 @@ def _check_layout(inputs: Integers, targets: Integers, starts: Integers) -> None
     if inputs.size != targets.size:
         received = f"{inputs.size} inputs and {targets.size} targets"
         remedy = "put IGNORED where no answer is asked"
-        raise refusal("inputs and targets must be equally long", received, remedy)
+        raise input_error("inputs and targets must be equally long", received, remedy)
     covered = starts[0] == 0 if starts.size else inputs.size == 0
     ends = np.append(starts, inputs.size)
     if not covered or np.any(ends[1:] <= ends[:-1]):
         received = f"{starts[:4].tolist()}... over {inputs.size} tokens"
         remedy = "give the index of each episode's first token; no episode may be empty"
-        raise refusal("starts must increase from 0 and stay below the end", received, remedy)
+        raise input_error("starts must increase from 0 and stay below the end", received, remedy)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from staircase_attention.refusals import check_whole_number
+from staircase_attention.checks import check_integer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,13 +34,13 @@ class Growth:
         """Refuse what does not grow."""
         group = "training.growth"
         if self.first_tokens is not None:
-            check_whole_number(
+            check_integer(
                 f"{group}.first_tokens", self.first_tokens, minimum=2, maximum=2**30, example=32
             )
         if self.first_updates is not None:
-            check_whole_number(f"{group}.first_updates", self.first_updates, minimum=1, example=900)
-        check_whole_number(f"{group}.double_every", self.double_every, minimum=1, example=500)
-        check_whole_number(
+            check_integer(f"{group}.first_updates", self.first_updates, minimum=1, example=900)
+        check_integer(f"{group}.double_every", self.double_every, minimum=1, example=500)
+        check_integer(
             f"{group}.num_doublings", self.num_doublings, minimum=1, maximum=32, example=4
         )
 

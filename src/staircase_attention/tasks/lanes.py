@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from staircase_attention.batches import IGNORED, Batch
-from staircase_attention.refusals import check_whole_number, refusal
+from staircase_attention.checks import check_integer, input_error
 from staircase_attention.tasks.episodes import Episodes, Integers, ragged_range
 from staircase_attention.tasks.growth import Growth
 from staircase_attention.tasks.sources import Source
@@ -67,8 +67,8 @@ class Lanes:
 
     def __post_init__(self) -> None:
         """Refuse an empty batch."""
-        check_whole_number("num_lanes", self.num_lanes, minimum=1, example=256)
-        check_whole_number("segment_length", self.segment_length, minimum=1, example=128)
+        check_integer("num_lanes", self.num_lanes, minimum=1, example=256)
+        check_integer("segment_length", self.segment_length, minimum=1, example=128)
 
     def first_position(self) -> Position:
         """Every lane at the first token of its first episode."""
@@ -91,7 +91,7 @@ class Lanes:
             left = length - offset
             if left.min() < 1:
                 rule = f"a position must lie within episodes of {length.max()} tokens at most"
-                raise refusal(
+                raise input_error(
                     rule, f"{offset.max()} tokens", "resume with the growth it began with"
                 )
             count = np.minimum(left, self.segment_length - filled)
@@ -128,7 +128,7 @@ class Lanes:
         if not len(position.episodes) == len(position.offsets) == self.num_lanes:
             rule = f"a position must have {self.num_lanes} lanes, as its Lanes have"
             received = f"{len(position.episodes)}"
-            raise refusal(
+            raise input_error(
                 rule, received, "resume with the num_lanes that the position was saved at"
             )
 
@@ -141,8 +141,8 @@ def evaluation_batches(
     Lane l of L reads episodes l, l + L, l + 2L, ...; the tail of a lane is padding. There are no
     more lanes than episodes.
     """
-    check_whole_number("num_lanes", num_lanes, minimum=1, example=256)
-    check_whole_number("segment_length", segment_length, minimum=1, example=128)
+    check_integer("num_lanes", num_lanes, minimum=1, example=256)
+    check_integer("segment_length", segment_length, minimum=1, example=128)
     num_lanes = min(num_lanes, len(episodes))
     order = np.argsort(np.arange(len(episodes)) % num_lanes, kind="stable")
     by_lane = episodes.take(order)
@@ -167,12 +167,14 @@ def lanes_of_process(process: int, num_processes: int, num_lanes: int) -> range:
     >>> lanes_of_process(1, 4, 32)
     range(8, 16)
     """
-    check_whole_number("num_processes", num_processes, minimum=1, example=1)
-    check_whole_number("process", process, minimum=0, maximum=num_processes - 1, example=0)
+    check_integer("num_processes", num_processes, minimum=1, example=1)
+    check_integer("process", process, minimum=0, maximum=num_processes - 1, example=0)
     share, rest = divmod(num_lanes, num_processes)
     if rest or not share:
         rule = f"num_lanes must be a multiple of the {num_processes} processes"
-        raise refusal(rule, num_lanes, f"use for example num_lanes={(share + 1) * num_processes}")
+        raise input_error(
+            rule, num_lanes, f"use for example num_lanes={(share + 1) * num_processes}"
+        )
     return range(process * share, (process + 1) * share)
 
 

@@ -9,9 +9,8 @@ from typing import Literal, Self, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from staircase_attention.refusals import check_whole_number, refusal
+from staircase_attention.checks import check_choice, check_integer, input_error
 from staircase_attention.tasks import automaton
-from staircase_attention.tasks.checks import check_choice
 from staircase_attention.tasks.episodes import Episodes
 from staircase_attention.tasks.task import SplitSizes, Task
 
@@ -56,7 +55,7 @@ class Permutations(Task):
     def __post_init__(self) -> None:
         """Refuse what is no word problem."""
         group_elements(self.group)
-        check_whole_number("length", self.length, minimum=1, example=64)
+        check_integer("length", self.length, minimum=1, example=64)
         check_choice("inputs", self.inputs, get_args(Inputs))
         _ = self.split_sizes
 
@@ -103,7 +102,7 @@ def group_elements(group: str) -> tuple[Permutation, ...]:
     fewest = 3 if parts and parts[1] == "A" else 2
     if parts is None or not fewest <= int(parts[2]) <= MAXIMUM_POINTS:
         rule = f"group must be S2 to S{MAXIMUM_POINTS} or A3 to A{MAXIMUM_POINTS}"
-        raise refusal(rule, repr(group), "use for example group='S5'")
+        raise input_error(rule, repr(group), "use for example group='S5'")
     orders = all_orders(range(int(parts[2])))
     return tuple(order for order in orders if parts[1] == "S" or _is_even(order))
 

@@ -7,9 +7,8 @@ from typing import Literal, Self, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from staircase_attention.refusals import check_whole_number, refusal
+from staircase_attention.checks import check_choice, check_integer, input_error
 from staircase_attention.tasks import automaton
-from staircase_attention.tasks.checks import check_choice
 from staircase_attention.tasks.episodes import Episodes
 from staircase_attention.tasks.task import SplitSizes, Task
 
@@ -60,14 +59,16 @@ class RandomWalk(Task):
 
     def __post_init__(self) -> None:
         """Refuse what is no walk."""
-        check_whole_number("length", self.length, minimum=1, example=400)
-        check_whole_number("height", self.height, minimum=1, maximum=256, example=8)
-        check_whole_number("width", self.width, minimum=1, maximum=256, example=8)
+        check_integer("length", self.length, minimum=1, example=400)
+        check_integer("height", self.height, minimum=1, maximum=256, example=8)
+        check_integer("width", self.width, minimum=1, maximum=256, example=8)
         check_choice("walls", self.walls, get_args(Walls))
         check_choice("start", self.start, get_args(Start))
         check_choice("heading", self.heading, HEADINGS)
         if self.height * self.width == 1:
-            raise refusal("a grid must have two cells or more", "1 x 1", "use for example width=8")
+            raise input_error(
+                "a grid must have two cells or more", "1 x 1", "use for example width=8"
+            )
         _ = self.split_sizes
 
     @property

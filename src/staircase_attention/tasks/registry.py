@@ -6,9 +6,8 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from staircase_attention.refusals import RefusedError, refusal
+from staircase_attention.checks import InputError, input_error, one_line, suggestion
 from staircase_attention.tasks.algorithm import Algorithm
-from staircase_attention.tasks.checks import one_line, suggestion
 from staircase_attention.tasks.permutations import Permutations
 from staircase_attention.tasks.random_walk import RandomWalk
 from staircase_attention.tasks.task import Task, task_name
@@ -32,11 +31,13 @@ def load_task(reference: str, **options: object) -> Task:
     _check_options(reference, task_class, options)
     try:
         return task_class(**options)
-    except (RefusedError, MemoryError):
+    except (InputError, MemoryError):
         raise
     except Exception as error:
         rule = f"options of {reference} must be values that it can use"
-        raise refusal(rule, one_line(error), "check them, and what it does with them") from error
+        raise input_error(
+            rule, one_line(error), "check them, and what it does with them"
+        ) from error
 
 
 def find_task(reference: str) -> type[Task]:
@@ -51,26 +52,28 @@ def find_task(reference: str) -> type[Task]:
     remedy = f"add the class, as {reference}:MyTask"
     if not reference.endswith(".py"):
         remedy = suggestion(reference, BUILT_IN)
-    raise refusal(rule, repr(reference), remedy)
+    raise input_error(rule, repr(reference), remedy)
 
 
 def _find_class(path: Path, class_name: str) -> type[Task]:
     found = getattr(_run_file(path), class_name, None)
     if found is None:
         rule = f"{path} must define the class that is named after the colon"
-        raise refusal(rule, repr(class_name), "check the spelling")
+        raise input_error(rule, repr(class_name), "check the spelling")
     if not (inspect.isclass(found) and issubclass(found, Task)):
         rule = f"{path}:{class_name} must be a subclass of staircase_attention.tasks.Task"
-        raise refusal(rule, type(found).__name__, f"write class {class_name}(Task)")
+        raise input_error(rule, type(found).__name__, f"write class {class_name}(Task)")
     if missing := sorted(found.__abstractmethods__):
         rule = f"{path}:{class_name} must define all that Task leaves open"
-        raise refusal(rule, f"one without {', '.join(missing)}", "add it, see docs/tasks.md")
+        raise input_error(rule, f"one without {', '.join(missing)}", "add it, see docs/tasks.md")
     return found
 
 
 def _run_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise refusal("a task file must exist", repr(str(path)), "check the path before the colon")
+        raise input_error(
+            "a task file must exist", repr(str(path)), "check the path before the colon"
+        )
     spec = importlib.util.spec_from_file_location(f"staircase_task_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
@@ -81,7 +84,7 @@ def _run_file(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except Exception as error:
         rule = f"task file {path} must run without error"
-        raise refusal(rule, one_line(error), "run it with python to see where") from error
+        raise input_error(rule, one_line(error), "run it with python to see where") from error
     return module
 
 
@@ -92,8 +95,8 @@ def _check_options(reference: str, task_class: type[Task], options: dict[str, ob
     for option in options:
         if option not in parameters:
             rule = f"options of {reference} must be among {', '.join(parameters) or 'none'}"
-            raise refusal(rule, repr(option), suggestion(option, parameters))
+            raise input_error(rule, repr(option), suggestion(option, parameters))
     for name, parameter in parameters.items():
         if parameter.default is parameter.empty and name not in options:
             rule = f"option {name} of {reference} must be given"
-            raise refusal(rule, "no value", f"add {name}")
+            raise input_error(rule, "no value", f"add {name}")

@@ -5,9 +5,8 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from staircase_attention.refusals import check_whole_number, refusal
+from staircase_attention.checks import check_choice, check_integer, input_error
 from staircase_attention.tasks.asked import checked_episodes, sizes_of
-from staircase_attention.tasks.checks import check_choice
 from staircase_attention.tasks.episodes import Episodes, ragged_range
 from staircase_attention.tasks.task import Task
 
@@ -40,7 +39,9 @@ def split(task: Task, name: Split, seed: int) -> Episodes:
     num_train = sizes_of(task).train
     if num_train is None:
         rule = "a train split must have a size"
-        raise refusal(rule, f"{task.name} with endless training data", "use Endless(task, seed)")
+        raise input_error(
+            rule, f"{task.name} with endless training data", "use Endless(task, seed)"
+        )
     forbidden = held_out_fingerprints(task, seed)
     numbers = range(-(-num_train // BLOCK_SIZE))
     blocks = [train_block(task, seed, number, forbidden) for number in numbers]
@@ -86,7 +87,7 @@ def train_block(task: Task, seed: int, number: int, forbidden: Fingerprints) -> 
 
 def random_generator(seed: int, *key: int) -> np.random.Generator:
     """Random numbers for one use of a seed."""
-    check_whole_number("seed", seed, minimum=0, example=1)
+    check_integer("seed", seed, minimum=0, example=1)
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
 
 
@@ -136,7 +137,7 @@ def _draw(
             return Episodes.concatenate(kept)
     found = f"{num_episodes - missing} of {num_episodes} in {NUM_ATTEMPTS} draws of {task.name}"
     remedy = "use longer episodes, or lower num_valid and num_test"
-    raise refusal("splits must have enough different episodes to share none", found, remedy)
+    raise input_error("splits must have enough different episodes to share none", found, remedy)
 
 
 def _is_first(prints: Fingerprints) -> NDArray[np.bool_]:
@@ -151,4 +152,4 @@ def _check_asks(task: Task, name: Split, episodes: Episodes) -> None:
         rule = f"the {name} split of {task.name} must ask for an answer"
         received = f"{episodes.num_tokens} targets that are all IGNORED"
         remedy = "let generate put answers among the targets, or let the split have more episodes"
-        raise refusal(rule, received, remedy)
+        raise input_error(rule, received, remedy)

@@ -8,7 +8,7 @@ from typing import Self
 import numpy as np
 
 from staircase_attention.batches import IGNORED
-from staircase_attention.refusals import check_whole_number
+from staircase_attention.checks import check_integer
 from staircase_attention.tasks.episodes import Episodes, Integers
 
 
@@ -26,9 +26,9 @@ class SplitSizes:
     def __post_init__(self) -> None:
         """Refuse a split without episodes."""
         if self.train is not None:
-            check_whole_number("num_train", self.train, minimum=1, example=10_000)
-        check_whole_number("num_valid", self.valid, minimum=1, example=1_000)
-        check_whole_number("num_test", self.test, minimum=1, example=1_000)
+            check_integer("num_train", self.train, minimum=1, example=10_000)
+        check_integer("num_valid", self.valid, minimum=1, example=1_000)
+        check_integer("num_test", self.test, minimum=1, example=1_000)
 
 
 class Task(ABC):

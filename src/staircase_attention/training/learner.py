@@ -11,11 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from staircase_attention.engine.updates import Engine
 from staircase_attention.evaluation import autocast
 from staircase_attention.models import LSTMSequenceModel
 from staircase_attention.training.build import Model, precision_of
 from staircase_attention.training.dataset import TrainingBatch
-from staircase_attention.training.engine import Engine
 from staircase_attention.training.objective import Carried, Objective
 from staircase_attention.training.optimizer import Optimizer
 from staircase_attention.training.processes import Processes

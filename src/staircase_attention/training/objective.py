@@ -47,7 +47,7 @@ class Objective(nn.Module):
         model: SequenceModel, hidden: Tensor, targets: Tensor
     ) -> tuple[Tensor, Tensor]:
         # Triton is imported where it is used: it is not there on every machine.
-        from staircase_attention.kernels.cross_entropy import linear_cross_entropy
+        from staircase_attention.engine.kernels.cross_entropy import linear_cross_entropy
 
         kind = hidden.device.type
         if torch.is_autocast_enabled(kind):

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO
 
+from staircase_attention.checks import input_error
 from staircase_attention.data.document import Document
 from staircase_attention.data.pieces import streamed_pieces
 from staircase_attention.data.readers.compression import Stream, check_compression
 from staircase_attention.data.readers.reader import Place
-from staircase_attention.refusals import refusal
 
 SKIP_BYTES = 1 << 20
 
@@ -33,7 +33,7 @@ class TextArchive:
                 yield from _documents(stream, place)
             except tarfile.TarError as error:
                 rule, received = "an archive must be whole", f"{path} ({error})"
-                raise refusal(rule, received, "fetch it again, or leave it out") from error
+                raise input_error(rule, received, "fetch it again, or leave it out") from error
 
 
 def _documents(stream: Stream, place: Place) -> Iterator[tuple[Document, Place]]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+from staircase_attention.checks import input_error
 from staircase_attention.data.readers.archive import TextArchive
 from staircase_attention.data.readers.compression import Stream
 from staircase_attention.data.readers.json_lines import JsonLines
@@ -11,7 +12,6 @@ from staircase_attention.data.readers.parquet import Parquet
 from staircase_attention.data.readers.plain_text import Paragraphs, WholeText
 from staircase_attention.data.readers.reader import Reader
 from staircase_attention.data.readers.wikipedia import FIRST_BYTES, Wikipedia
-from staircase_attention.refusals import refusal
 
 Unit = Literal["files", "paragraphs"]
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
@@ -33,7 +33,7 @@ class ReadingOptions:
         """Refuse what is no unit."""
         if self.text_unit not in get_args(Unit):
             rule = f"text_unit must be one of {', '.join(get_args(Unit))}"
-            raise refusal(rule, repr(self.text_unit), "use for example text_unit='files'")
+            raise input_error(rule, repr(self.text_unit), "use for example text_unit='files'")
 
 
 def kind_of(path: Path) -> str:
@@ -90,11 +90,13 @@ def find_files(path: Path, options: ReadingOptions) -> FoundFiles:
     if path.is_dir():
         return _find_in_folder(path, options)
     if not path.exists():
-        raise refusal("an input must be a file or a folder", f"{path}, not there", "check the name")
+        raise input_error(
+            "an input must be a file or a folder", f"{path}, not there", "check the name"
+        )
     reader = reader_of(path, options)
     if reader is None:
         rule = "a file must be .txt, .jsonl, .parquet, .tar or a dump of Wikipedia"
-        raise refusal(rule, path, "turn it into one of these")
+        raise input_error(rule, path, "turn it into one of these")
     return FoundFiles(files=((path, reader),))
 
 
@@ -112,5 +114,5 @@ def _find_in_folder(folder: Path, options: ReadingOptions) -> FoundFiles:
             known.append((path, reader))
     if not known:
         rule = "a folder must hold .txt, .jsonl, .parquet or .tar files, compressed or not"
-        raise refusal(rule, f"none in {folder}", "name another folder")
+        raise input_error(rule, f"none in {folder}", "name another folder")
     return FoundFiles(files=tuple(known), others=tuple(others))

@@ -11,8 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
+from staircase_attention.checks import InputError, input_error
 from staircase_attention.data.checks import optional_module
-from staircase_attention.refusals import RefusedError, refusal
 
 BLOCK_BYTES = 1 << 20
 """Bytes of content read at a time."""
@@ -68,7 +68,7 @@ class Stream:
         self._stored = path.open("rb")
         try:
             self._content = _OPENERS[self.compression](self._stored)
-        except (RefusedError, *DAMAGE) as error:
+        except (InputError, *DAMAGE) as error:
             self._stored.close()
             raise self._damage(error) from error
         self._block = b""
@@ -151,10 +151,10 @@ class Stream:
 
     def _damage(self, error: Exception) -> Exception:
         """A clear line for what decompression says; what the system says is left as it is."""
-        if isinstance(error, RefusedError) or getattr(error, "errno", None) is not None:
+        if isinstance(error, InputError) or getattr(error, "errno", None) is not None:
             return error
         received = f"{self.path} ({error})"
-        return refusal("a file must be whole", received, "fetch it again, or leave it out")
+        return input_error("a file must be whole", received, "fetch it again, or leave it out")
 
 
 class _ZstandardFile(io.RawIOBase):
@@ -196,7 +196,9 @@ def _open_zip(stored: IO[bytes]) -> IO[bytes]:
     archive = zipfile.ZipFile(stored)
     members = [member for member in archive.infolist() if not member.is_dir()]
     if len(members) != 1:
-        raise refusal("a .zip must hold one file", f"{len(members)} in {stored.name}", "unpack it")
+        raise input_error(
+            "a .zip must hold one file", f"{len(members)} in {stored.name}", "unpack it"
+        )
     return archive.open(members[0])
 
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from staircase_attention.checks import input_error
 from staircase_attention.data.checks import optional_module
 from staircase_attention.data.document import Document
 from staircase_attention.data.readers.json_lines import flattened
 from staircase_attention.data.readers.reader import Place
-from staircase_attention.refusals import refusal
 
 BATCH_ROWS = 64
 """Rows taken at once."""
@@ -51,12 +51,12 @@ class Parquet:
             file = module.ParquetFile(path, buffer_size=BUFFER_BYTES, pre_buffer=False)
         except (OSError, ValueError) as error:
             rule, received = "a .parquet file must be whole", f"{path} ({error})"
-            raise refusal(rule, received, "fetch it again, or leave it out") from error
+            raise input_error(rule, received, "fetch it again, or leave it out") from error
         if self.text_field not in file.schema_arrow.names:
             file.close()
             rule = f"the text must be in the column {self.text_field!r} of {path}"
             received = ", ".join(map(repr, file.schema_arrow.names))
-            raise refusal(rule, received, "name its column with text_field")
+            raise input_error(rule, received, "name its column with text_field")
         return file
 
     def _values(self, file: Any, first: int) -> Iterator[Any]:  # noqa: ANN401

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Literal, get_args
 
+from staircase_attention.checks import input_error
 from staircase_attention.data.reddit.filters import Filters
-from staircase_attention.refusals import refusal
 
 Whitespace = Literal["paragraphs", "line"]
 
@@ -72,12 +72,14 @@ class Cleaning:
         if self.whitespace not in get_args(Whitespace):
             choices = " or ".join(map(repr, get_args(Whitespace)))
             rule = f"whitespace must be {choices}"
-            raise refusal(rule, repr(self.whitespace), "use for example 'paragraphs'")
+            raise input_error(rule, repr(self.whitespace), "use for example 'paragraphs'")
         try:
             re.compile(self.bot_names or "")
         except re.error as error:
             rule = f"bot_names must be a regular expression ({error})"
-            raise refusal(rule, repr(self.bot_names), "escape its special characters") from error
+            raise input_error(
+                rule, repr(self.bot_names), "escape its special characters"
+            ) from error
 
 
 class Cleaner:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from staircase_attention.refusals import refusal
+from staircase_attention.checks import input_error
 
 EPISODE_LENGTH = 256
 """The paper's."""
@@ -50,7 +50,7 @@ def episodes_of(
     [100, 101, 0] [True, True, False]
     """
     if length < 1:
-        raise refusal("length must be a whole number of at least 1", length, "use length=256")
+        raise input_error("length must be a whole number of at least 1", length, "use length=256")
     tokens = np.asarray([*encode(text), *([] if end is None else [end])], dtype=np.int32)
     for first in range(0, tokens.size, length):
         piece = tokens[first : first + length]

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from staircase_attention.refusals import refusal
+from staircase_attention.checks import input_error
 
 LINK = re.compile(r"https?://|\bwww\.", re.IGNORECASE)
 
@@ -31,7 +31,7 @@ class Filters:
             limit = getattr(self, name)
             if limit is not None and (not isinstance(limit, int) or limit < 1):
                 rule = f"{name} must be a whole number of at least 1"
-                raise refusal(rule, repr(limit), f"use for example {name}=5")
+                raise input_error(rule, repr(limit), f"use for example {name}=5")
 
     @classmethod
     def of_roller(cls) -> "Filters":

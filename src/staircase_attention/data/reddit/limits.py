@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 
-from staircase_attention.refusals import check_whole_number
+from staircase_attention.checks import check_integer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,4 +23,4 @@ class Limits:
         """Refuse what is nothing."""
         for field in fields(self):
             example = 10 if field.name == "run_seconds" else 64 << 20
-            check_whole_number(field.name, getattr(self, field.name), minimum=1, example=example)
+            check_integer(field.name, getattr(self, field.name), minimum=1, example=example)

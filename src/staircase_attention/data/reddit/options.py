@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from staircase_attention.checks import input_error
 from staircase_attention.data.reddit.cleaning import Cleaning
 from staircase_attention.data.reddit.splits import Fractions
-from staircase_attention.refusals import refusal
 
 Form = Literal["paths", "leaves", "threads"]
 Gap = Literal["drop", "cut", "placeholder"]
@@ -43,9 +43,9 @@ class RedditOptions:
             value = getattr(self, name)
             if value not in get_args(choices):
                 rule = f"{name} must be one of {', '.join(get_args(choices))}"
-                raise refusal(rule, repr(value), f"use for example {get_args(choices)[0]!r}")
+                raise input_error(rule, repr(value), f"use for example {get_args(choices)[0]!r}")
         if self.maximum_depth is not None and self.maximum_depth < 1:
             rule = "maximum_depth must be a whole number of at least 1"
-            raise refusal(rule, self.maximum_depth, "use for example maximum_depth=7")
+            raise input_error(rule, self.maximum_depth, "use for example maximum_depth=7")
         if not self.separator:
-            raise refusal("separator must have characters", "''", r"use for example '\n'")
+            raise input_error("separator must have characters", "''", r"use for example '\n'")

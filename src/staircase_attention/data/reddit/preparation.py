@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from staircase_attention.checks import input_error
 from staircase_attention.cores import available_cores
 from staircase_attention.data.progress import Progress, Silent
 from staircase_attention.data.reddit.archives import compression_of
@@ -30,7 +31,6 @@ from staircase_attention.data.reddit.work_folder import sole_use
 from staircase_attention.data.reddit.workers import workers
 from staircase_attention.data.splits import SPLITS
 from staircase_attention.files import read_json, write_json
-from staircase_attention.refusals import refusal
 
 FORMAT = 1
 """Changes when what lies in a work folder is to be read differently."""
@@ -112,7 +112,7 @@ def _plan(
         if plan.get(what) != new[what]:
             rule = f"a work folder must be used with the same {what} as before"
             remedy = "name another folder, or delete this one to begin again"
-            raise refusal(rule, f"others in {work_folder}", remedy)
+            raise input_error(rule, f"others in {work_folder}", remedy)
     return plan
 
 

@@ -7,6 +7,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from staircase_attention.checks import check_integer, input_error
 from staircase_attention.data.document import Cursor, Document
 from staircase_attention.data.progress import Progress
 from staircase_attention.data.reddit.examples import Writer
@@ -15,7 +16,6 @@ from staircase_attention.data.reddit.options import RedditOptions
 from staircase_attention.data.reddit.preparation import Prepared, prepare
 from staircase_attention.data.reddit.report import Report
 from staircase_attention.data.reddit.survey import outline_of
-from staircase_attention.refusals import check_whole_number, refusal
 
 
 class RedditSource:
@@ -57,7 +57,7 @@ class RedditSource:
         self.work_folder = Path(work_folder)
         self.options = options or RedditOptions()
         if num_workers is not None:
-            check_whole_number("num_workers", num_workers, minimum=1, example=2)
+            check_integer("num_workers", num_workers, minimum=1, example=2)
         self.num_workers = num_workers
         self.progress = progress
         self.limits = limits
@@ -121,11 +121,11 @@ class RedditSource:
 def _existing(paths: Sequence[Path | str]) -> tuple[Path, ...]:
     if isinstance(paths, Path | str) or not paths:
         rule = "paths must be a list of one dump or more"
-        raise refusal(rule, repr(paths), "use for example ['RC_2019-07.zst']")
+        raise input_error(rule, repr(paths), "use for example ['RC_2019-07.zst']")
     files = tuple(Path(path) for path in paths)
     for path in files:
         if not path.is_file():
-            raise refusal("a dump must be a file", path, "check the path")
+            raise input_error("a dump must be a file", path, "check the path")
     return files
 
 
@@ -135,5 +135,5 @@ def _place(cursor: Cursor | None, num_groups: int) -> tuple[int, int]:
     group, document = cursor.place.get("group", -1), cursor.place.get("document", -1)
     if not (0 <= group < num_groups and document >= 0):
         remedy = "use a cursor that this source gave, with the same work folder"
-        raise refusal("a cursor must be a place in the source", dict(cursor.place), remedy)
+        raise input_error("a cursor must be a place in the source", dict(cursor.place), remedy)
     return group, document

@@ -3,7 +3,7 @@
 import hashlib
 from dataclasses import dataclass
 
-from staircase_attention.refusals import refusal
+from staircase_attention.checks import input_error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,7 +26,7 @@ class Fractions:
         if self.valid < 0 or self.test < 0 or self.valid + self.test > 1:
             rule = "valid and test must be fractions, of at most 1 together"
             received = f"valid={self.valid}, test={self.test}"
-            raise refusal(rule, received, "use for example valid=0.01, test=0.01")
+            raise input_error(rule, received, "use for example valid=0.01, test=0.01")
 
     def split_of(self, thread: int) -> str:
         """The split of a thread, given by the number of its post.

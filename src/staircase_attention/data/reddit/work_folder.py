@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from staircase_attention.refusals import refusal
+from staircase_attention.checks import input_error
 
 try:
     import fcntl
@@ -22,5 +22,5 @@ def sole_use(folder: Path) -> Iterator[None]:
             except BlockingIOError as error:
                 rule = "a work folder must have one preparation at a time"
                 remedy = "wait for the other process, or name another folder"
-                raise refusal(rule, f"{folder}, which is in use", remedy) from error
+                raise input_error(rule, f"{folder}, which is in use", remedy) from error
         yield

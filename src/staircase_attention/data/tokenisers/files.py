@@ -5,10 +5,10 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from staircase_attention.checks import input_error
 from staircase_attention.data.tokenisers.byte_pair import TOKENIZER_FILE, BytePairTokeniser
 from staircase_attention.data.tokenisers.byte_tokeniser import ByteTokeniser
 from staircase_attention.data.tokenisers.protocol import SETTINGS, Tokeniser
-from staircase_attention.refusals import refusal
 
 END_NAME = "<|endoftext|>"
 KNOWN_ENDS = (END_NAME, "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>", "[SEP]")
@@ -33,7 +33,7 @@ def from_vocabulary_and_merges(vocabulary: Path, merges: Path) -> BytePairTokeni
     except Exception as error:
         rule = "a vocabulary and its merges must be as GPT-2 has them"
         received = f"{vocabulary} and {merges} ({error})"
-        raise refusal(rule, received, "fetch both files again") from error
+        raise input_error(rule, received, "fetch both files again") from error
     tokenizer = byte_level(model)
     tokenizer.add_special_tokens([END_NAME])
     end_symbol = tokenizer.token_to_id(END_NAME)
@@ -57,7 +57,7 @@ def from_tokenizer_json(path: Path, *, end_name: str | None = None) -> BytePairT
     }
     if end_name is not None and end_name not in special:
         rule = f"end_name must be a special token of {path}"
-        raise refusal(
+        raise input_error(
             rule, repr(end_name), f"use one of {', '.join(special) or 'none: leave it out'}"
         )
     known = [end_name] if end_name else [name for name in KNOWN_ENDS if name in special]
@@ -75,7 +75,7 @@ def load_tokeniser(folder: Path) -> Tokeniser:
         end_symbol = settings["end_symbol"]
     except (OSError, ValueError, KeyError) as error:
         rule = f"a saved tokeniser must have a {SETTINGS}"
-        raise refusal(rule, f"{folder} ({error!r})", "prepare the corpus again") from error
+        raise input_error(rule, f"{folder} ({error!r})", "prepare the corpus again") from error
     return BytePairTokeniser(_read(folder / TOKENIZER_FILE), end_symbol=end_symbol)
 
 
@@ -91,7 +91,7 @@ def tokeniser_from(path: Path) -> Tokeniser:
         if (path / vocabulary).is_file() and (path / merges).is_file():
             return from_vocabulary_and_merges(path / vocabulary, path / merges)
     rule = f"a tokeniser must be {TOKENIZER_FILE}, or encoder.json and vocab.bpe in one folder"
-    raise refusal(rule, path, "name that file or that folder")
+    raise input_error(rule, path, "name that file or that folder")
 
 
 def _read(path: Path) -> Tokenizer:
@@ -100,4 +100,4 @@ def _read(path: Path) -> Tokenizer:
     # The library raises plain Exception.
     except Exception as error:
         rule = "a tokenizer.json must be as the tokenizers library writes it"
-        raise refusal(rule, f"{path} ({error})", "fetch it again") from error
+        raise input_error(rule, f"{path} ({error})", "fetch it again") from error

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from tokenizers import models, pre_tokenizers, trainers
 
+from staircase_attention.checks import check_integer, input_error
 from staircase_attention.data.pieces import LONGEST_PIECE, pieces
 from staircase_attention.data.tokenisers.byte_pair import BytePairTokeniser
 from staircase_attention.data.tokenisers.byte_tokeniser import NUM_BYTES
 from staircase_attention.data.tokenisers.files import END_NAME, byte_level
-from staircase_attention.refusals import check_whole_number, refusal
 
 MOST_WORD_BYTES = 4_000_000
 """The library holds every different word while it learns, at a hundred bytes for each of its own.
@@ -42,7 +42,7 @@ class BytePairTraining:
     def __post_init__(self) -> None:
         """Refuse what has no room for the bytes."""
         check_vocab_size(self.vocab_size)
-        check_whole_number("sample_bytes", self.sample_bytes, minimum=1, example=32_000_000)
+        check_integer("sample_bytes", self.sample_bytes, minimum=1, example=32_000_000)
 
 
 def evenly_sampled(texts: Iterable[tuple[bytes, float]], num_bytes: int) -> Iterator[bytes]:
@@ -96,7 +96,7 @@ def train_bpe(texts: Iterable[bytes], *, vocab_size: int = 8_008) -> BytePairTok
 
 def check_vocab_size(vocab_size: int) -> None:
     """Refuse what has no room for the bytes and the end symbol, and what needs too much room."""
-    check_whole_number("vocab_size", vocab_size, minimum=NUM_BYTES + 1, example=8_008)
+    check_integer("vocab_size", vocab_size, minimum=NUM_BYTES + 1, example=8_008)
     if vocab_size > MOST_SYMBOLS:
         rule = f"vocab_size must be at most {MOST_SYMBOLS:,}"
-        raise refusal(rule, f"{vocab_size:,}", "use for example vocab_size=8008")
+        raise input_error(rule, f"{vocab_size:,}", "use for example vocab_size=8008")

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from staircase_attention.checks import check_choice
 from staircase_attention.experiments.bench.subject import Subject, subject_of, symbols_of
-from staircase_attention.experiments.choices import require_known
 from staircase_attention.experiments.recipes import find_recipe, recipes
 from staircase_attention.training import Recipe
 
@@ -130,7 +130,7 @@ def is_possible(name: str, notes: list[str]) -> bool:
 
 
 def _check_name(name: str, rows: Mapping[str, Any]) -> None:
-    require_known("a recipe or set to bench", name, [*SETS, *rows, *recipes()])
+    check_choice("a recipe or set to bench", name, [*SETS, *rows, *recipes()])
 
 
 def _set_subject(

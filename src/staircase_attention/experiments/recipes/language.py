@@ -11,7 +11,7 @@ and BASE. What it leaves open is decided here:
   docs tell `staircase prepare` to put them; `task.folder=...` names another place.
 """
 
-from staircase_attention.experiments.choices import require_known
+from staircase_attention.checks import check_choice
 from staircase_attention.experiments.paper import PaperTraining, paper_training
 from staircase_attention.layers import CoreConfig
 from staircase_attention.schedules import (
@@ -121,8 +121,8 @@ def language(table: str, row: str) -> Recipe:
     >>> language("enwik8", "staircase-n4-c64").model.schedule
     Staircase(chunk_size=64, num_passes=4)
     """
-    require_known("a language table", table, TABLES)
-    require_known(f"a row of {table}", row, TABLES[table])
+    check_choice("a language table", table, TABLES)
+    check_choice(f"a row of {table}", row, TABLES[table])
     task = "reddit" if table.startswith("reddit") else table
     facts = paper_training(task)
     return Recipe(

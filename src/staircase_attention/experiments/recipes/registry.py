@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from functools import cache
 from types import MappingProxyType
 
-from staircase_attention.experiments.choices import require_known
+from staircase_attention.checks import check_choice
 from staircase_attention.experiments.recipes.language import language_recipes
 from staircase_attention.experiments.recipes.small import small_recipes
 from staircase_attention.experiments.recipes.small_language import small_language_recipes
@@ -31,5 +31,5 @@ def find_recipe(name: str) -> Recipe:
     50000
     """
     known = recipes()
-    require_known("a recipe", name, known)
+    check_choice("a recipe", name, known)
     return known[name]

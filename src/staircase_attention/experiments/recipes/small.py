@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from staircase_attention.experiments.choices import require_known
+from staircase_attention.checks import check_choice
 from staircase_attention.layers import CoreConfig
 from staircase_attention.schedules import (
     CachedStaircase,
@@ -94,9 +94,9 @@ def small(group: str, row: str) -> Recipe:
     >>> small("random-walk-small", "ladder").name
     'random-walk-small/ladder'
     """
-    require_known("a group of small recipes", group, SIZES)
+    check_choice("a group of small recipes", group, SIZES)
     size = SIZES[group]
-    require_known(f"a row of {group}", row, (*size.schedules, LSTM))
+    check_choice(f"a row of {group}", row, (*size.schedules, LSTM))
     return Recipe(
         name=f"{group}/{row}",
         task=TaskChoice(reference=size.task, options=size.options),

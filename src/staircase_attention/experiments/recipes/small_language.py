@@ -4,7 +4,7 @@ They train on the same prepared corpora as the recipes of the paper's size, and 
 first part of the validation and test data only, so that an evaluation takes seconds.
 """
 
-from staircase_attention.experiments.choices import require_known
+from staircase_attention.checks import check_choice
 from staircase_attention.layers import CoreConfig
 from staircase_attention.schedules import (
     CachedStaircase,
@@ -48,8 +48,8 @@ def small_language(group: str, row: str) -> Recipe:
     >>> small_language("enwik8-small", "ladder").task.folder
     'corpora/enwik8'
     """
-    require_known("a group of small language recipes", group, CORPORA)
-    require_known(f"a row of {group}", row, (*SCHEDULES, LSTM))
+    check_choice("a group of small language recipes", group, CORPORA)
+    check_choice(f"a row of {group}", row, (*SCHEDULES, LSTM))
     corpus = CORPORA[group]
     return Recipe(
         name=f"{group}/{row}",

@@ -20,7 +20,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from staircase_attention.experiments.choices import require_known
+from staircase_attention.checks import check_choice
 from staircase_attention.experiments.paper import PaperTraining, paper_training
 from staircase_attention.layers import CoreConfig
 from staircase_attention.schedules import (
@@ -172,7 +172,7 @@ def _recipe(
     facts: PaperTraining,
     options: Mapping[str, Any] | None = None,
 ) -> Recipe:
-    require_known(f"a row of {group}", row, ROWS)
+    check_choice(f"a row of {group}", row, ROWS)
     model = _lstm(facts) if row == LSTM else _family_model(schedules[row], facts)
     return Recipe(
         name=f"{group}/{row}",

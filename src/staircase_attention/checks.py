@@ -1,0 +1,97 @@
+"""Checks of values that a user gives: one line with the rule, what was received, and a remedy."""
+
+import difflib
+from collections.abc import Iterable
+
+MOST_LISTED = 8
+"""An error lists up to this many choices; of more it names the nearest only."""
+
+
+class InputError(ValueError):
+    """A value that a user got wrong. The same call would fail again."""
+
+
+def input_error(rule: str, received: object, remedy: str) -> InputError:
+    """The error for a broken rule.
+
+    >>> input_error("length must be an integer of at least 1", 0, "use for example 400")
+    InputError('length must be an integer of at least 1, got 0; use for example 400')
+    """
+    return InputError(f"{rule}, got {received}; {remedy}")
+
+
+def check_integer(
+    name: str, value: object, *, minimum: int, maximum: int | None = None, example: int
+) -> None:
+    """Refuse anything but an int from minimum to maximum (True and False are no integers)."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        highest = value if maximum is None else maximum
+        if minimum <= value <= highest:
+            return
+    bounds = f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
+    raise input_error(
+        f"{name} must be an integer {bounds}", repr(value), f"use for example {name}={example}"
+    )
+
+
+def check_number(
+    name: str,
+    value: object,
+    *,
+    minimum: float,
+    below: float | None = None,
+    example: float,
+) -> None:
+    """Refuse anything but a finite number of at least `minimum` and, if given, under `below`."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        limit = float("inf") if below is None else below
+        if minimum <= value < limit:
+            return
+    bounds = f"of at least {minimum:g}" + ("" if below is None else f" and under {below:g}")
+    raise input_error(
+        f"{name} must be a number {bounds}", repr(value), f"use for example {name}={example:g}"
+    )
+
+
+def check_flag(name: str, value: object) -> None:
+    """Refuse anything but True and False."""
+    if not isinstance(value, bool):
+        raise input_error(f"{name} must be True or False", repr(value), "use one of these")
+
+
+def check_choice(name: str, value: object, choices: Iterable[object]) -> None:
+    """Refuse anything but one of the choices, and suggest the nearest.
+
+    >>> check_choice("table", "random-wlak", ["random-walk", "algorithm"])
+    Traceback (most recent call last):
+    staircase_attention.checks.InputError: table must be one of random-walk, algorithm, \
+got 'random-wlak'; did you mean 'random-walk'?
+    """
+    known = list(choices)
+    if any(value is choice or value == choice for choice in known):
+        return
+    names = [str(choice) for choice in known]
+    listed = f"one of {', '.join(names)}" if len(names) <= MOST_LISTED else "a known name"
+    raise input_error(f"{name} must be {listed}", repr(value), suggestion(str(value), names))
+
+
+def suggestion(word: str, choices: Iterable[str]) -> str:
+    """What to write in place of a misspelt word.
+
+    >>> suggestion("algoritm", ["random-walk", "algorithm"])
+    "did you mean 'algorithm'?"
+    """
+    names = list(choices)
+    if not names:
+        return "leave it out"
+    nearest = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    return f"did you mean {nearest[0]!r}?" if nearest else f"use for example {names[0]!r}"
+
+
+def one_line(error: Exception) -> str:
+    """An error as it stands at the end of a traceback, in one line.
+
+    >>> one_line(KeyError("x"))
+    "KeyError: 'x'"
+    """
+    return " ".join(f"{type(error).__name__}: {error}".split())

@@ -1,0 +1,276 @@
+# mypy: disable-error-code="untyped-decorator"
+"""Residual sums and the layer norms behind them, in one pass over memory each way."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from staircase_attention.engine.kernels.rows import sum_columns
+
+NUM_PROGRAMS = 264
+"""Programs that share the rows of a backward pass: the first size of `sums`."""
+
+FORWARD_ELEMENTS = 4096
+"""Elements that a program reads of a matrix at once, if a row has no more."""
+BACKWARD_ELEMENTS = 2048
+FORWARD_PER_WARP = 512
+BACKWARD_PER_WARP = 256
+MAX_ROWS = 64
+MAX_WARPS = 16
+STAGES = 3
+"""Blocks of rows under way in a backward pass while one is worked on."""
+
+
+@triton.jit
+def _forward_kernel(
+    hidden_ptr: tl.tensor,
+    addend_ptr: tl.tensor,
+    addend_bias_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
+    bias_ptr: tl.tensor,
+    total_ptr: tl.tensor,
+    normed_ptr: tl.tensor,
+    mean_ptr: tl.tensor,
+    rstd_ptr: tl.tensor,
+    rows: tl.tensor,
+    eps: tl.tensor,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> None:
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, COLUMNS)
+    within = column < WIDTH
+    inside = (row < rows)[:, None] & within[None, :]
+    offset = row.to(tl.int64)[:, None] * WIDTH + column[None, :]
+    total = tl.load(hidden_ptr + offset, mask=inside, other=0.0).to(tl.float32)
+    if addend_ptr is not None:
+        total += tl.load(addend_ptr + offset, mask=inside, other=0.0).to(tl.float32)
+        if addend_bias_ptr is not None:
+            total += tl.load(addend_bias_ptr + column, mask=within, other=0.0).to(tl.float32)
+        stored = total.to(total_ptr.dtype.element_ty)
+        tl.store(total_ptr + offset, stored, mask=inside)
+        total = stored.to(tl.float32)
+    if normed_ptr is not None:
+        mean = tl.sum(total, 1) / WIDTH
+        centred = tl.where(within[None, :], total - mean[:, None], 0.0)
+        rstd = tl.rsqrt(tl.sum(centred * centred, 1) / WIDTH + eps)
+        weight = tl.load(weight_ptr + column, mask=within, other=0.0).to(tl.float32)
+        bias = tl.load(bias_ptr + column, mask=within, other=0.0).to(tl.float32)
+        normed = centred * rstd[:, None] * weight[None, :] + bias[None, :]
+        tl.store(normed_ptr + offset, normed.to(normed_ptr.dtype.element_ty), mask=inside)
+        tl.store(mean_ptr + row, mean, mask=row < rows)
+        tl.store(rstd_ptr + row, rstd, mask=row < rows)
+
+
+@triton.jit
+def _backward_kernel(
+    d_total_ptr: tl.tensor,
+    d_more_ptr: tl.tensor,
+    d_normed_ptr: tl.tensor,
+    total_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
+    mean_ptr: tl.tensor,
+    rstd_ptr: tl.tensor,
+    d_hidden_ptr: tl.tensor,
+    d_addend_ptr: tl.tensor,
+    sums_ptr: tl.tensor,
+    rows: tl.tensor,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    HAS_ADDEND: tl.constexpr,
+    STAGES: tl.constexpr,
+) -> None:
+    program = tl.program_id(0)
+    column = tl.arange(0, COLUMNS)
+    within = column < WIDTH
+    weight = tl.load(weight_ptr + column, mask=within, other=0.0).to(tl.float32)
+    d_weight = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
+    d_bias = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
+    d_addend_bias = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
+    step = tl.num_programs(0) * ROWS
+    for start in tl.range(program * ROWS, rows, step, num_stages=STAGES):
+        row = start + tl.arange(0, ROWS)
+        inside = (row < rows)[:, None] & within[None, :]
+        offset = row.to(tl.int64)[:, None] * WIDTH + column[None, :]
+        d_normed = tl.load(d_normed_ptr + offset, mask=inside, other=0.0).to(tl.float32)
+        total = tl.load(total_ptr + offset, mask=inside, other=0.0).to(tl.float32)
+        mean = tl.load(mean_ptr + row, mask=row < rows, other=0.0)
+        rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0.0)
+        # Where nothing is, d_normed is zero, and so is everything that is summed.
+        scaled = (total - mean[:, None]) * rstd[:, None]
+        d_scaled = d_normed * weight[None, :]
+        along = tl.sum(d_scaled * scaled, 1) / WIDTH
+        level = tl.sum(d_scaled, 1) / WIDTH
+        gradient = (d_scaled - level[:, None] - scaled * along[:, None]) * rstd[:, None]
+        if d_total_ptr is not None:
+            gradient += tl.load(d_total_ptr + offset, mask=inside, other=0.0).to(tl.float32)
+        if d_more_ptr is not None:
+            gradient += tl.load(d_more_ptr + offset, mask=inside, other=0.0).to(tl.float32)
+        d_hidden = gradient.to(d_hidden_ptr.dtype.element_ty)
+        tl.store(d_hidden_ptr + offset, d_hidden, mask=inside)
+        if d_addend_ptr is not None:
+            d_addend = gradient.to(d_addend_ptr.dtype.element_ty)
+            tl.store(d_addend_ptr + offset, d_addend, mask=inside)
+        d_weight += d_normed * scaled
+        d_bias += d_normed
+        if HAS_ADDEND:
+            d_addend_bias += gradient
+    if program * ROWS < rows:
+        own = sums_ptr + program * (3 * WIDTH) + column
+        tl.store(own, tl.load(own, mask=within, other=0.0) + tl.sum(d_weight, 0), mask=within)
+        own += WIDTH
+        tl.store(own, tl.load(own, mask=within, other=0.0) + tl.sum(d_bias, 0), mask=within)
+        if HAS_ADDEND:
+            own += WIDTH
+            addition = tl.sum(d_addend_bias, 0)
+            tl.store(own, tl.load(own, mask=within, other=0.0) + addition, mask=within)
+
+
+def forward(
+    hidden: Tensor,
+    addend: Tensor | None,
+    addend_bias: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    *,
+    eps: float,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(total, normed, mean, rstd) with total = hidden + addend + addend_bias in hidden's kind.
+
+    What is normalised is the total as it is stored; `normed` is of the kind asked for. Without
+    an addend the total is `hidden` itself.
+    """
+    hidden = hidden.contiguous()
+    total = hidden if addend is None else torch.empty_like(hidden)
+    normed = torch.empty_like(hidden, dtype=dtype)
+    mean = torch.empty(hidden.shape[0], device=hidden.device, dtype=torch.float32)
+    rstd = torch.empty_like(mean)
+    _launch_forward(hidden, addend, addend_bias, weight, bias, total, normed, mean, rstd, eps)
+    return total, normed, mean, rstd
+
+
+def add(hidden: Tensor, addend: Tensor, addend_bias: Tensor | None) -> Tensor:
+    """The sum of all three, in the kind of numbers of `hidden`."""
+    hidden = hidden.contiguous()
+    total = torch.empty_like(hidden)
+    _launch_forward(hidden, addend, addend_bias, None, None, total, None, None, None, 0.0)
+    return total
+
+
+def backward(
+    d_total: Tensor | None,
+    d_normed: Tensor,
+    total: Tensor,
+    weight: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    *,
+    sums: Tensor,
+    addend_dtype: torch.dtype | None,
+    d_more: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """(d_hidden, d_addend): the gradients of what `forward` was given.
+
+    The total's own gradient is `d_total` plus `d_more`, where they are given. Those of weight, bias
+    and addend_bias are added to `sums` (programs, 3, width), the last only if there was an addend;
+    their sum over programs is the caller's.
+    """
+    rows, width = total.shape
+    d_hidden = torch.empty_like(total)
+    d_addend, apart = None, None
+    if addend_dtype == total.dtype:
+        d_addend = d_hidden
+    elif addend_dtype is not None:
+        d_addend = apart = torch.empty_like(total, dtype=addend_dtype)
+    num_rows, columns, num_warps = _tile(rows, width, BACKWARD_ELEMENTS, BACKWARD_PER_WARP)
+    _backward_kernel[(sums.shape[0],)](
+        None if d_total is None else d_total.contiguous(),
+        None if d_more is None else d_more.contiguous(),
+        d_normed.contiguous(),
+        total,
+        weight,
+        mean,
+        rstd,
+        d_hidden,
+        apart,
+        sums,
+        rows,
+        WIDTH=width,
+        ROWS=num_rows,
+        COLUMNS=columns,
+        HAS_ADDEND=addend_dtype is not None,
+        STAGES=STAGES if columns <= BACKWARD_ELEMENTS else 1,
+        num_warps=num_warps,
+    )
+    return d_hidden, d_addend
+
+
+def add_backward(d_total: Tensor, *, sums: Tensor | None, addend_dtype: torch.dtype) -> Tensor:
+    """The gradient of `add`'s addend, and, added to `sums` (programs, width), of its bias."""
+    if sums is None:
+        return d_total.to(addend_dtype)
+    d_total = d_total.contiguous()
+    if addend_dtype == d_total.dtype:
+        sum_columns(d_total, sums=sums)
+        return d_total
+    d_addend = torch.empty_like(d_total, dtype=addend_dtype)
+    sum_columns(d_total, out=d_addend, sums=sums)
+    return d_addend
+
+
+def new_sums(width: int, *, device: torch.device) -> Tensor:
+    """Zeros for `backward` to add to."""
+    return torch.zeros(NUM_PROGRAMS, 3, width, device=device, dtype=torch.float32)
+
+
+def new_add_sums(width: int, *, device: torch.device) -> Tensor:
+    """Zeros for `add_backward` to add to."""
+    return torch.zeros(NUM_PROGRAMS, width, device=device, dtype=torch.float32)
+
+
+def _launch_forward(
+    hidden: Tensor,
+    addend: Tensor | None,
+    addend_bias: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    total: Tensor,
+    normed: Tensor | None,
+    mean: Tensor | None,
+    rstd: Tensor | None,
+    eps: float,
+) -> None:
+    if addend is None and addend_bias is not None:
+        raise ValueError("a bias of the addend needs an addend")
+    rows, width = hidden.shape
+    num_rows, columns, num_warps = _tile(rows, width, FORWARD_ELEMENTS, FORWARD_PER_WARP)
+    _forward_kernel[(triton.cdiv(rows, num_rows),)](
+        hidden,
+        None if addend is None else addend.contiguous(),
+        addend_bias,
+        weight,
+        bias,
+        total,
+        normed,
+        mean,
+        rstd,
+        rows,
+        eps,
+        WIDTH=width,
+        ROWS=num_rows,
+        COLUMNS=columns,
+        num_warps=num_warps,
+    )
+
+
+def _tile(rows: int, width: int, elements: int, per_warp: int) -> tuple[int, int, int]:
+    """Rows, columns and warps of a program: fewer rows where all programs would not get some."""
+    columns = triton.next_power_of_2(width)
+    share = triton.next_power_of_2(max(triton.cdiv(rows, NUM_PROGRAMS), 1))
+    num_rows = max(min(elements // columns, share, MAX_ROWS), 1)
+    num_warps = min(max(num_rows * columns // per_warp, 1), MAX_WARPS)
+    return num_rows, columns, num_warps

@@ -1,6 +1,0 @@
-"""One token at a time, fast: a captured twin of a model's own chunk order."""
-
-from staircase_attention.models.decoding.decoder import Decoder
-from staircase_attention.models.decoding.weights import Weights
-
-__all__ = ["Decoder", "Weights"]

@@ -1,0 +1,249 @@
+"""A decoder gives what its model gives, token by token, from any state and back to one."""
+
+import pytest
+import torch
+
+from building import random_tokens
+from staircase_attention import (
+    CachedStaircase,
+    CoreConfig,
+    FeedbackTransformer,
+    GlobalCachedStaircase,
+    Ladder,
+    MemoryNetwork,
+    SequenceModel,
+    Staircase,
+    TransformerXL,
+    UniversalTransformer,
+)
+from staircase_attention.engine.decoding import Decoder, launches, tiles
+
+pytest.importorskip("triton")
+CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+VOCAB_SIZE = 7
+
+
+def build(schedule, *, num_layers=1, positions="relative", max_distance=None, heads=2):
+    torch.manual_seed(0)
+    core = CoreConfig(
+        width=16 * heads,
+        num_layers=num_layers,
+        num_heads=heads,
+        feed_forward_width=24,
+        positions=positions,
+        max_distance=max_distance,
+    )
+    model = SequenceModel(vocab_size=VOCAB_SIZE, output_size=5, core=core, schedule=schedule)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0.0, 0.3)
+    return model.eval()
+
+
+def prompted(model, tokens, length):
+    if length == 0:
+        return model.initial_state(len(tokens))
+    return model(tokens[:, :length])[1]
+
+
+def assert_same(found, expected):
+    assert found.model == expected.model
+    assert found.chunk_length == expected.chunk_length
+    (one,), (two,) = found.streams, expected.streams
+    assert (one.rows, one.position, one.starts) == (two.rows, two.position, two.starts)
+    assert one.cached == two.cached
+    assert set(one.banks) == set(two.banks)
+    for key, held in one.banks.items():
+        for mine, its in zip(held, two.banks[key], strict=True):
+            torch.testing.assert_close(mine, its, **CLOSE)
+    for held, other in zip(one.cache, two.cache, strict=True):
+        for mine, its in zip(held, other, strict=True):
+            torch.testing.assert_close(mine, its, **CLOSE)
+
+
+def forget(decoder):
+    """Fill all scratch memory with what would be noticed."""
+    for tensor in vars(decoder._launches).values():
+        if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
+            tensor.fill_(torch.nan)
+
+
+@torch.no_grad()
+def follow(model, state, tokens):
+    """Step a decoder and the model side by side; both logits and both states must agree."""
+    assert Decoder.fits(model, state)
+    decoder = Decoder(model, state)
+    forget(decoder)
+    assert_same(decoder.state(), state)
+    for token in tokens.T:
+        expected, state = model(token[:, None], state)
+        torch.testing.assert_close(decoder.step(token), expected[:, 0], **CLOSE)
+    assert_same(decoder.state(), state)
+    more = random_tokens(len(tokens), 3, seed=5)
+    torch.testing.assert_close(model(more, decoder.state())[0], model(more, state)[0], **CLOSE)
+
+
+CASES = {
+    "transformer-xl": (TransformerXL(span=3), {"num_layers": 2}),
+    "transformer-xl, a span of one": (TransformerXL(span=1), {}),
+    "transformer-xl, rotary": (TransformerXL(span=3), {"positions": "rotary"}),
+    "transformer-xl, three heads": (TransformerXL(span=66), {"heads": 3}),
+    "ladder ABAB": (Ladder(num_passes=2, span=3), {"num_layers": 2}),
+    "ladder AABB": (Ladder(num_passes=2, span=3, order="AABB"), {"num_layers": 2}),
+    "universal": (UniversalTransformer(num_passes=2, span=4), {"max_distance": 2}),
+    "staircase": (Staircase(chunk_size=2, num_passes=3), {}),
+    "staircase, two layers": (Staircase(chunk_size=2, num_passes=2), {"num_layers": 2}),
+    "staircase, rotary": (Staircase(chunk_size=2, num_passes=2), {"positions": "rotary"}),
+    "cached": (
+        CachedStaircase(chunk_size=2, num_window_chunks=3, num_passes=1),
+        {"num_layers": 2},
+    ),
+    "cached, M = 2": (CachedStaircase(chunk_size=2, num_window_chunks=3, num_passes=2), {}),
+    "cached, M = 0": (
+        CachedStaircase(chunk_size=2, num_window_chunks=2, num_passes=0),
+        {"positions": "rotary"},
+    ),
+    "feedback": (FeedbackTransformer(span=3), {"num_layers": 2}),
+    "feedback, with itself": (FeedbackTransformer(span=3, attend_self=True), {}),
+    "feedback, of its own": (
+        FeedbackTransformer(span=3, memory="top", share_keys_values=False),
+        {"num_layers": 2},
+    ),
+    "memory network": (MemoryNetwork(span=3), {"num_layers": 2}),
+}
+each_case = pytest.mark.parametrize(("schedule", "options"), CASES.values(), ids=CASES)
+
+
+@each_case
+def test_a_decoder_follows_its_model_from_the_first_token_on(schedule, options):
+    model = build(schedule, **options)
+    num_steps = 3 * schedule.chunk_length + 1
+    follow(model, model.initial_state(1), random_tokens(1, num_steps))
+
+
+@each_case
+@torch.no_grad()
+def test_a_decoder_goes_on_from_any_state(schedule, options):
+    model = build(schedule, **options)
+    length = 3 * schedule.chunk_length + 1
+    tokens = random_tokens(2, length + 3)
+    follow(model, prompted(model, tokens, length), tokens[:, length:])
+
+
+@pytest.mark.parametrize("name", ["transformer-xl, three heads", "cached, M = 2", "feedback"])
+@torch.no_grad()
+def test_programs_that_share_the_keys_of_a_head(name, monkeypatch):
+    monkeypatch.setattr(tiles, "MOST_SHARES", 4)
+    monkeypatch.setattr(tiles, "FEWEST_KEYS", 1)
+    schedule, options = CASES[name]
+    model = build(schedule, **options)
+    tokens = random_tokens(2, 70)
+    for length in (0, 2, 67):
+        follow(model, prompted(model, tokens, length), tokens[:, length : length + 1])
+
+
+@pytest.mark.parametrize("name", ["cached", "feedback", "feedback, of its own", "memory network"])
+@torch.no_grad()
+def test_products_of_many_rows(name):
+    """The last tile of columns is not whole, nor is the only one of rows."""
+    schedule, options = CASES[name]
+    model = build(schedule, **{**options, "heads": 3})
+    tokens = random_tokens(5, 4)
+    follow(model, prompted(model, tokens, 3), tokens[:, 3:])
+
+
+@pytest.mark.parametrize("name", ["cached", "feedback"])
+@torch.no_grad()
+def test_products_in_parts(name, monkeypatch):
+    chosen = tiles.Tiles(rows=16, columns=16, inner=16, parts=2, num_stages=1)
+    monkeypatch.setattr(launches, "many_tiles", lambda *_: chosen)
+    schedule, options = CASES[name]
+    model = build(schedule, **options)
+    tokens = random_tokens(18, 4)
+    follow(model, prompted(model, tokens, 3), tokens[:, 3:])
+
+
+@pytest.mark.parametrize("name", ["transformer-xl", "staircase", "cached", "feedback"])
+@pytest.mark.parametrize("batch_size", [3, 5])
+@torch.no_grad()
+def test_rows_that_began_at_different_times(name, batch_size):
+    schedule, options = CASES[name]
+    model = build(schedule, **options)
+    length = 4 * schedule.chunk_length
+    tokens = random_tokens(batch_size, length + 3)
+    state = prompted(model, tokens, length)
+    state = state.reset([row == 1 for row in range(batch_size)])
+    assert len(state.streams) == 1
+    follow(model, state, tokens[:, length:])
+
+
+@pytest.mark.parametrize("batch_size", [1, 5])
+@torch.no_grad()
+def test_products_in_half_precision(batch_size):
+    # Not in bfloat16: Triton's interpreter takes its bits for whole numbers in `tl.dot`.
+    schedule, options = CASES["cached"]
+    model = build(schedule, **options).half()
+    tokens = random_tokens(batch_size, 7)
+    _, state = model(tokens[:, :4])
+    decoder = Decoder(model, state)
+    found = torch.stack([decoder.step(token).clone() for token in tokens[:, 4:].T], dim=1)
+    assert decoder.state().dtypes == {torch.float16}
+    expected, _ = model.float()(tokens)
+    torch.testing.assert_close(found, expected[:, 4:], rtol=1e-2, atol=1e-2)
+
+
+@torch.no_grad()
+def test_the_latest_step_can_be_taken_back():
+    model = build(Staircase(chunk_size=2, num_passes=2))
+    tokens = random_tokens(1, 7)
+    for length in (3, 4):
+        state = prompted(model, tokens, length)
+        decoder = Decoder(model, state)
+        decoder.step(tokens[:, 5])
+        decoder.undo()
+        assert_same(decoder.state(), state)
+        expected, state = model(tokens[:, length : length + 1], state)
+        found = decoder.step(tokens[:, length])
+        torch.testing.assert_close(found, expected[:, 0], **CLOSE)
+
+
+@torch.no_grad()
+def test_a_state_of_a_decoder_is_a_copy_fit_for_gradients():
+    model = build(TransformerXL(span=3))
+    with torch.inference_mode():
+        decoder = Decoder(model, model.initial_state(1))
+        decoder.step(torch.tensor([1]))
+        state = decoder.state()
+        decoder.step(torch.tensor([2]))
+    assert state.lengths == (1,)
+    assert not any(tensor.is_inference() for tensor in state.streams[0].tensors)
+
+
+def test_what_does_not_fit_is_refused():
+    model = build(Staircase(chunk_size=2, num_passes=2))
+    state = model.initial_state(2)
+    assert Decoder.fits(model, state)
+    unbounded = build(GlobalCachedStaircase(chunk_size=2, num_passes=1))
+    assert not Decoder.fits(unbounded, unbounded.initial_state(1))
+    assert not Decoder.fits(model, unbounded.initial_state(1))
+    assert not Decoder.fits(model.double(), state)
+    model.float()
+    _, begun = model(random_tokens(2, 3))
+    parted = begun.reset([True, False])
+    assert len(parted.streams) == 2
+    assert not Decoder.fits(model, parted)
+    with pytest.raises(ValueError, match=r"Decoder\.fits says no"):
+        Decoder(model, parted)
+    with pytest.raises(ValueError, match="one token for each"):
+        Decoder(model, state).step(torch.tensor([1]))
+
+
+def test_weights_can_serve_another_decoder_until_the_model_changes():
+    model = build(TransformerXL(span=3))
+    first = Decoder(model, model.initial_state(1))
+    assert Decoder(model, model.initial_state(2), weights=first.weights).weights is first.weights
+    with torch.no_grad():
+        model.output.bias.add_(1.0)
+    assert not first.weights.are_current
+    again = Decoder(model, model.initial_state(1), weights=first.weights)
+    assert again.weights is not first.weights
