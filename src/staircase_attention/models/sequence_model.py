@@ -179,7 +179,7 @@ class SequenceModel(nn.Module):
         """The state of streams that have not begun."""
         return State.fresh(
             model=self.signature,
-            chunk_length=self.schedule.chunk_length,
+            chunk_length=self.schedule.period,
             batch_size=batch_size,
         )
 
