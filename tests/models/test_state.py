@@ -135,7 +135,7 @@ def test_rows_reset_where_a_chunk_begins_share_one_stream_and_others_do_not():
 
 
 def test_rows_that_begin_where_others_have_a_chunk_share_their_stream():
-    """However often rows begin anew, there are no more streams than places in a chunk."""
+    """However often rows restart, there are no more streams than places in a chunk."""
     model = build(Staircase(chunk_size=3, num_passes=2))
     state, generator = model.initial_state(5), torch.Generator().manual_seed(0)
     for _ in range(40):
@@ -147,7 +147,7 @@ def test_rows_that_begin_where_others_have_a_chunk_share_their_stream():
         assert all(list(stream.rows) == sorted(stream.rows) for stream in state.streams)
 
 
-def test_a_stream_with_a_long_past_takes_no_guests(monkeypatch):
+def test_a_stream_with_a_long_past_accepts_no_new_rows(monkeypatch):
     monkeypatch.setattr("staircase_attention.models.state.LONGEST_SHARED", 4)
     model = build(GlobalCachedStaircase(chunk_size=2, num_passes=1))
     _, state = model(random_tokens(2, 1))

@@ -37,7 +37,7 @@ class RelativePositions(nn.Module):
 class RotaryPositions(nn.Module):
     """Queries and keys turned by an angle that grows with their place (Su et al. 2021).
 
-    Only differences of places matter, so places are counted from the oldest key in sight: the
+    Only differences of places matter, so places are counted from the oldest key: the
     angles stay small however long the stream.
     """
 
