@@ -51,11 +51,11 @@ class LanguageModel:
 
 
 def load_language_model(
-    folder: str | os.PathLike[str], *, checkpoint: str | int = "best"
+    folder: str | os.PathLike[str], *, checkpoint: str | int = "best", trust_code: bool = False
 ) -> LanguageModel:
     """The model of a run that was trained on text; the corpus itself need not be there."""
     place = RunFolder(run_path(folder))
-    recipe = place.recipe()
+    recipe = place.recipe(trust_code=trust_code)
     if not place.tokeniser.is_dir():
         raise ValueError(
             f"a language model's run holds a tokeniser, got {place.path} without one; "
@@ -77,13 +77,16 @@ class NumSymbols:
     num_outputs: int
 
 
-def load_run(folder: str | os.PathLike[str], *, checkpoint: str | int = "best") -> LoadedRun:
+def load_run(
+    folder: str | os.PathLike[str], *, checkpoint: str | int = "best", trust_code: bool = False
+) -> LoadedRun:
     """The model of a run: `best` on the validation data, `latest`, or a number of updates.
 
-    `folder` may also be pretrained:NAME, a run that comes with the package.
+    `folder` may also be pretrained:NAME, a run that comes with the package. Code that the run names
+    is executed if this user trained with it, or with `trust_code`.
     """
     place = RunFolder(run_path(folder))
-    recipe = place.recipe()
+    recipe = place.recipe(trust_code=trust_code)
     data = build_dataset(recipe)
     update, weights = _weights(place, checkpoint)
     model = build_model(recipe, data)
@@ -111,7 +114,7 @@ def pack(
 ) -> Path:
     """Write what is needed to use a run's model, and nothing else, to a new folder."""
     place = RunFolder(run_path(folder))
-    place.recipe()
+    place.plain_recipe()
     update, weights = _weights(place, checkpoint)
     return pack_weights(place, weights, target, update=update, numbers=numbers)
 

@@ -18,6 +18,7 @@ from staircase_attention.training.recipe import Recipe
 from staircase_attention.training.run_folder import RunFolder, device_name
 from staircase_attention.training.signals import StopRequested, wishes_to_stop
 from staircase_attention.training.trainer import DivergedError, Trainer
+from staircase_attention.training.trust import record_code
 
 Done = TypeVar("Done")
 ScoredSplit = Literal["valid", "test"]
@@ -53,15 +54,19 @@ def train(
     tokeniser = data.corpus.tokeniser if isinstance(data, CorpusData) else None
     place = RunFolder(folder)
     with place.begun(recipe, tokeniser):
+        if is_first_process():
+            record_code(recipe.to_plain())
         if progress is not None and is_first_process():
             progress.say(f"run folder: {place.path}")
         return _go(recipe, place, progress)
 
 
-def resume(folder: str | os.PathLike[str], *, progress: Display | None = None) -> RunResult:
+def resume(
+    folder: str | os.PathLike[str], *, trust_code: bool = False, progress: Display | None = None
+) -> RunResult:
     """Go on with a run where it stood; a finished one gives its result at once."""
     place = RunFolder(folder)
-    recipe = place.recipe()
+    recipe = place.recipe(trust_code=trust_code)
     if place.is_finished:
         return read_result(place)
     if place.is_packed:

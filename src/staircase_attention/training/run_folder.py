@@ -19,6 +19,7 @@ from staircase_attention.files import PARTIAL, read_json, write_json
 from staircase_attention.training.checkpoint import WEIGHTS, CheckpointFolder
 from staircase_attention.training.processes import is_first_process
 from staircase_attention.training.recipe import Recipe
+from staircase_attention.training.trust import require_trusted_code
 
 FORMAT = 1
 """Counted up when the layout of run folders changes."""
@@ -179,8 +180,15 @@ class RunFolder:
                 "under way; wait for it, or name another folder"
             ) from None
 
-    def recipe(self) -> Recipe:
-        """The recipe of the run that is here."""
+    def recipe(self, *, trust_code: bool = False) -> Recipe:
+        """The recipe of the run, whose code must be trusted before any of it is executed."""
+        plain = self.plain_recipe()
+        if not trust_code:
+            require_trusted_code(plain, self.path)
+        return Recipe.from_plain(plain)
+
+    def plain_recipe(self) -> dict[str, Any]:
+        """The recipe of the run as plain data, from which nothing is built."""
         try:
             config = read_json(self.config)
         except OSError as error:
@@ -198,7 +206,8 @@ class RunFolder:
                 f"a run folder's config.json has format {FORMAT}, got {self.path} without it; "
                 "use the version of staircase-attention that wrote it"
             )
-        return Recipe.from_plain(config["recipe"])
+        plain: dict[str, Any] = config["recipe"]
+        return plain
 
     @property
     def resume_command(self) -> str:
