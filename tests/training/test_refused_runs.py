@@ -76,7 +76,7 @@ def test_a_run_whose_metrics_were_lost_says_so_and_goes_on_once_they_are_back(
     metrics.unlink()
     if kept is not None:
         metrics.write_bytes(whole[:kept])
-    message = rf"{len(whole)} bytes .*, got .*metrics.jsonl with {kept or 0}; put it back, or "
+    message = rf"{len(whole)} bytes .*, got .*metrics.jsonl with {kept or 0}; restore them, or "
     with pytest.raises(ValueError, match=message) as caught:
         resume(folder)
     assert "\n" not in str(caught.value)
@@ -122,7 +122,7 @@ class Odd(Staircase):
             r"optimizer.kind must be one of .*'Adam'",
         ),
         ({"precision": "bf16"}, r"training.precision must be one of .*, got 'bf16'"),
-        ({"num_updates": 1e1}, r"training.num_updates must be a whole number, got 10\.0"),
+        ({"num_updates": 1e1}, r"training.num_updates must be an integer, got 10\.0"),
     ],
 )
 def test_a_run_that_could_not_be_read_again_is_not_begun(tmp_path, changes, message):
