@@ -3,6 +3,7 @@
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -13,6 +14,9 @@ from staircase_attention import CachedStaircase
 from staircase_attention.engine import capture
 from staircase_attention.engine.capture import MOST_GRAPHS, CapturedUpdates, tensors_of
 from staircase_attention.models import take_apart
+from staircase_attention.schedules import make_schedule
+
+ALTERNATE = f"{Path(__file__).parents[1]}/examples/alternate.py:AlternateCached"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +34,10 @@ STAIRCASE = example_models()[0]
 OTHERS = {
     # One pass: at the end of a chunk, no bank holds anything.
     "single-pass": build(CachedStaircase(chunk_size=3, num_window_chunks=3, num_passes=1)),
+    # Two kinds of chunks, and gaps in the cache.
+    "alternate": build(
+        make_schedule(ALTERNATE, {"chunk_size": 3, "num_window_chunks": 5, "num_passes": 2})
+    ),
     "renumbered": build(Renumbered(chunk_size=3, num_window_chunks=4, num_passes=2)),
 }
 each_model = pytest.mark.parametrize("name", [*BOUNDED, *OTHERS])
