@@ -208,11 +208,6 @@ def test_beside_muon_adamw_has_a_fraction_of_the_rate(fraction):
             assert move.abs().mean().item() == pytest.approx(1e-2 * fraction, rel=1e-2)
 
 
-def test_a_fraction_is_for_muon():
-    with pytest.raises(ValueError, match=r"adamw_fraction is for kind = muon, got 0\.5"):
-        small_recipe(training__optimizer__adamw_fraction=0.5)
-
-
 @pytest.mark.parametrize("make_recipe", [small_recipe, lstm_recipe])
 def test_two_processes_give_the_loss_curve_of_one(tmp_path, make_recipe):
     recipe = make_recipe(training__num_updates=30)
