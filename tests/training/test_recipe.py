@@ -1,5 +1,6 @@
 """A recipe is plain data and back, and settings are changed by their paths."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -93,6 +94,15 @@ def test_a_wrong_setting_is_refused_in_one_line(setting, value):
     with pytest.raises(ValueError, match=r"got .*; ") as caught:
         small_recipe().override({setting: value})
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("changes", [{"precision": "bf16"}, {"num_updates": 1e1}])
+def test_a_recipe_that_could_not_be_read_again_is_not_trained(tmp_path, changes):
+    recipe = small_recipe()
+    recipe = replace(recipe, training=replace(recipe.training, **changes))
+    with pytest.raises(ValueError, match=r"recipe\.training\.\w+ must be .*, got"):
+        train(recipe, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_settings_may_be_numbers_of_numpy():
