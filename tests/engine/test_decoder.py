@@ -16,7 +16,7 @@ from staircase_attention import (
     TransformerXL,
     UniversalTransformer,
 )
-from staircase_attention.engine.decoding import Decoder, launches, tiles
+from staircase_attention.engine.decoding import Decoder, launches
 
 pytest.importorskip("triton")
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
@@ -133,8 +133,8 @@ def test_a_decoder_goes_on_from_any_state(schedule, options):
 @pytest.mark.parametrize("name", ["transformer-xl, three heads", "cached, M = 2", "feedback"])
 @torch.no_grad()
 def test_programs_that_share_the_keys_of_a_head(name, monkeypatch):
-    monkeypatch.setattr(tiles, "MOST_SHARES", 4)
-    monkeypatch.setattr(tiles, "FEWEST_KEYS", 1)
+    monkeypatch.setattr(launches, "MOST_SHARES", 4)
+    monkeypatch.setattr(launches, "FEWEST_KEYS", 1)
     schedule, options = CASES[name]
     model = build(schedule, **options)
     tokens = random_tokens(2, 70)
@@ -155,7 +155,7 @@ def test_products_of_many_rows(name):
 @pytest.mark.parametrize("name", ["cached", "feedback"])
 @torch.no_grad()
 def test_products_in_parts(name, monkeypatch):
-    chosen = tiles.Tiles(rows=16, columns=16, inner=16, parts=2, num_stages=1)
+    chosen = launches.Tiles(rows=16, columns=16, inner=16, parts=2, num_stages=1)
     monkeypatch.setattr(launches, "many_tiles", lambda *_: chosen)
     schedule, options = CASES[name]
     model = build(schedule, **options)

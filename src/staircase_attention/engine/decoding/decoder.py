@@ -30,7 +30,7 @@ from staircase_attention.layers import KeysValues
 from staircase_attention.layers.positions import ROTARY_BASE
 from staircase_attention.models.sequence_model import SequenceModel
 from staircase_attention.models.state import State, Stream
-from staircase_attention.schedules.timetable import joined as joined_ranges
+from staircase_attention.schedules import joined
 
 if TYPE_CHECKING:
     from staircase_attention.engine.decoding.launches import Launch
@@ -105,7 +105,7 @@ class DecoderMemory:
             position=position,
             banks=banks,
             cache=tuple(self._read_caches(books.cached)),
-            cached=joined_ranges(range(one[0], one[0] + one.length) for one in books.cached),
+            cached=joined(range(one[0], one[0] + one.length) for one in books.cached),
         )
 
     def _read_caches(self, cached: tuple[Segment, ...]) -> Iterator[KeysValues]:
