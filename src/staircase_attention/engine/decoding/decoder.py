@@ -1,7 +1,5 @@
 """A stream that takes one token of every row at a time, as fast as the device allows."""
 
-import importlib.util
-import os
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -25,7 +23,7 @@ from staircase_attention.engine.decoding.plan import (
 )
 from staircase_attention.engine.decoding.weights import Weights
 from staircase_attention.engine.kernels.graphs import captured
-from staircase_attention.engine.backend import is_plain
+from staircase_attention.engine.backend import can_run_on, compute_dtype, is_plain
 from staircase_attention.layers import KeysValues
 from staircase_attention.layers.positions import ROTARY_BASE
 from staircase_attention.models.sequence_model import SequenceModel
@@ -147,7 +145,7 @@ class Decoder:
                 "a GPU, and a state of it that is one stream; use the model itself where "
                 "Decoder.fits says no"
             )
-        dtype = compute_dtype(model)
+        dtype = compute_dtype(model.output.weight)
         device = model.output.weight.device
         self._model = model
         self._given = replace(state, streams=())
@@ -171,7 +169,7 @@ class Decoder:
         if not isinstance(model, SequenceModel) or not isinstance(state, State):
             return False
         here = model.output.weight
-        dtype = compute_dtype(model)
+        dtype = compute_dtype(model.output.weight)
         is_casting = torch.is_autocast_enabled(here.device.type)
         return (
             can_run_on(here.device)
@@ -326,18 +324,3 @@ def turns(
     distances = torch.arange(num_distances, dtype=torch.float64)
     angles = distances[:, None] * torch.pow(ROTARY_BASE, -2 * pairs / head_size)
     return torch.stack([angles.cos(), angles.sin()]).float().to(device)
-
-
-def compute_dtype(model: SequenceModel) -> torch.dtype:
-    """The dtype of products: autocast's, or that of the weights."""
-    weight = model.output.weight
-    if torch.is_autocast_enabled(weight.device.type):
-        return torch.get_autocast_dtype(weight.device.type)
-    return weight.dtype
-
-
-def can_run_on(device: torch.device) -> bool:
-    """Whether the kernels can run there; on a CPU only Triton's interpreter runs them."""
-    if importlib.util.find_spec("triton") is None:
-        return False
-    return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"

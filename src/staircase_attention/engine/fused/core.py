@@ -17,6 +17,7 @@ from staircase_attention.engine.kernels import norm
 from staircase_attention.layers.cache import Cache, JoinedCache
 from staircase_attention.layers.core import Core, Trip
 from staircase_attention.layers.keys_values import KeysValues, join, split_heads
+from staircase_attention.models.backend import RecomputedCore
 
 
 class FusedCore:
@@ -24,6 +25,7 @@ class FusedCore:
 
     def __init__(self, core: Core, *, dtype: torch.dtype, recompute: bool) -> None:
         self.core = core
+        self.plain = RecomputedCore(core) if recompute else core
         self.attends_self = core.attends_self
         self.shares_past = core.memory.shares_keys_values
         self.dtype = dtype
@@ -46,7 +48,7 @@ class FusedCore:
         if view.has_gaps:
             # The kernels take keys that are neighbours in time; all others are the plain core's.
             pieces = [[_tracked(piece) for piece in own] for own in past]
-            return self.core(hidden, layers=layers, past=pieces, view=view)
+            return self.plain(hidden, layers=layers, past=pieces, view=view)
         # Where all layers see the same past, what is seen by one is seen by all.
         different = past[:1] if self.shares_past else past
         seen = [self._seen(pieces) for pieces in different if pieces]
