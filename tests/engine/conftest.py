@@ -2,6 +2,7 @@
 
 import pytest
 
+
 @pytest.fixture
 def with_kernels(monkeypatch, unwritten_is_nan):
     """Run kernels through the interpreter, with few programs each."""

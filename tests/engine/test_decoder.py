@@ -39,7 +39,11 @@ class Alternate(CachedStaircase):
         def visible(ranges):
             chunks = [one for part in ranges for one in pieces(part, self.chunk_size)]
             window = chunks[0][0] if chunks else 0
-            older = [(chunk, part) for chunk, part in pieces(range(ranges[0].start), 2)] if ranges else []
+            older = (
+                [(chunk, part) for chunk, part in pieces(range(ranges[0].start), 2)]
+                if ranges
+                else []
+            )
             return joined(part for chunk, part in [*older, *chunks] if self.visible(chunk, window))
 
         for step in super().steps(tokens, num_layers=num_layers, order=order):
@@ -47,9 +51,7 @@ class Alternate(CachedStaircase):
                 replace(cell, cached=cell.cached if self.visible(cell.chunk, 0) else None)
                 for cell in step.cells
             )
-            yield replace(
-                step, cells=cells, frozen=visible(step.frozen), kept=visible(step.kept)
-            )
+            yield replace(step, cells=cells, frozen=visible(step.frozen), kept=visible(step.kept))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -88,7 +88,9 @@ def joined(monkeypatch):
     from staircase_attention.engine.fused.core import FusedCore
 
     monkeypatch.setattr(
-        FusedCore, "new_cache", lambda self, held, positions, *, num_new: JoinedCache(held, positions)
+        FusedCore,
+        "new_cache",
+        lambda self, held, positions, *, num_new: JoinedCache(held, positions),
     )
 
 

@@ -41,7 +41,9 @@ HOPPER = 9
 class DecoderMemory:
     """What the kernels keep of a stream: keys and values in place, position, and plan."""
 
-    def __init__(self, model: SequenceModel, stream: Stream, sizes: Sizes, dtype: torch.dtype) -> None:
+    def __init__(
+        self, model: SequenceModel, stream: Stream, sizes: Sizes, dtype: torch.dtype
+    ) -> None:
         config, schedule = model.config, model.schedule
         self.sizes = sizes
         self.num_rows, self.num_heads = len(stream.rows), config.num_heads

@@ -253,9 +253,7 @@ class Planner:
         books = plan.before.copy()
         if position > plan.run.start:
             steps = self._steps(range(plan.run.start, position))
-            for _ in books.follow(
-                steps, place=plan.place, attends_self=self.schedule.attends_self
-            ):
+            for _ in books.follow(steps, place=plan.place, attends_self=self.schedule.attends_self):
                 pass
         return books
 

@@ -231,9 +231,7 @@ class BufferedCache(Cache):
         slots = [BufferSlot(buffer, one, part.start, part.stop) for part in new for one in numbers]
         copies = list(read(slots, handle))
         # Also joined with none: a state's dtype is kept where others join.
-        return [
-            join([*before[one : one + 1], *copies[one :: buffer.num_pairs]]) for one in numbers
-        ]
+        return [join([*before[one : one + 1], *copies[one :: buffer.num_pairs]]) for one in numbers]
 
     def _places(self, positions: Iterable[range]) -> tuple[range, ...]:
         places, first = [], 0

@@ -219,7 +219,9 @@ class PastGradients:
         numbers = range(1 if route.shares_past else len(route.layers))
         if self.notes is not None:
             for number in numbers:
-                layers = range(len(route.layers)) if route.shares_past else range(number, number + 1)
+                layers = (
+                    range(len(route.layers)) if route.shares_past else range(number, number + 1)
+                )
                 seen, found = self.seen[number], self.target(number)
                 if seen is not None and found is not None:
                     first = seen.num_tokens - found.num_tokens
