@@ -153,11 +153,8 @@ def flex(size: Size, device: torch.device, *, has_table: bool) -> Work:
         return query >= key
 
     mask = create_block_mask(is_visible, None, None, size.window, size.window, device=device.type)
-    # Without compilation FlexAttention computes all scores; that is for a CPU's tiny shapes only.
-    compiled = flex_attention if device.type == "cpu" else torch.compile(flex_attention)
 
-    def work(inputs: Inputs) -> Tensor:
-        queries, keys, values, table = inputs
+    def attend(queries: Tensor, keys: Tensor, values: Tensor, table: Tensor) -> Tensor:
         by_distance = (queries @ table.T) * size.head_size**-0.5
 
         def add_position(
@@ -167,10 +164,12 @@ def flex(size: Size, device: torch.device, *, has_table: bool) -> Work:
             return score + by_distance[batch, head, query, distance]
 
         modify = add_position if has_table else None
-        found: Tensor = compiled(queries, keys, values, score_mod=modify, block_mask=mask)
+        found: Tensor = flex_attention(queries, keys, values, score_mod=modify, block_mask=mask)
         return found
 
-    return work
+    # Without compilation FlexAttention computes all scores; that is for a CPU's tiny shapes only.
+    run = attend if device.type == "cpu" else torch.compile(attend)
+    return lambda inputs: run(*inputs)
 
 
 def build_core(size: Size, device: torch.device) -> Core:
