@@ -106,8 +106,8 @@ class LSTMSequenceModel(nn.Module):
             rule = "state must be the second value of a call of the model"
             raise input_error(rule, type(state).__name__, own)
         here = self.output.weight
-        is_casting = torch.is_autocast_enabled(here.device.type)
-        if not is_casting and {state.hidden.dtype, state.cell.dtype} != {here.dtype}:
+        is_other = {state.hidden.dtype, state.cell.dtype} != {here.dtype}
+        if is_other and not torch.is_autocast_enabled(here.device.type):
             rule = f"a state must have the dtype of the model, {here.dtype}"
             raise input_error(rule, state.hidden.dtype, f"use state.to(dtype={here.dtype})")
         layers, width = self.lstm.num_layers, self.lstm.hidden_size

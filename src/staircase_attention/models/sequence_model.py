@@ -179,7 +179,7 @@ class SequenceModel(nn.Module):
         """The state of streams that have not begun."""
         return State.fresh(
             model=self.signature,
-            chunk_length=self.schedule.chunk_length,
+            chunk_length=self.schedule.period,
             batch_size=batch_size,
         )
 
@@ -212,8 +212,7 @@ class SequenceModel(nn.Module):
             rule = f"a state must have the batch size of the tokens, {tokens.shape[0]}"
             raise input_error(rule, state.batch_size, "use state.select(rows), or none to restart")
         here = self.output.weight
-        is_casting = torch.is_autocast_enabled(here.device.type)
-        if not is_casting and state.dtypes - {here.dtype}:
+        if state.dtypes - {here.dtype} and not torch.is_autocast_enabled(here.device.type):
             rule = f"a state must have the dtype of the model, {here.dtype}"
             found = ", ".join(sorted(map(str, state.dtypes)))
             raise input_error(rule, found, f"use state.to(dtype={here.dtype})")

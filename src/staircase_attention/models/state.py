@@ -119,7 +119,7 @@ class State:
     model: Mapping[str, Any]
     """The shape of the model it belongs to, as plain data."""
     chunk_length: int
-    """Rows that begin at multiples of this can share a stream."""
+    """The schedule's period: rows that begin at its multiples can share a stream."""
     streams: tuple[Stream, ...]
 
     @classmethod
