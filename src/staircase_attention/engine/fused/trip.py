@@ -20,7 +20,7 @@ from staircase_attention.engine.fused.buffer import Place
 from staircase_attention.engine.fused.shared import SharedCore, SharedLayer
 from staircase_attention.engine.fused.sublayers import Attending, FeedingForward, Found
 from staircase_attention.engine.kernels import norm
-from staircase_attention.engine.kernels.single_query_backward import Notes
+from staircase_attention.engine.kernels.single_query import Notes
 from staircase_attention.layers.keys_values import KeysValues
 
 
