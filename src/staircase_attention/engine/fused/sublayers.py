@@ -11,7 +11,7 @@ from torch import Tensor
 from staircase_attention.attention import View
 from staircase_attention.engine.fused.shared import PartialSums, SharedLayer
 from staircase_attention.engine.kernels import activation, relative_attention
-from staircase_attention.engine.kernels.gated_product import gated_product
+from staircase_attention.engine.kernels.activation import gated_product
 from staircase_attention.engine.kernels.single_query import Notes
 from staircase_attention.layers.keys_values import KeysValues
 

@@ -163,7 +163,7 @@ def forward(call: Call, out: Tensor, logsumexp: Tensor) -> None:
         described_vectors(call.values, block_k),
         described_vectors(call.past[0], block_k) if call.past else None,
         described_vectors(call.past[1], block_k) if call.past else None,
-        described(scores, 1, block_q, block_k),
+        TensorDescriptor.from_tensor(scores, [1, block_q, block_k]),
         described_vectors(out, block_q),
         logsumexp,
         call.noise,
@@ -192,11 +192,14 @@ def backward(
     keys_kernel[(call.num_matrices * tiling.num_key_blocks,)](
         described_vectors(call.queries, rows_q),
         *call.joined,
-        described(scores, 1, rows_q, tiling.block_k),
-        described(d_scores, 1, rows_q, tiling.block_k),
+        TensorDescriptor.from_tensor(scores, [1, rows_q, tiling.block_k]),
+        TensorDescriptor.from_tensor(d_scores, [1, rows_q, tiling.block_k]),
         described_vectors(d_out, rows_q),
         # What is beyond the queries must not be read: it was never written.
-        *(described(one[:, : call.num_queries], 1, rows_q) for one in (normalisers, agreement)),
+        *(
+            TensorDescriptor.from_tensor(one[:, : call.num_queries], [1, rows_q])
+            for one in (normalisers, agreement)
+        ),
         *gradients.joined,
         call.noise,
         tiling.shape,
@@ -262,7 +265,7 @@ def launch_queries(tiling: Tiling, d_scores: Tensor, d_queries: Tensor) -> None:
     queries_by_key_kernel[(call.num_matrices * tiling.num_query_blocks,)](
         described_vectors(call.keys, tiling.block_k),
         described_vectors(call.past[0], tiling.block_k) if call.past else None,
-        described(d_scores, 1, tiling.block_q, tiling.block_k),
+        TensorDescriptor.from_tensor(d_scores, [1, tiling.block_q, tiling.block_k]),
         described_vectors(room, tiling.block_q),
         tiling.shape,
         call.scale,
@@ -308,17 +311,12 @@ def described_vectors(tensor: Tensor, rows: int) -> TensorDescriptor:
 
     Of a copy, where none can be made of the tensor.
     """
-    block = (1, 1, rows, tensor.shape[-1])
+    block = [1, 1, rows, tensor.shape[-1]]
     if tensor.numel() == 0:
         tensor = tensor.new_empty(block)  # Nothing is read from it, but it must not be empty.
     elif not is_describable(tensor):
         tensor = tensor.clone(memory_format=torch.contiguous_format)
-    return described(tensor, *block)
-
-
-def described(tensor: Tensor, *block: int) -> TensorDescriptor:
-    """A descriptor of a tensor for such blocks."""
-    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), list(block))
+    return TensorDescriptor.from_tensor(tensor, block)
 
 
 def is_describable(tensor: Tensor) -> bool:

@@ -495,8 +495,7 @@ class Notes:
         seed: Tensor | None,
     ) -> None:
         """Write the gradient of a layer's query, and note what others are made of."""
-        if queries.shape[2] != 1:
-            raise ValueError("notes are kept of one query only")
+        assert queries.shape[2] == 1
         call = self._call
         d_out, queries, keys, values, out = map(with_rows, (d_out, queries, keys, values, out))
         queries_kernel[(call.num_matrices,)](
