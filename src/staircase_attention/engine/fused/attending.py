@@ -11,7 +11,7 @@ from torch import Tensor
 from staircase_attention.attention import View
 from staircase_attention.engine.fused.weights import PartialSums, SharedLayer
 from staircase_attention.engine.kernels import relative_attention
-from staircase_attention.engine.kernels.single_query_backward import Notes
+from staircase_attention.engine.kernels.single_query import Notes
 from staircase_attention.layers.keys_values import KeysValues
 
 

@@ -21,8 +21,8 @@ from staircase_attention.engine.fused.attending import Attended, Attending
 from staircase_attention.engine.fused.cache import BufferSlot
 from staircase_attention.engine.fused.weights import SharedCore, SharedLayer
 from staircase_attention.engine.kernels import activation, norm
-from staircase_attention.engine.kernels.gated_product import gated_product
-from staircase_attention.engine.kernels.single_query_backward import Notes
+from staircase_attention.engine.kernels.activation import gated_product
+from staircase_attention.engine.kernels.single_query import Notes
 from staircase_attention.layers.keys_values import KeysValues
 
 
