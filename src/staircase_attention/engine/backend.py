@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from staircase_attention.attention import View
 from staircase_attention.attention import attend as plain_attend
-
 from staircase_attention.layers.core import Core
 from staircase_attention.layers.embedding import Embedding
 from staircase_attention.layers.layer import Attention, FeedForward, Layer
@@ -107,7 +106,7 @@ def attend(
     view: View,
     dropout: float,
 ) -> Float[Tensor, "batch heads queries size"]:
-    """Attention by one pass over tiles in fast memory, where the kernels fit; else the plain one."""
+    """Attention by one pass over tiles in fast memory; plain where the kernels do not fit."""
     has_kernels = can_run_on(queries.device) and not torch._C._are_functorch_transforms_active()
     if table is None or view.has_gaps or not has_kernels:
         return plain_attend(queries, keys, values, table=table, view=view, dropout=dropout)

@@ -53,8 +53,8 @@ def test_attention_to_segments_is_the_reference(num_frozen, start, shares):
     plan = Plan(
         run=range(NOW, NOW + 1),
         place=0,
-        before=Books({}, {}, ()),
-        after=Books({}, {}, ()),
+        before=Books({}, {}, []),
+        after=Books({}, {}, []),
         form=((range(1), None),),
         seen=((1, HELD, CACHED[:num_frozen]),),
         attends_self=True,

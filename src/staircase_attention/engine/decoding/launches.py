@@ -206,13 +206,12 @@ class Launches:
 
     def _freeze(self, remembered: Tensor, plan: Tensor) -> Iterator[Launch]:
         """Keys and values of the token as it is remembered, for all layers at once."""
-        weights = self.weights
-        shares = weights.shared is not None
+        shared = self.weights.shared
         yield from self._product(
             Product(
                 source=remembered,
-                norm=weights.shared_norm if shares else weights.attention_norm,
-                weights=weights.shared if shares else weights.projections[:, self.width :],
+                norm=self.weights.shared_norm or self.weights.attention_norm,
+                weights=self.weights.projections[:, self.width :] if shared is None else shared,
                 target=self._queries,
                 kind=kernels.KEEP.value,
                 base=self.memory.cache_base(0),

@@ -72,7 +72,7 @@ class Books:
         self,
         banks: dict[tuple[int, int], int],
         regions: dict[int, int],
-        cached: tuple[Segment, ...],
+        cached: list[Segment],
     ) -> None:
         self.banks = banks
         """Tokens held for each (bank, layer): those before the present position."""
@@ -90,7 +90,7 @@ class Books:
         for part in stream.cached:
             cached.append(Segment(part.start, place, len(part)))
             place += len(part)
-        return cls(banks, regions, tuple(cached))
+        return cls(banks, regions, cached)
 
     def copy(self) -> "Books":
         """Books that can be kept on without changing these."""
@@ -268,7 +268,7 @@ def measured(schedule: Schedule, num_layers: int) -> Sizes:
     A schedule may need more later on; then a decoder makes room again.
     """
     planner = Planner(schedule, num_layers)
-    books, position, sizes = Books({}, {}, ()), 0, Sizes()
+    books, position, sizes = Books({}, {}, []), 0, Sizes()
     while position < 2 * (schedule.default_max_distance + schedule.chunk_length):
         plan = planner.plan(books, position)
         sizes |= plan.sizes

@@ -1,6 +1,6 @@
 """Attention of one token per row to keys and values that lie in segments; see `decoding`."""
 
-# mypy: disable-error-code="untyped-decorator,no-untyped-def"
+# mypy: disable-error-code="untyped-decorator,no-untyped-def,assignment"
 
 import triton
 import triton.language as tl
