@@ -58,6 +58,7 @@ def test_attention_to_segments_is_the_reference(num_frozen, start, shares):
         form=((range(1), None),),
         seen=((1, HELD, CACHED[:num_frozen]),),
         attends_self=True,
+        span=None,
     )
     sizes = Sizes(capacity=CAPACITY, num_slots=SLOTS, num_frozen=2)
     (row,) = plan.rows(sizes)
@@ -111,6 +112,7 @@ def test_attention_to_segments_is_the_reference(num_frozen, start, shares):
         SEGMENTS=4,
         FROZEN=2,
         SELF=True,
+        SPAN=0,
         DISTANCES=DISTANCES,
         ROTARY=False,
         SHARES=shares,
@@ -232,10 +234,15 @@ def compile_all(schedule, rows, dtype, positions):
     model = SequenceModel(vocab_size=300, core=core, schedule=schedule).to(dtype)
     stream = model.initial_state(rows).streams[0]
     memory = DecoderMemory(model, stream, measured(schedule, 1), dtype)
+    planner = Planner(schedule, 1)
     launches = Compiled(
-        Weights.of(model, dtype), memory, attends_self=schedule.attends_self, early=True
+        Weights.of(model, dtype),
+        memory,
+        attends_self=planner.attends_self,
+        span=planner.span,
+        early=True,
     )
-    launches.all(Planner(schedule, 1).plan(Books.of(stream), 0).form)
+    launches.all(planner.plan(Books.of(stream), 0).form)
 
 
 if __name__ == "__main__":

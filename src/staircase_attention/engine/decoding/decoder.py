@@ -241,7 +241,8 @@ class Decoder:
         self._launches = Launches(
             self.weights,
             self._memory,
-            attends_self=model.schedule.attends_self,
+            attends_self=self._planner.attends_self,
+            span=self._planner.span,
             early=self._early,
         )
         self._programs: dict[Form, Callable[[], object]] = {}
@@ -270,7 +271,8 @@ class Decoder:
         """Make room for a run that needs more than any before it."""
         plan = self._planner.plan(self._plan.after, self._position)
         with torch.inference_mode(mode=False):
-            self._begin(self.state().streams[0], self._sizes | plan.sizes.doubled())
+            twice = Sizes(*(2 * size for size in plan.sizes))
+            self._begin(self.state().streams[0], self._sizes | twice)
 
     def _program(self) -> Callable[[], object]:
         """What computes a token of the present run."""

@@ -73,10 +73,16 @@ class Launches:
     """Scratch memory for one token of every row, and the launches that compute it."""
 
     def __init__(
-        self, weights: Weights, memory: "DecoderMemory", *, attends_self: bool, early: bool
+        self,
+        weights: Weights,
+        memory: "DecoderMemory",
+        *,
+        attends_self: bool,
+        span: int | None,
+        early: bool,
     ) -> None:
-        self.weights, self.memory, self.attends_self = weights, memory, attends_self
-        self.early = early
+        self.weights, self.memory = weights, memory
+        self.attends_self, self.span, self.early = attends_self, span, early
         self.rows, self.num_heads, self.size = memory.num_rows, memory.num_heads, memory.head_size
         self.width = self.num_heads * self.size
         self.is_few = self.rows <= MOST_FEW_ROWS
@@ -347,6 +353,7 @@ class Launches:
             SEGMENTS=sizes.num_frozen + (BANK_SEGMENTS if self.attends_self else 0),
             FROZEN=sizes.num_frozen,
             SELF=self.attends_self,
+            SPAN=self.span or 0,
             DISTANCES=sizes.reach if self.weights.table is None else len(self.weights.table),
             ROTARY=self.weights.table is None,
             SHARES=tiles.shares,

@@ -49,13 +49,15 @@ def attend_segments(queries, keys, values, table, starts, position, plan, attend
                     counts, bank_base, cache_base, rows, scale, HEADS: tl.constexpr,
                     SIZE: tl.constexpr, UNITS: tl.constexpr, CAPACITY: tl.constexpr,
                     SLOTS: tl.constexpr, SEGMENTS: tl.constexpr, FROZEN: tl.constexpr,
-                    SELF: tl.constexpr, DISTANCES: tl.constexpr, ROTARY: tl.constexpr,
-                    SHARES: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+                    SELF: tl.constexpr, SPAN: tl.constexpr, DISTANCES: tl.constexpr,
+                    ROTARY: tl.constexpr, SHARES: tl.constexpr, BLOCK: tl.constexpr,
+                    EARLY: tl.constexpr):  # fmt: skip
     """Σ_k softmax_k(q · (key_k + table[distance_k]) / √SIZE) value_k for one head of one row.
 
     Keys are numbered from the oldest one in sight; a plan's row gives the segments in which they
     lie, of which the first FROZEN ones are in the cache and the others in a bank. Keys of positions
-    before the row's start are hidden; a row without any key gets zero. With ROTARY, `table` holds
+    before the row's start are hidden, and so are all but the latest SPAN keys (0: none is); a row
+    without any key gets zero. With ROTARY, `table` holds
     the cosines and sines [2, DISTANCES, SIZE / 2] by which a query turns instead.
 
     SHARES programs share the keys of a head. Loads of the next blocks of keys are under way while
@@ -77,8 +79,11 @@ def attend_segments(queries, keys, values, table, starts, position, plan, attend
     ends, places, reaches = segments_of(plan, now, bank, cache, SEGMENTS, FROZEN)
     # The last segment of a bank ends at the present token, that of a cache where its row says.
     num_keys = reaches[SEGMENTS - 1] if SELF else ends[SEGMENTS - 1]
-    each = tl.cdiv(tl.cdiv(num_keys, SHARES), BLOCK) * BLOCK
-    begin = share * each
+    oldest = 0
+    if SPAN > 0:
+        oldest = tl.maximum(num_keys - (SPAN - 1), 0)
+    each = tl.cdiv(tl.cdiv(num_keys - oldest, SHARES), BLOCK) * BLOCK
+    begin = oldest + share * each
     stop = tl.minimum(num_keys, begin + each)
     if EARLY:
         ahead = tl.minimum(begin + tl.arange(0, 2 * BLOCK), tl.maximum(stop - 1, 0))
