@@ -181,6 +181,7 @@ MODELS = {
         "rotary",
     ),
 }
+SETTINGS = ("num_warps", "num_stages", "maxnreg")
 SHARED_MEMORY = 227 * 1024
 """What a program can have on a Hopper GPU."""
 KINDS = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int64: "*i64", torch.int32: "*i32"}
@@ -194,9 +195,7 @@ class Compiled(Launches):
         assert self.early
         assert all(number > 0 for number in grid)
         constants = {**options, "EARLY": True}
-        settings = {
-            name: constants.pop(name) for name in ("num_warps", "num_stages") if name in constants
-        }
+        settings = {name: constants.pop(name) for name in SETTINGS if name in constants}
         names = kernel.arg_names
         given = dict(zip(names, arguments, strict=False))
         kinds = {

@@ -359,6 +359,7 @@ class Launches:
             SHARES=tiles.shares,
             BLOCK=tiles.block,
             num_warps=tiles.num_warps,
+            maxnreg=tiles.maxnreg,
         )
 
     def _make_room(self, num_partial: int, num_counts: int) -> None:
@@ -400,6 +401,8 @@ class AttentionTiles:
     block: int
     """Keys that a program works on at once."""
     num_warps: int
+    maxnreg: int | None
+    """Registers per thread, limited where four programs share a multiprocessor."""
 
 
 def few_tiles(columns: int, inner: int, dtype: torch.dtype) -> tuple[int, int, int]:
@@ -436,11 +439,13 @@ def attention_tiles(
     shares = min(wanted, triton.cdiv(keys, FEWEST_KEYS), MOST_SHARES)
     shares = 1 << (shares.bit_length() - 1)
     # A program alone on its multiprocessor works on more at once than one of several.
-    room = 49_152 if rows * heads * shares <= ENOUGH_PROGRAMS else 24_576
+    is_alone = rows * heads * shares <= ENOUGH_PROGRAMS
+    room = 49_152 if is_alone else 24_576
     units = triton.next_power_of_2(size)
     key_bytes = units * (2 * dtype.itemsize + (8 if is_rotary else dtype.itemsize))
     most = min(64, max(16, triton.next_power_of_2(triton.cdiv(keys, shares))))
     block = max(16, min(most, 1 << ((room // key_bytes).bit_length() - 1)))
-    return AttentionTiles(
-        shares=shares, block=block, num_warps=min(8, max(1, block * units // 1024))
-    )
+    num_warps = min(8, max(1, block * units // 1024))
+    # The compiler may use more than it needs, and a fourth program would not fit.
+    maxnreg = None if is_alone or num_warps < 4 else 65_536 // (4 * 32 * num_warps)  # noqa: PLR2004
+    return AttentionTiles(shares=shares, block=block, num_warps=num_warps, maxnreg=maxnreg)
