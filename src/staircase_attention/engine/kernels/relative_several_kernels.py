@@ -64,6 +64,20 @@ def tiles_in_sight(
 
 
 @triton.jit
+def block_of_queries(
+    shape: Shape, block_q: tl.constexpr, block_k: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """This program's matrix and first query, and where its tiles of keys start and stop.
+
+    The blocks with the most keys come first, so that the last programs to run are short.
+    """
+    num_blocks = tl.cdiv(shape.num_queries, block_q)
+    first = (num_blocks - 1 - tl.program_id(0) % num_blocks) * block_q
+    start, stop = tiles_in_sight(first, shape, block_q, block_k)
+    return tl.program_id(0) // num_blocks, first, start, stop
+
+
+@triton.jit
 def queries_in_sight(
     place: tl.tensor, shape: Shape, block_q: tl.constexpr, block_k: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
@@ -228,7 +242,7 @@ def attend_tile(
 
 # Equation: out[i] = Σ_j softmax_j(q[i] · k[j] scale log2(e) + scores[i, j]) v[j], in base 2.
 # Tiles: [block_q, size] · [size, block_k] for one tile of keys after the other, those of the past
-# first. The blocks with the most keys come first, so that the last programs to run are short.
+# first.
 # Reads each tile of scores, keys and values once; writes `out`, and `logsumexp` [matrices,
 # queries] in float32.
 # Precision: factors have the inputs' dtype (weights are rounded to it); sums are float32.
@@ -250,10 +264,7 @@ def attend_kernel(
     size: tl.constexpr,
 ) -> None:
     """Attention of one block of queries of one matrix per program."""
-    num_blocks = tl.cdiv(shape.num_queries, block_q)
-    matrix = tl.program_id(0) // num_blocks
-    first = (num_blocks - 1 - tl.program_id(0) % num_blocks) * block_q
-    start, stop = tiles_in_sight(first, shape, block_q, block_k)
+    matrix, first, start, stop = block_of_queries(shape, block_q, block_k)
     query = load_vectors(queries, matrix, shape, first, block_q, size)
     highest, total, gathered = no_softmax(block_q, size)
     if past_keys is not None:
@@ -394,10 +405,7 @@ def queries_by_key_kernel(
     size: tl.constexpr,
 ) -> None:
     """The keys' part of the gradients of one block of queries of one matrix per program."""
-    num_blocks = tl.cdiv(shape.num_queries, block_q)
-    matrix = tl.program_id(0) // num_blocks
-    first = (num_blocks - 1 - tl.program_id(0) % num_blocks) * block_q
-    start, stop = tiles_in_sight(first, shape, block_q, block_k)
+    matrix, first, start, stop = block_of_queries(shape, block_q, block_k)
     # What `queries_by_table_kernel` left: [block_q, size].
     by_table = load_vectors(d_queries, matrix, shape, first, block_q, size).to(tl.float32)
     d_query = tl.zeros((block_q, size), tl.float32)
