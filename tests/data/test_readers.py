@@ -176,8 +176,8 @@ def test_every_format_resumes_from_any_cursor(options, kind, tmp_path, small_blo
     ("name", "line"),
     [
         ("nowhere.txt", r"an input must be a file or a folder, got .*nowhere.txt, not there"),
-        ("table.csv", r"a file must be \.txt, .*, got .*table\.csv; convert it to"),
-        ("folder", r"a folder must hold \.txt, .*, got none in .*folder"),
+        ("table.csv", r"an input must be or hold \.txt, .*, got .*table\.csv; name another"),
+        ("folder", r"an input must be or hold \.txt, .*, got .*folder; name another"),
         ("a.parquet", "needs the package pyarrow, got none installed; run pip install"),
     ],
 )

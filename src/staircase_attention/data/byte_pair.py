@@ -23,14 +23,12 @@ from staircase_attention.data.tokenisers import (
     NUM_BYTES,
     SETTINGS,
     TOKENIZER_FILE,
+    BytePairTraining,
     Tokens,
-    check_vocab_size,
 )
 
 SHORTEST_PIECE = 1 << 14
 """Bytes that are encoded as one piece; small enough for one long document to use all cores."""
-MOST_PARTS = 1 << 14
-"""Parts of texts that are not UTF-8 to encode at once: the library takes a kilobyte for each."""
 KINDS = {"BPE": "byte-pair", "Unigram": "unigram", "WordPiece": "word-piece", "WordLevel": "words"}
 END_NAME = "<|endoftext|>"
 KNOWN_ENDS = (END_NAME, "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>", "[SEP]")
@@ -93,11 +91,12 @@ class BytePairTokeniser:
 
     def encode_batch(self, texts: Sequence[bytes]) -> list[Tokens]:
         """The tokens of each text; the library's threads share the work."""
-        try:
-            return self._encode([text.decode() for text in texts])
-        except UnicodeDecodeError:
-            groups = _groups(self._parts(text) for text in texts)
-            return [tokens for group in groups for tokens in self._encode_parts(group)]
+        decoded = [_utf8(text) for text in texts]
+        encoded = iter(self._encode([text for text in decoded if text is not None]))
+        return [
+            self._encode_stray(data) if text is None else next(encoded)
+            for data, text in zip(texts, decoded, strict=True)
+        ]
 
     def decode(self, tokens: Tokens) -> bytes:
         """The text of some tokens."""
@@ -117,24 +116,21 @@ class BytePairTokeniser:
         # By way of `array` this takes half the time of np.array.
         return [np.frombuffer(array.array("I", one.ids), dtype=np.uint32) for one in encodings]
 
-    def _parts(self, text: bytes) -> list[str]:
-        """The text as str; every second part is a run of stray bytes."""
+    def _encode_stray(self, text: bytes) -> Tokens:
+        """The tokens of a text that is not UTF-8."""
         if not self.is_lossless:
-            return [text.decode(errors="replace")]
-        return STRAY_BYTES.split(text.decode(errors="surrogateescape"))
-
-    def _encode_parts(self, texts: list[list[str]]) -> Iterator[Tokens]:
-        """The tokens of texts that are given in parts."""
-        readable = iter(self._encode([part for parts in texts for part in parts[::2]]))
-        for parts in texts:
-            yield np.concatenate(
-                [
-                    self._tokens_of_bytes[list(part.encode(errors="surrogateescape"))]
-                    if number % 2
-                    else next(readable)
-                    for number, part in enumerate(parts)
-                ]
-            )
+            return self._encode([text.decode(errors="replace")])[0]
+        # Every second part is a run of stray bytes.
+        parts = STRAY_BYTES.split(text.decode(errors="surrogateescape"))
+        readable = iter(self._encode(parts[::2]))
+        return np.concatenate(
+            [
+                self._tokens_of_bytes[list(part.encode(errors="surrogateescape"))]
+                if number % 2
+                else next(readable)
+                for number, part in enumerate(parts)
+            ]
+        )
 
     @cached_property
     def _bytes_of_token(self) -> dict[int, bytes]:
@@ -151,17 +147,11 @@ class BytePairTokeniser:
         return tokens
 
 
-def _groups(texts: Iterable[list[str]]) -> Iterator[list[list[str]]]:
-    """Texts in groups of about MOST_PARTS parts: noise has a part for every letter or two."""
-    group: list[list[str]] = []
-    num_parts = 0
-    for parts in texts:
-        group.append(parts)
-        num_parts += len(parts)
-        if num_parts > MOST_PARTS:
-            yield group
-            group, num_parts = [], 0
-    yield group
+def _utf8(data: bytes) -> str | None:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 def bytes_of(token: str) -> bytes:
@@ -259,28 +249,18 @@ def from_vocabulary_and_merges(vocabulary: Path, merges: Path) -> BytePairTokeni
     return BytePairTokeniser(tokenizer, end_symbol=end_symbol)
 
 
-def from_tokenizer_json(path: Path, *, end_name: str | None = None) -> BytePairTokeniser:
+def from_tokenizer_json(path: Path) -> BytePairTokeniser:
     """Any tokeniser in the format of Hugging Face's tokenizer.json.
 
-    Args:
-        path: the file.
-        end_name: the special token that ends a document. None for the first of KNOWN_ENDS that it
-            has, or else a new number after all tokens.
+    Documents end with the first of KNOWN_ENDS that it has, or else with a new number after all
+    tokens.
     """
     tokenizer = read_tokenizer(path)
-    special = {
-        token.content: number
-        for number, token in tokenizer.get_added_tokens_decoder().items()
-        if token.special
-    }
-    if end_name is not None and end_name not in special:
-        rule = f"end_name must be a special token of {path}"
-        raise input_error(
-            rule, repr(end_name), f"use one of {', '.join(special) or 'none: leave it out'}"
-        )
-    known = [end_name] if end_name else [name for name in KNOWN_ENDS if name in special]
+    added = tokenizer.get_added_tokens_decoder().items()
+    special = {token.content: number for number, token in added if token.special}
     new = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
-    return BytePairTokeniser(tokenizer, end_symbol=special[known[0]] if known else new)
+    end_symbol = next((special[name] for name in KNOWN_ENDS if name in special), new)
+    return BytePairTokeniser(tokenizer, end_symbol=end_symbol)
 
 
 def read_tokenizer(path: Path) -> Tokenizer:
@@ -303,10 +283,11 @@ def _byte_level(model: models.BPE) -> Tokenizer:
 
 def train_bpe(texts: Iterable[bytes], *, vocab_size: int = 8_008) -> BytePairTokeniser:
     """Learn a tokeniser from texts; bytes that are not UTF-8 are ignored."""
-    check_vocab_size(vocab_size)
+    # Its check is the one for this value, too.
+    training = BytePairTraining(vocab_size=vocab_size)
     tokenizer = _byte_level(models.BPE())
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size - 1,
+        vocab_size=training.vocab_size - 1,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
         special_tokens=[],

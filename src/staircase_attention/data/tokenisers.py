@@ -105,17 +105,15 @@ class BytePairTraining:
     there are more distinct words than prose has (see byte_pair.MOST_WORD_BYTES)."""
 
     def __post_init__(self) -> None:
-        """Refuse a vocabulary that is too small or too large."""
-        check_vocab_size(self.vocab_size)
+        """Refuse a vocabulary without room for the bytes and the end symbol, or a huge one."""
+        check_integer(
+            "vocab_size",
+            self.vocab_size,
+            minimum=NUM_BYTES + 1,
+            maximum=MOST_SYMBOLS,
+            example=8_008,
+        )
         check_integer("sample_bytes", self.sample_bytes, minimum=1, example=32_000_000)
-
-
-def check_vocab_size(vocab_size: int) -> None:
-    """Refuse a vocabulary without room for the bytes and the end symbol, or that is too large."""
-    check_integer("vocab_size", vocab_size, minimum=NUM_BYTES + 1, example=8_008)
-    if vocab_size > MOST_SYMBOLS:
-        rule = f"vocab_size must be at most {MOST_SYMBOLS:,}"
-        raise input_error(rule, f"{vocab_size:,}", "use for example vocab_size=8008")
 
 
 def named_tokeniser(name: str) -> Tokeniser | BytePairTraining:
