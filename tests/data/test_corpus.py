@@ -21,7 +21,7 @@ from staircase_attention.data import (
     TokenSplit,
     prepare_text,
 )
-from staircase_attention.data.mixture import MixturePosition, Piece
+from staircase_attention.data.mixture import Piece
 from staircase_attention.data.writer import CorpusWriter
 
 FORMAT_1 = Path(__file__).parent / "corpus_format_1"
@@ -47,10 +47,11 @@ def corpus(whole_corpus, tmp_path):
     return Corpus.open(shutil.copytree(whole_corpus.folder, tmp_path / "corpus"))
 
 
-documents = st.lists(st.binary(min_size=1, max_size=12), min_size=1, max_size=12)
-
-
-@given(documents=documents, shard_tokens=st.integers(1, 30), data=st.data())
+@given(
+    documents=st.lists(st.binary(min_size=1, max_size=12), min_size=1, max_size=12),
+    shard_tokens=st.integers(1, 30),
+    data=st.data(),
+)
 def test_any_documents_lie_in_any_shards_as_in_one_array(
     documents, shard_tokens, data, tmp_path_factory
 ):
@@ -80,41 +81,6 @@ def test_any_documents_lie_in_any_shards_as_in_one_array(
     rows = split.rows(np.array(starts), length)
     for row, first in zip(rows, starts, strict=True):
         assert row.tolist() == whole[np.arange(first, first + length) % len(whole)].tolist()
-
-
-@given(
-    documents=documents,
-    shard_tokens=st.integers(1, 20),
-    kept=st.integers(0, 12),
-    lost=st.integers(0, 12),
-)
-def test_what_was_written_after_the_last_durable_point_leaves_no_trace(
-    documents, shard_tokens, kept, lost, tmp_path_factory
-):
-    folder, untouched = tmp_path_factory.mktemp("cut"), tmp_path_factory.mktemp("straight")
-    position = MixturePosition(parts=())
-
-    def written(folder, texts):
-        writer = CorpusWriter(folder, ByteTokeniser(), num_sources=1, shard_tokens=shard_tokens)
-        for number, text in enumerate(texts):
-            split = ("train", "valid")[number % 2]
-            piece = Piece(text, split, 0, number % 3 != 0)
-            writer.add([piece], ByteTokeniser().encode_batch([text]))
-        return writer
-
-    writer = written(folder, documents[:kept])
-    writer.make_durable(position)
-    for text in documents[kept : kept + lost]:
-        writer.add([Piece(text, "train", 0, True)], ByteTokeniser().encode_batch([text]))
-    writer.close()
-
-    again = CorpusWriter(folder, ByteTokeniser(), num_sources=1, shard_tokens=shard_tokens)
-    assert again.position == position
-    straight = written(untouched, documents[:kept])
-    assert again.counts == straight.counts
-    assert again.finish() == straight.finish()
-    (folder / "journal.json").unlink()
-    assert contents(folder) == contents(untouched)
 
 
 def test_counts_in_the_manifest_are_those_of_an_independent_count(whole_corpus):

@@ -81,7 +81,7 @@ def run(inputs, folder, *, progress=None, commit_seconds=0.0, tokeniser=TRAINING
         weights=[1.5, 2, 1],
         tokeniser=tokeniser,
         held_out=SOME,
-        storing=Storing(shard_tokens=500, commit_seconds=commit_seconds),
+        storing=Storing(shard_tokens=200, commit_seconds=commit_seconds),
         progress=progress,
     )
 

@@ -70,17 +70,6 @@ def test_lanes_continue_from_batch_to_batch_around_the_ring(
             assert array.flags.c_contiguous
 
 
-@given(num_tokens=st.integers(12, 120), num_lanes=st.integers(1, 12))
-def test_an_epoch_gives_every_token_once(num_tokens, num_lanes, tmp_path_factory):
-    num_tokens -= num_tokens % num_lanes
-    split = split_of(tmp_path_factory, num_tokens)
-    lanes = TokenLanes(split=split, num_lanes=num_lanes, segment_length=num_tokens // num_lanes)
-    first, position = lanes.batch(lanes.first_position())
-    assert sorted(first.inputs.ravel()) == sorted(values(split))
-    second, _ = lanes.batch(position)
-    assert second.inputs[:-1].tolist() == first.inputs[1:].tolist()
-
-
 @given(
     **sizes,
     num_tokens=st.integers(2, 80),

@@ -2,7 +2,6 @@
 
 import itertools
 import tracemalloc
-from collections import Counter
 
 import pytest
 from small_corpora import (
@@ -71,18 +70,6 @@ def test_a_tokeniser_is_learnt_from_training_documents(tmp_path, monkeypatch):
     assert kinds.count("begin") == kinds.count("end") == 2
     other = prepare_text(tmp_path / "a.jsonl", tmp_path / "other", **options)
     assert contents(corpus.folder) == contents(other.folder)
-
-
-def test_copies_of_a_document_are_in_one_split(tmp_path):
-    texts = [text_of(number) for number in range(100)]
-    paths = [
-        write_lines(tmp_path / "a.jsonl", texts + texts),
-        write_lines(tmp_path / "b.jsonl", texts),
-    ]
-    corpus = prepare_text(paths, tmp_path / "corpus", tokeniser="bytes", held_out=SOME)
-    found = {name: Counter(texts_of(corpus, name)) for name in ("train", "valid", "test")}
-    assert all(count == 3 for counts in found.values() for count in counts.values())
-    assert sum(map(len, found.values())) == 100
 
 
 def test_a_source_may_have_its_own_split_and_field(tmp_path):
