@@ -119,7 +119,7 @@ def test_work_that_was_done_is_not_done_again(inputs, tmp_path, monkeypatch):
     killed, resumed = KilledAfter(30), RecordedProgress()
     with pytest.raises(Killed):
         run(inputs, tmp_path / "corpus", progress=killed)
-    for module, name in ((byte_pair, "train_bpe"), (work_folder_module, "sha256_of")):
+    for module, name in ((preparation, "train_bpe"), (work_folder_module, "sha256_of")):
         monkeypatch.setattr(module, name, None)
     run(inputs, tmp_path / "corpus", progress=resumed)
 

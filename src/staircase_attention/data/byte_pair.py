@@ -9,24 +9,30 @@ import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from staircase_attention.checks import input_error
+from staircase_attention.checks import check_integer, input_error
 from staircase_attention.data.pieces import END_OF_LINE, LETTER, LONGEST_PIECE, pieces
-from staircase_attention.data.tokenisers import (
-    NUM_BYTES,
-    SETTINGS,
-    TOKENIZER_FILE,
-    BytePairTraining,
-    Tokens,
-)
 
+# The library takes long to import, and most users of this package do not need it.
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer, models
+
+Tokens = NDArray[np.unsignedinteger[Any]]
+"""Token numbers, of any width."""
+NUM_BYTES = 256
+SETTINGS = "settings.json"
+"""The file that names the kind of tokeniser in a folder."""
+TOKENIZER_FILE = "tokenizer.json"
+"""A tokeniser as the `tokenizers` library writes it."""
+MOST_SYMBOLS = 1_000_000
+"""The library allocates all symbols before it learns the first, and aborts if it cannot."""
 SHORTEST_PIECE = 1 << 14
 """Bytes that are encoded as one piece; small enough for one long document to use all cores."""
 KINDS = {"BPE": "byte-pair", "Unigram": "unigram", "WordPiece": "word-piece", "WordLevel": "words"}
@@ -59,6 +65,33 @@ Plan = Mapping[str, Any]
 """A parsed tokenizer.json."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BytePairTraining:
+    """A byte-level BPE tokeniser to be learnt from the corpus.
+
+    Bytes come first, then merges in the order in which they are learnt, the end symbol last.
+    The same corpus always gives the same tokeniser.
+    """
+
+    vocab_size: int = 8_008
+    """Symbols in all: 256 bytes, merges, the end symbol. The paper's models of Reddit and BASE
+    have 8,008. A small corpus may give fewer."""
+    sample_bytes: int = 32_000_000
+    """Text to learn from: training documents, spread evenly over the corpus. Less is used where
+    there are more distinct words than prose has (see MOST_WORD_BYTES)."""
+
+    def __post_init__(self) -> None:
+        """Refuse a vocabulary without room for the bytes and the end symbol, or a huge one."""
+        check_integer(
+            "vocab_size",
+            self.vocab_size,
+            minimum=NUM_BYTES + 1,
+            maximum=MOST_SYMBOLS,
+            example=8_008,
+        )
+        check_integer("sample_bytes", self.sample_bytes, minimum=1, example=32_000_000)
+
+
 class BytePairTokeniser:
     """A tokeniser of the `tokenizers` library, with an end symbol.
 
@@ -70,7 +103,7 @@ class BytePairTokeniser:
     token, so that it is lossless for all bytes. Any other tokeniser gets U+FFFD instead.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, end_symbol: int) -> None:
+    def __init__(self, tokenizer: "Tokenizer", *, end_symbol: int) -> None:
         """Take over a tokenizer; this changes its settings.
 
         Args:
@@ -220,7 +253,7 @@ def _is_harmless(token: Plan, vocabulary: Mapping[str, int]) -> bool:
     return is_unambiguous and not (token["lstrip"] or token["rstrip"])
 
 
-def _may_be_cut(tokenizer: Tokenizer) -> bool:
+def _may_be_cut(tokenizer: "Tokenizer") -> bool:
     """Whether cutting TRIAL at any end of a word or line leaves its tokens unchanged."""
     data = TRIAL.encode()
 
@@ -235,6 +268,8 @@ def _may_be_cut(tokenizer: Tokenizer) -> bool:
 
 def from_vocabulary_and_merges(vocabulary: Path, merges: Path) -> BytePairTokeniser:
     """GPT-2's tokeniser, or another in the format of its two files."""
+    from tokenizers import models
+
     try:
         model = models.BPE.from_file(str(vocabulary), str(merges))
     # The library raises plain Exception.
@@ -263,8 +298,10 @@ def from_tokenizer_json(path: Path) -> BytePairTokeniser:
     return BytePairTokeniser(tokenizer, end_symbol=end_symbol)
 
 
-def read_tokenizer(path: Path) -> Tokenizer:
+def read_tokenizer(path: Path) -> "Tokenizer":
     """The library's own tokeniser in a tokenizer.json."""
+    from tokenizers import Tokenizer
+
     try:
         return Tokenizer.from_file(str(path))
     # The library raises plain Exception.
@@ -273,8 +310,10 @@ def read_tokenizer(path: Path) -> Tokenizer:
         raise input_error(rule, f"{path} ({error})", "fetch it again") from error
 
 
-def _byte_level(model: models.BPE) -> Tokenizer:
+def _byte_level(model: "models.BPE") -> "Tokenizer":
     """A tokenizer that splits words as GPT-2 does, and adds no space before the first."""
+    from tokenizers import Tokenizer, decoders, pre_tokenizers
+
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -283,6 +322,8 @@ def _byte_level(model: models.BPE) -> Tokenizer:
 
 def train_bpe(texts: Iterable[bytes], *, vocab_size: int = 8_008) -> BytePairTokeniser:
     """Learn a tokeniser from texts; bytes that are not UTF-8 are ignored."""
+    from tokenizers import models, pre_tokenizers, trainers
+
     # Its check is the one for this value, too.
     training = BytePairTraining(vocab_size=vocab_size)
     tokenizer = _byte_level(models.BPE())

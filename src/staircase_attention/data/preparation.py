@@ -15,6 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from staircase_attention.checks import InputError, check_integer, input_error
+from staircase_attention.data.byte_pair import (
+    BytePairTraining,
+    Tokens,
+    sample_evenly,
+    train_bpe,
+)
 from staircase_attention.data.corpus import Corpus, sha256_of
 from staircase_attention.data.documents import HeldOut
 from staircase_attention.data.manifest import (
@@ -29,9 +35,7 @@ from staircase_attention.data.pieces import pieces
 from staircase_attention.data.progress import PreparationProgress
 from staircase_attention.data.readers import ReadingOptions, TextSource
 from staircase_attention.data.tokenisers import (
-    BytePairTraining,
     Tokeniser,
-    Tokens,
     load_tokeniser,
     named_tokeniser,
 )
@@ -220,8 +224,6 @@ def _learn_tokeniser(
     training: BytePairTraining, mixture: Mixture, progress: PreparationProgress
 ) -> Tokeniser:
     """A tokeniser learnt from a sample of the training documents."""
-    from staircase_attention.data.byte_pair import sample_evenly, train_bpe
-
     progress.say(f"learning a tokeniser of {training.vocab_size:,} symbols from a sample")
     progress.begin(mixture.total_bytes, 0)
     try:
