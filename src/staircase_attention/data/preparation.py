@@ -30,7 +30,7 @@ from staircase_attention.data.manifest import (
     SourceRecord,
     TokeniserRecord,
 )
-from staircase_attention.data.mixture import Mixture, MixturePosition, MixtureReading, Part, Piece
+from staircase_attention.data.mixture import Mixture, MixturePosition, Part, Piece
 from staircase_attention.data.pieces import pieces
 from staircase_attention.data.progress import PreparationProgress
 from staircase_attention.data.readers import ReadingOptions, TextSource
@@ -238,9 +238,8 @@ def _training_texts(
 ) -> Iterator[tuple[bytes, float]]:
     """Training texts, each with the share of the corpus that has been read with it."""
     total, num_reported = max(mixture.total_bytes, 1), 0
-    reading = mixture.read()
-    for piece in reading:
-        num_read = mixture.num_read(reading.position)
+    for piece, position in mixture.read(mixture.first_position()):
+        num_read = mixture.num_read(position)
         if num_read - num_reported >= REPORTED_BYTES:
             progress.advance(num_read - num_reported, {})
             num_reported = num_read
@@ -294,18 +293,18 @@ def _write_documents(
     commit_seconds: float,
 ) -> MixturePosition:
     """Write all documents from the writer's position on; the position at the end."""
-    reading = mixture.read(writer.position)
-    position = reading.position
+    position = writer.position or mixture.first_position()
     num_read, last_commit = mixture.num_read(position), time.monotonic()
     progress.begin(mixture.total_bytes, num_read)
     try:
-        for batch, encoded in _encoded(_batches(reading, tokeniser.shortest_piece), tokeniser):
-            writer.add(batch.pieces, encoded)
-            position = batch.position or position
+        batches = _batches(mixture, position, tokeniser.shortest_piece)
+        for batch, encoded, after in _encoded(batches, tokeniser):
+            writer.add(batch, encoded)
+            position = after or position
             now_read = mixture.num_read(position)
             progress.advance(now_read - num_read, writer.facts)
             num_read = now_read
-            if batch.position and time.monotonic() - last_commit >= commit_seconds:
+            if after is not None and time.monotonic() - last_commit >= commit_seconds:
                 writer.make_durable(position)
                 last_commit = time.monotonic()
     finally:
@@ -313,31 +312,27 @@ def _write_documents(
     return position
 
 
-@dataclass(frozen=True, slots=True)
-class _EncodingBatch:
-    """Pieces that are encoded in one call."""
+def _batches(
+    mixture: Mixture, start: MixturePosition, shortest_piece: int
+) -> Iterator[tuple[list[Piece], MixturePosition | None]]:
+    """Pieces cut to the tokeniser's size, in batches of about BATCH_BYTES.
 
-    pieces: list[Piece]
-    position: MixturePosition | None
-    """Of the mixture after them; None inside one of its pieces, where it cannot resume."""
-
-
-def _batches(reading: MixtureReading, shortest_piece: int) -> Iterator[_EncodingBatch]:
-    """Pieces cut to the tokeniser's size, in batches of about BATCH_BYTES."""
+    Each comes with the position after it; None inside a piece of the mixture, where a preparation
+    cannot resume.
+    """
     batch: list[Piece] = []
-    size = 0
-    for piece in reading:
+    size, position = 0, start
+    for piece, position in mixture.read(start):
         for part in _cut(piece, shortest_piece) if piece else ():
-            # A piece of the mixture may be large, and its end is not reached yet.
             if size >= BATCH_BYTES:
-                yield _EncodingBatch(batch, None)
+                yield batch, None
                 batch, size = [], 0
             batch.append(part)
             size += len(part.data)
         if size >= BATCH_BYTES:
-            yield _EncodingBatch(batch, reading.position)
+            yield batch, position
             batch, size = [], 0
-    yield _EncodingBatch(batch, reading.position)
+    yield batch, position
 
 
 def _cut(piece: Piece, shortest: int) -> list[Piece]:
@@ -348,20 +343,19 @@ def _cut(piece: Piece, shortest: int) -> list[Piece]:
 
 
 def _encoded(
-    batches: Iterator[_EncodingBatch], tokeniser: Tokeniser
-) -> Iterator[tuple[_EncodingBatch, list[Tokens]]]:
+    batches: Iterator[tuple[list[Piece], MixturePosition | None]], tokeniser: Tokeniser
+) -> Iterator[tuple[list[Piece], list[Tokens], MixturePosition | None]]:
     """Each batch with its tokens, in order; some are read and encoded ahead."""
-    waiting: deque[tuple[_EncodingBatch, Future[list[Tokens]]]] = deque()
+    waiting: deque[tuple[list[Piece], Future[list[Tokens]], MixturePosition | None]] = deque()
     with ThreadPoolExecutor(NUM_ENCODERS, thread_name_prefix="encode") as pool:
-        for batch in batches:
-            texts = [piece.data for piece in batch.pieces]
-            waiting.append((batch, pool.submit(tokeniser.encode_batch, texts)))
+        for batch, position in batches:
+            texts = [piece.data for piece in batch]
+            waiting.append((batch, pool.submit(tokeniser.encode_batch, texts), position))
             if len(waiting) > NUM_ENCODERS:
-                first, future = waiting.popleft()
-                yield first, future.result()
-        while waiting:
-            first, future = waiting.popleft()
-            yield first, future.result()
+                first, future, after = waiting.popleft()
+                yield first, future.result(), after
+        for first, future, after in waiting:
+            yield first, future.result(), after
 
 
 def _check_splits(manifest: Manifest, names: Sequence[str]) -> None:
