@@ -8,11 +8,13 @@ of one draw are written down as whole numbers, those of choices that are not all
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 Values = NDArray[np.int64]
+Distribution = Literal["authors", "redraw"]
 
 LOWEST, HIGHEST = 1, 10
 UNSET = 0
@@ -46,7 +48,7 @@ class Statements:
     """The value that PRINT asks for."""
 
 
-def chances(values: Values) -> Values:
+def chances(values: Values, distribution: Distribution) -> Values:
     """The chance of each choice in one draw, in whole shares; 0 where it is not allowed.
 
     Values are (num_variables, num_programs), UNSET for a variable that has none. The choices,
@@ -57,15 +59,19 @@ def chances(values: Values) -> Values:
     num_variables, num_programs = values.shape
     is_set = values != UNSET
     num_unset = num_variables - is_set.sum(axis=0)
+    num_pool = np.maximum(num_variables - num_unset, 1)
+    if distribution == "redraw":
+        num_pool = np.full_like(num_pool, num_variables)
     # Each of the five kinds gets the same number of shares, divisible in every way needed.
-    shares = math.lcm(2 * num_variables * (num_variables - 1), *range(1, num_variables + 1))
-    each = shares // num_variables
+    sizes = range(2, num_variables + 1)
+    shares = math.lcm(*sizes, *(2 * size * (size - 1) for size in sizes))
+    each = shares // num_pool
 
     assign = ~is_set * (shares // np.maximum(num_unset, 1))
     increment = (is_set & (values < HIGHEST)) * each
     decrement = (values > LOWEST) * each
     display = is_set * each
-    pairs = (is_set[:, None] & is_set[None, :]) * (each // 2 // (num_variables - 1))
+    pairs = (is_set[:, None] & is_set[None, :]) * (each // 2 // np.maximum(num_pool - 1, 1))
     diagonal = np.arange(num_variables)
     pairs[diagonal, diagonal] = is_set * (each // 2)
     compare = pairs.reshape(-1, num_programs)
@@ -79,10 +85,10 @@ def choose(generator: np.random.Generator, shares: Values) -> Values:
     return chosen
 
 
-def draw(generator: np.random.Generator, values: Values) -> Statements:
+def draw(generator: np.random.Generator, values: Values, distribution: Distribution) -> Statements:
     """The next statement of each program, given the values of its variables."""
     num_variables, num_programs = values.shape
-    shares = chances(values)
+    shares = chances(values, distribution)
     choice = choose(generator, shares)
     guarded = choose(generator, shares[: PRINT * num_variables])
     kind = np.minimum(choice // num_variables, IF)
@@ -119,13 +125,18 @@ def execute(statements: Statements, values: Values) -> None:
 
 
 def write_programs(
-    generator: np.random.Generator, *, num_variables: int, num_statements: int, num_programs: int
+    generator: np.random.Generator,
+    *,
+    num_variables: int,
+    num_statements: int,
+    num_programs: int,
+    distribution: Distribution,
 ) -> Statements:
     """Whole programs: every field is (num_statements, num_programs)."""
     values = np.full((num_variables, num_programs), UNSET)
     drawn = []
     for _ in range(num_statements):
-        statements = draw(generator, values)
+        statements = draw(generator, values, distribution)
         execute(statements, values)
         drawn.append(statements)
     fields = Statements.__dataclass_fields__
