@@ -178,6 +178,16 @@ def test_a_damaged_corpus_is_not_opened(damage, line, corpus):
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("dtype", ["O", "object", "V2", "float16", "int16", ">u2", "uint64", 2, []])
+def test_tokens_are_only_read_as_unsigned_integers(dtype, corpus):
+    """Numpy would follow the bytes of a file of objects as pointers, and crash."""
+    path = corpus.folder / "manifest.json"
+    plain = json.loads(path.read_text())
+    path.write_text(json.dumps(plain | {"dtype": dtype}))
+    with pytest.raises(InputError, match="dtype of a corpus must be one of uint8, uint16, uint32"):
+        Corpus.open(corpus.folder)
+
+
 def test_an_unfinished_corpus_is_not_opened_and_the_way_out_is_named(corpus):
     corpus.folder.rename(corpus.folder.with_name("corpus.unfinished"))
     with pytest.raises(InputError, match="run its preparation again: it goes on"):

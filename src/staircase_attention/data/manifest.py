@@ -11,6 +11,8 @@ from staircase_attention.files import write_json
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+TOKEN_DTYPES = {"uint8": "<u1", "uint16": "<u2", "uint32": "<u4"}
+"""The widths of tokens that a manifest may name. Numpy would take 'O' for pointers into memory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -172,12 +174,16 @@ class Manifest:
 
     @classmethod
     def _from_plain(cls, plain: Mapping[str, Any]) -> "Manifest":
+        dtype = plain["dtype"]
+        if not isinstance(dtype, str) or dtype not in TOKEN_DTYPES:
+            rule = f"the dtype of a corpus must be one of {', '.join(TOKEN_DTYPES)}"
+            raise input_error(rule, repr(dtype), "prepare the corpus again")
         preparation = plain["preparation"]
         sources = tuple(SourceRecord.from_plain(source) for source in preparation["sources"])
         splits = {name: SplitRecord.from_plain(split) for name, split in plain["splits"].items()}
         return cls(
             preparation=Preparation(**{**preparation, "sources": sources}),
             tokeniser=TokeniserRecord(**plain["tokeniser"]),
-            dtype=plain["dtype"],
+            dtype=dtype,
             splits=splits,
         )

@@ -9,7 +9,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from staircase_attention.checks import input_error
-from staircase_attention.data.manifest import ArrayRecord, SplitRecord
+from staircase_attention.data.manifest import TOKEN_DTYPES, ArrayRecord, SplitRecord
 from staircase_attention.data.shards import STARTS_DTYPE
 from staircase_attention.data.tokenisers import Tokens
 
@@ -21,7 +21,7 @@ class TokenSplit:
         self, folder: Path, record: SplitRecord, *, dtype: str, end_symbol: int | None
     ) -> None:
         self.record, self.end_symbol = record, end_symbol
-        self.dtype: np.dtype[Any] = np.dtype(dtype).newbyteorder("<")
+        self.dtype: np.dtype[Any] = np.dtype(TOKEN_DTYPES[dtype])
         self._folder = folder
         self._shards = [_mapped(folder, shard, self.dtype) for shard in record.shards]
         sizes = [shard.num_items for shard in record.shards]
