@@ -89,8 +89,13 @@ class DecompressedFile(io.BufferedReader):
         """Go forward to an offset: by a seek in a plain file, by reading in a compressed one."""
         if self.raw.seekable():
             self.seek(offset - offset % BLOCK_BYTES)
-        while self.tell() < offset and self.read(min(BLOCK_BYTES, offset - self.tell())):
-            pass
+        skip_bytes(self, offset - self.tell())
+
+
+def skip_bytes(file: IO[bytes], num_bytes: int) -> None:
+    """Read and drop the next bytes of a file."""
+    while num_bytes > 0 and (dropped := file.read(min(num_bytes, BLOCK_BYTES))):
+        num_bytes -= len(dropped)
 
 
 class _DecompressedBlocks(io.RawIOBase):

@@ -9,19 +9,19 @@ from numpy.typing import NDArray
 
 from staircase_attention.batches import IGNORED, Batch
 from staircase_attention.checks import check_integer, input_error
-from staircase_attention.data.token_split import TokenSplit
+from staircase_attention.data.corpus import TokenSplit
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenPosition:
-    """Where all lanes stand: all there is to save in order to resume exactly here."""
+    """The position of all lanes: all that is needed to resume exactly there."""
 
     update: int
     """Batches given so far."""
     offset: int
     """Tokens that each lane has given so far."""
     num_lanes: int
-    """How many lanes there are, since their number says where they begin."""
+    """The number of lanes, which determines where they start."""
 
     def as_plain(self) -> dict[str, Any]:
         """The position as numbers, for a checkpoint or a JSON file."""
@@ -29,24 +29,23 @@ class TokenPosition:
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> "TokenPosition":
-        """The position that as_plain wrote."""
+        """The position that as_plain returned."""
         return cls(**{name: int(value) for name, value in plain.items()})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenLanes:
-    """Training batches: the split is a ring, on which L lanes begin at equal distances.
+    """Training batches: the split is a ring, on which L lanes start at equal distances.
 
-    Each lane reads on and on; after the last token of the split comes the first. When every lane
-    has read as far as the next one's beginning, an epoch is over: every token has been given
-    once. The lane then goes on into what was the next one's, without a break in its stream.
+    After the last token of the split comes the first. When every lane has reached the start of
+    the next one, an epoch is over: every token has been given once. Each lane then continues into
+    what was the next one's part, without a break in its stream.
 
         position = lanes.first_position()
         batch, position = lanes.batch(position)
     """
 
     split: TokenSplit
-    """Where the tokens are."""
     num_lanes: int
     """Rows of the batch, over all processes."""
     segment_length: int
@@ -61,14 +60,14 @@ class TokenLanes:
             raise input_error(rule, self.split.num_tokens, "use fewer lanes, or more text")
 
     def first_position(self) -> TokenPosition:
-        """Every lane at its beginning."""
+        """Every lane at its start."""
         return TokenPosition(update=0, offset=0, num_lanes=self.num_lanes)
 
     def batch(self, position: TokenPosition) -> tuple[Batch, TokenPosition]:
         """The batch at a position, and the position after it."""
         if position.num_lanes != self.num_lanes:
             rule = f"a position must have {self.num_lanes} lanes, as its TokenLanes have"
-            remedy = "resume with the num_lanes that the position was saved at"
+            remedy = "resume with the num_lanes that the position was saved with"
             raise input_error(rule, position.num_lanes, remedy)
         starts = lane_starts(self.split.num_tokens, self.num_lanes) + position.offset
         rows = self.split.rows(starts, self.segment_length + 1)
@@ -85,12 +84,12 @@ class TokenLanes:
         return batch, after
 
     def restarted(self, position: TokenPosition) -> TokenPosition:
-        """The same: text goes on where it stood, wherever that is."""
+        """The same position: text continues even where a state is reset."""
         return position
 
 
 def lane_starts(num_tokens: int, num_lanes: int) -> NDArray[np.int64]:
-    """Where lanes begin, at distances that differ by one at most.
+    """Where lanes start, at distances that differ by at most one.
 
     >>> lane_starts(10, 4).tolist()
     [0, 2, 5, 7]
@@ -101,12 +100,11 @@ def lane_starts(num_tokens: int, num_lanes: int) -> NDArray[np.int64]:
 def evaluation_batches(
     split: TokenSplit, *, num_lanes: int, segment_length: int, num_tokens: int | None = None
 ) -> Iterator[Batch]:
-    """Every token of a split predicted exactly once, in lanes that go on from batch to batch.
+    """Every token of a split predicted exactly once, in lanes that continue across batches.
 
-    With `num_tokens` only so many are predicted, and lanes lie in the first part of the split. A
-    lane predicts its own part, given the token before that part and then all of the part; the tail
-    of a lane is padding. What comes before the very first token is an end symbol; where there is
-    none, that one token is not predicted.
+    With `num_tokens`, only the first tokens of the split are used. A lane predicts its own part,
+    given the token before that part and then all of the part; the end of a lane is padding. An
+    end symbol precedes the very first token; without one, that token is not predicted.
     """
     check_integer("num_lanes", num_lanes, minimum=1, example=512)
     check_integer("segment_length", segment_length, minimum=1, example=256)
@@ -116,20 +114,20 @@ def evaluation_batches(
     num_targets = split.num_tokens - first_target
     if num_tokens is not None:
         num_targets = min(num_tokens, num_targets)
-    begins = first_target + lane_starts(num_targets, num_lanes)
-    ends = np.append(begins[1:], first_target + num_targets)
-    for offset in range(0, int((ends - begins).max(initial=0)), segment_length):
-        yield _evaluation_batch(split, begins + offset, ends, segment_length)
+    starts = first_target + lane_starts(num_targets, num_lanes)
+    ends = np.append(starts[1:], first_target + num_targets)
+    for offset in range(0, int((ends - starts).max(initial=0)), segment_length):
+        yield _evaluation_batch(split, starts + offset, ends, segment_length)
 
 
 def _evaluation_batch(
-    split: TokenSplit, places: NDArray[np.int64], ends: NDArray[np.int64], length: int
+    split: TokenSplit, targets: NDArray[np.int64], ends: NDArray[np.int64], length: int
 ) -> Batch:
-    """The batch that predicts the tokens at these places, and those after them up to the ends."""
-    rows = split.rows(places - 1, length + 1).astype(np.int64)
+    """The batch that predicts the tokens from these positions on, up to the ends of the lanes."""
+    rows = split.rows(targets - 1, length + 1).astype(np.int64)
     if split.end_symbol is not None:
-        rows[places == 0, 0] = split.end_symbol
-    is_padding = places[:, None] + np.arange(length) >= ends[:, None]
+        rows[targets == 0, 0] = split.end_symbol
+    is_padding = targets[:, None] + np.arange(length) >= ends[:, None]
     return Batch(
         inputs=np.where(is_padding, 0, rows[:, :-1]),
         targets=np.where(is_padding, IGNORED, rows[:, 1:]),
