@@ -16,8 +16,7 @@ from reddit_dumps import (
     write_dump,
 )
 
-from staircase_attention.data import HeldOut
-from staircase_attention.data.document import Cursor
+from staircase_attention.data import Cursor, HeldOut
 from staircase_attention.data.reddit import RedditOptions, RedditSource, partitions
 from staircase_attention.data.reddit import source as source_module
 
@@ -124,9 +123,9 @@ def test_a_cursor_resumes_where_it_was_taken(tmp_path):
     source = RedditSource([dump], tmp_path / "work", num_workers=1)
     pairs = list(source.documents(None))
     for number in range(0, len(pairs), 7):
-        stored = json.dumps(pairs[number][1].as_plain())
+        stored = json.dumps(asdict(pairs[number][1]))
         again = RedditSource([dump], tmp_path / "work", num_workers=1)
-        cursor = Cursor.from_plain(json.loads(stored))
+        cursor = Cursor(**json.loads(stored))
         assert list(again.documents(cursor)) == pairs[number + 1 :]
     reads = [cursor.num_read for _, cursor in pairs]
     assert reads == sorted(reads)
@@ -238,7 +237,9 @@ def test_two_preparations_may_not_share_a_folder(tmp_path):
     other = RedditSource([dump], tmp_path / "work", num_workers=1)
 
     def intrude(_):
-        with pytest.raises(ValueError, match="one preparation at a time"):
+        with pytest.raises(
+            ValueError, match="used by one process at a time, got two for"
+        ):
             other.report  # noqa: B018
 
     watcher = Watcher(intrude)

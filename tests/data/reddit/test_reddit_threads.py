@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from reddit_dumps import as_lines, comment, naive_paths, random_comments
 
 from staircase_attention.data import HeldOut
-from staircase_attention.data.reddit import Gap, RedditOptions
+from staircase_attention.data.reddit import RedditOptions
 from staircase_attention.data.reddit.comments import parse_lines
-from staircase_attention.data.reddit.threads import count_texts, documents, outline
+from staircase_attention.data.reddit.threads import Gap, count_texts, documents, outline
 
 GAPS = get_args(Gap)
 GAP_PAIRS = st.tuples(st.sampled_from(GAPS), st.sampled_from(GAPS))
@@ -26,7 +26,7 @@ def write(comments, **choices):
     found = outline(table, options)
     written = list(documents(found, table["text"], options))
     assert list(documents(found, table["text"], options, 3)) == written[3:]
-    counts = count_texts(found, options).values()
+    counts = count_texts(found, table["text"], options).values()
     assert sum(count.documents for count in counts) == len(written)
     assert sum(count.characters for count in counts) == sum(len(each.text) for each in written)
     return [each.text.split(options.separator) for each in written], found.counts

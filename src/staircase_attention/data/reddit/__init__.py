@@ -10,25 +10,7 @@ from staircase_attention.data.compression import import_extra
 import_extra("pyarrow", needed_for="Reddit")
 
 from staircase_attention.data.reddit.cleaning import Cleaning, Filters  # noqa: E402
-from staircase_attention.data.reddit.comments import LineCounts  # noqa: E402
 from staircase_attention.data.reddit.source import RedditReport, RedditSource  # noqa: E402
-from staircase_attention.data.reddit.threads import (  # noqa: E402
-    CommentCounts,
-    Form,
-    Gap,
-    RedditOptions,
-    TextCounts,
-)
+from staircase_attention.data.reddit.threads import RedditOptions  # noqa: E402
 
-__all__ = [
-    "Cleaning",
-    "CommentCounts",
-    "Filters",
-    "Form",
-    "Gap",
-    "LineCounts",
-    "RedditOptions",
-    "RedditReport",
-    "RedditSource",
-    "TextCounts",
-]
+__all__ = ["Cleaning", "Filters", "RedditOptions", "RedditReport", "RedditSource"]

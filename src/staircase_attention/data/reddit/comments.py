@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, Self
 
+import numpy as np
 import pyarrow as pa
 
 from staircase_attention.data.reddit.cleaning import Cleaning
@@ -28,7 +29,6 @@ DELETED_ACCOUNT = "[deleted]"
 LATEST = 1 << 53
 """Seconds; a later time is invalid."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 # Up to 36^12 < 2^63. With a leading zero two ids would have one number.
 USUAL_ID = re.compile(r"[1-9a-z][0-9a-z]{0,11}")
 
@@ -50,19 +50,12 @@ class LineCounts(Counts):
     """Lines of the dumps. Every line is counted once."""
 
     comments: int = 0
-    """Valid comments, with or without a text."""
     blank: int = 0
-    """Only white space."""
-    not_text: int = 0
-    """Not UTF-8."""
-    not_json: int = 0
-    """Not JSON, or truncated."""
-    not_object: int = 0
-    """JSON, but not an object."""
-    incomplete: int = 0
-    """Objects without a valid id, thread, parent, body or time."""
-    overlong: int = 0
-    """Longer than 4 MiB; they are not parsed."""
+    not_text: int = 0  # Not UTF-8.
+    not_json: int = 0  # Or truncated.
+    not_object: int = 0  # JSON, but not an object.
+    incomplete: int = 0  # Without a valid id, thread, parent, body or time.
+    overlong: int = 0  # More than 4 MiB; not parsed.
 
     @property
     def lines(self) -> int:
@@ -79,15 +72,11 @@ class Comment(NamedTuple):
     """The fields of a line that are used; ids are without their prefixes."""
 
     id: str
-    parent_id: str | None
-    """The comment that it answers; None if it answers the post."""
-    link_id: str
-    """The post, which identifies the thread."""
+    parent_id: str | None  # None: it answers the post.
+    link_id: str  # The post, which identifies the thread.
     author: str
-    body: str
-    """As in the dump, with HTML entities; empty if it is null."""
-    created: int
-    """Seconds since 1970."""
+    body: str  # As in the dump, with HTML entities; empty if it is null.
+    created: int  # Seconds since 1970.
 
 
 def parse_lines(content: bytes, cleaning: Cleaning) -> tuple[LineCounts, pa.RecordBatch]:
@@ -166,12 +155,8 @@ def _parent(value: object, link_id: str) -> str | None:
     """Pushshift's later interface gives null for the post and a number for a comment."""
     if value is None:
         return None
-    if isinstance(value, int) and not isinstance(value, bool):
-        digits = ""
-        while value > 0:
-            value, digit = divmod(value, len(DIGITS))
-            digits = DIGITS[digit] + digits
-        return _bare(digits, "")
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return np.base_repr(value, 36).lower()
     # A comment and a post may have the same digits: only the prefix tells them apart.
     bare = _bare(value, "t1_")
     is_post = bare.startswith("t3_") or value == link_id

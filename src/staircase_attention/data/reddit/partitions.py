@@ -19,7 +19,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from staircase_attention.data.compression import DamagedFileError, open_decompressed
-from staircase_attention.data.progress import Progress
+from staircase_attention.data.progress import PreparationProgress
 from staircase_attention.data.reddit.cleaning import Cleaning
 from staircase_attention.data.reddit.comments import SCHEMA, LineCounts, parse_lines
 from staircase_attention.data.workers import in_order
@@ -41,14 +41,11 @@ HALF = np.uint64(32)
 class DumpPosition:
     """How far a dump has been read."""
 
-    offset: int = 0
-    """Decompressed bytes."""
-    num_stored: int = 0
-    """Bytes of the file as stored, approximately."""
+    offset: int = 0  # Decompressed bytes.
+    num_stored: int = 0  # Bytes of the file as stored, approximately.
     lines: LineCounts
     is_done: bool = False
-    damage: str | None = None
-    """Why the rest of the dump cannot be read."""
+    damage: str | None = None  # Why the rest of the dump cannot be read.
 
 
 class ThreadGroup(NamedTuple):
@@ -179,7 +176,7 @@ def read_dumps(
     partitions: Partitions,
     cleaning: Cleaning,
     pool: Executor | None,
-    progress: Progress,
+    progress: PreparationProgress,
 ) -> None:
     """Store the comments of all dumps, from where an earlier process stopped."""
     if all(dump.is_done for dump in partitions.dumps):

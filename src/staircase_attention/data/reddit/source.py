@@ -1,12 +1,10 @@
 """Reddit as a source of documents: prepared on disk once, and restartable at any time."""
 
-import fcntl
 import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from itertools import accumulate
@@ -16,8 +14,8 @@ from typing import Any
 from staircase_attention.checks import check_integer, input_error
 from staircase_attention.cores import available_cores
 from staircase_attention.data.compression import compression_of
-from staircase_attention.data.document import Cursor, Document
-from staircase_attention.data.progress import Progress, Silent
+from staircase_attention.data.documents import SPLITS, Cursor, Document
+from staircase_attention.data.progress import PreparationProgress
 from staircase_attention.data.reddit.comments import LineCounts
 from staircase_attention.data.reddit.partitions import Partitions, ThreadGroup, read_dumps
 from staircase_attention.data.reddit.threads import (
@@ -28,9 +26,8 @@ from staircase_attention.data.reddit.threads import (
     documents,
     outline,
 )
-from staircase_attention.data.splits import SPLITS
 from staircase_attention.data.workers import in_order, worker_pool
-from staircase_attention.files import read_json, write_json
+from staircase_attention.files import locked, read_json, write_json
 
 GroupCounts = dict[str, Any]
 """Of a group of threads: `comments`, a CommentCounts, and `splits`, a TextCounts for each split."""
@@ -110,7 +107,7 @@ class RedditSource:
         options: RedditOptions | None = None,
         *,
         num_workers: int | None = None,
-        progress: Progress | None = None,
+        progress: PreparationProgress | None = None,
         name: str = "reddit",
     ) -> None:
         """Name the dumps and the work folder.
@@ -137,7 +134,7 @@ class RedditSource:
         if num_workers is not None:
             check_integer("num_workers", num_workers, minimum=1, example=2)
         self.num_workers = num_workers
-        self.progress = progress or Silent()
+        self.progress = progress or PreparationProgress()
         self.name = name
 
     @property
@@ -206,57 +203,41 @@ class RedditSource:
         folder = self.work_folder / f"partitions-{_digest([dumps, asdict(self.options.cleaning)])}"
         folder.mkdir(parents=True, exist_ok=True)
         # Workers come first: forked later they would hold the lock too, for a moment after a kill.
-        with worker_pool(num_workers) as pool, _locked(folder):
+        with worker_pool(num_workers) as pool, locked(folder):
             partitions = Partitions(folder, num_partitions, len(self.files))
             read_dumps(self.files, partitions, self.options.cleaning, pool, self.progress)
             groups = partitions.groups(LARGEST_GROUP_BYTES)
-            counts = self._counts(folder, partitions, groups, pool)
-        return partitions, groups, counts
+            path = folder / f"counts-{_digest(asdict(self.options))}.json"
+            if not path.exists():
+                write_json(path, self._counts(partitions, groups, pool))
+        return partitions, groups, read_json(path)
 
     def _counts(
-        self, folder: Path, partitions: Partitions, groups: list[ThreadGroup], pool: Executor | None
+        self, partitions: Partitions, groups: list[ThreadGroup], pool: Executor | None
     ) -> list[GroupCounts]:
-        """The counts of each group, in a file as soon as they are known."""
-        folder = folder / f"counts-{_digest(asdict(self.options))}"
-        folder.mkdir(exist_ok=True)
-        paths = [folder / f"{group.partition:05d}-{group.part:04d}.json" for group in groups]
-        missing = [number for number, path in enumerate(paths) if not path.exists()]
-        if missing:
-            self.progress.say("rebuilding the threads")
-            total = sum(group.num_bytes for group in groups)
-            num_left = sum(groups[number].num_bytes for number in missing)
-            self.progress.begin(total, total - num_left)
-            counting = partial(_count, partitions, self.options)
-            try:
-                results = in_order(pool, counting, [groups[number] for number in missing])
-                for number, counts in zip(missing, results, strict=True):
-                    write_json(paths[number], counts)
-                    self.progress.advance(groups[number].num_bytes, {})
-            finally:
-                self.progress.end()
-        return [read_json(path) for path in paths]
+        """The counts of each group."""
+        counts, num_examples = [], 0
+        self.progress.say("rebuilding the threads")
+        self.progress.begin(sum(group.num_bytes for group in groups), 0)
+        try:
+            results = in_order(pool, partial(_count, partitions, self.options), groups)
+            for group, result in zip(groups, results, strict=True):
+                counts.append(result)
+                num_examples += result["comments"]["examples"]
+                self.progress.advance(group.num_bytes, {"examples": num_examples})
+        finally:
+            self.progress.end()
+        return counts
 
 
 def _count(partitions: Partitions, options: RedditOptions, group: ThreadGroup) -> GroupCounts:
-    found = outline(partitions.read(group), options)
-    splits = count_texts(found, options).items()
+    comments = partitions.read(group)
+    found = outline(comments, options)
+    splits = count_texts(found, comments["text"], options).items()
     return {
         "comments": asdict(found.counts),
         "splits": {split: asdict(texts) for split, texts in splits},
     }
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Keep other processes out. The system releases the lock when this process ends."""
-    with (folder / "lock").open("wb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            rule = "a work folder must have one preparation at a time"
-            remedy = "wait for the other process, or name another folder"
-            raise input_error(rule, f"{folder}, which is in use", remedy) from error
-        yield
 
 
 def _description(path: Path) -> list[Any]:

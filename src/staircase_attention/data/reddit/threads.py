@@ -16,10 +16,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from staircase_attention.checks import check_choice, check_integer, input_error
-from staircase_attention.data.document import Document
+from staircase_attention.data.documents import SPLITS, Document, HeldOut
 from staircase_attention.data.reddit.cleaning import Cleaning, Status
 from staircase_attention.data.reddit.comments import Counts
-from staircase_attention.data.splits import SPLITS, HeldOut
 
 Form = Literal["paths", "leaves", "threads"]
 Gap = Literal["drop", "cut", "placeholder"]
@@ -90,26 +89,18 @@ class RedditOptions:
 class CommentCounts(Counts):
     """Comments. From `duplicates` to `whole`, each is counted once."""
 
-    duplicates: int = 0
-    """An earlier comment of the thread, in this dump or another, has the same id."""
+    duplicates: int = 0  # An earlier comment of the thread, in any dump, has the same id.
     deleted: int = 0
-    removed: int = 0
-    """By a moderator, or by Reddit."""
+    removed: int = 0  # By a moderator, or by Reddit.
     empty: int = 0
     bots: int = 0
     filtered: int = 0
-    in_cycles: int = 0
-    """With a text, but their own ancestors, or below such a comment."""
-    below_missing: int = 0
-    """With a text, but orphans or below an orphan."""
-    below_removed: int = 0
-    """With a text and all ancestors, but an ancestor has no text."""
+    in_cycles: int = 0  # From here on they have a text. Their own ancestors, or below one.
+    below_missing: int = 0  # Orphans, or below an orphan.
+    below_removed: int = 0  # An ancestor has no text.
     whole: int = 0
-    """With a text, as have all ancestors."""
-    orphans: int = 0
-    """Of all except duplicates: those whose parent is in no file, or in another thread."""
-    examples: int = 0
-    """Of those with a text: those that the options select."""
+    orphans: int = 0  # Of all except duplicates: the parent is in no file, or in another thread.
+    examples: int = 0  # Of those with a text: selected by the options.
 
     @property
     def comments(self) -> int:
@@ -130,29 +121,21 @@ class TextCounts(Counts):
     threads: int = 0
     threads_with_examples: int = 0
     documents: int = 0
-    characters: int = 0
-    """In all documents, with separators and marks."""
-    distinct_characters: int = 0
-    """In the comments that are written, each counted once."""
+    characters: int = 0  # With separators and marks.
+    distinct_characters: int = 0  # In the comments that are written, each counted once.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Outline:
     """The paths through some threads. Place num_comments stands for every missing parent."""
 
-    heads: pa.Table
-    """The comments in order, each once: everything except texts, and the `row` of each text."""
+    heads: pa.Table  # Comments in order, each once, without texts but with the `row` of each.
     counts: CommentCounts
-    thread_of: Numbers
-    """(num_comments,) which thread a comment is in, counted from 0."""
-    parents: Numbers
-    """(num_comments + 1,) the place before this one in a written path; POST at its beginning."""
-    is_example: Flags
-    """(num_comments + 1,) whether a written path ends here."""
-    is_on_path: Flags
-    """(num_comments + 1,) whether it is on a written path."""
-    goes_on: Flags
-    """(num_comments + 1,) whether it is on a written path that ends elsewhere."""
+    thread_of: Numbers  # (num_comments,) the thread of a comment, counted from 0.
+    parents: Numbers  # (num_comments + 1,) the place before in a written path; POST: none.
+    is_example: Flags  # (num_comments + 1,) a written path ends here.
+    is_on_path: Flags  # (num_comments + 1,) it is on a written path.
+    goes_on: Flags  # (num_comments + 1,) it is on a written path that ends elsewhere.
 
 
 def rebuild(comments: pa.Table) -> tuple[pa.Table, Numbers]:
@@ -162,7 +145,6 @@ def rebuild(comments: pa.Table) -> tuple[pa.Table, Numbers]:
     again: joined by id alone, they would connect two threads and answer what was written later.
     """
     heads = comments.drop_columns("text")
-    heads = heads.append_column("num_characters", pc.utf8_length(comments["text"]))
     heads = heads.append_column("row", pa.array(np.arange(len(heads))))
     firsts = heads.group_by(["thread", "id"], use_threads=False).aggregate([("row", "min")])
     order = [(name, "ascending") for name in ("thread", "created", "id")]
@@ -275,40 +257,29 @@ def _marked(parents: Numbers, is_example: Flags) -> tuple[Flags, Flags]:
     return is_on_path, goes_on
 
 
-def count_texts(outline: Outline, options: RedditOptions) -> dict[str, TextCounts]:
-    """Count what is written, by split, without reading a text."""
+def count_texts(
+    outline: Outline, texts: pa.ChunkedArray, options: RedditOptions
+) -> dict[str, TextCounts]:
+    """Count what is written, by split."""
+    written: dict[str, list[int]] = {split: [] for split in SPLITS}
+    for document in documents(outline, texts, options):
+        written[document.split].append(len(document.text))
     firsts = np.unique(outline.thread_of, return_index=True)[1]
     splits = map(options.split_of, outline.heads["thread"].take(firsts).to_pylist())
     split_of = np.array([SPLITS.index(split) for split in splits], dtype=np.int64)
-
-    def by_split(threads: Numbers, values: Numbers | None = None) -> Numbers:
-        return np.bincount(split_of[threads], values, len(SPLITS)).astype(np.int64)
-
-    num_characters = outline.heads["num_characters"].fill_null(0).to_numpy()
-    own = outline.heads["num_characters"].fill_null(len(REMOVED_TEXT)).to_numpy()
-    extra = len(options.separator) + (len("A: ") if options.speakers else 0)
-    pieces = np.append(own, len(MISSING_TEXT)) + extra
-    ends = document_ends(outline, options)
-    written = np.flatnonzero(outline.is_on_path[:-1])
-    if options.form == "threads":
-        is_after_missing = outline.parents[written] == outline.parents.size - 1
-        characters = pieces[written] + is_after_missing * pieces[-1]
-        characters = by_split(outline.thread_of[written], characters)
-    else:
-        sums, _ = sum_along_paths(outline.parents, pieces)
-        characters = by_split(outline.thread_of[ends], sums[ends])
-    num_documents = by_split(outline.thread_of[ends])
-    columns = {
-        "threads": by_split(np.arange(split_of.size)),
-        "threads_with_examples": by_split(np.unique(outline.thread_of[ends])),
-        "documents": num_documents,
-        "characters": characters - num_documents * len(options.separator),
-        "distinct_characters": by_split(outline.thread_of[written], num_characters[written]),
-    }
-    return {
-        split: TextCounts(**{name: int(column[number]) for name, column in columns.items()})
-        for number, split in enumerate(SPLITS)
-    }
+    num_characters = pc.utf8_length(texts).take(outline.heads["row"]).fill_null(0).to_numpy()
+    counts = {}
+    for number, split in enumerate(SPLITS):
+        is_here = split_of[outline.thread_of] == number
+        examples = outline.is_example[:-1] & is_here
+        counts[split] = TextCounts(
+            threads=int((split_of == number).sum()),
+            threads_with_examples=np.unique(outline.thread_of[examples]).size,
+            documents=len(written[split]),
+            characters=sum(written[split]),
+            distinct_characters=int(num_characters[outline.is_on_path[:-1] & is_here].sum()),
+        )
+    return counts
 
 
 def document_ends(outline: Outline, options: RedditOptions) -> Numbers:
