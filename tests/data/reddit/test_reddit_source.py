@@ -39,7 +39,7 @@ def commits(monkeypatch):
 
 def everything(source):
     """All that a source gives."""
-    return list(source.documents(None)), source.report.as_plain()
+    return list(source.documents(None)), source.report
 
 
 def documents(source):
@@ -264,4 +264,4 @@ def test_dumps_without_a_comment_give_no_document(tmp_path):
     dump = write_dump(tmp_path / "dump", b"\n\nnothing\n")
     given, report = everything(RedditSource([dump], tmp_path / "work", num_workers=1))
     assert given == []
-    assert report["lines"]["lines"] == 3
+    assert report.lines.lines == 3

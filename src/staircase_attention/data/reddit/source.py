@@ -69,14 +69,6 @@ class RedditReport:
         """What is written in all splits."""
         return TextCounts.total(self.splits.values())
 
-    def as_plain(self) -> dict[str, Any]:
-        """All counts, for a manifest."""
-        lines = self.lines
-        plain = asdict(self)
-        plain["lines"] = asdict(lines) | {"lines": lines.lines, "broken": lines.broken}
-        plain["texts"] = asdict(self.texts)
-        return plain
-
     def skipped(self) -> dict[str, int]:
         """What could not be used, in words; only counts above 0."""
         words: Counter[str] = Counter()

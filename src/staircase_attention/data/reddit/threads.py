@@ -134,8 +134,8 @@ class Outline:
     thread_of: Numbers  # (num_comments,) the thread of a comment, counted from 0.
     parents: Numbers  # (num_comments + 1,) the place before in a written path; POST: none.
     is_example: Flags  # (num_comments + 1,) a written path ends here.
-    is_on_path: Flags  # (num_comments + 1,) it is on a written path.
-    goes_on: Flags  # (num_comments + 1,) it is on a written path that ends elsewhere.
+    is_inner: Flags  # (num_comments + 1,) it is on a written path that ends elsewhere.
+    is_written: Flags  # (num_comments,) either of these.
 
 
 def rebuild(comments: pa.Table) -> tuple[pa.Table, Numbers]:
@@ -173,7 +173,11 @@ def outline(comments: pa.Table, options: RedditOptions) -> Outline:
     if options.maximum_depth is not None:
         depth, _ = sum_along_paths(parents, np.ones_like(parents))
         is_example &= depth <= options.maximum_depth
-    is_on_path, goes_on = _marked(parents, is_example)
+    is_inner = np.zeros_like(is_example)
+    above = parents.tolist()
+    for place in np.flatnonzero(is_example).tolist():
+        while (place := above[place]) != POST and not is_inner[place]:
+            is_inner[place] = True
     threads = heads["thread"].to_numpy()
     counts = _count_comments(heads, real_parents)
     num_duplicates, num_examples = len(comments) - len(heads), int(is_example.sum())
@@ -183,8 +187,8 @@ def outline(comments: pa.Table, options: RedditOptions) -> Outline:
         thread_of=np.cumsum(np.diff(threads, prepend=threads[:1]) != 0),
         parents=parents,
         is_example=is_example,
-        is_on_path=is_on_path,
-        goes_on=goes_on,
+        is_inner=is_inner,
+        is_written=(is_example | is_inner)[:-1],
     )
 
 
@@ -244,19 +248,6 @@ def _written_parents(real_parents: Numbers, is_living: Flags, options: RedditOpt
     return parents
 
 
-def _marked(parents: Numbers, is_example: Flags) -> tuple[Flags, Flags]:
-    """Every place on the path of an example, and every place that has an example below it."""
-    is_on_path, goes_on = is_example.copy(), np.zeros_like(is_example)
-    above = parents[is_example]
-    while above.size:
-        above = np.unique(above[above >= 0])
-        goes_on[above] = True
-        above = above[~is_on_path[above]]
-        is_on_path[above] = True
-        above = parents[above]
-    return is_on_path, goes_on
-
-
 def count_texts(
     outline: Outline, texts: pa.ChunkedArray, options: RedditOptions
 ) -> dict[str, TextCounts]:
@@ -277,7 +268,7 @@ def count_texts(
             threads_with_examples=np.unique(outline.thread_of[examples]).size,
             documents=len(written[split]),
             characters=sum(written[split]),
-            distinct_characters=int(num_characters[outline.is_on_path[:-1] & is_here].sum()),
+            distinct_characters=int(num_characters[outline.is_written & is_here].sum()),
         )
     return counts
 
@@ -288,7 +279,7 @@ def document_ends(outline: Outline, options: RedditOptions) -> Numbers:
     if options.form == "paths":
         return np.flatnonzero(is_example)
     if options.form == "leaves":
-        return np.flatnonzero(is_example & ~outline.goes_on[:-1])
+        return np.flatnonzero(is_example & ~outline.is_inner[:-1])
     return np.searchsorted(outline.thread_of, np.unique(outline.thread_of[is_example]))
 
 
@@ -326,7 +317,7 @@ def _whole_thread(outline: Outline, parents: Sequence[int], first: int) -> list[
     missing = len(parents) - 1
     stop = np.searchsorted(outline.thread_of, outline.thread_of[first], side="right")
     answers: dict[int, list[int]] = {}
-    for place in (first + np.flatnonzero(outline.is_on_path[first:stop])).tolist():
+    for place in (first + np.flatnonzero(outline.is_written[first:stop])).tolist():
         parent = POST if parents[place] == missing else parents[place]
         answers.setdefault(parent, []).append(place)
     places, waiting = [], answers[POST][::-1]
