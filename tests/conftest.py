@@ -16,7 +16,7 @@ TESTS = Path(__file__).parent
 # Where tensors of many shapes meet. User-facing functions check their arguments themselves.
 CHECKED = (
     "staircase_attention.attention.reference",
-    "staircase_attention.attention.skewed",
+    "staircase_attention.attention.products",
     "staircase_attention.layers.core",
     "staircase_attention.layers.memory",
 )

@@ -4,7 +4,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from staircase_attention.schedules.checks import require_integer
+from staircase_attention.checks import check_integer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,15 +32,15 @@ class SamplingConfig:
 
     def __post_init__(self) -> None:
         self._check("repetition_penalty", "over 0", lambda value: value > 0, "1.2")
-        require_integer(self, "repetition_window", at_least=1, remedy="give a number, as 256")
+        check_integer("repetition_window", self.repetition_window, minimum=1, example=256)
         self._check("temperature", "at least 0 and finite", lambda value: value >= 0, "0.8")
         if self.top_k is not None:
-            require_integer(self, "top_k", at_least=1, remedy="leave it out or give one, as 40")
+            check_integer("top_k", self.top_k, minimum=1, example=40)
         if self.top_p is not None:
             self._check("top_p", "over 0 and at most 1", lambda value: 0 < value <= 1, "0.9")
         if self.min_p is not None:
             self._check("min_p", "from 0 to 1", lambda value: 0 <= value <= 1, "0.05")
-        require_integer(self, "seed", at_least=0, remedy="give a number, as 0")
+        check_integer("seed", self.seed, minimum=0, example=0)
 
     def _check(self, name: str, rule: str, holds: Any, example: str) -> None:  # noqa: ANN401
         value: Any = getattr(self, name)

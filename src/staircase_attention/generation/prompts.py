@@ -9,7 +9,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from staircase_attention.generation.drive import Model
-from staircase_attention.models.checks import check_tokens
+from staircase_attention.layers.embedding import check_tokens
 
 Prompt = Tensor | Sequence[int]
 """Token numbers of one prompt."""
