@@ -182,7 +182,7 @@ def test_resuming_with_other_options_or_changed_files_is_refused_and_loses_nothi
 def test_two_processes_do_not_prepare_the_same_corpus(inputs, tmp_path):
     class SecondPreparation(PreparationProgress):
         def begin(self, total_bytes, done_bytes):
-            with pytest.raises(InputError, match="by one process at a time, got two; wait"):
+            with pytest.raises(ValueError, match=r"by one process at a time, got two for .*; wait"):
                 run(inputs, tmp_path / "corpus")
 
     run(inputs, tmp_path / "corpus", progress=SecondPreparation())

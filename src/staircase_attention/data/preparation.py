@@ -6,9 +6,8 @@ Bounded memory: documents are read ahead in batches, encoded on all cores and wr
 import os
 import tempfile
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -40,6 +39,7 @@ from staircase_attention.data.tokenisers import (
     named_tokeniser,
 )
 from staircase_attention.data.work_folder import WorkFolder
+from staircase_attention.data.workers import in_order
 from staircase_attention.data.writer import CorpusWriter
 from staircase_attention.files import FULL_DISK
 
@@ -285,6 +285,11 @@ def _encode(
     )
 
 
+_Batch = tuple[list[Piece], MixturePosition | None]
+"""Pieces that are encoded in one call, and the position of the mixture after them. It is None
+inside a piece of the mixture, where a preparation cannot resume."""
+
+
 def _write_documents(
     mixture: Mixture,
     tokeniser: Tokeniser,
@@ -295,31 +300,31 @@ def _write_documents(
     """Write all documents from the writer's position on; the position at the end."""
     position = writer.position or mixture.first_position()
     num_read, last_commit = mixture.num_read(position), time.monotonic()
+    batches = _batches(mixture, position, tokeniser.shortest_piece)
+
+    def encode(batch: _Batch) -> tuple[_Batch, list[Tokens]]:
+        return batch, tokeniser.encode_batch([piece.data for piece in batch[0]])
+
     progress.begin(mixture.total_bytes, num_read)
     try:
-        batches = _batches(mixture, position, tokeniser.shortest_piece)
-        for batch, encoded, after in _encoded(batches, tokeniser):
-            writer.add(batch, encoded)
-            position = after or position
-            now_read = mixture.num_read(position)
-            progress.advance(now_read - num_read, writer.facts)
-            num_read = now_read
-            if after is not None and time.monotonic() - last_commit >= commit_seconds:
-                writer.make_durable(position)
-                last_commit = time.monotonic()
+        with ThreadPoolExecutor(NUM_ENCODERS, thread_name_prefix="encode") as pool:
+            results = in_order(pool, encode, batches, num_ahead=NUM_ENCODERS)
+            for (batch, after), encoded in results:
+                writer.add(batch, encoded)
+                position = after or position
+                now_read = mixture.num_read(position)
+                progress.advance(now_read - num_read, writer.facts)
+                num_read = now_read
+                if after is not None and time.monotonic() - last_commit >= commit_seconds:
+                    writer.make_durable(position)
+                    last_commit = time.monotonic()
     finally:
         progress.end()
     return position
 
 
-def _batches(
-    mixture: Mixture, start: MixturePosition, shortest_piece: int
-) -> Iterator[tuple[list[Piece], MixturePosition | None]]:
-    """Pieces cut to the tokeniser's size, in batches of about BATCH_BYTES.
-
-    Each comes with the position after it; None inside a piece of the mixture, where a preparation
-    cannot resume.
-    """
+def _batches(mixture: Mixture, start: MixturePosition, shortest_piece: int) -> Iterator[_Batch]:
+    """Pieces cut to the tokeniser's size, in batches of about BATCH_BYTES."""
     batch: list[Piece] = []
     size, position = 0, start
     for piece, position in mixture.read(start):
@@ -340,22 +345,6 @@ def _cut(piece: Piece, shortest: int) -> list[Piece]:
         return [piece]
     parts = [replace(piece, data=data, is_last=False) for data in pieces(piece.data, shortest)]
     return [*parts[:-1], replace(parts[-1], is_last=piece.is_last)]
-
-
-def _encoded(
-    batches: Iterator[tuple[list[Piece], MixturePosition | None]], tokeniser: Tokeniser
-) -> Iterator[tuple[list[Piece], list[Tokens], MixturePosition | None]]:
-    """Each batch with its tokens, in order; some are read and encoded ahead."""
-    waiting: deque[tuple[list[Piece], Future[list[Tokens]], MixturePosition | None]] = deque()
-    with ThreadPoolExecutor(NUM_ENCODERS, thread_name_prefix="encode") as pool:
-        for batch, position in batches:
-            texts = [piece.data for piece in batch]
-            waiting.append((batch, pool.submit(tokeniser.encode_batch, texts), position))
-            if len(waiting) > NUM_ENCODERS:
-                first, future, after = waiting.popleft()
-                yield first, future.result(), after
-        for first, future, after in waiting:
-            yield first, future.result(), after
 
 
 def _check_splits(manifest: Manifest, names: Sequence[str]) -> None:
