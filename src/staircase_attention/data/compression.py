@@ -188,7 +188,7 @@ class _ZstandardFrames(io.RawIOBase):
         try:
             self._content = memoryview(self._frame.decompress(compressed))
         except self._zstandard.ZstdError as error:
-            if "memory" in str(error):
+            if "not enough memory" in str(error):
                 raise MemoryError(str(error)) from error
             raise EOFError(str(error)) from error
         self._compressed = b""
