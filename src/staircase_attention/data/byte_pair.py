@@ -5,7 +5,6 @@ byte of Latin-1 is itself, and the other 68 are the characters from U+0100 on, i
 """
 
 import array
-import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -202,46 +201,30 @@ def bytes_of(token: str) -> bytes:
 def _is_lossless(plan: Plan) -> bool:
     """Whether every text can be restored from its tokens, judged by the tokeniser's parts.
 
-    It is certain for BPE over all 256 characters of the byte alphabet if no step changes the text
-    before. Another tokeniser may be lossless too, but this is not known.
+    It is certain for BPE over all 256 characters of the byte alphabet if earlier steps only divide
+    the text. Another tokeniser may be lossless too, but this is not known.
     """
+    model = plan["model"]
+    *divisions, last = _steps(plan["pre_tokenizer"], "pretokenizers") or [{"type": None}]
     return (
         not _steps(plan["normalizer"], "normalizers")
-        and _only_divides(_steps(plan["pre_tokenizer"], "pretokenizers"))
-        and _is_plain_bpe(plan["model"])
-        and all(_is_harmless(token, plan["model"]["vocab"]) for token in plan["added_tokens"])
+        and all(step["type"] in ("Split", "Punctuation", "Digits") for step in divisions)
+        and all(step.get("behavior") != "Removed" for step in divisions)
+        and last["type"] == "ByteLevel"
+        and not last["add_prefix_space"]
+        and model["type"] == "BPE"
+        and not model.get("continuing_subword_prefix")
+        and not model.get("end_of_word_suffix")
+        and model["vocab"].keys() >= BYTE_OF_CHARACTER.keys()
+        and all(_is_harmless(token, model["vocab"]) for token in plan["added_tokens"])
     )
 
 
 def _steps(part: Plan | None, name: str) -> list[Plan]:
-    """A sequence of steps as a flat list."""
-    if part is None:
-        return []
-    if part["type"] != "Sequence":
-        return [part]
-    return list(itertools.chain.from_iterable(_steps(step, name) for step in part[name]))
-
-
-def _only_divides(steps: list[Plan]) -> bool:
-    """Whether words are separated unchanged, and then written in the byte alphabet."""
-    *divisions, last = steps or [{"type": "none"}]
-    return (
-        last["type"] == "ByteLevel"
-        and not last["add_prefix_space"]
-        and all(
-            step["type"] in ("Split", "Punctuation", "Digits") and step.get("behavior") != "Removed"
-            for step in divisions
-        )
-    )
-
-
-def _is_plain_bpe(model: Plan) -> bool:
-    return (
-        model["type"] == "BPE"
-        and not model.get("continuing_subword_prefix")
-        and not model.get("end_of_word_suffix")
-        and all(character in model["vocab"] for character in BYTE_OF_CHARACTER)
-    )
+    """The steps of a normaliser or a pre-tokeniser as a flat list."""
+    if part is None or part["type"] != "Sequence":
+        return [] if part is None else [part]
+    return [inner for step in part[name] for inner in _steps(step, name)]
 
 
 def _is_harmless(token: Plan, vocabulary: Mapping[str, int]) -> bool:
