@@ -192,7 +192,7 @@ OWN_TASK = """
 from dataclasses import dataclass
 import numpy as np
 from staircase_attention.tasks import Episodes, Task
-from staircase_attention.tasks.task import SplitSizes
+from staircase_attention.tasks import SplitSizes
 
 @dataclass(frozen=True)
 class Echo(Task):

@@ -18,7 +18,7 @@ from staircase_attention.data import (
     prepare_text,
 )
 from staircase_attention.data import prepare as prepare_corpus
-from staircase_attention.data.reddit import Fractions, RedditOptions, RedditSource
+from staircase_attention.data.reddit import RedditOptions, RedditSource
 from staircase_attention.files import check_can_hold
 
 prepare = typer.Typer(
@@ -95,7 +95,7 @@ def reddit(
 ) -> None:
     """Comments with the path of comments that leads to each; docs/reddit.md has the rules."""
     check_can_hold(output, "--output")
-    options = RedditOptions(form=form, fractions=Fractions(valid=valid, test=test))  # type: ignore[arg-type]
+    options = RedditOptions(form=form, held_out=HeldOut(valid=valid, test=test))  # type: ignore[arg-type]
     work = output.with_name(f"{output.name}.threads")
     source = RedditSource(dumps, work, options)
     output.parent.mkdir(parents=True, exist_ok=True)
