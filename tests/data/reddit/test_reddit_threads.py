@@ -12,7 +12,7 @@ from reddit_dumps import as_lines, comment, naive_paths, random_comments
 from staircase_attention.data import HeldOut
 from staircase_attention.data.reddit import RedditOptions
 from staircase_attention.data.reddit.comments import parse_lines
-from staircase_attention.data.reddit.threads import Gap, count_texts, documents, outline
+from staircase_attention.data.reddit.threads import Gap, count, documents, rebuild
 
 GAPS = get_args(Gap)
 GAP_PAIRS = st.tuples(st.sampled_from(GAPS), st.sampled_from(GAPS))
@@ -23,13 +23,12 @@ def write(comments, **choices):
     options = RedditOptions(**choices)
     _, batch = parse_lines(as_lines(comments), options.cleaning)
     table = pa.Table.from_batches([batch])
-    found = outline(table, options)
-    written = list(documents(found, table["text"], options))
-    assert list(documents(found, table["text"], options, 3)) == written[3:]
-    counts = count_texts(found, table["text"], options).values()
-    assert sum(count.documents for count in counts) == len(written)
-    assert sum(count.characters for count in counts) == sum(len(each.text) for each in written)
-    return [each.text.split(options.separator) for each in written], found.counts
+    threads = rebuild(table, options)
+    written = [document for thread in threads for document in documents(thread, options)]
+    counts, texts = count(table, options)
+    assert sum(each.documents for each in texts) == len(written)
+    assert sum(each.characters for each in texts) == sum(len(each.text) for each in written)
+    return [each.text.split(options.separator) for each in written], counts
 
 
 @settings(max_examples=60)
