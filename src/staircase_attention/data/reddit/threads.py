@@ -13,7 +13,7 @@ from string import ascii_lowercase, ascii_uppercase
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
-import pyarrow as pa
+import pyarrow as pa  # type: ignore[import-untyped]
 
 from staircase_attention.checks import check_choice, check_integer, input_error
 from staircase_attention.data.documents import SPLITS, Document, HeldOut
@@ -29,7 +29,7 @@ MISSING = -2
 """The parent of an orphan: a comment that is in no file, or not in the same thread."""
 NO_PATH = 1 << 60
 """The depth of a comment whose path is dropped."""
-COUNT_OF_STATUS = {
+COUNT_OF_STATUS: dict[int, str] = {
     Status.DELETED: "deleted",
     Status.REMOVED: "removed",
     Status.EMPTY: "empty",
@@ -214,13 +214,14 @@ def _thread(rows: list[Row], options: RedditOptions) -> Thread:
 def documents(thread: Thread, options: RedditOptions) -> Iterator[Document]:
     """Write the documents of a thread, in the order of their last comments."""
     split = options.split_of(thread.rows[0].thread)
-    if options.form == "threads":
-        written = [_depth_first(thread)] if thread.examples else []
-    else:
-        is_leaves = options.form == "leaves"
-        ends = [place for place in thread.examples if not (is_leaves and place in thread.inner)]
-        written = (_path(thread.before, end) for end in ends)
-    for path in written:
+    ends = thread.examples
+    if options.form == "leaves":
+        ends = [place for place in ends if place not in thread.inner]
+    elif options.form == "threads":
+        ends = ends[:1]
+    for end in ends:
+        is_thread = options.form == "threads"
+        path = _depth_first(thread) if is_thread else _path(thread.before, end)
         pieces = [_piece(thread.rows, place) for place in path]
         if options.speakers:
             marks = _speakers([None if place < 0 else thread.rows[place].author for place in path])
