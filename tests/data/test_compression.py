@@ -49,6 +49,12 @@ def test_files_joined_after_compression_are_read_to_the_end(kind, tmp_path):
     assert open_decompressed(path).read() == b"one two"
 
 
+def read_all(path, found):
+    with open_decompressed(path) as file:
+        while data := file.read(1_000):
+            found += data
+
+
 @pytest.mark.parametrize("kind", ["gz", "bz2", "xz", "zst", "zip"])
 @pytest.mark.parametrize("damage", ["cut", "garbled"])
 def test_damage_is_one_line_after_all_that_can_be_read(kind, damage, tmp_path):
@@ -58,11 +64,9 @@ def test_damage_is_one_line_after_all_that_can_be_read(kind, damage, tmp_path):
     else:
         data[-200:-180] = bytes(20)
     path = write(tmp_path, data)
-    found = b""
-    with pytest.raises(DamagedFileError, match="a file must be whole, got .*misleading") as refused:
-        with open_decompressed(path) as file:
-            while data := file.read(1_000):
-                found += data
+    found = bytearray()
+    with pytest.raises(DamagedFileError, match=r"a file must be whole, got .*misl") as refused:
+        read_all(path, found)
     assert "\n" not in str(refused.value)
     # A zip is not opened without its end, and bzip2 decompresses 900,000 bytes at once.
     if kind in ("gz", "xz", "zst"):
@@ -95,3 +99,13 @@ def test_a_zip_holds_one_file_and_a_missing_package_is_named(tmp_path, monkeypat
         import_extra("no_such_package.at_all", needed_for="this")
     with pytest.raises(FileNotFoundError):
         open_decompressed(tmp_path / "nowhere")
+
+
+def test_a_zstandard_window_of_2_gib_is_read_and_a_larger_one_refused(tmp_path):
+    pytest.importorskip("zstandard")
+    # Magic bytes, descriptor, window of 2 to the power of 10 + 21, one last raw block of 5 bytes.
+    frame = b"\x28\xb5\x2f\xfd\x00" + bytes([21 << 3]) + b"\x29\x00\x00hello"
+    assert open_decompressed(write(tmp_path, frame)).read() == b"hello"
+    larger = frame.replace(bytes([21 << 3]), bytes([22 << 3]))
+    with pytest.raises(DamagedFileError, match="too much memory"):
+        open_decompressed(write(tmp_path, larger)).read()

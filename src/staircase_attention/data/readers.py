@@ -146,36 +146,23 @@ def _find_files(
     path: Path, options: ReadingOptions
 ) -> tuple[dict[Path, FileFormat], tuple[Path, ...]]:
     """The file, or those of a folder by name, with their formats; and files of other kinds."""
-    if path.is_dir():
-        return _find_in_folder(path, options)
     if not path.exists():
-        raise input_error(
-            "an input must be a file or a folder", f"{path}, not there", "check the name"
-        )
-    file_format = _format_of(path, options)
-    if file_format is None:
-        rule = "a file must be .txt, .jsonl, .parquet, .tar or a Wikipedia dump"
-        raise input_error(rule, path, "convert it to one of these")
-    return {path: file_format}, ()
-
-
-def _find_in_folder(
-    folder: Path, options: ReadingOptions
-) -> tuple[dict[Path, FileFormat], tuple[Path, ...]]:
+        rule, received = "an input must be a file or a folder", f"{path}, not there"
+        raise input_error(rule, received, "check the name")
     known, others = dict[Path, FileFormat](), []
-    for path in sorted(folder.rglob("*")):
-        is_hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        if is_hidden or not path.is_file():
+    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        is_hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
+        if is_hidden or not file.is_file():
             continue
         # In a folder, a name without a suffix is as often a licence as it is a text.
-        file_format = _format_of(path, options) if _suffix(path) else None
+        file_format = _format_of(file, options) if _suffix(file) or file == path else None
         if file_format is None:
-            others.append(path)
+            others.append(file)
         else:
-            known[path] = file_format
+            known[file] = file_format
     if not known:
-        rule = "a folder must hold .txt, .jsonl, .parquet or .tar files, compressed or not"
-        raise input_error(rule, f"none in {folder}", "name another folder")
+        rule = "an input must be or hold .txt, .jsonl, .parquet, .tar or a Wikipedia dump"
+        raise input_error(rule, path, "name another, or convert it to one of these")
     return known, tuple(others)
 
 
