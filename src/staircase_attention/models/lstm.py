@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from staircase_attention.checks import check_integer, input_error
 from staircase_attention.layers.embedding import Embedding, check_tokens
-from staircase_attention.models.state import checked_mask, checked_rows
+from staircase_attention.models.state import STATE_RULE, checked_mask, checked_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,8 +103,7 @@ class LSTMSequenceModel(nn.Module):
     def _check_state(self, state: LSTMState, tokens: Int[Tensor, "batch time"]) -> None:
         own = "pass this model's own state, or none to restart"
         if not isinstance(state, LSTMState):
-            rule = "state must be the second value of a call of the model"
-            raise input_error(rule, type(state).__name__, own)
+            raise input_error(STATE_RULE, type(state).__name__, own)
         here = self.output.weight
         is_other = {state.hidden.dtype, state.cell.dtype} != {here.dtype}
         if is_other and not torch.is_autocast_enabled(here.device.type):

@@ -109,12 +109,12 @@ class Schedule(ABC):
         """
         is_known = SCHEDULES.get(getattr(self, "name", "")) is type(self)
         key, value = ("name", self.name) if is_known else ("reference", reference_of(type(self)))
-        options = {option.name: getattr(self, option.name) for option in _fields(self)}
-        # States and runs that are older than an option do not have it.
-        later = [option for option in _fields(self) if option.metadata.get("is_new")]
-        for option in later:
-            if options[option.name] == option.default:
-                del options[option.name]
+        options = {
+            option.name: getattr(self, option.name)
+            for option in _fields(self)
+            # States and runs that are older than an option do not have it.
+            if not option.metadata.get("is_new") or getattr(self, option.name) != option.default
+        }
         return {key: value, **options}
 
 
@@ -129,7 +129,7 @@ def make_schedule(name: str, options: Mapping[str, Any]) -> Schedule:
     Staircase(chunk_size=64, num_passes=4)
     """
     if ":" in name or name.endswith(".py"):
-        kind = load_reference(name, Schedule)
+        kind = load_reference(name, Schedule)  # type: ignore[type-abstract]
     else:
         check_choice("a schedule", name, SCHEDULES)
         kind = SCHEDULES[name]
@@ -141,7 +141,7 @@ def schedule_from_dict(data: Mapping[str, Any]) -> Schedule:
     """The inverse of `Schedule.to_dict`."""
     options = dict(data)
     name, reference = options.pop("name", None), options.pop("reference", None)
-    return make_schedule(reference or name, options)
+    return make_schedule(reference or name or "", options)
 
 
 def _fields(schedule: Schedule) -> tuple[Field[Any], ...]:
