@@ -237,9 +237,7 @@ def test_two_preparations_may_not_share_a_folder(tmp_path):
     other = RedditSource([dump], tmp_path / "work", num_workers=1)
 
     def intrude(_):
-        with pytest.raises(
-            ValueError, match="used by one process at a time, got two for"
-        ):
+        with pytest.raises(ValueError, match="used by one process at a time, got two for"):
             other.report  # noqa: B018
 
     watcher = Watcher(intrude)

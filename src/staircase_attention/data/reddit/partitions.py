@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
+import pyarrow as pa  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from staircase_attention.data.compression import DamagedFileError, open_decompressed
