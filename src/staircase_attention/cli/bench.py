@@ -1,4 +1,4 @@
-"""`staircase bench`: how fast recipes run on this machine, and what share of its peak they reach."""
+"""`staircase bench`: how fast recipes run here, and what share of the peak they reach."""
 
 from pathlib import Path
 from typing import Annotated, Any
