@@ -175,10 +175,11 @@ def _introduction(experiment: Experiment, rows: Sequence[RowSummary]) -> str:
         "Errors in percent: mean ± sample standard deviation over seeds, of the weights with the "
         "best validation error. The best seed has the lowest validation error; its test error is "
         "shown. Seeds change initial weights and dropout, not the data. A row is solved when its "
-        f"validation error is {SOLVED:.0f}% or less; the mean time until then is shown where every run got there. Train is the mean training error of the last "
-        f"{LAST_PART:.0%} of the updates, with dropout. If it is far below Valid, a model has "
-        "memorised its training data, or fails on empty states (see `staircase eval "
-        "--by-episode`), or its best weights are from long before the end."
+        f"validation error is {SOLVED:.0f}% or less; the mean time until then is shown where every "
+        f"run got there. Train is the mean training error of the last {LAST_PART:.0%} of the "
+        "updates, with dropout. If it is far below Valid, a model has memorised its training data, "
+        "or fails on empty states (see `staircase eval --by-episode`), or its best weights are from "
+        "long before the end."
     ]
     if experiment.table is not None:
         lines.append(
