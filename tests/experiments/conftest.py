@@ -1,4 +1,4 @@
-"""Experiments whose runs take no time, and whose reports have no figures unless a test wants them."""
+"""Experiments whose runs take no time and whose reports have no figures."""
 
 import json
 import sys
@@ -8,7 +8,7 @@ import fake_staircase
 import pytest
 
 from staircase_attention.experiments import experiment, figures
-from staircase_attention.training import RunResult, run_folder
+from staircase_attention.training import run_folder
 
 
 class FakeStaircase:
@@ -49,11 +49,13 @@ class FakeStaircase:
         return [json.loads(line) for line in text.splitlines()]
 
 
+@pytest.fixture(scope="module")
+def fakes(tmp_path_factory):
+    """For fixtures that the tests of a module share."""
+    with pytest.MonkeyPatch.context() as patch:
+        yield FakeStaircase(patch, tmp_path_factory.mktemp("calls") / "calls")
+
+
 @pytest.fixture
 def fake(monkeypatch, tmp_path_factory):
     return FakeStaircase(monkeypatch, tmp_path_factory.mktemp("calls") / "calls")
-
-
-def make_result(recipe, error, trouble=None):
-    """The result of a run that had this error."""
-    return RunResult(**fake_staircase.result(recipe.to_plain(), error, trouble))

@@ -220,7 +220,7 @@ def test_overrides_change_the_runs_and_are_reported(tmp_path, fake):
 def test_every_row_is_checked_before_any_is_run(tmp_path, fake):
     good, bad = find_recipe("parity/lstm"), find_recipe("parity/staircase")
     bad = bad.override({"task.options.length": -1})
-    with pytest.raises(ValueError, match="length must be .* at least 1, got -1"):
+    with pytest.raises(ValueError, match=r"length must be .* at least 1, got -1"):
         compare([good, bad], folder=tmp_path)
     assert not fake.calls
 
