@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from staircase_attention.generation import Sampler, SamplingConfig, filters
-from staircase_attention.generation.sampler import pick, uniform
+from staircase_attention.generation import Sampler, SamplingConfig, sampling as filters
+from staircase_attention.generation.sampling import pick, uniform
 
 # Few distinct values, so that ties are common.
 logits_of_a_row = st.lists(st.integers(-6, 6).map(lambda half: half / 2), min_size=1, max_size=9)

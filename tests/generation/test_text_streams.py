@@ -122,7 +122,7 @@ def test_tokens_count_though_their_text_is_held_back():
     functions = {"encode": encode, "decode": lambda _: b"a"}
     text = stream_text(lstm(), "a", max_tokens=None, stop_strings="a" * 50 + "b", **functions)
     assert list(text.take(3)) == []
-    assert text.tokens.progress.num_made == 3
+    assert text.tokens.status.num_made == 3
     assert [(new.text, new.finish) for new in text.end()] == [("aaa", "max_tokens")]
 
 
@@ -131,7 +131,7 @@ def test_tokens_without_a_text_count_too():
         lstm(), "a", max_tokens=None, sampling=WILD, encode=encode, decode=lambda _: b""
     )
     assert list(text.take(5)) == []
-    assert text.tokens.progress.num_made == 5
+    assert text.tokens.status.num_made == 5
     assert [(new.text, new.finish) for new in text.end()] == [("", "max_tokens")]
 
 

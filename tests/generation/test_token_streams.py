@@ -10,8 +10,8 @@ from small_streams import GREEDY, SAMPLED, all_models, alone, lstm, made, name, 
 from building import EXACT, OUTPUT_SIZE, SCHEDULES, VOCAB_SIZE, build, models
 from staircase_attention import CachedStaircase, CoreConfig, SequenceModel, Staircase
 from staircase_attention.generation import SamplingConfig, stream
-from staircase_attention.generation import prefill as prefilling
-from staircase_attention.generation.prefill import most_at_once, parts
+from staircase_attention.generation import prompts as prefilling
+from staircase_attention.generation.prompts import group_by_end, tokens_at_once
 
 # A test of one model makes some hundred calls, so few models of each kind have to do.
 few = settings(max_examples=5)
@@ -97,7 +97,7 @@ def test_rows_that_can_share_a_stream_do():
 
 def test_prompts_are_parted_by_where_in_a_chunk_they_end():
     batch = [torch.zeros(length) for length in (4, 1, 7, 5, 0)]
-    found = [[(entry.place, entry.start) for entry in part] for part in parts(batch, 3)]
+    found = [[(entry.place, entry.start) for entry in part] for part in group_by_end(batch, 3)]
     assert found == [[(2, 0), (0, 3), (1, 6)], [(3, 0)], [(4, 0)]]
 
 
@@ -105,21 +105,21 @@ def test_prompts_are_parted_by_where_in_a_chunk_they_end():
 def test_a_long_prompt_taken_in_by_pieces_gives_the_same_tokens(model, monkeypatch):
     batch = [[1, 2, 3, 4, 5, 6, 0] * 3, [3, 4] * 5, [6]]
     expected = made(stream(model, batch, max_tokens=6, sampling=SAMPLED))
-    monkeypatch.setattr(prefilling, "MOST_TOKENS", 4)
+    monkeypatch.setattr(prefilling, "MAX_TOKENS_AT_ONCE", 4)
     assert made(stream(model, batch, max_tokens=6, sampling=SAMPLED)) == expected
 
 
 def test_a_prompt_is_taken_in_with_bounded_memory_in_whole_chunks():
     model = build(CachedStaircase(chunk_size=48, num_window_chunks=2, num_passes=1))
-    assert most_at_once(model, num_rows=1) == 1008
+    assert tokens_at_once(model, num_rows=1) == 1008
     large = SequenceModel(
         vocab_size=50_000,
         core=CoreConfig(width=8, num_layers=1, num_heads=1),
         schedule=Staircase(chunk_size=48, num_passes=2),
     )
-    assert most_at_once(large, num_rows=8) == 48
-    assert most_at_once(large, num_rows=64) == 10
-    assert most_at_once(large, num_rows=10_000) == 1
+    assert tokens_at_once(large, num_rows=8) == 48
+    assert tokens_at_once(large, num_rows=64) == 10
+    assert tokens_at_once(large, num_rows=10_000) == 1
 
 
 @some_model
@@ -208,14 +208,14 @@ def test_so_many_tokens_of_each_row_can_be_taken_and_the_stream_goes_on(model):
     tokens = stream(model, batch, max_tokens=None, **options)
     found = [new for _ in range(4) for new in tokens.take(3)]
     assert [(new.row, new.token) for new in found] == [(new.row, new.token) for new in expected]
-    assert tokens.progress.num_made <= 12
+    assert tokens.status.num_made <= 12
 
 
 def test_tokens_that_were_waiting_are_taken_first_and_not_counted():
     tokens = stream(lstm(), [[1], [2]], max_tokens=None)
     next(tokens)
     assert [new.row for new in tokens.take(2)] == [1, 0, 1, 0, 1]
-    assert tokens.progress.num_made == 3
+    assert tokens.status.num_made == 3
 
 
 def test_taking_goes_no_further_than_the_stream():
@@ -229,7 +229,7 @@ def test_only_a_number_of_tokens_can_be_taken(number):
     tokens = stream(lstm(), [1], max_tokens=3)
     with pytest.raises(ValueError, match=f"whole number, at least 1, got {number}; give"):
         next(tokens.take(number))
-    assert tokens.progress.num_made == 0
+    assert tokens.status.num_made == 0
 
 
 def test_a_start_token_goes_before_every_prompt():
@@ -279,7 +279,7 @@ def test_what_a_stream_holds_stays_the_same_however_long_it_gets(model):
 
 def held(tokens) -> tuple[int, int]:
     """Tensors, and bytes of them, that a stream keeps alive."""
-    progress = tokens.progress
+    progress = tokens.status
     state = progress.state
     kept = (
         [tensor for part in state.streams for tensor in part.tensors]
