@@ -39,9 +39,7 @@ class Twice(Schedule):
                     bank=index,
                     layers=range(num_layers),
                     cells=(Cell(chunk=chunk, pass_number=pass_number, tokens=part),),
-                    frozen=range(0),
                     retained=0,
-                    forget_before=0,
                 )
 
     @property

@@ -58,4 +58,7 @@ def skew(
     rows, columns = view.num_queries, view.num_distances
     flat = functional.pad(by_distance, (0, 1)).flatten(-2)
     run = flat[..., rows - 1 : rows - 1 + rows * columns]
-    return torch.unflatten(run, -1, (rows, columns))[..., : view.num_keys]
+    moved = torch.unflatten(run, -1, (rows, columns))
+    if view.has_gaps:
+        return moved.index_select(-1, view.key_places)
+    return moved[..., : view.num_keys]

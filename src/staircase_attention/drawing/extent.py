@@ -3,7 +3,7 @@
 from itertools import islice
 
 from staircase_attention.drawing.words import counted
-from staircase_attention.schedules import Ledger, Order, Schedule
+from staircase_attention.schedules import Ledger, Order, Schedule, num_positions
 
 MAX_COLUMNS = 40
 """A picture has at most this many chunks, or tokens where these are the chunks."""
@@ -52,8 +52,10 @@ def is_still_growing(schedule: Schedule, num_columns: int) -> bool:
 def _furthest(schedule: Schedule, num_tokens: int) -> int:
     """The most positions that a step sees, up to its last query and within the span."""
     steps = schedule.steps(range(num_tokens), num_layers=1, order="window")
-    follow = Ledger.empty().follow(islice(steps, MAX_ROWS), freeze_after=schedule.freeze_after)
-    furthest = max(num_queries + num_before for _, num_queries, num_before in follow)
+    follow = Ledger().follow(islice(steps, MAX_ROWS))
+    furthest = max(
+        num_positions(step.frozen) + step.tokens.stop - held.start for step, held in follow
+    )
     span = schedule.attention_span
     return furthest if span is None else min(furthest, span)
 

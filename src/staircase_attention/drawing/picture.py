@@ -157,25 +157,28 @@ def _boxes_of(
         for column in _columns_of(cell.tokens, chunk)
     }
     earlier: dict[tuple[int, int], list[Cell]] = {}
-    follow = Ledger.empty().follow(steps, freeze_after=schedule.freeze_after)
-    for step, _, num_before in follow:
+    cached: dict[int, int] = {}
+    for step, kept in Ledger().follow(steps):
         same_bank = earlier.setdefault((step.bank, step.layers.start), [])
-        num_kept = num_before - len(step.frozen)
-        kept = range(step.tokens.start - num_kept, step.tokens.start)
         yield (
             step,
             (
-                *_cached(step.frozen, chunk, schedule.freeze_after or 0),
+                *_cached(step.frozen, chunk, cached),
                 *_kept(same_bank, kept, chunk),
                 *_queries(step, chunk, last_steps),
             ),
         )
         same_bank.extend(step.cells)
+        for cell in step.cells:
+            if cell.cached:
+                cached[cell.chunk] = cell.pass_number if cell.cached == "output" else 0
 
 
-def _cached(frozen: range, chunk: int, freeze_after: int) -> Iterator[Box]:
-    for column in _columns_of(frozen, chunk) if frozen else ():
-        yield Box(kind="cached", columns=range(column, column + 1), pass_number=freeze_after)
+def _cached(frozen: Iterable[range], chunk: int, cached: dict[int, int]) -> Iterator[Box]:
+    for part in frozen:
+        for column in _columns_of(part, chunk):
+            columns = range(column, column + 1)
+            yield Box(kind="cached", columns=columns, pass_number=cached[column])
 
 
 def _kept(cells: Iterable[Cell], kept: range, chunk: int) -> Iterator[Box]:

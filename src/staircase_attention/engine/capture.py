@@ -112,7 +112,7 @@ def _look(stream: Stream, chunk_length: int) -> tuple[object, ...]:
         here % chunk_length,
         tuple((layer, stream.banks[bank, layer].keys.shape) for bank, layer in _keys(stream)),
         tuple(held.keys.shape for held in stream.cache),
-        (stream.cached.start - here, stream.cached.stop - here) if stream.cache else None,
+        tuple((part.start - here, part.stop - here) for part in stream.cached),
         frozenset(tensor.dtype for tensor in stream.tensors),
     )
 
@@ -146,8 +146,8 @@ def _with_tensors(states: Sequence[Carried], tensors: Sequence[Tensor]) -> list[
     return [_map(state, lambda tensor: others[id(tensor)]) for state in states]
 
 
-Stride: TypeAlias = tuple[int, int, int, int]
-"""How far a stream moves: its position, the numbers of its banks, its cache's ends."""
+Stride: TypeAlias = tuple[int, int]
+"""How far a stream moves: its position, the numbers of its banks."""
 
 
 def _all_strides(before: Sequence[Carried], after: Sequence[Carried]) -> list[list[Stride]]:
@@ -169,8 +169,6 @@ def _stride(before: Stream, after: Stream, chunk_length: int) -> Stride:
     return (
         tokens,
         _keys(after)[0][0] - _keys(before)[0][0] if before.banks else by_chunks,
-        after.cached.start - before.cached.start,
-        after.cached.stop - before.cached.stop,
     )
 
 
@@ -188,10 +186,11 @@ def _moved(state: Carried, strides: Sequence[Stride], count: int) -> Carried:
                     (bank + count * banks, layer): held
                     for (bank, layer), held in stream.banks.items()
                 },
-                cached=range(
-                    stream.cached.start + count * start, stream.cached.stop + count * stop
+                cached=tuple(
+                    range(part.start + count * tokens, part.stop + count * tokens)
+                    for part in stream.cached
                 ),
             )
-            for stream, (tokens, banks, start, stop) in zip(state.streams, strides, strict=True)
+            for stream, (tokens, banks) in zip(state.streams, strides, strict=True)
         ),
     )

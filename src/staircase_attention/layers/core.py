@@ -81,10 +81,12 @@ class Core(nn.Module):
             return [self.memory.keys_values(remembered)]
         return [layer.keys_values(remembered) for layer in self.typed_layers]
 
-    def new_cache(self, held: Sequence[KeysValues], tokens: range, *, num_new: int) -> Cache:
-        """What cached tokens left behind, to which at most `num_new` others will come."""
+    def new_cache(
+        self, held: Sequence[KeysValues], positions: tuple[range, ...], *, num_new: int
+    ) -> Cache:
+        """A cache of tokens from a state, to which at most `num_new` others will be added."""
         del num_new
-        return JoinedCache(held, tokens)
+        return JoinedCache(held, positions)
 
     @property
     def typed_layers(self) -> list[Layer]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class KeysValues(NamedTuple):
-    """One layer's keys and values of some tokens that are neighbours in time.
+    """One layer's keys and values of some tokens, in order of time.
 
     Keys carry no positions yet: a stream has no end, so only distances are ever put into numbers,
     when queries meet keys.
@@ -26,6 +26,10 @@ class KeysValues(NamedTuple):
     def part(self, start: int, stop: int) -> "KeysValues":
         """Those of the tokens `start` to `stop` - 1, counted from the first one held."""
         return KeysValues(self.keys[:, :, start:stop], self.values[:, :, start:stop])
+
+    def parts(self, places: Sequence[range]) -> "KeysValues":
+        """Those of several runs of tokens, as one; none are a run of no tokens."""
+        return join([self.part(place.start, place.stop) for place in places or [range(0)]])
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "KeysValues":
         """The same change made to both."""

@@ -66,7 +66,8 @@ class RotaryPositions(nn.Module):
         turns = self._turns(view).to(queries.dtype)
         first = view.first_query
         queries = rotate(queries, turns[:, first : first + view.num_queries])
-        keys = rotate(keys, turns[:, : view.num_keys])
+        places = view.key_places if view.has_gaps else slice(view.num_keys)
+        keys = rotate(keys, turns[:, places])
         return attend(queries, keys, values, table=None, view=view, dropout=dropout)
 
     def _turns(self, view: View) -> Float[Tensor, "2 places half"]:

@@ -12,7 +12,7 @@ import torch
 from staircase_attention.attention import View, attention_flops
 from staircase_attention.layers import CoreConfig
 from staircase_attention.models.sequence_model import SequenceModel
-from staircase_attention.schedules import Ledger, Order, Schedule, Step
+from staircase_attention.schedules import Ledger, Order, Schedule, Step, num_positions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,15 +88,15 @@ def segment_cost(
     *, core: CoreConfig, schedule: Schedule, output_size: int, start: int, segment: int
 ) -> SegmentCost:
     """The cost of the tokens from `start` on, after a run that took in all before them."""
-    ledger = Ledger.empty()
+    ledger = Ledger()
     for _ in _walk(ledger, schedule, core, range(start)):
         pass
     steps = list(_walk(ledger, schedule, core, range(start, start + segment)))
-    layers = sum(_step_flops(core, schedule, step, num_before) for step, _, num_before in steps)
+    flops = sum(_step_flops(core, schedule, step, held) for step, held in steps)
     return SegmentCost(
-        flops=layers + segment * _token_flops(core, schedule, output_size),
+        flops=flops + segment * 2 * core.width * output_size,
         num_steps=len(steps),
-        num_core_layers=sum(len(step.layers) for step, _, _ in steps),
+        num_core_layers=sum(len(step.layers) for step, _ in steps),
         state_numbers=_state_numbers(core, schedule, ledger),
         most_state_numbers=_most_state_numbers(core, schedule, ledger, start + segment),
     )
@@ -109,18 +109,17 @@ def warm_up_length(schedule: Schedule, segment: int) -> int:
 
 def _walk(
     ledger: Ledger, schedule: Schedule, core: CoreConfig, tokens: range, order: Order = "window"
-) -> Iterator[tuple[Step, int, int]]:
-    steps = schedule.steps(tokens, num_layers=core.num_layers, order=order)
-    return ledger.follow(steps, freeze_after=schedule.freeze_after)
+) -> Iterator[tuple[Step, range]]:
+    return ledger.follow(schedule.steps(tokens, num_layers=core.num_layers, order=order))
 
 
-def _step_flops(core: CoreConfig, schedule: Schedule, step: Step, num_before: int) -> int:
-    """All layers of one step: projections and feed-forward a query, attention a query and key."""
-    num_queries = len(step.tokens)
-    view = View(
-        num_queries=num_queries,
-        num_keys=num_before + (num_queries if schedule.attends_self else 0),
-        first_query=num_before,
+def _step_flops(core: CoreConfig, schedule: Schedule, step: Step, held: range) -> int:
+    """All layers of one step: projections and feed-forward per query, attention, the cache."""
+    queries = step.tokens
+    own = queries.stop if schedule.attends_self else queries.start
+    view = View.of(
+        queries=queries,
+        keys=(*step.frozen, range(held.start, own)),
         span=schedule.attention_span,
         device=torch.device("meta"),
     )
@@ -130,18 +129,17 @@ def _step_flops(core: CoreConfig, schedule: Schedule, step: Step, num_before: in
         # Where there is nothing to attend to, the whole sublayer is left out.
         num_projections = attention = 0
     per_query = 2 * core.width * (num_projections * core.width + 2 * core.inner_width)
-    return len(step.layers) * (num_queries * per_query + core.width * attention)
+    num_cached = sum(len(cell.tokens) for cell in step.cells if cell.cached)
+    return len(step.layers) * (
+        len(queries) * per_query + core.width * attention
+    ) + num_cached * _caching_flops(core, schedule)
 
 
-def _token_flops(core: CoreConfig, schedule: Schedule, output_size: int) -> int:
-    """What happens once a token: the output projection, and its keys and values in the cache."""
-    flops = 2 * core.width * output_size
-    if schedule.freeze_after is not None:
-        num_pairs = 1 if schedule.shares_keys_values else core.num_layers
-        flops += 2 * 2 * core.width**2 * num_pairs
-    if schedule.mixes_layers:
-        flops += 2 * core.width * (core.num_layers + 1)
-    return flops
+def _caching_flops(core: CoreConfig, schedule: Schedule) -> int:
+    """Per cached token: keys and values, for each layer or once for all, and the mixture."""
+    num_pairs = 1 if schedule.shares_keys_values else core.num_layers
+    mixture = 2 * core.width * (core.num_layers + 1) if schedule.mixes_layers else 0
+    return 2 * 2 * core.width**2 * num_pairs + mixture
 
 
 def _most_state_numbers(core: CoreConfig, schedule: Schedule, ledger: Ledger, position: int) -> int:
@@ -164,5 +162,5 @@ def _most_state_numbers(core: CoreConfig, schedule: Schedule, ledger: Ledger, po
 def _state_numbers(core: CoreConfig, schedule: Schedule, ledger: Ledger) -> int:
     """Keys and values in all banks and in the cache."""
     num_pairs = 1 if schedule.shares_keys_values else core.num_layers
-    tokens = sum(ledger.banks.values()) + num_pairs * len(ledger.cached)
+    tokens = sum(ledger.banks.values()) + num_pairs * num_positions(ledger.cached)
     return 2 * core.width * tokens

@@ -5,14 +5,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from staircase_attention.attention import View
 from staircase_attention.layers import Core, KeysValues, Trip, latest
 from staircase_attention.models.state import Stream
-from staircase_attention.schedules import Schedule, Step
+from staircase_attention.schedules import Schedule, Step, num_positions, overlap
 
 if TYPE_CHECKING:
     from staircase_attention.engine.fused.core import FusedCore
@@ -71,7 +71,7 @@ class Executor:
             starts=before.starts,
             banks={key: held.map(compact) for key, held in self.banks.items()},
             cache=cache,
-            cached=self.cache.tokens if cache else range(0),
+            cached=self.cache.positions,
         )
 
     def _take(self, step: Step) -> None:
@@ -84,7 +84,7 @@ class Executor:
         passed = [trip.hidden] if len(sizes) == 1 else torch.split(trip.hidden, sizes, dim=1)
         for cell, hidden in zip(step.cells, passed, strict=True):
             self.under_way[cell.tokens] = hidden
-        self._freeze(step, trip)
+        self._cache(step, trip)
 
     def _through_core(
         self,
@@ -106,50 +106,38 @@ class Executor:
         return pieces
 
     def _view(self, step: Step, past: Sequence[KeysValues]) -> View:
-        num_before = sum(piece.num_tokens for piece in past)
-        num_queries = len(step.tokens)
-        return View(
-            num_queries=num_queries,
-            num_keys=num_before + (num_queries if self.core.attends_self else 0),
-            first_query=num_before,
+        frozen, queries = overlap(step.frozen, self.cache.positions), step.tokens
+        num_held = sum(piece.num_tokens for piece in past) - num_positions(frozen)
+        own = queries.stop if self.core.attends_self else queries.start
+        return View.of(
+            queries=queries,
+            keys=(*frozen, range(queries.start - num_held, own)),
             span=self.schedule.attention_span,
-            first_visible=self._first_visible(step.tokens.start - num_before),
+            starts=self.starts,
             device=self.embedded.device,
         )
 
-    def _first_visible(self, oldest: int) -> Int[Tensor, " rows"] | None:
-        """For each row the first key that is its own, where any row began after the oldest key."""
-        if max(self.starts) <= oldest:
-            return None
-        first = [max(0, start - oldest) for start in self.starts]
-        return torch.tensor(first, device=self.embedded.device)
-
     def _bank(self, step: Step, trip: Trip) -> None:
         """Keep what later queries of this step's bank will see."""
+        num_frozen = num_positions(overlap(step.frozen, self.cache.positions))
         for layer, context in zip(step.layers, trip.contexts, strict=True):
             self.banks.pop((step.bank, layer), None)
-            size = sum(piece.num_tokens for piece in context)
-            if size == 0 or step.retained == 0:
-                continue
-            frozen = range(max(step.frozen.start, self.cache.tokens.start), step.frozen.stop)
-            kept = size - len(frozen)
+            kept = sum(piece.num_tokens for piece in context) - num_frozen
             if step.retained is not None:
                 kept = min(kept, step.retained)
-            if kept:
+            if kept > 0:
                 self.banks[step.bank, layer] = latest(context, kept)
 
-    def _freeze(self, step: Step, trip: Trip) -> None:
-        """Cache the chunks that have made their last pass, and forget those nobody will look at."""
-        after = self.schedule.freeze_after
+    def _cache(self, step: Step, trip: Trip) -> None:
+        """Cache the cells whose pass says so, and drop what no later step sees."""
         for cell in step.cells:
-            if after is not None and cell.pass_number == max(after, 1):
+            if cell.cached is not None:
                 start = cell.tokens.start - step.tokens.start
                 part = slice(start, start + len(cell.tokens))
-                # M = 0 caches a chunk as it came in, even though it passes once.
-                levels = trip.levels[:1] if after == 0 else trip.levels
+                levels = trip.levels[:1] if cell.cached == "input" else trip.levels
                 new = self.core.freeze([level[:, part] for level in levels])
-                self.cache.remember(new, cell.tokens.stop)
-        self.cache.forget_before(step.forget_before)
+                self.cache.add(new, cell.tokens)
+        self.cache.keep(step.kept)
 
 
 def _start(tokens: range) -> int:

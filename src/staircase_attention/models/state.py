@@ -10,6 +10,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from staircase_attention.layers import KeysValues
+from staircase_attention.schedules import num_positions, overlap
 
 LONGEST_SHARED = 1024
 """Cached tokens that rows which begin anew would share room with rather than run by themselves."""
@@ -29,7 +30,7 @@ class Stream:
     """For each (bank, layer), what the next queries of that bank's step will see."""
     cache: Sequence[KeysValues] = ()
     """For each layer, or once for all, the keys and values of cached tokens."""
-    cached: range = range(0)
+    cached: tuple[range, ...] = ()
     """Positions of the cached tokens."""
 
     @classmethod
@@ -98,12 +99,12 @@ class Stream:
 
     def _without_strangers(self) -> "Stream":
         """Without the cached tokens that came before any of these rows began."""
-        first = min(max(min(self.starts), self.cached.start), self.cached.stop)
-        drop = first - self.cached.start
+        cached = overlap(self.cached, (range(min(self.starts), self.position),))
+        drop = num_positions(self.cached) - num_positions(cached)
         return replace(
             self,
             cache=tuple(held.part(drop, held.num_tokens).map(torch.clone) for held in self.cache),
-            cached=range(first, self.cached.stop),
+            cached=cached,
         )
 
 
@@ -228,7 +229,7 @@ class State:
         return streams
 
     def _is_host(self, stream: Stream) -> bool:
-        return self._is_aligned(stream) and len(stream.cached) <= LONGEST_SHARED
+        return self._is_aligned(stream) and num_positions(stream.cached) <= LONGEST_SHARED
 
     def _is_aligned(self, stream: Stream) -> bool:
         return stream.position % self.chunk_length == 0

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,14 @@ from staircase_attention.files import check_folder_of, write_whole
 from staircase_attention.layers import KeysValues
 from staircase_attention.models.lstm import LSTMState
 from staircase_attention.models.state import State, Stream
+from staircase_attention.schedules import joined
 
 HEADER = "staircase_attention.state"
 """The metadata key that marks a file as a state."""
-VERSION = 1
+VERSION = 2
 """Counted up when the layout changes."""
+READABLE = (1, VERSION)
+"""Versions that can be read."""
 
 Parts = tuple[dict[str, Any], dict[str, Tensor]]
 """A state taken apart: plain data, and tensors by name."""
@@ -81,7 +84,7 @@ def put_together(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> St
 
 def _header(text: str | None, path: str | os.PathLike[str]) -> dict[str, Any]:
     header: dict[str, Any] = json.loads(text) if text else {}
-    if header.get("version") != VERSION:
+    if header.get("version") not in READABLE:
         found = f"version {header['version']}" if header else "no state in it"
         raise ValueError(
             f"a state file holds a state of version {VERSION}, got {os.fspath(path)} with {found}; "
@@ -106,7 +109,7 @@ def _plain(stream: Stream) -> dict[str, Any]:
         "starts": stream.starts,
         "banks": [list(key) for key in stream.banks],
         "num_caches": len(stream.cache),
-        "cached": [stream.cached.start, stream.cached.stop],
+        "cached": [[part.start, part.stop] for part in stream.cached],
     }
 
 
@@ -121,5 +124,11 @@ def _stream(plain: Mapping[str, Any], number: int, tensors: Mapping[str, Tensor]
         starts=tuple(plain["starts"]),
         banks={(bank, layer): held(f"bank.{bank}.{layer}") for bank, layer in plain["banks"]},
         cache=tuple(held(f"cache.{place}") for place in range(plain["num_caches"])),
-        cached=range(*plain["cached"]),
+        cached=_positions(plain["cached"]),
     )
+
+
+def _positions(cached: Sequence[Any]) -> tuple[range, ...]:
+    # Version 1 has a single range, written as two numbers.
+    pairs = [cached] if cached and isinstance(cached[0], int) else cached
+    return joined(range(*pair) for pair in pairs)

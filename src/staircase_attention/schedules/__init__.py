@@ -8,7 +8,16 @@ from staircase_attention.schedules.staircase import (
     GlobalCachedStaircase,
     Staircase,
 )
-from staircase_attention.schedules.timetable import Cell, Ledger, Order, Step
+from staircase_attention.schedules.timetable import (
+    Cell,
+    Ledger,
+    Order,
+    Step,
+    joined,
+    num_positions,
+    overlap,
+    pieces,
+)
 from staircase_attention.schedules.tokenwise import FeedbackTransformer, MemoryNetwork
 
 __all__ = [
@@ -27,6 +36,10 @@ __all__ = [
     "Step",
     "TransformerXL",
     "UniversalTransformer",
+    "joined",
     "make_schedule",
+    "num_positions",
+    "overlap",
+    "pieces",
     "schedule_from_dict",
 ]

@@ -45,9 +45,7 @@ class Rungs:
                     bank=pass_number,
                     layers=layers,
                     cells=(Cell(chunk=chunk, pass_number=pass_number, tokens=tokens),),
-                    frozen=range(0),
                     retained=self.span - 1,
-                    forget_before=0,
                 )
 
 

@@ -52,11 +52,6 @@ class Schedule(ABC):
         return 1
 
     @property
-    def freeze_after(self) -> int | None:
-        """M: the pass whose result a chunk leaves in the cache; None where nothing is cached."""
-        return None
-
-    @property
     def attention_span(self) -> int | None:
         """S: how many of the latest keys a query sees; None: all that its step offers."""
         return None

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from staircase_attention.schedules.schedule import PaperRow, Schedule
-from staircase_attention.schedules.timetable import Cell, Order, Step, pieces
+from staircase_attention.schedules.timetable import Cached, Cell, Order, Step, joined, pieces
 
 GLOBAL_MAX_DISTANCE = 512
 """The Global Cached model's step size in the paper's tables: its window outgrows any table."""
@@ -33,9 +33,9 @@ class Stairs:
         return max(self.num_passes, 1)
 
     @property
-    def freeze_after(self) -> int | None:
-        """M, unless every chunk is a query for as long as it is in the window."""
-        return None if self.num_window_chunks == self.num_query_passes else self.num_passes
+    def caches(self) -> bool:
+        """Whether a chunk stays in the window after its last pass."""
+        return self.num_window_chunks != self.num_query_passes
 
     def steps(self, tokens: range, *, num_layers: int, order: Order) -> Iterator[Step]:
         """The steps that take `tokens` up the stairs, in either order."""
@@ -51,7 +51,7 @@ class Stairs:
                 frozen=self._frozen(index),
                 # Once its newest chunk is full, nothing will join this step any more.
                 retained=0 if full else None,
-                forget_before=self._window_start(oldest),
+                kept=self._kept(oldest, cells[-1].tokens.stop),
             )
 
     def _by_window(
@@ -63,10 +63,7 @@ class Stairs:
         first, last = min(arrived), max(arrived)
         for index in range(first, last + self.num_query_passes):
             chunks = range(max(first, index - self.num_query_passes + 1), min(index, last) + 1)
-            cells = (
-                Cell(chunk=chunk, pass_number=index - chunk + 1, tokens=arrived[chunk])
-                for chunk in chunks
-            )
+            cells = (self._cell(chunk, index - chunk + 1, arrived[chunk]) for chunk in chunks)
             yield index, tuple(cells), min(index + 1, unfinished)
 
     def _by_chunk(
@@ -75,7 +72,7 @@ class Stairs:
         """The same cells, one at a time: all passes of a chunk before the next chunk's first."""
         for chunk, tokens in arrived.items():
             for pass_number in range(1, self.num_query_passes + 1):
-                cell = Cell(chunk=chunk, pass_number=pass_number, tokens=tokens)
+                cell = self._cell(chunk, pass_number, tokens)
                 done = pass_number == self.num_query_passes and chunk < unfinished
                 yield chunk + pass_number - 1, (cell,), chunk + 1 if done else chunk
 
@@ -84,9 +81,21 @@ class Stairs:
             return 0
         return max(0, index - self.num_window_chunks + 1) * self.chunk_size
 
-    def _frozen(self, index: int) -> range:
+    def _cell(self, chunk: int, pass_number: int, tokens: range) -> Cell:
+        cached: Cached | None = None
+        if self.caches and pass_number == self.num_query_passes:
+            # M = 0 caches a chunk as it came in, even though it makes one pass.
+            cached = "output" if self.num_passes else "input"
+        return Cell(chunk=chunk, pass_number=pass_number, tokens=tokens, cached=cached)
+
+    def _frozen(self, index: int) -> tuple[range, ...]:
+        """Chunks of the window that have made their last pass before this step."""
         stop = max(0, index - self.num_query_passes + 1) * self.chunk_size
-        return range(min(self._window_start(index), stop), stop)
+        return joined([range(self._window_start(index), stop)])
+
+    def _kept(self, oldest: int, stop: int) -> tuple[range, ...]:
+        """What has arrived of the window of the oldest step that is still to come."""
+        return joined([range(self._window_start(oldest), stop)]) if self.caches else ()
 
 
 class StairSchedule(Schedule):
@@ -126,8 +135,3 @@ class StairSchedule(Schedule):
     def chunk_length(self) -> int:
         """C."""
         return self.stairs.chunk_size
-
-    @property
-    def freeze_after(self) -> int | None:
-        """M, where chunks are cached at all."""
-        return self.stairs.freeze_after

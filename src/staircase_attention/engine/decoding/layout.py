@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from staircase_attention.models.state import Stream
-from staircase_attention.schedules import Schedule
+from staircase_attention.schedules import Schedule, joined
 from staircase_attention.schedules.ladder import RungSchedule
 from staircase_attention.schedules.stairs import StairSchedule
 
@@ -65,7 +65,7 @@ class Layout:
         if stairs.num_window_chunks is None:
             return None
         passes = range(1, stairs.num_query_passes + 1)
-        after = schedule.freeze_after
+        after = stairs.num_passes if stairs.caches else None
         return cls(
             is_stairs=True,
             chunk=stairs.chunk_size,
@@ -100,10 +100,10 @@ class Layout:
             if held:
                 yield bank, bank % self.num_passes, held
 
-    def cached(self, position: int, before: Stream) -> range:
+    def cached(self, position: int, before: Stream) -> tuple[range, ...]:
         """Positions of the cached tokens after `position` tokens, given where a stream began."""
         if self.freeze_after is None:
-            return range(0)
+            return ()
         oldest = max(0, position // self.chunk - self.num_chunks + 1) * self.chunk
-        start = max(before.cached.start, oldest)
-        return range(start, max(start, position))
+        start = max(before.cached[0].start if before.cached else before.position, oldest)
+        return joined([range(start, position)])

@@ -1,6 +1,6 @@
 """The rings that a decoder reads and writes, filled from a state and turned into one again."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor
 from staircase_attention.engine.decoding.layout import Layout
 from staircase_attention.layers import KeysValues
 from staircase_attention.models.state import State, Stream
+from staircase_attention.schedules import num_positions
 
 
 class Memory:
@@ -51,7 +52,7 @@ class Memory:
             self.begun,
             position=position,
             banks={
-                (bank, layer): self._read(self._banks, (layer, slot), held)
+                (bank, layer): self._read(self._banks, (layer, slot), [held])
                 for bank, slot, held in self.layout.banks(position)
                 for layer in range(self.num_layers)
             },
@@ -68,21 +69,23 @@ class Memory:
     def _fill(self, stream: Stream) -> None:
         for bank, slot, held in self.layout.banks(stream.position):
             for layer in range(self.num_layers):
-                self._write(self._banks, (layer, slot), held, stream.banks[bank, layer])
-        for place, cached in enumerate(stream.cache):
+                self._write(self._banks, (layer, slot), [held], stream.banks[bank, layer])
+        for place, cached in enumerate(stream.cache if stream.cached else ()):
             self._write(self._caches, (place,), stream.cached, cached)
 
-    def _places(self, held: range, capacity: int) -> Tensor:
-        there = torch.arange(held.start, held.stop, device=self.keys.device)
-        return there % capacity
+    def _places(self, held: Sequence[range], capacity: int) -> Tensor:
+        there = [torch.arange(part.start, part.stop, device=self.keys.device) for part in held]
+        return torch.cat(there) % capacity
 
-    def _read(self, rings: list[Tensor], place: tuple[int, ...], held: range) -> KeysValues:
+    def _read(
+        self, rings: list[Tensor], place: tuple[int, ...], held: Sequence[range]
+    ) -> KeysValues:
         index = self._places(held, rings[0].shape[-2])
         keys, values = (one[place].index_select(2, index) for one in rings)
         return KeysValues(keys, values)
 
     def _write(
-        self, rings: list[Tensor], place: tuple[int, ...], held: range, given: KeysValues
+        self, rings: list[Tensor], place: tuple[int, ...], held: Sequence[range], given: KeysValues
     ) -> None:
         index = self._places(held, rings[0].shape[-2])
         for ring, tensor in zip(rings, given, strict=True):
@@ -98,5 +101,5 @@ def holds_what_it_should(layout: Layout, state: State, num_layers: int) -> bool:
         for layer in range(num_layers)
     }
     found = {key: held.num_tokens for key, held in stream.banks.items()}
-    sizes = {held.num_tokens for held in stream.cache} - {len(stream.cached)}
-    return expected == found and not sizes and len(stream.cached) <= layout.num_cached
+    sizes = {held.num_tokens for held in stream.cache} - {num_positions(stream.cached)}
+    return expected == found and not sizes and num_positions(stream.cached) <= layout.num_cached

@@ -19,13 +19,13 @@ class BufferedCache(Cache):
     def __init__(
         self,
         loaded: Sequence[KeysValues],
-        tokens: range,
+        positions: tuple[range, ...],
         *,
         num_new: int,
         dtype: torch.dtype,
         tap: Tensor,
     ) -> None:
-        super().__init__(tokens)
+        super().__init__(positions)
         self._loaded = list(loaded)
         self._num_loaded = loaded[0].num_tokens if loaded else 0
         self._capacity = self._num_loaded + num_new
@@ -59,8 +59,9 @@ class BufferedCache(Cache):
         self._opened = buffer, write(buffer, self._stop, handle, new)
         self._stop += new[0].num_tokens
 
-    def _drop(self, num_tokens: int) -> None:
-        self._first += num_tokens
+    def _keep(self, places: Sequence[range]) -> None:
+        assert not places or (places[-1].stop == self._stop - self._first and len(places) == 1)
+        self._first += places[0].start if places else self._stop - self._first
 
     def _open(self, like: Sequence[KeysValues]) -> tuple[Buffer, Tensor]:
         if self._opened is None:

@@ -86,11 +86,13 @@ class FusedCore:
     def _in_kind(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.dtype)
 
-    def new_cache(self, held: Sequence[KeysValues], tokens: range, *, num_new: int) -> Cache:
+    def new_cache(
+        self, held: Sequence[KeysValues], positions: tuple[range, ...], *, num_new: int
+    ) -> Cache:
         """What cached tokens left behind, to which at most `num_new` others will come."""
         if not torch.is_grad_enabled():
-            return JoinedCache(held, tokens)
-        return BufferedCache(held, tokens, num_new=num_new, dtype=self.dtype, tap=self.tap)
+            return JoinedCache(held, positions)
+        return BufferedCache(held, positions, num_new=num_new, dtype=self.dtype, tap=self.tap)
 
     def freeze(self, levels: Sequence[Float[Tensor, "batch time width"]]) -> list[KeysValues]:
         """The keys and values that tokens leave behind: for each layer, or one pair for all."""

@@ -1,4 +1,4 @@
-"""One recipe with some settings varied: every combination, under a name that says what differs."""
+"""One recipe with some settings varied: every combination, named by what differs."""
 
 import dataclasses
 import itertools
@@ -6,13 +6,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from staircase_attention.training import Recipe
+from staircase_attention.checks import input_error
+from staircase_attention.training.recipe import Recipe
 
 LONGEST_LABEL = 200
-"""Letters that a folder's name may have, with room for what is put beside it."""
+"""Characters of a folder's name, with room for the suffixes of files beside it."""
 NOT_VARIED = {
-    "name": "the name says what differs",
-    "seed": "every row is run with the seeds 0, 1, ... anyway",
+    "name": "names show what differs",
+    "seed": "every row is run with the seeds 0, 1, ...",
 }
 
 
@@ -44,7 +45,7 @@ def variations(recipe: Recipe, varied: Mapping[str, Sequence[Any]]) -> list[Reci
 
 
 def shortest_tail(path: str, known: Sequence[str]) -> str:
-    """The end of a path that tells it from all others.
+    """The shortest end of a path that no other path has.
 
     >>> shortest_tail("optimizer.kind", ["optimizer.kind", "model.kind", "model.width"])
     'optimizer.kind'
@@ -86,42 +87,30 @@ def _paths(plain: Mapping[str, Any], before: str = "") -> Iterator[str]:
 
 def _check_values(path: str, values: Sequence[Any]) -> None:
     if path in NOT_VARIED:
-        raise ValueError(
-            f"a setting that varies must be part of the run, got {path!r}: {NOT_VARIED[path]}; "
-            "leave it out"
-        )
+        rule = "a setting that varies must be part of the run"
+        raise input_error(rule, f"{path!r}: {NOT_VARIED[path]}", "leave it out")
     if isinstance(values, str) or not isinstance(values, Sequence) or not values:
-        raise ValueError(
-            f"a setting that varies needs a list of values, got {values!r} for {path}; "
-            "give at least one"
-        )
+        rule = "a setting that varies needs a list of values"
+        raise input_error(rule, f"{values!r} for {path}", "give at least one")
     for number, value in enumerate(values):
         if value in values[:number]:
-            raise ValueError(
-                f"a setting takes each of its values once, got {value!r} twice for {path}; "
-                "leave one of them out"
-            )
+            rule = "values of a setting must differ"
+            raise input_error(rule, f"{value!r} twice for {path}", "leave one of them out")
 
 
 def _check_apart(paths: Sequence[str]) -> None:
     for outer, inner in itertools.permutations(paths, 2):
         if inner.startswith(f"{outer}."):
-            raise ValueError(
-                f"settings that vary must not contain each other, got {outer} and {inner}; "
-                "vary one of them"
-            )
+            rule = "settings that vary must not contain each other"
+            raise input_error(rule, f"{outer} and {inner}", "vary one of them")
 
 
 def _check_names(names: Sequence[str]) -> None:
     for name in names:
         label = name.rpartition("/")[2]
         if len(label) > LONGEST_LABEL:
-            raise ValueError(
-                f"what varies must fit into {LONGEST_LABEL} letters, got {len(label)}: {label}; "
-                "vary fewer settings at once"
-            )
+            rule = f"the name of a variation has at most {LONGEST_LABEL} characters"
+            raise input_error(rule, f"{len(label)}: {label}", "vary fewer settings at once")
         if names.count(name) > 1:
-            raise ValueError(
-                f"values must differ in their letters and digits, got two that make {label}; "
-                "change one of them"
-            )
+            rule = "values must differ in their letters and digits"
+            raise input_error(rule, f"two that make {label}", "change one of them")

@@ -1,19 +1,24 @@
-"""Recipes of the paper's size for its language tables: Enwik8, Reddit in all its forms, BASE.
+"""Recipes for language modelling: the paper's tables, and small ones for two CPU cores.
 
-The settings are the appendix's as they stand, with the width of 1024 that the text gives for Reddit
-and BASE. What it leaves open is decided here:
+The settings of the paper's tables are the appendix's as printed, with the width of 1024 that the
+text gives for Reddit and BASE. What it leaves open is decided here:
 
 - Transformer-XL and Universal Transformer get the Ladder's span of 256, a Feedback Transformer the
   step size that the tables print for it (for BASE, which prints none, Reddit's).
 - The Cached Staircase of the main Reddit table has the step size of 384 that two other tables give
   for the same model; its own 256 is a slip of one table or the other.
-- Corpora lie in corpora/enwik8, corpora/reddit and corpora/base, where the
-  docs tell `staircase prepare` to put them; `task.folder=...` names another place.
+- Corpora are in corpora/enwik8, corpora/reddit and corpora/base, where the docs tell `staircase
+  prepare` to put them; `task.folder=...` names another folder.
+
+The small recipes train on the same corpora. They are scored on the first part of the validation and
+test data only, so that an evaluation takes seconds.
 """
 
+from dataclasses import replace
+
 from staircase_attention.checks import check_choice
-from staircase_attention.experiments.paper import PaperTraining, paper_training
-from staircase_attention.layers import CoreConfig
+from staircase_attention.experiments.paper import paper_training
+from staircase_attention.layers.config import CoreConfig
 from staircase_attention.schedules import (
     CachedStaircase,
     FeedbackTransformer,
@@ -23,9 +28,10 @@ from staircase_attention.schedules import (
     TransformerXL,
     UniversalTransformer,
 )
-from staircase_attention.training import (
+from staircase_attention.training.recipe import (
     CorpusChoice,
     FamilyModel,
+    LSTMModel,
     OptimizerConfig,
     Recipe,
     TrainingConfig,
@@ -123,26 +129,19 @@ def language(table: str, row: str) -> Recipe:
     """
     check_choice("a language table", table, TABLES)
     check_choice(f"a row of {table}", row, TABLES[table])
-    task = "reddit" if table.startswith("reddit") else table
-    facts = paper_training(task)
+    corpus = "reddit" if table.startswith("reddit") else table
+    facts, schedule = paper_training(corpus), TABLES[table][row]
+    core = facts.core()
+    if (table, row) in DOUBLE_DEPTH:
+        core = replace(core, num_layers=2 * core.num_layers)
+    if isinstance(schedule, UniversalTransformer):
+        core = replace(core, num_layers=1)
+    form = "episodic" if table == "reddit-episodic" else "stream"
     return Recipe(
         name=f"{table}/{row}",
-        task=CorpusChoice(
-            folder=f"corpora/{task}",
-            form="episodic" if table == "reddit-episodic" else "stream",
-        ),
-        model=FamilyModel(core=_core(table, row, facts), schedule=TABLES[table][row]),
-        training=TrainingConfig(
-            num_updates=facts.num_updates,
-            num_lanes=facts.num_lanes,
-            segment_length=facts.segment_length,
-            optimizer=OptimizerConfig(
-                kind="adam",
-                learning_rate=facts.learning_rate,
-                warm_up=facts.warm_up,
-                gradient_clip=facts.gradient_clip,
-            ),
-        ),
+        task=CorpusChoice(folder=f"corpora/{corpus}", form=form),
+        model=FamilyModel(core=core, schedule=schedule),
+        training=facts.config(num_updates=facts.num_updates),
     )
 
 
@@ -151,16 +150,62 @@ def language_recipes() -> list[Recipe]:
     return [language(table, row) for table, rows in TABLES.items() for row in rows]
 
 
-def _core(table: str, row: str, facts: PaperTraining) -> CoreConfig:
-    num_layers = facts.num_layers
-    if (table, row) in DOUBLE_DEPTH:
-        num_layers *= 2
-    if isinstance(TABLES[table][row], UniversalTransformer):
-        num_layers = 1
-    return CoreConfig(
-        width=facts.width,
-        num_layers=num_layers,
-        num_heads=facts.num_heads,
-        dropout=facts.dropout,
-        embedding_dropout=facts.embedding_dropout,
+SMALL_CORPORA = {
+    "enwik8-small": CorpusChoice(folder="corpora/enwik8"),
+    "reddit-small": CorpusChoice(folder="corpora/reddit"),
+    "reddit-episodic-small": CorpusChoice(folder="corpora/reddit", form="episodic"),
+    "base-small": CorpusChoice(folder="corpora/base"),
+}
+"""What each group of small recipes trains on."""
+SMALL_SCHEDULES: dict[str, Schedule] = {
+    "staircase": Staircase(chunk_size=16, num_passes=2),
+    "cached-staircase": CachedStaircase(chunk_size=16, num_window_chunks=4, num_passes=1),
+    "ladder": Ladder(num_passes=2, span=64),
+    "transformer-xl": TransformerXL(span=64),
+    "feedback": FeedbackTransformer(span=32),
+}
+SMALL_MODELS: dict[str, FamilyModel | LSTMModel] = {
+    name: FamilyModel(core=CoreConfig(width=128, num_layers=2, num_heads=4), schedule=schedule)
+    for name, schedule in SMALL_SCHEDULES.items()
+} | {"lstm": LSTMModel(width=156, num_layers=2)}
+
+
+def small_language(group: str, row: str) -> Recipe:
+    """A model of a group of small language recipes.
+
+    >>> small_language("enwik8-small", "ladder").task.folder
+    'corpora/enwik8'
+    """
+    check_choice("a group of small language recipes", group, SMALL_CORPORA)
+    check_choice(f"a row of {group}", row, SMALL_MODELS)
+    corpus = SMALL_CORPORA[group]
+    return Recipe(
+        name=f"{group}/{row}",
+        task=corpus,
+        model=SMALL_MODELS[row],
+        training=TrainingConfig(
+            num_updates=1_000,
+            num_lanes=16,
+            # An episode fills its segment.
+            segment_length=256 if corpus.form == "episodic" else 64,
+            optimizer=OptimizerConfig(
+                kind="adamw",
+                learning_rate=2e-3,
+                beta2=0.98,
+                warm_up=50,
+                decay="cosine",
+                final_fraction=0.1,
+                gradient_clip=1.0,
+            ),
+            log_every=20,
+            evaluate_every=100,
+            checkpoint_every=100,
+            evaluation_lanes=16,
+            evaluation_tokens=16_384,
+        ),
     )
+
+
+def small_language_recipes() -> list[Recipe]:
+    """All small language recipes."""
+    return [small_language(group, row) for group in SMALL_CORPORA for row in SMALL_MODELS]
