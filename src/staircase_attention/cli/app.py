@@ -2,7 +2,6 @@
 
 import os
 import sys
-from importlib.metadata import version
 from typing import Annotated, Any
 
 import typer
@@ -45,6 +44,8 @@ app = typer.Typer(name="staircase", no_args_is_help=True, rich_markup_mode=None)
 def print_version(is_asked: bool) -> None:
     """Print the version and exit."""
     if is_asked:
+        from importlib.metadata import version
+
         typer.echo(f"staircase-attention {version('staircase-attention')}")
         raise typer.Exit
 

@@ -30,7 +30,7 @@ ScheduleName = Annotated[
 ]
 ScheduleOptions = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[NAME=VALUE]...", help="its options, as chunk_size=64 num_passes=4"),
+    typer.Argument(metavar="NAME=VALUE", help="its options, as chunk_size=64 num_passes=4"),
 ]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="run folder")]
 TrainedRun = Annotated[
@@ -39,7 +39,7 @@ TrainedRun = Annotated[
 NewFolder = Annotated[Path, typer.Argument(metavar="FOLDER", help="output folder; must not exist")]
 Lengths = Annotated[
     list[int] | None,
-    typer.Option(help="Also evaluate at this episode length; may be repeated."),
+    typer.Option(metavar="N", help="Also evaluate at this episode length; may be repeated."),
 ]
 CheckpointName = Annotated[
     str, typer.Option(help="`best` on the validation data, `latest`, or an update.")

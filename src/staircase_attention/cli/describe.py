@@ -42,7 +42,7 @@ def describe(
     dtype: Annotated[str, typer.Option(help=f"One of {', '.join(BYTES)}.")] = "float32",
     as_json: AsJson = False,
 ) -> None:
-    """Show the parameters, FLOPs, steps and state of a model, and its row in the paper."""
+    """Show what a model costs: parameters, FLOPs, steps, state."""
     plan = make_schedule(schedule, parse_assignments(options or []))
     check_choice("--dtype", dtype, BYTES)
     from staircase_attention.layers import CoreConfig

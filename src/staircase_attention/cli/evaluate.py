@@ -38,7 +38,7 @@ def evaluate(
     split: Annotated[str, typer.Option(help="train, valid or test.")] = "test",
     length: Annotated[
         list[int] | None,
-        typer.Option(help="Evaluate at this episode length instead; may be repeated."),
+        typer.Option(metavar="N", help="Evaluate at this episode length instead; may be repeated."),
     ] = None,
     by_episode: Annotated[
         bool,
@@ -50,10 +50,12 @@ def evaluate(
     ] = False,
     past: Annotated[
         list[int] | None,
-        typer.Option(help="Also score with this many tokens in the state; may be repeated."),
+        typer.Option(
+            metavar="N", help="Also score with this many tokens in the state; may be repeated."
+        ),
     ] = None,
     passes: Annotated[
-        int | None, typer.Option(help="Number of passes, if other than in training.")
+        int | None, typer.Option(metavar="N", help="Number of passes, if other than in training.")
     ] = None,
     checkpoint: CheckpointName = "best",
     precision: Annotated[
@@ -61,7 +63,7 @@ def evaluate(
         typer.Option(help="float32 or bfloat16; by default float32 on a CPU, on a GPU as trained."),
     ] = None,
     lanes: Annotated[
-        int | None, typer.Option(help="Batch size; by default that of the run.")
+        int | None, typer.Option(metavar="N", help="Batch size; by default that of the run.")
     ] = None,
     trust_code: TrustCode = False,
     as_json: AsJson = False,

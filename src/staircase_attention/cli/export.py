@@ -16,7 +16,7 @@ def pack(
     checkpoint: CheckpointName = "best",
     numbers: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
 ) -> None:
-    """Write a run's recipe, result and weights to a small folder, for `eval` and others."""
+    """Pack a run's recipe, result and weights into a small folder."""
     from staircase_attention.training import pack as pack_run
     from staircase_attention.training.packed import Numbers
 
@@ -33,7 +33,7 @@ def export(
     checkpoint: CheckpointName = "best",
     trust_code: TrustCode = False,
 ) -> None:
-    """Write a language model and its tokeniser for Hugging Face Transformers."""
+    """Export a language model to Hugging Face Transformers."""
     check_can_hold(folder, "the folder of an export")
     from staircase_attention.huggingface import export as export_model
     from staircase_attention.models import SequenceModel

@@ -32,7 +32,7 @@ Test = Annotated[float, typer.Option(help="Fraction of the text for the final te
 
 @prepare.command()
 def enwik8(
-    file: Annotated[Path, typer.Argument(help="enwik8, plain or compressed")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="enwik8, plain or compressed")],
     *,
     output: Output = Path("corpora/enwik8"),
     quiet: Quiet = False,
@@ -46,7 +46,9 @@ def enwik8(
 
 @prepare.command()
 def text(
-    paths: Annotated[list[Path], typer.Argument(help=".txt, .jsonl, .parquet, .tar, folders")],
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="PATH", help=".txt, .jsonl, .parquet, .tar, or folder")
+    ],
     *,
     weights: Annotated[
         str | None, typer.Option(help="One weight per path, separated by commas, as 1,0.5,2.")
@@ -58,7 +60,7 @@ def text(
     test: Test = 0.005,
     quiet: Quiet = False,
 ) -> None:
-    """Any mix of text files and folders, plain or compressed, each with a weight."""
+    """Text files and folders, plain or compressed, weighted."""
     check_can_hold(output, "--output")
     from staircase_attention.data import HeldOut, ReadingOptions, named_tokeniser, prepare_text
 
@@ -76,7 +78,9 @@ def text(
 
 @prepare.command()
 def reddit(
-    dumps: Annotated[list[Path], typer.Argument(help="Pushshift comments, plain or compressed")],
+    dumps: Annotated[
+        list[Path], typer.Argument(metavar="DUMP", help="Pushshift comments, plain or compressed")
+    ],
     *,
     form: Annotated[
         str, typer.Option(help="What a document is: paths, leaves or threads.")
@@ -87,7 +91,7 @@ def reddit(
     test: Test = 0.005,
     quiet: Quiet = False,
 ) -> None:
-    """Reddit comments with the comments they reply to; docs/reddit.md has the rules."""
+    """Reddit comments with the comments that they reply to."""
     check_can_hold(output, "--output")
     from staircase_attention.data import HeldOut, Part, named_tokeniser
     from staircase_attention.data import prepare as prepare_corpus

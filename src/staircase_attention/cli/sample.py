@@ -23,19 +23,21 @@ if TYPE_CHECKING:
 Temperature = Annotated[
     float, typer.Option(help="Divides the logits; 0 takes the likeliest token.")
 ]
-TopK = Annotated[int | None, typer.Option(help="Keep the K likeliest tokens.")]
+TopK = Annotated[int | None, typer.Option(metavar="K", help="Keep the K likeliest tokens.")]
 TopP = Annotated[
     float | None,
     typer.Option(
-        help="Nucleus sampling: keep the smallest set of tokens with total probability P."
+        metavar="P",
+        help="Nucleus sampling: keep the smallest set of tokens with total probability P.",
     ),
 ]
 MinP = Annotated[
-    float | None, typer.Option(help="Drop tokens below P times the probability of the likeliest.")
+    float | None,
+    typer.Option(metavar="P", help="Drop tokens below P times the probability of the likeliest."),
 ]
 Penalty = Annotated[float, typer.Option(help="Above 1 makes recent tokens less likely.")]
 Seed = Annotated[int, typer.Option(help="Random seed.")]
-MaxTokens = Annotated[int, typer.Option(help="Maximum number of new tokens.")]
+MaxTokens = Annotated[int, typer.Option(metavar="N", help="Maximum number of new tokens.")]
 
 FIXED = (
     "prompt",
@@ -55,7 +57,8 @@ def sample(
     run: TrainedRun,
     *,
     prompt: Annotated[
-        list[str] | None, typer.Option(help="Text to continue; may be repeated for a batch.")
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="Text to continue; may be repeated for a batch."),
     ] = None,
     echo: Annotated[bool, typer.Option(help="Print the prompt before its continuation.")] = True,
     max_tokens: MaxTokens = 200,
@@ -65,7 +68,7 @@ def sample(
     min_p: MinP = None,
     repetition_penalty: Penalty = 1.0,
     stop: Annotated[
-        list[str] | None, typer.Option(help="Stop at this text; may be repeated.")
+        list[str] | None, typer.Option(metavar="TEXT", help="Stop at this text; may be repeated.")
     ] = None,
     seed: Seed = 0,
     checkpoint: CheckpointName = "best",

@@ -26,7 +26,7 @@ def train(
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[PATH=VALUE]...",
+            metavar="PATH=VALUE",
             help="settings to change, as training.num_updates=1000 model.schedule.num_passes=2",
         ),
     ] = None,
@@ -65,12 +65,12 @@ def resume(
     *,
     updates: Annotated[
         int | None,
-        typer.Option(help="Train until this many updates in all, also a finished run."),
+        typer.Option(metavar="N", help="Total number of updates; also continues a finished run."),
     ] = None,
     trust_code: TrustCode = False,
     quiet: Quiet = False,
 ) -> int:
-    """Resume a run that was stopped, exactly where it was."""
+    """Resume a run that was stopped, or continue a finished one."""
     from staircase_attention.training import choose_display
     from staircase_attention.training import resume as resume_run
 
