@@ -18,7 +18,7 @@ def pack(
 ) -> None:
     """Pack a run's recipe, result and weights into a small folder."""
     from staircase_attention.training import pack as pack_run
-    from staircase_attention.training.packed import Numbers
+    from staircase_attention.training.loading import Numbers
 
     check_choice("--numbers", numbers, get_args(Numbers))
     written = pack_run(run, folder, checkpoint=checkpoint, numbers=numbers)  # type: ignore[arg-type]

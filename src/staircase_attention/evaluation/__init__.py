@@ -22,4 +22,3 @@ __all__ = [
     "loss_by_position",
     "score_by_place",
 ]
-from staircase_attention.evaluation.scores import ScoredBatch  # noqa: E402, F401

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -20,12 +20,6 @@ from staircase_attention.tasks import Episodes, evaluation_batches
 Place = Literal["episode", "position"]
 """The place of an answer: the number of its episode in the lane, counted from 1, or its position in
 the episode, counted from 0. The first episode of a lane starts from an empty state."""
-
-
-class ScoredBatch(Protocol):
-    inputs: Any
-    targets: Any
-    num_answers: Any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
