@@ -63,9 +63,7 @@ def test_top_p_of_one_keeps_everything():
 def test_min_p_keeps_tokens_near_the_likeliest(logits, p):
     found = kept(logits, sampling.min_p(logits, p=p))
     for row, tokens in zip(logits.tolist(), found, strict=True):
-        assert tokens == {
-            token for token, one in enumerate(row) if math.exp(one - max(row)) >= p
-        }
+        assert tokens == {token for token, one in enumerate(row) if math.exp(one - max(row)) >= p}
 
 
 @given(logits=batches(), temperature=st.floats(0.05, 20))

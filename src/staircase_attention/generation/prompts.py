@@ -166,6 +166,9 @@ def as_rows(
 def _as_row(prompt: object, start: list[int]) -> Int[Tensor, " time"]:
     if isinstance(prompt, Tensor):
         prompt = prompt.detach().cpu()
+    elif isinstance(prompt, (list, tuple)):
+        # An array of uint64 and int64 would be one of floats.
+        prompt = [int(token) if isinstance(token, np.integer) else token for token in prompt]
     row = np.asarray(prompt)
     # An empty list becomes an array of floats.
     if row.ndim != 1 or (row.size and row.dtype.kind not in "iu"):
