@@ -12,7 +12,7 @@ from staircase_attention.data import ByteTokeniser, HeldOut, prepare_text
 from staircase_attention.evaluation import Score
 from staircase_attention.training import load_language_model, load_run, resume, train
 from staircase_attention.training.build import build_dataset
-from staircase_attention.training.corpus_data import IGNORED, EpisodeLanes
+from staircase_attention.training.dataset import IGNORED, EpisodeLanes
 
 
 @pytest.fixture(scope="module")

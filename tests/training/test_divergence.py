@@ -9,38 +9,38 @@ import pytest
 from small_runs import final_bytes, small_recipe
 
 from staircase_attention.training import DivergenceConfig, resume, train
-from staircase_attention.training.divergence import Watch
 from staircase_attention.training.learner import Learner, Outcome
-from staircase_attention.training.rate import learning_rate
+from staircase_attention.training.optimizer import learning_rate
+from staircase_attention.training.processes import StopRequested
+from staircase_attention.training.progress import LossWatch
 from staircase_attention.training.recipe import OptimizerConfig
-from staircase_attention.training.signals import StopRequested
 
 CONFIG = DivergenceConfig(jump_factor=1.5, patience=5, smoothing=0.5, max_skips=3)
 
 
 def test_a_loss_that_jumps_and_stays_up_is_divergence_and_one_that_comes_back_is_not():
-    watch = Watch()
+    watch = LossWatch()
     for loss in [2.0, 1.0, 0.5, 0.5]:
         watch.see(loss, CONFIG)
-    assert watch.is_calm
+    assert watch.is_healthy
     for loss in [4.0, 4.0, 0.5, 0.5, 0.5, 0.4]:
         watch.see(loss, CONFIG)
         assert not watch.has_diverged(CONFIG)
-    assert watch.is_calm
+    assert watch.is_healthy
     for _ in range(5):
         watch.see(4.0, CONFIG)
     assert watch.has_diverged(CONFIG)
 
 
 def test_a_wobble_near_zero_is_no_divergence():
-    watch = Watch()
+    watch = LossWatch()
     for loss in [1.0, 1e-6, *[1e-3] * 50]:
         watch.see(loss, CONFIG)
-    assert watch.is_calm
+    assert watch.is_healthy
 
 
 def test_skips_in_a_row_are_divergence_too():
-    watch = Watch()
+    watch = LossWatch()
     for _ in range(3):
         watch.skip()
     assert watch.has_diverged(CONFIG)
@@ -49,18 +49,18 @@ def test_skips_in_a_row_are_divergence_too():
 
 
 def test_a_watch_forgets_what_it_is_told_to():
-    watch = Watch()
+    watch = LossWatch()
     for loss in [2.0, 1.0, 0.5, 0.5]:
         watch.see(loss, CONFIG)
     watch.forget()
     for loss in [4.0] * 20:
         watch.see(loss, CONFIG)
-    assert watch.is_calm
+    assert watch.is_healthy
     assert watch.lowest == 4.0
 
 
 def test_a_loss_that_is_high_when_episodes_grow_is_still_divergence():
-    watch = Watch()
+    watch = LossWatch()
     for loss in [2.0, 1.0, 0.5, 0.5, 4.0, 4.0]:
         watch.see(loss, CONFIG)
     watch.forget()
@@ -71,7 +71,7 @@ def test_a_loss_that_is_high_when_episodes_grow_is_still_divergence():
 
 def test_the_first_losses_are_averaged_and_no_measure_yet():
     config = replace(CONFIG, smoothing=0.75)
-    watch = Watch()
+    watch = LossWatch()
     for loss in [1.0, 9.0, 5.0]:
         watch.see(loss, config)
     assert watch.smoothed == pytest.approx(5.0)
@@ -102,10 +102,10 @@ def test_longer_episodes_make_no_divergence(tmp_path, monkeypatch):
 
 
 def test_a_watch_survives_the_trip_through_json():
-    watch = Watch()
-    assert math.isnan(Watch.from_plain(json.loads(json.dumps(watch.to_plain()))).smoothed)
+    watch = LossWatch()
+    assert math.isnan(LossWatch.from_plain(json.loads(json.dumps(watch.to_plain()))).smoothed)
     watch.see(1.25, CONFIG)
-    assert Watch.from_plain(json.loads(json.dumps(watch.to_plain()))) == watch
+    assert LossWatch.from_plain(json.loads(json.dumps(watch.to_plain()))) == watch
 
 
 def diverging(monkeypatch, *, heals_below):

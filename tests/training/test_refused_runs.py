@@ -10,7 +10,7 @@ from small_runs import final_bytes, small_recipe
 from staircase_attention import Staircase
 from staircase_attention.schedules import SCHEDULES
 from staircase_attention.training import OptimizerConfig, load_run, pack, resume, train
-from staircase_attention.training.display import Silent
+from staircase_attention.training.display import Display
 
 SILENT_TASK = """
 import numpy as np
@@ -53,7 +53,7 @@ def test_a_setting_that_would_do_nothing_is_refused():
         small_recipe(training__evaluation_tokens=64)
 
 
-class Stop(Silent):
+class Stop(Display):
     """A display that ends a run after some updates, as a kill would."""
 
     def __init__(self, update):

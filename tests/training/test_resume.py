@@ -10,7 +10,7 @@ import time
 import pytest
 from small_runs import final_bytes, fork_process, lstm_recipe, output_of, small_recipe
 
-from staircase_attention.training import StopRequested, checkpoint, resume, signals, train
+from staircase_attention.training import StopRequested, checkpoint, processes, resume, train
 from staircase_attention.training.checkpoint import CheckpointFolder
 
 
@@ -141,10 +141,10 @@ def test_a_signal_saves_before_it_stops_and_nothing_is_repeated(tmp_path, small_
 
 
 def test_a_second_interrupt_does_not_wait():
-    wish = signals.Wish()
-    wish.take(signal.SIGINT, None)
+    request = processes.StopRequest()
+    request.receive(signal.SIGINT, None)
     with pytest.raises(KeyboardInterrupt):
-        wish.take(signal.SIGINT, None)
+        request.receive(signal.SIGINT, None)
 
 
 @pytest.mark.parametrize("file", ["weights.safetensors", "trainer.json", "manifest.json"])
@@ -183,7 +183,7 @@ def test_a_full_disk_ends_the_run_with_one_line_and_the_last_checkpoint_whole(
     def fill_the_disk():
         monkeypatch.setattr(checkpoint, "_write", full)
 
-    with pytest.raises(OSError, match="a run needs room on its disk") as caught:
+    with pytest.raises(OSError, match="a run needs space on its disk") as caught:
         train(small_recipe(), tmp_path / "run", progress=Interrupting(6, fill_the_disk))
     assert "update 5" in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -20,7 +20,7 @@ from staircase_attention.training import (
     train,
 )
 from staircase_attention.training.checkpoint import CheckpointFolder
-from staircase_attention.training.display import Silent
+from staircase_attention.training.display import Display
 from staircase_attention.training.learner import Learner
 from staircase_attention.training.run_folder import RunFolder
 from staircase_attention.training.trainer import Trainer
@@ -88,7 +88,7 @@ def test_a_run_that_fails_takes_only_its_own_away(tmp_path, monkeypatch):
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes.txt"]
 
 
-class HangUp(Silent):
+class HangUp(Display):
     """A terminal that is gone after three updates."""
 
     def advance(self, update, **facts):
@@ -123,7 +123,7 @@ def test_no_two_runs_are_given_the_same_folder(tmp_path):
     assert train(small_recipe(), names[1]).status == "finished"
 
 
-class Replacing(Silent):
+class Replacing(Display):
     """Puts another run in the place of the one under way: after some updates, or all."""
 
     def __init__(self, folder, other, *, update=None):
@@ -147,7 +147,7 @@ class Replacing(Silent):
 def board(monkeypatch):
     """In TensorBoard's place, whose thread may write just while a folder is being replaced."""
     stub = Mock()
-    monkeypatch.setattr("staircase_attention.training.metrics.SummaryWriter", stub)
+    monkeypatch.setattr("staircase_attention.training.run_folder.SummaryWriter", stub)
     return stub.return_value
 
 
@@ -162,7 +162,7 @@ def test_a_run_whose_folder_was_replaced_leaves_the_other_run_alone(tmp_path, up
     train(small_recipe(seed=1), other)
     board.close.reset_mock()
     recipe = small_recipe(training__num_updates=20, training__checkpoint_every=7)
-    with pytest.raises(ValueError, match="must stay where it is while the run is under way"):
+    with pytest.raises(ValueError, match="must stay where it is during the run"):
         train(recipe, folder, progress=Replacing(folder, other, update=update))
     board.close.assert_not_called()
     assert contents(folder) == contents(other)
@@ -181,7 +181,7 @@ def test_a_best_checkpoint_that_is_gone_does_not_keep_a_run_from_its_end(tmp_pat
     train(recipe, tmp_path / "run")
     (tmp_path / "run" / "result.json").unlink()
     folder = CheckpointFolder(tmp_path / "run" / "checkpoints")
-    progress = folder.read_trainer(folder.names()[-1])["progress"]
+    progress = folder.notes()[folder.names()[-1]]["progress"]
     for name in folder.names():
         if name.update in (20, progress["best_update"]):
             folder.remove(name)
@@ -230,7 +230,7 @@ def test_every_best_that_a_kept_checkpoint_knows_of_is_kept(tmp_path, monkeypatc
         "staircase_attention.training.dataset.TaskData.rank", lambda *_: (next(scores),)
     )
     recipe = small_recipe(training__num_updates=20, training__evaluate_every=4)
-    monkeypatch.setattr(Trainer, "_watch", troubled_after(Trainer._watch, 6))
+    monkeypatch.setattr(Trainer, "_record", troubled_after(Trainer._record, 6))
     train(recipe, tmp_path / "run")
     folder = CheckpointFolder(tmp_path / "run" / "checkpoints")
     updates = {name.update for name in folder.names()}
@@ -239,8 +239,8 @@ def test_every_best_that_a_kept_checkpoint_knows_of_is_kept(tmp_path, monkeypatc
 
 
 def troubled_after(watch, update):
-    def watching(self, outcome):
-        watch(self, outcome)
+    def watching(self, *arguments):
+        watch(self, *arguments)
         if self.progress.update > update:
             self.progress.watch.num_high = 1
 

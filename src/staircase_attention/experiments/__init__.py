@@ -1,9 +1,6 @@
-"""Which runs exist: recipes, the paper's numbers as data, comparisons and their reports.
+"""Which runs exist: recipes, the paper's numbers as data, comparisons and their reports."""
 
-What trains and reports is imported when it is first used: recipes are listed without PyTorch.
-"""
-
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from staircase_attention.experiments.catalog import (
     TABLES,
@@ -25,6 +22,7 @@ from staircase_attention.experiments.paper import (
     paper_tables,
     paper_training,
 )
+from staircase_attention.lazy import lazy_names
 
 if TYPE_CHECKING:
     from staircase_attention.experiments.comparisons import compare, reproduce
@@ -53,11 +51,8 @@ __all__ = [
     "variations",
     "write_report",
 ]
-
-
-def __getattr__(name: str) -> Any:  # noqa: ANN401
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from staircase_attention.experiments import comparisons, report
-
-    return getattr(comparisons if name in ("compare", "reproduce") else report, name)
+# Recipes can be listed without PyTorch.
+__getattr__ = lazy_names(
+    __name__,
+    {"comparisons": ["compare", "reproduce"], "report": ["Report", "collect", "write_report"]},
+)

@@ -1,4 +1,4 @@
-"""Scores by the place of an answer, in its lane or its episode, are parts of the whole score."""
+"""Scores by the place of an answer are parts of the whole score."""
 
 import numpy as np
 import pytest
@@ -90,16 +90,11 @@ def test_the_parts_make_up_the_whole(episodes, model):
         assert together.loss == pytest.approx(whole.loss, rel=1e-12)
         assert together.error == pytest.approx(whole.error, rel=1e-12)
         assert parts[place] == score_by_place(model, episodes, [place], device=CPU, **dealt)[place]
-
-
-def test_a_model_is_left_in_the_mode_it_came_in(episodes):
-    model = SlowStarter().train()
-    score_by_place(model, episodes, ["episode"], num_lanes=4, segment_length=5, device=CPU)
     assert model.training
 
 
 @pytest.mark.parametrize("places", ["position", ["episodes"], ["position", "episod"]])
-def test_places_that_there_are_not_are_refused_in_one_line(episodes, places):
+def test_unknown_places_are_refused_in_one_line(episodes, places):
     with pytest.raises(ValueError, match=r"a list of 'episode' or 'position', got .*; use \["):
         score_by_place(SoonLost(), episodes, places, device=CPU, num_lanes=2, segment_length=5)
 
@@ -107,12 +102,12 @@ def test_places_that_there_are_not_are_refused_in_one_line(episodes, places):
 def test_batches_that_are_used_up_have_no_score(episodes):
     batches = evaluation_batches(episodes, num_lanes=2, segment_length=5)
     assert evaluate(SoonLost(), batches, device="cpu").num_answers == episodes.num_answers
-    with pytest.raises(ValueError, match="must ask for an answer, got none that do; make them"):
+    with pytest.raises(ValueError, match="at least one answer, got none; make them again"):
         evaluate(SoonLost(), batches, device="cpu")
 
 
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
-def test_losses_of_short_numbers_are_added_in_long_ones(kind):
+def test_losses_of_half_precision_are_summed_in_float32(kind):
     length = 5000
     logits = torch.zeros(1, length, 2, dtype=kind)
     logits[..., 0] = 20
