@@ -71,6 +71,8 @@ def override(plain: Mapping[str, Any], assignments: Mapping[str, Any]) -> dict[s
             raise _unknown(path, last, place)
         if groups[-1:] == ["schedule"] and last in ("name", "reference"):
             place.pop("reference" if last == "name" else "name", None)
+        if groups == ["task"] and last == "reference" and value != place.get(last):
+            place["options"] = {}  # They are the other task's.
         is_partial = isinstance(value, Mapping)
         place[last] = _merge(place.get(last), to_plain(value)) if is_partial else to_plain(value)
     return changed
