@@ -85,7 +85,7 @@ class Decoder:
         """Whether a decoder can go on from this state as the model would."""
         if not isinstance(model, SequenceModel) or not isinstance(state, State):
             return False
-        if not model.fuse or not are_untouched(model, KNOWN) or model.config.head_size % 2:
+        if not are_untouched(model, KNOWN) or model.config.head_size % 2:
             return False
         here = model.output.weight
         dtype = compute_dtype(model)
