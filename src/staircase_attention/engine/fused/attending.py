@@ -1,4 +1,4 @@
-"""The two sublayers of a fused step, forward and backward."""
+"""Attention of a fused step: projections, kernels, and their gradients."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,24 +9,24 @@ from jaxtyping import Float
 from torch import Tensor
 
 from staircase_attention.attention import View
-from staircase_attention.engine.fused.shared import PartialSums, SharedLayer
-from staircase_attention.engine.kernels import activation, relative_attention
-from staircase_attention.engine.kernels.gated_product import gated_product
-from staircase_attention.engine.kernels.single_query_backward import Notes
+from staircase_attention.engine.fused.weights import PartialSums, SharedLayer
+from staircase_attention.engine.kernels import relative_attention
+from staircase_attention.engine.kernels.single_query import Notes
 from staircase_attention.layers.keys_values import KeysValues
 
 
-class Found(NamedTuple):
-    """What attention found, and how."""
+class Attended(NamedTuple):
+    """What attention found, and what its backward pass needs."""
 
     projected: Float[Tensor, "rows projections"]
+    """Queries, and keys and values where queries see themselves."""
     found: Float[Tensor, "rows width"]
     logsumexp: Float[Tensor, "batch heads queries"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attending:
-    """Queries that meet keys of their own and of the past."""
+    """Attention of queries to the past and, with `attends_self`, to themselves."""
 
     table: Float[Tensor, "distances size"]
     table_sums: PartialSums
@@ -42,25 +42,33 @@ class Attending:
         shape: torch.Size,
         past: KeysValues | None,
         seed: Tensor | None,
-    ) -> Found | None:
+    ) -> Attended | None:
         """What the queries find; None where there is nothing to attend to."""
         if not self.attends_self and past is None:
             return None
         projected = normed @ layer.projection.weight.T
-        queries, *_ = self._heads(projected, shape)
+        queries, *own = self._heads(projected, shape)
+        # Kernels put the past before the keys and values; where there are none, it takes their place.
+        seen = own if self.attends_self else past
+        assert seen is not None
         found, logsumexp = relative_attention.forward(
-            queries, *self._seen(projected, shape, past), self.table, **self._options(past, seed)
+            queries, *seen, self.table, **self._options(past, seed)
         )
         flat = found.transpose(1, 2).reshape(normed.shape)
-        return Found(projected, flat, logsumexp)
+        return Attended(projected, flat, logsumexp)
 
-    def own(self, found: Found, shape: torch.Size) -> KeysValues:
-        """The queries' own keys and values."""
-        return KeysValues(*self._heads(found.projected, shape)[1:])
+    def own(
+        self, projected: Float[Tensor, "rows projections"] | None, shape: torch.Size
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """The queries' own keys and values, if they see themselves."""
+        if not self.attends_self or projected is None:
+            return None, None
+        _, keys, values = self._heads(projected, shape)
+        return keys, values
 
     def backward(
         self,
-        kept: Found,
+        kept: Attended,
         past: KeysValues | None,
         d_found: Float[Tensor, "rows width"],
         d_own: Sequence[Tensor | None],
@@ -73,14 +81,13 @@ class Attending:
         """Gradients of the projections of queries that see themselves.
 
         Those of the past are written to `d_past`, if it is given. With `adds` they are added to
-        what is there, and may be wanted of the last tokens only.
+        what is there, and `d_past` may be that of the last tokens only.
         """
         d_projected = torch.empty_like(kept.projected)
         d_queries, d_keys, d_values = self._heads(d_projected, shape)
         relative_attention.backward(
             self._one(d_found, shape),
-            self._heads(kept.projected, shape)[0],
-            *self.own(kept, shape),
+            *self._heads(kept.projected, shape),
             self.table,
             self._one(kept.found, shape),
             kept.logsumexp,
@@ -110,7 +117,7 @@ class Attending:
 
     def noting_backward(
         self,
-        kept: Found,
+        kept: Attended,
         past: KeysValues,
         d_found: Float[Tensor, "rows width"],
         shape: torch.Size,
@@ -123,7 +130,7 @@ class Attending:
         d_projected = torch.empty_like(kept.projected)
         d_queries, *d_unseen = self._heads(d_projected, shape)
         for unseen in d_unseen:
-            # Their own keys and values come in through a past, if at all.
+            # Keys and values of these queries are seen by later ones only, through a cache.
             unseen.zero_()
         notes.add_query(
             number,
@@ -137,18 +144,6 @@ class Attending:
             seed=None if seed is None else seed[:1],
         )
         return d_projected
-
-    def _seen(
-        self,
-        projected: Float[Tensor, "rows projections"],
-        shape: torch.Size,
-        past: KeysValues | None,
-    ) -> KeysValues:
-        """The keys and values behind those of the past; the past's, where there are no others."""
-        if self.attends_self:
-            return KeysValues(*self._heads(projected, shape)[1:])
-        assert past is not None
-        return past
 
     def _options(self, past: KeysValues | None, seed: Tensor | None) -> dict[str, Any]:
         return {
@@ -171,40 +166,3 @@ class Attending:
     def _one(self, flat: Float[Tensor, "rows width"], shape: torch.Size) -> Tensor:
         (heads,) = self._heads(flat, shape)
         return heads
-
-
-@dataclass(frozen=True)
-class FeedingForward:
-    """Two matrices with a ReLU between them; what comes of the second is left to its reader."""
-
-    layer: SharedLayer
-    dropout: float
-
-    def forward(
-        self, normed: Float[Tensor, "rows width"], seed: Tensor | None
-    ) -> Float[Tensor, "rows inner"]:
-        """dropout(ReLU(expand(x)))."""
-        weight, bias = self.layer.expand.weight, self.layer.expand_bias
-        if self.dropout == 0:
-            return torch._addmm_activation(bias, normed, weight.T)
-        assert seed is not None
-        inner = normed @ weight.T
-        return activation.relu_dropout_(inner, bias, dropout=self.dropout, seed=seed[1:])
-
-    def backward(
-        self,
-        normed: Float[Tensor, "rows width"],
-        inner: Float[Tensor, "rows inner"],
-        d_output: Float[Tensor, "rows width"],
-    ) -> Float[Tensor, "rows width"]:
-        """To the norm below."""
-        self.layer.contract.add(inner, d_output)
-        d_inner = gated_product(
-            d_output,
-            self.layer.contract.weight,
-            inner,
-            scale=1 / (1 - self.dropout),
-            sums=self.layer.expand_bias_sums.parts,
-        )
-        self.layer.expand.add(normed, d_inner)
-        return d_inner @ self.layer.expand.weight

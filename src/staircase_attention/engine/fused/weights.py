@@ -1,8 +1,9 @@
 """Weights that many steps of one forward pass share: cast once, their gradients summed once.
 
-A step's backward adds to sums that live here and gives autograd nothing. A tap, which every step
-takes in, tells autograd that the parameters are involved; its own backward comes after all of
-theirs and hands the finished sums over.
+A step's backward adds to sums that live here and returns none to autograd. Every step takes in a
+*tap*, a scalar that depends on all parameters; its own backward comes after those of all steps and
+returns the finished sums. Sums are in float32, made by products or by a fixed number of programs
+in a fixed order: the same inputs give the same bits.
 """
 
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from staircase_attention.layers.memory import Memory
 from staircase_attention.layers.positions import RelativePositions
 
 ENOUGH_ROWS = 4096
-"""Rows from which on a product is worth its launch; fewer wait for others to join them."""
+"""Rows that are worth a product's launch; fewer wait for others."""
 
 
 class SharedMatrix:
@@ -38,14 +39,14 @@ class SharedMatrix:
     def add(
         self, inputs: Float[Tensor, "rows inputs"], gradients: Float[Tensor, "rows outputs"]
     ) -> None:
-        """Add the gradient of one product: soon, together with others."""
+        """Add gradientsᵀ @ inputs: soon, together with others."""
         self._waiting.append((inputs, gradients))
         self._num_waiting += len(inputs)
         if self._num_waiting >= ENOUGH_ROWS:
             self._sum_up()
 
     def take(self) -> Float[Tensor, "outputs inputs"]:
-        """The gradient, when all of it has come; the next one begins at zero."""
+        """The gradient, when all of it has come; the next one starts from zero."""
         if self._waiting or self._total is None:
             self._sum_up()
         assert self._total is not None
@@ -65,7 +66,7 @@ class SharedMatrix:
 
 
 class PartialSums:
-    """The gradient of vectors, in parts; made when the first backward step asks for it."""
+    """The gradient of vectors, one part per program; allocated by the first backward step."""
 
     def __init__(self, make: Callable[[], Tensor]) -> None:
         self._make = make
@@ -79,14 +80,14 @@ class PartialSums:
         return self._parts
 
     def take(self) -> Float[Tensor, "..."]:
-        """The gradient, when all of it has come; the next one begins at zero."""
+        """The gradient, when all of it has come; the next one starts from zero."""
         parts, self._parts = self.parts, None
         return parts.sum(0)
 
 
 @dataclass(frozen=True)
 class Freezing:
-    """What makes keys and values of tokens as they are remembered."""
+    """The norm and the projections that turn cached tokens into keys and values."""
 
     norm: nn.LayerNorm
     matrix: SharedMatrix
@@ -94,7 +95,7 @@ class Freezing:
 
 
 class SharedLayer:
-    """One layer's weights, in the numbers that products are made in, and their gradients."""
+    """One layer's weights in the dtype of products, and their gradients."""
 
     def __init__(self, layer: Layer, dtype: torch.dtype) -> None:
         self.layer = layer
@@ -145,9 +146,10 @@ class SharedLayer:
     def take_gradients(
         self, d_contract_bias: Float[Tensor, " width"]
     ) -> tuple[list[Tensor], Float[Tensor, " width"]]:
-        """Those of `parameters`, and of the last bias of the layer below as this one's norm saw it.
+        """Those of `parameters`, and a part of that of the last bias of the layer below.
 
-        `d_contract_bias` is what the layer above saw so of this one's.
+        That bias is added where this layer's first norm reads it. `d_contract_bias` is what the
+        layer above found in this way.
         """
         projection = self.projection.take()
         if self.owns_keys_values:
@@ -168,7 +170,7 @@ class SharedLayer:
 
 
 class SharedMemory:
-    """The weights by which all layers get the same keys and values, and their gradients."""
+    """The weights that give all layers the same keys and values, and their gradients."""
 
     def __init__(self, memory: Memory, dtype: torch.dtype) -> None:
         projections = [memory.key.weight, memory.value.weight]
@@ -201,11 +203,13 @@ class SharedCore:
             self.table = positions.table.to(dtype)
         self.table_sums = PartialSums(partial(relative_attention.new_table_sums, self.table))
         self._backward_pass: int | None = None
+        """Autograd's number of the pass whose gradients are being summed."""
         self.parameters = [
             positions.table,
             *(one for layer in self.layers for one in layer.parameters),
             *([] if self.memory is None else self.memory.parameters),
         ]
+        self._versions = self._current_versions()
 
     @property
     def freezings(self) -> list[Freezing]:
@@ -220,14 +224,33 @@ class SharedCore:
         return tap
 
     def join_backward_pass(self) -> None:
-        """Tell that a step adds its gradients now; what is left of another pass is forgotten.
+        """Announce that a step adds its gradients now; sums that are left of another pass go.
 
         A pass that asks for other gradients only, or that fails, leaves its sums behind.
         """
         this = torch._C._current_graph_task_id()
-        if self._backward_pass not in (None, this):
+        if self._backward_pass == this:
+            return
+        self._check_versions()
+        if self._backward_pass is not None:
             self.take_gradients()
         self._backward_pass = this
+
+    def _current_versions(self) -> list[int]:
+        # Inference tensors count no changes, and take no gradients.
+        return [0 if one.is_inference() else one._version for one in self.parameters]
+
+    def _check_versions(self) -> None:
+        """Raise, as autograd does for tensors that it saved, if weights are not the forward's."""
+        pairs = zip(self.parameters, self._versions, self._current_versions(), strict=True)
+        for parameter, before, now in pairs:
+            if before != now:
+                raise RuntimeError(
+                    "one of the variables needed for gradient computation has been modified by an "
+                    f"inplace operation: a parameter of shape {list(parameter.shape)} is at version "
+                    f"{now}; expected version {before} instead; run the backward pass before the "
+                    "optimizer's step, or detach the state between segments"
+                )
 
     def take_gradients(self) -> list[Tensor]:
         """Those of `parameters`, when every step has added its own."""
