@@ -1,4 +1,4 @@
-"""`staircase bench`: how fast recipes run on this machine, and what share of its peak they reach."""
+"""`staircase bench`: how fast recipes run here, and what share of the peak they reach."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from staircase_attention.checks import input_error
+from staircase_attention.cli.arguments import Quiet
 from staircase_attention.cli.assignments import parse_assignments
 
 
@@ -32,7 +33,7 @@ def bench(
     output: Annotated[
         Path | None, typer.Option(help="JSON file for all numbers, as bench.json.")
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
+    quiet: Quiet = False,
 ) -> int:
     """Time updates, decoding and memory of recipes on this machine, with random tokens."""
     from rich.console import Console

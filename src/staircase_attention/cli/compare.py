@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from staircase_attention.checks import input_error
-from staircase_attention.cli.arguments import Lengths
+from staircase_attention.cli.arguments import Lengths, Quiet
 from staircase_attention.cli.assignments import parse_assignments, parse_variations
 from staircase_attention.cli.reproduce import Jobs, Processes, show_report
 
@@ -39,7 +39,7 @@ def compare(
     ),
     title: Annotated[str, typer.Option(help="Title of the report.")] = "A comparison",
     length: Lengths = None,
-    quiet: Annotated[bool, typer.Option(help="Show no progress.")] = False,
+    quiet: Quiet = False,
 ) -> int:
     """Train recipes side by side, or resume them, and write a report."""
     from staircase_attention.experiments.comparisons import compare as compare_recipes

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from staircase_attention.cli.arguments import Lengths
+from staircase_attention.cli.arguments import Lengths, Quiet
 from staircase_attention.cli.assignments import parse_assignments
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def reproduce(
         Path | None, typer.Option(help="Folder of runs and report; results/TABLE by default.")
     ] = None,
     length: Lengths = None,
-    quiet: Annotated[bool, typer.Option(help="Show no progress.")] = False,
+    quiet: Quiet = False,
 ) -> int:
     """Run rows of a table of the paper, or resume them, and write a report."""
     from staircase_attention.experiments.comparisons import reproduce as reproduce_table

@@ -37,8 +37,8 @@ from staircase_attention.tasks import load_task
 from staircase_attention.training import FamilyModel, LSTMModel, Recipe, TaskChoice
 from staircase_attention.training.build import build_model, precision_of
 from staircase_attention.training.learner import Learner
+from staircase_attention.training.optimizer import learning_rate
 from staircase_attention.training.processes import Processes
-from staircase_attention.training.rate import learning_rate
 from staircase_attention.training.run_folder import environment
 
 if TYPE_CHECKING:
@@ -367,7 +367,7 @@ def time_updates(subject: Subject, device: torch.device, repeats: int | None, sa
         device,
         Processes(),
         carries_state=subject.carries_state,
-        say=remarks.append,
+        report=remarks.append,
     )
     skipped: list[bool] = []
     numbers, batches = itertools.count(), itertools.cycle(random_batches(subject))

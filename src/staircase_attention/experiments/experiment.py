@@ -19,7 +19,6 @@ from staircase_attention.experiments.results import beside, seed_folder, seeds_i
 from staircase_attention.files import write_json, write_whole
 from staircase_attention.training import Recipe
 from staircase_attention.training.build import check_recipe
-from staircase_attention.training.run import read_result
 from staircase_attention.training.run_folder import RunFolder
 
 # -P: the working folder is no place to import packages from.
@@ -57,7 +56,7 @@ class PlannedRun:
     @property
     def _missing_lengths(self) -> list[int]:
         """Lengths still to be scored; none for a run that diverged without a good checkpoint."""
-        has_weights = read_result(RunFolder(self.folder)).best_update is not None
+        has_weights = RunFolder(self.folder).read_result().best_update is not None
         return missing_lengths(self.folder, self.lengths) if has_weights else []
 
     def check(self) -> None:

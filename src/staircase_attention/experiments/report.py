@@ -175,11 +175,11 @@ def _introduction(experiment: Experiment, rows: Sequence[RowSummary]) -> str:
         "Errors in percent: mean ± sample standard deviation over seeds, of the weights with the "
         "best validation error. The best seed has the lowest validation error; its test error is "
         "shown. Seeds change initial weights and dropout, not the data. A row is solved when its "
-        f"validation error is {SOLVED:.0f}% or less; the mean time until then, validation included, "
-        "is shown where every run got there. Train is the mean training error of the last "
-        f"{LAST_PART:.0%} of the updates, with dropout. If it is far below Valid, a model has "
-        "memorised its training data, or fails on empty states (see `staircase eval "
-        "--by-episode`), or its best weights are from long before the end."
+        f"validation error is {SOLVED:.0f}% or less; the mean time until then is shown where every "
+        f"run got there. Train is the mean training error of the last {LAST_PART:.0%} of the "
+        "updates, with dropout. If it is far below Valid, a model has memorised its training data, "
+        "or fails on empty states (see `staircase eval --by-episode`), or was best long before the "
+        "end."
     ]
     if experiment.table is not None:
         lines.append(
@@ -365,7 +365,8 @@ def screen_table(report: Report) -> "Table":
     grid = Table(title=report.experiment.title, box=box.SIMPLE_HEAD, caption="errors in percent")
     for column in shown:
         name = headings[column]
-        grid.add_column(name, justify="left" if name == "Row" else "right", overflow="fold")
+        is_name = name == "Row"
+        grid.add_column(name, justify="left" if is_name else "right", no_wrap=is_name)
     for row, line in zip(report.rows, cells, strict=True):
         if row.runs:
             grid.add_row(*(line[column] for column in shown))

@@ -13,7 +13,6 @@ from staircase_attention.experiments.lengths import read_lengths
 from staircase_attention.experiments.paper import Spread
 from staircase_attention.files import read_json
 from staircase_attention.training import RunResult
-from staircase_attention.training.run import read_result
 from staircase_attention.training.run_folder import RunFolder
 
 Status = Literal["finished", "diverged", "failed", "unfinished"]
@@ -103,7 +102,7 @@ def read_run(path: Path, seed: int) -> RunRecord:
         environment=_environment(folder),
     )
     if folder.is_finished:
-        result = read_result(folder)
+        result = folder.read_result()
         record = replace(record, status=result.status, result=result)
     if failure.exists():
         # A finished run may have failed afterwards, while other lengths were scored.

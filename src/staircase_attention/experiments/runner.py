@@ -27,8 +27,8 @@ from staircase_attention.experiments.results import beside, latest_facts, read_r
 from staircase_attention.files import write_whole
 from staircase_attention.training import StopRequested
 from staircase_attention.training.display import words
+from staircase_attention.training.processes import stop_requests
 from staircase_attention.training.run_folder import RunFolder, RunInUseError
-from staircase_attention.training.signals import wishes_to_stop
 
 POLL_SECONDS = 0.05
 """How often children are asked whether they have ended."""
@@ -67,7 +67,7 @@ def carry_out(
     waiting = deque((place, run) for place, run in enumerate(runs, 1) if not run.is_over)
     environment = child_environment(jobs * processes, threads)
     monitor = Monitor(is_shown=progress)
-    with wishes_to_stop() as stop, _children(experiment, monitor) as active:
+    with stop_requests() as stop, _children(experiment, monitor) as active:
         while waiting or active:
             if stop.number:
                 waiting.clear()
