@@ -20,7 +20,7 @@ os.environ["STAIRCASE_STATE_HOME"] = tempfile.mkdtemp(prefix="staircase-state-")
 # Where tensors of many shapes meet. User-facing functions check their arguments themselves.
 CHECKED = (
     "staircase_attention.attention.reference",
-    "staircase_attention.attention.skewed",
+    "staircase_attention.attention.products",
     "staircase_attention.layers.core",
     "staircase_attention.layers.memory",
 )

@@ -281,15 +281,15 @@ def final_states(oracle: Oracle, embeddings: list[Tensor], schedule: Any) -> lis
         case "GlobalCachedStaircase":
             size, window = schedule.chunk_size, math.inf
             return cached_staircase(oracle, embeddings, size, window, schedule.num_passes)
-        case "Ladder":
-            order = schedule.order
-            return ladder(oracle, embeddings, schedule.num_passes, schedule.span, order)
-        case "TransformerXL":
-            return ladder(oracle, embeddings, 1, schedule.span, "ABAB")
-        case "UniversalTransformer":
-            if oracle.core.num_layers != 1:
+        case "Ladder" | "TransformerXL" | "UniversalTransformer" as name:
+            if name == "UniversalTransformer" and oracle.core.num_layers != 1:
                 raise ValueError("a Universal Transformer has one layer")
-            return ladder(oracle, embeddings, schedule.num_passes, schedule.span, "ABAB")
+            num_passes, order = (
+                getattr(schedule, "num_passes", 1),
+                getattr(schedule, "order", "ABAB"),
+            )
+            span = schedule.span if schedule.span_includes_self else schedule.span + 1
+            return ladder(oracle, embeddings, num_passes, span, order)
         case "FeedbackTransformer":
             return feedback_transformer(oracle, embeddings, schedule)
         case "MemoryNetwork":

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from building import EXACT, small
-from staircase_attention.attention import View, attend, builtin, reference, skewed
+from staircase_attention.attention import View, attend, reference
 
 
 @st.composite
@@ -56,12 +56,12 @@ def assert_same(backend, view, num_rows, has_table):
 
 @given(view=views(), num_rows=small(1, 20))
 def test_skewed_equals_the_reference_in_outputs_and_gradients(view, num_rows):
-    assert_same(skewed.attend, view, num_rows, has_table=True)
+    assert_same(attend, view, num_rows, has_table=True)
 
 
 @given(view=views())
 def test_builtin_equals_the_reference_in_outputs_and_gradients(view):
-    assert_same(builtin.attend, view, 1, has_table=False)
+    assert_same(attend, view, 1, has_table=False)
 
 
 @pytest.mark.parametrize("has_table", [True, False])
@@ -93,14 +93,14 @@ def test_a_query_that_sees_nothing_gets_zero():
     queries, keys, values, table = inputs(view, 4)
     for found in (
         reference.attend(queries, keys, values, table=table, view=view, dropout=0.0),
-        skewed.attend(queries, keys, values, table=table, view=view, dropout=0.0),
-        builtin.attend(queries, keys, values, table=None, view=view, dropout=0.0),
+        attend(queries, keys, values, table=table, view=view, dropout=0.0),
+        attend(queries, keys, values, table=None, view=view, dropout=0.0),
     ):
         assert (found[0] == 0).all()
         assert (found[1] != 0).any()
 
 
-@pytest.mark.parametrize("function", [reference.attend, skewed.attend])
+@pytest.mark.parametrize("function", [reference.attend, attend])
 def test_dropout_drops_weights_and_keeps_their_expectation(function):
     view = View(num_queries=1, num_keys=8, first_query=7, device=torch.device("cpu"))
     queries = torch.zeros(2000, 1, 1, 4)

@@ -1,5 +1,7 @@
 """A decoder gives what its model gives, token by token, from any state and back to one."""
 
+from dataclasses import dataclass, replace
+
 import pytest
 import torch
 
@@ -16,11 +18,48 @@ from staircase_attention import (
     TransformerXL,
     UniversalTransformer,
 )
-from staircase_attention.engine.decoding import Decoder, launches, tiles
+from staircase_attention.engine.decoding import Decoder, decoder, launches
+from staircase_attention.engine.decoding.plan import Sizes
+from staircase_attention.schedules import joined
+from staircase_attention.schedules.timetable import pieces
 
 pytest.importorskip("triton")
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 VOCAB_SIZE = 7
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alternate(CachedStaircase):
+    """Odd-numbered chunks are cached, even-numbered ones are not: gaps between keys."""
+
+    def visible(self, chunk, window):
+        return chunk % 2 == 1 and chunk >= window
+
+    def steps(self, tokens, *, num_layers, order):
+        def visible(ranges):
+            chunks = [one for part in ranges for one in pieces(part, self.chunk_size)]
+            window = chunks[0][0] if chunks else 0
+            older = (
+                [(chunk, part) for chunk, part in pieces(range(ranges[0].start), 2)]
+                if ranges
+                else []
+            )
+            return joined(part for chunk, part in [*older, *chunks] if self.visible(chunk, window))
+
+        for step in super().steps(tokens, num_layers=num_layers, order=order):
+            cells = tuple(
+                replace(cell, cached=cell.cached if self.visible(cell.chunk, 0) else None)
+                for cell in step.cells
+            )
+            yield replace(step, cells=cells, frozen=visible(step.frozen), kept=visible(step.kept))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sinks(Alternate):
+    """The first chunk stays visible for ever; later all chunks are cached, at first few."""
+
+    def visible(self, chunk, window):
+        return chunk == 0 or (chunk >= window and (chunk > 8 or chunk % 3 == 0))
 
 
 def build(schedule, *, num_layers=1, positions="relative", max_distance=None, heads=2):
@@ -110,6 +149,15 @@ CASES = {
         {"num_layers": 2},
     ),
     "memory network": (MemoryNetwork(span=3), {"num_layers": 2}),
+    "alternate": (
+        Alternate(chunk_size=2, num_window_chunks=5, num_passes=2),
+        {"num_layers": 2, "max_distance": 12},
+    ),
+    "alternate, M = 0": (
+        Alternate(chunk_size=2, num_window_chunks=3, num_passes=0),
+        {"positions": "rotary"},
+    ),
+    "sinks": (Sinks(chunk_size=2, num_window_chunks=3, num_passes=1), {"max_distance": 40}),
 }
 each_case = pytest.mark.parametrize(("schedule", "options"), CASES.values(), ids=CASES)
 
@@ -123,18 +171,28 @@ def test_a_decoder_follows_its_model_from_the_first_token_on(schedule, options):
 
 @each_case
 @torch.no_grad()
-def test_a_decoder_goes_on_from_any_state(schedule, options):
+def test_a_decoder_continues_from_any_state(schedule, options):
     model = build(schedule, **options)
     length = 3 * schedule.chunk_length + 1
     tokens = random_tokens(2, length + 3)
     follow(model, prompted(model, tokens, length), tokens[:, length:])
 
 
+@pytest.mark.parametrize("name", ["alternate", "sinks"])
+@torch.no_grad()
+def test_a_decoder_makes_room_for_what_a_timetable_needs_later(name, monkeypatch):
+    """Segments and slots are measured on a walk; what comes later may need more."""
+    monkeypatch.setattr(decoder, "measured", lambda *_: Sizes())
+    schedule, options = CASES[name]
+    model = build(schedule, **options)
+    follow(model, model.initial_state(1), random_tokens(1, 30))
+
+
 @pytest.mark.parametrize("name", ["transformer-xl, three heads", "cached, M = 2", "feedback"])
 @torch.no_grad()
 def test_programs_that_share_the_keys_of_a_head(name, monkeypatch):
-    monkeypatch.setattr(tiles, "MOST_SHARES", 4)
-    monkeypatch.setattr(tiles, "FEWEST_KEYS", 1)
+    monkeypatch.setattr(launches, "MOST_SHARES", 4)
+    monkeypatch.setattr(launches, "FEWEST_KEYS", 1)
     schedule, options = CASES[name]
     model = build(schedule, **options)
     tokens = random_tokens(2, 70)
@@ -155,7 +213,7 @@ def test_products_of_many_rows(name):
 @pytest.mark.parametrize("name", ["cached", "feedback"])
 @torch.no_grad()
 def test_products_in_parts(name, monkeypatch):
-    chosen = tiles.Tiles(rows=16, columns=16, inner=16, parts=2, num_stages=1)
+    chosen = launches.Tiles(rows=16, columns=16, inner=16, parts=2, num_stages=1)
     monkeypatch.setattr(launches, "many_tiles", lambda *_: chosen)
     schedule, options = CASES[name]
     model = build(schedule, **options)

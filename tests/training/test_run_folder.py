@@ -264,34 +264,6 @@ def test_weights_that_are_not_finite_are_never_the_best(tmp_path, monkeypatch):
         json.loads(line)
 
 
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [
-        ("training.keep_every", 0),
-        ("training.optimizer.learning_rate", -1.0),
-        ("training.optimizer.beta1", 2.0),
-        ("training.optimizer.gradient_clip", 0.0),
-        ("training.optimizer.warm_up", -5),
-        ("training.optimizer.final_fraction", 7.0),
-        ("training.divergence.smoothing", 2.0),
-        ("training.divergence.patience", 0),
-        ("training.divergence.max_rollbacks", -1),
-        ("training.num_micro_batches", 3),
-        ("seed", -1),
-        ("data_seed", 2**70),
-        ("name", "../elsewhere"),
-        ("name", "/elsewhere"),
-        ("task.options", 5),
-        ("model.schedule", 3),
-        ("model.schedule", {}),
-    ],
-)
-def test_a_setting_out_of_bounds_is_refused_before_anything_is_written(setting, value):
-    with pytest.raises(ValueError, match="got") as caught:
-        small_recipe().override({setting: value})
-    assert "\n" not in str(caught.value)
-
-
 def test_a_copied_run_folder_is_a_run_folder(tmp_path):
     train(small_recipe(), tmp_path / "run")
     shutil.copytree(tmp_path / "run", tmp_path / "copy")
@@ -301,5 +273,5 @@ def test_a_copied_run_folder_is_a_run_folder(tmp_path):
 def test_a_damaged_config_is_called_that(small_run, tmp_path):
     shutil.copytree(small_run, tmp_path / "run")
     (tmp_path / "run" / "config.json").write_text('{"format"')
-    with pytest.raises(ValueError, match=r"got .*config.json, which is damaged; put it back"):
+    with pytest.raises(ValueError, match=r"got .*config.json, which is damaged; restore it"):
         load_run(tmp_path / "run")

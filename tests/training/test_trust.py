@@ -71,17 +71,20 @@ def test_a_file_that_changed_is_refused_until_it_is_trained_with(own_run, tmp_pa
     load_run(run)
 
 
-@pytest.mark.parametrize("setting", ["task", "model.schedule"])
+@pytest.mark.parametrize(
+    "setting", ["task.reference", "model.schedule.reference", "model.schedule.name"]
+)
 @pytest.mark.parametrize("reference", ["evil.py:Cls", "evil:Cls"])
 def test_no_setting_of_a_downloaded_run_can_name_other_code(
     small_run, tmp_path, monkeypatch, setting, reference
 ):
     packed = pack(small_run, tmp_path / "packed")
     config = json.loads((packed / "config.json").read_text())
-    group = config["recipe"]
-    for name in setting.split("."):
-        group = group[name]
-    group["reference"] = reference
+    *groups, last = setting.split(".")
+    place = config["recipe"]
+    for name in groups:
+        place = place[name]
+    place[last] = reference
     (packed / "config.json").write_text(json.dumps(config))
     (tmp_path / "evil.py").write_text("raise SystemExit('executed')")
     monkeypatch.chdir(tmp_path)

@@ -1,11 +1,10 @@
 """`staircase sample` and `staircase chat`: text from a trained language model, as it is made."""
 
-import ast
 import io
 import re
 import sys
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -50,6 +49,12 @@ FIXED = (
     "seed",
 )
 """Options that a saved stream has fixed."""
+ESCAPE = re.compile(
+    r"""\\(?:[abfnrtv'"\\]|[0-7]{1,3}|x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}"""
+    r"""|N\{[A-Za-z0-9 -]+\}|(?P<unknown>.?))""",
+    re.DOTALL,
+)
+"""A backslash and what follows it in Python's strings."""
 
 
 def sample(
@@ -244,19 +249,19 @@ def unescaped(separator: str) -> str:
     >>> unescaped(r"\n\u00e9|") == "\né|"
     True
     """
-    check_text("--separator", [separator])
-    quoted = re.sub(r'\\.|"', lambda part: part[0] if part[0] != '"' else '\\"', separator)
-    try:
-        with warnings.catch_warnings():
-            # Python only warns of escapes that it does not know.
-            warnings.simplefilter("error")
-            ending = str(ast.literal_eval(f'"""{quoted}"""'))
-    except (SyntaxError, ValueError, Warning):
+
+    def replaced(escape: re.Match[str]) -> str:
+        if escape["unknown"] is None:
+            with suppress(UnicodeDecodeError):
+                return escape[0].encode().decode("unicode_escape")
         raise input_error(
             "--separator must have only escapes that Python knows, as \\n, \\t or \\x1e",
-            separator,
+            f"{escape[0]} in {separator}",
             "write \\\\ for a backslash",
-        ) from None
+        )
+
+    check_text("--separator", [separator])
+    ending = ESCAPE.sub(replaced, separator)
     check_text("--separator", [ending])
     if not ending:
         raise input_error(

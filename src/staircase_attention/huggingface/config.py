@@ -2,13 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, ClassVar
 
 from transformers import PreTrainedConfig
 
-from staircase_attention.checks import check_integer, input_error
+from staircase_attention.checks import check_choice, check_integer, input_error
 from staircase_attention.layers import CoreConfig
-from staircase_attention.schedules import Schedule, schedule_from_dict
+from staircase_attention.schedules import SCHEDULES, Schedule, schedule_from_dict
+from staircase_attention.training.trust import require_trusted_code
 
 DEFAULT_SCHEDULE = {"name": "staircase", "chunk_size": 64, "num_passes": 4}
 
@@ -66,6 +68,23 @@ class StaircaseConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
         super().__init__(**others | tokens | {"tie_word_embeddings": False})
 
     @classmethod
+    def from_dict(
+        cls,
+        config_dict: dict[str, Any],
+        *,
+        trust_code: bool = False,
+        **others: Any,  # noqa: ANN401
+    ) -> Any:  # noqa: ANN401
+        """A config from its JSON file.
+
+        A schedule of a user's own runs the code that the file names: only if this user trained with
+        that code, or with `trust_code`, which `from_pretrained` passes on.
+        """
+        if trust_code:
+            config_dict = config_dict | {"schedule": schedule_from_dict(config_dict["schedule"])}
+        return super().from_dict(config_dict, **others)
+
+    @classmethod
     def of(
         cls,
         *,
@@ -88,7 +107,7 @@ class StaircaseConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
 
 
 def plain_schedule(schedule: Schedule | Mapping[str, Any]) -> dict[str, Any]:
-    """A schedule as plain data."""
+    """A schedule as plain data; code that it names must be trusted."""
     if isinstance(schedule, Schedule):
         return schedule.to_dict()
     if not isinstance(schedule, Mapping) or not {"name", "reference"} & {*schedule}:
@@ -97,4 +116,7 @@ def plain_schedule(schedule: Schedule | Mapping[str, Any]) -> dict[str, Any]:
             repr(schedule),
             f"use for example {DEFAULT_SCHEDULE}",
         )
+    if "name" in schedule:
+        check_choice("schedule", schedule["name"], SCHEDULES)
+    require_trusted_code(schedule, Path("config.json"))
     return dict(schedule)

@@ -1,11 +1,18 @@
 """What is computed when: every model of the family as a timetable of plain data."""
 
 from staircase_attention.schedules.ladder import Ladder, TransformerXL, UniversalTransformer
-from staircase_attention.schedules.registry import SCHEDULES, make_schedule, schedule_from_dict
-from staircase_attention.schedules.schedule import PaperRow, Schedule
-from staircase_attention.schedules.staircase import (
+from staircase_attention.schedules.schedule import (
+    SCHEDULES,
+    PaperRow,
+    Schedule,
+    make_schedule,
+    schedule_from_dict,
+)
+from staircase_attention.schedules.stairs import (
     CachedStaircase,
+    FeedbackTransformer,
     GlobalCachedStaircase,
+    MemoryNetwork,
     Staircase,
 )
 from staircase_attention.schedules.timetable import (
@@ -18,7 +25,18 @@ from staircase_attention.schedules.timetable import (
     overlap,
     pieces,
 )
-from staircase_attention.schedules.tokenwise import FeedbackTransformer, MemoryNetwork
+
+for _kind in (
+    Staircase,
+    CachedStaircase,
+    GlobalCachedStaircase,
+    Ladder,
+    TransformerXL,
+    UniversalTransformer,
+    FeedbackTransformer,
+    MemoryNetwork,
+):
+    SCHEDULES[_kind.name] = _kind
 
 __all__ = [
     "SCHEDULES",

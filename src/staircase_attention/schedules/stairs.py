@@ -1,9 +1,11 @@
-"""The grid that all time-recurrent models share, and the base of their schedules."""
+"""Models that are recurrent in time: chunks move forward and get deeper with every step."""
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
 
+from staircase_attention.checks import input_error
 from staircase_attention.schedules.schedule import PaperRow, Schedule
 from staircase_attention.schedules.timetable import Cached, Cell, Order, Step, joined, pieces
 
@@ -99,7 +101,7 @@ class Stairs:
 
 
 class StairSchedule(Schedule):
-    """A schedule that climbs stairs: all it has to say is which."""
+    """A schedule that climbs stairs: a subclass gives only their shape."""
 
     __slots__ = ()
 
@@ -114,7 +116,7 @@ class StairSchedule(Schedule):
 
     @property
     def default_max_distance(self) -> int:
-        """The whole window, where it has an end."""
+        """The whole window, if it has an end."""
         stairs = self.stairs
         if stairs.num_window_chunks is None:
             return max(GLOBAL_MAX_DISTANCE, stairs.chunk_size * stairs.num_query_passes)
@@ -135,3 +137,157 @@ class StairSchedule(Schedule):
     def chunk_length(self) -> int:
         """C."""
         return self.stairs.chunk_size
+
+    @property
+    def is_state_bounded(self) -> bool:
+        """Whether the window has an end."""
+        return self.stairs.num_window_chunks is not None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Staircase(StairSchedule):
+    """The paper's Eq. 3: at each step the window's N chunks go through the core together.
+
+    A chunk leaves after N passes. Early windows are shorter, as nothing precedes the stream,
+    and the last N-1 steps admit nothing new, so that every token gets an output.
+    """
+
+    name: ClassVar[str] = "staircase"
+
+    chunk_size: int
+    """C: tokens that enter at each step."""
+    num_passes: int
+    """N: passes of a chunk, and chunks in the window."""
+
+    @property
+    def stairs(self) -> Stairs:
+        """Every chunk in the window is a query."""
+        return Stairs(
+            chunk_size=self.chunk_size,
+            num_window_chunks=self.num_passes,
+            num_passes=self.num_passes,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CachedStaircase(StairSchedule):
+    """A Staircase whose chunks are frozen after M passes and stay visible for N-M more steps.
+
+    A frozen chunk gives keys and values to every layer, through that layer's own norm and
+    projections, and is never a query. The paper asks for M < N; here M = N is allowed, and is the
+    plain Staircase. So is M = 0: then a chunk makes one pass for its own output, and later chunks
+    see its embeddings.
+    """
+
+    name: ClassVar[str] = "cached-staircase"
+
+    chunk_size: int
+    """C: tokens that enter at each step."""
+    num_window_chunks: int
+    """N: chunks visible at once; the context is N * C tokens."""
+    num_passes: int = field(metadata={"minimum": 0})
+    """M: passes through the core before a chunk is cached."""
+
+    def __post_init__(self) -> None:
+        Schedule.__post_init__(self)
+        if self.num_passes > self.num_window_chunks:
+            raise input_error(
+                "CachedStaircase.num_passes (M) must be at most num_window_chunks (N)",
+                f"M = {self.num_passes} with N = {self.num_window_chunks}",
+                "lower num_passes or widen the window",
+            )
+
+    @property
+    def stairs(self) -> Stairs:
+        """The window of N chunks, of which the last M are queries."""
+        return Stairs(
+            chunk_size=self.chunk_size,
+            num_window_chunks=self.num_window_chunks,
+            num_passes=self.num_passes,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GlobalCachedStaircase(StairSchedule):
+    """A Cached Staircase whose window grows: every earlier chunk stays available.
+
+    Its state grows with the stream. Distances past the relative table are clipped to its last row,
+    so set the core's `max_distance` for streams that are longer than the default.
+    """
+
+    name: ClassVar[str] = "global-cached-staircase"
+
+    chunk_size: int
+    """C: tokens that enter at each step."""
+    num_passes: int = field(metadata={"minimum": 0})
+    """M: passes through the core before a chunk is cached."""
+
+    @property
+    def stairs(self) -> Stairs:
+        """A window without end."""
+        return Stairs(
+            chunk_size=self.chunk_size, num_window_chunks=None, num_passes=self.num_passes
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FeedbackTransformer(StairSchedule):
+    """Fan et al. 2020: one token at a time, every layer attending to one memory per token.
+
+    With `memory="top"`, `attend_self` and separate keys and values it is the Cached Staircase with
+    C = 1, N = S + 1 and M = 1. Where there is nothing to attend to, attention gives zero.
+    """
+
+    name: ClassVar[str] = "feedback-transformer"
+
+    span: int
+    """S: how many earlier tokens are in sight."""
+    share_keys_values: bool = True
+    """One norm and one pair of projections turn memories into keys and values for all layers."""
+    memory: Literal["mix", "top"] = "mix"
+    """A learned mixture of the embedding and all layers' outputs, or the last layer's output."""
+    attend_self: bool = False
+    """Whether a token also attends to itself, at its own layer."""
+
+    @property
+    def stairs(self) -> Stairs:
+        """One new token, and S that have passed once."""
+        return Stairs(chunk_size=1, num_window_chunks=self.span + 1, num_passes=1)
+
+    @property
+    def paper_row(self) -> PaperRow:
+        """One recurrent step; the tables give the span as step size."""
+        return PaperRow(recurrent_steps=1, step_size=self.span, forward_size=1)
+
+    @property
+    def attends_self(self) -> bool:
+        """The option."""
+        return self.attend_self
+
+    @property
+    def mixes_layers(self) -> bool:
+        """Whether memories are mixtures."""
+        return self.memory == "mix"
+
+    @property
+    def shares_keys_values(self) -> bool:
+        """The option."""
+        return self.share_keys_values
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryNetwork(StairSchedule):
+    """End-to-end memory networks as the paper places them: earlier tokens are embeddings only.
+
+    The Global Cached Staircase with C = 1 and M = 0, over the S latest positions.
+    """
+
+    name: ClassVar[str] = "memory-network"
+
+    span: int
+    """S: latest positions that a token sees, itself included."""
+
+    @property
+    def stairs(self) -> Stairs:
+        """One new token, and S-1 as they came in."""
+        return Stairs(chunk_size=1, num_window_chunks=self.span, num_passes=0)

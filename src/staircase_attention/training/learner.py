@@ -118,13 +118,14 @@ class Learner:
     def _accelerate(self, report: Callable[[str], None]) -> None:
         """Use the engine's kernels, and capture whole updates as CUDA graphs."""
         from staircase_attention import engine
+        from staircase_attention.engine.capture import CapturedUpdates
 
         assert isinstance(self.model, SequenceModel)
         engine.accelerate(self.model)
         if self.processes.count > 1:
             report("updates are not captured as CUDA graphs, and slower, with several processes")
         else:
-            self.step = engine.CapturedUpdates(self._step, self.model, report=report)
+            self.step = CapturedUpdates(self._step, self.model, report=report)
 
     def restart(self) -> None:
         """Give every lane an empty state."""

@@ -11,8 +11,8 @@ from staircase_attention.checks import InputError, check_choice, input_error, su
 from staircase_attention.schedules import Schedule, schedule_from_dict
 
 Config = TypeVar("Config")
-IDENTITY = ("kind", "name", "reference")
-"""Settings that say what a group describes: with another value, it is another thing."""
+NAMED = ("task", "model", "schedule")
+"""Groups that describe a thing by its kind, name or reference: another one has other settings."""
 SCALARS = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
 
 
@@ -53,8 +53,8 @@ def from_plain(config: type[Config], plain: Any, path: str = "config") -> Config
 def override(plain: Mapping[str, Any], assignments: Mapping[str, Any]) -> dict[str, Any]:
     """Plain data with some settings changed, each named by its path, as training.num_updates.
 
-    A dictionary changes the settings that it names, unless it describes another thing (by another
-    kind, name or reference), which takes the place of the old one. A config replaces the old one.
+    A dictionary changes the settings that it names. But a config replaces the old one, and so does
+    a task, model or schedule of another kind, name or reference.
     """
     changed: dict[str, Any] = to_plain(plain)
     for path, value in assignments.items():
@@ -71,18 +71,21 @@ def override(plain: Mapping[str, Any], assignments: Mapping[str, Any]) -> dict[s
             raise _unknown(path, last, place)
         if groups[-1:] == ["schedule"] and last in ("name", "reference"):
             place.pop("reference" if last == "name" else "name", None)
-        is_partial = isinstance(value, Mapping)
-        place[last] = _merge(place.get(last), to_plain(value)) if is_partial else to_plain(value)
+        if groups == ["task"] and last == "reference" and value != place.get(last):
+            place["options"] = {}  # They belong to the other task.
+        old = place.get(last) if isinstance(value, Mapping) else None
+        place[last] = _merge(last, old, to_plain(value))
     return changed
 
 
-def _merge(old: Any, new: Any) -> Any:  # noqa: ANN401
-    """The old settings with the new ones, or the new ones if they describe another thing."""
+def _merge(group: str, old: Any, new: Any) -> Any:  # noqa: ANN401
+    """The old settings of a group with the new ones, or the new ones alone for another thing."""
     if not isinstance(old, dict) or not isinstance(new, dict):
         return new
-    if any(key in new and new[key] != old.get(key) for key in IDENTITY):
+    identity = ("kind", "name", "reference") if group in NAMED else ()
+    if any(key in new and new[key] != old.get(key) for key in identity):
         return new
-    return old | {name: _merge(old.get(name), value) for name, value in new.items()}
+    return old | {name: _merge(name, old.get(name), value) for name, value in new.items()}
 
 
 def _unknown(path: str, name: str, known: typing.Iterable[str]) -> InputError:

@@ -22,6 +22,7 @@ from typing import Any
 
 from staircase_attention.checks import input_error
 from staircase_attention.files import checksum, read_json, write_json
+from staircase_attention.references import reference_file
 
 STATE_HOME = "STAIRCASE_STATE_HOME"
 """Environment variable: the folder of the store."""
@@ -68,23 +69,23 @@ def require_trusted_code(recipe: Mapping[str, Any], run: Path) -> None:
             )
 
 
-def _code(plain: object) -> tuple[list[Path], list[str]]:
-    """The files and the modules that plain data refers to, at any depth."""
+def _code(recipe: Mapping[str, Any]) -> tuple[list[Path], list[str]]:
+    """The files and the modules that a recipe refers to, at any depth of its task and model."""
     files: list[Path] = []
     modules: list[str] = []
-    for reference in _references(plain):
-        place, colon, _ = reference.rpartition(":")
-        if colon and place.endswith(".py"):
-            files.append(Path(place).resolve())
-        elif colon:
-            modules.append(place)
+    for reference in _references([recipe.get("task"), recipe.get("model")]):
+        file = reference_file(reference)
+        if file is not None:
+            files.append(file.resolve())
+        elif ":" in reference:
+            modules.append(reference.rpartition(":")[0])
     return files, modules
 
 
 def _references(plain: object) -> Iterator[str]:
     if isinstance(plain, Mapping):
         for key, value in plain.items():
-            if key == "reference" and isinstance(value, str):
+            if key in ("reference", "name") and isinstance(value, str):
                 yield value
             else:
                 yield from _references(value)
