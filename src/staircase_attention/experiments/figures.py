@@ -135,7 +135,7 @@ def learning_curves(
     """
     figure, axes = _axes(title)
     ends: list[tuple[float, Line2D]] = []
-    for row, look in zip(rows, looks([row.row.model for row in rows]), strict=True):
+    for row, look in _looks(rows):
         drawn = [run for run in row.runs if positions(run, against)]
         averaged = [run for run in drawn if run.status == "finished"] or drawn
         mean = _along(mean_curve([run.curve for run in averaged]), averaged, against)
@@ -200,7 +200,7 @@ def length_figure(rows: Sequence[RowSummary], *, title: str) -> Figure:
     figure, axes = _axes(title)
     lengths = sorted({length for row in rows for length in row.lengths})
     ends: list[tuple[float, Line2D]] = []
-    for row, look in zip(rows, looks([row.row.model for row in rows]), strict=True):
+    for row, look in _looks(rows):
         known = [(float(length), row.length_error(length)) for length in row.lengths]
         mean = [(length, spread.mean) for length, spread in known if spread is not None]
         seeds = [sorted(run.lengths.items()) for run in row.runs if run.lengths]
@@ -213,6 +213,12 @@ def length_figure(rows: Sequence[RowSummary], *, title: str) -> Figure:
     axes.set_ylabel("Test error (%)")
     _finish(axes, ends)
     return figure
+
+
+def _looks(rows: Sequence[RowSummary]) -> Iterator[tuple[RowSummary, Look]]:
+    """The rows that were run, and how each is drawn."""
+    run = [row for row in rows if row.runs]
+    return zip(run, looks([row.row.model for row in run]), strict=True)
 
 
 def _axes(title: str) -> tuple[Figure, Axes]:
