@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -253,8 +254,8 @@ def _draw_row(
 def _finish(axes: Axes, ends: Sequence[tuple[float, Line2D]]) -> None:
     """The legend, in the order in which the curves end from top to bottom; grid and limits."""
     _tidy(axes, [line for _, line in sorted(ends, key=lambda end: -end[0])])
-    shown = [error for line in axes.get_lines() for error in line.get_ydata()]
-    axes.set_ylim(*error_limits(shown))
+    shown = [np.asarray(line.get_ydata(), dtype=float) for line in axes.get_lines()]
+    axes.set_ylim(*error_limits([error for errors in shown for error in errors.tolist()]))
 
 
 def error_limits(errors: Sequence[float]) -> tuple[float, float]:
@@ -402,7 +403,8 @@ def _mark_steps(axes: Axes, points: Sequence[Point]) -> None:
 
 
 def _legend(points: Sequence[Point], *, is_shortened: bool) -> list[Line2D]:
-    entries = [(model, *FAMILIES[model], None) for model in dict.fromkeys(p.model for p in points)]
+    models = dict.fromkeys(point.model for point in points)
+    entries = [(model, *FAMILIES[model], FAMILIES[model][0]) for model in models]
     has_paper = any(point.paper is not None for point in points)
     if has_paper or is_shortened:
         entries.append(("ours, from fewer updates" if is_shortened else "ours", GREY, "o", GREY))
@@ -414,7 +416,7 @@ def _legend(points: Sequence[Point], *, is_shortened: bool) -> list[Line2D]:
             [],
             color=colour,
             marker=marker,
-            markerfacecolor=face or colour,
+            markerfacecolor=face,
             linestyle="none",
             label=label,
         )
