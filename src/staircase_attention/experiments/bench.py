@@ -59,18 +59,17 @@ PRODUCT_SIZE = {"cuda": 8192, "cpu": 1024}
 TRAINING_FACTOR = 3
 """An update costs a forward pass and a backward pass of twice its operations."""
 
-# name -> recipe, width, layers, heads, segment, lanes, symbols (None: those of the task)
-SetRow = tuple[str, int, int, int, int, int, int | None]
 REDDIT = ("transformer-xl", "cached-staircase-c128", "staircase-n8-c32", "ladder-8", "feedback")
-SETS: dict[str, dict[str, SetRow]] = {
+SETS: dict[str, dict[str, tuple[str, int]]] = {
     "engine": {
-        "algorithm": ("algorithm/staircase-n4-c16", 256, 4, 4, 128, 256, None),
-        "random-walk": ("random-walk/staircase-n8-c8", 256, 4, 4, 128, 512, None),
-        "enwik8": ("enwik8/staircase-n4-c64", 512, 8, 8, 256, 128, 256),
-        "reddit": ("reddit/staircase-n8-c32", 1024, 8, 8, 256, 32, 8008),
+        "algorithm": ("algorithm/staircase-n4-c16", 256),
+        "random-walk": ("random-walk/staircase-n8-c8", 512),
+        "enwik8": ("enwik8/staircase-n4-c64", 128),
+        "reddit": ("reddit/staircase-n8-c32", 32),
     },
-    "relative": {row: (f"reddit/{row}", 1024, 8, 8, 256, 32, 8008) for row in REDDIT},
+    "relative": {row: (f"reddit/{row}", 32) for row in REDDIT},
 }
+"""Named sets: rows, each with its recipe and its number of lanes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,48 +107,38 @@ def find_subjects(
     for name in names:
         check_choice("a recipe or set to bench", name, [*SETS, *rows, *recipes()])
         for full in [f"{name}/{row}" for row in SETS[name]] if name in SETS else [name]:
-            if full in rows:
-                found[full] = _set_subject(full, rows[full], overrides=overrides, device=device)
-            else:
-                recipe = find_recipe(full).override(overrides)
-                found[full] = Subject(recipe=recipe, symbols=_num_symbols(recipe))
+            recipe = _set_recipe(full, *rows[full], device) if full in rows else find_recipe(full)
+            recipe = recipe.override(overrides)
+            symbols = num_symbols(recipe, opens_corpus=full not in rows)
+            with torch.device("meta"):
+                build_model(recipe, symbols)
+            found[full] = Subject(recipe=recipe, symbols=symbols)
     if not found:
         raise input_error("bench needs a recipe or a set", "none", "name one")
-    for subject in found.values():
-        with torch.device("meta"):
-            build_model(subject.recipe, subject.symbols)
     return list(found.values())
 
 
-def _set_subject(
-    name: str, row: SetRow, *, overrides: Mapping[str, Any], device: torch.device
-) -> Subject:
-    recipe, width, num_layers, num_heads, segment_length, num_lanes, vocab_size = row
+def _set_recipe(name: str, recipe: str, num_lanes: int, device: torch.device) -> Recipe:
     settings = {
-        "model.core.width": width,
-        "model.core.num_layers": num_layers,
-        "model.core.num_heads": num_heads,
         "model.core.dropout": 0.0,
         "model.core.embedding_dropout": 0.0,
-        "training.segment_length": segment_length,
         "training.num_lanes": num_lanes,
         "training.precision": "bfloat16" if device.type == "cuda" else "float32",
     }
-    sized = replace(find_recipe(recipe).override(settings), name=name).override(overrides)
-    return Subject(recipe=sized, symbols=_num_symbols(sized, vocab_size))
+    return replace(find_recipe(recipe).override(settings), name=name)
 
 
-def _num_symbols(recipe: Recipe, vocab_size: int | None = None) -> NumSymbols:
-    """Symbols of a recipe's data; likely ones where its corpus is missing."""
+def num_symbols(recipe: Recipe, *, opens_corpus: bool) -> NumSymbols:
+    """Symbols of a recipe's data; those of the paper where its corpus is missing or not opened."""
     choice = recipe.task
     if isinstance(choice, TaskChoice):
         task = load_task(choice.reference, **choice.options)
         return NumSymbols(num_inputs=task.num_inputs, num_outputs=task.num_outputs)
-    if vocab_size is None:
-        vocab_size = 256 if "enwik8" in choice.folder else 8008
+    size = 256 if "enwik8" in choice.folder else 8008
+    if opens_corpus:
         with contextlib.suppress(ValueError, OSError):
-            vocab_size = Corpus.open(choice.folder).vocab_size
-    return NumSymbols(num_inputs=vocab_size, num_outputs=vocab_size)
+            size = Corpus.open(choice.folder).vocab_size
+    return NumSymbols(num_inputs=size, num_outputs=size)
 
 
 def run_bench(
@@ -176,11 +165,8 @@ def run_bench(
         save: called with the report after every subject, so that a kill costs one at most.
     """
     if not (updates or decode):
-        rule, remedy = (
-            "a bench times updates or decoding",
-            "leave --no-updates out, or add --decode",
-        )
-        raise input_error(rule, "neither", remedy)
+        rule = "a bench times updates or decoding"
+        raise input_error(rule, "neither", "leave --no-updates out, or add --decode")
     for number in batches:
         check_integer("batch", number, minimum=1, example=64)
     if repeats is not None:
