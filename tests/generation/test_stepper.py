@@ -79,7 +79,7 @@ def test_rows_that_end_are_fed_on_unheard_until_they_are_the_more(model, with_de
 
     first = step_with([])
     assert step_with([1]) is first
-    assert len(tokens.progress.rows) == tokens.state.batch_size == 4
+    assert len(tokens.status.rows) == tokens.state.batch_size == 4
     assert step_with([4]) is first
     second = step_with([0])
     assert second is not first
@@ -97,7 +97,7 @@ def test_a_batch_whose_rows_end_one_by_one_gives_the_model_s_tokens(
         for turn in range(7):
             found += [(new.row, new.token) for new in tokens.next_round()]
             if turn in (1, 3, 4):
-                tokens.finish(tokens.progress.rows[turn % len(tokens.progress.rows)], "stop_token")
+                tokens.finish(tokens.status.rows[turn % len(tokens.status.rows)], "stop_token")
         return found, tokens.state.lengths
 
     by_decoder = made()

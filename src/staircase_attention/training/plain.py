@@ -77,6 +77,8 @@ def override(plain: Mapping[str, Any], assignments: Mapping[str, Any]) -> dict[s
             place["options"] = {}
         elif path.endswith(IDENTITIES):
             place.pop("reference" if last == "name" else "name", None)
+        if groups == ["task"] and last == "reference" and value != place.get(last):
+            place["options"] = {}  # They belong to the other task.
         old = place.get(last) if isinstance(value, Mapping) else None
         place[last] = _merge(last, old, to_plain(value))
     return changed
