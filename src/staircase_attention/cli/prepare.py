@@ -10,7 +10,7 @@ from staircase_attention.cli.arguments import Quiet
 from staircase_attention.files import check_can_hold
 
 if TYPE_CHECKING:
-    from staircase_attention.data import Corpus, Progress
+    from staircase_attention.data import Corpus, PreparationProgress
 
 prepare = typer.Typer(
     name="prepare",
@@ -112,11 +112,11 @@ def reddit(
     show(corpus)
 
 
-def progress(quiet: bool) -> "Progress":
+def progress(quiet: bool) -> "PreparationProgress | None":
     """Lines of progress, or none."""
-    from staircase_attention.data import Lines, Silent
+    from staircase_attention.data import ProgressLines
 
-    return Silent() if quiet else Lines()
+    return None if quiet else ProgressLines()
 
 
 def parse_weights(words: str) -> list[float]:
