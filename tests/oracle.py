@@ -2,8 +2,8 @@
 
 The sections named are those of the paper "Staircase Attention for Recurrent Processing of
 Sequences". Nothing here is meant to be fast: plain loops over steps, layers, tokens, heads and
-pairs of tokens, one vector at a time, and keys and values computed again at every step. Only the batch
-is a tensor dimension: a hidden state is a tensor (batch, width).
+pairs of tokens, one vector at a time, and keys and values computed again at every step. Only the
+batch is a tensor dimension: a hidden state is a tensor (batch, width).
 
 Letters in the docstrings: C tokens in a chunk, N passes (or chunks in a cached window), M passes
 before a state is frozen, L layers, S the span, d the head size; H_i^n is chunk i after n passes
