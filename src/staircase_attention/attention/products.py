@@ -6,7 +6,7 @@ cost no more than a copy and nothing is scattered.
 """
 
 import math
-from typing import Protocol
+from collections.abc import Callable
 
 import torch
 from jaxtyping import Float
@@ -16,21 +16,8 @@ from torch.nn import functional
 from staircase_attention.attention.reference import softmax_over_visible
 from staircase_attention.attention.view import View
 
-
-class AttendFunction(Protocol):
-    """A function that computes what `reference.attend` computes."""
-
-    def __call__(
-        self,
-        queries: Float[Tensor, "batch heads queries size"],
-        keys: Float[Tensor, "batch heads keys size"],
-        values: Float[Tensor, "batch heads keys size"],
-        *,
-        table: Float[Tensor, "distances size"] | None,
-        view: View,
-        dropout: float,
-    ) -> Float[Tensor, "batch heads queries size"]:
-        """The values that the queries find."""
+AttendFunction = Callable[..., Float[Tensor, "batch heads queries size"]]
+"""A function with the signature of `attend` that computes the same."""
 
 
 def attend(

@@ -30,7 +30,7 @@ class View:
     places: tuple[range, ...] | None = None
     """The places of the keys, where there are gaps between them; None: key j is at place j."""
     span: int | None = None
-    """S: number of distances in sight, 0 included; None: all the way back."""
+    """S: number of distances that a query sees, 0 included; None: all the way back."""
     first_visible: Int[Tensor, " batch"] | None = None
     """For each batch row, the index of the earliest key of its stream; None: all belong to it."""
     device: torch.device

@@ -55,7 +55,7 @@ class RungSchedule(Schedule):
 
     @property
     def default_max_distance(self) -> int:
-        """All distances in sight."""
+        """All distances that a query sees."""
         return self.attention_span
 
     @property
