@@ -1,10 +1,13 @@
 """Files that appear whole or not at all, JSON, checksums."""
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +84,23 @@ def sync_folder(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other processes out of a folder. The system unlocks it when this process ends."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ValueError(
+                f"a folder must be used by one process at a time, got two for {folder}; "
+                "wait for the other, or name another folder"
+            ) from error
+        yield
     finally:
         os.close(descriptor)
 

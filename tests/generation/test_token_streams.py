@@ -95,21 +95,21 @@ def test_rows_that_can_share_a_stream_do():
     assert len(stream(stairs, batch, max_tokens=1).state.streams) == 2
 
 
-def test_prompts_are_parted_by_where_in_a_chunk_they_end():
+def test_prompts_are_grouped_by_where_in_a_chunk_they_end():
     batch = [torch.zeros(length) for length in (4, 1, 7, 5, 0)]
     found = [[(entry.place, entry.start) for entry in part] for part in group_by_end(batch, 3)]
     assert found == [[(2, 0), (0, 3), (1, 6)], [(3, 0)], [(4, 0)]]
 
 
 @each_model
-def test_a_long_prompt_taken_in_by_pieces_gives_the_same_tokens(model, monkeypatch):
+def test_a_long_prompt_run_in_pieces_gives_the_same_tokens(model, monkeypatch):
     batch = [[1, 2, 3, 4, 5, 6, 0] * 3, [3, 4] * 5, [6]]
     expected = made(stream(model, batch, max_tokens=6, sampling=SAMPLED))
     monkeypatch.setattr(prefilling, "MAX_TOKENS_AT_ONCE", 4)
     assert made(stream(model, batch, max_tokens=6, sampling=SAMPLED)) == expected
 
 
-def test_a_prompt_is_taken_in_with_bounded_memory_in_whole_chunks():
+def test_a_prompt_is_run_with_bounded_memory_in_whole_chunks():
     model = build(CachedStaircase(chunk_size=48, num_window_chunks=2, num_passes=1))
     assert tokens_at_once(model, num_rows=1) == 1008
     large = SequenceModel(
@@ -235,7 +235,7 @@ def test_a_start_token_goes_before_every_prompt():
 
 
 @some_model
-def test_a_model_in_training_answers_without_dropout_and_goes_on_training(model):
+def test_a_model_in_training_streams_without_dropout_and_stays_in_training(model):
     expected = made(stream(model, [1, 2], max_tokens=5))
     model.train()
     try:

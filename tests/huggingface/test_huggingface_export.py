@@ -10,7 +10,7 @@ from language_models import build, greedy
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
-from staircase_attention.data.tokenisers import ByteTokeniser, train_bpe
+from staircase_attention.data import ByteTokeniser, train_bpe
 from staircase_attention.huggingface import byte_tokenizer, export, wrap
 
 TEXT = ["the cat sat on the mat", "the mat sat on the cat", "a cat, a mat"] * 3

@@ -86,7 +86,8 @@ def evaluate(
         check_for_task(loaded.data, name, past=past)
         asked = {"episode": by_episode, "position": by_position}
         places = [place for place in PLACES if asked[place]]
-        for size in length or [None]:
+        sizes: list[int | None] = [*length] if length else [None]
+        for size in sizes:
             data = loaded.data if size is None else loaded.data.with_length(size)
             found = evaluate_task(loaded, data, name, places)
             show(*found, as_json, split=split, length=size, update=loaded.update)
@@ -100,25 +101,27 @@ def prepared(
     loaded: "LoadedRun", *, passes: int | None, precision: str | None, lanes: int | None
 ) -> "LoadedRun":
     """The run on its device, with the settings to evaluate it with."""
+    from staircase_attention import engine
+    from staircase_attention.models import SequenceModel
     from staircase_attention.training.build import choose_device
 
     model, device = loaded.model, choose_device()
     if passes is not None:
-        schedule = getattr(model, "schedule", None)
-        if not hasattr(schedule, "num_passes"):
-            raise input_error(
-                "--passes is for schedules with num_passes",
-                getattr(schedule, "name", loaded.recipe.model.kind),
-                "leave it out",
-            )
+        schedule: Any = getattr(model, "schedule", None)
+        if not isinstance(model, SequenceModel) or not hasattr(schedule, "num_passes"):
+            kind = getattr(schedule, "name", loaded.recipe.model.kind)
+            raise input_error("--passes is for schedules with num_passes", kind, "leave it out")
         model = model.with_schedule(replace(schedule, num_passes=passes))
+    model = model.to(device)
+    if device.type == "cuda":
+        engine.accelerate(model)
     overrides: dict[str, Any] = {}
     # Many CPUs are slow at bfloat16, and none needs it.
     if precision is not None or device.type != "cuda":
         overrides["training.precision"] = precision or "float32"
     if lanes is not None:
         overrides["training.evaluation_lanes"] = lanes
-    return replace(loaded, model=model.to(device), recipe=loaded.recipe.override(overrides))
+    return replace(loaded, model=model, recipe=loaded.recipe.override(overrides))
 
 
 def check_for_task(data: "TaskData", split: "SplitName", *, past: list[int] | None) -> None:

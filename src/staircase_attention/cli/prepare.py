@@ -10,7 +10,7 @@ from staircase_attention.cli.arguments import Quiet
 from staircase_attention.files import check_can_hold
 
 if TYPE_CHECKING:
-    from staircase_attention.data import Corpus, Progress
+    from staircase_attention.data import Corpus, PreparationProgress
 
 prepare = typer.Typer(
     name="prepare",
@@ -95,28 +95,28 @@ def reddit(
     check_can_hold(output, "--output")
     from staircase_attention.data import HeldOut, Part, named_tokeniser
     from staircase_attention.data import prepare as prepare_corpus
-    from staircase_attention.data.reddit import Fractions, RedditOptions, RedditSource
+    from staircase_attention.data.reddit import RedditOptions, RedditSource
 
-    options = RedditOptions(form=form, fractions=Fractions(valid=valid, test=test))  # type: ignore[arg-type]
-    work = output.with_name(f"{output.name}.threads")
-    source = RedditSource(dumps, work, options)
+    held_out = HeldOut(valid=valid, test=test)
+    options = RedditOptions(form=form, held_out=held_out)  # type: ignore[arg-type]
+    source = RedditSource(dumps, output.with_name(f"{output.name}.threads"), options)
     output.parent.mkdir(parents=True, exist_ok=True)
     corpus = prepare_corpus(
         [Part(source=source)],
         output,
         kind="reddit",
         tokeniser=named_tokeniser(tokeniser),
-        held_out=HeldOut(valid=valid, test=test),
+        held_out=held_out,
         progress=progress(quiet),
     )
     show(corpus)
 
 
-def progress(quiet: bool) -> "Progress":
+def progress(quiet: bool) -> "PreparationProgress | None":
     """Lines of progress, or none."""
-    from staircase_attention.data import Lines, Silent
+    from staircase_attention.data import ProgressLines
 
-    return Silent() if quiet else Lines()
+    return None if quiet else ProgressLines()
 
 
 def parse_weights(words: str) -> list[float]:

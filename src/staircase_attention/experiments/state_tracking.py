@@ -31,7 +31,7 @@ from staircase_attention.schedules import (
     Staircase,
     TransformerXL,
 )
-from staircase_attention.tasks.growth import Growth
+from staircase_attention.tasks import Growth
 from staircase_attention.training.recipe import (
     FamilyModel,
     LSTMModel,

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import torch
@@ -10,13 +11,15 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from staircase_attention import engine
-from staircase_attention.engine.decoding import Decoder, Weights
 from staircase_attention.models import LSTMSequenceModel, LSTMState, SequenceModel, State
+
+if TYPE_CHECKING:
+    from staircase_attention.engine.decoding.weights import Weights
 
 Model = SequenceModel | LSTMSequenceModel
 ModelState = State | LSTMState
 
-_weights: WeakKeyDictionary[SequenceModel, Weights] = WeakKeyDictionary()
+_weights: "WeakKeyDictionary[SequenceModel, Weights]" = WeakKeyDictionary()
 """The decoder weights of each model, shared by all its streams."""
 
 
@@ -56,7 +59,7 @@ def is_worthwhile(model: Model) -> bool:
 
 def accelerate(model: Model) -> None:
     """Let the engine run this model, where that is faster."""
-    if isinstance(model, SequenceModel) and is_worthwhile(model):
+    if is_worthwhile(model):
         engine.accelerate(model)
 
 
@@ -69,7 +72,7 @@ class Stepper:
     def __init__(self, model: Model, state: ModelState) -> None:
         self.model = model
         self._state = state
-        self._decoder: Decoder | None = None
+        self._decoder: engine.Decoder | None = None
         self._active: Int[Tensor, " rows"] | None = None
         """The decoder's rows that are still in use; None for all."""
         self._is_ahead = False
@@ -127,7 +130,7 @@ class Stepper:
     def _drop_decoder(self) -> None:
         self._decoder, self._active, self._is_ahead = None, None, False
 
-    def _current_decoder(self) -> Decoder | None:
+    def _current_decoder(self) -> "engine.Decoder | None":
         """A decoder in the stream's state; None where there can be none."""
         model = self.model
         if not isinstance(model, SequenceModel) or not is_worthwhile(model):
@@ -136,9 +139,10 @@ class Stepper:
             return self._decoder
         state = self.state
         self._drop_decoder()
-        if not self._is_broken and isinstance(state, State) and Decoder.fits(model, state):
+        if not self._is_broken and engine.Decoder.fits(model, state):
             try:
-                self._decoder = Decoder(model, state, weights=_weights.get(model))
+                assert isinstance(state, State)
+                self._decoder = engine.Decoder(model, state, weights=_weights.get(model))
                 _weights[model] = self._decoder.weights
             # A compiler or memory may be missing; the model needs neither.
             except Exception as error:
