@@ -145,9 +145,7 @@ def growth(rows: list[Measured], name: str) -> str:
     if len(best) < 2:  # noqa: PLR2004
         return ""
     low, high = min(best), max(best)
-    return (
-        f"{name}: from batch {low} to {high} tokens per second grow {best[high] / best[low]:.1f}x"
-    )
+    return f"{name}: from batch {low} to {high} tokens/s grow {best[high] / best[low]:.1f}x"
 
 
 @torch.no_grad()
