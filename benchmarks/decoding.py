@@ -1,7 +1,6 @@
 """What a token costs a decoder, beside the least it can cost: reading the weights once per pass.
 
     python benchmarks/decoding.py                # both models, batches of 1, 8 and 64
-    python benchmarks/decoding.py --kernels      # also what each kernel of a layer takes
 
 Models have the shape of the paper's 117M ones, random weights and bfloat16. A decoder first fills
 its window, so that every token costs what any later one does; then 200 tokens are timed between two
@@ -11,7 +10,7 @@ this device. Tokens per second are those of all rows together.
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -126,23 +125,6 @@ def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found.float() - expected.float()).norm() / expected.float().norm())
 
 
-def kernels_of_a_layer(decoder: Decoder) -> Iterator[tuple[str, float]]:
-    """Microseconds of each kernel of a layer, launched for all layers in turn, again and again."""
-    few = ["projections", "attention", "output", "expand", "contract"]
-    many = ["norm", "projections", "attention", "output", "norm", "expand", "contract"]
-    names = few if decoder._launches.is_few else many
-    form = decoder._plan.form
-    every = decoder._launches.all(form)[1:]
-    num_trips = sum(len(layers) for layers, _ in form)
-    for place, name in enumerate(names):
-        own = [every[trip * len(names) + place] for trip in range(min(8, num_trips))]
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for launch in own * 10:
-                launch()
-        yield name, MICRO * seconds(graph.replay, repeats=20, warm_up=3) / (10 * len(own))
-
-
 def check(model: SequenceModel, first: torch.Tensor) -> None:
     """Say how far a decoder's logits are from the model's own."""
     generator = torch.Generator().manual_seed(0)
@@ -163,8 +145,7 @@ def growth(rows: list[Measured], name: str) -> str:
     if len(best) < 2:  # noqa: PLR2004
         return ""
     low, high = min(best), max(best)
-    factor = best[high] / best[low]
-    return f"{name}: from batch {low} to {high} tokens per second grow {factor:.1f}x"
+    return f"{name}: from batch {low} to {high} tokens/s grow {best[high] / best[low]:.1f}x"
 
 
 @torch.no_grad()
@@ -172,7 +153,6 @@ def main() -> None:
     """Measure all, and say it in a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--batches", type=int, nargs="+", default=list(BATCHES))
-    parser.add_argument("--kernels", action="store_true", help="time each kernel of a layer too")
     options = parser.parse_args()
     bandwidth = copy_bandwidth()
     say(f"{torch.cuda.get_device_name()}: a copy moves {bandwidth / 1e12:.2f} TB/s")
@@ -190,12 +170,6 @@ def main() -> None:
                 rows.append(row)
                 by_kind[early] = first
                 say(row)
-                if options.kernels:
-                    try:
-                        for kernel, micros in kernels_of_a_layer(decoder):
-                            say(f"    {kernel}: {micros:.2f} us")
-                    except RuntimeError as error:
-                        say(f"    kernels could not be timed one by one: {error}")
                 del decoder
                 torch.cuda.empty_cache()
             if by_kind:

@@ -14,7 +14,12 @@ import pytest
 from small_runs import small_recipe
 
 from staircase_attention.experiments import TABLES, compare, find_recipe, reproduce, table_rows
-from staircase_attention.experiments.comparisons import TITLES, labelled_rows, with_updates
+from staircase_attention.experiments.comparisons import (
+    TITLES,
+    chosen_names,
+    labelled_rows,
+    with_updates,
+)
 from staircase_attention.experiments.experiment import PlannedRun
 from staircase_attention.experiments.runner import child_environment
 from staircase_attention.experiments.state_tracking import ROWS as ALL_ROWS
@@ -63,11 +68,6 @@ def test_all_rows_get_their_first_seed_before_any_gets_its_second(tmp_path, fake
     order = [(STAIRCASE, 0), (LADDER, 0), (STAIRCASE, 1), (LADDER, 1)]
     assert fake.calls == [("train", *run) for run in order]
     assert (tmp_path / "ladder-2" / "seed-1" / "result.json").exists()
-
-
-def test_all_rows_of_the_table_are_run_where_none_is_named(tmp_path, fake):
-    go(tmp_path, rows=None, seeds=1)
-    assert [name for _, name, _ in fake.calls] == [f"random-walk/{row}" for row in ALL_ROWS]
 
 
 def test_finished_runs_are_read_and_not_run_again(tmp_path, fake):
@@ -334,10 +334,10 @@ def test_rows_are_labelled_by_the_task_that_they_really_use():
     assert rows[0].name == "parity/staircase"
 
 
-def test_every_table_has_a_title_and_the_same_rows():
+def test_every_table_has_a_title_and_the_same_rows_all_of_which_are_run_by_default():
     assert set(TITLES) == set(TABLES)
     for table in TABLES:
-        assert [row.name for row in table_rows(table)] == list(ALL_ROWS)
+        assert chosen_names(None, table_rows(table)) == ALL_ROWS
 
 
 @pytest.mark.parametrize("table", [name for name in TABLES if name.endswith("-fast")])

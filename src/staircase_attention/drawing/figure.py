@@ -263,17 +263,17 @@ def write(
     colour: str = DARK,
     align: str = "left",
     vertical: str = "center",
-    **looks: Any,  # noqa: ANN401
+    **style: Any,  # noqa: ANN401
 ) -> None:
     """Write a line of text."""
-    looks |= {"fontsize": size, "color": colour, "ha": align, "va": vertical}
-    figure.text(left, middle, text, transform=figure.dpi_scale_trans, **looks)
+    style |= {"fontsize": size, "color": colour, "ha": align, "va": vertical}
+    figure.text(left, middle, text, transform=figure.dpi_scale_trans, **style)
 
 
-def draw_line(figure: Figure, *corners: tuple[float, float], **looks: Any) -> None:  # noqa: ANN401
+def draw_line(figure: Figure, *corners: tuple[float, float], **style: Any) -> None:  # noqa: ANN401
     """A line through some corners."""
     xs, ys = zip(*corners, strict=True)
-    figure.add_artist(Line2D(xs, ys, transform=figure.dpi_scale_trans, **looks))
+    figure.add_artist(Line2D(xs, ys, transform=figure.dpi_scale_trans, **style))
 
 
 def draw_outline(figure: Figure, area: Area) -> None:
@@ -288,20 +288,20 @@ def draw_outline(figure: Figure, area: Area) -> None:
 
 def draw_box(figure: Figure, box: Box, area: Area, *, num_passes: int) -> None:
     """A box of any kind, with its pass number in the middle."""
-    looks: dict[str, Any] = {"facecolor": CACHED, "edgecolor": PALE, "hatch": "/////"}
+    style: dict[str, Any] = {"facecolor": CACHED, "edgecolor": PALE, "hatch": "/////"}
     ink, linewidth = DARK, 0.8
     if box.kind == "query":
         fill, ink = pass_colours(box.pass_number, num_passes)
-        looks = {"facecolor": fill, "edgecolor": DARK}
+        style = {"facecolor": fill, "edgecolor": DARK}
     elif box.kind == "kept":
-        looks = {"facecolor": "white", "edgecolor": GREY, "linestyle": (0, (1, 1.5))}
+        style = {"facecolor": "white", "edgecolor": GREY, "linestyle": (0, (1, 1.5))}
         linewidth = 1.1
     corner, width, scale = (
         (area.left + INSET, area.bottom),
         area.width - 2 * INSET,
         figure.dpi_scale_trans,
     )
-    patch = Rectangle(corner, width, area.height, transform=scale, linewidth=linewidth, **looks)
+    patch = Rectangle(corner, width, area.height, transform=scale, linewidth=linewidth, **style)
     figure.add_artist(patch)
     for place in range(1, len(box.columns)):
         between = area.left + place * area.width / len(box.columns)
@@ -309,7 +309,7 @@ def draw_box(figure: Figure, box: Box, area: Area, *, num_passes: int) -> None:
         draw_line(figure, *ends, color=ink, linewidth=0.4, alpha=0.5)
     # Where hatching or lines between tokens would cross the number, it gets a plain background.
     is_crossed = box.kind == "cached" or len(box.columns) > 1
-    behind = {"boxstyle": "square,pad=0.1", "facecolor": looks["facecolor"], "edgecolor": "none"}
+    behind = {"boxstyle": "square,pad=0.1", "facecolor": style["facecolor"], "edgecolor": "none"}
     write(
         figure,
         *area.centre,

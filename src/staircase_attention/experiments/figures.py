@@ -16,6 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MultipleLocator
 
 from staircase_attention.clock import clock
+from staircase_attention.drawing.figure import SETTINGS
 from staircase_attention.experiments.experiment import Experiment
 from staircase_attention.experiments.paper import Spread
 from staircase_attention.experiments.results import RowSummary, RunRecord
@@ -24,14 +25,6 @@ from staircase_attention.files import write_whole
 DOTS_PER_INCH = 160
 ENDINGS: dict[str, dict[str, Any]] = {".png": {}, ".svg": {"Date": None}}
 """The files of a figure, and their metadata: no date, so that they can be compared."""
-SETTINGS: dict[Any, Any] = {
-    "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],
-    # Text stays text, so that it can be searched, selected and read aloud.
-    "svg.fonttype": "none",
-    # The same figure gives the same file.
-    "svg.hashsalt": "staircase",
-}
 GREY, LIGHT_GREY, BAND = "#666666", "#dddddd", "#f4f4f4"
 # Okabe and Ito's colours, then three of Paul Tol's: they differ for every kind of colour vision,
 # and no two models that are often compared have the same hue. Markers differ as well.
@@ -59,7 +52,7 @@ Points = Sequence[tuple[float, float]]
 Against = Literal["updates", "time"]
 
 
-class Look(NamedTuple):
+class Style(NamedTuple):
     """How a row is drawn."""
 
     colour: str
@@ -67,13 +60,13 @@ class Look(NamedTuple):
     dashes: str = "-"
 
 
-def looks(models: Sequence[str]) -> list[Look]:
-    """The look of each row: families differ by colour and marker, rows of a family by dashes."""
+def row_styles(models: Sequence[str]) -> list[Style]:
+    """The style of each row: families differ by colour and marker, rows of a family by dashes."""
     others = dict.fromkeys(model for model in models if model not in FAMILIES)
     known = FAMILIES | dict(zip(others, cycle(OTHER_FAMILIES), strict=False))
     dashes: dict[str, Iterator[str]] = {}
     return [
-        Look(*known[model], dashes=next(dashes.setdefault(model, cycle(DASHES))))
+        Style(*known[model], dashes=next(dashes.setdefault(model, cycle(DASHES))))
         for model in models
     ]
 
@@ -136,13 +129,13 @@ def learning_curves(
     """
     figure, axes = _axes(title)
     ends: list[tuple[float, Line2D]] = []
-    for row, look in _looks(rows):
+    for row, style in _styles(rows):
         drawn = [run for run in row.runs if positions(run, against)]
         averaged = [run for run in drawn if run.status == "finished"] or drawn
         mean = _along(mean_curve([run.curve for run in averaged]), averaged, against)
         if mean:
             seeds = [_along(run.curve, [run], against) for run in drawn]
-            ends.append(_draw_row(axes, row.row.shown, mean, seeds, look))
+            ends.append(_draw_row(axes, row.row.shown, mean, seeds, style))
     axes.set_xlim(left=0)
     axes.set_ylabel("Validation error (%)")
     if against == "updates":
@@ -201,12 +194,12 @@ def length_figure(rows: Sequence[RowSummary], *, title: str) -> Figure:
     figure, axes = _axes(title)
     lengths = sorted({length for row in rows for length in row.lengths})
     ends: list[tuple[float, Line2D]] = []
-    for row, look in _looks(rows):
+    for row, style in _styles(rows):
         known = [(float(length), row.length_error(length)) for length in row.lengths]
         mean = [(length, spread.mean) for length, spread in known if spread is not None]
         seeds = [sorted(run.lengths.items()) for run in row.runs if run.lengths]
         if mean:
-            ends.append(_draw_row(axes, row.row.shown, mean, seeds, look))
+            ends.append(_draw_row(axes, row.row.shown, mean, seeds, style))
     axes.set_xscale("log", base=2)
     axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
     axes.minorticks_off()
@@ -216,10 +209,10 @@ def length_figure(rows: Sequence[RowSummary], *, title: str) -> Figure:
     return figure
 
 
-def _looks(rows: Sequence[RowSummary]) -> Iterator[tuple[RowSummary, Look]]:
+def _styles(rows: Sequence[RowSummary]) -> Iterator[tuple[RowSummary, Style]]:
     """The rows that were run, and how each is drawn."""
     run = [row for row in rows if row.runs]
-    return zip(run, looks([row.row.model for row in run]), strict=True)
+    return zip(run, row_styles([row.row.model for row in run]), strict=True)
 
 
 def _axes(title: str) -> tuple[Figure, Axes]:
@@ -230,20 +223,20 @@ def _axes(title: str) -> tuple[Figure, Axes]:
 
 
 def _draw_row(
-    axes: Axes, name: str, mean: Points, seeds: Sequence[Points], look: Look
+    axes: Axes, name: str, mean: Points, seeds: Sequence[Points], style: Style
 ) -> tuple[float, Line2D]:
     """A thick line for the mean, thin ones for several seeds; the last error, and the line."""
     if len(seeds) > 1:
         for points in seeds:
-            axes.plot(*zip(*points, strict=True), color=look.colour, linewidth=0.6, alpha=0.45)
+            axes.plot(*zip(*points, strict=True), color=style.colour, linewidth=0.6, alpha=0.45)
     places, errors = zip(*mean, strict=True)
     [line] = axes.plot(
         places,
         errors,
-        color=look.colour,
-        linestyle=look.dashes,
+        color=style.colour,
+        linestyle=style.dashes,
         linewidth=1.9,
-        marker=look.marker,
+        marker=style.marker,
         markersize=5,
         markevery=max(1, len(places) // NUM_MARKERS),
         label=f"{name}: {errors[-1]:.1f}%",
