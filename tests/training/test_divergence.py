@@ -18,55 +18,37 @@ from staircase_attention.training.recipe import OptimizerConfig
 CONFIG = DivergenceConfig(jump_factor=1.5, patience=5, smoothing=0.5, max_skips=3)
 
 
-def test_a_loss_that_jumps_and_stays_up_is_divergence_and_one_that_comes_back_is_not():
+FALLING = [2.0, 1.0, 0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        (FALLING, "healthy"),
+        ([*FALLING, 4.0, 4.0], "high"),
+        ([*FALLING, 4.0, 4.0, 0.5, 0.5, 0.5, 0.4], "healthy"),
+        ([*FALLING, *[4.0] * 5], "diverged"),
+        # Near zero, noise is many times the lowest loss.
+        ([1.0, 1e-6, *[1e-3] * 50], "healthy"),
+        (["skip"] * 2, "high"),
+        (["skip"] * 3, "diverged"),
+        (["skip"] * 3 + [1.0], "healthy"),
+        # Longer episodes have higher losses.
+        ([*FALLING, "grow", *[4.0] * 20], "healthy"),
+        ([*FALLING, 4.0, 4.0, "grow", *[4.0] * 3], "diverged"),
+    ],
+)
+def test_a_loss_that_jumps_and_stays_high_is_divergence(events, expected):
     watch = LossWatch()
-    for loss in [2.0, 1.0, 0.5, 0.5]:
-        watch.see(loss, CONFIG)
-    assert watch.is_healthy
-    for loss in [4.0, 4.0, 0.5, 0.5, 0.5, 0.4]:
-        watch.see(loss, CONFIG)
-        assert not watch.has_diverged(CONFIG)
-    assert watch.is_healthy
-    for _ in range(5):
-        watch.see(4.0, CONFIG)
-    assert watch.has_diverged(CONFIG)
-
-
-def test_a_wobble_near_zero_is_no_divergence():
-    watch = LossWatch()
-    for loss in [1.0, 1e-6, *[1e-3] * 50]:
-        watch.see(loss, CONFIG)
-    assert watch.is_healthy
-
-
-def test_skips_in_a_row_are_divergence_too():
-    watch = LossWatch()
-    for _ in range(3):
-        watch.num_skipped += 1
-    assert watch.has_diverged(CONFIG)
-    watch.see(1.0, CONFIG)
-    assert not watch.has_diverged(CONFIG)
-
-
-def test_a_watch_forgets_what_it_is_told_to():
-    watch = LossWatch()
-    for loss in [2.0, 1.0, 0.5, 0.5]:
-        watch.see(loss, CONFIG)
-    watch.forget()
-    for loss in [4.0] * 20:
-        watch.see(loss, CONFIG)
-    assert watch.is_healthy
-    assert watch.lowest == 4.0
-
-
-def test_a_loss_that_is_high_when_episodes_grow_is_still_divergence():
-    watch = LossWatch()
-    for loss in [2.0, 1.0, 0.5, 0.5, 4.0, 4.0]:
-        watch.see(loss, CONFIG)
-    watch.forget()
-    for _ in range(3):
-        watch.see(4.0, CONFIG)
-    assert watch.has_diverged(CONFIG)
+    for event in events:
+        if event == "skip":
+            watch.num_skipped += 1
+        elif event == "grow":
+            watch.forget()
+        else:
+            watch.see(event, CONFIG)
+    assert watch.is_healthy == (expected == "healthy")
+    assert watch.has_diverged(CONFIG) == (expected == "diverged")
 
 
 def test_the_first_losses_are_averaged_and_no_measure_yet():
