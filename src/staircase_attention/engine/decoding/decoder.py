@@ -161,11 +161,12 @@ class Decoder:
         if not isinstance(model, SequenceModel) or not isinstance(state, State):
             return False
         here = model.output.weight
+        if not can_run_on(here.device):
+            return False
         dtype = compute_dtype(model.output.weight)
         is_casting = torch.is_autocast_enabled(here.device.type)
         return (
-            can_run_on(here.device)
-            and is_plain(model)
+            is_plain(model)
             and model.config.head_size % 2 == 0
             and model.schedule.is_state_bounded
             and dtype in DTYPES
