@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from staircase_attention.checks import InputError, input_error
 from staircase_attention.engine.backend import can_run_on, compute_dtype, is_plain
 from staircase_attention.engine.decoding.plan import (
     BANK_SEGMENTS,
@@ -115,11 +116,11 @@ class DecoderMemory:
 
 
 class Decoder:
-    """A model and a state of it, made ready for single tokens.
+    """A model and a state of it, prepared for single tokens.
 
-    It computes what the model itself would, in the same numbers up to rounding, with hidden vectors
-    in float32. Weights are read when it is made, and its state is its own: `state()` gives an
-    ordinary one back at any moment. On a GPU a token is one captured graph.
+    It computes what the model itself would, up to rounding, with hidden vectors in float32. Weights
+    are read when it is created. It updates its own memory in place; `state()` returns an ordinary
+    state at any moment. On a GPU a token is one captured graph.
     """
 
     def __init__(
@@ -132,10 +133,10 @@ class Decoder:
         early: bool | None = None,
     ) -> None:
         if not self.fits(model, state):
-            raise ValueError(
-                "a decoder takes a bounded model of the family in bfloat16, float16 or float32 on "
-                "a GPU, and a state of it that is one stream; use the model itself where "
-                "Decoder.fits says no"
+            raise InputError(
+                "Decoder needs a model with a bounded state in bfloat16, float16 or float32 on a "
+                "GPU, and a state of that model with one stream; call the model itself where "
+                "Decoder.fits(model, state) is False"
             )
         dtype = compute_dtype(model.output.weight)
         device = model.output.weight.device
@@ -195,9 +196,10 @@ class Decoder:
     def step(self, tokens: Int[Tensor, " batch"]) -> Float[Tensor, "batch output"]:
         """Logits after one more token of every row, in float32; the next step overwrites them."""
         if tokens.shape != (self.batch_size,):
-            raise ValueError(
-                f"a step takes one token for each of the {self.batch_size} rows, "
-                f"got shape {tuple(tokens.shape)}; pass tokens of shape ({self.batch_size},)"
+            raise input_error(
+                f"a step takes one token for each of the {self.batch_size} rows",
+                f"shape {tuple(tokens.shape)}",
+                f"pass tokens of shape ({self.batch_size},)",
             )
         with torch.no_grad(), self._device:
             if self._position == self._plan.run.stop:
@@ -212,7 +214,7 @@ class Decoder:
         return self._launches.logits
 
     def undo(self) -> None:
-        """Take back the latest step, once: what it wrote lies where nobody looks any more."""
+        """Take back the latest step, once: what it wrote is read by no later step."""
         self._position -= 1
         with torch.no_grad():
             self._memory.position.sub_(1)
