@@ -1,5 +1,7 @@
 """Shapes in signatures are checked while some tests run, and property tests are reproducible."""
 
+import os
+import tempfile
 from pathlib import Path
 
 import hypothesis
@@ -13,6 +15,8 @@ if not torch.cuda.is_available():
     interpret_kernels()
 
 TESTS = Path(__file__).parent
+# Code that tests train with is trusted there, not in the store of whoever runs them.
+os.environ["STAIRCASE_STATE_HOME"] = tempfile.mkdtemp(prefix="staircase-state-")
 # Where tensors of many shapes meet. User-facing functions check their arguments themselves.
 CHECKED = (
     "staircase_attention.attention.reference",

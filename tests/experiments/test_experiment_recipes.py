@@ -18,7 +18,7 @@ from staircase_attention.experiments.naming import model_name, table_words
 from staircase_attention.experiments.rows import PAPER_TABLES
 from staircase_attention.training import CorpusChoice, FamilyModel, LSTMModel, Recipe
 from staircase_attention.training.build import build_dataset, build_model
-from staircase_attention.training.loading import NumSymbols
+from staircase_attention.training.build import NumSymbols
 
 WORD_PIECES = NumSymbols(num_inputs=8008, num_outputs=8008)
 

@@ -22,8 +22,7 @@ from staircase_attention.evaluation import (
 from staircase_attention.evaluation.language import check_pasts
 from staircase_attention.training import LoadedRun, load_run
 from staircase_attention.training.build import choose_device, precision_of
-from staircase_attention.training.corpus_data import CorpusData
-from staircase_attention.training.dataset import SplitName, TaskData
+from staircase_attention.training.dataset import CorpusData, SplitName, TaskData
 from staircase_attention.training.trainer import score_split
 
 SPLITS = get_args(SplitName)

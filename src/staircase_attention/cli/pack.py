@@ -7,7 +7,7 @@ import typer
 
 from staircase_attention.cli.arguments import TrainedRun
 from staircase_attention.training import pack as pack_run
-from staircase_attention.training.packed import Numbers
+from staircase_attention.training.loading import Numbers
 
 NUMBERS = get_args(Numbers)
 

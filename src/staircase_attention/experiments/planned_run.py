@@ -14,7 +14,6 @@ from staircase_attention.experiments.run_records import (
 )
 from staircase_attention.files import write_whole
 from staircase_attention.training import Display, Recipe, StopRequested, is_first_process
-from staircase_attention.training.run import read_result
 from staircase_attention.training.run_folder import RunFolder, RunInUseError
 
 
@@ -54,7 +53,7 @@ class PlannedRun:
         """
         if not self.is_trained or failure_file(self.folder).exists():
             return False
-        has_weights = read_result(RunFolder(self.folder)).best_update is not None
+        has_weights = RunFolder(self.folder).read_result().best_update is not None
         return not (has_weights and missing_lengths(self.folder, self.lengths))
 
     @property

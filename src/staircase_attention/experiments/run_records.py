@@ -11,7 +11,6 @@ from typing import Any, Literal
 from staircase_attention.experiments.lengths import read_lengths
 from staircase_attention.files import read_json
 from staircase_attention.training import Recipe, RunResult
-from staircase_attention.training.run import read_result
 from staircase_attention.training.run_folder import RunFolder
 
 Status = Literal["finished", "diverged", "failed", "unfinished"]
@@ -106,7 +105,7 @@ def read_run(row: Path, seed: int) -> RunRecord:
         environment=_environment(place),
     )
     if place.is_finished:
-        result = read_result(place)
+        result = place.read_result()
         record = replace(record, status=result.status, result=result)
     if failure.exists():
         # A finished run may have failed afterwards, when other lengths were scored.

@@ -16,7 +16,7 @@ from staircase_attention.experiments.report import Report, write_report
 from staircase_attention.experiments.run_process import Job, RunProcess, check_portable
 from staircase_attention.experiments.watching import RunView, Watching
 from staircase_attention.training import Display, StopRequested
-from staircase_attention.training.signals import Wish, wishes_to_stop
+from staircase_attention.training.processes import StopRequest, stop_requests
 
 LOOK_EVERY_SECONDS = 0.2
 """How long a signal may wait until it is seen."""
@@ -32,7 +32,7 @@ def carry_out_side_by_side(
     runs = experiment.runs
     left = deque((number, run) for number, run in enumerate(runs, 1) if not run.is_over)
     threads = threads_a_run(jobs)
-    with wishes_to_stop() as wish, _crew(Watching(progress), experiment) as crew:
+    with stop_requests() as wish, _crew(Watching(progress), experiment) as crew:
         while left or crew.at_work:
             if wish.number:
                 left.clear()
@@ -85,7 +85,7 @@ class Crew:
         view = self._watching.begin(job.run, place)
         self.at_work[RunProcess(job)] = view
 
-    def see_who_ended(self, wish: Wish) -> bool:
+    def see_who_ended(self, wish: StopRequest) -> bool:
         """Show what the runs say, for a moment; whether some have ended."""
         wait([process.connection for process in self.at_work], LOOK_EVERY_SECONDS)
         self._note_who_shares()

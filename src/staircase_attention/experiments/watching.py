@@ -7,8 +7,7 @@ from staircase_attention.clock import clock
 from staircase_attention.experiments.planned_run import PlannedRun
 from staircase_attention.experiments.run_process import Message
 from staircase_attention.experiments.run_records import read_run
-from staircase_attention.training import Display
-from staircase_attention.training.display import Lines, Silent, Terminal, words
+from staircase_attention.training.display import Display, Lines, Terminal, words
 
 SCORES = ("error", "bits_per_byte")
 """What is told of a score."""
@@ -63,7 +62,7 @@ class Watching:
     """Several runs before one display, which was made for one."""
 
     def __init__(self, progress: Display | None) -> None:
-        self._progress = Silent() if progress is None else progress
+        self._progress = Display() if progress is None else progress
         self.say = self._progress.say
 
     def begin(self, run: PlannedRun, place: str) -> RunView:
@@ -87,7 +86,7 @@ class Watching:
         """What shows the progress of one run; a display of another's making only hears lines."""
         if isinstance(self._progress, Terminal):
             return Bar(self._progress)
-        return deepcopy(self._progress) if isinstance(self._progress, Lines) else Silent()
+        return deepcopy(self._progress) if isinstance(self._progress, Lines) else Display()
 
 
 def outcome(run: PlannedRun) -> str:

@@ -51,9 +51,7 @@ class Attention(nn.Module):
         """What the queries find in the context."""
         queries = split_heads(self.query(normed), self.num_heads)
         queries, keys = positions.place(queries, context.keys, view)
-        # Kernels read keys as neighbours; keys with gaps are rare, and plain products serve them.
-        function = attend if positions.kernel is None or view.has_gaps else positions.kernel
-        found = function(
+        found = (positions.kernel or attend)(
             queries,
             keys,
             context.values,
@@ -121,6 +119,7 @@ class Layer(nn.Module):
         elif attends_self:
             pieces.append(self.attention.keys_values(normed))
         context = [join(pieces)] if pieces else []
+        # Attention to nothing is zero: the first token of a Feedback Transformer skips it.
         if context:
             hidden = hidden + self.attention(normed, *context, view=view, positions=positions)
         hidden = hidden + self.feed_forward(self.feed_forward_norm(hidden))

@@ -19,7 +19,7 @@ class RelativePositions(nn.Module):
     def __init__(self, *, max_distance: int, head_size: int) -> None:
         super().__init__()
         self.kernel: AttendFunction | None = None
-        """Computes attention in place of `attention.attend`, where keys have no gaps."""
+        """Computes attention in place of `attention.attend`; see `engine.accelerate`."""
         self.table = nn.Parameter(torch.empty(max_distance, head_size))
         nn.init.normal_(self.table, std=head_size**-0.5)
 

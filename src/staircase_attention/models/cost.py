@@ -48,17 +48,6 @@ class Cost:
         return self.per_segment.flops / self.segment
 
 
-def count_parameters(
-    *, vocab_size: int, core: CoreConfig, schedule: Schedule, output_size: int | None = None
-) -> int:
-    """Number of parameters of a model, without allocating any."""
-    with torch.device("meta"):
-        model = SequenceModel(
-            vocab_size=vocab_size, core=core, schedule=schedule, output_size=output_size
-        )
-    return model.num_parameters
-
-
 def measure_cost(
     *,
     vocab_size: int,
@@ -70,15 +59,18 @@ def measure_cost(
     """The cost of a segment that follows enough others for the window to be full."""
     check_integer("segment", segment, minimum=1, example=256)
     start = warm_up_length(schedule, segment)
-    output_size = vocab_size if output_size is None else output_size
-    return Cost(
-        num_parameters=count_parameters(
+    # On the meta device parameters take no memory.
+    with torch.device("meta"):
+        model = SequenceModel(
             vocab_size=vocab_size, core=core, schedule=schedule, output_size=output_size
-        ),
+        )
+    size = model.output_size
+    return Cost(
+        num_parameters=model.num_parameters,
         start=start,
         segment=segment,
         per_segment=segment_cost(
-            core=core, schedule=schedule, output_size=output_size, start=start, segment=segment
+            core=core, schedule=schedule, output_size=size, start=start, segment=segment
         ),
     )
 
@@ -116,6 +108,7 @@ def _step_flops(core: CoreConfig, schedule: Schedule, step: Step, held: range) -
     """All layers of one step: projections and feed-forward per query, attention, the cache."""
     queries = step.tokens
     own = queries.stop if schedule.attends_self else queries.start
+    # On the meta device a view has a shape and no memory.
     view = View.of(
         queries=queries,
         keys=(*step.frozen, range(held.start, own)),

@@ -1,4 +1,4 @@
-"""From a recipe to trained weights, with nothing lost on the way."""
+"""From a recipe to trained weights: recipes, runs, checkpoints, packed runs."""
 
 from staircase_attention.training.display import Display, choose_display
 from staircase_attention.training.loading import (
@@ -7,9 +7,10 @@ from staircase_attention.training.loading import (
     load_language_model,
     load_run,
     pack,
+    pretrained_names,
+    run_path,
 )
-from staircase_attention.training.packed import pretrained_names, run_path
-from staircase_attention.training.processes import is_first_process
+from staircase_attention.training.processes import StopRequested, is_first_process
 from staircase_attention.training.recipe import (
     CorpusChoice,
     DivergenceConfig,
@@ -20,8 +21,8 @@ from staircase_attention.training.recipe import (
     TaskChoice,
     TrainingConfig,
 )
-from staircase_attention.training.run import RunResult, default_folder, resume, train
-from staircase_attention.training.signals import StopRequested
+from staircase_attention.training.run import default_folder, resume, train
+from staircase_attention.training.run_folder import RunResult
 
 __all__ = [
     "CorpusChoice",

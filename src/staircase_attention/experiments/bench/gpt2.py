@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from staircase_attention.batches import Batch
 from staircase_attention.evaluation import autocast
 from staircase_attention.training import FamilyModel
 from staircase_attention.training.build import precision_of
-from staircase_attention.training.dataset import TrainingBatch
 
 if TYPE_CHECKING:
     from staircase_attention.experiments.bench.subject import Subject
@@ -60,7 +60,7 @@ class GPT2Learner:
             fused=True,
         )
 
-    def update(self, batch: TrainingBatch, *, rate: float) -> None:
+    def update(self, batch: Batch, *, rate: float) -> None:
         """Forward, backward, clip, step; nothing is read back, so that the GPU never waits."""
         self.optimizer.zero_grad(set_to_none=True)
         for group in self.optimizer.param_groups:
@@ -69,7 +69,7 @@ class GPT2Learner:
         nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
         self.optimizer.step()
 
-    def _loss(self, batch: TrainingBatch) -> Tensor:
+    def _loss(self, batch: Batch) -> Tensor:
         inputs, targets = (
             torch.from_numpy(array).to(self.device) for array in (batch.inputs, batch.targets)
         )

@@ -17,8 +17,8 @@ from staircase_attention.experiments.bench.subject import Subject
 from staircase_attention.training import FamilyModel
 from staircase_attention.training.build import build_model
 from staircase_attention.training.learner import Learner
+from staircase_attention.training.optimizer import learning_rate
 from staircase_attention.training.processes import Processes
-from staircase_attention.training.rate import learning_rate
 
 SECONDS = 3.0
 """About how long is timed, where the number of laps is left open."""
