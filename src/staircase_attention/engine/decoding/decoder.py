@@ -16,8 +16,8 @@ from staircase_attention.engine.decoding.plan import (
     BANK_SEGMENTS,
     HEADER,
     Books,
+    DecodingPlan,
     Form,
-    Plan,
     Planner,
     Sizes,
     measured,
@@ -250,7 +250,7 @@ class Decoder:
         )
         self._programs: dict[Form, Callable[[], object]] = {}
         """What computes a token, for each form of its steps."""
-        self._previous: Plan | None = None
+        self._previous: DecodingPlan | None = None
         self._enter(self._planner.plan(books, stream.position, self._sizes.capacity))
         with self._device:
             self._program()
@@ -262,7 +262,7 @@ class Decoder:
             self._previous = self._plan
             self._enter(plan)
 
-    def _enter(self, plan: Plan) -> None:
+    def _enter(self, plan: DecodingPlan) -> None:
         self._plan = plan
         rows = torch.tensor(plan.rows(self._sizes))
         with torch.no_grad():
