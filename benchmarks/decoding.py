@@ -150,7 +150,7 @@ def growth(rows: list[Measured], name: str) -> str:
 
 @torch.no_grad()
 def main() -> None:
-    """Measure all, and say it in a table."""
+    """Measure all, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--batches", type=int, nargs="+", default=list(BATCHES))
     options = parser.parse_args()

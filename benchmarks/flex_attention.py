@@ -351,7 +351,7 @@ def main() -> None:
     rows: list[Row] = []
     for kind in (attention_rows, core_rows):
         for size in sizes:
-            torch._dynamo.reset()  # type: ignore[no-untyped-call]
+            torch._dynamo.reset()
             for measured in kind(size, device, dtype):
                 if time.perf_counter() - began > TOTAL_SECONDS:
                     say(f"out of time before the rest of {kind.__name__} at {size.name}")

@@ -1,4 +1,4 @@
-"""Training with a buffered cache: the plain core's numbers, and nothing of a window's size a step.
+"""Training with a buffered cache: the plain core's results, and no copy of a window per step.
 
 The kernels run through Triton's interpreter.
 """

@@ -14,11 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from staircase_attention.engine.backend import accelerate, plain
+    from staircase_attention.engine.capture import CapturedUpdates
     from staircase_attention.engine.decoding import Decoder
 
-__all__ = ["Decoder", "accelerate", "plain"]
+__all__ = ["CapturedUpdates", "Decoder", "accelerate", "plain"]
 
-_HOMES = {"Decoder": "decoding", "accelerate": "backend", "plain": "backend"}
+_HOMES = {
+    "CapturedUpdates": "capture",
+    "Decoder": "decoding",
+    "accelerate": "backend",
+    "plain": "backend",
+}
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401

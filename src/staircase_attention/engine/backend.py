@@ -74,20 +74,19 @@ class FusedBackend:
         self, core: Core, embedded: Float[Tensor, "rows time width"], *, recompute: bool
     ) -> CoreRunner:
         """The core that takes these tokens, in the fastest form that computes the same."""
-        dtype = compute_dtype(embedded)
-        if not can_fuse(core, embedded, dtype):
+        if not can_fuse(core, embedded):
             return PlainBackend().runner(core, embedded, recompute=recompute)
         from staircase_attention.engine.fused.core import FusedCore
 
-        return FusedCore(core, dtype=dtype, recompute=recompute)
+        return FusedCore(core, dtype=compute_dtype(embedded), recompute=recompute)
 
 
-def can_fuse(core: Core, embedded: Tensor, dtype: torch.dtype) -> bool:
+def can_fuse(core: Core, embedded: Tensor) -> bool:
     """Whether the fused core computes what this core does."""
     positions, memory = core.positions, core.memory
     return (
         can_run_on(embedded.device)
-        and {dtype, embedded.dtype} <= {torch.float32, torch.bfloat16}
+        and {compute_dtype(embedded), embedded.dtype} <= {torch.float32, torch.bfloat16}
         and isinstance(positions, RelativePositions)
         and positions.table.shape[1] in HEAD_SIZES
         and not (memory.shares_keys_values and core.attends_self)

@@ -19,7 +19,14 @@ from staircase_attention.attention import View
 from staircase_attention.attention.reference import attend
 from staircase_attention.engine.decoding import Weights
 from staircase_attention.engine.decoding.decoder import DecoderMemory
-from staircase_attention.engine.decoding.plan import Books, Plan, Planner, Segment, Sizes, measured
+from staircase_attention.engine.decoding.plan import (
+    Books,
+    DecodingPlan,
+    Planner,
+    Segment,
+    Sizes,
+    measured,
+)
 
 pytest.importorskip("triton")
 import triton
@@ -50,7 +57,7 @@ def put(memory, held, vectors):
 @pytest.mark.parametrize("start", [0, 42, 95])
 @pytest.mark.parametrize("shares", [1, 2, 4])
 def test_attention_to_segments_is_the_reference(num_frozen, start, shares):
-    plan = Plan(
+    plan = DecodingPlan(
         run=range(NOW, NOW + 1),
         place=0,
         before=Books({}, {}, []),

@@ -10,13 +10,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from staircase_attention.checks import InputError, input_error
 from staircase_attention.engine.backend import can_run_on, compute_dtype, is_plain
 from staircase_attention.engine.decoding.plan import (
     BANK_SEGMENTS,
     HEADER,
     Books,
+    DecodingPlan,
     Form,
-    Plan,
     Planner,
     Sizes,
     measured,
@@ -115,11 +116,11 @@ class DecoderMemory:
 
 
 class Decoder:
-    """A model and a state of it, made ready for single tokens.
+    """A model and a state of it, prepared for single tokens.
 
-    It computes what the model itself would, in the same numbers up to rounding, with hidden vectors
-    in float32. Weights are read when it is made, and its state is its own: `state()` gives an
-    ordinary one back at any moment. On a GPU a token is one captured graph.
+    It computes what the model itself would, up to rounding, with hidden vectors in float32. Weights
+    are read when it is created. It updates its own memory in place; `state()` returns an ordinary
+    state at any moment. On a GPU a token is one captured graph.
     """
 
     def __init__(
@@ -132,10 +133,10 @@ class Decoder:
         early: bool | None = None,
     ) -> None:
         if not self.fits(model, state):
-            raise ValueError(
-                "a decoder takes a bounded model of the family in bfloat16, float16 or float32 on "
-                "a GPU, and a state of it that is one stream; use the model itself where "
-                "Decoder.fits says no"
+            raise InputError(
+                "Decoder needs a model with a bounded state in bfloat16, float16 or float32 on a "
+                "GPU, and a state of that model with one stream; call the model itself where "
+                "Decoder.fits(model, state) is False"
             )
         dtype = compute_dtype(model.output.weight)
         device = model.output.weight.device
@@ -161,11 +162,12 @@ class Decoder:
         if not isinstance(model, SequenceModel) or not isinstance(state, State):
             return False
         here = model.output.weight
+        if not can_run_on(here.device):
+            return False
         dtype = compute_dtype(model.output.weight)
         is_casting = torch.is_autocast_enabled(here.device.type)
         return (
-            can_run_on(here.device)
-            and is_plain(model)
+            is_plain(model)
             and model.config.head_size % 2 == 0
             and model.schedule.is_state_bounded
             and dtype in DTYPES
@@ -194,9 +196,10 @@ class Decoder:
     def step(self, tokens: Int[Tensor, " batch"]) -> Float[Tensor, "batch output"]:
         """Logits after one more token of every row, in float32; the next step overwrites them."""
         if tokens.shape != (self.batch_size,):
-            raise ValueError(
-                f"a step takes one token for each of the {self.batch_size} rows, "
-                f"got shape {tuple(tokens.shape)}; pass tokens of shape ({self.batch_size},)"
+            raise input_error(
+                f"a step takes one token for each of the {self.batch_size} rows",
+                f"shape {tuple(tokens.shape)}",
+                f"pass tokens of shape ({self.batch_size},)",
             )
         with torch.no_grad(), self._device:
             if self._position == self._plan.run.stop:
@@ -211,7 +214,7 @@ class Decoder:
         return self._launches.logits
 
     def undo(self) -> None:
-        """Take back the latest step, once: what it wrote lies where nobody looks any more."""
+        """Take back the latest step, once: what it wrote is read by no later step."""
         self._position -= 1
         with torch.no_grad():
             self._memory.position.sub_(1)
@@ -247,7 +250,7 @@ class Decoder:
         )
         self._programs: dict[Form, Callable[[], object]] = {}
         """What computes a token, for each form of its steps."""
-        self._previous: Plan | None = None
+        self._previous: DecodingPlan | None = None
         self._enter(self._planner.plan(books, stream.position, self._sizes.capacity))
         with self._device:
             self._program()
@@ -259,7 +262,7 @@ class Decoder:
             self._previous = self._plan
             self._enter(plan)
 
-    def _enter(self, plan: Plan) -> None:
+    def _enter(self, plan: DecodingPlan) -> None:
         self._plan = plan
         rows = torch.tensor(plan.rows(self._sizes))
         with torch.no_grad():

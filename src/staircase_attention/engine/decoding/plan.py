@@ -1,10 +1,10 @@
 """From the timetable to numbers that kernels read: what each step of a token sees, and where.
 
 The timetable is asked for one run of tokens at a time: one chunk, or many where a step takes any
-number of tokens. A `Plan` holds a row of integers for every step of the run. The row is the same
-for all tokens of the run; what changes from token to token follows from the position, which lies on
-the device. So the same launches, and the same captured graph, serve any schedule whose state is
-bounded.
+number of tokens. A `DecodingPlan` holds a row of integers for every step of the run. The row is the
+same for all tokens of the run; what changes from token to token follows from the position, which
+lies on the device. So the same launches, and the same captured graph, serve any schedule whose
+state is bounded.
 
 Keys and values lie in two kinds of memory. Each open bank has a *region* of the same size, a ring:
 the token at position p lies at place p modulo its capacity. Cached tokens have *slots*: a run that
@@ -139,7 +139,7 @@ class Books:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+class DecodingPlan:
     """A run of tokens: what its steps see, and the books before and after it."""
 
     run: range
@@ -225,7 +225,7 @@ class Planner:
         """A limit on the keys of a bank that the kernels apply at every token."""
         return None if self.is_chunked else self.schedule.attention_span
 
-    def plan(self, books: Books, position: int, capacity: int | None = None) -> Plan:
+    def plan(self, books: Books, position: int, capacity: int | None = None) -> DecodingPlan:
         """The run that begins at a position.
 
         It does not pass a multiple of `capacity`, where the rings wrap. Where a span limits what a
@@ -252,7 +252,7 @@ class Planner:
                 steps, place=place, attends_self=self.attends_self
             )
         )
-        return Plan(
+        return DecodingPlan(
             run=range(position, stop),
             place=place,
             before=books,
@@ -263,7 +263,7 @@ class Planner:
             span=self.span,
         )
 
-    def books_at(self, plan: Plan, position: int) -> Books:
+    def books_at(self, plan: DecodingPlan, position: int) -> Books:
         """The books in the middle of a run."""
         books = plan.before.copy()
         if position > plan.run.start:
@@ -292,7 +292,7 @@ def measured(schedule: Schedule, num_layers: int) -> Sizes:
 
 
 def numbered(segments: Iterable[Segment]) -> list[int]:
-    """Three integers for each segment, as `Plan.rows` describes them."""
+    """Three integers for each segment, as `DecodingPlan.rows` describes them."""
     numbers, first = [], 0
     for position, place, length in segments:
         stop = first + length

@@ -89,7 +89,7 @@ def attend_segments(queries, keys, values, table, starts, position, plan, attend
     ends, places, reaches = segments_of(plan, now, bank, cache, SEGMENTS, FROZEN, SPAN)
     keys += bank * SIZE
     values += bank * SIZE
-    # The last segment of a bank ends at the present token, that of a cache where its row says.
+    # The last segment of a bank ends at the present token, that of a cache where the row has it.
     num_keys = reaches[SEGMENTS - 1] if SELF else ends[SEGMENTS - 1]
     each = tl.cdiv(tl.cdiv(num_keys, SHARES), BLOCK) * BLOCK
     begin = share * each
