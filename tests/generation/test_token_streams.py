@@ -162,9 +162,7 @@ def test_a_row_can_be_ended_from_outside():
     rest = made(tokens)
     assert rest == {1: expected[1][1:]}
     assert [new.token for new in first] == [expected[0][0], expected[1][0]]
-    with pytest.raises(
-        ValueError, match="can be ended, got 0; use one of"
-    ):
+    with pytest.raises(ValueError, match="can be ended, got 0; use one of"):
         tokens.finish(0, "stop_string")
 
 
