@@ -2,7 +2,7 @@
 
 The sections named are those of the paper "Staircase Attention for Recurrent Processing of
 Sequences". Nothing here is meant to be fast: plain loops over steps, layers, tokens, heads and
-pairs of tokens, one vector at a time, and keys and values made anew at every step. Only the batch
+pairs of tokens, one vector at a time, and keys and values computed again at every step. Only the batch
 is a tensor dimension: a hidden state is a tensor (batch, width).
 
 Letters in the docstrings: C tokens in a chunk, N passes (or chunks in a cached window), M passes
@@ -271,7 +271,7 @@ def feedback_transformer(oracle: Oracle, embeddings: list[Tensor], schedule: Any
 
 
 def final_states(oracle: Oracle, embeddings: list[Tensor], schedule: Any) -> list[Tensor]:
-    """h̄_t for every token, under the schedule that the class name tells."""
+    """h̄_t for every token, under the schedule that the class name gives."""
     match type(schedule).__name__:
         case "Staircase":
             return staircase(oracle, embeddings, schedule.chunk_size, schedule.num_passes)

@@ -50,7 +50,7 @@ def test_parameter_counts_are_those_of_the_papers_reddit_table(schedule, num_lay
 
 @pytest.mark.parametrize("name", SCHEDULES)
 @settings(max_examples=10)
-@given(data=st.data(), start=small(0, 30), segment=small(1, 30))
+@given(data=st.data(), start=small(0, 20), segment=small(1, 20))
 def test_flops_and_state_agree_with_the_running_model(name, data, start, segment):
     schedule = data.draw(SCHEDULES[name])
     core = data.draw(cores(schedule))

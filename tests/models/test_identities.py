@@ -28,10 +28,10 @@ def assert_same_function(data, one, other):
         core = replace(core, max_distance=max(one.default_max_distance, other.default_max_distance))
     model = build(one, core)
     batch = data.draw(tokens())
-    for order in ("window", "chunk"):
-        expected, _ = model(batch, order=order)
-        found, _ = model.with_schedule(other)(batch, order=order)
-        torch.testing.assert_close(found, expected, **EXACT)
+    order = data.draw(st.sampled_from(["window", "chunk"]))
+    expected, _ = model(batch, order=order)
+    found, _ = model.with_schedule(other)(batch, order=order)
+    torch.testing.assert_close(found, expected, **EXACT)
 
 
 @given(data=st.data(), chunk=small(1, 4), passes=small(1, 4))

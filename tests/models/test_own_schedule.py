@@ -62,7 +62,7 @@ def alternating_logits(parameters, model, batch):
     return torch.stack(outputs, dim=1)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(model=alternating_models(), data=st.data(), order=st.sampled_from(["window", "chunk"]))
 def test_logits_and_gradients_equal_a_slow_loop(model, data, order):
     batch = data.draw(tokens(max_batch=2, max_length=17))
@@ -109,7 +109,7 @@ def test_its_state_is_bounded_and_continues_from_a_file(tmp_path):
     torch.testing.assert_close(found, model(batch)[0], **EXACT)
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(schedule=schedules(), data=st.data(), start=small(0, 20), segment=small(1, 20))
 def test_its_cost_is_what_it_does(schedule, data, start, segment):
     core = data.draw(cores(schedule))

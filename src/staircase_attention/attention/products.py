@@ -6,7 +6,7 @@ cost no more than a copy and nothing is scattered.
 """
 
 import math
-from typing import Protocol
+from collections.abc import Callable
 
 import torch
 from jaxtyping import Float
@@ -16,21 +16,8 @@ from torch.nn import functional
 from staircase_attention.attention.reference import softmax_over_visible
 from staircase_attention.attention.view import View
 
-
-class AttendFunction(Protocol):
-    """A function that computes what `reference.attend` computes."""
-
-    def __call__(
-        self,
-        queries: Float[Tensor, "batch heads queries size"],
-        keys: Float[Tensor, "batch heads keys size"],
-        values: Float[Tensor, "batch heads keys size"],
-        *,
-        table: Float[Tensor, "distances size"] | None,
-        view: View,
-        dropout: float,
-    ) -> Float[Tensor, "batch heads queries size"]:
-        """The values that the queries find."""
+AttendFunction = Callable[..., Float[Tensor, "batch heads queries size"]]
+"""A function with the signature of `attend` that computes the same."""
 
 
 def attend(
@@ -44,6 +31,7 @@ def attend(
 ) -> Float[Tensor, "batch heads queries size"]:
     """Attention as in `reference.attend`; without a table it is PyTorch's own."""
     if view.needs_blocks:
+        # A mask over all pairs would mostly hide: cut the queries, and give each run its keys.
         blocks = [
             attend(
                 queries[:, :, rows],
@@ -61,6 +49,7 @@ def attend(
         return functional.scaled_dot_product_attention(
             queries, keys, values, attn_mask=seen, dropout_p=dropout
         )
+    # Scaled here, once, queries scale both terms of the score.
     queries = queries / math.sqrt(queries.shape[-1])
     by_distance = queries @ farthest_first(table, view.num_distances).T
     scores = torch.matmul(queries, keys.transpose(-1, -2)) + skew(by_distance, view)

@@ -28,7 +28,7 @@ class RelativePositions(nn.Module):
         queries: Float[Tensor, "batch heads queries size"],
         keys: Float[Tensor, "batch heads keys size"],
         view: View,
-    ) -> tuple[Float[Tensor, "batch heads queries size"], Float[Tensor, "batch heads keys size"]]:
+    ) -> tuple[Tensor, Tensor]:
         """Queries and keys as they are: the table does the rest."""
         del view
         return queries, keys
@@ -37,7 +37,7 @@ class RelativePositions(nn.Module):
 class RotaryPositions(nn.Module):
     """Queries and keys turned by an angle that grows with their place (Su et al. 2021).
 
-    Only differences of places matter, so places are counted from the oldest key in sight: the
+    Only differences of places matter, so places are counted from the oldest key: the
     angles stay small however long the stream.
     """
 
@@ -53,7 +53,7 @@ class RotaryPositions(nn.Module):
         queries: Float[Tensor, "batch heads queries size"],
         keys: Float[Tensor, "batch heads keys size"],
         view: View,
-    ) -> tuple[Float[Tensor, "batch heads queries size"], Float[Tensor, "batch heads keys size"]]:
+    ) -> tuple[Tensor, Tensor]:
         """Queries and keys, rotated."""
         turns = self._turns(view).to(queries.dtype)
         first = view.first_query
