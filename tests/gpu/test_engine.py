@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small_runs import final_bytes, small_recipe
+from small_runs import Interrupting, KilledError, final_bytes, small_recipe
 
 from staircase_attention import (
     CachedStaircase,
@@ -259,15 +259,7 @@ def test_a_resumed_run_under_graphs_equals_an_uninterrupted_one(tmp_path, precis
     )
     train(recipe, tmp_path / "whole")
 
-    class Stop:
-        def begin(self, *_): ...
-        def say(self, text): ...
-        def end(self): ...
-        def advance(self, update, **facts):
-            if update == 14:
-                raise RuntimeError("killed")
-
-    with pytest.raises(RuntimeError, match="killed"):
-        train(recipe, tmp_path / "broken", progress=Stop())
+    with pytest.raises(KilledError):
+        train(recipe, tmp_path / "broken", progress=Interrupting(14))
     resume(tmp_path / "broken")
     assert final_bytes(tmp_path / "broken") == final_bytes(tmp_path / "whole")

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_runs import final_bytes, small_recipe
-from test_resume import Interrupting, KilledError, kill
+from small_runs import Interrupting, KilledError, final_bytes, small_recipe
 
 from staircase_attention.training import load_run, pack, resume, train
 from staircase_attention.training.run_folder import RunFolder
@@ -44,7 +43,7 @@ def test_an_extended_run_that_was_killed_resumes_bit_for_bit(finished, tmp_path)
     for update in (14, 18):
         budget = 20 if update == 14 else None
         with pytest.raises(KilledError):
-            resume(other, num_updates=budget, progress=Interrupting(update, kill))
+            resume(other, num_updates=budget, progress=Interrupting(update))
     assert resume(other).num_updates == 20
     assert final_bytes(other) == final_bytes(finished)
 
@@ -77,7 +76,7 @@ def test_a_run_starts_from_another_run_s_weights(small_run, tmp_path, is_packed)
     init = pack(small_run, tmp_path / "packed", numbers="float32") if is_packed else small_run
     recipe = small_recipe(seed=5, model__core__dropout=0.0)
     with pytest.raises(KilledError):
-        train(recipe, tmp_path / "run", init=init, progress=Interrupting(2, kill))
+        train(recipe, tmp_path / "run", init=init, progress=Interrupting(2))
     first = load_run(tmp_path / "run", checkpoint="latest")
     assert first.update == 0
     for name, weight in given.model.state_dict().items():

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from small_runs import final_bytes, small_recipe
+from small_runs import Interrupting, KilledError, final_bytes, kill, small_recipe
 
 from staircase_attention.training import DivergenceConfig, resume, train
 from staircase_attention.training.learner import Learner, Outcome
@@ -178,18 +178,12 @@ def test_a_rollback_survives_a_restart(tmp_path, monkeypatch):
     diverging(monkeypatch, heals_below=0.009)
     train(RECIPE, tmp_path / "whole")
 
-    class Stop:
-        def begin(self, *_): ...
-        def say(self, text):
-            self.rolled_back = True
-
+    class Stop(Interrupting):
         def advance(self, update, **facts):
-            if getattr(self, "rolled_back", False):
-                raise RuntimeError("killed")
+            if self.said:
+                kill()
 
-        def end(self): ...
-
-    with pytest.raises(RuntimeError, match="killed"):
+    with pytest.raises(KilledError):
         train(RECIPE, tmp_path / "broken", progress=Stop())
     resume(tmp_path / "broken")
     assert final_bytes(tmp_path / "broken") == final_bytes(tmp_path / "whole")

@@ -32,8 +32,11 @@ def test_a_config_or_another_thing_takes_the_place_of_the_old_one(given):
     path = "training.optimizer" if isinstance(given, OptimizerConfig) else "model.schedule"
     recipe = small_recipe().override({path: given})
     assert given in (recipe.training.optimizer, recipe.model.schedule)
-    recipe = small_recipe().override({"task": {"kind": "task", "reference": "random-walk"}})
-    assert recipe.task.options == {}
+    for task in (
+        {"task": {"kind": "task", "reference": "random-walk", "options": {"length": 7}}},
+        {"task.options.length": 7, "task.reference": "random-walk"},
+    ):
+        assert small_recipe().override(task).task.options == {"length": 7}
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,11 @@ import os
 import shutil
 import signal
 from dataclasses import asdict
+from functools import partial
 from unittest.mock import Mock
 
 import pytest
-from small_runs import small_recipe
+from small_runs import Interrupting, small_recipe
 
 from staircase_attention.training import (
     StopRequested,
@@ -88,14 +89,6 @@ def test_a_run_that_fails_takes_only_its_own_away(tmp_path, monkeypatch):
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes.txt"]
 
 
-class HangUp(Display):
-    """A terminal that is gone after three updates."""
-
-    def advance(self, update, **facts):
-        if update == 3:
-            signal.raise_signal(signal.SIGHUP)
-
-
 @pytest.fixture(params=[signal.SIG_DFL, signal.SIG_IGN], ids=["", "under nohup"])
 def hang_up(request):
     before = signal.signal(signal.SIGHUP, request.param)
@@ -105,11 +98,19 @@ def hang_up(request):
 
 def test_a_run_whose_terminal_is_gone_saves_itself_and_says_how_to_go_on(tmp_path, hang_up):
     if hang_up is signal.SIG_IGN:
-        result = train(small_recipe(), tmp_path / "a run", progress=HangUp())
+        result = train(
+            small_recipe(),
+            tmp_path / "a run",
+            progress=Interrupting(3, partial(signal.raise_signal, signal.SIGHUP)),
+        )
         assert result.status == "finished"
         return
     with pytest.raises(StopRequested, match=r"update 3, saved; .*: staircase resume '.*a run'$"):
-        train(small_recipe(), tmp_path / "a run", progress=HangUp())
+        train(
+            small_recipe(),
+            tmp_path / "a run",
+            progress=Interrupting(3, partial(signal.raise_signal, signal.SIGHUP)),
+        )
     assert resume(tmp_path / "a run").status == "finished"
 
 

@@ -30,18 +30,9 @@ class TaskData:
 
     def __init__(self, task: tasks.Task, seed: int, growth: tasks.Growth | None = None) -> None:
         self.task = task
+        self.num_inputs, self.num_outputs = task.num_inputs, task.num_outputs
         self.seed = seed
         self.growth = growth or tasks.Growth()
-
-    @property
-    def num_inputs(self) -> int:
-        """Input symbols."""
-        return self.task.num_inputs
-
-    @property
-    def num_outputs(self) -> int:
-        """Possible answers."""
-        return self.task.num_outputs
 
     def check(self) -> None:
         """Refuse a task whose episodes cannot be drawn."""
@@ -95,7 +86,10 @@ class CorpusData:
                 "use more, since the first token of an episode is not predicted",
             )
         self.corpus = corpora.Corpus.open(Path(choice.folder))
+        self.num_inputs = self.num_outputs = self.corpus.tokeniser.vocab_size
         self.form = choice.form
+        self.carries_state = choice.form == "stream"
+        """Whether a lane's segment continues the one before it."""
         self.seed = seed
         self.evaluation_tokens = evaluation_tokens
 
@@ -107,21 +101,6 @@ class CorpusData:
                 f"{self.corpus.folder} with {', '.join(self.corpus.splits)}",
                 "prepare it again with --valid and --test over 0",
             )
-
-    @property
-    def num_inputs(self) -> int:
-        """Symbols of the tokeniser."""
-        return self.corpus.tokeniser.vocab_size
-
-    @property
-    def num_outputs(self) -> int:
-        """Symbols of the tokeniser."""
-        return self.num_inputs
-
-    @property
-    def carries_state(self) -> bool:
-        """Whether a lane's segment continues the one before it."""
-        return self.form == "stream"
 
     def lanes(self, *, num_lanes: int, segment_length: int) -> "corpora.TokenLanes | EpisodeLanes":
         """One document after another in every lane, or one episode per segment."""
@@ -205,10 +184,8 @@ class EpisodeLanes:
         seed: int | None,
         num_tokens: int | None = None,
     ) -> None:
-        self.split = split
-        self.num_lanes = num_lanes
-        self.segment_length = segment_length
-        self.seed = seed
+        self.split, self.seed = split, seed
+        self.num_lanes, self.segment_length = num_lanes, segment_length
         starts = np.asarray(split.document_starts, dtype=np.int64)
         stop = split.num_tokens if num_tokens is None else min(num_tokens, split.num_tokens)
         starts = starts[starts < stop]

@@ -7,7 +7,7 @@ use a model. It can be moved anywhere and is loaded like any run; it cannot be t
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Literal
@@ -62,16 +62,6 @@ class LanguageModel:
     def decode(self, tokens: Sequence[int]) -> bytes:
         """Tokens as the bytes of a text."""
         return self.tokeniser.decode(np.asarray(tokens, dtype=np.uint32))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Packing:
-    """Content of packing.json: the facts about a packed run's weights."""
-
-    update: int
-    """The update after which the weights were taken."""
-    checksum: str
-    """SHA-256 of the file of weights."""
 
 
 def load_run(
@@ -223,7 +213,7 @@ def pack(
         if run_folder.tokeniser.is_dir():
             shutil.copytree(run_folder.tokeniser, scratch.tokeniser)
         write_whole(scratch.weights, content)
-        write_json(scratch.packing, asdict(Packing(update=update, checksum=checksum(content))))
+        write_json(scratch.packing, {"update": update, "checksum": checksum(content)})
         scratch.path.rename(path)
     except OSError as error:
         shutil.rmtree(scratch.path, ignore_errors=True)
@@ -238,12 +228,12 @@ def pack(
 def _read_packed(run_folder: RunFolder) -> tuple[int, dict[str, Tensor]]:
     """The update and the weights of a packed run."""
     try:
-        packing = Packing(**read_json(run_folder.packing))
+        packing = read_json(run_folder.packing)
         content = run_folder.weights.read_bytes()
-        if checksum(content) != packing.checksum:
+        if checksum(content) != packing["checksum"]:
             raise ValueError("its checksum differs")
-        return packing.update, load(content)
-    except (OSError, ValueError, TypeError, SafetensorError) as error:
+        return packing["update"], load(content)
+    except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
         raise input_error(
             "a packed run must be as it was written",
             f"{run_folder.path} ({error})",

@@ -13,6 +13,8 @@ from staircase_attention.schedules import Schedule, schedule_from_dict
 Config = TypeVar("Config")
 NAMED = ("task", "model", "schedule")
 """Groups that describe a thing by its kind, name or reference: another one has other settings."""
+IDENTITIES = ("task.reference", "schedule.name", "schedule.reference")
+"""Settings that by themselves choose another task, or another schedule with the same options."""
 SCALARS = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
 
 
@@ -57,7 +59,9 @@ def override(plain: Mapping[str, Any], assignments: Mapping[str, Any]) -> dict[s
     a task, model or schedule of another kind, name or reference.
     """
     changed: dict[str, Any] = to_plain(plain)
-    for path, value in assignments.items():
+    # A new task or schedule comes first: settings that are given with it are its own.
+    ordered = sorted(assignments.items(), key=lambda item: not item[0].endswith(IDENTITIES))
+    for path, value in ordered:
         *groups, last = path.split(".")
         place = changed
         for depth, group in enumerate(groups):
@@ -69,7 +73,9 @@ def override(plain: Mapping[str, Any], assignments: Mapping[str, Any]) -> dict[s
         # Tasks and schedules check their options themselves.
         if last not in place and groups[-1:] not in (["options"], ["schedule"]):
             raise _unknown(path, last, place)
-        if groups[-1:] == ["schedule"] and last in ("name", "reference"):
+        if path == "task.reference" and value != place[last]:
+            place["options"] = {}
+        elif path.endswith(IDENTITIES):
             place.pop("reference" if last == "name" else "name", None)
         if groups == ["task"] and last == "reference" and value != place.get(last):
             place["options"] = {}  # They belong to the other task.

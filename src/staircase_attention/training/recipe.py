@@ -167,10 +167,10 @@ class TrainingConfig:
     divergence: DivergenceConfig = field(default_factory=DivergenceConfig)
 
     def __post_init__(self) -> None:
-        counts = ("num_updates", "num_lanes", "segment_length", "num_micro_batches")
-        counts += ("log_every", "evaluate_every", "checkpoint_every", "evaluation_lanes")
+        sizes = ("num_updates", "num_lanes", "segment_length", "num_micro_batches")
+        counts = ("log_every", "evaluate_every", "checkpoint_every", "evaluation_lanes")
         optional = ("restart_every", "keep_every", "evaluation_tokens")
-        check(self, "at least 1", lambda value: value >= 1, *counts)
+        check(self, "at least 1", lambda value: value >= 1, *sizes, *counts)
         check(self, "at least 1, or none", lambda value: value is None or value >= 1, *optional)
         if self.keep_every is not None and self.keep_every % self.checkpoint_every:
             raise input_error(

@@ -48,7 +48,7 @@ def train(
         run = run if run.startswith(PRETRAINED) else str(Path(run).resolve())
         facts["init"] = {"run": run, "update": update}
     with (
-        run_folder.begun(recipe, tokeniser, **facts),
+        run_folder.started(recipe, tokeniser, **facts),
         _trainer(recipe, run_folder, progress) as trainer,
     ):
         trainer.display.say(f"run folder: {run_folder.path}")

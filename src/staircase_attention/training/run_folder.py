@@ -123,7 +123,7 @@ class RunFolder:
         return False
 
     @contextlib.contextmanager
-    def begun(
+    def started(
         self,
         recipe: Recipe,
         tokeniser: Tokeniser | None = None,

@@ -3,6 +3,7 @@
 import math
 import time
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import torch
@@ -97,7 +98,7 @@ class Trainer:
                     lanes=self.own_lanes,
                     rate=rate,
                     wants_stop=bool(self.stop.number),
-                    meanwhile=lambda position=position: self._prefetch(position),
+                    meanwhile=partial(self._prefetch, position),
                 )
                 self._record(outcome, batch, position, time.perf_counter() - started)
                 self._log_if_due(outcome, rate)
