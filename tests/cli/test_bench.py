@@ -14,7 +14,6 @@ def small_peaks(monkeypatch):
     """Measure the machine in a moment."""
     for kind in ("cpu", "cuda"):
         monkeypatch.setitem(bench.PRODUCT_SIZE, kind, 64)
-        monkeypatch.setitem(bench.COPY_BYTES, kind, 1 << 16)
     monkeypatch.setattr(bench, "LEAST_PROMPT", 16)
     monkeypatch.setenv("COLUMNS", "100")
 

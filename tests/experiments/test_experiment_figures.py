@@ -15,10 +15,10 @@ from staircase_attention.experiments.figures import (
     draw_figures,
     learning_curves,
     length_figure,
-    looks,
     mean_curve,
     recurrence_figure,
     recurrence_points,
+    row_styles,
 )
 from staircase_attention.experiments.results import RowSummary, RunRecord
 from staircase_attention.training import RunResult
@@ -81,10 +81,10 @@ def test_every_family_has_its_own_colour_and_marker():
     for kind in zip(*everything, strict=True):
         assert len(set(kind)) == len(everything)
     assert {row.model for row in paper_rows().values()} <= set(FAMILIES)
-    drawn = looks(["Staircase", "mine", "LSTM", "Staircase", "yours", "mine"])
-    assert [look.colour for look in drawn[:3]] != [look.colour for look in drawn[3:]]
+    drawn = row_styles(["Staircase", "mine", "LSTM", "Staircase", "yours", "mine"])
+    assert [style.colour for style in drawn[:3]] != [style.colour for style in drawn[3:]]
     assert (drawn[0].colour, drawn[1].colour) == (drawn[3].colour, drawn[5].colour)
-    assert len({look.dashes for look in (drawn[0], drawn[3])}) == 2
+    assert len({style.dashes for style in (drawn[0], drawn[3])}) == 2
 
 
 def test_figure_2_has_a_position_for_every_row_of_its_models():

@@ -107,6 +107,11 @@ def save(picture: Picture, path: str | os.PathLike[str]) -> None:
     write_whole(target, content.getvalue())
 
 
+DrawSample = Callable[[Figure, Area], None]
+Entry = tuple[list[DrawSample], str]
+"""Samples side by side in the legend, and what they mean."""
+
+
 class FigureLayout:
     """Where the parts of a picture go, in inches from the lower left corner."""
 
@@ -117,7 +122,11 @@ class FigureLayout:
         inner = max(LEAST_WIDTH, labels + 0.1 + len(picture.columns) * PITCH)
         self.title = textwrap.wrap(picture.title, int(inner / text_width("x", LARGE) / BOLD))
         self.notes = textwrap.wrap(" ".join(picture.notes), int(inner / text_width("x", SMALL)))
-        self.samples = [*_box_samples(picture), ([_draw_arrow], LEAVES), ([_draw_frame], OUTLINE)]
+        self.samples: list[Entry] = [
+            *_box_samples(picture),
+            ([_draw_arrow], LEAVES),
+            ([_draw_frame], OUTLINE),
+        ]
         self.legend_top = MARGIN + (len(self.samples) + len(self.notes)) * LEGEND_LINE
         self.bottom = self.legend_top + 0.6
         self.bottom += 0.28 if picture.sight is not None else 0
@@ -178,7 +187,7 @@ class FigureLayout:
             write(self.figure, centre, top - 0.1, name("x", column + 1), align="center")
             if self.shows_tokens:
                 numbers = counted_from_one(tokens)
-                style = {"size": TINY, "colour": GREY, "align": "center"}
+                style: dict[str, Any] = {"size": TINY, "colour": GREY, "align": "center"}
                 write(self.figure, centre, top - 0.27, numbers, **style)
 
     def _first_row(self, column: int) -> int:
@@ -214,10 +223,7 @@ class FigureLayout:
             middle -= LEGEND_LINE
 
 
-DrawSample = Callable[[Figure, Area], None]
-
-
-def _box_samples(picture: Picture) -> list[tuple[list[DrawSample], str]]:
+def _box_samples(picture: Picture) -> list[Entry]:
     """Boxes of each kind: on the first pass with that kind, on one in the middle, on the last."""
     entries = []
     for kind in KINDS:
@@ -257,22 +263,22 @@ def write(
     colour: str = DARK,
     align: str = "left",
     vertical: str = "center",
-    **looks: Any,  # noqa: ANN401
+    **style: Any,  # noqa: ANN401
 ) -> None:
     """Write a line of text."""
-    looks |= {"fontsize": size, "color": colour, "ha": align, "va": vertical}
-    figure.text(left, middle, text, transform=figure.dpi_scale_trans, **looks)
+    style |= {"fontsize": size, "color": colour, "ha": align, "va": vertical}
+    figure.text(left, middle, text, transform=figure.dpi_scale_trans, **style)
 
 
-def draw_line(figure: Figure, *corners: tuple[float, float], **looks: Any) -> None:  # noqa: ANN401
+def draw_line(figure: Figure, *corners: tuple[float, float], **style: Any) -> None:  # noqa: ANN401
     """A line through some corners."""
     xs, ys = zip(*corners, strict=True)
-    figure.add_artist(Line2D(xs, ys, transform=figure.dpi_scale_trans, **looks))
+    figure.add_artist(Line2D(xs, ys, transform=figure.dpi_scale_trans, **style))
 
 
 def draw_outline(figure: Figure, area: Area) -> None:
     """The line around what is computed in parallel."""
-    style = {"facecolor": "white", "edgecolor": DARK, "linewidth": 1.1}
+    style: dict[str, Any] = {"facecolor": "white", "edgecolor": DARK, "linewidth": 1.1}
     shape = "round,pad=0,rounding_size=0.08"
     patch = FancyBboxPatch(
         area[:2], *area[2:], boxstyle=shape, transform=figure.dpi_scale_trans, **style
@@ -282,20 +288,20 @@ def draw_outline(figure: Figure, area: Area) -> None:
 
 def draw_box(figure: Figure, box: Box, area: Area, *, num_passes: int) -> None:
     """A box of any kind, with its pass number in the middle."""
-    looks: dict[str, Any] = {"facecolor": CACHED, "edgecolor": PALE, "hatch": "/////"}
+    style: dict[str, Any] = {"facecolor": CACHED, "edgecolor": PALE, "hatch": "/////"}
     ink, linewidth = DARK, 0.8
     if box.kind == "query":
         fill, ink = pass_colours(box.pass_number, num_passes)
-        looks = {"facecolor": fill, "edgecolor": DARK}
+        style = {"facecolor": fill, "edgecolor": DARK}
     elif box.kind == "kept":
-        looks = {"facecolor": "white", "edgecolor": GREY, "linestyle": (0, (1, 1.5))}
+        style = {"facecolor": "white", "edgecolor": GREY, "linestyle": (0, (1, 1.5))}
         linewidth = 1.1
     corner, width, scale = (
         (area.left + INSET, area.bottom),
         area.width - 2 * INSET,
         figure.dpi_scale_trans,
     )
-    patch = Rectangle(corner, width, area.height, transform=scale, linewidth=linewidth, **looks)
+    patch = Rectangle(corner, width, area.height, transform=scale, linewidth=linewidth, **style)
     figure.add_artist(patch)
     for place in range(1, len(box.columns)):
         between = area.left + place * area.width / len(box.columns)
@@ -303,7 +309,7 @@ def draw_box(figure: Figure, box: Box, area: Area, *, num_passes: int) -> None:
         draw_line(figure, *ends, color=ink, linewidth=0.4, alpha=0.5)
     # Where hatching or lines between tokens would cross the number, it gets a plain background.
     is_crossed = box.kind == "cached" or len(box.columns) > 1
-    behind = {"boxstyle": "square,pad=0.1", "facecolor": looks["facecolor"], "edgecolor": "none"}
+    behind = {"boxstyle": "square,pad=0.1", "facecolor": style["facecolor"], "edgecolor": "none"}
     write(
         figure,
         *area.centre,
@@ -319,7 +325,13 @@ def draw_box(figure: Figure, box: Box, area: Area, *, num_passes: int) -> None:
 
 def draw_arrow(figure: Figure, centre: float, bottom: float, top: float) -> None:
     """An arrow that points up."""
-    style = {"color": DARK, "linewidth": 1.2, "shrinkA": 0, "shrinkB": 0, "mutation_scale": 10}
+    style: dict[str, Any] = {
+        "color": DARK,
+        "linewidth": 1.2,
+        "shrinkA": 0,
+        "shrinkB": 0,
+        "mutation_scale": 10,
+    }
     ends = ((centre, bottom), (centre, top))
     head = "-|>,head_width=0.18,head_length=0.32"
     transform = figure.dpi_scale_trans

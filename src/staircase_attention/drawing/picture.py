@@ -8,6 +8,7 @@ change here.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Literal
 
 from staircase_attention.checks import check_choice, check_integer, input_error
@@ -130,7 +131,9 @@ def picture(
     )
     _check_at_most(MAX_BOXES, "boxes", sum(len(row.boxes) for row in rows), schedule)
     options = schedule.to_dict()
-    title = [str(options.pop("name")), *(f"{name}={value}" for name, value in options.items())]
+    # A schedule of the family has a name, a user's own a reference to its file.
+    first = options.pop("name", None) or Path(options.pop("reference")).name
+    title = [first, *(f"{name}={value}" for name, value in options.items())]
     return Picture(
         title=" ".join(title) + (", in chunk order" if order == "chunk" else ""),
         caption=_caption(schedule),
@@ -166,7 +169,7 @@ def _default_num_layers(schedule: Schedule) -> int:
 
 
 def _is_growing(schedule: Schedule, num_columns: int) -> bool:
-    """Whether one more column would let some query see more positions than any does so far."""
+    """Whether one more period would let some query see more positions than any does so far."""
 
     def most_seen(num_tokens: int) -> int:
         steps = schedule.steps(range(num_tokens), num_layers=1, order="window")
@@ -177,7 +180,8 @@ def _is_growing(schedule: Schedule, num_columns: int) -> bool:
         return most if schedule.attention_span is None else min(most, schedule.attention_span)
 
     chunk = schedule.chunk_length
-    return most_seen((num_columns + 1) * chunk) > most_seen(num_columns * chunk)
+    num_tokens = num_columns * chunk
+    return most_seen(num_tokens + schedule.period) > most_seen(num_tokens)
 
 
 def _columns_of(tokens: range, chunk: int) -> range:

@@ -7,6 +7,7 @@ and numbers are bfloat16 on a GPU, float32 on a CPU. Results are plain dictionar
 
 import contextlib
 import datetime
+import functools
 import gc
 import itertools
 import math
@@ -30,12 +31,10 @@ from staircase_attention.checks import check_choice, check_integer, input_error
 from staircase_attention.data import Corpus
 from staircase_attention.experiments.catalog import find_recipe, recipes
 from staircase_attention.generation import SamplingConfig, stream
-from staircase_attention.models import LSTMSequenceModel, SequenceModel
 from staircase_attention.models.cost import segment_cost, warm_up_length
-from staircase_attention.schedules import Schedule
 from staircase_attention.tasks import load_task
 from staircase_attention.training import FamilyModel, LSTMModel, Recipe, TaskChoice
-from staircase_attention.training.build import build_model, precision_of
+from staircase_attention.training.build import NumSymbols, build_model, precision_of
 from staircase_attention.training.learner import Learner
 from staircase_attention.training.optimizer import learning_rate
 from staircase_attention.training.processes import Processes
@@ -57,23 +56,20 @@ LEAST_PROMPT = 256
 """Tokens before those that are timed, so that windows are full."""
 PRODUCT_SIZE = {"cuda": 8192, "cpu": 1024}
 """Rows and columns of the matrices whose product is the peak of operations."""
-COPY_BYTES = {"cuda": 1 << 30, "cpu": 1 << 27}
-"""Bytes whose copy is the peak of memory traffic."""
 TRAINING_FACTOR = 3
 """An update costs a forward pass and a backward pass of twice its operations."""
 
-# name -> recipe, width, layers, heads, segment, lanes, symbols (None: those of the task)
-SetRow = tuple[str, int, int, int, int, int, int | None]
 REDDIT = ("transformer-xl", "cached-staircase-c128", "staircase-n8-c32", "ladder-8", "feedback")
-SETS: dict[str, dict[str, SetRow]] = {
+SETS: dict[str, dict[str, tuple[str, int]]] = {
     "engine": {
-        "algorithm": ("algorithm/staircase-n4-c16", 256, 4, 4, 128, 256, None),
-        "random-walk": ("random-walk/staircase-n8-c8", 256, 4, 4, 128, 512, None),
-        "enwik8": ("enwik8/staircase-n4-c64", 512, 8, 8, 256, 128, 256),
-        "reddit": ("reddit/staircase-n8-c32", 1024, 8, 8, 256, 32, 8008),
+        "algorithm": ("algorithm/staircase-n4-c16", 256),
+        "random-walk": ("random-walk/staircase-n8-c8", 512),
+        "enwik8": ("enwik8/staircase-n4-c64", 128),
+        "reddit": ("reddit/staircase-n8-c32", 32),
     },
-    "relative": {row: (f"reddit/{row}", 1024, 8, 8, 256, 32, 8008) for row in REDDIT},
+    "relative": {row: (f"reddit/{row}", 32) for row in REDDIT},
 }
+"""Named sets: rows, each with its recipe and its number of lanes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,8 +77,7 @@ class Subject:
     """A model to time: a recipe, and the numbers of symbols that replace its data."""
 
     recipe: Recipe
-    num_inputs: int
-    num_outputs: int
+    symbols: NumSymbols
 
     @property
     def carries_state(self) -> bool:
@@ -112,51 +107,38 @@ def find_subjects(
     for name in names:
         check_choice("a recipe or set to bench", name, [*SETS, *rows, *recipes()])
         for full in [f"{name}/{row}" for row in SETS[name]] if name in SETS else [name]:
-            if full in rows:
-                found[full] = _set_subject(full, rows[full], overrides=overrides, device=device)
-            else:
-                recipe = find_recipe(full).override(overrides)
-                found[full] = _subject(recipe, _num_symbols(recipe))
+            recipe = _set_recipe(full, *rows[full], device) if full in rows else find_recipe(full)
+            recipe = recipe.override(overrides)
+            symbols = num_symbols(recipe, opens_corpus=full not in rows)
+            with torch.device("meta"):
+                build_model(recipe, symbols)
+            found[full] = Subject(recipe=recipe, symbols=symbols)
     if not found:
         raise input_error("bench needs a recipe or a set", "none", "name one")
     return list(found.values())
 
 
-def _subject(recipe: Recipe, num_symbols: tuple[int, int]) -> Subject:
-    subject = Subject(recipe=recipe, num_inputs=num_symbols[0], num_outputs=num_symbols[1])
-    with torch.device("meta"):
-        build_model(recipe, subject)
-    return subject
-
-
-def _set_subject(
-    name: str, row: SetRow, *, overrides: Mapping[str, Any], device: torch.device
-) -> Subject:
-    recipe, width, num_layers, num_heads, segment_length, num_lanes, vocab_size = row
+def _set_recipe(name: str, recipe: str, num_lanes: int, device: torch.device) -> Recipe:
     settings = {
-        "model.core.width": width,
-        "model.core.num_layers": num_layers,
-        "model.core.num_heads": num_heads,
         "model.core.dropout": 0.0,
         "model.core.embedding_dropout": 0.0,
-        "training.segment_length": segment_length,
         "training.num_lanes": num_lanes,
         "training.precision": "bfloat16" if device.type == "cuda" else "float32",
     }
-    sized = replace(find_recipe(recipe).override(settings), name=name).override(overrides)
-    return _subject(sized, (vocab_size, vocab_size) if vocab_size else _num_symbols(sized))
+    return replace(find_recipe(recipe).override(settings), name=name)
 
 
-def _num_symbols(recipe: Recipe) -> tuple[int, int]:
-    """Input and output symbols of a recipe's data; likely ones where its corpus is missing."""
+def num_symbols(recipe: Recipe, *, opens_corpus: bool) -> NumSymbols:
+    """Symbols of a recipe's data; those of the paper where its corpus is missing or not opened."""
     choice = recipe.task
     if isinstance(choice, TaskChoice):
         task = load_task(choice.reference, **choice.options)
-        return task.num_inputs, task.num_outputs
+        return NumSymbols(num_inputs=task.num_inputs, num_outputs=task.num_outputs)
     size = 256 if "enwik8" in choice.folder else 8008
-    with contextlib.suppress(ValueError, OSError):
-        size = Corpus.open(choice.folder).vocab_size
-    return size, size
+    if opens_corpus:
+        with contextlib.suppress(ValueError, OSError):
+            size = Corpus.open(choice.folder).vocab_size
+    return NumSymbols(num_inputs=size, num_outputs=size)
 
 
 def run_bench(
@@ -183,11 +165,8 @@ def run_bench(
         save: called with the report after every subject, so that a kill costs one at most.
     """
     if not (updates or decode):
-        rule, remedy = (
-            "a bench times updates or decoding",
-            "leave --no-updates out, or add --decode",
-        )
-        raise input_error(rule, "neither", remedy)
+        rule = "a bench times updates or decoding"
+        raise input_error(rule, "neither", "leave --no-updates out, or add --decode")
     for number in batches:
         check_integer("batch", number, minimum=1, example=64)
     if repeats is not None:
@@ -205,13 +184,13 @@ def run_bench(
         "notes": [],
     }
     for number, subject in enumerate(subjects, start=1):
-        row = {
+        row: Plain = {
             "name": subject.recipe.name,
             "precision": subject.recipe.training.precision,
             "config": {
                 "recipe": subject.recipe.to_plain(),
-                "num_inputs": subject.num_inputs,
-                "num_outputs": subject.num_outputs,
+                "num_inputs": subject.symbols.num_inputs,
+                "num_outputs": subject.symbols.num_outputs,
                 "carries_state": subject.carries_state,
             },
             "updates": None,
@@ -223,7 +202,10 @@ def run_bench(
         for num_rows in dict.fromkeys(batches) if decode else ():
             found = attempt(lambda: time_decoding(subject, num_rows, device, repeats, say))  # noqa: B023
             row["decoding"].append({"num_rows": num_rows} | found)
-        _relate(row, report["peaks"])
+        product = report["peaks"].get("products", {}).get(row["precision"])
+        if product and "flops_per_second" in (row["updates"] or {}):
+            share = row["updates"]["flops_per_second"] / product["flops_per_second"]
+            row["updates"]["share_of_peak"] = share
         report["is_complete"] = number == len(subjects)
         save(report)
     return report
@@ -251,18 +233,6 @@ def failures(report: Plain) -> list[str]:
     for row in report["rows"]:
         parts += [row["updates"] or {}, *row["decoding"]]
     return [part["failure"] for part in parts if "failure" in part]
-
-
-def _relate(row: Plain, peaks: Plain) -> None:
-    """Add the share of the peak that updates reach, and the floor that reading weights sets."""
-    product = peaks.get("products", {}).get(row["precision"])
-    if product and "flops_per_second" in (row["updates"] or {}):
-        share = row["updates"]["flops_per_second"] / product["flops_per_second"]
-        row["updates"]["share_of_peak"] = share
-    for times in row["decoding"]:
-        if "copy" in peaks and "mean_seconds" in times:
-            floor = times["weight_bytes_per_round"] / peaks["copy"]["bytes_per_second"]
-            times |= {"floor_seconds": floor, "ratio_to_floor": times["mean_seconds"] / floor}
 
 
 def laps(action: Callable[[], object], count: int, device: torch.device) -> Plain:
@@ -317,30 +287,18 @@ def num_laps(seconds: float) -> int:
 
 
 def measure_peaks(device: torch.device, precisions: Iterable[str]) -> Plain:
-    """The speed of a large matrix product in each precision, and of a large copy."""
-    size, num_bytes = PRODUCT_SIZE[device.type], COPY_BYTES[device.type]
+    """The speed of a large matrix product in each precision."""
+    size, products = PRODUCT_SIZE[device.type], {}
     warm_up, count = (10, 30) if device.type == "cuda" else (2, 7)
-
-    def timed(action: Callable[[], object]) -> Plain:
-        laps(action, warm_up, device)
-        return laps(action, count, device)
-
-    products = {}
     for name in precisions:
         dtype = getattr(torch, name)
         left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-        found = timed(lambda: torch.mm(left, right))  # noqa: B023
+        multiply = functools.partial(torch.mm, left, right)
+        laps(multiply, warm_up, device)
+        found = laps(multiply, count, device)
         speed = 2 * size**3 / found["median_seconds"]
         products[name] = {"size": size, "flops_per_second": speed, **found}
-    source = torch.ones(num_bytes, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    found = timed(lambda: target.copy_(source))
-    # A copy reads and writes every byte.
-    speed = 2 * num_bytes / found["median_seconds"]
-    return {
-        "products": products,
-        "copy": {"num_bytes": num_bytes, "bytes_per_second": speed, **found},
-    }
+    return {"products": products}
 
 
 def _memory(device: torch.device) -> Plain:
@@ -363,7 +321,7 @@ def time_updates(subject: Subject, device: torch.device, repeats: int | None, sa
     torch.manual_seed(subject.recipe.seed)
     learner = Learner(
         subject.recipe,
-        build_model(subject.recipe, subject),
+        build_model(subject.recipe, subject.symbols),
         device,
         Processes(),
         carries_state=subject.carries_state,
@@ -428,8 +386,8 @@ def random_batches(subject: Subject) -> list[Batch]:
     generator = np.random.default_rng(0)
     return [
         Batch(
-            inputs=generator.integers(subject.num_inputs, size=shape),
-            targets=generator.integers(subject.num_outputs, size=shape),
+            inputs=generator.integers(subject.symbols.num_inputs, size=shape),
+            targets=generator.integers(subject.symbols.num_outputs, size=shape),
             is_padding=np.zeros(shape, dtype=np.bool_),
         )
         for _ in range(4)
@@ -442,12 +400,12 @@ def update_flops(subject: Subject) -> int:
     length = training.segment_length
     if isinstance(model, LSTMModel):
         gates = model.num_layers * 2 * 4 * 2 * model.width**2
-        forward = length * (gates + 2 * model.width * subject.num_outputs)
+        forward = length * (gates + 2 * model.width * subject.symbols.num_outputs)
     else:
         forward = segment_cost(
             core=model.core,
             schedule=model.schedule,
-            output_size=subject.num_outputs,
+            output_size=subject.symbols.num_outputs,
             start=warm_up_length(model.schedule, length) if subject.carries_state else 0,
             segment=length,
         ).flops
@@ -459,13 +417,13 @@ def time_decoding(
 ) -> Plain:
     """Time new tokens of several rows, after random prompts that fill every window."""
     torch.manual_seed(subject.recipe.seed)
-    model = build_model(subject.recipe, subject)
+    model = build_model(subject.recipe, subject.symbols)
     model = model.to(device=device, dtype=precision_of(subject.recipe)).eval()
     chunk = subject.chunk_length
     # Whole chunks, and one token that goes in with the first round.
     length = math.ceil(max(LEAST_PROMPT, subject.reach) / chunk) * chunk + 1
     generator = torch.Generator().manual_seed(0)
-    prompts = torch.randint(subject.num_inputs, (num_rows, length), generator=generator)
+    prompts = torch.randint(subject.symbols.num_inputs, (num_rows, length), generator=generator)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     say(f"{subject.recipe.name}: prompts of {num_rows} rows")
@@ -485,38 +443,8 @@ def time_decoding(
         "prompt_seconds": prompt_seconds,
         **found,
         "tokens_per_second": num_rows / found["mean_seconds"],
-        "weight_bytes_per_round": token_weight_bytes(model),
         **_memory(device),
     }
-
-
-def token_weight_bytes(model: SequenceModel | LSTMSequenceModel) -> int:
-    """Bytes of weights that a round of new tokens reads: the core once per pass, the rest once.
-
-    Of the embedding only one row per token is read, which is left out.
-    """
-    passes = 1
-    if isinstance(model, SequenceModel):
-        passes = num_passes(model.schedule, num_layers=model.config.num_layers)
-    return sum(
-        weight.numel() * weight.element_size() * (passes if name.startswith("core.") else 1)
-        for name, weight in model.named_parameters()
-        if not name.startswith("embedding.")
-    )
-
-
-def num_passes(schedule: Schedule, *, num_layers: int) -> int:
-    """How often one new token needs the whole core.
-
-    >>> from staircase_attention import Ladder, Staircase
-    >>> num_passes(Staircase(chunk_size=8, num_passes=4), num_layers=2)
-    4
-    >>> num_passes(Ladder(num_passes=3, span=16, order="AABB"), num_layers=2)
-    3
-    """
-    start = warm_up_length(schedule, schedule.chunk_length)
-    steps = schedule.steps(range(start, start + 1), num_layers=num_layers, order="window")
-    return sum(len(step.layers) for step in steps) // num_layers
 
 
 def bench_environment(device: torch.device) -> Plain:
@@ -549,8 +477,6 @@ DECODING_COLUMNS = {
     "mean\nms": ("mean_seconds", 1e3, "{:,.3f}"),
     "median\nms": ("median_seconds", 1e3, "{:,.3f}"),
     "tokens\n/s": ("tokens_per_second", 1, "{:,.0f}"),
-    "floor\nms": ("floor_seconds", 1e3, "{:,.3f}"),
-    "times\nfloor": ("ratio_to_floor", 1, "{:.1f}"),
     "memory\nGiB": ("peak_memory_bytes", 2**-30, "{:.2f}"),
 }
 
@@ -593,8 +519,8 @@ def describe_machine(report: Plain) -> str:
     words = f"{known['device']}, torch {known['packages'].get('torch', '?')}"
     if "failure" in peaks:
         return f"{words}; peaks: {peaks['failure']}"
-    products = "".join(
-        f"{name} products of {one['size']}³ {one['flops_per_second'] / 1e12:.3g} TFLOP/s, "
+    products = [
+        f"{name} products of {one['size']}³ {one['flops_per_second'] / 1e12:.3g} TFLOP/s"
         for name, one in peaks["products"].items()
-    )
-    return f"{words}; {products}copies {peaks['copy']['bytes_per_second'] / 1e9:.3g} GB/s"
+    ]
+    return "; ".join([words, *products])

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MultipleLocator
 
 from staircase_attention.clock import clock
+from staircase_attention.drawing.figure import SETTINGS
 from staircase_attention.experiments.experiment import Experiment
 from staircase_attention.experiments.paper import Spread
 from staircase_attention.experiments.results import RowSummary, RunRecord
@@ -23,14 +25,6 @@ from staircase_attention.files import write_whole
 DOTS_PER_INCH = 160
 ENDINGS: dict[str, dict[str, Any]] = {".png": {}, ".svg": {"Date": None}}
 """The files of a figure, and their metadata: no date, so that they can be compared."""
-SETTINGS: dict[Any, Any] = {
-    "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],
-    # Text stays text, so that it can be searched, selected and read aloud.
-    "svg.fonttype": "none",
-    # The same figure gives the same file.
-    "svg.hashsalt": "staircase",
-}
 GREY, LIGHT_GREY, BAND = "#666666", "#dddddd", "#f4f4f4"
 # Okabe and Ito's colours, then three of Paul Tol's: they differ for every kind of colour vision,
 # and no two models that are often compared have the same hue. Markers differ as well.
@@ -58,7 +52,7 @@ Points = Sequence[tuple[float, float]]
 Against = Literal["updates", "time"]
 
 
-class Look(NamedTuple):
+class Style(NamedTuple):
     """How a row is drawn."""
 
     colour: str
@@ -66,13 +60,13 @@ class Look(NamedTuple):
     dashes: str = "-"
 
 
-def looks(models: Sequence[str]) -> list[Look]:
-    """The look of each row: families differ by colour and marker, rows of a family by dashes."""
+def row_styles(models: Sequence[str]) -> list[Style]:
+    """The style of each row: families differ by colour and marker, rows of a family by dashes."""
     others = dict.fromkeys(model for model in models if model not in FAMILIES)
     known = FAMILIES | dict(zip(others, cycle(OTHER_FAMILIES), strict=False))
     dashes: dict[str, Iterator[str]] = {}
     return [
-        Look(*known[model], dashes=next(dashes.setdefault(model, cycle(DASHES))))
+        Style(*known[model], dashes=next(dashes.setdefault(model, cycle(DASHES))))
         for model in models
     ]
 
@@ -135,13 +129,13 @@ def learning_curves(
     """
     figure, axes = _axes(title)
     ends: list[tuple[float, Line2D]] = []
-    for row, look in zip(rows, looks([row.row.model for row in rows]), strict=True):
+    for row, style in _styles(rows):
         drawn = [run for run in row.runs if positions(run, against)]
         averaged = [run for run in drawn if run.status == "finished"] or drawn
         mean = _along(mean_curve([run.curve for run in averaged]), averaged, against)
         if mean:
             seeds = [_along(run.curve, [run], against) for run in drawn]
-            ends.append(_draw_row(axes, row.row.shown, mean, seeds, look))
+            ends.append(_draw_row(axes, row.row.shown, mean, seeds, style))
     axes.set_xlim(left=0)
     axes.set_ylabel("Validation error (%)")
     if against == "updates":
@@ -200,12 +194,12 @@ def length_figure(rows: Sequence[RowSummary], *, title: str) -> Figure:
     figure, axes = _axes(title)
     lengths = sorted({length for row in rows for length in row.lengths})
     ends: list[tuple[float, Line2D]] = []
-    for row, look in zip(rows, looks([row.row.model for row in rows]), strict=True):
+    for row, style in _styles(rows):
         known = [(float(length), row.length_error(length)) for length in row.lengths]
         mean = [(length, spread.mean) for length, spread in known if spread is not None]
         seeds = [sorted(run.lengths.items()) for run in row.runs if run.lengths]
         if mean:
-            ends.append(_draw_row(axes, row.row.shown, mean, seeds, look))
+            ends.append(_draw_row(axes, row.row.shown, mean, seeds, style))
     axes.set_xscale("log", base=2)
     axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
     axes.minorticks_off()
@@ -213,6 +207,12 @@ def length_figure(rows: Sequence[RowSummary], *, title: str) -> Figure:
     axes.set_ylabel("Test error (%)")
     _finish(axes, ends)
     return figure
+
+
+def _styles(rows: Sequence[RowSummary]) -> Iterator[tuple[RowSummary, Style]]:
+    """The rows that were run, and how each is drawn."""
+    run = [row for row in rows if row.runs]
+    return zip(run, row_styles([row.row.model for row in run]), strict=True)
 
 
 def _axes(title: str) -> tuple[Figure, Axes]:
@@ -223,20 +223,20 @@ def _axes(title: str) -> tuple[Figure, Axes]:
 
 
 def _draw_row(
-    axes: Axes, name: str, mean: Points, seeds: Sequence[Points], look: Look
+    axes: Axes, name: str, mean: Points, seeds: Sequence[Points], style: Style
 ) -> tuple[float, Line2D]:
     """A thick line for the mean, thin ones for several seeds; the last error, and the line."""
     if len(seeds) > 1:
         for points in seeds:
-            axes.plot(*zip(*points, strict=True), color=look.colour, linewidth=0.6, alpha=0.45)
+            axes.plot(*zip(*points, strict=True), color=style.colour, linewidth=0.6, alpha=0.45)
     places, errors = zip(*mean, strict=True)
     [line] = axes.plot(
         places,
         errors,
-        color=look.colour,
-        linestyle=look.dashes,
+        color=style.colour,
+        linestyle=style.dashes,
         linewidth=1.9,
-        marker=look.marker,
+        marker=style.marker,
         markersize=5,
         markevery=max(1, len(places) // NUM_MARKERS),
         label=f"{name}: {errors[-1]:.1f}%",
@@ -247,8 +247,8 @@ def _draw_row(
 def _finish(axes: Axes, ends: Sequence[tuple[float, Line2D]]) -> None:
     """The legend, in the order in which the curves end from top to bottom; grid and limits."""
     _tidy(axes, [line for _, line in sorted(ends, key=lambda end: -end[0])])
-    shown = [error for line in axes.get_lines() for error in line.get_ydata()]
-    axes.set_ylim(*error_limits(shown))
+    shown = [np.asarray(line.get_ydata(), dtype=float) for line in axes.get_lines()]
+    axes.set_ylim(*error_limits([error for errors in shown for error in errors.tolist()]))
 
 
 def error_limits(errors: Sequence[float]) -> tuple[float, float]:
@@ -396,7 +396,8 @@ def _mark_steps(axes: Axes, points: Sequence[Point]) -> None:
 
 
 def _legend(points: Sequence[Point], *, is_shortened: bool) -> list[Line2D]:
-    entries = [(model, *FAMILIES[model], None) for model in dict.fromkeys(p.model for p in points)]
+    models = dict.fromkeys(point.model for point in points)
+    entries = [(model, *FAMILIES[model], FAMILIES[model][0]) for model in models]
     has_paper = any(point.paper is not None for point in points)
     if has_paper or is_shortened:
         entries.append(("ours, from fewer updates" if is_shortened else "ours", GREY, "o", GREY))
@@ -408,7 +409,7 @@ def _legend(points: Sequence[Point], *, is_shortened: bool) -> list[Line2D]:
             [],
             color=colour,
             marker=marker,
-            markerfacecolor=face or colour,
+            markerfacecolor=face,
             linestyle="none",
             label=label,
         )

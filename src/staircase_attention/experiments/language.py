@@ -136,10 +136,12 @@ def language(table: str, row: str) -> Recipe:
         core = replace(core, num_layers=2 * core.num_layers)
     if isinstance(schedule, UniversalTransformer):
         core = replace(core, num_layers=1)
-    form = "episodic" if table == "reddit-episodic" else "stream"
+    task = CorpusChoice(folder=f"corpora/{corpus}")
+    if table == "reddit-episodic":
+        task = replace(task, form="episodic")
     return Recipe(
         name=f"{table}/{row}",
-        task=CorpusChoice(folder=f"corpora/{corpus}", form=form),
+        task=task,
         model=FamilyModel(core=core, schedule=schedule),
         training=facts.config(num_updates=facts.num_updates),
     )

@@ -44,8 +44,11 @@ class Report:
     @property
     def failures(self) -> list[tuple[str, RunRecord]]:
         """Runs that failed or diverged, with the names of their rows."""
-        statuses = ("failed", "diverged")
-        return [(row.row.name, run) for row in self.rows for run in row.with_status(*statuses)]
+        return [
+            (row.row.name, run)
+            for row in self.rows
+            for run in row.with_status("failed", "diverged")
+        ]
 
     def to_plain(self) -> dict[str, Any]:
         """The report as plain data."""

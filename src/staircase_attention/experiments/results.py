@@ -113,7 +113,8 @@ def read_run(path: Path, seed: int) -> RunRecord:
 
 def latest_facts(path: Path) -> tuple[int, dict[str, float]]:
     """How far a run is: the last update on record, and its loss, errors and speed."""
-    folder, update, facts = RunFolder(path), 0, {}
+    folder, update = RunFolder(path), 0
+    facts: dict[str, float] = {}
     for line in _last_lines(folder.metrics):
         update = line["update"]
         before = "valid_" if line["kind"] == "valid" else ""

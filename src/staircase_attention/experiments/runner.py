@@ -15,8 +15,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import TaskID
 
 from staircase_attention.checks import check_integer, input_error
 from staircase_attention.clock import clock
@@ -26,7 +25,7 @@ from staircase_attention.experiments.report import Report, write_report
 from staircase_attention.experiments.results import beside, latest_facts, read_run
 from staircase_attention.files import write_whole
 from staircase_attention.training import StopRequested
-from staircase_attention.training.display import words
+from staircase_attention.training.display import progress_bars, words
 from staircase_attention.training.processes import stop_requests
 from staircase_attention.training.run_folder import RunFolder, RunInUseError
 
@@ -215,17 +214,8 @@ class Monitor:
 
     def __init__(self, *, is_shown: bool) -> None:
         self._is_shown = is_shown
-        console = Console(stderr=True)
-        self._bars: Progress | None = None
-        if is_shown and console.is_terminal:
-            self._bars = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=None),
-                TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
-                TextColumn("{task.fields[facts]}"),
-                TimeRemainingColumn(),
-                console=console,
-            )
+        self._bars = progress_bars() if is_shown and sys.stderr.isatty() else None
+        if self._bars is not None:
             self._bars.start()
         self._tasks: dict[str, TaskID] = {}
         self._last_shown = self._last_line = time.monotonic()

@@ -43,18 +43,23 @@ def words(facts: dict[str, float]) -> str:
     return "  ".join(shown)
 
 
+def progress_bars() -> progress.Progress:
+    """Bars on standard error, each with the facts of its run and the time left."""
+    return progress.Progress(
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(bar_width=None),
+        progress.TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
+        progress.TextColumn("{task.fields[facts]}"),
+        progress.TimeRemainingColumn(),
+        console=Console(stderr=True),
+    )
+
+
 class Terminal(Display):
     """A progress bar with the latest facts and the time left."""
 
     def __init__(self) -> None:
-        self._progress = progress.Progress(
-            progress.TextColumn("{task.description}"),
-            progress.BarColumn(bar_width=None),
-            progress.TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
-            progress.TextColumn("{task.fields[facts]}"),
-            progress.TimeRemainingColumn(),
-            console=Console(stderr=True),
-        )
+        self._progress = progress_bars()
         self._facts: dict[str, float] = {}
 
     def begin(self, name: str, update: int, num_updates: int) -> None:
