@@ -1,4 +1,4 @@
-"""What a token costs a decoder, beside the least it can cost: reading the weights once a pass.
+"""What a token costs a decoder, beside the least it can cost: reading the weights once per pass.
 
     python benchmarks/decoding.py                # both models, batches of 1, 8 and 64
     python benchmarks/decoding.py --kernels      # also what each kernel of a layer takes
@@ -6,7 +6,7 @@
 Models have the shape of the paper's 117M ones, random weights and bfloat16. A decoder first fills
 its window, so that every token costs what any later one does; then 200 tokens are timed between two
 events. The floor is the bytes of all weights that a token must read over the bandwidth of a copy on
-this device. Tokens a second are those of all rows together.
+this device. Tokens per second are those of all rows together.
 """
 
 import argparse
@@ -44,7 +44,7 @@ class Measured:
     is_captured: bool
 
     @property
-    def tokens_a_second(self) -> float:
+    def tokens_per_second(self) -> float:
         """Of all rows together."""
         return self.batch * MICRO / self.micros
 
@@ -52,7 +52,7 @@ class Measured:
         return (
             f"| {self.name} | {self.batch} | {'early' if self.early else 'in turn'} "
             f"| {self.micros:.1f} | {self.floor:.1f} | {self.micros / self.floor:.2f} "
-            f"| {self.tokens_a_second:,.0f} | {self.num_kernels} | {self.is_captured} |"
+            f"| {self.tokens_per_second:,.0f} | {self.num_kernels} | {self.is_captured} |"
         )
 
 
@@ -76,7 +76,7 @@ def seconds(run: Callable[[], object], *, repeats: int, warm_up: int = 20) -> fl
 
 
 def copy_bandwidth() -> float:
-    """Bytes a second that a large copy reads and writes."""
+    """Bytes per second that a large copy reads and writes."""
     source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     return 2 * source.numel() / seconds(lambda: target.copy_(source), repeats=20, warm_up=5)
@@ -91,11 +91,11 @@ def build(schedule: Schedule) -> SequenceModel:
 
 
 def floor_seconds(decoder: Decoder, schedule: Schedule, bandwidth: float) -> float:
-    """All layers' weights once a pass, and the output's once."""
+    """All layers' weights once per pass, and the output's once."""
     weights = decoder.weights
     num_passes = schedule.num_passes if isinstance(schedule, Staircase) else 1
     output = weights.logits.numel() * weights.logits.element_size()
-    return (num_passes * weights.bytes_a_pass + output) / bandwidth
+    return (num_passes * weights.bytes_per_pass + output) / bandwidth
 
 
 def measure(
@@ -131,8 +131,9 @@ def kernels_of_a_layer(decoder: Decoder) -> Iterator[tuple[str, float]]:
     few = ["projections", "attention", "output", "expand", "contract"]
     many = ["norm", "projections", "attention", "output", "norm", "expand", "contract"]
     names = few if decoder._launches.is_few else many
-    every = decoder._launches._launches[1:]
-    num_trips = len(decoder._launches.layout.trips)
+    form = decoder._plan.form
+    every = decoder._launches.all(form)[1:]
+    num_trips = sum(len(layers) for layers, _ in form)
     for place, name in enumerate(names):
         own = [every[trip * len(names) + place] for trip in range(min(8, num_trips))]
         graph = torch.cuda.CUDAGraph()
@@ -154,15 +155,16 @@ def check(model: SequenceModel, first: torch.Tensor) -> None:
 
 
 def growth(rows: list[Measured], name: str) -> str:
-    """How much tokens a second grow from the smallest batch to the largest."""
+    """How much tokens per second grow from the smallest batch to the largest."""
     best = {
-        batch: max(row.tokens_a_second for row in rows if row.batch == batch and row.name == name)
+        batch: max(row.tokens_per_second for row in rows if row.batch == batch and row.name == name)
         for batch in {row.batch for row in rows if row.name == name}
     }
     if len(best) < 2:  # noqa: PLR2004
         return ""
     low, high = min(best), max(best)
-    return f"{name}: from batch {low} to {high} tokens a second grow {best[high] / best[low]:.1f}x"
+    factor = best[high] / best[low]
+    return f"{name}: from batch {low} to {high} tokens per second grow {factor:.1f}x"
 
 
 @torch.no_grad()

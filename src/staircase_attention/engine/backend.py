@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from staircase_attention.attention import View
 from staircase_attention.attention import attend as plain_attend
-
 from staircase_attention.layers.core import Core
 from staircase_attention.layers.embedding import Embedding
 from staircase_attention.layers.layer import Attention, FeedForward, Layer
@@ -75,20 +74,19 @@ class FusedBackend:
         self, core: Core, embedded: Float[Tensor, "rows time width"], *, recompute: bool
     ) -> CoreRunner:
         """The core that takes these tokens, in the fastest form that computes the same."""
-        dtype = compute_dtype(embedded)
-        if not can_fuse(core, embedded, dtype):
+        if not can_fuse(core, embedded):
             return PlainBackend().runner(core, embedded, recompute=recompute)
         from staircase_attention.engine.fused.core import FusedCore
 
-        return FusedCore(core, dtype=dtype, recompute=recompute)
+        return FusedCore(core, dtype=compute_dtype(embedded), recompute=recompute)
 
 
-def can_fuse(core: Core, embedded: Tensor, dtype: torch.dtype) -> bool:
+def can_fuse(core: Core, embedded: Tensor) -> bool:
     """Whether the fused core computes what this core does."""
     positions, memory = core.positions, core.memory
     return (
         can_run_on(embedded.device)
-        and {dtype, embedded.dtype} <= {torch.float32, torch.bfloat16}
+        and {compute_dtype(embedded), embedded.dtype} <= {torch.float32, torch.bfloat16}
         and isinstance(positions, RelativePositions)
         and positions.table.shape[1] in HEAD_SIZES
         and not (memory.shares_keys_values and core.attends_self)
@@ -107,7 +105,7 @@ def attend(
     view: View,
     dropout: float,
 ) -> Float[Tensor, "batch heads queries size"]:
-    """Attention by one pass over tiles in fast memory, where the kernels fit; else the plain one."""
+    """Attention by one pass over tiles in fast memory; plain where the kernels do not fit."""
     has_kernels = can_run_on(queries.device) and not torch._C._are_functorch_transforms_active()
     if table is None or view.has_gaps or not has_kernels:
         return plain_attend(queries, keys, values, table=table, view=view, dropout=dropout)

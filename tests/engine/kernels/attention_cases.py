@@ -63,9 +63,9 @@ class Case:
         return [queries, keys, values, draw(self.num_rows, self.size)]
 
     def expected(self, inputs: list[Tensor], d_out: Tensor, kept: Tensor | None = None) -> list:
-        """Output and gradients of all inputs in float64; with the weights dropped that are not kept.
+        """Output and gradients of all inputs in float64.
 
-        Dropout is 0.25 then.
+        If `kept` is given, other weights are dropped, with a dropout of 0.25.
         """
         exact = [one.detach().double().requires_grad_() for one in inputs]
         queries, keys, values, table = exact

@@ -12,4 +12,4 @@ def _interpreted(unwritten_is_nan, monkeypatch):
     from staircase_attention.engine.kernels import relative_attention
 
     # The interpreter takes its time for every program, busy or not.
-    monkeypatch.setattr(relative_attention, "NUM_TABLE_SUMS", 20)
+    monkeypatch.setattr(relative_attention, "NUM_TABLE_SUMS", 8)

@@ -53,11 +53,12 @@ def test_attention_to_segments_is_the_reference(num_frozen, start, shares):
     plan = Plan(
         run=range(NOW, NOW + 1),
         place=0,
-        before=Books({}, {}, ()),
-        after=Books({}, {}, ()),
+        before=Books({}, {}, []),
+        after=Books({}, {}, []),
         form=((range(1), None),),
         seen=((1, HELD, CACHED[:num_frozen]),),
         attends_self=True,
+        span=None,
     )
     sizes = Sizes(capacity=CAPACITY, num_slots=SLOTS, num_frozen=2)
     (row,) = plan.rows(sizes)
@@ -111,6 +112,7 @@ def test_attention_to_segments_is_the_reference(num_frozen, start, shares):
         SEGMENTS=4,
         FROZEN=2,
         SELF=True,
+        SPAN=0,
         DISTANCES=DISTANCES,
         ROTARY=False,
         SHARES=shares,
@@ -179,6 +181,7 @@ MODELS = {
         "rotary",
     ),
 }
+SETTINGS = ("num_warps", "num_stages", "maxnreg")
 SHARED_MEMORY = 227 * 1024
 """What a program can have on a Hopper GPU."""
 KINDS = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int64: "*i64", torch.int32: "*i32"}
@@ -192,9 +195,7 @@ class Compiled(Launches):
         assert self.early
         assert all(number > 0 for number in grid)
         constants = {**options, "EARLY": True}
-        settings = {
-            name: constants.pop(name) for name in ("num_warps", "num_stages") if name in constants
-        }
+        settings = {name: constants.pop(name) for name in SETTINGS if name in constants}
         names = kernel.arg_names
         given = dict(zip(names, arguments, strict=False))
         kinds = {
@@ -232,10 +233,15 @@ def compile_all(schedule, rows, dtype, positions):
     model = SequenceModel(vocab_size=300, core=core, schedule=schedule).to(dtype)
     stream = model.initial_state(rows).streams[0]
     memory = DecoderMemory(model, stream, measured(schedule, 1), dtype)
+    planner = Planner(schedule, 1)
     launches = Compiled(
-        Weights.of(model, dtype), memory, attends_self=schedule.attends_self, early=True
+        Weights.of(model, dtype),
+        memory,
+        attends_self=planner.attends_self,
+        span=planner.span,
+        early=True,
     )
-    launches.all(Planner(schedule, 1).plan(Books.of(stream), 0).form)
+    launches.all(planner.plan(Books.of(stream), 0).form)
 
 
 if __name__ == "__main__":

@@ -8,9 +8,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-from attention_cases import CLOSE, DEVICE, NAMES, Case, assert_equals_reference, assert_near
-from attention_cases import cases as drawn_cases
-from attention_cases import results
+from attention_cases import (
+    CLOSE,
+    DEVICE,
+    NAMES,
+    Case,
+    assert_equals_reference,
+    assert_near,
+    cases,
+    results,
+)
 from hypothesis import given, settings
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
@@ -19,21 +26,21 @@ from staircase_attention.engine.kernels import relative_attention, relative_seve
 
 BF16 = torch.bfloat16
 BLIND = Case(1, 70, 70, first_visible=(3, 70), num_rows=40, num_heads=2)
-UNEVEN = Case(37, 77, 40, span=60, num_rows=50, first_visible=(0, 45), num_heads=9)
+UNEVEN = Case(33, 50, 17, span=45, num_rows=40, first_visible=(0, 20), num_heads=9)
 """Tiles that are not full: of queries, of keys, and of batch rows and heads."""
 ONE = Case(1, 150, 150, span=120, num_rows=37, first_visible=(0, 50))
 SINGLE = Case(20, 30, 10, num_rows=17, num_heads=2)
 SEVERAL = Case(34, 40, 6, span=35, num_rows=30, num_heads=2)
 
 
-@settings(max_examples=12)
-@given(case=drawn_cases())
+@settings(max_examples=10)
+@given(case=cases())
 def test_drawn_shapes_equal_the_reference(case):
     assert_equals_reference(case)
 
 
 @settings(max_examples=12)
-@given(case=drawn_cases(max_queries=1))
+@given(case=cases(max_queries=1))
 def test_drawn_single_queries_equal_the_reference(case):
     assert_equals_reference(case)
 
@@ -47,12 +54,12 @@ def test_drawn_single_queries_equal_the_reference(case):
         pytest.param(Case(3, 1, 1), id="one key"),
         pytest.param(Case(9, 12, 3, first_visible=(12, 12)), id="nothing in sight, one tile"),
         pytest.param(Case(40, 3, 0, span=1), id="nothing in sight, several tiles"),
-        pytest.param(Case(40, 80, 40, span=33, num_rows=33), id="a window, tiles out of sight"),
-        pytest.param(Case(70, 70, 0, span=3), id="a narrow window"),
-        pytest.param(Case(70, 4, 4, span=9), id="queries that leave the keys behind"),
-        pytest.param(Case(40, 70, 30, first_visible=(35, 70)), id="rows that start late"),
+        pytest.param(Case(34, 100, 66, span=33, num_rows=33), id="a window, tiles out of sight"),
+        pytest.param(Case(50, 50, 0, span=3), id="a narrow window"),
+        pytest.param(Case(50, 4, 4, span=9), id="queries that leave the keys behind"),
+        pytest.param(Case(34, 50, 16, first_visible=(35, 50)), id="rows that start late"),
         pytest.param(Case(64, 64, 0, dtype=BF16, size=64), id="one tile of 64"),
-        pytest.param(Case(70, 90, 20, dtype=BF16, size=128), id="several tiles of 64"),
+        pytest.param(Case(65, 70, 5, dtype=BF16, size=128), id="several tiles of 64"),
         pytest.param(Case(7, 130, 123, dtype=BF16, size=64), id="few queries"),
         pytest.param(Case(1, 1, 0), id="itself"),
         pytest.param(Case(1, 1, 1, num_rows=1), id="one query, one key"),
@@ -75,7 +82,7 @@ def test_shapes_of_models_equal_the_reference(case):
     ("case", "num_sums"),
     [
         (UNEVEN, 40),
-        (replace(UNEVEN, dtype=BF16, size=32, num_queries=70, num_heads=3), 40),
+        (replace(UNEVEN, dtype=BF16, size=32, num_queries=66, num_heads=2), 40),
         (SINGLE, 1),
         (SEVERAL, 1),
         (Case(1, 20, 20, num_rows=9, num_heads=18), 1),
@@ -205,10 +212,10 @@ def test_a_past_that_lies_elsewhere_comes_first(case, num_past, num_wanted, adds
 
 @pytest.mark.parametrize("case", [SINGLE, SEVERAL, Case(1, 30, 30, num_heads=2)])
 def test_gradients_go_where_they_are_asked_and_table_sums_add_up(case):
-    queries, keys, values, table = inputs = case.inputs()
+    inputs = case.inputs()
     out, logsumexp = relative_attention.forward(*inputs, **case.options)
     assert out.transpose(1, 2).is_contiguous()
-    sums = relative_attention.new_table_sums(table)
+    sums = relative_attention.new_table_sums(inputs[-1])
     saved = (*inputs, out, logsumexp)
     alone = relative_attention.backward(out, *saved, **case.options, table_sums=sums)
     once = sums.sum(0)
@@ -262,15 +269,15 @@ def test_dropout_drops_the_same_weights_forward_and_backward(case):
 
     parts = [(each[:, :, :5], each[:, :, 5:]) for each in (keys, values)]
     past, own = zip(*parts, strict=True)
-    for given, options in (((keys, values), {}), (own, {"past": past})):
+    for seen_as, options in (((keys, values), {}), (own, {"past": past})):
         options = {**case.options, **dropped, **options}
-        out, logsumexp = relative_attention.forward(queries, *given, table, **options)
+        out, logsumexp = relative_attention.forward(queries, *seen_as, table, **options)
         sums = relative_attention.new_table_sums(table)
         d_queries, *d_own = relative_attention.backward(
-            out.cos(), queries, *given, table, out, logsumexp, **options, table_sums=sums
+            out.cos(), queries, *seen_as, table, out, logsumexp, **options, table_sums=sums
         )
         expected = case.expected(inputs, out.cos(), kept)
-        first = case.num_keys - given[0].shape[2]
+        first = case.num_keys - seen_as[0].shape[2]
         expected[2:4] = [one[:, :, first:] for one in expected[2:4]]
         found = (out, d_queries, *d_own, sums.sum(0))
         for name, one, other in zip(NAMES, found, expected, strict=True):

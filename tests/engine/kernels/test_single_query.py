@@ -40,9 +40,7 @@ class Layers:
         for number in reversed(self.numbers):
             inputs = (self.queries[number], self.keys, self.values)
             dropped = self.dropped[number]
-            found = relative_attention.forward(
-                *inputs, self.table, **self.case.options, **dropped
-            )
+            found = relative_attention.forward(*inputs, self.table, **self.case.options, **dropped)
             notes.add_query(
                 number, self.d_out[number], *inputs, *found, d_queries=d_queries[number], **dropped
             )

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from staircase_attention.engine.backend import can_run_on, compute_dtype, is_plain
 from staircase_attention.engine.decoding.plan import (
     BANK_SEGMENTS,
     HEADER,
@@ -17,13 +18,11 @@ from staircase_attention.engine.decoding.plan import (
     Form,
     Plan,
     Planner,
-    Segment,
     Sizes,
     measured,
 )
 from staircase_attention.engine.decoding.weights import Weights
 from staircase_attention.engine.kernels.graphs import captured
-from staircase_attention.engine.backend import can_run_on, compute_dtype, is_plain
 from staircase_attention.layers import KeysValues
 from staircase_attention.layers.positions import ROTARY_BASE
 from staircase_attention.models.sequence_model import SequenceModel
@@ -45,7 +44,7 @@ class DecoderMemory:
         self, model: SequenceModel, stream: Stream, sizes: Sizes, dtype: torch.dtype
     ) -> None:
         config, schedule = model.config, model.schedule
-        self.sizes = sizes
+        self.sizes, self.capacity = sizes, sizes.capacity
         self.num_rows, self.num_heads = len(stream.rows), config.num_heads
         self.head_size = config.head_size
         device = model.output.weight.device
@@ -77,51 +76,42 @@ class DecoderMemory:
 
     def fill(self, stream: Stream, books: Books) -> None:
         """Take in what a stream remembers."""
-        for (bank, layer), held in stream.banks.items():
-            places = self._bank_places(stream.position, held.num_tokens)
-            for target, given in zip(self._banks, held, strict=True):
-                own = target[layer, books.regions[bank]]
-                own.index_copy_(2, places, given.detach().to(target))
-        places = self._cache_places(books.cached)
-        for layer, held in enumerate(stream.cache):
-            for target, given in zip(self._caches, held, strict=True):
-                target[layer].index_copy_(2, places, given.detach().to(target))
+        for key, memory, places in self._bank_parts(books, stream.position):
+            memory.index_copy_(3, places, torch.stack(stream.banks[key]).detach().to(memory))
+        parts = zip(stream.cache, self._cache_parts(books), strict=False)
+        for held, (memory, places) in parts:
+            memory.index_copy_(3, places, torch.stack(held).detach().to(memory))
 
     def stream(self, begun: Stream, books: Books, position: int) -> Stream:
         """What the model's own stream would be at a position."""
-        banks = {
-            (bank, layer): KeysValues(
-                *(
-                    one[layer, books.regions[bank]].index_select(
-                        2, self._bank_places(position, num_held)
-                    )
-                    for one in self._banks
-                )
-            )
-            for (bank, layer), num_held in books.banks.items()
-        }
+
+        def read(memory: Tensor, places: Tensor) -> KeysValues:
+            return KeysValues(*(one.index_select(2, places) for one in memory))
+
+        parts = self._bank_parts(books, position)
         return replace(
             begun,
             position=position,
-            banks=banks,
-            cache=tuple(self._read_caches(books.cached)),
-            cached=joined(range(one[0], one[0] + one.length) for one in books.cached),
+            banks={key: read(memory, places) for key, memory, places in parts},
+            cache=tuple(read(*part) for part in self._cache_parts(books)),
+            cached=joined(range(one.position, one.position + one.length) for one in books.cached),
         )
 
-    def _read_caches(self, cached: tuple[Segment, ...]) -> Iterator[KeysValues]:
-        if cached:
-            places = self._cache_places(cached)
-            for pair in zip(*self._caches, strict=True):
-                yield KeysValues(*(one.index_select(2, places) for one in pair))
+    def _bank_parts(
+        self, books: Books, position: int
+    ) -> Iterator[tuple[tuple[int, int], Tensor, Tensor]]:
+        """The number and layer of each bank, its memory [2, rows, ...], and its tokens' places."""
+        for (bank, layer), num_held in books.banks.items():
+            held = torch.arange(position - num_held, position, device=self.keys.device)
+            yield (bank, layer), self._banks[:, layer, books.regions[bank]], held % self.capacity
 
-    def _bank_places(self, position: int, num_held: int) -> Tensor:
-        held = torch.arange(position - num_held, position, device=self.keys.device)
-        return held % self.sizes.capacity
-
-    def _cache_places(self, cached: tuple[Segment, ...]) -> Tensor:
-        places = [range(one.place, one.place + one.length) for one in cached]
-        flat = [place for part in places for place in part]
-        return torch.tensor(flat, dtype=torch.int64, device=self.keys.device)
+    def _cache_parts(self, books: Books) -> Iterator[tuple[Tensor, Tensor]]:
+        """The memory of each layer's cache, and the places of its tokens."""
+        runs = [torch.arange(one.place, one.place + one.length) for one in books.cached]
+        if runs:
+            places = torch.cat(runs).to(self.keys.device)
+            for layer in range(self._caches.shape[1]):
+                yield self._caches[:, layer], places
 
 
 class Decoder:
@@ -171,11 +161,12 @@ class Decoder:
         if not isinstance(model, SequenceModel) or not isinstance(state, State):
             return False
         here = model.output.weight
+        if not can_run_on(here.device):
+            return False
         dtype = compute_dtype(model.output.weight)
         is_casting = torch.is_autocast_enabled(here.device.type)
         return (
-            can_run_on(here.device)
-            and is_plain(model)
+            is_plain(model)
             and model.config.head_size % 2 == 0
             and model.schedule.is_state_bounded
             and dtype in DTYPES
@@ -251,7 +242,8 @@ class Decoder:
         self._launches = Launches(
             self.weights,
             self._memory,
-            attends_self=model.schedule.attends_self,
+            attends_self=self._planner.attends_self,
+            span=self._planner.span,
             early=self._early,
         )
         self._programs: dict[Form, Callable[[], object]] = {}
@@ -280,7 +272,8 @@ class Decoder:
         """Make room for a run that needs more than any before it."""
         plan = self._planner.plan(self._plan.after, self._position)
         with torch.inference_mode(mode=False):
-            self._begin(self.state().streams[0], self._sizes | plan.sizes.doubled())
+            twice = Sizes(*(2 * size for size in plan.sizes))
+            self._begin(self.state().streams[0], self._sizes | twice)
 
     def _program(self) -> Callable[[], object]:
         """What computes a token of the present run."""

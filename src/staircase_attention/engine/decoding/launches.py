@@ -73,10 +73,16 @@ class Launches:
     """Scratch memory for one token of every row, and the launches that compute it."""
 
     def __init__(
-        self, weights: Weights, memory: "DecoderMemory", *, attends_self: bool, early: bool
+        self,
+        weights: Weights,
+        memory: "DecoderMemory",
+        *,
+        attends_self: bool,
+        span: int | None,
+        early: bool,
     ) -> None:
-        self.weights, self.memory, self.attends_self = weights, memory, attends_self
-        self.early = early
+        self.weights, self.memory = weights, memory
+        self.attends_self, self.span, self.early = attends_self, span, early
         self.rows, self.num_heads, self.size = memory.num_rows, memory.num_heads, memory.head_size
         self.width = self.num_heads * self.size
         self.is_few = self.rows <= MOST_FEW_ROWS
@@ -206,13 +212,12 @@ class Launches:
 
     def _freeze(self, remembered: Tensor, plan: Tensor) -> Iterator[Launch]:
         """Keys and values of the token as it is remembered, for all layers at once."""
-        weights = self.weights
-        shares = weights.shared is not None
+        shared = self.weights.shared
         yield from self._product(
             Product(
                 source=remembered,
-                norm=weights.shared_norm if shares else weights.attention_norm,
-                weights=weights.shared if shares else weights.projections[:, self.width :],
+                norm=self.weights.shared_norm or self.weights.attention_norm,
+                weights=self.weights.projections[:, self.width :] if shared is None else shared,
                 target=self._queries,
                 kind=kernels.KEEP.value,
                 base=self.memory.cache_base(0),
@@ -348,11 +353,13 @@ class Launches:
             SEGMENTS=sizes.num_frozen + (BANK_SEGMENTS if self.attends_self else 0),
             FROZEN=sizes.num_frozen,
             SELF=self.attends_self,
+            SPAN=self.span or 0,
             DISTANCES=sizes.reach if self.weights.table is None else len(self.weights.table),
             ROTARY=self.weights.table is None,
             SHARES=tiles.shares,
             BLOCK=tiles.block,
             num_warps=tiles.num_warps,
+            maxnreg=tiles.maxnreg,
         )
 
     def _make_room(self, num_partial: int, num_counts: int) -> None:
@@ -394,6 +401,8 @@ class AttentionTiles:
     block: int
     """Keys that a program works on at once."""
     num_warps: int
+    maxnreg: int | None
+    """Registers per thread, limited where four programs share a multiprocessor."""
 
 
 def few_tiles(columns: int, inner: int, dtype: torch.dtype) -> tuple[int, int, int]:
@@ -430,11 +439,13 @@ def attention_tiles(
     shares = min(wanted, triton.cdiv(keys, FEWEST_KEYS), MOST_SHARES)
     shares = 1 << (shares.bit_length() - 1)
     # A program alone on its multiprocessor works on more at once than one of several.
-    room = 49_152 if rows * heads * shares <= ENOUGH_PROGRAMS else 24_576
+    is_alone = rows * heads * shares <= ENOUGH_PROGRAMS
+    room = 49_152 if is_alone else 24_576
     units = triton.next_power_of_2(size)
     key_bytes = units * (2 * dtype.itemsize + (8 if is_rotary else dtype.itemsize))
     most = min(64, max(16, triton.next_power_of_2(triton.cdiv(keys, shares))))
     block = max(16, min(most, 1 << ((room // key_bytes).bit_length() - 1)))
-    return AttentionTiles(
-        shares=shares, block=block, num_warps=min(8, max(1, block * units // 1024))
-    )
+    num_warps = min(8, max(1, block * units // 1024))
+    # The compiler may use more than it needs, and a fourth program would not fit.
+    maxnreg = None if is_alone or num_warps < 4 else 65_536 // (4 * 32 * num_warps)  # noqa: PLR2004
+    return AttentionTiles(shares=shares, block=block, num_warps=num_warps, maxnreg=maxnreg)

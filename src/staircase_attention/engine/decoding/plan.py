@@ -1,9 +1,10 @@
 """From the timetable to numbers that kernels read: what each step of a token sees, and where.
 
-The timetable is asked for one run of tokens at a time, at most one chunk. A `Plan` holds a row of
-integers for every step of the run. The row is the same for all tokens of the run; what changes
-from token to token follows from the position, which lies on the device. So the same launches, and
-the same captured graph, serve any schedule whose state is bounded.
+The timetable is asked for one run of tokens at a time: one chunk, or many where a step takes any
+number of tokens. A `Plan` holds a row of integers for every step of the run. The row is the same
+for all tokens of the run; what changes from token to token follows from the position, which lies on
+the device. So the same launches, and the same captured graph, serve any schedule whose state is
+bounded.
 
 Keys and values lie in two kinds of memory. Each open bank has a *region* of the same size, a ring:
 the token at position p lies at place p modulo its capacity. Cached tokens have *slots*: a run that
@@ -11,7 +12,7 @@ is cached gets neighbouring ones, which are free again when the timetable drops 
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -39,8 +40,7 @@ class Segment(NamedTuple):
     length: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sizes:
+class Sizes(NamedTuple):
     """How much room a decoder needs."""
 
     num_steps: int = 1
@@ -56,13 +56,9 @@ class Sizes:
     reach: int = 1
     """Distances between a token and the keys it sees, 0 included."""
 
-    def doubled(self) -> "Sizes":
-        """Twice as much room."""
-        return Sizes(**{key: 2 * one for key, one in asdict(self).items()})
-
     def __or__(self, other: "Sizes") -> "Sizes":
         """Room for both."""
-        return Sizes(**{key: max(one, getattr(other, key)) for key, one in asdict(self).items()})
+        return Sizes(*map(max, self, other))
 
 
 class Books:
@@ -72,7 +68,7 @@ class Books:
         self,
         banks: dict[tuple[int, int], int],
         regions: dict[int, int],
-        cached: tuple[Segment, ...],
+        cached: list[Segment],
     ) -> None:
         self.banks = banks
         """Tokens held for each (bank, layer): those before the present position."""
@@ -90,7 +86,7 @@ class Books:
         for part in stream.cached:
             cached.append(Segment(part.start, place, len(part)))
             place += len(part)
-        return cls(banks, regions, tuple(cached))
+        return cls(banks, regions, cached)
 
     def copy(self) -> "Books":
         """Books that can be kept on without changing these."""
@@ -155,6 +151,8 @@ class Plan:
     seen: tuple[tuple[int, range, list[Segment]], ...]
     """For each step: the region of its bank, the positions it holds, and the frozen segments."""
     attends_self: bool
+    span: int | None
+    """Of these, how many of the latest a token sees, itself included; None: all."""
 
     @property
     def sizes(self) -> Sizes:
@@ -165,14 +163,19 @@ class Plan:
             slots.append(self.place + len(self.run))
         counts = [len(held) + sum(one.length for one in many) for _, held, many in self.seen]
         oldest = [held.start for held in banks] + [one.position for many in frozen for one in many]
+        capacity = len(self.run) + max(map(len, banks))
+        num_keys = len(self.run) + max(counts)
+        reach = self.run.stop - min(oldest)
+        if self.span is not None:
+            capacity, num_keys, reach = (min(one, self.span) for one in (capacity, num_keys, reach))
         return Sizes(
             num_steps=len(self.seen),
             num_regions=1 + max(regions),
-            capacity=len(self.run) + max(map(len, banks)),
+            capacity=capacity,
             num_slots=max(slots, default=0),
             num_frozen=max(map(len, frozen)),
-            num_keys=len(self.run) + max(counts),
-            reach=self.run.stop - min(oldest),
+            num_keys=num_keys,
+            reach=reach,
         )
 
     def rows(self, sizes: Sizes) -> list[list[int]]:
@@ -210,19 +213,30 @@ class Planner:
     def __init__(self, schedule: Schedule, num_layers: int) -> None:
         self.schedule = schedule
         self.num_layers = num_layers
+        self.attends_self = schedule.attends_self
+        two = range(2 * schedule.chunk_length)
+        steps = self._steps(two)
+        caches = any(cell.cached for step in steps for cell in step.cells)
+        self.is_chunked = caches or any(step.cells[0].tokens != two for step in steps)
+        """Whether tokens of different chunks take different steps."""
+
+    @property
+    def span(self) -> int | None:
+        """A limit on the keys of a bank that the kernels apply at every token."""
+        return None if self.is_chunked else self.schedule.attention_span
 
     def plan(self, books: Books, position: int, capacity: int | None = None) -> Plan:
-        """The run that begins at a position, to the end of its chunk at most.
+        """The run that begins at a position.
 
         It does not pass a multiple of `capacity`, where the rings wrap. Where a span limits what a
-        token sees, the oldest visible position moves, and the run is a single token.
+        token sees of the cache, the oldest visible position moves, and the run is a single token.
         """
-        schedule = self.schedule
-        stop = position + schedule.chunk_length - position % schedule.chunk_length
+        schedule, oldest = self.schedule, 0
+        lengths = [schedule.chunk_length] if self.is_chunked else [schedule.default_max_distance]
         if capacity is not None:
-            stop = min(stop, position + capacity - position % capacity)
-        oldest = 0
-        if schedule.attention_span is not None:
+            lengths = [*lengths, capacity] if self.is_chunked else [capacity]
+        stop = min(position + length - position % length for length in lengths)
+        if self.is_chunked and schedule.attention_span is not None:
             stop, oldest = position + 1, max(0, position - schedule.attention_span + 1)
         steps = self._steps(range(position, stop))
         place = books.free_slots(stop - position)
@@ -235,7 +249,7 @@ class Planner:
                 within(frozen, [visible]),
             )
             for step, held, frozen in after.follow(
-                steps, place=place, attends_self=schedule.attends_self
+                steps, place=place, attends_self=self.attends_self
             )
         )
         return Plan(
@@ -245,7 +259,8 @@ class Planner:
             after=after,
             form=tuple((step.layers, step.cells[0].cached) for step in steps),
             seen=seen,
-            attends_self=schedule.attends_self,
+            attends_self=self.attends_self,
+            span=self.span,
         )
 
     def books_at(self, plan: Plan, position: int) -> Books:
@@ -253,12 +268,12 @@ class Planner:
         books = plan.before.copy()
         if position > plan.run.start:
             steps = self._steps(range(plan.run.start, position))
-            for _ in books.follow(steps, place=plan.place, attends_self=self.schedule.attends_self):
+            for _ in books.follow(steps, place=plan.place, attends_self=self.attends_self):
                 pass
         return books
 
     def _steps(self, tokens: range) -> list[Step]:
-        return list(self.schedule.steps(tokens, num_layers=self.num_layers, order="chunk"))
+        return list(self.schedule.steps(tokens, num_layers=self.num_layers, order="window"))
 
 
 @lru_cache
@@ -268,7 +283,7 @@ def measured(schedule: Schedule, num_layers: int) -> Sizes:
     A schedule may need more later on; then a decoder makes room again.
     """
     planner = Planner(schedule, num_layers)
-    books, position, sizes = Books({}, {}, ()), 0, Sizes()
+    books, position, sizes = Books({}, {}, []), 0, Sizes()
     while position < 2 * (schedule.default_max_distance + schedule.chunk_length):
         plan = planner.plan(books, position)
         sizes |= plan.sizes

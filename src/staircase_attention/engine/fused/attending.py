@@ -44,15 +44,14 @@ class Attending:
         seed: Tensor | None,
     ) -> Attended | None:
         """What the queries find; None where there is nothing to attend to."""
-        if not self.attends_self and past is None:
+        if past is None and not self.attends_self:
             return None
         projected = normed @ layer.projection.weight.T
         queries, *own = self._heads(projected, shape)
-        # Kernels put the past before the keys and values; where there are none, it takes their place.
-        seen = own if self.attends_self else past
-        assert seen is not None
+        # Kernels put the past before the queries' own keys; without those, it takes their place.
+        keys, values = own if self.attends_self or past is None else past
         found, logsumexp = relative_attention.forward(
-            queries, *seen, self.table, **self._options(past, seed)
+            queries, keys, values, self.table, **self._options(past, seed)
         )
         flat = found.transpose(1, 2).reshape(normed.shape)
         return Attended(projected, flat, logsumexp)
@@ -84,10 +83,13 @@ class Attending:
         what is there, and `d_past` may be that of the last tokens only.
         """
         d_projected = torch.empty_like(kept.projected)
+        queries, keys, values = self._heads(kept.projected, shape)
         d_queries, d_keys, d_values = self._heads(d_projected, shape)
         relative_attention.backward(
             self._one(d_found, shape),
-            *self._heads(kept.projected, shape),
+            queries,
+            keys,
+            values,
             self.table,
             self._one(kept.found, shape),
             kept.logsumexp,

@@ -83,7 +83,9 @@ class Saved(NamedTuple):
     @property
     def attended(self) -> Attended | None:
         """The last three."""
-        return None if self.projected is None else Attended(*self[-len(Attended._fields) :])
+        if self.projected is None or self.found is None or self.logsumexp is None:
+            return None
+        return Attended(self.projected, self.found, self.logsumexp)
 
 
 LEVEL = 3
@@ -267,7 +269,7 @@ def _through(
     middle, middle_normed, *middle_norm = norm.forward(
         total, addend, None, own.weight, own.bias, eps=own.eps, dtype=route.dtype
     )
-    # inner = dropout(ReLU(expand(x)))
+    # What lies inside the feed-forward sublayer is dropout(ReLU(expand(x))).
     if dropout == 0:
         inner = torch._addmm_activation(layer.expand_bias, middle_normed, layer.expand.weight.T)
     else:

@@ -247,9 +247,9 @@ class SharedCore:
             if before != now:
                 raise RuntimeError(
                     "one of the variables needed for gradient computation has been modified by an "
-                    f"inplace operation: a parameter of shape {list(parameter.shape)} is at version "
-                    f"{now}; expected version {before} instead; run the backward pass before the "
-                    "optimizer's step, or detach the state between segments"
+                    f"inplace operation: a parameter of shape {list(parameter.shape)} is at "
+                    f"version {now}; expected version {before} instead; run the backward pass "
+                    "before the optimizer's step, or detach the state between segments"
                 )
 
     def take_gradients(self) -> list[Tensor]:

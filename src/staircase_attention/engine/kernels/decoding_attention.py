@@ -1,6 +1,6 @@
 """Attention of one token per row to keys and values that lie in segments; see `decoding`."""
 
-# mypy: disable-error-code="untyped-decorator,no-untyped-def"
+# mypy: disable-error-code="untyped-decorator,no-untyped-def,assignment"
 
 import triton
 import triton.language as tl
@@ -17,18 +17,28 @@ LOWEST = tl.constexpr(-1e30)
 
 
 @triton.jit
-def segments_of(plan, now, bank, cache, SEGMENTS: tl.constexpr, FROZEN: tl.constexpr):
-    """For each segment of a plan's row: its end, its first place, and its distance at key 0.
+def segments_of(plan, now, bank, cache, SEGMENTS: tl.constexpr, FROZEN: tl.constexpr,
+                SPAN: tl.constexpr):  # fmt: skip
+    """For each segment of a plan's row: its end, and place (in the bank) and distance of key 0.
 
-    A row has (keys up to the end, place - number, position - number) for each segment.
+    A row has (keys up to the end, place - number, position - number) for each segment. Key 0 is the
+    oldest one in sight: with a SPAN, some keys of the row are not.
     """
+    hidden = tl.cast(0, tl.int64)
+    if SPAN > 0:
+        hidden = tl.maximum(now - tl.load(plan + HEADER + 3 * SEGMENTS - 1) - (SPAN - 1), 0)
     ends, places, reaches = (), (), ()
     for number in tl.static_range(SEGMENTS):
         segment = plan + HEADER + 3 * number
-        base = cache if number < FROZEN else bank
-        ends = ends + (tl.load(segment).to(tl.int32),)  # noqa: RUF005
-        places = places + (base + tl.load(segment + 1),)  # noqa: RUF005
-        reaches = reaches + ((now - tl.load(segment + 2)).to(tl.int32),)  # noqa: RUF005
+        place = tl.load(segment + 1) + hidden
+        if number < FROZEN:
+            place += cache - bank
+        if FROZEN == 0:
+            # Half the registers where all keys are in the bank.
+            place = place.to(tl.int32)
+        ends = ends + ((tl.load(segment) - hidden).to(tl.int32),)  # noqa: RUF005
+        places = places + (place,)  # noqa: RUF005
+        reaches = reaches + ((now - tl.load(segment + 2) - hidden).to(tl.int32),)  # noqa: RUF005
     return ends, places, reaches
 
 
@@ -49,13 +59,15 @@ def attend_segments(queries, keys, values, table, starts, position, plan, attend
                     counts, bank_base, cache_base, rows, scale, HEADS: tl.constexpr,
                     SIZE: tl.constexpr, UNITS: tl.constexpr, CAPACITY: tl.constexpr,
                     SLOTS: tl.constexpr, SEGMENTS: tl.constexpr, FROZEN: tl.constexpr,
-                    SELF: tl.constexpr, DISTANCES: tl.constexpr, ROTARY: tl.constexpr,
-                    SHARES: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+                    SELF: tl.constexpr, SPAN: tl.constexpr, DISTANCES: tl.constexpr,
+                    ROTARY: tl.constexpr, SHARES: tl.constexpr, BLOCK: tl.constexpr,
+                    EARLY: tl.constexpr):  # fmt: skip
     """Σ_k softmax_k(q · (key_k + table[distance_k]) / √SIZE) value_k for one head of one row.
 
     Keys are numbered from the oldest one in sight; a plan's row gives the segments in which they
     lie, of which the first FROZEN ones are in the cache and the others in a bank. Keys of positions
-    before the row's start are hidden; a row without any key gets zero. With ROTARY, `table` holds
+    before the row's start are hidden, and so are all but the latest SPAN keys (0: none is); a row
+    without any key gets zero. With ROTARY, `table` holds
     the cosines and sines [2, DISTANCES, SIZE / 2] by which a query turns instead.
 
     SHARES programs share the keys of a head. Loads of the next blocks of keys are under way while
@@ -74,7 +86,9 @@ def attend_segments(queries, keys, values, table, starts, position, plan, attend
     start_of_row = (now - tl.load(starts + row)).to(tl.int32)
     bank = ((tl.load(plan) * rows + row) * HEADS + head) * CAPACITY + bank_base
     cache = (tl.cast(row, tl.int64) * HEADS + head) * SLOTS + cache_base
-    ends, places, reaches = segments_of(plan, now, bank, cache, SEGMENTS, FROZEN)
+    ends, places, reaches = segments_of(plan, now, bank, cache, SEGMENTS, FROZEN, SPAN)
+    keys += bank * SIZE
+    values += bank * SIZE
     # The last segment of a bank ends at the present token, that of a cache where its row says.
     num_keys = reaches[SEGMENTS - 1] if SELF else ends[SEGMENTS - 1]
     each = tl.cdiv(tl.cdiv(num_keys, SHARES), BLOCK) * BLOCK
@@ -130,7 +144,7 @@ def attend_segments(queries, keys, values, table, starts, position, plan, attend
     top = tl.max(highest, axis=0)
     if SELF:
         is_mine = inside & (share == 0)
-        own = (bank + now + tl.load(plan + 1)) * SIZE + units
+        own = (now + tl.load(plan + 1)) * SIZE + units
         own_key = tl.load(keys + own, mask=is_mine, other=0.0).to(tl.float32)
         if not ROTARY:
             own_key += tl.load(table + units, mask=inside, other=0.0).to(tl.float32)

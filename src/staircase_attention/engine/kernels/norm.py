@@ -51,6 +51,7 @@ def _forward_kernel(
     within = column < WIDTH
     inside = (row < rows)[:, None] & within[None, :]
     offset = row.to(tl.int64)[:, None] * WIDTH + column[None, :]
+    # [ROWS, COLUMNS]; zero outside of the matrix
     total = tl.load(hidden_ptr + offset, mask=inside, other=0.0).to(tl.float32)
     if addend_ptr is not None:
         total += tl.load(addend_ptr + offset, mask=inside, other=0.0).to(tl.float32)
@@ -60,6 +61,7 @@ def _forward_kernel(
         tl.store(total_ptr + offset, stored, mask=inside)
         total = stored.to(tl.float32)
     if normed_ptr is not None:
+        # [ROWS]; the variance is that of the centred row, in a second pass over registers.
         mean = tl.sum(total, 1) / WIDTH
         centred = tl.where(within[None, :], total - mean[:, None], 0.0)
         rstd = tl.rsqrt(tl.sum(centred * centred, 1) / WIDTH + eps)
@@ -105,6 +107,7 @@ def _backward_kernel(
     d_weight = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
     d_bias = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
     d_addend_bias = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
+    # Blocks of rows in turn: neighbours in memory are read at the same time.
     step = tl.num_programs(0) * ROWS
     for start in tl.range(program * ROWS, rows, step, num_stages=STAGES):
         row = start + tl.arange(0, ROWS)
@@ -130,10 +133,12 @@ def _backward_kernel(
         if d_addend_ptr is not None:
             d_addend = gradient.to(d_addend_ptr.dtype.element_ty)
             tl.store(d_addend_ptr + offset, d_addend, mask=inside)
+        # [ROWS, COLUMNS]: one sum for each thread's elements, over all blocks.
         d_weight += d_normed * scaled
         d_bias += d_normed
         if HAS_ADDEND:
             d_addend_bias += gradient
+    # Programs without rows have nothing to add.
     if program * ROWS < rows:
         own = sums_ptr + program * (3 * WIDTH) + column
         add_to(own, tl.sum(d_weight, 0), within)

@@ -52,9 +52,10 @@ class Noise(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """Numbers that change from call to call. They are not specialised: one kernel serves them all.
+    """Numbers that change from call to call.
 
-    Keys are counted from `num_hidden` places before the first one, and so are the queries'
+    They are not specialised (except that Triton takes 1 for a constant): one kernel serves them
+    all. Keys are counted from `num_hidden` places before the first one, and so are the queries'
     positions. The past ends, and the own keys begin, at `boundary`.
     """
 

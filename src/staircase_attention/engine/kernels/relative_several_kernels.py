@@ -56,6 +56,7 @@ def tiles_in_sight(
     last_query = tl.minimum(first + block_q, shape.num_queries)
     stop = tl.minimum(shape.num_keys, shape.first_query + last_query)
     oldest = tl.maximum(shape.first_query + first - shape.span + 1, shape.num_hidden)
+    # Rounded outwards to whole tiles; no tiles where nothing is in sight.
     sees = oldest < stop
     start = tl.where(sees, oldest // block_k * block_k, 0)
     stop = tl.where(sees, tl.cdiv(stop, block_k) * block_k, 0)
@@ -69,6 +70,7 @@ def queries_in_sight(
     """Where the queries start and stop whose `tiles_in_sight` hold the tile of keys at `place`."""
     newest = tl.minimum(place + block_k, shape.num_keys)
     start = tl.maximum(place - shape.first_query, 0) // block_q * block_q
+    # The first query that has all of these keys behind its span, rounded to whole tiles.
     behind = tl.maximum(shape.span + newest - 1 - shape.first_query, 0)
     stop = tl.minimum(shape.num_queries, tl.cdiv(behind, block_q) * block_q)
     stop = tl.where(place < shape.first_query + shape.num_queries, stop, start)
@@ -116,6 +118,13 @@ def store_vectors(
 # Forward: scores by position, then attention. Scores by position are also the first step backward.
 
 
+# Equation: scores[m, i, j] = q[m, i] · table[i - j] scale log2(e), -inf out of sight.
+# Tiles: [block_m, size] · [size, block_k]; the table's vectors are gathered, one for each key.
+# Reads the queries once and the table; writes `scores`. Backward, where `out` is given, it also
+# reads `out`, `d_out` and `logsumexp`, and writes one float32 for each query, in rows of
+# `rows_width`: `normalisers`, the logarithm of the softmax's divisor in bits, and `agreement` =
+# out · d_out, which the softmax subtracts from every gradient.
+# Precision: sums are float32; what is in sight is kept finite in the dtype of `scores`.
 @triton.jit(do_not_specialize=["shape", "rows_width"])
 def scores_kernel(
     queries: Heads,
@@ -136,24 +145,18 @@ def scores_kernel(
     block_k: tl.constexpr,
     size: tl.constexpr,
 ) -> None:
-    """Scores by position of one query of `block_m` matrices.
-
-    Equation: scores[m, i, j] = q[m, i] · table[i - j] scale log2(e), -inf out of sight.
-    Tiles: [block_m, size] · [size, block_k]; the table's vectors are gathered, one for each key.
-    Reads the queries once and the table; writes `scores`. Backward, where `out` is given, it also
-    reads `out`, `d_out` and `logsumexp`, and writes one float32 for each query, in rows of
-    `rows_width`: `normalisers`, the logarithm of the softmax's divisor in bits, and `agreement` =
-    out · d_out, which the softmax subtracts from every gradient.
-    Precision: sums are float32; what is in sight is kept finite in the dtype of `scores`.
-    """
+    """Scores by position of one query of `block_m` matrices."""
     query = tl.program_id(0)
     matrices = tl.program_id(1) * block_m + tl.arange(0, block_m)
     there = matrices < shape.num_matrices
     places = vectors_of_query(queries, matrices, query, shape, size)
+    # Their queries, [block_m, size].
     vectors = tl.load(places, mask=there[:, None], other=0.0)
     start, stop = tiles_in_sight(query // block_q * block_q, shape, block_q, block_k)
+    # Keys that this query sees: [oldest, newest].
     newest = tl.minimum(shape.first_query + query, shape.num_keys - 1)
     oldest = tl.maximum(shape.first_query + query - shape.span + 1, shape.num_hidden)
+    # [block_m]: rows of `scores` and elements of `logsumexp`.
     rows = matrices.to(tl.int64) * shape.num_queries + query
     base = scores + rows * width
     if first_visible is not None:
@@ -162,6 +165,7 @@ def scores_kernel(
     highest: tl.constexpr = HIGHEST_HALF if scores.dtype.element_ty == tl.float16 else HIGHEST
     for place in range(start, stop, block_k):
         keys = place + tl.arange(0, block_k)
+        # [block_k, size]: the vector of each key's distance.
         by_place = load_distances(table, shape.first_query + query - keys, shape, size)
         found = tl.dot(vectors, tl.trans(by_place), input_precision="ieee") * (scale * LOG2E)
         # An upper bound of -inf hides a key from all matrices at once.
@@ -214,10 +218,20 @@ def attend_tile(
     scores_of = content * (scale * LOG2E) + by_place.to(tl.float32)
     queries_at = first + tl.arange(0, block_q)[:, None]
     keys_at = place - shape.num_hidden + tl.arange(0, block_k)[None, :]
+    # Pairs are numbered as without hidden places, so that all kernels drop the same ones.
     pairs = queries_at * (shape.num_keys - shape.num_hidden) + keys_at
-    return add_tile(highest, total, gathered, scores_of, value, noise, matrix, pairs)
+    highest, total, gathered = add_tile(
+        highest, total, gathered, scores_of, value, noise, matrix, pairs
+    )
+    return highest, total, gathered
 
 
+# Equation: out[i] = Σ_j softmax_j(q[i] · k[j] scale log2(e) + scores[i, j]) v[j], in base 2.
+# Tiles: [block_q, size] · [size, block_k] for one tile of keys after the other, those of the past
+# first. The blocks with the most keys come first, so that the last programs to run are short.
+# Reads each tile of scores, keys and values once; writes `out`, and `logsumexp` [matrices,
+# queries] in float32.
+# Precision: factors have the inputs' dtype (weights are rounded to it); sums are float32.
 @triton.jit(do_not_specialize=["shape"])
 def attend_kernel(
     queries: tl.tensor_descriptor,
@@ -235,15 +249,7 @@ def attend_kernel(
     block_k: tl.constexpr,
     size: tl.constexpr,
 ) -> None:
-    """Attention of one block of queries of one matrix per program.
-
-    Equation: out[i] = Σ_j softmax_j(q[i] · k[j] scale log2(e) + scores[i, j]) v[j], in base 2.
-    Tiles: [block_q, size] · [size, block_k] for one tile of keys after the other, those of the past
-    first. The blocks with the most keys come first, so that the last programs to run are short.
-    Reads each tile of scores, keys and values once; writes `out`, and `logsumexp` [matrices,
-    queries] in float32.
-    Precision: factors have the inputs' dtype (weights are rounded to it); sums are float32.
-    """
+    """Attention of one block of queries of one matrix per program."""
     num_blocks = tl.cdiv(shape.num_queries, block_q)
     matrix = tl.program_id(0) // num_blocks
     first = (num_blocks - 1 - tl.program_id(0) % num_blocks) * block_q
@@ -269,6 +275,16 @@ def attend_kernel(
 # Backward, after `scores_kernel`: keys and values, and with them d_scores; then queries and table.
 
 
+# Equation, with P = softmax(s) and dP = d_out vᵀ:
+#
+#     dv = Pᵀ d_out,  dS = P (dP - agreement),  dk = scale dSᵀ q
+#
+# Tiles: keys are rows, [block_k, rows_q], for one tile of queries after the other; so P and dS go
+# from one product into the next as they are.
+# Reads keys and values once, queries, `d_out` and scores tile by tile; writes `d_scores`, which
+# may lie where the scores do (a tile is read before the same program writes it), and at the end
+# the block's gradients.
+# Precision: factors have the inputs' dtype (P, dS are rounded to it); sums are float32.
 @triton.jit(do_not_specialize=["shape", "num_stored"])
 def keys_kernel(
     queries: tl.tensor_descriptor,
@@ -291,19 +307,7 @@ def keys_kernel(
     block_k: tl.constexpr,
     size: tl.constexpr,
 ) -> None:
-    """Gradients of one block of keys and values of one matrix per program, and of the scores.
-
-    Equation, with P = softmax(s) and dP = d_out vᵀ:
-
-        dv = Pᵀ d_out,  dS = P (dP - agreement),  dk = scale dSᵀ q
-
-    Tiles: keys are rows, [block_k, rows_q], for one tile of queries after the other; so P and dS go
-    from one product into the next as they are.
-    Reads keys and values once, queries, `d_out` and scores tile by tile; writes `d_scores`, which
-    may lie where the scores do (a tile is read before the same program writes it), and at the end
-    the block's gradients.
-    Precision: factors have the inputs' dtype (P, dS are rounded to it); sums are float32.
-    """
+    """Gradients of one block of keys and values of one matrix per program, and of the scores."""
     num_blocks = tl.cdiv(shape.num_keys, block_k)
     matrix = tl.program_id(0) // num_blocks
     place = tl.program_id(0) % num_blocks * block_k
@@ -321,13 +325,16 @@ def keys_kernel(
         normaliser = normalisers.load([matrix, first])
         shift = agreement.load([matrix, first])
         content = tl.dot(key, tl.trans(query), input_precision="ieee")
+        # P: [block_k, rows_q]; -inf in `by_place` is a weight of 0.
         weights = tl.exp2(content * (scale * LOG2E) + (by_place.to(tl.float32) - normaliser))
         d_weights = tl.dot(value, tl.trans(gradient), input_precision="ieee")
         queries_at = first + tl.arange(0, rows_q)[None, :]
+        # Pairs are numbered as without hidden places, so that all kernels drop the same ones.
         pairs = queries_at * (shape.num_keys - shape.num_hidden) + keys_at
         used, d_weights = drop_again(weights, d_weights, noise, matrix, pairs)
         # [block_k, rows_q] · [rows_q, size], both times
         d_value = tl.dot(used.to(gradient.dtype), gradient, d_value, input_precision="ieee")
+        # dS, of shape [block_k, rows_q].
         d_tile = (weights * (d_weights - shift)).to(query.dtype)
         d_key = tl.dot(d_tile, query, d_key, input_precision="ieee")
         d_scores.store([matrix, first, place], tl.trans(d_tile).reshape([1, rows_q, block_k]))
@@ -335,6 +342,10 @@ def keys_kernel(
     store_keys(d_values, matrix, shape, place, num_stored, d_value, adds_past, block_k, size)
 
 
+# Equation: dq[m, i] = scale Σ_j dS[m, i, j] table[i - j].
+# Tiles: [block_m, block_k] · [block_k, size]; the table's vectors are gathered, one for each key.
+# Reads `d_scores` once and the table; writes `d_queries`, to which `queries_by_key_kernel` adds.
+# Precision: sums are float32, rounded to the dtype of `d_queries`.
 @triton.jit(do_not_specialize=["shape"])
 def queries_by_table_kernel(
     table: tl.tensor,
@@ -348,13 +359,7 @@ def queries_by_table_kernel(
     block_k: tl.constexpr,
     size: tl.constexpr,
 ) -> None:
-    """The table's part of the gradient of one query of `block_m` matrices.
-
-    Equation: dq[m, i] = scale Σ_j dS[m, i, j] table[i - j].
-    Tiles: [block_m, block_k] · [block_k, size]; the table's vectors are gathered, one for each key.
-    Reads `d_scores` once and the table; writes `d_queries`, to which `queries_by_key_kernel` adds.
-    Precision: sums are float32, rounded to the dtype of `d_queries`.
-    """
+    """The table's part of the gradient of one query of `block_m` matrices."""
     query = tl.program_id(0)
     matrices = tl.program_id(1) * block_m + tl.arange(0, block_m)
     there = (matrices < shape.num_matrices)[:, None]
@@ -365,12 +370,17 @@ def queries_by_table_kernel(
         # The hint lets rows be read in wide steps.
         keys = tl.multiple_of(place, block_k) + tl.arange(0, block_k)
         d_tile = tl.load(base[:, None] + keys[None, :], mask=there, other=0.0)
+        # [block_k, size]: the vector of each key's distance.
         by_place = load_distances(table, shape.first_query + query - keys, shape, size)
         d_query = tl.dot(d_tile, by_place, d_query, input_precision="ieee")
     places = vectors_of_query(d_queries, matrices, query, shape, size)
     tl.store(places, (d_query * scale).to(d_queries.data.dtype.element_ty), mask=there)
 
 
+# Equation: dq[i] += scale Σ_j dS[i, j] k[j].
+# Tiles: [block_q, block_k] · [block_k, size] for one tile of keys after the other.
+# Reads `d_scores`, keys and `d_queries` once; writes `d_queries`.
+# Precision: sums are float32, added to what `d_queries` holds in its dtype.
 @triton.jit(do_not_specialize=["shape"])
 def queries_by_key_kernel(
     keys: tl.tensor_descriptor,
@@ -383,17 +393,12 @@ def queries_by_key_kernel(
     block_k: tl.constexpr,
     size: tl.constexpr,
 ) -> None:
-    """The keys' part of the gradients of one block of queries of one matrix per program.
-
-    Equation: dq[i] += scale Σ_j dS[i, j] k[j].
-    Tiles: [block_q, block_k] · [block_k, size] for one tile of keys after the other.
-    Reads `d_scores`, keys and `d_queries` once; writes `d_queries`.
-    Precision: sums are float32, added to what `d_queries` holds in its dtype.
-    """
+    """The keys' part of the gradients of one block of queries of one matrix per program."""
     num_blocks = tl.cdiv(shape.num_queries, block_q)
     matrix = tl.program_id(0) // num_blocks
     first = (num_blocks - 1 - tl.program_id(0) % num_blocks) * block_q
     start, stop = tiles_in_sight(first, shape, block_q, block_k)
+    # What `queries_by_table_kernel` left: [block_q, size].
     by_table = load_vectors(d_queries, matrix, shape, first, block_q, size).to(tl.float32)
     d_query = tl.zeros((block_q, size), tl.float32)
     if past_keys is not None:
@@ -409,6 +414,17 @@ def queries_by_key_kernel(
     store_vectors(d_queries, matrix, shape, first, d_query * scale + by_table, block_q, size)
 
 
+# Equation: d_table[d] = scale Σ_m Σ_i dS[m, i, i - d] q[m, i].
+# Tiles: [block_k, block_m] · [block_m, size] at one query after the other.
+# Reads `d_scores` along the skew, and the queries; adds to the program's own row of `table_sums`
+# [programs, num_rows, size].
+# Precision: sums are float32.
+#
+# A program takes queries whose positions are alike modulo `num_classes`. Among these, the keys
+# of one block of distances begin at multiples of `num_classes`, so that rows of `d_scores` are
+# read in wide steps. It owns some of the blocks, and shares them with the programs that take
+# other groups of matrices, or other parts of the queries: program = ((owner * groups + group) *
+# parts + part) * classes + class.
 @triton.jit(do_not_specialize=["shape", "num_blocks", "num_groups", "num_parts"])
 def table_kernel(
     queries: Heads,
@@ -426,20 +442,7 @@ def table_kernel(
     block_k: tl.constexpr,
     size: tl.constexpr,
 ) -> None:
-    """Gradients of blocks of `block_k` distances of the table.
-
-    Equation: d_table[d] = scale Σ_m Σ_i dS[m, i, i - d] q[m, i].
-    Tiles: [block_k, block_m] · [block_m, size] at one query after the other.
-    Reads `d_scores` along the skew, and the queries; adds to the program's own row of `table_sums`
-    [programs, num_rows, size].
-    Precision: sums are float32.
-
-    A program takes queries whose positions are alike modulo `num_classes`. Among these, the keys
-    of one block of distances begin at multiples of `num_classes`, so that rows of `d_scores` are
-    read in wide steps. It owns some of the blocks, and shares them with the programs that take
-    other groups of matrices, or other parts of the queries: program = ((owner * groups + group) *
-    parts + part) * classes + class.
-    """
+    """Gradients of blocks of `block_k` distances of the table."""
     program = tl.program_id(0)
     sums = table_sums + program.to(tl.int64) * shape.num_rows * size
     d_last = tl.zeros((size,), tl.float32)
@@ -455,6 +458,7 @@ def table_kernel(
     # Near distances have more queries than far ones: there and back again over the owners.
     for turn in range(tl.cdiv(num_blocks, num_owners)):
         block = turn * num_owners + tl.where(turn % 2 == 0, owner, num_owners - 1 - owner)
+        # Distances of the block: farthest, farthest - 1, ..., one for each of `block_k` keys.
         farthest = block * block_k + block_k - num_classes + kind
         # No query at a place before the block's nearest distance has such a key.
         nearest = farthest - block_k + 1
@@ -466,10 +470,12 @@ def table_kernel(
             matrices = first_matrix + tl.arange(0, block_m)
             there = (matrices < shape.num_matrices)[:, None]
             d_places = d_scores + matrices.to(tl.int64) * shape.num_queries * width
+            # Rows of d_scores and vectors of query 0: [block_m] and [block_m, size].
             q_places = vectors_of_query(queries, matrices, 0, shape, size)
             for query in range(begin + skipped + part * num_classes, stop, num_parts * num_classes):
                 first = query // block_q * block_q
                 first_key, last_key = tiles_in_sight(first, shape, block_q, block_k)
+                # The key at distance `farthest`: a multiple of num_classes already.
                 place = (shape.first_query + query - farthest) // num_classes * num_classes
                 keys = tl.multiple_of(place, num_classes) + columns
                 inside = (keys >= first_key) & (keys < last_key)
@@ -480,6 +486,7 @@ def table_kernel(
                     other=0.0,
                 )
                 vectors = tl.load(q_places + row * queries.row, mask=there, other=0.0)
+                # [block_k, block_m] · [block_m, size]
                 d_vectors = tl.dot(tl.trans(d_tile), vectors, d_vectors, input_precision="ieee")
         if block < num_blocks:
             d_last = add_to_table(sums, farthest - columns, d_vectors * scale, d_last, shape, size)

@@ -101,10 +101,12 @@ def tile_scores(
     block_k: tl.constexpr,
 ) -> tl.tensor:
     """Unscaled scores, [block_q, block_k]: by position, rotated, and by content."""
+    # [block_q, size] · [size, block_k]: columns are offsets o.
     by_distance = tl.dot(query, tl.trans(far), input_precision="ieee")
     if has_near:
         by_near = tl.dot(query, tl.trans(near), input_precision="ieee")
         by_distance = tl.where(is_far(block_q, block_k), by_distance, by_near)
+    # Columns are keys here, and after the rotation there too.
     content = tl.dot(query, tl.trans(key), input_precision="ieee")
     return content + rotate(by_distance, block_q, block_k)
 
@@ -131,6 +133,11 @@ def pair_numbers(shape: Shape, block_q: tl.constexpr, block_k: tl.constexpr) -> 
     return tl.arange(0, block_q)[:, None] * shape.num_keys + tl.arange(0, block_k)[None, :]
 
 
+# Equation: out[i] = Σ_j softmax_j(s[i, j]) v[j].
+# Tiles: queries [block_q, size]; keys, values, far and near block of the table [block_k, size];
+# scores [block_q, block_k].
+# Reads each of them once; writes `out`, and `logsumexp` [matrices, queries] in float32.
+# Precision: factors have the inputs' dtype (weights are rounded to it); sums are float32.
 @triton.jit(do_not_specialize=["shape"])
 def forward_kernel(
     queries: Heads,
@@ -148,21 +155,16 @@ def forward_kernel(
     block_k: tl.constexpr,
     size: tl.constexpr,
 ) -> None:
-    """Attention of one matrix per program.
-
-    Equation: out[i] = Σ_j softmax_j(s[i, j]) v[j].
-    Tiles: queries [block_q, size]; keys, values, far and near block of the table [block_k, size];
-    scores [block_q, block_k].
-    Reads each of them once; writes `out`, and `logsumexp` [matrices, queries] in float32.
-    Precision: factors have the inputs' dtype (weights are rounded to it); sums are float32.
-    """
+    """Attention of one matrix per program."""
     matrix = tl.program_id(0)
     earliest = earliest_key(first_visible, matrix, shape)
+    # The query is [block_q, size]; key and value are [block_k, size].
     query = load_rows(queries, matrix, shape, 0, shape.num_queries, block_q, size)
     far, near = load_blocks(table, shape, has_near, block_k, size)
     key = load_keys(keys, matrix, shape, 0, block_k, size)
     value = load_keys(values, matrix, shape, 0, block_k, size)
     scores = tile_scores(query, key, far, near, has_near, block_q, block_k) * (scale * LOG2E)
+    # What is out of sight, or outside of the matrix, gets a score of -inf and a weight of 0.
     visible = visible_pairs(shape, earliest, block_q, block_k)
     highest, total, gathered = no_softmax(block_q, size)
     highest, total, gathered = add_tile(
@@ -179,6 +181,16 @@ def forward_kernel(
     store_rows(out, matrix, shape, 0, shape.num_queries, found, block_q, size)
 
 
+# Equation, with P = exp(s - logsumexp), dP = d_out vᵀ and dS = P (dP - Σ_j P dP):
+#
+#     dv = Pᵀ d_out,  dk = scale dSᵀ q,  dq = scale (dS k + dR B),  dB = scale dRᵀ q
+#
+# where B is the far and near block of the table, and dR is dS by distance: with rotated rows.
+# Tiles: as in `forward_kernel`; dP and dS are [block_q, block_k].
+# Reads the inputs, `d_out` and `logsumexp` once; writes gradients of queries, keys and values.
+# Those of the table's two blocks stay in registers until the last matrix, and are then added to
+# the program's own row of `table_sums` [programs, num_rows, size].
+# Precision: factors have the inputs' dtype (P, dS are rounded to it); sums are float32.
 @triton.jit(do_not_specialize=["shape", "num_stored"])
 def backward_kernel(
     queries: Heads,
@@ -202,32 +214,23 @@ def backward_kernel(
     block_k: tl.constexpr,
     size: tl.constexpr,
 ) -> None:
-    """All gradients of some matrices: every tl.num_programs(0)-th one.
-
-    Equation, with P = exp(s - logsumexp), dP = d_out vᵀ and dS = P (dP - Σ_j P dP):
-
-        dv = Pᵀ d_out,  dk = scale dSᵀ q,  dq = scale (dS k + dR B),  dB = scale dRᵀ q
-
-    where B is the far and near block of the table, and dR is dS by distance: with rotated rows.
-    Tiles: as in `forward_kernel`; dP and dS are [block_q, block_k].
-    Reads the inputs, `d_out` and `logsumexp` once; writes gradients of queries, keys and values.
-    Those of the table's two blocks stay in registers until the last matrix, and are then added to
-    the program's own row of `table_sums` [programs, num_rows, size].
-    Precision: factors have the inputs' dtype (P, dS are rounded to it); sums are float32.
-    """
+    """All gradients of some matrices: every tl.num_programs(0)-th one."""
     program = tl.program_id(0)
     d_far = tl.zeros((block_k, size), tl.float32)
     d_near = tl.zeros((block_k, size), tl.float32)
     far, near = load_blocks(table, shape, has_near, block_k, size)
     for matrix in range(program, shape.num_matrices, tl.num_programs(0)):
         earliest = earliest_key(first_visible, matrix, shape)
+        # The query is [block_q, size]; key and value are [block_k, size].
         query = load_rows(queries, matrix, shape, 0, shape.num_queries, block_q, size)
         key = load_keys(keys, matrix, shape, 0, block_k, size)
         value = load_keys(values, matrix, shape, 0, block_k, size)
         gradient = load_rows(d_out, matrix, shape, 0, shape.num_queries, block_q, size)
         scores = tile_scores(query, key, far, near, has_near, block_q, block_k) * scale
+        # What is out of sight, or outside of the matrix, gets a score of -inf and a weight of 0.
         visible = visible_pairs(shape, earliest, block_q, block_k)
         rows = tl.arange(0, block_q)
+        # [block_q]: where the logarithms of the softmax's divisors lie.
         divisors = logsumexp + tl.cast(matrix, tl.int64) * shape.num_queries + rows
         normaliser = tl.load(divisors, mask=rows < shape.num_queries, other=0.0)
         excess = tl.where(visible, scores - normaliser[:, None], -float("inf"))
@@ -239,6 +242,7 @@ def backward_kernel(
         # Pᵀ d_out: [block_k, block_q] · [block_q, size]
         d_value = tl.dot(tl.trans(used.to(gradient.dtype)), gradient, input_precision="ieee")
         store_keys(d_values, matrix, shape, 0, num_stored, d_value, adds_past, block_k, size)
+        # [block_q]: Σ_j P dP, which the softmax subtracts from every dP.
         shift = tl.sum(weights * d_weights, 1)
         d_scores = (weights * (d_weights - shift[:, None])).to(query.dtype)
         # dSᵀ q: [block_k, block_q] · [block_q, size]
@@ -246,6 +250,7 @@ def backward_kernel(
         store_keys(d_keys, matrix, shape, 0, num_stored, d_key, adds_past, block_k, size)
         # By distance, [block_q, block_k], and from there to the two blocks [block_k, size].
         by_distance = rotate(d_scores, block_q, block_k)
+        # dq = dS k + dR B: [block_q, block_k] · [block_k, size] each
         d_query = tl.dot(d_scores, key, input_precision="ieee")
         if has_near:
             by_none = tl.zeros_like(by_distance)
@@ -255,8 +260,10 @@ def backward_kernel(
             d_near = tl.dot(tl.trans(by_near), query, d_near, input_precision="ieee")
             by_distance = tl.where(in_far, by_distance, by_none)
         d_query = tl.dot(by_distance, far, d_query, input_precision="ieee")
+        # dB += dRᵀ q: [block_k, block_q] · [block_q, size]
         d_far = tl.dot(tl.trans(by_distance), query, d_far, input_precision="ieee")
         store_rows(d_queries, matrix, shape, 0, shape.num_queries, d_query * scale, block_q, size)
+    # This program's own part of the table's gradient, (num_rows, size).
     sums = table_sums + program.to(tl.int64) * shape.num_rows * size
     distances = shape.first_query + tl.arange(0, block_k)
     d_last = tl.zeros((size,), tl.float32)

@@ -26,6 +26,7 @@ LN2 = tl.constexpr(0.6931471805599453)
 @triton.jit
 def start_of(tensor: Heads, matrix: tl.tensor, shape: Shape) -> tl.tensor:
     """Where the first vector of a matrix lies, or of each of several matrices."""
+    # 64 bits: tensors may have more than 2^31 elements.
     row = (matrix // shape.num_heads).to(tl.int64)
     head = (matrix % shape.num_heads).to(tl.int64)
     return tensor.data + row * tensor.batch + head * tensor.head
@@ -99,6 +100,7 @@ def load_keys(
     if keys.past is not None:
         rows = first + tl.arange(0, num_rows)
         inside = (rows >= shape.num_hidden) & (rows < shape.num_keys)
+        # Each row [num_rows, 1] picks its tensor: a tile may hold parts of both.
         before = start_of(keys.past, matrix, shape)
         before = before + ((rows - shape.num_hidden).to(tl.int64) * keys.past.row)[:, None]
         after = start_of(keys.own, matrix, shape)
@@ -131,6 +133,7 @@ def store_keys(
     store_rows(keys.own, matrix, shape, first - shape.boundary, num_own, found, num_rows, size)
     if keys.past is not None:
         rows = first + tl.arange(0, num_rows)
+        # Places of the past that have room: [first_stored, boundary).
         first_stored = shape.boundary - num_stored
         inside = ((rows >= first_stored) & (rows < shape.boundary))[:, None]
         start = start_of(keys.past, matrix, shape)
@@ -148,6 +151,7 @@ def load_distances(
     table: tl.tensor, distances: tl.tensor, shape: Shape, size: tl.constexpr
 ) -> tl.tensor:
     """Vectors of these distances, clipped to the table: [distances, size]."""
+    # Negative distances are those of keys out of sight: any row will do.
     rows = tl.minimum(tl.maximum(distances, 0), shape.num_rows - 1)
     return tl.load(table + rows[:, None] * size + tl.arange(0, size)[None, :])
 
@@ -198,6 +202,7 @@ def drop_again(
     used = weights
     if noise.seed is not None:
         kept = kept_weights(noise, matrix, pairs)
+        # out = Σ (P kept / (1 - rate)) v, so dP = (d_out vᵀ) kept / (1 - rate).
         used = tl.where(kept, weights / (1 - noise.rate), 0.0)
         d_weights = tl.where(kept, d_weights / (1 - noise.rate), 0.0)
     return used, d_weights
@@ -232,6 +237,7 @@ def add_tile(
     pairs: tl.tensor,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """The softmax with one more tile: scores [block_q, block_k] in bits, -inf out of sight."""
+    # [block_q]: the new maximum of each query, and below how much of the old sums is left.
     raised = tl.maximum(highest, tl.max(scores, 1))
     weights = tl.exp2(scores - raised[:, None])
     shrunk = tl.exp2(highest - raised)
@@ -261,6 +267,7 @@ def end_softmax(
 
     The divisors' natural logarithms are stored for the backward pass: [matrices, queries] float32.
     """
+    # A query with nothing in sight divides by 1, and finds zero.
     sees = total > 0
     divisor = tl.where(sees, total, 1.0)
     rows = first + tl.arange(0, block_q)

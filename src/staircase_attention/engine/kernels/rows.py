@@ -52,6 +52,7 @@ def _sum_columns_kernel(
         row = start + tl.arange(0, ROWS)
         inside = (row < rows)[:, None] & within[None, :]
         offset = row.to(tl.int64)[:, None] * WIDTH + column[None, :]
+        # [ROWS, COLUMNS]; zero outside of the matrix
         value = tl.load(source_ptr + offset, mask=inside, other=0.0).to(tl.float32)
         if gate_ptr is not None:
             gate = tl.load(gate_ptr + offset, mask=inside, other=0.0).to(tl.float32)
@@ -60,6 +61,7 @@ def _sum_columns_kernel(
         if out_ptr is not None:
             tl.store(out_ptr + offset, value.to(out_ptr.dtype.element_ty), mask=inside)
         total += value
+    # Programs without rows have nothing to add.
     if program * ROWS < rows:
         add_to(sums_ptr + program * WIDTH + column, tl.sum(total, 0), within)
 
@@ -132,6 +134,7 @@ def _score_kernel(
         inside = within[:, None] & (column < STRIDE)
         logit = tl.load(base + column, mask=inside, other=0.0).to(tl.float32)
         logit = tl.where(column < SIZE, logit, float("-inf"))
+        # exp(top - higher) brings the lane's sum to its new maximum.
         higher = tl.maximum(top, logit)
         total = total * tl.exp(top - higher) + tl.exp(logit - higher)
         place = tl.where(logit > top, column, place)

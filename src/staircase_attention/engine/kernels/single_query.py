@@ -101,6 +101,12 @@ def keys_in_sight(
     return oldest, tl.minimum(shape.num_keys, shape.first_query + 1)
 
 
+# Equation: out = Σ_j softmax_j(q · (k[j] + table[first_query - j]) scale) v[j].
+# Tiles: keys as rows, [block, size], for one block of keys after the other. Each row of a block
+# has a softmax of its own until the last block is done.
+# Reads keys, values and the table's vectors once; writes `out`, and `logsumexp` [matrices] in
+# float32.
+# Precision: everything is multiplied and summed in float32.
 @triton.jit(do_not_specialize=["shape"])
 def forward_kernel(
     queries: Heads,
@@ -117,15 +123,7 @@ def forward_kernel(
     size: tl.constexpr,
     stages: tl.constexpr,
 ) -> None:
-    """Attention of one query, that of one matrix per program.
-
-    Equation: out = Σ_j softmax_j(q · (k[j] + table[first_query - j]) scale) v[j].
-    Tiles: keys as rows, [block, size], for one block of keys after the other. Each row of a block
-    has a softmax of its own until the last block is done.
-    Reads keys, values and the table's vectors once; writes `out`, and `logsumexp` [matrices] in
-    float32.
-    Precision: everything is multiplied and summed in float32.
-    """
+    """Attention of one query, that of one matrix per program."""
     matrix = tl.program_id(0)
     oldest, stop = keys_in_sight(first_visible, matrix, shape)
     query = load_vector(queries, matrix, shape, size) * (scale * LOG2E)
@@ -136,8 +134,10 @@ def forward_kernel(
     for place in tl.range(oldest, stop, block, num_stages=stages):
         rows = place + tl.arange(0, block)
         visible = rows < stop
+        # [block, size] each; the key includes the vector of its distance.
         key, value = load_block(keys, values, table, matrix, shape, rows, visible, size)
         scores = tl.where(visible, tl.sum(query[None, :] * key, 1), -float("inf"))
+        # [block]: every lane has its own maximum and sum.
         raised = tl.maximum(highest, scores)
         weights = tl.exp2(scores - raised)
         shrunk = tl.exp2(highest - raised)
@@ -145,6 +145,7 @@ def forward_kernel(
         total = total * shrunk + weights
         if noise.seed is not None:
             weights = tl.where(kept_weights(noise, matrix, rows), weights, 0.0)
+        # [block, size]: no sum over the keys of a block yet.
         gathered = gathered * shrunk[:, None] + weights[:, None] * value
     # The lanes' softmaxes [block] become one.
     top = tl.max(highest, 0)
@@ -159,6 +160,14 @@ def forward_kernel(
     tl.store(logsumexp + matrix, tl.where(sees, normaliser, -float("inf")))
 
 
+# Equation: dS[j] = scale P[j] (d_out · v[j] - d_out · out), with P = softmax(s), and
+# dq = Σ_j dS[j] (k[j] + table[first_query - j]).
+# Tiles: as in `forward_kernel`.
+# Reads keys, values and the table's vectors once; writes the gradient, and notes by [matrix,
+# layer]: `noted_queries` and `noted_d_out` [size] in their dtype, `weights`, those that values
+# were multiplied by, and `d_scores` = dS [num_keys] in float32. Notes on keys out of sight are
+# not written.
+# Precision: everything is multiplied and summed in float32.
 @triton.jit(do_not_specialize=["shape", "layer", "num_layers"])
 def queries_kernel(
     queries: Heads,
@@ -183,19 +192,10 @@ def queries_kernel(
     size: tl.constexpr,
     stages: tl.constexpr,
 ) -> None:
-    """The gradient of one query, that of one matrix per program, and its notes.
-
-    Equation: dS[j] = scale P[j] (d_out · v[j] - d_out · out), with P = softmax(s), and
-    dq = Σ_j dS[j] (k[j] + table[first_query - j]).
-    Tiles: as in `forward_kernel`.
-    Reads keys, values and the table's vectors once; writes the gradient, and notes by [matrix,
-    layer]: `noted_queries` and `noted_d_out` [size] in their dtype, `weights`, those that values
-    were multiplied by, and `d_scores` = dS [num_keys] in float32. Notes on keys out of sight are
-    not written.
-    Precision: everything is multiplied and summed in float32.
-    """
+    """The gradient of one query, that of one matrix per program, and its notes."""
     matrix = tl.program_id(0)
     oldest, stop = keys_in_sight(first_visible, matrix, shape)
+    # Notes lie by matrix, then by layer.
     note = matrix.to(tl.int64) * num_layers + layer
     columns = tl.arange(0, size)
     query = load_vector(queries, matrix, shape, size)
@@ -214,6 +214,7 @@ def queries_kernel(
     for place in tl.range(oldest, stop, block, num_stages=stages):
         rows = place + tl.arange(0, block)
         visible = rows < stop
+        # [block, size] each; the key includes the vector of its distance.
         key, value = load_block(keys, values, table, matrix, shape, rows, visible, size)
         scores = tl.sum(query[None, :] * key, 1)
         excess = tl.where(visible, scores - normaliser, -float("inf"))
@@ -223,9 +224,11 @@ def queries_kernel(
             kept = kept_weights(noise, matrix, rows)
             used = tl.where(kept, weight * raised, 0.0)
             value = tl.where(kept[:, None], value, 0.0)
+        # [block]: P (d_out · v - d_out · out)
         d_row = weight * tl.sum(gradient[None, :] * value - shifts[None, :], 1)
         tl.store(weights + note * shape.num_keys + rows, used, mask=visible)
         tl.store(d_scores + note * shape.num_keys + rows, d_row * scale, mask=visible)
+        # [block, size]: summed over keys after the last block.
         d_query += d_row[:, None] * key
     d_found = tl.sum(d_query, 0) * scale
     dq_start = start_of(d_queries, matrix, shape)
@@ -244,6 +247,11 @@ def put(
         tl.store(places, found.to(places.dtype.element_ty), mask=inside[:, None])
 
 
+# Equation: dk[j] = Σ_l dS[l, j] q[l] and dv[j] = Σ_l P[l, j] d_out[l] over `num_summed` layers l.
+# Tiles: keys as rows, [block, size].
+# Reads the notes once; writes `d_keys` and `d_values`, which have room for `num_stored` keys from
+# `first_key` on, or adds to what they hold.
+# Precision: sums over layers are float32, and are rounded once.
 @triton.jit(
     do_not_specialize=[
         "shape",
@@ -273,15 +281,9 @@ def keys_kernel(
     block: tl.constexpr,
     size: tl.constexpr,
 ) -> None:
-    """Gradients of one block of keys and values of one matrix per program, over several layers.
-
-    Equation: dk[j] = Σ_l dS[l, j] q[l] and dv[j] = Σ_l P[l, j] d_out[l] over `num_summed` layers l.
-    Tiles: keys as rows, [block, size].
-    Reads the notes once; writes `d_keys` and `d_values`, which have room for `num_stored` keys from
-    `first_key` on, or adds to what they hold.
-    Precision: sums over layers are float32, and are rounded once.
-    """
+    """Gradients of one block of keys and values of one matrix per program, over several layers."""
     matrix = tl.program_id(0) // num_blocks
+    # [block]: places in `d_keys`, and the keys there.
     places = tl.program_id(0) % num_blocks * block + tl.arange(0, block)
     rows = first_key + places
     oldest, stop = keys_in_sight(first_visible, matrix, shape)
@@ -293,6 +295,7 @@ def keys_kernel(
     d_value = tl.zeros((block, size), tl.float32)
     first = matrix.to(tl.int64) * num_layers + first_layer
     for layer in tl.static_range(num_summed):
+        # [block] scores and weights of one layer, times its query and output gradient [size]
         note = first + layer
         d_row = tl.load(d_scores + note * shape.num_keys + rows, mask=visible, other=0.0)
         used = tl.load(weights + note * shape.num_keys + rows, mask=visible, other=0.0)
@@ -321,6 +324,11 @@ def load_scores(
     return tl.load(places, mask=visible, other=0.0)
 
 
+# Equation: d_table[d] = Σ_m dS[m, first_query - d] q[m]; each layer counts as some more heads of
+# a batch row, and the table's last row stands for greater distances too.
+# Tiles: [block, block_m] · [block_m, size]. `nearest` is the least distance of a key.
+# Reads the notes; adds to the group's own row of `table_sums` [groups, num_rows, size].
+# Precision: dS is rounded to the queries' dtype; sums are float32.
 @triton.jit(do_not_specialize=["shape", "num_groups", "nearest"])
 def table_kernel(
     queries: tl.tensor,
@@ -334,14 +342,7 @@ def table_kernel(
     block_m: tl.constexpr,
     size: tl.constexpr,
 ) -> None:
-    """Gradients of one block of the table's rows over one group of matrices per program.
-
-    Equation: d_table[d] = Σ_m dS[m, first_query - d] q[m]; each layer counts as some more heads of
-    a batch row, and the table's last row stands for greater distances too.
-    Tiles: [block, block_m] · [block_m, size]. `nearest` is the least distance of a key.
-    Reads the notes; adds to the group's own row of `table_sums` [groups, num_rows, size].
-    Precision: dS is rounded to the queries' dtype; sums are float32.
-    """
+    """Gradients of one block of the table's rows over one group of matrices per program."""
     group = tl.program_id(0) % num_groups
     last = shape.num_rows - 1
     first = tl.minimum(nearest, last) + tl.program_id(0) // num_groups * block
@@ -367,6 +368,7 @@ def table_kernel(
             batch_rows = (matrices // shape.num_heads).to(tl.int64)
             found = tl.load(first_visible + batch_rows, mask=there, other=0)
             earliest = tl.maximum(found.to(tl.int32), 0)
+        # Shapes [block_m, size] and [block, block_m].
         query = tl.load(vectors_at(queries, matrices, size, size), mask=there[:, None], other=0.0)
         tile = load_scores(d_scores, keys, oldest_short, matrices, earliest, shape)
         # What lies beyond the table, summed for each matrix, belongs to its last row.
