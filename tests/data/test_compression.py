@@ -99,3 +99,13 @@ def test_a_zip_holds_one_file_and_a_missing_package_is_named(tmp_path, monkeypat
         import_extra("no_such_package.at_all", needed_for="this")
     with pytest.raises(FileNotFoundError):
         open_decompressed(tmp_path / "nowhere")
+
+
+def test_a_zstandard_window_of_2_gib_is_read_and_a_larger_one_refused(tmp_path):
+    pytest.importorskip("zstandard")
+    # Magic bytes, descriptor, window of 2 to the power of 10 + 21, one last raw block of 5 bytes.
+    frame = b"\x28\xb5\x2f\xfd\x00" + bytes([21 << 3]) + b"\x29\x00\x00hello"
+    assert open_decompressed(write(tmp_path, frame)).read() == b"hello"
+    larger = frame.replace(bytes([21 << 3]), bytes([22 << 3]))
+    with pytest.raises(DamagedFileError, match="too much memory"):
+        open_decompressed(write(tmp_path, larger)).read()

@@ -119,7 +119,7 @@ def test_work_that_was_done_is_not_done_again(inputs, tmp_path, monkeypatch):
     killed, resumed = KilledAfter(30), RecordedProgress()
     with pytest.raises(Killed):
         run(inputs, tmp_path / "corpus", progress=killed)
-    for module, name in ((byte_pair, "train_bpe"), (work_folder_module, "sha256_of")):
+    for module, name in ((preparation, "train_bpe"), (work_folder_module, "sha256_of")):
         monkeypatch.setattr(module, name, None)
     run(inputs, tmp_path / "corpus", progress=resumed)
 
@@ -182,7 +182,7 @@ def test_resuming_with_other_options_or_changed_files_is_refused_and_loses_nothi
 def test_two_processes_do_not_prepare_the_same_corpus(inputs, tmp_path):
     class SecondPreparation(PreparationProgress):
         def begin(self, total_bytes, done_bytes):
-            with pytest.raises(InputError, match="by one process at a time, got two; wait"):
+            with pytest.raises(ValueError, match=r"by one process at a time, got two for .*; wait"):
                 run(inputs, tmp_path / "corpus")
 
     run(inputs, tmp_path / "corpus", progress=SecondPreparation())

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -104,13 +105,15 @@ def test_the_end_symbol_is_the_last_of_the_vocabulary():
     assert small.end_symbol == small.vocab_size - 1
 
 
-def test_the_same_texts_give_the_same_tokeniser_in_another_process(tmp_path):
+def test_another_process_learns_the_same_tokeniser_and_imports_no_library_before(tmp_path):
     program = (
-        "import sys; sys.path.insert(0, sys.argv[1]); from pathlib import Path;"
-        "from small_corpora import small_bpe; small_bpe().save(Path(sys.argv[2]))"
+        "import sys; from pathlib import Path; import staircase_attention.data as data;"
+        "print({'tokenizers', 'pyarrow', 'zstandard', 'transformers'} & {*sys.modules});"
+        "sys.path.insert(0, sys.argv[1]); from small_corpora import small_bpe;"
+        "small_bpe().save(Path(sys.argv[2]))"
     )
-    here = str(__file__).rsplit("/", 1)[0]
-    subprocess.run([sys.executable, "-c", program, here, str(tmp_path)], check=True)
+    command = [sys.executable, "-c", program, str(Path(__file__).parent), str(tmp_path)]
+    assert subprocess.run(command, check=True, capture_output=True).stdout == b"set()\n"
     assert (tmp_path / "tokenizer.json").read_text() == BPE._tokenizer.to_str(pretty=True)
 
 
@@ -279,12 +282,3 @@ def test_what_is_not_a_tokeniser_is_refused_in_one_line(name, line, tmp_path, mo
     with pytest.raises(InputError, match=line) as refused:
         named_tokeniser(name)
     assert "\n" not in str(refused.value)
-
-
-def test_importing_data_imports_no_optional_library():
-    program = (
-        "import sys, staircase_attention.data.preparation;"
-        "print({'tokenizers', 'pyarrow', 'zstandard', 'transformers'} & {*sys.modules})"
-    )
-    output = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
-    assert output.stdout == b"set()\n"

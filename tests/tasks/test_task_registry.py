@@ -78,6 +78,7 @@ def test_every_built_in_task_names_each_symbol_once():
         assert isinstance(task, task_class)
         assert len(set(task.input_symbols)) == task.num_inputs
         assert len(set(task.output_symbols)) == task.num_outputs
+    assert Algorithm().split_sizes == SplitSizes(train=10_000, valid=1_000, test=1_000)
 
 
 def test_a_task_of_the_user_loads_from_its_file(user_file):

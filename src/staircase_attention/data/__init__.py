@@ -5,10 +5,13 @@ split. A `Tokeniser` turns documents into tokens, and `prepare` stores them as a
 with a manifest. `TokenLanes` gives the training batches of a split, `evaluation_batches` the rest.
 """
 
-from typing import TYPE_CHECKING, Any
-
 from staircase_attention.batches import IGNORED
 from staircase_attention.checks import InputError
+from staircase_attention.data.byte_pair import (
+    BytePairTokeniser,
+    BytePairTraining,
+    train_bpe,
+)
 from staircase_attention.data.corpus import Corpus, TokenSplit
 from staircase_attention.data.documents import SPLITS, Cursor, Document, DocumentSource, HeldOut
 from staircase_attention.data.enwik8 import prepare_enwik8
@@ -19,15 +22,11 @@ from staircase_attention.data.preparation import Storing, prepare, prepare_text
 from staircase_attention.data.progress import PreparationProgress, ProgressLines
 from staircase_attention.data.readers import ReadingOptions, TextSource
 from staircase_attention.data.tokenisers import (
-    BytePairTraining,
     ByteTokeniser,
     Tokeniser,
     load_tokeniser,
     named_tokeniser,
 )
-
-if TYPE_CHECKING:
-    from staircase_attention.data.byte_pair import BytePairTokeniser, train_bpe
 
 __all__ = [
     "IGNORED",
@@ -60,12 +59,3 @@ __all__ = [
     "prepare_text",
     "train_bpe",
 ]
-
-
-def __getattr__(name: str) -> Any:  # noqa: ANN401
-    """Import the `tokenizers` library only when it is needed."""
-    if name in ("BytePairTokeniser", "train_bpe"):
-        from staircase_attention.data import byte_pair
-
-        return getattr(byte_pair, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

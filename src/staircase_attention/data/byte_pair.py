@@ -5,28 +5,33 @@ byte of Latin-1 is itself, and the other 68 are the characters from U+0100 on, i
 """
 
 import array
-import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from staircase_attention.checks import input_error
+from staircase_attention.checks import check_integer, input_error
 from staircase_attention.data.pieces import END_OF_LINE, LETTER, LONGEST_PIECE, pieces
-from staircase_attention.data.tokenisers import (
-    NUM_BYTES,
-    SETTINGS,
-    TOKENIZER_FILE,
-    BytePairTraining,
-    Tokens,
-)
 
+# The library takes long to import, and most users of this package do not need it.
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer, models
+
+Tokens = NDArray[np.unsignedinteger[Any]]
+"""Token numbers, of any width."""
+NUM_BYTES = 256
+SETTINGS = "settings.json"
+"""The file that names the kind of tokeniser in a folder."""
+TOKENIZER_FILE = "tokenizer.json"
+"""A tokeniser as the `tokenizers` library writes it."""
+MOST_SYMBOLS = 1_000_000
+"""The library allocates all symbols before it learns the first, and aborts if it cannot."""
 SHORTEST_PIECE = 1 << 14
 """Bytes that are encoded as one piece; small enough for one long document to use all cores."""
 KINDS = {"BPE": "byte-pair", "Unigram": "unigram", "WordPiece": "word-piece", "WordLevel": "words"}
@@ -59,6 +64,33 @@ Plan = Mapping[str, Any]
 """A parsed tokenizer.json."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BytePairTraining:
+    """A byte-level BPE tokeniser to be learnt from the corpus.
+
+    Bytes come first, then merges in the order in which they are learnt, the end symbol last.
+    The same corpus always gives the same tokeniser.
+    """
+
+    vocab_size: int = 8_008
+    """Symbols in all: 256 bytes, merges, the end symbol. The paper's models of Reddit and BASE
+    have 8,008. A small corpus may give fewer."""
+    sample_bytes: int = 32_000_000
+    """Text to learn from: training documents, spread evenly over the corpus. Less is used where
+    there are more distinct words than prose has (see MOST_WORD_BYTES)."""
+
+    def __post_init__(self) -> None:
+        """Refuse a vocabulary without room for the bytes and the end symbol, or a huge one."""
+        check_integer(
+            "vocab_size",
+            self.vocab_size,
+            minimum=NUM_BYTES + 1,
+            maximum=MOST_SYMBOLS,
+            example=8_008,
+        )
+        check_integer("sample_bytes", self.sample_bytes, minimum=1, example=32_000_000)
+
+
 class BytePairTokeniser:
     """A tokeniser of the `tokenizers` library, with an end symbol.
 
@@ -70,7 +102,7 @@ class BytePairTokeniser:
     token, so that it is lossless for all bytes. Any other tokeniser gets U+FFFD instead.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, end_symbol: int) -> None:
+    def __init__(self, tokenizer: "Tokenizer", *, end_symbol: int) -> None:
         """Take over a tokenizer; this changes its settings.
 
         Args:
@@ -169,46 +201,30 @@ def bytes_of(token: str) -> bytes:
 def _is_lossless(plan: Plan) -> bool:
     """Whether every text can be restored from its tokens, judged by the tokeniser's parts.
 
-    It is certain for BPE over all 256 characters of the byte alphabet if no step changes the text
-    before. Another tokeniser may be lossless too, but this is not known.
+    It is certain for BPE over all 256 characters of the byte alphabet if earlier steps only divide
+    the text. Another tokeniser may be lossless too, but this is not known.
     """
+    model = plan["model"]
+    *divisions, last = _steps(plan["pre_tokenizer"], "pretokenizers") or [{"type": None}]
     return (
         not _steps(plan["normalizer"], "normalizers")
-        and _only_divides(_steps(plan["pre_tokenizer"], "pretokenizers"))
-        and _is_plain_bpe(plan["model"])
-        and all(_is_harmless(token, plan["model"]["vocab"]) for token in plan["added_tokens"])
+        and all(step["type"] in ("Split", "Punctuation", "Digits") for step in divisions)
+        and all(step.get("behavior") != "Removed" for step in divisions)
+        and last["type"] == "ByteLevel"
+        and not last["add_prefix_space"]
+        and model["type"] == "BPE"
+        and not model.get("continuing_subword_prefix")
+        and not model.get("end_of_word_suffix")
+        and model["vocab"].keys() >= BYTE_OF_CHARACTER.keys()
+        and all(_is_harmless(token, model["vocab"]) for token in plan["added_tokens"])
     )
 
 
 def _steps(part: Plan | None, name: str) -> list[Plan]:
-    """A sequence of steps as a flat list."""
-    if part is None:
-        return []
-    if part["type"] != "Sequence":
-        return [part]
-    return list(itertools.chain.from_iterable(_steps(step, name) for step in part[name]))
-
-
-def _only_divides(steps: list[Plan]) -> bool:
-    """Whether words are separated unchanged, and then written in the byte alphabet."""
-    *divisions, last = steps or [{"type": "none"}]
-    return (
-        last["type"] == "ByteLevel"
-        and not last["add_prefix_space"]
-        and all(
-            step["type"] in ("Split", "Punctuation", "Digits") and step.get("behavior") != "Removed"
-            for step in divisions
-        )
-    )
-
-
-def _is_plain_bpe(model: Plan) -> bool:
-    return (
-        model["type"] == "BPE"
-        and not model.get("continuing_subword_prefix")
-        and not model.get("end_of_word_suffix")
-        and all(character in model["vocab"] for character in BYTE_OF_CHARACTER)
-    )
+    """The steps of a normaliser or a pre-tokeniser as a flat list."""
+    if part is None or part["type"] != "Sequence":
+        return [] if part is None else [part]
+    return [inner for step in part[name] for inner in _steps(step, name)]
 
 
 def _is_harmless(token: Plan, vocabulary: Mapping[str, int]) -> bool:
@@ -220,7 +236,7 @@ def _is_harmless(token: Plan, vocabulary: Mapping[str, int]) -> bool:
     return is_unambiguous and not (token["lstrip"] or token["rstrip"])
 
 
-def _may_be_cut(tokenizer: Tokenizer) -> bool:
+def _may_be_cut(tokenizer: "Tokenizer") -> bool:
     """Whether cutting TRIAL at any end of a word or line leaves its tokens unchanged."""
     data = TRIAL.encode()
 
@@ -235,6 +251,8 @@ def _may_be_cut(tokenizer: Tokenizer) -> bool:
 
 def from_vocabulary_and_merges(vocabulary: Path, merges: Path) -> BytePairTokeniser:
     """GPT-2's tokeniser, or another in the format of its two files."""
+    from tokenizers import models
+
     try:
         model = models.BPE.from_file(str(vocabulary), str(merges))
     # The library raises plain Exception.
@@ -263,8 +281,10 @@ def from_tokenizer_json(path: Path) -> BytePairTokeniser:
     return BytePairTokeniser(tokenizer, end_symbol=end_symbol)
 
 
-def read_tokenizer(path: Path) -> Tokenizer:
+def read_tokenizer(path: Path) -> "Tokenizer":
     """The library's own tokeniser in a tokenizer.json."""
+    from tokenizers import Tokenizer
+
     try:
         return Tokenizer.from_file(str(path))
     # The library raises plain Exception.
@@ -273,8 +293,10 @@ def read_tokenizer(path: Path) -> Tokenizer:
         raise input_error(rule, f"{path} ({error})", "fetch it again") from error
 
 
-def _byte_level(model: models.BPE) -> Tokenizer:
+def _byte_level(model: "models.BPE") -> "Tokenizer":
     """A tokenizer that splits words as GPT-2 does, and adds no space before the first."""
+    from tokenizers import Tokenizer, decoders, pre_tokenizers
+
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -283,6 +305,8 @@ def _byte_level(model: models.BPE) -> Tokenizer:
 
 def train_bpe(texts: Iterable[bytes], *, vocab_size: int = 8_008) -> BytePairTokeniser:
     """Learn a tokeniser from texts; bytes that are not UTF-8 are ignored."""
+    from tokenizers import models, pre_tokenizers, trainers
+
     # Its check is the one for this value, too.
     training = BytePairTraining(vocab_size=vocab_size)
     tokenizer = _byte_level(models.BPE())

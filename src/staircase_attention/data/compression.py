@@ -106,7 +106,7 @@ class _DecompressedBlocks(io.RawIOBase):
         self.num_stored_read = 0
         self._stored, self._content = stored, content
         self._offset = 0
-        self._damage: DamagedFileError | None = None
+        self._damage: Exception | None = None
 
     def readable(self) -> bool:
         return True
@@ -123,12 +123,18 @@ class _DecompressedBlocks(io.RawIOBase):
         return self._offset
 
     def readinto(self, buffer: Any) -> int:  # noqa: ANN401
-        view, num_bytes = memoryview(buffer)[:BLOCK_BYTES], 0
-        while num_bytes < len(view) and (piece := self._read_piece(len(view) - num_bytes)):
-            view[num_bytes : num_bytes + len(piece)] = piece
-            num_bytes += len(piece)
-        if self._damage is not None and not num_bytes:
+        if self._damage is not None:
             raise self._damage
+        view, num_bytes = memoryview(buffer)[:BLOCK_BYTES], 0
+        try:
+            # Unlike read, read1 loses nothing of what comes before damage.
+            while num_bytes < len(view) and (piece := self._content.read1(len(view) - num_bytes)):
+                view[num_bytes : num_bytes + len(piece)] = piece
+                num_bytes += len(piece)
+        except DAMAGE as error:
+            self._damage = _explained(error, self.name)
+            if not num_bytes:
+                raise self._damage from error
         self._offset += num_bytes
         self.num_stored_read = self._stored.tell()
         return num_bytes
@@ -138,21 +144,6 @@ class _DecompressedBlocks(io.RawIOBase):
             self._content.close()
             self._stored.close()
         super().close()
-
-    def _read_piece(self, size: int) -> bytes:
-        """Some content, at most `size` bytes; b"" at the end and at damage."""
-        if self._damage is not None:
-            return b""
-        try:
-            # Unlike read, read1 loses nothing of what comes before damage.
-            piece: bytes = self._content.read1(size)
-        except DAMAGE as error:
-            explained = _explained(error, self.name)
-            if not isinstance(explained, DamagedFileError):
-                raise
-            self._damage = explained
-            return b""
-        return piece
 
 
 def _explained(error: Exception, path: str | Path) -> Exception:
@@ -197,7 +188,7 @@ class _ZstandardFrames(io.RawIOBase):
         try:
             self._content = memoryview(self._frame.decompress(compressed))
         except self._zstandard.ZstdError as error:
-            if "memory" in str(error):
+            if "not enough memory" in str(error):
                 raise MemoryError(str(error)) from error
             raise EOFError(str(error)) from error
         self._compressed = b""

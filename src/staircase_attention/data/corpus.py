@@ -12,6 +12,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from staircase_attention.checks import check_choice, input_error
+from staircase_attention.data.byte_pair import Tokens
 from staircase_attention.data.manifest import (
     MANIFEST,
     TOKEN_DTYPES,
@@ -19,7 +20,7 @@ from staircase_attention.data.manifest import (
     Manifest,
     SplitRecord,
 )
-from staircase_attention.data.tokenisers import Tokeniser, Tokens, load_tokeniser
+from staircase_attention.data.tokenisers import Tokeniser, load_tokeniser
 
 TOKENISER_FOLDER = "tokeniser"
 STARTS_DTYPE = np.dtype("<u8")

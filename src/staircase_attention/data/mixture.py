@@ -126,41 +126,32 @@ class Mixture:
             dict(at.skipped) | dict(at.cursor.skipped if at.cursor else {}) for at in position.parts
         ]
 
-    def read(self, position: MixturePosition | None = None) -> "MixtureReading":
-        """The documents after a position, from the first for None."""
-        start = position or MixturePosition(parts=(PartPosition(),) * len(self.parts))
-        return MixtureReading(self, start)
+    def first_position(self) -> MixturePosition:
+        """The position before all documents."""
+        return MixturePosition(parts=(PartPosition(),) * len(self.parts))
 
+    def read(self, start: MixturePosition) -> Iterator[tuple[Piece | None, MixturePosition]]:
+        """The pieces after a position, each with the position after it.
 
-class MixtureReading:
-    """Iterates over a mixture, and knows its position."""
-
-    def __init__(self, mixture: Mixture, start: MixturePosition) -> None:
-        self._readings = [
-            _PartReading(number, part, mixture.held_out, start.parts[number])
-            for number, part in enumerate(mixture.parts)
+        A piece is None where reading has advanced but nothing is used.
+        """
+        readings = [
+            _PartReading(number, part, self.held_out, start.parts[number])
+            for number, part in enumerate(self.parts)
         ]
-        self._current = start.current
-
-    @property
-    def position(self) -> MixturePosition:
-        """The position after the latest piece."""
-        parts = tuple(reading.position for reading in self._readings)
-        return MixturePosition(parts=parts, current=self._current)
-
-    def __iter__(self) -> Iterator[Piece | None]:
-        """The pieces; None where reading has advanced but nothing is used."""
-        unfinished = [reading for reading in self._readings if not reading.is_over]
+        unfinished = [reading for reading in readings if not reading.is_over]
+        current = start.current
         while unfinished:
-            if self._current is None:
+            if current is None:
                 reading = min(unfinished, key=_PartReading.share_done)
             else:
-                reading = self._readings[self._current]
+                reading = readings[current]
             piece = reading.next()
-            self._current = None if reading.position.split is None else reading.number
+            current = None if reading.position.split is None else reading.number
             if reading.is_over:
                 unfinished.remove(reading)
-            yield piece
+            parts = tuple(reading.position for reading in readings)
+            yield piece, MixturePosition(parts=parts, current=current)
 
 
 class _PartReading:

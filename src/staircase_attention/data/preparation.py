@@ -6,15 +6,20 @@ Bounded memory: documents are read ahead in batches, encoded on all cores and wr
 import os
 import tempfile
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from staircase_attention.checks import InputError, check_integer, input_error
+from staircase_attention.data.byte_pair import (
+    BytePairTraining,
+    Tokens,
+    sample_evenly,
+    train_bpe,
+)
 from staircase_attention.data.corpus import Corpus, sha256_of
 from staircase_attention.data.documents import HeldOut
 from staircase_attention.data.manifest import (
@@ -24,18 +29,17 @@ from staircase_attention.data.manifest import (
     SourceRecord,
     TokeniserRecord,
 )
-from staircase_attention.data.mixture import Mixture, MixturePosition, MixtureReading, Part, Piece
+from staircase_attention.data.mixture import Mixture, MixturePosition, Part, Piece
 from staircase_attention.data.pieces import pieces
 from staircase_attention.data.progress import PreparationProgress
 from staircase_attention.data.readers import ReadingOptions, TextSource
 from staircase_attention.data.tokenisers import (
-    BytePairTraining,
     Tokeniser,
-    Tokens,
     load_tokeniser,
     named_tokeniser,
 )
 from staircase_attention.data.work_folder import WorkFolder
+from staircase_attention.data.workers import in_order
 from staircase_attention.data.writer import CorpusWriter
 from staircase_attention.files import FULL_DISK
 
@@ -220,8 +224,6 @@ def _learn_tokeniser(
     training: BytePairTraining, mixture: Mixture, progress: PreparationProgress
 ) -> Tokeniser:
     """A tokeniser learnt from a sample of the training documents."""
-    from staircase_attention.data.byte_pair import sample_evenly, train_bpe
-
     progress.say(f"learning a tokeniser of {training.vocab_size:,} symbols from a sample")
     progress.begin(mixture.total_bytes, 0)
     try:
@@ -236,9 +238,8 @@ def _training_texts(
 ) -> Iterator[tuple[bytes, float]]:
     """Training texts, each with the share of the corpus that has been read with it."""
     total, num_reported = max(mixture.total_bytes, 1), 0
-    reading = mixture.read()
-    for piece in reading:
-        num_read = mixture.num_read(reading.position)
+    for piece, position in mixture.read(mixture.first_position()):
+        num_read = mixture.num_read(position)
         if num_read - num_reported >= REPORTED_BYTES:
             progress.advance(num_read - num_reported, {})
             num_reported = num_read
@@ -284,6 +285,11 @@ def _encode(
     )
 
 
+_Batch = tuple[list[Piece], MixturePosition | None]
+"""Pieces that are encoded in one call, and the position of the mixture after them. It is None
+inside a piece of the mixture, where a preparation cannot resume."""
+
+
 def _write_documents(
     mixture: Mixture,
     tokeniser: Tokeniser,
@@ -292,50 +298,46 @@ def _write_documents(
     commit_seconds: float,
 ) -> MixturePosition:
     """Write all documents from the writer's position on; the position at the end."""
-    reading = mixture.read(writer.position)
-    position = reading.position
+    position = writer.position or mixture.first_position()
     num_read, last_commit = mixture.num_read(position), time.monotonic()
+    batches = _batches(mixture, position, tokeniser.shortest_piece)
+
+    def encode(batch: _Batch) -> tuple[_Batch, list[Tokens]]:
+        return batch, tokeniser.encode_batch([piece.data for piece in batch[0]])
+
     progress.begin(mixture.total_bytes, num_read)
     try:
-        for batch, encoded in _encoded(_batches(reading, tokeniser.shortest_piece), tokeniser):
-            writer.add(batch.pieces, encoded)
-            position = batch.position or position
-            now_read = mixture.num_read(position)
-            progress.advance(now_read - num_read, writer.facts)
-            num_read = now_read
-            if batch.position and time.monotonic() - last_commit >= commit_seconds:
-                writer.make_durable(position)
-                last_commit = time.monotonic()
+        with ThreadPoolExecutor(NUM_ENCODERS, thread_name_prefix="encode") as pool:
+            results = in_order(pool, encode, batches, num_ahead=NUM_ENCODERS)
+            for (batch, after), encoded in results:
+                writer.add(batch, encoded)
+                position = after or position
+                now_read = mixture.num_read(position)
+                progress.advance(now_read - num_read, writer.facts)
+                num_read = now_read
+                if after is not None and time.monotonic() - last_commit >= commit_seconds:
+                    writer.make_durable(position)
+                    last_commit = time.monotonic()
     finally:
         progress.end()
     return position
 
 
-@dataclass(frozen=True, slots=True)
-class _EncodingBatch:
-    """Pieces that are encoded in one call."""
-
-    pieces: list[Piece]
-    position: MixturePosition | None
-    """Of the mixture after them; None inside one of its pieces, where it cannot resume."""
-
-
-def _batches(reading: MixtureReading, shortest_piece: int) -> Iterator[_EncodingBatch]:
+def _batches(mixture: Mixture, start: MixturePosition, shortest_piece: int) -> Iterator[_Batch]:
     """Pieces cut to the tokeniser's size, in batches of about BATCH_BYTES."""
     batch: list[Piece] = []
-    size = 0
-    for piece in reading:
+    size, position = 0, start
+    for piece, position in mixture.read(start):
         for part in _cut(piece, shortest_piece) if piece else ():
-            # A piece of the mixture may be large, and its end is not reached yet.
             if size >= BATCH_BYTES:
-                yield _EncodingBatch(batch, None)
+                yield batch, None
                 batch, size = [], 0
             batch.append(part)
             size += len(part.data)
         if size >= BATCH_BYTES:
-            yield _EncodingBatch(batch, reading.position)
+            yield batch, position
             batch, size = [], 0
-    yield _EncodingBatch(batch, reading.position)
+    yield batch, position
 
 
 def _cut(piece: Piece, shortest: int) -> list[Piece]:
@@ -343,23 +345,6 @@ def _cut(piece: Piece, shortest: int) -> list[Piece]:
         return [piece]
     parts = [replace(piece, data=data, is_last=False) for data in pieces(piece.data, shortest)]
     return [*parts[:-1], replace(parts[-1], is_last=piece.is_last)]
-
-
-def _encoded(
-    batches: Iterator[_EncodingBatch], tokeniser: Tokeniser
-) -> Iterator[tuple[_EncodingBatch, list[Tokens]]]:
-    """Each batch with its tokens, in order; some are read and encoded ahead."""
-    waiting: deque[tuple[_EncodingBatch, Future[list[Tokens]]]] = deque()
-    with ThreadPoolExecutor(NUM_ENCODERS, thread_name_prefix="encode") as pool:
-        for batch in batches:
-            texts = [piece.data for piece in batch.pieces]
-            waiting.append((batch, pool.submit(tokeniser.encode_batch, texts)))
-            if len(waiting) > NUM_ENCODERS:
-                first, future = waiting.popleft()
-                yield first, future.result()
-        while waiting:
-            first, future = waiting.popleft()
-            yield first, future.result()
 
 
 def _check_splits(manifest: Manifest, names: Sequence[str]) -> None:

@@ -2,28 +2,24 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from staircase_attention.checks import check_integer, input_error
+from staircase_attention.checks import input_error
+from staircase_attention.data import byte_pair
+from staircase_attention.data.byte_pair import (
+    NUM_BYTES,
+    SETTINGS,
+    TOKENIZER_FILE,
+    BytePairTraining,
+    Tokens,
+)
 from staircase_attention.data.pieces import LONGEST_PIECE
 
-Tokens = NDArray[np.unsignedinteger[Any]]
-"""Token numbers, of any width."""
-SETTINGS = "settings.json"
-"""The file that names the kind of tokeniser in a folder."""
-TOKENIZER_FILE = "tokenizer.json"
-"""A tokeniser as the `tokenizers` library writes it."""
 VOCABULARY_AND_MERGES = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
 """The two pairs of names of GPT-2's files."""
-NUM_BYTES = 256
-MOST_SYMBOLS = 1_000_000
-"""The `tokenizers` library allocates all symbols before it learns the first, and aborts the
-process if it cannot."""
 
 
 class Tokeniser(Protocol):
@@ -89,33 +85,6 @@ class ByteTokeniser:
         (folder / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BytePairTraining:
-    """A byte-level BPE tokeniser to be learnt from the corpus.
-
-    Bytes come first, then merges in the order in which they are learnt, the end symbol last.
-    The same corpus always gives the same tokeniser.
-    """
-
-    vocab_size: int = 8_008
-    """Symbols in all: 256 bytes, merges, the end symbol. The paper's models of Reddit and BASE
-    have 8,008. A small corpus may give fewer."""
-    sample_bytes: int = 32_000_000
-    """Text to learn from: training documents, spread evenly over the corpus. Less is used where
-    there are more distinct words than prose has (see byte_pair.MOST_WORD_BYTES)."""
-
-    def __post_init__(self) -> None:
-        """Refuse a vocabulary without room for the bytes and the end symbol, or a huge one."""
-        check_integer(
-            "vocab_size",
-            self.vocab_size,
-            minimum=NUM_BYTES + 1,
-            maximum=MOST_SYMBOLS,
-            example=8_008,
-        )
-        check_integer("sample_bytes", self.sample_bytes, minimum=1, example=32_000_000)
-
-
 def named_tokeniser(name: str) -> Tokeniser | BytePairTraining:
     """The tokeniser that a command line names.
 
@@ -136,9 +105,6 @@ def named_tokeniser(name: str) -> Tokeniser | BytePairTraining:
 
 def tokeniser_from(path: Path) -> Tokeniser:
     """The tokeniser of a tokenizer.json, or of a folder with one or with GPT-2's two files."""
-    # Here and in load_tokeniser: the `tokenizers` library is imported only where it is needed.
-    from staircase_attention.data import byte_pair
-
     if path.is_file():
         return byte_pair.from_tokenizer_json(path)
     if (path / SETTINGS).is_file():
@@ -162,7 +128,5 @@ def load_tokeniser(folder: Path) -> Tokeniser:
     except (OSError, ValueError, KeyError) as error:
         rule = f"a saved tokeniser must have a {SETTINGS}"
         raise input_error(rule, f"{folder} ({error!r})", "prepare the corpus again") from error
-    from staircase_attention.data import byte_pair
-
     tokenizer = byte_pair.read_tokenizer(folder / TOKENIZER_FILE)
     return byte_pair.BytePairTokeniser(tokenizer, end_symbol=end_symbol)

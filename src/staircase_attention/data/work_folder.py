@@ -1,6 +1,5 @@
 """The folder beside a corpus in which it is prepared; when complete, it becomes the corpus."""
 
-import fcntl
 import json
 import os
 import shutil
@@ -14,7 +13,7 @@ from staircase_attention.data.corpus import TOKENISER_FOLDER, sha256_of, unfinis
 from staircase_attention.data.manifest import MANIFEST, Manifest, Preparation
 from staircase_attention.data.tokenisers import Tokeniser
 from staircase_attention.data.writer import JOURNAL
-from staircase_attention.files import sync_folder, write_json
+from staircase_attention.files import locked, sync_folder, write_json
 
 PREPARATION = "preparation.json"
 CHECKSUMS = "checksums.json"
@@ -30,28 +29,16 @@ class WorkFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Exclude other processes; the system unlocks when this process ends, in any way.
-
-        A folder in which no work was started is removed again.
-        """
+        """Keep other processes out. A folder in which no work was started is removed again."""
         if self.corpus.exists() and not self.corpus.is_dir():
             raise input_error("a corpus must be a folder", self.corpus, "name another path")
         self.path.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.path, os.O_RDONLY)
-        try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                rule = f"{self.corpus} must be prepared by one process at a time"
-                remedy = "wait for the other, or name another folder"
-                raise input_error(rule, "two", remedy) from error
+        with locked(self.path):
             try:
                 yield
             finally:
                 if not any((self.path / name).exists() for name in (PREPARATION, MANIFEST)):
                     self.discard()
-        finally:
-            os.close(descriptor)
 
     def checksums(self, paths: Iterable[Path]) -> dict[Path, str]:
         """The SHA-256 of each file, by all cores; saved, and reused while a file is unchanged."""

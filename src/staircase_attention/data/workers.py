@@ -1,4 +1,4 @@
-"""Worker processes, with results in the order of the tasks."""
+"""Tasks for a pool of threads or processes, with results in the order of the tasks."""
 
 import multiprocessing
 import os
@@ -20,16 +20,24 @@ Result = TypeVar("Result")
 
 
 def in_order(
-    pool: Executor | None, function: Callable[[Task], Result], tasks: Iterable[Task]
+    pool: Executor | None,
+    function: Callable[[Task], Result],
+    tasks: Iterable[Task],
+    *,
+    num_ahead: int | None = None,
 ) -> Iterator[Result]:
-    """Results in the order of the tasks. A few tasks are computed ahead; without a pool, none."""
+    """Results in the order of the tasks.
+
+    `num_ahead` tasks are computed ahead, by default two per core; without a pool, none.
+    """
     if pool is None:
         yield from map(function, tasks)
         return
+    num_ahead = 2 * available_cores() if num_ahead is None else num_ahead
     pending: deque[Future[Result]] = deque()
     for task in tasks:
         pending.append(pool.submit(function, task))
-        if len(pending) > 2 * available_cores():
+        if len(pending) > num_ahead:
             yield pending.popleft().result()
     while pending:
         yield pending.popleft().result()

@@ -13,11 +13,12 @@ from typing import IO, Any
 
 import numpy as np
 
+from staircase_attention.data.byte_pair import Tokens
 from staircase_attention.data.corpus import STARTS_DTYPE, sha256_of
 from staircase_attention.data.documents import SPLITS
 from staircase_attention.data.manifest import ArrayRecord, Counts, SplitRecord
 from staircase_attention.data.mixture import MixturePosition, Piece
-from staircase_attention.data.tokenisers import Tokeniser, Tokens
+from staircase_attention.data.tokenisers import Tokeniser
 from staircase_attention.files import write_json
 
 JOURNAL = "journal.json"
@@ -135,10 +136,7 @@ class _SplitWriter:
         self._crc32: int = state["crc32"]
         self._finished = [ArrayRecord(**shard) for shard in state["shards"]]
         self._num_open_tokens: int = state["num_open_tokens"]
-        # Shards that were started after the durable point.
-        for path in folder.glob(f"{name}-[0-9]*.bin"):
-            if path.name > self._shard_name:
-                path.unlink()
+        # A shard that was started after the durable point is emptied when its turn comes again.
         self._shard = self._open_shard()
         starts_bytes = self.counts.num_documents * STARTS_DTYPE.itemsize
         self._starts = open_truncated(folder / f"{name}-documents.bin", starts_bytes)

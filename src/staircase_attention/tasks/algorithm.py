@@ -15,11 +15,10 @@ from numpy.typing import NDArray
 
 from staircase_attention.batches import IGNORED
 from staircase_attention.checks import check_choice, check_integer
-from staircase_attention.tasks.episodes import Episodes
+from staircase_attention.tasks.episodes import Episodes, Integers
 from staircase_attention.tasks.task import SizedTask
 
 Distribution = Literal["authors", "redraw"]
-Values = NDArray[np.int64]
 
 LOWEST, HIGHEST = 1, 10
 UNSET = 0
@@ -100,45 +99,62 @@ class Algorithm(SizedTask):
         return replace(self, num_statements=length)
 
     def generate(self, generator: np.random.Generator, num_episodes: int) -> Episodes:
-        """Independent programs."""
-        programs = write_programs(
-            generator,
-            num_variables=self.num_variables,
-            num_statements=self.num_statements,
-            num_programs=num_episodes,
-            distribution=self.distribution,
-        )
-        return _concatenated(_tokens(programs), _answers(programs))
+        """Draw independent programs, all of them statement by statement."""
+        values = np.full((self.num_variables, num_episodes), UNSET)
+        shape = (num_episodes, self.num_statements, LONGEST_STATEMENT)
+        tokens, targets = np.empty(shape, dtype=np.int8), np.full(shape, IGNORED, dtype=np.int8)
+        for number in range(self.num_statements):
+            statement = _next_statement(generator, values, self.distribution)
+            tokens[:, number], targets[:, number, -1] = statement
+        return _concatenated(tokens, targets)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Statements:
-    """One statement of each program, or all of them: arrays of one shape.
+def _next_statement(
+    generator: np.random.Generator, values: Integers, distribution: Distribution
+) -> tuple[Integers, Integers]:
+    """Draw the next statement of each program, and execute it: `values` change in place.
 
-    A field that a kind does not use holds a draw that is ignored.
+    Returns:
+        (num_programs, LONGEST_STATEMENT) its tokens, PAD where it has none; and (num_programs,)
+        the answer at its `;`, IGNORED unless it prints.
     """
+    num_variables, num_programs = values.shape
+    programs = np.arange(num_programs)
+    shares = chances(values, distribution)
+    choice = _choose(generator, shares)
+    guarded = _choose(generator, shares[: PRINT * num_variables])
+    constant, compared = generator.integers(LOWEST, HIGHEST + 1, size=(2, num_programs))
+    is_greater = generator.integers(2, size=(num_programs,))
+    kind = np.minimum(choice // num_variables, IF)
+    is_if, is_print = kind == IF, kind == PRINT
+    # The body is what an `if` guards; for any other statement, the statement itself.
+    body, variable = np.divmod(np.where(is_if, guarded, choice), num_variables)
+    left, right = np.divmod(np.maximum(choice - IF * num_variables, 0), num_variables)
 
-    kind: Values
-    """ASSIGN, INCREMENT, DECREMENT, PRINT or IF."""
-    body: Values
-    """What an IF guards, ASSIGN, INCREMENT or DECREMENT; for any other statement, its kind."""
-    variable: Values
-    """The variable that is assigned, changed or printed; for an IF, by its body."""
-    constant: Values
-    """The value that ASSIGN gives."""
-    left: Values
-    """The variable that an IF compares."""
-    right: Values
-    """The variable it is compared with; equal to left where that is a constant."""
-    right_constant: Values
-    """The constant it is compared with."""
-    is_greater: Values
-    """1 for >, 0 for <."""
-    answer: Values
-    """The value that PRINT shows."""
+    old, left_value = values[variable, programs], values[left, programs]
+    is_assign = body == ASSIGN
+    right_value = np.where(left == right, compared, values[right, programs])
+    holds = np.where(is_greater, left_value > right_value, left_value < right_value)
+    new = np.where(is_assign, constant, old + np.array([0, 1, -1, 0])[body])
+    values[variable, programs] = np.where(holds | ~is_if, new, old)
+
+    name, first_value = FIRST_VARIABLE + variable, FIRST_CONSTANT - LOWEST
+    right_word = np.where(left == right, first_value + compared, FIRST_VARIABLE + right)
+    slots = [
+        np.where(is_if, IF_WORD, PAD),
+        np.where(is_if, FIRST_VARIABLE + left, PAD),
+        np.where(is_if, LESS + is_greater, PAD),
+        np.where(is_if, right_word, PAD),
+        np.where(is_if, THEN, PAD),
+        np.where(is_print, PRINT_WORD, name),
+        np.where(is_print, name, np.array([EQUALS, PLUS, MINUS, PAD])[body]),
+        np.where(is_assign, first_value + constant, PAD),
+        np.full(num_programs, STOP),
+    ]
+    return np.stack(slots, axis=1), np.where(is_print, old - LOWEST, IGNORED)
 
 
-def chances(values: Values, distribution: Distribution) -> Values:
+def chances(values: Integers, distribution: Distribution) -> Integers:
     """The chance of each choice in one draw, as integer shares; 0 where it is not allowed.
 
     Values are (num_variables, num_programs), UNSET for a variable that has none. The choices,
@@ -168,119 +184,21 @@ def chances(values: Values, distribution: Distribution) -> Values:
     return np.concatenate([assign, increment, decrement, display, compare])
 
 
-def choose(generator: np.random.Generator, shares: Values) -> Values:
-    """For each column, a row drawn in proportion to its shares."""
+def _choose(generator: np.random.Generator, shares: Integers) -> Integers:
+    """Draw a row for each column, in proportion to its shares."""
     upto = np.cumsum(shares, axis=0)
-    chosen: Values = (upto <= generator.integers(upto[-1])).sum(axis=0)
+    chosen: Integers = (upto <= generator.integers(upto[-1])).sum(axis=0)
     return chosen
 
 
-def draw(generator: np.random.Generator, values: Values, distribution: Distribution) -> Statements:
-    """The next statement of each program, given the values of its variables."""
-    num_variables, num_programs = values.shape
-    shares = chances(values, distribution)
-    choice = choose(generator, shares)
-    guarded = choose(generator, shares[: PRINT * num_variables])
-    kind = np.minimum(choice // num_variables, IF)
-    body, variable = np.divmod(np.where(kind == IF, guarded, choice), num_variables)
-    left, right = np.divmod(np.maximum(choice - IF * num_variables, 0), num_variables)
-    constants = generator.integers(LOWEST, HIGHEST + 1, size=(2, num_programs))
-    return Statements(
-        kind=kind,
-        body=body,
-        variable=variable,
-        constant=constants[0],
-        left=left,
-        right=right,
-        right_constant=constants[1],
-        is_greater=generator.integers(2, size=(num_programs,)),
-        answer=values[variable, np.arange(num_programs)],
-    )
-
-
-def execute(statements: Statements, values: Values) -> None:
-    """Change the values in place, unless a condition is false."""
-    programs = np.arange(values.shape[1])
-    left = values[statements.left, programs]
-    is_constant = statements.left == statements.right
-    right = values[statements.right, programs]
-    right = np.where(is_constant, statements.right_constant, right)
-    holds = np.where(statements.is_greater, left > right, left < right)
-    acts = np.where(statements.kind == IF, holds, statements.kind != PRINT)
-
-    old = values[statements.variable, programs]
-    counted = old + np.where(statements.body == INCREMENT, 1, -1)
-    new = np.where(statements.body == ASSIGN, statements.constant, counted)
-    values[statements.variable, programs] = np.where(acts, new, old)
-
-
-def write_programs(
-    generator: np.random.Generator,
-    *,
-    num_variables: int,
-    num_statements: int,
-    num_programs: int,
-    distribution: Distribution,
-) -> Statements:
-    """Whole programs: every field is (num_statements, num_programs)."""
-    values = np.full((num_variables, num_programs), UNSET)
-    drawn = []
-    for _ in range(num_statements):
-        statements = draw(generator, values, distribution)
-        execute(statements, values)
-        drawn.append(statements)
-    fields = Statements.__dataclass_fields__
-    return Statements(
-        **{field: np.stack([getattr(one, field) for one in drawn]) for field in fields}
-    )
-
-
-def _tokens(programs: Statements) -> NDArray[np.int8]:
-    """(num_programs, num_statements, LONGEST_STATEMENT), PAD where a statement has no token."""
-    is_if = programs.kind == IF
-    is_print = programs.kind == PRINT
-    is_assign = programs.body == ASSIGN
-    variable = FIRST_VARIABLE + programs.variable
-    right = np.where(
-        programs.left == programs.right,
-        FIRST_CONSTANT - LOWEST + programs.right_constant,
-        FIRST_VARIABLE + programs.right,
-    )
-    operator = np.select(
-        [is_assign, programs.body == INCREMENT, programs.body == DECREMENT],
-        [EQUALS, PLUS, MINUS],
-        variable,
-    )
-    slots = [
-        np.where(is_if, IF_WORD, PAD),
-        np.where(is_if, FIRST_VARIABLE + programs.left, PAD),
-        np.where(is_if, LESS + programs.is_greater, PAD),
-        np.where(is_if, right, PAD),
-        np.where(is_if, THEN, PAD),
-        np.where(is_print, PRINT_WORD, variable),
-        operator,
-        np.where(is_assign, FIRST_CONSTANT - LOWEST + programs.constant, PAD),
-        np.full_like(variable, STOP),
-    ]
-    return np.stack([slot.T for slot in slots], axis=-1, dtype=np.int8, casting="unsafe")
-
-
-def _answers(programs: Statements) -> NDArray[np.int8]:
-    """The same shape: the printed value, as an output symbol, at the `;`; IGNORED elsewhere."""
-    num_statements, num_programs = programs.kind.shape
-    answers = np.full((num_programs, num_statements, LONGEST_STATEMENT), IGNORED, dtype=np.int8)
-    answers[:, :, -1] = np.where(programs.kind == PRINT, programs.answer - LOWEST, IGNORED).T
-    return answers
-
-
-def _concatenated(tokens: NDArray[np.int8], answers: NDArray[np.int8]) -> Episodes:
+def _concatenated(tokens: NDArray[np.int8], targets: NDArray[np.int8]) -> Episodes:
     """Remove the padding, and close each program with END."""
     num_programs = len(tokens)
     close = ((0, 0), (0, 1))
     tokens = np.pad(tokens.reshape(num_programs, -1), close, constant_values=END)
-    answers = np.pad(answers.reshape(num_programs, -1), close, constant_values=IGNORED)
+    targets = np.pad(targets.reshape(num_programs, -1), close, constant_values=IGNORED)
     is_token = tokens != PAD
     lengths = is_token.sum(axis=1)
     return Episodes(
-        inputs=tokens[is_token], targets=answers[is_token], starts=np.cumsum(lengths) - lengths
+        inputs=tokens[is_token], targets=targets[is_token], starts=np.cumsum(lengths) - lengths
     )
