@@ -31,6 +31,7 @@ def attend(
 ) -> Float[Tensor, "batch heads queries size"]:
     """Attention as in `reference.attend`; without a table it is PyTorch's own."""
     if view.needs_blocks:
+        # A mask over all pairs would mostly hide: cut the queries, and give each run its keys.
         blocks = [
             attend(
                 queries[:, :, rows],
@@ -48,6 +49,7 @@ def attend(
         return functional.scaled_dot_product_attention(
             queries, keys, values, attn_mask=seen, dropout_p=dropout
         )
+    # Scaled here, once, queries scale both terms of the score.
     queries = queries / math.sqrt(queries.shape[-1])
     by_distance = queries @ farthest_first(table, view.num_distances).T
     scores = torch.matmul(queries, keys.transpose(-1, -2)) + skew(by_distance, view)

@@ -49,6 +49,7 @@ class View:
         parts = joined(keys)
         oldest = parts[0].start if parts else queries.start
         first_visible = None
+        # A row that began after the oldest key counts the keys that are not its own.
         if max(starts) > oldest:
             earlier = [
                 sum(max(0, min(part.stop, start) - part.start) for part in parts)
@@ -105,7 +106,7 @@ class View:
         hidden = self.distances < 0
         if self.span is not None and self.num_distances > self.span:
             hidden = hidden | (self.distances >= self.span)
-        hidden = hidden[None, None]
+        hidden = hidden[None, None]  # [1, 1, queries, keys]: the same for all rows and heads
         if self.first_visible is not None:
             keys = torch.arange(self.num_keys, device=self.device)
             hidden = hidden | (keys < self.first_visible[:, None])[:, None, None, :]

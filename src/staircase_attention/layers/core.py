@@ -44,6 +44,8 @@ class Core(nn.Module):
     ) -> None:
         super().__init__()
         self.attends_self = attends_self
+        # The order in which parts are made is the order of parameters and of random numbers:
+        # changing it changes every seeded run.
         self.positions: RelativePositions | RotaryPositions
         if config.positions == "relative":
             self.positions = RelativePositions(
@@ -95,7 +97,7 @@ class Core(nn.Module):
         self, held: Sequence[KeysValues], positions: tuple[range, ...], *, num_new: int
     ) -> Cache:
         """A cache of tokens from a state, to which at most `num_new` others will be added."""
-        del num_new
+        del num_new  # other runners allocate room for them
         return JoinedCache(held, positions)
 
     @property

@@ -121,6 +121,7 @@ class Layer(nn.Module):
         elif attends_self:
             pieces.append(self.attention.keys_values(normed))
         context = [join(pieces)] if pieces else []
+        # Attention to nothing is zero: the first token of a Feedback Transformer skips it.
         if context:
             hidden = hidden + self.attention(normed, *context, view=view, positions=positions)
         hidden = hidden + self.feed_forward(self.feed_forward_norm(hidden))

@@ -116,6 +116,7 @@ def _step_flops(core: CoreConfig, schedule: Schedule, step: Step, held: range) -
     """All layers of one step: projections and feed-forward per query, attention, the cache."""
     queries = step.tokens
     own = queries.stop if schedule.attends_self else queries.start
+    # On the meta device a view has a shape and no memory.
     view = View.of(
         queries=queries,
         keys=(*step.frozen, range(held.start, own)),

@@ -79,6 +79,7 @@ class Executor:
         return pieces
 
     def _view(self, step: Step, past: Sequence[KeysValues]) -> View:
+        # After a restart the cache may hold less than the timetable would show.
         frozen, queries = overlap(step.frozen, self.cache.positions), step.tokens
         num_held = sum(piece.num_tokens for piece in past) - num_positions(frozen)
         own = queries.stop if self.core.attends_self else queries.start
@@ -92,6 +93,7 @@ class Executor:
 
     def _extend_bank(self, step: Step, trip: Trip) -> None:
         """Keep what later queries of this step's bank will see."""
+        # A context begins with the frozen tokens, which stay in the cache.
         num_frozen = num_positions(overlap(step.frozen, self.cache.positions))
         for layer, context in zip(step.layers, trip.contexts, strict=True):
             self.banks.pop((step.bank, layer), None)
@@ -107,6 +109,7 @@ class Executor:
             if cell.cached is not None:
                 start = cell.tokens.start - step.tokens.start
                 part = slice(start, start + len(cell.tokens))
+                # The first level is the input of the pass, the others are its layers' outputs.
                 levels = trip.levels[:1] if cell.cached == "input" else trip.levels
                 new = self.core.freeze([level[:, part] for level in levels])
                 self.cache.add(new, cell.tokens)

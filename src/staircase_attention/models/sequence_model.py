@@ -123,6 +123,7 @@ class SequenceModel(nn.Module):
         if state is None:
             state = self.initial_state(tokens.shape[0])
         self._check_state(state, tokens)
+        # Rows that were reset inside a chunk are other streams, with timetables of their own.
         is_alone = len(state.streams) == 1
         outputs, streams = [], []
         for stream in state.streams:

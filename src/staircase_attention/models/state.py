@@ -199,6 +199,8 @@ class State:
         unassigned: list[int] = []
         for stream in self.streams:
             flags = [mask[row] for row in stream.rows]
+            # Where a period begins, restarted rows can stay: a mask hides the past from them. A
+            # stream of which no row is left is dropped instead, and its memory with it.
             if any(flags) and not all(flags) and self._is_aligned(stream):
                 streams.append(stream.restart(flags))
                 continue
@@ -218,6 +220,7 @@ class State:
             if self._is_aligned(stream) and num_positions(stream.cached) <= LONGEST_SHARED:
                 place_of = {row: place for place, row in enumerate(stream.rows)}
                 rows = sorted([*stream.rows, *new])
+                # New rows begin as copies of any other one; restarting clears them.
                 together = stream.select([place_of.get(row, 0) for row in rows], rows)
                 streams[number] = together.restart([row not in place_of for row in rows])
                 return

@@ -37,6 +37,7 @@ class RungSchedule(Schedule):
         each = [range(layer, layer + 1) for layer in whole]
         parts = [whole] if layer_order == "ABAB" else each
         together = [(0, tokens)] if len(tokens) else []
+        # Every token is a chunk of its own; by windows, all that have arrived go up together.
         for chunk, run in together if order == "window" else pieces(tokens, 1):
             for part, layers in enumerate(parts):
                 for pass_number in range(1, num_passes + 1):

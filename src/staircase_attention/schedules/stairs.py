@@ -66,6 +66,7 @@ class Stairs:
         for index in range(first, last + self.num_query_passes):
             chunks = range(max(first, index - self.num_query_passes + 1), min(index, last) + 1)
             cells = (self._cell(chunk, index - chunk + 1, arrived[chunk]) for chunk in chunks)
+            # The steps of an unfinished chunk are taken again when more of its tokens arrive.
             yield index, tuple(cells), min(index + 1, unfinished)
 
     def _by_chunk(
@@ -75,6 +76,7 @@ class Stairs:
         for chunk, tokens in arrived.items():
             for pass_number in range(1, self.num_query_passes + 1):
                 cell = self._cell(chunk, pass_number, tokens)
+                # Until its last pass, a chunk may still see what its first step sees.
                 done = pass_number == self.num_query_passes and chunk < unfinished
                 yield chunk + pass_number - 1, (cell,), chunk + 1 if done else chunk
 

@@ -81,6 +81,7 @@ class Ledger:
         for step in steps:
             seen = overlap(step.frozen, self.cached)
             assert num_positions(seen) == num_positions(step.frozen), "frozen but not cached"
+            # All layers of a step hold the same tokens, so one of them is enough.
             num_held = self.banks.get((step.bank, step.layers.start), 0)
             queries = step.tokens
             yield step, range(queries.start - num_held, queries.start)
