@@ -245,7 +245,8 @@ def with_length(task: Task, length: int) -> Task:
     """The task with episodes of another length, which it may refuse by a ValueError."""
     found = _member(task, "with_length", lambda: task.with_length(length), ValueError)
     example = "return for example replace(self, length=length)"
-    return _checked(found, Task, f"with_length of {type(task).__name__} must return a", example)
+    rule = f"with_length of {type(task).__name__} must return a"
+    return _checked(found, Task, rule, example)  # type: ignore[type-abstract]
 
 
 def checked_episodes(task: Task, generator: np.random.Generator, num_episodes: int) -> Episodes:

@@ -81,22 +81,6 @@ def test_a_kill_at_any_moment_of_writing_changes_nothing(tmp_path, dumps, monkey
     assert moment > 25
 
 
-def test_many_kills_of_one_preparation_change_nothing(tmp_path, dumps):
-    expected = everything(dumps, tmp_path / "whole")
-
-    def kill_now_and_then(num_told):
-        if num_told % 7 == 0:
-            raise KilledError
-
-    watcher = Watcher(kill_now_and_then)
-    found = None
-    while found is None:
-        with suppress(KilledError):
-            found = everything(dumps, tmp_path / "killed", progress=watcher)
-    assert found == expected
-    assert watcher.num_told >= 2 * 7
-
-
 def test_finished_work_is_not_repeated(tmp_path, dumps):
     everything(dumps, tmp_path / "work")
     files = sorted((tmp_path / "work").rglob("*.*"))

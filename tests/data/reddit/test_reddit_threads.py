@@ -12,7 +12,7 @@ from reddit_dumps import as_lines, comment, naive_paths, random_comments
 from staircase_attention.data import HeldOut
 from staircase_attention.data.reddit import RedditOptions
 from staircase_attention.data.reddit.comments import parse_lines
-from staircase_attention.data.reddit.threads import Gap, count_texts, documents, outline
+from staircase_attention.data.reddit.threads import Gap, count, documents, rebuild
 
 GAPS = get_args(Gap)
 GAP_PAIRS = st.tuples(st.sampled_from(GAPS), st.sampled_from(GAPS))
@@ -23,50 +23,31 @@ def write(comments, **choices):
     options = RedditOptions(**choices)
     _, batch = parse_lines(as_lines(comments), options.cleaning)
     table = pa.Table.from_batches([batch])
-    found = outline(table, options)
-    written = list(documents(found, table["text"], options))
-    assert list(documents(found, table["text"], options, 3)) == written[3:]
-    counts = count_texts(found, table["text"], options).values()
-    assert sum(count.documents for count in counts) == len(written)
-    assert sum(count.characters for count in counts) == sum(len(each.text) for each in written)
-    return [each.text.split(options.separator) for each in written], found.counts
+    threads = rebuild(table, options)
+    written = [document for thread in threads for document in documents(thread, options)]
+    counts, texts = count(table, options)
+    assert sum(each.documents for each in texts) == len(written)
+    assert sum(each.characters for each in texts) == sum(len(each.text) for each in written)
+    return [each.text.split(options.separator) for each in written], counts
 
 
 @settings(max_examples=60)
-@given(
-    seed=st.integers(0, 10**6),
-    size=st.integers(0, 120),
-    gaps=GAP_PAIRS,
-)
-def test_paths_equal_a_naive_reconstruction(seed, size, gaps):
+@given(seed=st.integers(0, 10**6), size=st.integers(0, 120), gaps=GAP_PAIRS)
+def test_every_form_equals_a_naive_reconstruction(seed, size, gaps):
     comments = random_comments(seed, size, num_threads=3)
-    removed, missing = gaps
-    expected = naive_paths(comments, removed=removed, missing=missing)
-    paths, counts = write(comments, removed=removed, missing=missing)
+    options = dict(zip(("removed", "missing"), gaps, strict=True))
+    expected = naive_paths(comments, **options)
+    paths, counts = write(comments, **options)
     assert sorted(paths) == sorted(expected.values())
     assert counts.examples == len(expected)
     assert counts.comments == len(comments)
     assert counts.whole == len(naive_paths(comments))
 
+    inner = {body for path in expected.values() for body in path[:-1]}
+    leaves, _ = write(comments, **options, form="leaves")
+    assert sorted(leaves) == sorted(path for path in expected.values() if path[-1] not in inner)
 
-@settings(max_examples=40)
-@given(seed=st.integers(0, 10**6), gaps=GAP_PAIRS)
-def test_leaves_are_the_paths_that_no_other_path_continues(seed, gaps):
-    comments = random_comments(seed, 80, num_threads=3)
-    removed, missing = gaps
-    expected = naive_paths(comments, removed=removed, missing=missing).values()
-    inner = {body for path in expected for body in path[:-1]}
-    leaves, _ = write(comments, removed=removed, missing=missing, form="leaves")
-    assert sorted(leaves) == sorted(path for path in expected if path[-1] not in inner)
-
-
-@settings(max_examples=40)
-@given(seed=st.integers(0, 10**6), gaps=GAP_PAIRS)
-def test_whole_threads_have_every_example_once_each_after_what_it_answers(seed, gaps):
-    comments = random_comments(seed, 80, num_threads=3)
-    removed, missing = gaps
-    expected = naive_paths(comments, removed=removed, missing=missing)
-    threads, _ = write(comments, removed=removed, missing=missing, form="threads")
+    threads, _ = write(comments, **options, form="threads")
     assert len(threads) == len({link for link, _ in expected})
     written = [body for thread in threads for body in thread if body.startswith("body")]
     assert sorted(written) == sorted(path[-1] for path in expected.values())

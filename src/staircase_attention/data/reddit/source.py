@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
-from itertools import accumulate
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,9 @@ from staircase_attention.data.reddit.threads import (
     CommentCounts,
     RedditOptions,
     TextCounts,
-    count_texts,
+    count,
     documents,
-    outline,
+    rebuild,
 )
 from staircase_attention.data.workers import in_order, worker_pool
 from staircase_attention.files import locked, read_json, write_json
@@ -166,10 +166,10 @@ class RedditSource:
         num_before = [0, *accumulate(numbers)]
         skipped = self.report.skipped()
         for number in range(first_group, len(groups)):
-            comments = partitions.read(groups[number])
-            found = outline(comments, self.options)
-            written = documents(found, comments["text"], self.options, first_document)
-            for place, document in enumerate(written, first_document + 1):
+            threads = rebuild(partitions.read(groups[number]), self.options)
+            written = (document for each in threads for document in documents(each, self.options))
+            numbered = enumerate(written, start=1)
+            for place, document in islice(numbered, first_document, None):
                 num_done = num_before[number] + place
                 yield (
                     document,
@@ -223,13 +223,9 @@ class RedditSource:
 
 
 def _count(partitions: Partitions, options: RedditOptions, group: ThreadGroup) -> GroupCounts:
-    comments = partitions.read(group)
-    found = outline(comments, options)
-    splits = count_texts(found, comments["text"], options).items()
-    return {
-        "comments": asdict(found.counts),
-        "splits": {split: asdict(texts) for split, texts in splits},
-    }
+    comments, texts = count(partitions.read(group), options)
+    splits = {split: asdict(written) for split, written in zip(SPLITS, texts, strict=True)}
+    return {"comments": asdict(comments), "splits": splits}
 
 
 def _description(path: Path) -> list[Any]:

@@ -1,19 +1,19 @@
-"""Rebuild threads, select the comments that become examples, count them, and write documents.
+"""Rebuild threads, select the comments that become examples, write documents and count them.
 
-All functions take the comments of whole threads. A comment's *place* is its index in the order
-thread, time, id.
+A comment's *place* is its index in its thread, in the order of time and id.
 """
 
 import hashlib
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from itertools import groupby
+from operator import attrgetter
 from string import ascii_lowercase, ascii_uppercase
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-from numpy.typing import NDArray
+import pyarrow as pa  # type: ignore[import-untyped]
 
 from staircase_attention.checks import check_choice, check_integer, input_error
 from staircase_attention.data.documents import SPLITS, Document, HeldOut
@@ -22,13 +22,20 @@ from staircase_attention.data.reddit.comments import Counts
 
 Form = Literal["paths", "leaves", "threads"]
 Gap = Literal["drop", "cut", "placeholder"]
-Numbers = NDArray[np.int64]
-Flags = NDArray[np.bool_]
 
 POST = -1
 """The parent of a comment that answers the post."""
 MISSING = -2
 """The parent of an orphan: a comment that is in no file, or not in the same thread."""
+NO_PATH = 1 << 60
+"""The depth of a comment whose path is dropped."""
+COUNT_OF_STATUS: dict[int, str] = {
+    Status.DELETED: "deleted",
+    Status.REMOVED: "removed",
+    Status.EMPTY: "empty",
+    Status.BOT: "bots",
+    Status.FILTERED: "filtered",
+}
 REMOVED_TEXT = "[removed]"
 MISSING_TEXT = "[missing]"
 NO_SPEAKER = "?"
@@ -125,209 +132,128 @@ class TextCounts(Counts):
     distinct_characters: int = 0  # In the comments that are written, each counted once.
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Outline:
-    """The paths through some threads. Place num_comments stands for every missing parent."""
+class Row(NamedTuple):
+    """A comment, as SCHEMA describes it."""
 
-    heads: pa.Table  # Comments in order, each once, without texts but with the `row` of each.
-    counts: CommentCounts
-    thread_of: Numbers  # (num_comments,) the thread of a comment, counted from 0.
-    parents: Numbers  # (num_comments + 1,) the place before in a written path; POST: none.
-    is_example: Flags  # (num_comments + 1,) a written path ends here.
-    is_inner: Flags  # (num_comments + 1,) it is on a written path that ends elsewhere.
-    is_written: Flags  # (num_comments,) either of these.
+    thread: int
+    id: int
+    parent: int | None
+    author: int | None
+    status: int
+    text: str | None
 
 
-def rebuild(comments: pa.Table) -> tuple[pa.Table, Numbers]:
-    """Sort comments, keep the first of each thread and id, and find the place of each parent.
+class Thread(NamedTuple):
+    """The comments of a thread, and the paths that are written."""
+
+    rows: list[Row]
+    before: list[int]  # The place before this one in a written path, POST or MISSING at its start.
+    examples: list[int]  # The places at which written paths end.
+    inner: set[int]  # The places on written paths that end elsewhere.
+    counts: Counter[str]  # CommentCounts, by name.
+
+
+def rebuild(comments: pa.Table, options: RedditOptions) -> Iterator[Thread]:
+    """The threads in order. Of comments with the same thread and id, the first is kept."""
+    numbered = comments.append_column("row", pa.array(np.arange(len(comments))))
+    firsts = numbered.group_by(["thread", "id"], use_threads=False).aggregate([("row", "min")])
+    order = [(name, "ascending") for name in ("thread", "created", "id")]
+    rows = comments.take(firsts["row_min"]).sort_by(order)
+    columns = [rows[name].to_pylist() for name in Row._fields]
+    for _, group in groupby(map(Row._make, zip(*columns, strict=True)), attrgetter("thread")):
+        yield _thread(list(group), options)
+
+
+def _thread(rows: list[Row], options: RedditOptions) -> Thread:
+    """Follow all paths from the top down, and select the examples.
 
     A parent must be in the same thread. In the oldest dumps some ids were given to later comments
     again: joined by id alone, they would connect two threads and answer what was written later.
     """
-    heads = comments.drop_columns("text")
-    heads = heads.append_column("row", pa.array(np.arange(len(heads))))
-    firsts = heads.group_by(["thread", "id"], use_threads=False).aggregate([("row", "min")])
-    order = [(name, "ascending") for name in ("thread", "created", "id")]
-    heads = heads.take(firsts["row_min"]).sort_by(order)
-    places = pa.array(np.arange(len(heads)))
-    answers = pa.table([heads["thread"], heads["parent"], places], ["thread", "id", "answer"])
-    known = pa.table([heads["thread"], heads["id"], places], ["thread", "id", "parent"])
-    # A left join gives rows in any order.
-    joined = answers.join(known, ["thread", "id"], join_type="left outer", use_threads=False)
-    found = joined.sort_by("answer")["parent"].fill_null(MISSING).to_numpy()
-    return heads, np.where(heads["parent"].is_null(), POST, found)
+    places = {row.id: place for place, row in enumerate(rows)}
+    parents = [POST if row.parent is None else places.get(row.parent, MISSING) for row in rows]
+    answers: defaultdict[int, list[int]] = defaultdict(list)
+    for place, parent in enumerate(parents):
+        answers[parent].append(place)
+    counts = Counter(COUNT_OF_STATUS[row.status] for row in rows if row.text is None)
+    counts["orphans"] = len(answers[MISSING])
+
+    before, examples = parents.copy(), []
+    kinds = {POST: "whole", MISSING: "below_missing"}
+    depths = {POST: 0, MISSING: {"drop": NO_PATH, "cut": 0, "placeholder": 1}[options.missing]}
+    reached = answers[POST] + answers[MISSING]
+    for place in reached:
+        reached += answers[place]
+        parent = parents[place]
+        kinds[place], depths[place] = kinds[parent], depths[parent] + 1
+        if parent == MISSING and options.missing == "cut":
+            before[place] = POST
+        if parent >= 0 and rows[parent].text is None:
+            kinds[place] = "below_removed" if kinds[parent] == "whole" else kinds[parent]
+            if options.removed == "cut":
+                before[place], depths[place] = POST, 1
+            elif options.removed == "drop":
+                depths[place] = NO_PATH
+        if rows[place].text is not None:
+            counts[kinds[place]] += 1
+            if depths[place] <= (options.maximum_depth or NO_PATH - 1):
+                examples.append(place)
+    # The others are in cycles, or below one.
+    others = set(range(len(rows))).difference(reached)
+    counts["in_cycles"] = sum(rows[place].text is not None for place in others)
+    counts["examples"] = len(examples)
+    inner: set[int] = set()
+    for example in examples:
+        place = before[example]
+        while place >= 0 and place not in inner:
+            inner.add(place)
+            place = before[place]
+    return Thread(rows, before, sorted(examples), inner, counts)
 
 
-def outline(comments: pa.Table, options: RedditOptions) -> Outline:
-    """Rebuild threads, and find the examples and their paths."""
-    heads, real_parents = rebuild(comments)
-    is_living, is_orphan = heads["status"].to_numpy() == Status.LIVING, real_parents == MISSING
-    parents = _written_parents(real_parents, is_living, options)
-    is_gap = np.zeros(parents.size, dtype=np.int64)
-    if options.missing == "drop":
-        is_gap[:-1] += is_orphan
-    if options.removed == "drop":
-        is_gap[:-1] += ~is_living
-    has_path = sum_along_paths(real_parents, is_gap[:-1])[1]
-    is_example = np.append(is_living & has_path, False) & (sum_along_paths(parents, is_gap)[0] == 0)
-    if options.maximum_depth is not None:
-        depth, _ = sum_along_paths(parents, np.ones_like(parents))
-        is_example &= depth <= options.maximum_depth
-    is_inner = np.zeros_like(is_example)
-    above = parents.tolist()
-    for place in np.flatnonzero(is_example).tolist():
-        while (place := above[place]) != POST and not is_inner[place]:
-            is_inner[place] = True
-    threads = heads["thread"].to_numpy()
-    counts = _count_comments(heads, real_parents)
-    num_duplicates, num_examples = len(comments) - len(heads), int(is_example.sum())
-    return Outline(
-        heads=heads,
-        counts=replace(counts, duplicates=num_duplicates, examples=num_examples),
-        thread_of=np.cumsum(np.diff(threads, prepend=threads[:1]) != 0),
-        parents=parents,
-        is_example=is_example,
-        is_inner=is_inner,
-        is_written=(is_example | is_inner)[:-1],
-    )
-
-
-def _count_comments(heads: pa.Table, parents: Numbers) -> CommentCounts:
-    """Count the comments by what they are in the data; the options do not matter here."""
-    status = heads["status"].to_numpy()
-    is_living, is_orphan = status == Status.LIVING, parents == MISSING
-    num_missing, has_path = sum_along_paths(parents, is_orphan.astype(np.int64))
-    num_removed, _ = sum_along_paths(parents, (~is_living).astype(np.int64))
-    is_below_missing = is_living & has_path & (num_missing > 0)
-    is_connected = is_living & has_path & ~is_below_missing
-    kinds = np.bincount(status, minlength=len(Status)).tolist()
-    return CommentCounts(
-        deleted=kinds[Status.DELETED],
-        removed=kinds[Status.REMOVED],
-        empty=kinds[Status.EMPTY],
-        bots=kinds[Status.BOT],
-        filtered=kinds[Status.FILTERED],
-        in_cycles=int((is_living & ~has_path).sum()),
-        below_missing=int(is_below_missing.sum()),
-        below_removed=int((is_connected & (num_removed > 0)).sum()),
-        whole=int((is_connected & (num_removed == 0)).sum()),
-        orphans=int(is_orphan.sum()),
-    )
-
-
-def sum_along_paths(parents: Numbers, values: Numbers) -> tuple[Numbers, Flags]:
-    """Sum a value over each comment and all its ancestors; and whether a comment has a path.
-
-    A comment that is its own ancestor has no path, nor do those below it. Each round doubles how
-    far the sums reach: s[i] <- s[i] + s[j[i]], j[i] <- j[j[i]], where j[i] is the next ancestor
-    not yet in s[i].
-
-    >>> sums, has_path = sum_along_paths(np.array([POST, 0, 1, 4, 3]), np.array([1, 1, 1, 1, 1]))
-    >>> sums[has_path].tolist(), has_path.tolist()
-    ([1, 2, 3], [True, True, True, False, False])
-    """
-    above_all = parents.size
-    sums = np.append(values, 0)
-    nearest = np.append(np.where(parents < 0, above_all, parents), above_all)
-    for _ in range(parents.size.bit_length()):
-        if np.all(nearest == above_all):
-            break
-        sums = sums + sums[nearest]
-        nearest = nearest[nearest]
-    return sums[:-1], nearest[:-1] == above_all
-
-
-def _written_parents(real_parents: Numbers, is_living: Flags, options: RedditOptions) -> Numbers:
-    """Parents in written paths: some are cut off, some are the place of missing parents."""
-    parents = np.append(np.maximum(real_parents, POST), POST)
-    if options.missing == "placeholder":
-        parents[:-1][real_parents == MISSING] = real_parents.size
-    if options.removed == "cut":
-        answers = np.flatnonzero(real_parents >= 0)
-        parents[answers[~is_living[real_parents[answers]]]] = POST
-    return parents
-
-
-def count_texts(
-    outline: Outline, texts: pa.ChunkedArray, options: RedditOptions
-) -> dict[str, TextCounts]:
-    """Count what is written, by split."""
-    written: dict[str, list[int]] = {split: [] for split in SPLITS}
-    for document in documents(outline, texts, options):
-        written[document.split].append(len(document.text))
-    firsts = np.unique(outline.thread_of, return_index=True)[1]
-    splits = map(options.split_of, outline.heads["thread"].take(firsts).to_pylist())
-    split_of = np.array([SPLITS.index(split) for split in splits], dtype=np.int64)
-    num_characters = pc.utf8_length(texts).take(outline.heads["row"]).fill_null(0).to_numpy()
-    counts = {}
-    for number, split in enumerate(SPLITS):
-        is_here = split_of[outline.thread_of] == number
-        examples = outline.is_example[:-1] & is_here
-        counts[split] = TextCounts(
-            threads=int((split_of == number).sum()),
-            threads_with_examples=np.unique(outline.thread_of[examples]).size,
-            documents=len(written[split]),
-            characters=sum(written[split]),
-            distinct_characters=int(num_characters[outline.is_written & is_here].sum()),
-        )
-    return counts
-
-
-def document_ends(outline: Outline, options: RedditOptions) -> Numbers:
-    """One place per document, in order: the end of each path, or the first of each thread."""
-    is_example = outline.is_example[:-1]
-    if options.form == "paths":
-        return np.flatnonzero(is_example)
+def documents(thread: Thread, options: RedditOptions) -> Iterator[Document]:
+    """Write the documents of a thread, in the order of their last comments."""
+    split = options.split_of(thread.rows[0].thread)
+    ends = thread.examples
     if options.form == "leaves":
-        return np.flatnonzero(is_example & ~outline.is_inner[:-1])
-    return np.searchsorted(outline.thread_of, np.unique(outline.thread_of[is_example]))
-
-
-def documents(
-    outline: Outline, texts: pa.ChunkedArray, options: RedditOptions, first: int = 0
-) -> Iterator[Document]:
-    """Write the documents from number `first` on; texts are those of the table that was read."""
-    pieces = texts.take(outline.heads["row"]).fill_null(REMOVED_TEXT).to_pylist()
-    pieces.append(MISSING_TEXT)
-    threads = outline.heads["thread"].to_pylist()
-    authors = [*outline.heads["author"].to_pylist(), None] if options.speakers else []
-    parents = outline.parents.tolist()
-    for end in document_ends(outline, options)[first:].tolist():
-        if options.form == "threads":
-            places = _whole_thread(outline, parents, end)
-        else:
-            places = _path(parents, end)
-        chosen = [pieces[place] for place in places]
+        ends = [place for place in ends if place not in thread.inner]
+    elif options.form == "threads":
+        ends = ends[:1]
+    for end in ends:
+        is_thread = options.form == "threads"
+        path = _depth_first(thread) if is_thread else _path(thread.before, end)
+        pieces = [_piece(thread.rows, place) for place in path]
         if options.speakers:
-            marks = _speakers([authors[place] for place in places])
-            chosen = [f"{mark}: {piece}" for mark, piece in zip(marks, chosen, strict=True)]
-        yield Document(text=options.separator.join(chosen), split=options.split_of(threads[end]))
+            marks = _speakers([None if place < 0 else thread.rows[place].author for place in path])
+            pieces = [f"{mark}: {piece}" for mark, piece in zip(marks, pieces, strict=True)]
+        yield Document(text=options.separator.join(pieces), split=split)
 
 
-def _path(parents: Sequence[int], place: int) -> list[int]:
-    places = []
-    while place != POST:
-        places.append(place)
-        place = parents[place]
-    return places[::-1]
+def _path(before: Sequence[int], place: int) -> list[int]:
+    path = [place]
+    while place >= 0 and (place := before[place]) != POST:
+        path.append(place)
+    return path[::-1]
 
 
-def _whole_thread(outline: Outline, parents: Sequence[int], first: int) -> list[int]:
-    """The written comments of a thread depth first: each is followed by its answers."""
-    missing = len(parents) - 1
-    stop = np.searchsorted(outline.thread_of, outline.thread_of[first], side="right")
-    answers: dict[int, list[int]] = {}
-    for place in (first + np.flatnonzero(outline.is_written[first:stop])).tolist():
-        parent = POST if parents[place] == missing else parents[place]
-        answers.setdefault(parent, []).append(place)
-    places, waiting = [], answers[POST][::-1]
+def _depth_first(thread: Thread) -> list[int]:
+    """The written comments of a thread, each followed by its answers."""
+    answers: defaultdict[int, list[int]] = defaultdict(list)
+    for place in sorted(thread.inner.union(thread.examples)):
+        answers[max(thread.before[place], POST)].append(place)
+    path, waiting = [], answers[POST][::-1]
     while waiting:
         place = waiting.pop()
-        if parents[place] == missing:
-            places.append(missing)
-        places.append(place)
-        waiting += reversed(answers.get(place, ()))
-    return places
+        path += [MISSING, place] if thread.before[place] == MISSING else [place]
+        waiting += reversed(answers[place])
+    return path
+
+
+def _piece(rows: Sequence[Row], place: int) -> str:
+    if place == MISSING:
+        return MISSING_TEXT
+    text = rows[place].text
+    return REMOVED_TEXT if text is None else text
 
 
 def _speakers(authors: Sequence[int | None]) -> list[str]:
@@ -338,3 +264,24 @@ def _speakers(authors: Sequence[int | None]) -> list[str]:
         if author not in marks:
             marks[author] = next(letters, NO_SPEAKER)
     return [marks[author] for author in authors]
+
+
+def count(comments: pa.Table, options: RedditOptions) -> tuple[CommentCounts, list[TextCounts]]:
+    """Count comments, and what is written in each of the SPLITS."""
+    found: Counter[str] = Counter()
+    texts: dict[str, Counter[str]] = {split: Counter() for split in SPLITS}
+    num_rows = 0
+    for thread in rebuild(comments, options):
+        num_rows += len(thread.rows)
+        found.update(thread.counts)
+        written = [thread.rows[place].text or "" for place in thread.inner.union(thread.examples)]
+        characters = [len(document.text) for document in documents(thread, options)]
+        texts[options.split_of(thread.rows[0].thread)].update(
+            threads=1,
+            threads_with_examples=bool(characters),
+            documents=len(characters),
+            characters=sum(characters),
+            distinct_characters=sum(map(len, written)),
+        )
+    found["duplicates"] = len(comments) - num_rows
+    return CommentCounts(**found), [TextCounts(**texts[split]) for split in SPLITS]
