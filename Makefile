@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # Two test processes of one thread each use two cores better than one process of two threads.
 TEST_PROCESSES ?= 2
 
-.PHONY: demo test lint types rooms unit test-gpu setup clean
+.PHONY: demo test lint types imports unit test-gpu setup clean
 
 setup: $(READY)
 
@@ -20,7 +20,7 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	$(BIN)/staircase demo
 
-test: lint types rooms unit
+test: lint types imports unit
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -29,7 +29,7 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
-rooms: $(READY)
+imports: $(READY)
 	$(BIN)/lint-imports
 
 unit: $(READY)

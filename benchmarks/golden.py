@@ -1,7 +1,7 @@
 """Golden curves: the metrics of short runs, byte for byte, before and after a change of the code.
 
     python benchmarks/golden.py golden/            # train, and keep metrics.jsonl of every run
-    python benchmarks/golden.py golden/ --against benchmarks/results/golden-cpu.json
+    python benchmarks/golden.py golden/ --against benchmarks/results/2026-11-16-golden-cpu.json
 
 A run on one CPU thread is reproducible to the byte on one machine with one version of PyTorch, so
 both sides of a comparison are made on the same machine. `--demo` adds the two runs of the demo.
