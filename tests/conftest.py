@@ -9,6 +9,7 @@ import jaxtyping
 import pytest
 import torch
 
+from commands import call
 from interpreting import interpret_kernels
 
 if not torch.cuda.is_available():
@@ -76,3 +77,16 @@ def small_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("small") / "run"
     train(small_recipe(), folder)
     return folder
+
+
+@pytest.fixture
+def staircase(capsys):
+    """Run a command line; give its exit status, output and error output."""
+
+    def run(*words) -> tuple[int, str, str]:
+        capsys.readouterr()
+        status = call(*words)
+        output = capsys.readouterr()
+        return status, output.out, output.err
+
+    return run

@@ -1,7 +1,6 @@
 """Files that appear whole or not at all, JSON, checksums."""
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -91,6 +90,9 @@ def sync_folder(path: Path) -> None:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Keep other processes out of a folder. The system unlocks it when this process ends."""
+    # Windows has no such module, but must be able to import this one.
+    import fcntl
+
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         try:

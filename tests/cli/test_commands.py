@@ -45,7 +45,6 @@ finally:
         (["train", "parity/stairs"], ""),
         (["draw", "transformer-xl", "span=4"], ""),
         (["draw", "transformer-xl", "span=4", "--output", "{folder}/a.svg"], "matplotlib"),
-        (["describe", "transformer-xl", "span=4"], "torch"),
     ],
 )
 def test_a_command_imports_only_what_it_needs(words, needed, tmp_path):

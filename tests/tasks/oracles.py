@@ -90,7 +90,7 @@ def interpret(line, values, names):
 
 
 def program_by_rejection(chance: random.Random, *, names, num_statements, distribution):
-    """A random program as the rules are told: draw a statement, and again if not allowed."""
+    """A random program by the rules: draw a statement, and again if not allowed."""
     values, words = {}, []
     for _ in range(num_statements):
         pool = list(values) if distribution == "authors" else names

@@ -49,7 +49,7 @@ class Algorithm(SizedTask):
 
     A kind is drawn uniformly, then its variables and constants. If the statement is not allowed,
     the kind and everything else is drawn again. The guarded statement is drawn in the same way.
-    `distribution` says from which variables `++`, `--`, `print` and `if` draw.
+    `distribution` chooses the variables from which `++`, `--`, `print` and `if` draw.
 
     `END` closes a program. `PAD` occurs in no program; it pads evaluation lanes. The paper takes
     the task from Fan et al. (2020); docs/tasks.md has the details.

@@ -23,7 +23,7 @@ from staircase_attention.data.reddit import source as source_module
 
 @pytest.fixture
 def commits(monkeypatch):
-    """Small batches of lines; the sizes of what is stored at once, which tests may limit."""
+    """Small batches of lines and small commits; the number of comments in each commit."""
     monkeypatch.setattr(partitions, "BLOCK_BYTES", 700)
     monkeypatch.setattr(partitions, "BUFFER_BYTES", 2_000)
     sizes = []
@@ -116,6 +116,9 @@ def test_a_partition_that_is_too_large_is_processed_in_parts(tmp_path, monkeypat
     assert len(parts._prepared[1]) > len(whole._prepared[1])
     assert sorted(each.text for each in found) == sorted(each.text for each in expected)
     assert parts.report == whole.report
+    monkeypatch.setattr(partitions, "BLOCK_BYTES", 700)
+    monkeypatch.setattr(partitions, "BUFFER_BYTES", 700)
+    assert documents(RedditSource([dump], tmp_path / "work3", num_workers=1)) == found
 
 
 def test_a_cursor_resumes_where_it_was_taken(tmp_path):

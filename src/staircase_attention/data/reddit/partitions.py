@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from staircase_attention.data.compression import DamagedFileError, open_decompressed
@@ -33,6 +34,8 @@ BUFFER_BYTES = 128 << 20
 """Comments that are held before they are stored."""
 COMMIT_SECONDS = 10.0
 """Time after which they are stored in any case: the most work that a kill can cost."""
+ROW_BYTES = 45
+"""Bytes of a comment besides its text, approximately."""
 GOLDEN_RATIO = np.uint64(0x9E3779B97F4A7C15)
 HALF = np.uint64(32)
 
@@ -62,12 +65,12 @@ class Partitions:
 
     def __init__(self, folder: Path, num_partitions: int, num_dumps: int) -> None:
         self.paths = [folder / f"{number:05d}.arrow" for number in range(num_partitions)]
-        self.sizes = [0] * num_partitions
+        self.sizes, self.num_bytes = [0] * num_partitions, [0] * num_partitions
         self.dumps = [DumpPosition(lines=LineCounts())] * num_dumps
         self._record = folder / "read.json"
         if self._record.exists():
             record = read_json(self._record)
-            self.sizes = record["sizes"]
+            self.sizes, self.num_bytes = record["sizes"], record["num_bytes"]
             for number, dump in enumerate(record["dumps"]):
                 lines = LineCounts(**dump.pop("lines"))
                 self.dumps[number] = DumpPosition(lines=lines, **dump)
@@ -93,15 +96,22 @@ class Partitions:
                     file.write(SCHEMA.serialize())
                 file.writelines(batch.serialize() for batch in part.to_batches())
                 self.sizes[partition] = file.tell()
+            text_bytes = pc.sum(pc.binary_length(part["text"])).as_py() or 0
+            self.num_bytes[partition] += text_bytes + ROW_BYTES * len(part)
         # One call makes all partitions durable; a call for each of thousands takes far longer.
         os.sync()
         self.dumps[number] = dump
-        write_json(self._record, {"sizes": self.sizes, "dumps": list(map(asdict, self.dumps))})
+        dumps = list(map(asdict, self.dumps))
+        record = {"sizes": self.sizes, "num_bytes": self.num_bytes, "dumps": dumps}
+        write_json(self._record, record)
 
     def groups(self, largest_bytes: int) -> list[ThreadGroup]:
-        """All threads, in the order in which they are written."""
+        """All threads, in the order in which they are written.
+
+        The length of a file depends on the number of commits, the bytes of its comments do not.
+        """
         groups = []
-        for partition, size in enumerate(self.sizes):
+        for partition, size in enumerate(self.num_bytes):
             num_parts = max(-(-size // largest_bytes), 1)
             for part in range(num_parts):
                 groups.append(ThreadGroup(partition, part, num_parts, size // num_parts))
