@@ -23,7 +23,7 @@ from small_streams import (
 )
 
 from building import SCHEDULES, build, models, small
-from staircase_attention import CachedStaircase, CoreConfig, Ladder, SequenceModel, Staircase
+from staircase_attention import CoreConfig, Ladder, Staircase
 from staircase_attention.generation import (
     load_stream,
     load_text_stream,
@@ -31,7 +31,6 @@ from staircase_attention.generation import (
     stream,
     stream_text,
 )
-from staircase_attention.models import LSTMSequenceModel
 
 each_model = pytest.mark.parametrize("model", some_models(), ids=name)
 TESTS = Path(__file__).parents[1]
@@ -202,65 +201,3 @@ def test_a_stream_is_saved_only_where_a_folder_is(tmp_path):
         FileNotFoundError, match=r"a stream is saved into a folder .*; make .* first"
     ):
         save_stream(tokens, tmp_path / "absent" / "stream.safetensors")
-
-
-def with_waves(model):
-    """The weights of the models whose streams are in `saved/`."""
-    with torch.no_grad():
-        for number, (_, weight) in enumerate(sorted(model.state_dict().items())):
-            weight.copy_(torch.arange(weight.numel()).add(number).double().cos().view(weight.shape))
-    return model.eval()
-
-
-def small_model(schedule):
-    core = CoreConfig(width=4, num_layers=2, num_heads=2)
-    return SequenceModel(vocab_size=7, core=core, schedule=schedule).double()
-
-
-# Written by the version of November 2026: rows, tokens and log-probabilities that follow.
-OLDER = {
-    "staircase": (
-        lambda: small_model(Staircase(chunk_size=3, num_passes=2)),
-        [
-            (0, 5, -0.240675567832),
-            (1, 5, -0.244013588022),
-            (0, 5, -0.241606185492),
-            (1, 5, -0.242711749024),
-            (0, 5, -0.242509796364),
-            (1, 2, -2.196138933365),
-        ],
-    ),
-    "cached-staircase": (
-        lambda: small_model(CachedStaircase(chunk_size=2, num_window_chunks=3, num_passes=2)),
-        [
-            (0, 5, -0.239887169522),
-            (1, 5, -0.243098809995),
-            (0, 5, -0.241416266053),
-            (1, 5, -0.243417308069),
-            (0, 5, -0.242481699674),
-            (1, 2, -2.197024206099),
-        ],
-    ),
-    "lstm": (
-        lambda: LSTMSequenceModel(vocab_size=7, output_size=7, width=4, num_layers=1).double(),
-        [
-            (0, 3, -2.357980758154),
-            (1, 2, -1.746920972473),
-            (0, 6, -2.227372179671),
-            (1, 2, -1.771920137859),
-            (0, 2, -1.486579204365),
-            (1, 1, -0.615060514682),
-        ],
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", OLDER)
-def test_a_stream_saved_by_an_older_version_continues(kind):
-    make, expected = OLDER[kind]
-    path = Path(__file__).parent / "saved" / f"{kind}.safetensors"
-    text = load_text_stream(path, with_waves(make()), decode=decode)
-    found = list(text.tokens.take(3))
-    assert [(new.row, new.token) for new in found] == [one[:2] for one in expected]
-    logprobs = [one[2] for one in expected]
-    assert [new.logprob for new in found] == pytest.approx(logprobs, abs=1e-9)
