@@ -38,7 +38,7 @@ unit: $(READY)
 # Uses the Python that is on the path: a machine with a GPU brings its own PyTorch build. Kernels
 # are tested there as they are compiled, elsewhere by an interpreter.
 test-gpu:
-	PYTHONPATH=src $(PYTHON) -m pytest tests/gpu tests/engine
+	PYTHONPATH=src $(PYTHON) -m pytest tests/gpu tests/engine/kernels
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,17 +1,16 @@
-"""What a token costs a decoder, beside the least it can cost: reading the weights once a pass.
+"""What a token costs a decoder, beside the least it can cost: reading the weights once per pass.
 
     python benchmarks/decoding.py                # both models, batches of 1, 8 and 64
-    python benchmarks/decoding.py --kernels      # also what each kernel of a layer takes
 
 Models have the shape of the paper's 117M ones, random weights and bfloat16. A decoder first fills
 its window, so that every token costs what any later one does; then 200 tokens are timed between two
 events. The floor is the bytes of all weights that a token must read over the bandwidth of a copy on
-this device. Tokens a second are those of all rows together.
+this device. Tokens per second are those of all rows together.
 """
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -44,7 +43,7 @@ class Measured:
     is_captured: bool
 
     @property
-    def tokens_a_second(self) -> float:
+    def tokens_per_second(self) -> float:
         """Of all rows together."""
         return self.batch * MICRO / self.micros
 
@@ -52,7 +51,7 @@ class Measured:
         return (
             f"| {self.name} | {self.batch} | {'early' if self.early else 'in turn'} "
             f"| {self.micros:.1f} | {self.floor:.1f} | {self.micros / self.floor:.2f} "
-            f"| {self.tokens_a_second:,.0f} | {self.num_kernels} | {self.is_captured} |"
+            f"| {self.tokens_per_second:,.0f} | {self.num_kernels} | {self.is_captured} |"
         )
 
 
@@ -76,7 +75,7 @@ def seconds(run: Callable[[], object], *, repeats: int, warm_up: int = 20) -> fl
 
 
 def copy_bandwidth() -> float:
-    """Bytes a second that a large copy reads and writes."""
+    """Bytes per second that a large copy reads and writes."""
     source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     return 2 * source.numel() / seconds(lambda: target.copy_(source), repeats=20, warm_up=5)
@@ -91,11 +90,11 @@ def build(schedule: Schedule) -> SequenceModel:
 
 
 def floor_seconds(decoder: Decoder, schedule: Schedule, bandwidth: float) -> float:
-    """All layers' weights once a pass, and the output's once."""
+    """All layers' weights once per pass, and the output's once."""
     weights = decoder.weights
     num_passes = schedule.num_passes if isinstance(schedule, Staircase) else 1
     output = weights.logits.numel() * weights.logits.element_size()
-    return (num_passes * weights.bytes_a_pass + output) / bandwidth
+    return (num_passes * weights.bytes_per_pass + output) / bandwidth
 
 
 def measure(
@@ -126,22 +125,6 @@ def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found.float() - expected.float()).norm() / expected.float().norm())
 
 
-def kernels_of_a_layer(decoder: Decoder) -> Iterator[tuple[str, float]]:
-    """Microseconds of each kernel of a layer, launched for all layers in turn, again and again."""
-    few = ["projections", "attention", "output", "expand", "contract"]
-    many = ["norm", "projections", "attention", "output", "norm", "expand", "contract"]
-    names = few if decoder._launches.is_few else many
-    every = decoder._launches._launches[1:]
-    num_trips = len(decoder._launches.layout.trips)
-    for place, name in enumerate(names):
-        own = [every[trip * len(names) + place] for trip in range(min(8, num_trips))]
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for launch in own * 10:
-                launch()
-        yield name, MICRO * seconds(graph.replay, repeats=20, warm_up=3) / (10 * len(own))
-
-
 def check(model: SequenceModel, first: torch.Tensor) -> None:
     """Say how far a decoder's logits are from the model's own."""
     generator = torch.Generator().manual_seed(0)
@@ -154,23 +137,22 @@ def check(model: SequenceModel, first: torch.Tensor) -> None:
 
 
 def growth(rows: list[Measured], name: str) -> str:
-    """How much tokens a second grow from the smallest batch to the largest."""
+    """How much tokens per second grow from the smallest batch to the largest."""
     best = {
-        batch: max(row.tokens_a_second for row in rows if row.batch == batch and row.name == name)
+        batch: max(row.tokens_per_second for row in rows if row.batch == batch and row.name == name)
         for batch in {row.batch for row in rows if row.name == name}
     }
     if len(best) < 2:  # noqa: PLR2004
         return ""
     low, high = min(best), max(best)
-    return f"{name}: from batch {low} to {high} tokens a second grow {best[high] / best[low]:.1f}x"
+    return f"{name}: from batch {low} to {high} tokens/s grow {best[high] / best[low]:.1f}x"
 
 
 @torch.no_grad()
 def main() -> None:
-    """Measure all, and say it in a table."""
+    """Measure all, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--batches", type=int, nargs="+", default=list(BATCHES))
-    parser.add_argument("--kernels", action="store_true", help="time each kernel of a layer too")
     options = parser.parse_args()
     bandwidth = copy_bandwidth()
     say(f"{torch.cuda.get_device_name()}: a copy moves {bandwidth / 1e12:.2f} TB/s")
@@ -188,12 +170,6 @@ def main() -> None:
                 rows.append(row)
                 by_kind[early] = first
                 say(row)
-                if options.kernels:
-                    try:
-                        for kernel, micros in kernels_of_a_layer(decoder):
-                            say(f"    {kernel}: {micros:.2f} us")
-                    except RuntimeError as error:
-                        say(f"    kernels could not be timed one by one: {error}")
                 del decoder
                 torch.cuda.empty_cache()
             if by_kind:

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from staircase_attention.experiments.pictures import BLUE, LIGHT_GREY, ORANGE, save
+from staircase_attention.experiments.figures import BLUE, LIGHT_GREY, ORANGE, save
 
 RESULTS = Path(__file__).parent / "results"
 OURS = "2026-11-16-random-walk-fast.json"

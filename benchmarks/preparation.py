@@ -23,7 +23,8 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from staircase_attention.data import Corpus, HeldOut, TextSource, TokenLanes, prepare_text
-from staircase_attention.data.tokenisers import BytePairTokeniser, tokeniser_from
+from staircase_attention.data.byte_pair import BytePairTokeniser
+from staircase_attention.data.tokenisers import tokeniser_from
 
 BATCH_DOCUMENTS = 1_000
 LANE_SECONDS = 2.0

@@ -136,7 +136,7 @@ def side_by_side(early: TokenStream, late: TokenStream) -> float:
 
 
 def _state_bytes(tokens: TokenStream) -> int:
-    state = tokens.progress.state
+    state = tokens.status.state
     if isinstance(state, State):
         return state.num_bytes
     return sum(part.numel() * part.element_size() for part in (state.hidden, state.cell))
@@ -172,12 +172,12 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=50_000, help="at least 3000")
     parser.add_argument("--models", nargs="+", choices=NAMES, default=NAMES)
     options = parser.parse_args()
-    print(TITLES, flush=True)  # noqa: T201
+    print(TITLES, flush=True)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context, max_tasks_per_child=1) as pool:
         for name in options.models:
             result = pool.submit(measure, name, options.tokens).result()
-            print(row(name, result), flush=True)  # noqa: T201
+            print(row(name, result), flush=True)
 
 
 if __name__ == "__main__":

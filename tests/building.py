@@ -1,6 +1,5 @@
 """Models and inputs for the tests: small, of any shape, in float64, with nothing near zero."""
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -52,10 +51,14 @@ SCHEDULES: dict[str, st.SearchStrategy[Schedule]] = {
         num_passes=small(1, 3),
         span=small(1, 9),
         order=st.sampled_from(["ABAB", "AABB"]),
+        span_includes_self=st.booleans(),
     ),
-    "transformer-xl": st.builds(TransformerXL, span=small(1, 9)),
+    "transformer-xl": st.builds(TransformerXL, span=small(1, 9), span_includes_self=st.booleans()),
     "universal-transformer": st.builds(
-        UniversalTransformer, num_passes=small(1, 3), span=small(1, 9)
+        UniversalTransformer,
+        num_passes=small(1, 3),
+        span=small(1, 9),
+        span_includes_self=st.booleans(),
     ),
     "feedback-transformer": st.builds(
         FeedbackTransformer,
@@ -104,19 +107,6 @@ def build(schedule: Schedule, core: CoreConfig | None = None, *, seed: int = 0) 
         for parameter in model.parameters():
             parameter.normal_(0.0, 0.7, generator=generator)
     return model.eval()
-
-
-def twin(model: SequenceModel, schedule: Schedule) -> SequenceModel:
-    """A model with another schedule and the same parameters, by name."""
-    table_rows = getattr(model.core.positions, "table", torch.empty(1)).shape[0]
-    core = model.config
-    if core.positions == "relative":
-        core = replace(core, max_distance=table_rows)
-    other = SequenceModel(
-        vocab_size=model.vocab_size, output_size=model.output_size, core=core, schedule=schedule
-    ).double()
-    other.load_state_dict(model.state_dict())
-    return other.eval()
 
 
 def random_tokens(batch_size: int, length: int, *, seed: int = 0) -> Tensor:

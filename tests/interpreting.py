@@ -1,4 +1,4 @@
-"""Triton's interpreter, which runs kernels without a GPU: mended, and made to waste less time."""
+"""Triton's interpreter, which runs kernels without a GPU: two errors fixed, and made faster."""
 
 import functools
 import os
@@ -10,30 +10,30 @@ import numpy as np
 
 
 def interpret_kernels() -> None:
-    """Check kernels without a GPU by Triton's interpreter, which must be asked for beforehand."""
+    """Run kernels in Triton's interpreter. Call this before any kernel is defined."""
     os.environ["TRITON_INTERPRET"] = "1"
     try:
         from triton.runtime import interpreter
     except ImportError:
         return
-    mend(interpreter)
-    hurry(interpreter)
-    describe_once(interpreter)
+    fix_errors(interpreter)
+    cache_lookups(interpreter)
+    cache_types(interpreter)
 
 
-def mend(interpreter: Any) -> None:
-    """What Triton 3.6's interpreter does wrong."""
+def fix_errors(interpreter: Any) -> None:
+    """Fix two errors of Triton 3.6's interpreter."""
     tl = interpreter.tl
     patch_tensors = interpreter._patch_lang_tensor
     multiply = interpreter.InterpreterBuilder.create_dot
 
     def patch_more(tensor: Any, scope: Any) -> None:
-        # It cannot take its own numbers as bounds of loops with numpy 2.4,
+        # With numpy 2.4 its own numbers cannot be bounds of loops.
         patch_tensors(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     def multiply_wide(self: Any, left: Any, right: Any, *others: Any) -> Any:
-        # and multiplies the bits of bfloat16 as if they were whole numbers.
+        # It multiplies the bits of bfloat16 as if they were integers.
         return multiply(self, widened(left), widened(right), *others)
 
     def widened(handle: Any) -> Any:
@@ -46,8 +46,8 @@ def mend(interpreter: Any) -> None:
     interpreter.InterpreterBuilder.create_dot = multiply_wide
 
 
-def hurry(interpreter: Any) -> None:
-    """Leave out what Triton 3.6's does again and again, or for nothing."""
+def cache_lookups(interpreter: Any) -> None:
+    """Do once what Triton 3.6 does for every call, and skip what has no effect."""
     tl = interpreter.tl
     patch = interpreter._patch_lang
     find_type = interpreter._get_np_dtype
@@ -57,38 +57,38 @@ def hurry(interpreter: Any) -> None:
         return patch(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
 
     def patch_once(_: Any) -> Any:
-        # The language is searched for functions to be replaced whenever any function is called.
-        # Nothing else in these processes uses it, so once is enough, and nothing is put back.
+        # Every call of a function searches the language for functions to replace. Nothing else in
+        # these processes uses it, so once is enough, and nothing is restored.
         patch_all()
         return interpreter._LangPatchScope()
 
     known_type = functools.cache(find_type)
 
     def type_of(dtype: Any) -> Any:
-        # A table of all types is made whenever one is looked up; of pointers none can be kept.
+        # Every lookup of a type builds a table of all types. Pointer types cannot be cached.
         scalar = dtype.scalar
         return find_type(scalar) if scalar.is_ptr() else known_type(scalar)
 
-    # Whether whole numbers overflow is computed, but looked at for debugging only.
+    # Integer overflow is computed, but used for debugging only.
     builder = interpreter.interpreter_builder
     builder.options = replace(builder.options, sanitize_overflow=False)
     interpreter._patch_lang = patch_once
     interpreter._get_np_dtype = type_of
 
 
-def describe_once(interpreter: Any) -> None:
-    """Describe what looks the same once: types and shapes take most of the time that is left."""
+def cache_types(interpreter: Any) -> None:
+    """Cache types and shapes: to build them takes most of the remaining time."""
     tl = interpreter.tl
     make_tuple, untyped = tl.tuple.__init__, tl.core.tuple_type([])
 
     def make_untyped(self: Any, values: Any, type: Any = None) -> None:
-        # Every shape is a tuple, whose type is for the compiler.
+        # Every shape is a tuple; its type is for the compiler only.
         make_tuple(self, values, untyped if type is None else type)
 
     unwrap, wrapped = tl.core._unwrap_if_constexpr, (list, tuple, tl.tuple)
 
     def unwrap_soon(value: Any) -> Any:
-        # Most values are nothing that could hold a constant.
+        # Most values cannot hold a constant.
         kind = value.__class__
         if kind is tl.constexpr:
             return value.value
@@ -97,7 +97,7 @@ def describe_once(interpreter: Any) -> None:
     make_block, known_blocks = tl.block_type.__init__, {}
 
     def make_known_block(self: Any, element_ty: Any, shape: Any) -> None:
-        # There are few kinds of blocks, and one is described for every value, with its shape.
+        # There are few block types, but one is built for every value.
         key = (element_ty.name, tuple(map(unwrap_soon, shape)))
         if key not in known_blocks:
             make_block(self, element_ty, shape)
@@ -118,7 +118,7 @@ def describe_once(interpreter: Any) -> None:
     broadcast = semantic.broadcast_impl_value
 
     def broadcast_unlike(self: Any, left: Any, right: Any) -> Any:
-        # Most blocks that meet have the same shape.
+        # Most pairs of blocks have the same shape.
         one, other = left.type, right.type
         is_alike = one.is_block() and other.is_block() and one.shape.values == other.shape.values
         return (left, right) if is_alike else broadcast(self, left, right)

@@ -2,8 +2,8 @@
 
 The sections named are those of the paper "Staircase Attention for Recurrent Processing of
 Sequences". Nothing here is meant to be fast: plain loops over steps, layers, tokens, heads and
-pairs of tokens, one vector at a time, and keys and values made anew at every step. Only the batch
-is a tensor dimension: a hidden state is a tensor (batch, width).
+pairs of tokens, one vector at a time, and keys and values computed again at every step. Only the
+batch is a tensor dimension: a hidden state is a tensor (batch, width).
 
 Letters in the docstrings: C tokens in a chunk, N passes (or chunks in a cached window), M passes
 before a state is frozen, L layers, S the span, d the head size; H_i^n is chunk i after n passes
@@ -271,7 +271,7 @@ def feedback_transformer(oracle: Oracle, embeddings: list[Tensor], schedule: Any
 
 
 def final_states(oracle: Oracle, embeddings: list[Tensor], schedule: Any) -> list[Tensor]:
-    """h̄_t for every token, under the schedule that the class name tells."""
+    """h̄_t for every token, under the schedule that the class name gives."""
     match type(schedule).__name__:
         case "Staircase":
             return staircase(oracle, embeddings, schedule.chunk_size, schedule.num_passes)
@@ -281,15 +281,15 @@ def final_states(oracle: Oracle, embeddings: list[Tensor], schedule: Any) -> lis
         case "GlobalCachedStaircase":
             size, window = schedule.chunk_size, math.inf
             return cached_staircase(oracle, embeddings, size, window, schedule.num_passes)
-        case "Ladder":
-            order = schedule.order
-            return ladder(oracle, embeddings, schedule.num_passes, schedule.span, order)
-        case "TransformerXL":
-            return ladder(oracle, embeddings, 1, schedule.span, "ABAB")
-        case "UniversalTransformer":
-            if oracle.core.num_layers != 1:
+        case "Ladder" | "TransformerXL" | "UniversalTransformer" as name:
+            if name == "UniversalTransformer" and oracle.core.num_layers != 1:
                 raise ValueError("a Universal Transformer has one layer")
-            return ladder(oracle, embeddings, schedule.num_passes, schedule.span, "ABAB")
+            num_passes, order = (
+                getattr(schedule, "num_passes", 1),
+                getattr(schedule, "order", "ABAB"),
+            )
+            span = schedule.span if schedule.span_includes_self else schedule.span + 1
+            return ladder(oracle, embeddings, num_passes, span, order)
         case "FeedbackTransformer":
             return feedback_transformer(oracle, embeddings, schedule)
         case "MemoryNetwork":

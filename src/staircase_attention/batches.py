@@ -1,4 +1,4 @@
-"""What a model is trained and scored on, wherever it comes from: one segment of every lane."""
+"""Batches for training and evaluation: one segment of every lane."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 IGNORED = -1
-"""The target where no answer is asked."""
+"""The target where there is no answer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -16,13 +16,13 @@ class Batch:
     inputs: NDArray[np.int64]
     """Input symbols; 0 where there is padding."""
     targets: NDArray[np.int64]
-    """Answers, or the tokens that come next; IGNORED where none is asked, and at padding."""
+    """Answers, or the next tokens; IGNORED where there is none, and at padding."""
     is_padding: NDArray[np.bool_]
     """True where a lane has no token left; never in training."""
 
     @property
     def num_answers(self) -> int:
-        """Tokens at which an answer is asked: what a sum of losses is divided by."""
+        """Number of targets: what a sum of losses is divided by."""
         return int(np.count_nonzero(self.targets != IGNORED))
 
     def rows(self, lanes: range) -> "Batch":

@@ -1,8 +1,8 @@
-"""Times for people to read."""
+"""Durations in a readable form."""
 
 
 def clock(seconds: float) -> str:
-    """Seconds as people say them.
+    """Seconds as minutes or hours.
 
     >>> clock(125), clock(3725)
     ('02:05', '1:02:05')

@@ -1,22 +1,24 @@
-"""Files that are whole or not there, and bytes that can be trusted."""
+"""Files that appear whole or not at all, JSON, checksums."""
 
 import errno
 import hashlib
 import json
 import os
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 FULL_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-"""What the system says when there is no room."""
+"""Error numbers of a full disk."""
 PARTIAL = ".partial"
-"""The end of names of what is being written; what a kill leaves of it counts for nothing."""
+"""Suffix of files that are being written; a killed process may leave one behind."""
 
 
 def write_whole(path: Path, *parts: bytes | bytearray) -> None:
-    """Write a file that appears complete, and stays so if the machine stops the moment after."""
-    # A name of its own, so that two who write the same file do not write into each other's.
+    """Write a file that appears complete, and stays so if the machine stops right after."""
+    # A unique name, so that two writers of the same file do not write into each other's.
     scratch = path.with_name(f".{path.name}.{uuid.uuid4().hex}{PARTIAL}")
     try:
         with scratch.open("xb") as file:
@@ -31,7 +33,7 @@ def write_whole(path: Path, *parts: bytes | bytearray) -> None:
 
 
 def check_can_write(path: Path, what: str) -> None:
-    """Refuse a file that `write_whole` could not write, before there is anything to write."""
+    """Refuse a file that `write_whole` could not write, before the work for it is done."""
     received = "a folder" if path.is_dir() else None
     if received is None:
         scratch = path.with_name(f".{path.name}.{uuid.uuid4().hex}{PARTIAL}")
@@ -48,7 +50,7 @@ def check_can_write(path: Path, what: str) -> None:
 
 
 def check_folder_of(path: Path, what: str) -> None:
-    """Refuse a file whose folder is not there, before `write_whole` is asked to write it."""
+    """Refuse a file whose folder does not exist."""
     if not path.parent.is_dir():
         raise FileNotFoundError(
             f"{what} is saved into a folder that exists, got {path}; make {path.parent} first"
@@ -56,7 +58,7 @@ def check_folder_of(path: Path, what: str) -> None:
 
 
 def check_can_hold(path: Path, what: str) -> None:
-    """Refuse a folder to be where there can be none, before there is anything to put into it."""
+    """Refuse an output folder that cannot be made, before the work for it is done."""
     there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
         received = "cannot be written to" if there.is_dir() else "is a file"
@@ -77,10 +79,30 @@ def read_json(path: Path) -> Any:  # noqa: ANN401
 
 
 def sync_folder(path: Path) -> None:
-    """Make what was created and renamed in a folder last."""
+    """Make new and renamed files in a folder durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other processes out of a folder. The system unlocks it when this process ends."""
+    # Windows has no such module, but must be able to import this one.
+    import fcntl
+
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ValueError(
+                f"a folder must be used by one process at a time, got two for {folder}; "
+                "wait for the other, or name another folder"
+            ) from error
+        yield
     finally:
         os.close(descriptor)
 

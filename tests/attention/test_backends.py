@@ -6,23 +6,51 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from building import EXACT, small
-from staircase_attention.attention import View, attend, builtin, reference, skewed
+from staircase_attention.attention import View, attend, reference
+
+CPU = torch.device("cpu")
+
+
+@st.composite
+def placed(draw: st.DrawFn) -> tuple[range, list[range], tuple[int, int]]:
+    """Positions of queries, of keys with gaps between them, and of two rows' starts."""
+    position, keys = draw(small(0, 3)), []
+    for _ in range(draw(small(0, 3))):
+        keys.append(range(position, position + draw(small(1, 4))))
+        position = keys[-1].stop + draw(small(0, 2))
+    queries = range(position, position + draw(small(1, 7)))
+    if draw(st.booleans()) or not keys:
+        keys.append(queries)
+    return queries, keys, (0, draw(small(0, queries.stop)))
 
 
 @st.composite
 def views(draw: st.DrawFn) -> View:
-    num_queries, num_before = draw(small(1, 7)), draw(small(0, 9))
-    includes_self = draw(st.booleans()) or num_before == 0
-    num_keys = num_before + (num_queries if includes_self else 0)
-    hides = draw(st.booleans())
-    return View(
-        num_queries=num_queries,
-        num_keys=num_keys,
-        first_query=num_before,
-        span=draw(st.none() | small(1, 12)),
-        first_visible=torch.tensor([0, draw(small(0, num_keys))]) if hides else None,
-        device=torch.device("cpu"),
-    )
+    queries, keys, starts = draw(placed())
+    span = draw(st.none() | small(1, 12))
+    return View.of(queries=queries, keys=keys, span=span, starts=starts, device=CPU)
+
+
+@given(where=placed(), span=st.none() | small(1, 9))
+def test_a_view_shows_the_keys_of_ones_own_stream_up_to_oneself_and_within_the_span(where, span):
+    queries, keys, starts = where
+    view = View.of(queries=queries, keys=keys, span=span, starts=starts, device=CPU)
+    positions = [position for part in keys for position in part]
+    distances = [[query - key for key in positions] for query in queries]
+    assert view.distances.tolist() == distances
+    hidden = [
+        [
+            [
+                query < key or key < start or (span is not None and query - key >= span)
+                for key in positions
+            ]
+            for query in queries
+        ]
+        for start in starts
+    ]
+    found = torch.zeros(()).bool() if view.hidden is None else view.hidden
+    expected = torch.tensor(hidden).view(2, 1, len(queries), len(positions))
+    assert torch.equal(found.expand_as(expected), expected)
 
 
 def inputs(view: View, num_rows: int) -> list[torch.Tensor]:
@@ -54,14 +82,9 @@ def assert_same(backend, view, num_rows, has_table):
         torch.testing.assert_close(found, expected, **EXACT)
 
 
-@given(view=views(), num_rows=small(1, 20))
-def test_skewed_equals_the_reference_in_outputs_and_gradients(view, num_rows):
-    assert_same(skewed.attend, view, num_rows, has_table=True)
-
-
-@given(view=views())
-def test_builtin_equals_the_reference_in_outputs_and_gradients(view):
-    assert_same(builtin.attend, view, 1, has_table=False)
+@given(view=views(), num_rows=small(1, 20), has_table=st.booleans())
+def test_products_equal_the_reference_in_outputs_and_gradients(view, num_rows, has_table):
+    assert_same(attend, view, num_rows, has_table)
 
 
 @pytest.mark.parametrize("has_table", [True, False])
@@ -76,7 +99,7 @@ def test_long_runs_of_queries_are_cut_into_blocks_without_a_trace(
         first_query=num_before,
         span=span,
         first_visible=torch.tensor([0, num_before + 40]) if hides else None,
-        device=torch.device("cpu"),
+        device=CPU,
     )
     assert view.needs_blocks
     assert_same(attend, view, 30, has_table)
@@ -88,21 +111,21 @@ def test_a_query_that_sees_nothing_gets_zero():
         num_keys=3,
         first_query=3,
         first_visible=torch.tensor([3, 0]),
-        device=torch.device("cpu"),
+        device=CPU,
     )
     queries, keys, values, table = inputs(view, 4)
     for found in (
         reference.attend(queries, keys, values, table=table, view=view, dropout=0.0),
-        skewed.attend(queries, keys, values, table=table, view=view, dropout=0.0),
-        builtin.attend(queries, keys, values, table=None, view=view, dropout=0.0),
+        attend(queries, keys, values, table=table, view=view, dropout=0.0),
+        attend(queries, keys, values, table=None, view=view, dropout=0.0),
     ):
         assert (found[0] == 0).all()
         assert (found[1] != 0).any()
 
 
-@pytest.mark.parametrize("function", [reference.attend, skewed.attend])
+@pytest.mark.parametrize("function", [reference.attend, attend])
 def test_dropout_drops_weights_and_keeps_their_expectation(function):
-    view = View(num_queries=1, num_keys=8, first_query=7, device=torch.device("cpu"))
+    view = View(num_queries=1, num_keys=8, first_query=7, device=CPU)
     queries = torch.zeros(2000, 1, 1, 4)
     ones = torch.ones(2000, 1, 8, 4)
     torch.manual_seed(0)

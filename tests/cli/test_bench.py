@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from staircase_attention.experiments.bench import decoding, peaks, runner
+from staircase_attention.experiments import bench
 
 TINY = ("training.num_lanes=2", "--repeats", "5")
 
@@ -13,9 +13,8 @@ TINY = ("training.num_lanes=2", "--repeats", "5")
 def small_peaks(monkeypatch):
     """Measure the machine in a moment."""
     for kind in ("cpu", "cuda"):
-        monkeypatch.setitem(peaks.PRODUCT_SIZE, kind, 64)
-        monkeypatch.setitem(peaks.COPY_BYTES, kind, 1 << 16)
-    monkeypatch.setattr(decoding, "LEAST_PROMPT", 16)
+        monkeypatch.setitem(bench.PRODUCT_SIZE, kind, 64)
+    monkeypatch.setattr(bench, "LEAST_PROMPT", 16)
     monkeypatch.setenv("COLUMNS", "100")
 
 
@@ -50,7 +49,7 @@ def test_a_failure_shows_in_its_row_and_in_the_exit_status(staircase, monkeypatc
     def failing(*arguments, **options):
         raise MemoryError
 
-    monkeypatch.setattr(runner, "time_updates", failing)
+    monkeypatch.setattr(bench, "time_updates", failing)
     path = tmp_path / "bench.json"
     status, out, _ = staircase("bench", "parity/staircase", "--output", str(path))
     assert status == 1
@@ -64,7 +63,7 @@ def test_a_failure_shows_in_its_row_and_in_the_exit_status(staircase, monkeypatc
     ("words", "hint"),
     [
         (["parity/stairs"], "did you mean 'parity/staircase'?"),
-        (["engine", "--decode", "--batch", "0"], "a batch must be a whole number of at least 1"),
+        (["engine", "--decode", "--batch", "0"], "batch must be an integer of at least 1"),
         (["engine", "--batch", "4"], "add it"),
         (["engine", "--no-updates"], "got neither"),
         (["engine", "--repeats", "0"], "repeats must be"),

@@ -1,11 +1,14 @@
-"""The command line as a user meets it."""
+"""The command line as a user meets it: start-up, help, pictures, costs, interrupts."""
 
 import json
 import subprocess
 import sys
 
 import pytest
+import torch
 
+from staircase_attention import training
+from staircase_attention.cli import app, main
 from staircase_attention.schedules import SCHEDULES
 
 OPTIONS = {
@@ -19,104 +22,129 @@ OPTIONS = {
     "memory-network": ["span=8"],
 }
 
+HEAVY = """
+import sys
+from staircase_attention.cli import main
+sys.argv = ["staircase", *sys.argv[1:]]
+try:
+    main()
+finally:
+    heavy = {"torch", "matplotlib", "transformers", "pyarrow", "tokenizers"} & {*sys.modules}
+    print(*sorted(heavy), file=sys.stderr)
+"""
 
-def test_every_model_has_options_here():
-    assert set(OPTIONS) == set(SCHEDULES)
+
+@pytest.mark.parametrize(
+    ("words", "needed"),
+    [
+        (["--help"], ""),
+        (["--version"], ""),
+        (["recipes"], ""),
+        (["train", "--help"], ""),
+        (["bench", "--help"], ""),
+        (["train", "parity/stairs"], ""),
+        (["draw", "transformer-xl", "span=4"], ""),
+        (["draw", "transformer-xl", "span=4", "--output", "{folder}/a.svg"], "matplotlib"),
+    ],
+)
+def test_a_command_imports_only_what_it_needs(words, needed, tmp_path):
+    words = [word.format(folder=tmp_path) for word in words]
+    done = subprocess.run(
+        [sys.executable, "-c", HEAVY, *words], capture_output=True, text=True, check=False
+    )
+    assert done.stderr.splitlines()[-1] == needed
+
+
+def test_the_version_is_printed(output_of):
+    assert output_of("--version").startswith("staircase-attention 0.")
+
+
+def test_completion_knows_commands_schedules_and_recipes(monkeypatch, staircase):
+    monkeypatch.setenv("_STAIRCASE_COMPLETE", "complete_bash")
+    for words, expected in {
+        "staircase res": "resume",
+        "staircase draw trans": "transformer-xl",
+        "staircase train parity/st": "parity/staircase",
+    }.items():
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
+        assert expected in staircase()[1].split()
+
+
+@pytest.mark.parametrize("words", [[], ["prepare"]])
+def test_a_command_without_words_prints_its_help_as_an_error(staircase, words):
+    status, out, err = staircase(*words)
+    assert (status, out) == (2, "")
+    assert err.startswith("Usage: staircase")
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_describe_prints_all_it_knows_as_json(staircase, name):
-    layers = "1" if name == "universal-transformer" else "2"
-    status, out, _ = staircase(
-        "describe", name, *OPTIONS[name], "--num-layers", layers, "--segment", "16", "--json"
-    )
-    known = json.loads(out)
-    assert status == 0
+def test_every_model_is_described_and_drawn(output_of, name):
+    assert set(OPTIONS) == set(SCHEDULES)
+    layers = 1 if name == "universal-transformer" else 2
+    words = (name, *OPTIONS[name], "--num-layers", layers, "--segment", 16, "--json")
+    known = json.loads(output_of("describe", *words))
     assert known["schedule"]["name"] == name
     for fact in ("num_parameters", "forward_flops_per_token", "state_bytes"):
         assert known[fact] > 0
     assert known["sequential_steps_per_segment"] >= 1
+    lines = output_of("draw", name, *OPTIONS[name]).splitlines()
+    assert len(lines) > 4
+    assert max(map(len, lines)) <= 80
 
 
-def test_describe_prints_a_table_with_the_papers_words(staircase):
-    status, out, _ = staircase("describe", "staircase", "chunk_size=64", "num_passes=4")
-    assert status == 0
+def test_describe_prints_a_table_with_the_papers_words(output_of):
+    out = output_of("describe", "staircase", "chunk_size=64", "num_passes=4")
     for words in ("25,482,496", "recurrent steps", "step size", "forward size", "256", "FLOPs"):
         assert words in out
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-def test_draw_prints_a_picture_of_every_model(staircase, name):
-    status, out, _ = staircase("draw", name, *OPTIONS[name])
-    assert status == 0
-    assert len(out.splitlines()) > 4
-    assert max(len(line) for line in out.splitlines()) <= 80
-
-
 @pytest.mark.parametrize("ending", ["svg", "png"])
-def test_draw_writes_a_picture_to_a_file(staircase, tmp_path, ending):
+def test_draw_writes_a_picture_to_a_file(output_of, tmp_path, ending):
     path = tmp_path / f"stairs.{ending}"
-    status, out, _ = staircase("draw", "staircase", *OPTIONS["staircase"], "--output", str(path))
-    assert status == 0
+    assert "wrote" in output_of("draw", "staircase", *OPTIONS["staircase"], "--output", path)
     assert path.stat().st_size > 1000
-    assert "wrote" in out
 
 
-WRONG = {
-    "unknown schedule": ["draw", "stairway"],
-    "no options": ["draw", "staircase"],
-    "a word that is no option": ["draw", "staircase", "four"],
-    "an option twice": ["draw", "staircase", "num_passes=1", "num_passes=2"],
-    "a wrong value": ["draw", "staircase", "chunk_size=0", "num_passes=2"],
-    "text for a number": ["describe", "staircase", "chunk_size=four", "num_passes=2"],
-    "an unknown walk": ["draw", "staircase", "chunk_size=2", "num_passes=2", "--order", "up"],
-    "an unknown file kind": ["draw", "transformer-xl", "span=4", "--output", "picture.bmp"],
-    "no folder": ["draw", "transformer-xl", "span=4", "--output", "absent/folder/a.png"],
-    "no tokens": ["draw", "transformer-xl", "span=4", "--tokens", "0"],
-    "no layers": ["draw", "transformer-xl", "span=4", "--layers", "0"],
-    "heads that do not divide": ["describe", "transformer-xl", "span=4", "--num-heads", "7"],
-    "no segment": ["describe", "transformer-xl", "span=4", "--segment", "0"],
-    "unknown numbers": ["describe", "transformer-xl", "span=4", "--dtype", "int3"],
-    "a deep universal core": ["describe", "universal-transformer", "num_passes=2", "span=4"],
-    "an unknown flag": ["describe", "transformer-xl", "span=4", "--colour"],
-    "an unknown command": ["climb"],
-    "an unknown recipe": ["train", "parity/stairs"],
-    "an unknown setting": ["train", "parity/staircase", "training.num_update=3"],
-    "a setting of the wrong kind": ["train", "parity/staircase", "training.num_updates=many"],
-    "a setting out of bounds": ["train", "parity/staircase", "training.num_updates=0"],
-    "a task option that is not there": ["train", "parity/staircase", "task.options.speed=1"],
-    "an unknown task": ["train", "parity/staircase", "task.reference=chess"],
-    "a run that is not there": ["resume", "nowhere"],
-    "a folder that is no run": ["eval", "."],
-    "an unknown table": ["reproduce", "chess"],
-    "an unknown row": ["reproduce", "algorithm", "--rows", "stairs"],
-    "no seeds": ["reproduce", "algorithm", "--seeds", "0"],
-    "a recipe to print that is not there": ["recipes", "parity/stairs"],
-    "a flag without its value": ["describe", "transformer-xl", "span=4", "--width"],
-    "text for a flag's number": ["describe", "transformer-xl", "span=4", "--width", "wide"],
-}
+class Stopped(Exception):  # noqa: N818
+    exit_status = 143
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_a_mistake_is_one_line_and_a_non_zero_exit(staircase, name):
-    status, out, err = staircase(*WRONG[name])
-    assert status == 2
-    assert out == ""
-    assert err.startswith("staircase: ")
-    assert len(err.strip().splitlines()) == 1
+@pytest.mark.parametrize(
+    ("error", "status", "line"),
+    [
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you\ntried"), 2, "memory than"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"), 2, "memory than there"),
+        (MemoryError(), 2, "memory than there is; use a smaller model"),
+        (Stopped("the run was saved"), 143, "staircase: the run was saved"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_how_an_error_ends_a_command(staircase, monkeypatch, error, status, line):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(training, "load_language_model", fail, raising=False)
+    found, out, err = staircase("sample", "run")
+    assert (found, out) == (status, "")
+    assert line in err
+    assert len(err.splitlines()) == bool(line)
 
 
-def test_the_installed_command_answers():
-    result = subprocess.run(
-        [sys.executable, "-c", "from staircase_attention.cli import main; main()", "--help"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "describe" in result.stdout
+def test_a_bug_is_not_hidden(monkeypatch, staircase):
+    def fail(*_, **__):
+        raise RuntimeError("a mistake of ours")
+
+    monkeypatch.setattr(training, "load_language_model", fail, raising=False)
+    with pytest.raises(RuntimeError, match="a mistake of ours"):
+        staircase("sample", "run")
 
 
-def test_commands_that_draw_nothing_need_not_wait_for_what_draws():
-    code = "import sys, staircase_attention.cli; print('matplotlib' in sys.modules)"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
-    assert result.stdout.strip() == b"False"
+def test_ctrl_c_during_an_import_is_not_a_traceback(monkeypatch):
+    def interrupt():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(app, "run", interrupt)
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 130

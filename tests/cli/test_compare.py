@@ -5,20 +5,15 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
+from fake_runs import FakeStaircase
 from hypothesis import given
 from hypothesis import strategies as st
 
 from staircase_attention.cli.assignments import parse_variations
-from staircase_attention.experiments import report_pictures
 
-TINY = (
-    "training.num_updates=2",
-    "training.evaluation_lanes=4",
-    "task.options.num_valid=8",
-    "task.options.num_test=8",
-)
 WORDS = st.text(alphabet="abcxyz_-./:", min_size=1)
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(-1e3, 1e3) | st.text("ab'\",[}\\ "),
@@ -37,13 +32,18 @@ def test_bare_words_survive_too(words):
     assert parse_variations([f"path={','.join(words)}"]) == {"path": words}
 
 
-def test_compare_runs_every_combination_and_writes_a_report(staircase, tmp_path, monkeypatch):
-    monkeypatch.setattr(report_pictures, "draw_pictures", lambda *_: {})
-    words = ["compare", "parity/lstm", "parity/staircase", *TINY, "--title", "Rates", "--quiet"]
+@pytest.fixture
+def fake(monkeypatch, tmp_path_factory):
+    return FakeStaircase(monkeypatch, tmp_path_factory.mktemp("calls") / "calls")
+
+
+def test_compare_runs_every_combination_and_prints_a_table(staircase, tmp_path, fake):
+    words = ["compare", "parity/lstm", "parity/staircase", "--title", "Rates", "--quiet"]
     words += ["--vary", "training.optimizer.learning_rate=1e-3,0.003", "--output", str(tmp_path)]
-    status, out, err = staircase(*words)
-    assert status == 0, err
-    assert out.startswith("# Rates\n")
+    status, out, err = staircase(*words, "training.num_updates=100", "--jobs", "2")
+    assert (status, err) == (0, "")
+    assert out.split()[0] == "Rates"
+    assert "|" not in out
     names = [f"parity/{m}/learning_rate={r}" for m in ("lstm", "staircase") for r in (0.001, 0.003)]
     plain = json.loads((tmp_path / "report.json").read_text())
     assert [row["name"] for row in plain["rows"]] == [row["recipe"] for row in plain["rows"]]
@@ -51,6 +51,26 @@ def test_compare_runs_every_combination_and_writes_a_report(staircase, tmp_path,
     for name, rate in zip(names, [0.001, 0.003] * 2, strict=True):
         config = json.loads((tmp_path / name / "seed-0" / "config.json").read_text())
         assert config["recipe"]["training"]["optimizer"]["learning_rate"] == rate
+
+
+def test_reproduce_runs_rows_and_shows_what_failed(staircase, tmp_path, fake):
+    fake.let(trouble={"random-walk/lstm, 0": "fail"})
+    words = ["reproduce", "random-walk", "--rows", "lstm, ladder-2", "--seeds", "1"]
+    words += ["--updates", "40", "training.num_lanes=8", "--output", str(tmp_path / "runs")]
+    status, out, err = staircase(*words)
+    assert status == 1
+    assert "run 1 of 2: random-walk/ladder-2, seed 0" in err
+    assert "lstm, seed 0: failed (CUDA out of memory); the next call tries again" in out
+    assert out.splitlines()[-1] == f"wrote {tmp_path / 'runs' / 'report.md'}"
+    assert staircase(*words)[0] == 0
+
+
+def test_the_demo_draws_trains_and_compares(staircase, tmp_path, fake):
+    status, out, _ = staircase("demo", "--output", str(tmp_path / "demo"))
+    assert status == 0
+    assert [name for _, name, _ in fake.calls] == ["parity/staircase", "parity/transformer-xl"]
+    assert "staircase chunk_size=2 num_passes=2" in out
+    assert "25.00" in out
 
 
 MISTAKES = {
@@ -91,14 +111,16 @@ def test_ctrl_c_saves_the_runs_under_way_and_leaves_no_process(tmp_path):
         command, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
         assert process.stderr is not None
-        while "update 0 of" not in (line := process.stderr.readline()):
-            assert line, "it ended before it began"
+        metrics = tmp_path / "runs" / "parity" / "lstm" / "seed-0" / "metrics.jsonl"
+        while not metrics.exists() or not metrics.stat().st_size:
+            assert process.poll() is None, "it ended before it began"
+            time.sleep(0.05)
         os.killpg(process.pid, signal.SIGINT)
         err = process.stderr.read()
     assert process.returncode == 128 + signal.SIGINT
     assert "Traceback" not in err
     last = err.strip().splitlines()[-1]
-    assert last.startswith("staircase: stopped with 0 of 1 runs at their end")
+    assert last.startswith("staircase: stopped with 0 of 1 runs finished")
     assert "parity/lstm, seed 0: unfinished" in (tmp_path / "runs" / "report.md").read_text()
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)

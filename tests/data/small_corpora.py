@@ -10,19 +10,29 @@ from pathlib import Path
 
 import pytest
 
-from staircase_attention.data import Corpus, TextSource, train_bpe
+from staircase_attention.data import (
+    Corpus,
+    Cursor,
+    Document,
+    HeldOut,
+    PreparationProgress,
+    TextSource,
+    train_bpe,
+)
 
 REAL = Path(__file__).parents[2].parent / "shared" / "data"
-"""Where the real data lies, if it is there."""
+"""The folder of the real data, which may be missing."""
 
 needs_real_data = pytest.mark.skipif(not REAL.is_dir(), reason=f"there is no real data in {REAL}")
 
+ALL_TRAIN = HeldOut(valid=0, test=0)
+SOME = HeldOut(valid=0.2, test=0.2)
 WORDS = "the cat sat on a mat and dogs' 12 owners, naïve as they were, said: Ещё! 一个".split()  # noqa: SIM905
 SPACES = (" ", "  ", "\n", "\n\n", " \t", "\r\n")
 
 
 def text_of(number: int, num_words: int = 40) -> str:
-    """A text that is unlike that of any other number, with spaces and newlines of all sorts."""
+    """A text unlike that of any other number, with spaces and newlines of all sorts."""
     words = [WORDS[(number * 7 + place * place) % len(WORDS)] for place in range(num_words)]
     spaces = [SPACES[(number + place) % 19 % len(SPACES)] for place in range(num_words)]
     return f"{number}: " + "".join(map(str.__add__, words, spaces))
@@ -45,6 +55,40 @@ def compressed(data: bytes, kind: str) -> bytes:
     return compress[kind](data)
 
 
+class ListedSource:
+    """A source of texts in memory."""
+
+    def __init__(self, texts, split=None):
+        self.name, self.texts, self.split = "listed", texts, split
+        self.parameters, self.files = {}, []
+        self.total_bytes = len(texts)
+
+    def documents(self, cursor):
+        first = cursor.place["next"] if cursor else 0
+        for number in range(first, len(self.texts)):
+            document = Document(text=self.texts[number], split=self.split)
+            yield document, Cursor(place={"next": number + 1}, num_read=number + 1)
+
+
+class RecordedProgress(PreparationProgress):
+    """Records all reports."""
+
+    def __init__(self):
+        self.reports = []
+
+    def begin(self, total_bytes, done_bytes):
+        self.reports.append(("begin", total_bytes, done_bytes))
+
+    def advance(self, num_bytes, facts):
+        self.reports.append(("advance", num_bytes, facts))
+
+    def say(self, text):
+        self.reports.append(("say", text))
+
+    def end(self):
+        self.reports.append(("end",))
+
+
 def whole_documents(source: TextSource) -> list[bytes]:
     """The documents of a source that have text, their parts put together."""
     documents, parts = [], []
@@ -55,6 +99,11 @@ def whole_documents(source: TextSource) -> list[bytes]:
             parts = []
     assert not parts
     return [document for document in documents if document]
+
+
+def skipped_by(source: TextSource) -> dict[str, int]:
+    *_, (_, cursor) = source.documents(None)
+    return cursor.skipped
 
 
 def texts_of(corpus: Corpus, split: str) -> list[bytes]:

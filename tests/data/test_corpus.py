@@ -1,46 +1,57 @@
-"""A corpus is what was put in, across shards; and what has changed since is noticed."""
+"""A corpus holds what was put in, across shards; any later change is noticed."""
 
 import itertools
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from small_corpora import contents, small_bpe, text_of, texts_of, write_lines
+from small_corpora import SOME, contents, small_bpe, text_of, texts_of, write_lines
 
 from staircase_attention.data import (
     ByteTokeniser,
     Corpus,
-    HeldOut,
     InputError,
     Storing,
+    TokenLanes,
+    TokenPosition,
+    TokenSplit,
     prepare_text,
 )
-from staircase_attention.data.corpus_writer import CorpusWriter, Piece
-from staircase_attention.data.mixture_place import MixturePlace
-from staircase_attention.data.token_split import TokenSplit
+from staircase_attention.data.mixture import Piece
+from staircase_attention.data.writer import CorpusWriter
 
-ALL_TRAIN = HeldOut(valid=0, test=0)
+FORMAT_1 = Path(__file__).parent / "corpus_format_1"
+"""Twelve lines and a broken one, prepared by version 0.1."""
 
 
-@pytest.fixture
-def corpus(tmp_path):
-    lines = write_lines(tmp_path / "a.jsonl", [text_of(number) for number in range(30)])
+@pytest.fixture(scope="module")
+def whole_corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    lines = write_lines(folder / "a.jsonl", [text_of(number) for number in range(30)])
     return prepare_text(
         [lines],
-        tmp_path / "corpus",
+        folder / "corpus",
         tokeniser=small_bpe(),
-        held_out=HeldOut(valid=0.2, test=0.2),
+        held_out=SOME,
         storing=Storing(shard_tokens=100),
     )
 
 
-documents = st.lists(st.binary(min_size=1, max_size=12), min_size=1, max_size=12)
+@pytest.fixture
+def corpus(whole_corpus, tmp_path):
+    """A copy that a test may damage."""
+    return Corpus.open(shutil.copytree(whole_corpus.folder, tmp_path / "corpus"))
 
 
-@given(documents=documents, shard_tokens=st.integers(1, 30), data=st.data())
+@given(
+    documents=st.lists(st.binary(min_size=1, max_size=12), min_size=1, max_size=12),
+    shard_tokens=st.integers(1, 30),
+    data=st.data(),
+)
 def test_any_documents_lie_in_any_shards_as_in_one_array(
     documents, shard_tokens, data, tmp_path_factory
 ):
@@ -72,61 +83,53 @@ def test_any_documents_lie_in_any_shards_as_in_one_array(
         assert row.tolist() == whole[np.arange(first, first + length) % len(whole)].tolist()
 
 
-@given(
-    documents=documents,
-    shard_tokens=st.integers(1, 20),
-    kept=st.integers(0, 12),
-    lost=st.integers(0, 12),
-)
-def test_what_was_written_after_the_last_durable_point_leaves_no_trace(
-    documents, shard_tokens, kept, lost, tmp_path_factory
-):
-    folder, untouched = tmp_path_factory.mktemp("cut"), tmp_path_factory.mktemp("straight")
-    place = MixturePlace(parts=())
-
-    def written(folder, texts):
-        writer = CorpusWriter(folder, ByteTokeniser(), num_sources=1, shard_tokens=shard_tokens)
-        for number, text in enumerate(texts):
-            split = ("train", "valid")[number % 2]
-            piece = Piece(text, split, 0, number % 3 != 0)
-            writer.add([piece], ByteTokeniser().encode_batch([text]))
-        return writer
-
-    writer = written(folder, documents[:kept])
-    writer.make_durable(place)
-    for text in documents[kept : kept + lost]:
-        writer.add([Piece(text, "train", 0, True)], ByteTokeniser().encode_batch([text]))
-    writer.close()
-
-    again = CorpusWriter(folder, ByteTokeniser(), num_sources=1, shard_tokens=shard_tokens)
-    assert again.place == place
-    straight = written(untouched, documents[:kept])
-    assert again.counts == straight.counts
-    assert again.finish() == straight.finish()
-    (folder / "journal.json").unlink()
-    assert contents(folder) == contents(untouched)
-
-
-def test_counts_in_the_manifest_are_those_of_an_independent_count(corpus, tmp_path):
+def test_counts_in_the_manifest_are_those_of_an_independent_count(whole_corpus):
+    folder = whole_corpus.folder
     texts = [text_of(number).encode() for number in range(30)]
-    found = {name: texts_of(corpus, name) for name in corpus.splits}
+    found = {name: texts_of(whole_corpus, name) for name in whole_corpus.splits}
     assert sorted(itertools.chain(*found.values())) == sorted(texts)
-    plain = json.loads((tmp_path / "corpus" / "manifest.json").read_text())
+    plain = json.loads((folder / "manifest.json").read_text())
+    (source,) = plain["preparation"]["sources"]
     for name, documents in found.items():
-        counts = plain["preparation"]["sources"][0]["counts"][name]
         record = plain["splits"][name]
-        files = [tmp_path / "corpus" / shard["file"] for shard in record["shards"]]
+        files = [folder / shard["file"] for shard in record["shards"]]
         num_tokens = sum(path.stat().st_size for path in files) // 2
         expected = [len(documents), sum(map(len, documents)), num_tokens]
-        for counted in (counts, record):
+        for counted in (source["counts"][name], record):
             names = ("num_documents", "num_bytes", "num_tokens")
             assert [counted[name] for name in names] == expected
-    file = plain["preparation"]["sources"][0]["files"][0]
-    assert file["num_bytes"] == (tmp_path / "a.jsonl").stat().st_size
+        assert len(whole_corpus.split(name)) == num_tokens
+    assert source["files"][0]["num_bytes"] == (folder.parent / "a.jsonl").stat().st_size
+    assert whole_corpus.vocab_size == 350
+    assert whole_corpus.manifest.dtype == "uint16"
+    assert whole_corpus.manifest.tokeniser.end_symbol == whole_corpus.tokeniser.end_symbol == 349
+    whole_corpus.verify()
 
 
-def test_a_corpus_that_is_whole_verifies(corpus):
+def test_a_corpus_of_the_first_version_loads_and_is_reproduced(tmp_path, monkeypatch):
+    corpus = Corpus.open(FORMAT_1)
     corpus.verify()
+    assert texts_of(corpus, "valid") == ["Line 8: naïve.".encode()]
+    lanes = TokenLanes(split=corpus.split("train"), num_lanes=2, segment_length=16)
+    position = TokenPosition.from_plain({"update": 2, "offset": 32, "num_lanes": 2})
+    batch, _ = lanes.batch(position)
+    assert bytes(batch.inputs[0, :-1].astype(np.uint8)) == "Line 4: naïve.".encode()
+    monkeypatch.chdir(tmp_path)
+    write_lines(Path("a.jsonl"), [])
+    with Path("a.jsonl").open("a") as file:
+        file.writelines(
+            json.dumps({"text": f"Line {number}: naïve."}) + "\n" for number in range(12)
+        )
+        file.write("broken\n")
+    again = prepare_text(
+        ["a.jsonl"],
+        "corpus",
+        weights=[2],
+        tokeniser="bytes",
+        held_out=SOME,
+        storing=Storing(shard_tokens=100),
+    )
+    assert contents(again.folder) == contents(FORMAT_1)
 
 
 @pytest.mark.parametrize(
@@ -141,58 +144,55 @@ def test_a_changed_byte_is_noticed(name, corpus):
         Corpus.open(corpus.folder).verify()
 
 
-def test_text_that_does_not_come_back_is_noticed(corpus):
-    path = corpus.folder / "manifest.json"
-    plain = json.loads(path.read_text())
-    plain["splits"]["test"]["text_crc32"] ^= 1
-    path.write_text(json.dumps(plain))
+def change_manifest(folder, **changes):
+    path = folder / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_text_that_decodes_differently_is_noticed(corpus):
+    splits = json.loads((corpus.folder / "manifest.json").read_text())["splits"]
+    splits["test"]["text_crc32"] ^= 1
+    change_manifest(corpus.folder, splits=splits)
     with pytest.raises(InputError, match=r"test must decode to .* bytes of CRC-32"):
         Corpus.open(corpus.folder).verify()
 
 
+@pytest.mark.parametrize("dtype", ["O", "object", "V2", "float16", "int16", ">u2", "uint64", 2, []])
+def test_tokens_are_only_read_as_unsigned_integers(dtype, corpus):
+    """Numpy would follow the bytes of a file of objects as pointers, and crash."""
+    change_manifest(corpus.folder, dtype=dtype)
+    with pytest.raises(InputError, match="dtype of a corpus must be one of uint8, uint16, uint32"):
+        Corpus.open(corpus.folder)
+
+
 @pytest.mark.parametrize(
-    ("damage", "line"),
+    ("name", "content", "line"),
     [
-        (lambda folder: (folder / "train-00000.bin").unlink(), "must have 200 bytes, got None"),
-        (
-            lambda folder: (folder / "train-00000.bin").write_bytes(b"x"),
-            "must have 200 bytes, got 1",
-        ),
-        (lambda folder: (folder / "manifest.json").write_text("{"), "a manifest must be as it was"),
-        (
-            lambda folder: (folder / "manifest.json").write_text("{}"),
-            "a manifest must be as it was",
-        ),
-        (lambda folder: (folder / "manifest.json").write_text('{"format": 9}'), "format 1, got 9"),
-        (
-            lambda folder: (folder / "manifest.json").unlink(),
-            "a corpus must have a manifest, got none",
-        ),
-        (lambda folder: shutil.rmtree(folder), "a corpus must have a manifest, got none in"),
+        ("train-00000.bin", None, "must have 200 bytes, got None"),
+        ("train-00000.bin", "x", "must have 200 bytes, got 1"),
+        ("manifest.json", "{", "a manifest must be as it was written"),
+        ("manifest.json", "{}", "a manifest must be as it was written"),
+        ("manifest.json", '{"format": 9}', "format 1, got 9"),
+        ("manifest.json", None, "a corpus must have a manifest, got none in .*; prepare it first"),
     ],
 )
-def test_a_damaged_corpus_is_not_opened(damage, line, corpus):
-    damage(corpus.folder)
+def test_a_damaged_corpus_is_not_opened(name, content, line, corpus):
+    (corpus.folder / name).unlink()
+    if content is not None:
+        (corpus.folder / name).write_text(content)
     with pytest.raises(InputError, match=line) as refused:
         Corpus.open(corpus.folder)
     assert "\n" not in str(refused.value)
 
 
-def test_an_unfinished_corpus_is_not_opened_and_the_way_out_is_named(corpus):
+def test_an_unfinished_corpus_is_not_opened_and_the_remedy_is_named(corpus):
     corpus.folder.rename(corpus.folder.with_name("corpus.unfinished"))
-    with pytest.raises(InputError, match="run its preparation again: it goes on"):
+    with pytest.raises(InputError, match="run its preparation again to resume it"):
         Corpus.open(corpus.folder)
 
 
-def test_a_split_that_is_not_there_is_refused(corpus):
+def test_a_split_or_tokens_that_do_not_exist_are_refused(whole_corpus):
     with pytest.raises(InputError, match="must be one of train, valid, test, got 'dev'; use for"):
-        corpus.split("dev")
+        whole_corpus.split("dev")
     with pytest.raises(InputError, match="tokens must be asked for from 0 to"):
-        corpus.split("train").tokens(0, 10**9)
-
-
-def test_what_a_corpus_says_of_itself(corpus):
-    assert corpus.vocab_size == 350
-    assert corpus.manifest.dtype == "uint16"
-    assert corpus.manifest.tokeniser.end_symbol == corpus.tokeniser.end_symbol == 349
-    assert len(corpus.split("train")) == corpus.split("train").num_tokens
+        whole_corpus.split("train").tokens(0, 10**9)

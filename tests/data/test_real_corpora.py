@@ -8,12 +8,11 @@ import tarfile
 
 import numpy as np
 import pytest
-from small_corpora import REAL, needs_real_data, texts_of
+from small_corpora import ALL_TRAIN, REAL, needs_real_data, texts_of
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from staircase_attention.data import (
     BytePairTraining,
-    ByteTokeniser,
     HeldOut,
     ReadingOptions,
     TextSource,
@@ -24,24 +23,8 @@ from staircase_attention.data import (
 
 pytestmark = [needs_real_data, pytest.mark.slow]
 
-ALL_TRAIN = HeldOut(valid=0, test=0)
 
-
-def novels(number):
-    """Some of the novels, by the standard library alone."""
-    with tarfile.open(REAL / "novels.tar.xz") as archive:
-        members = itertools.islice((one for one in archive if one.isfile()), number)
-        return [archive.extractfile(member).read() for member in members]
-
-
-def dialogues():
-    """Topical-Chat, each dialogue as lines."""
-    with lzma.open(REAL / "topical_chat.jsonl.xz", "rt") as file:
-        records = [json.loads(line) for line in file]
-    return ["\n".join(": ".join(turn) for turn in record["turns"]) for record in records]
-
-
-def test_enwik8_is_split_as_is_known(tmp_path):
+def test_enwik8_has_its_known_splits(tmp_path):
     corpus = prepare_enwik8(REAL / "enwik8.xz", tmp_path / "corpus")
     digests = {name: hashlib.sha256() for name in ("train", "valid", "test")}
     with lzma.open(REAL / "enwik8.xz") as file:
@@ -57,48 +40,37 @@ def test_enwik8_is_split_as_is_known(tmp_path):
     corpus.verify()
 
 
-def test_dialogues_become_documents_and_come_back(tmp_path):
-    expected = sorted(text.encode() for text in dialogues())
+def test_dialogues_come_back_from_a_learnt_tokeniser_of_8008_symbols(tmp_path):
+    with lzma.open(REAL / "topical_chat.jsonl.xz", "rt") as file:
+        dialogues = [json.loads(line)["turns"] for line in file]
+    expected = sorted("\n".join(map(": ".join, turns)).encode() for turns in dialogues)
     source = TextSource(REAL / "topical_chat.jsonl.xz", options=ReadingOptions(text_field="turns"))
     corpus = prepare_text(
-        [source],
+        source,
         tmp_path / "corpus",
-        tokeniser=ByteTokeniser(),
+        tokeniser=BytePairTraining(vocab_size=8_008, sample_bytes=1_000_000),
         held_out=HeldOut(valid=0.1, test=0.1),
     )
+    assert corpus.vocab_size == 8_008
     found = {name: texts_of(corpus, name) for name in corpus.splits}
     assert sorted(itertools.chain(*found.values())) == expected
-    num_tokens = sum(corpus.split(name).num_tokens for name in corpus.splits)
-    assert num_tokens == sum(map(len, expected)) + len(expected)
     corpus.verify()
 
 
-def test_gpt2_on_whole_novels_is_what_the_library_gives(tmp_path):
-    texts = novels(1)
-    for number, text in enumerate(texts):
-        (tmp_path / f"{number}.txt").write_bytes(text)
+def test_gpt2_on_a_whole_novel_gives_the_tokens_of_the_library(tmp_path):
+    with tarfile.open(REAL / "novels.tar.xz") as archive:
+        member = next(one for one in archive if one.isfile())
+        text = archive.extractfile(member).read()
+    (tmp_path / "novel.txt").write_bytes(text)
     corpus = prepare_text(
-        [tmp_path / f"{number}.txt" for number in range(len(texts))],
+        tmp_path / "novel.txt",
         tmp_path / "corpus",
         tokeniser=named_tokeniser(str(REAL)),
         held_out=ALL_TRAIN,
     )
     library = Tokenizer(models.BPE.from_file(str(REAL / "encoder.json"), str(REAL / "vocab.bpe")))
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokens = [[*library.encode(text.decode()).ids, 50_256] for text in texts]
     train = corpus.split("train")
-    assert np.array_equal(train.tokens(0, train.num_tokens), np.concatenate(tokens))
-    assert texts_of(corpus, "train") == texts
-
-
-def test_a_tokeniser_of_8008_symbols_is_learnt_from_a_novel(tmp_path):
-    (text,) = novels(1)
-    (tmp_path / "novel.txt").write_bytes(text)
-    corpus = prepare_text(
-        [tmp_path / "novel.txt"],
-        tmp_path / "corpus",
-        tokeniser=BytePairTraining(vocab_size=8_008),
-        held_out=ALL_TRAIN,
-    )
-    assert corpus.vocab_size == 8_008
+    tokens = [*library.encode(text.decode()).ids, 50_256]
+    assert np.array_equal(train.tokens(0, train.num_tokens), tokens)
     assert texts_of(corpus, "train") == [text]

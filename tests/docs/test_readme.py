@@ -10,11 +10,11 @@ import pytest
 import typer
 
 from staircase_attention.cli import main
+from staircase_attention.cli.app import app
 from staircase_attention.cli.assignments import parse_assignments
 from staircase_attention.cli.compare import chosen_recipes
-from staircase_attention.cli.main import app
 from staircase_attention.experiments import find_recipe, table_rows
-from staircase_attention.experiments.experiment import chosen_names
+from staircase_attention.experiments.comparisons import chosen_names
 from staircase_attention.training import TaskChoice
 from staircase_attention.training.build import check_recipe
 

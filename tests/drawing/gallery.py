@@ -1,7 +1,8 @@
-"""What the drawing tests draw: every schedule of the family, and one that nobody has seen."""
+"""What the drawing tests draw: every schedule of the family, and two that are not of it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 from staircase_attention.schedules import (
@@ -18,6 +19,7 @@ from staircase_attention.schedules import (
     Step,
     TransformerXL,
     UniversalTransformer,
+    make_schedule,
 )
 
 
@@ -39,9 +41,7 @@ class Twice(Schedule):
                     bank=index,
                     layers=range(num_layers),
                     cells=(Cell(chunk=chunk, pass_number=pass_number, tokens=part),),
-                    frozen=range(0),
                     retained=0,
-                    forget_before=0,
                 )
 
     @property
@@ -57,7 +57,13 @@ class Twice(Schedule):
         return PaperRow(recurrent_steps=2, step_size=self.chunk_size, forward_size=self.chunk_size)
 
 
+EXAMPLE = Path(__file__).parents[1] / "examples" / "alternate.py"
+ALTERNATE = make_schedule(
+    f"{EXAMPLE}:AlternateCached", {"chunk_size": 2, "num_window_chunks": 4, "num_passes": 1}
+)
+"""It sees every second chunk of its cache, so that its rows have gaps."""
 GALLERY: tuple[Schedule, ...] = (
+    ALTERNATE,
     Staircase(chunk_size=2, num_passes=3),
     Staircase(chunk_size=1, num_passes=1),
     Staircase(chunk_size=32, num_passes=8),

@@ -118,7 +118,7 @@ def test_a_path_that_cannot_be_written_is_refused_in_one_line(
     tmp_path: Path, path: str, message: str, monkeypatch: pytest.MonkeyPatch
 ):
     (tmp_path / "folder.svg").mkdir()
-    # The path is looked at before the time is spent to draw.
-    monkeypatch.setattr("staircase_attention.drawing.figure.draw_figure", None)
+    # The path is checked before the picture is drawn.
+    monkeypatch.setattr("staircase_attention.drawing.figure.FigureLayout", None)
     with pytest.raises(ValueError, match=message):
         save_picture(picture(SMALL), tmp_path / path)

@@ -2,7 +2,6 @@
 
 import gc
 import weakref
-from itertools import pairwise
 
 import pytest
 import torch
@@ -10,9 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from building import EXACT, small
-from staircase_attention.engine.fused.buffer import Buffer, Lent, Place, load, read, write
-from staircase_attention.engine.fused.cache import BufferedCache
-from staircase_attention.layers import JoinedCache, KeysValues
+from staircase_attention.engine.fused.cache import (
+    Buffer,
+    BufferedCache,
+    BufferSlot,
+    Lent,
+    read,
+    write,
+)
+from staircase_attention.layers import JoinedCache, KeysValues, join
+from staircase_attention.schedules import joined
 
 SIZE = 2
 
@@ -28,28 +34,27 @@ def tensors(held):
     return [part for pair in held for part in pair]
 
 
-def buffered(loaded, tokens, *, num_new, dtype=torch.float64):
+def buffered(loaded, positions, *, num_new, dtype=torch.float64):
     tap = torch.zeros((), requires_grad=True)
-    return BufferedCache(loaded, tokens, num_new=num_new, dtype=dtype, tap=tap)
+    return BufferedCache(loaded, positions, num_new=num_new, dtype=dtype, tap=tap)
 
 
 @st.composite
 def histories(draw):
-    """What happens to a cache: reads, tokens that come, tokens that are forgotten."""
+    """What happens to a cache: reads, tokens that are added, and that are dropped anywhere."""
     first, num_loaded = draw(small(0, 3)), draw(small(0, 4))
-    start, stop = first, first + num_loaded
+    stop = first + num_loaded
     events = []
     for _ in range(draw(small(1, 8))):
-        kind = draw(st.sampled_from(["read", "remember", "remember", "forget"]))
-        if kind == "remember":
-            stop += draw(small(1, 3))
-            events.append((kind, stop))
-        elif kind == "forget":
-            start = draw(small(start, stop))
-            events.append((kind, start))
+        kind = draw(st.sampled_from(["read", "add", "add", "keep"]))
+        if kind == "add":
+            start = stop + draw(small(0, 2))
+            stop = start + draw(small(1, 3))
+            events.append((kind, range(start, stop)))
         else:
-            oldest = draw(small(max(start - 1, 0), stop))
-            events.append((kind, range(oldest, draw(small(oldest, stop)))))
+            ends = sorted(draw(small(0, stop)) for _ in range(4))
+            parts = joined([range(*ends[:2]), range(*ends[2:])])
+            events.append((kind, parts))
     return range(first, first + num_loaded), events
 
 
@@ -57,13 +62,15 @@ def follow(cache, events, new):
     """All that was read on the way, and what is held at the end."""
     seen = []
     for kind, what in events:
-        if kind == "remember":
-            cache.remember(new.pop(0), what)
-        elif kind == "forget":
-            cache.forget_before(what)
-        elif len(what):
-            seen += [piece for layer in range(2) for piece in cache.part(layer, what)]
-    seen = [one.tracked() if isinstance(one, Lent) else one for one in seen]
+        if kind == "add":
+            cache.add(new.pop(0), what)
+        elif kind == "keep":
+            cache.keep(what)
+        else:
+            for layer in range(2):
+                pieces = cache.part(layer, what)
+                copies = [one.tracked() if isinstance(one, Lent) else one for one in pieces]
+                seen += [join(copies)] if copies else []
     return tensors(seen), tensors(cache.held())
 
 
@@ -76,16 +83,16 @@ def follow(cache, events, new):
 )
 def test_any_history_gives_what_joining_gives(history, has_state, num_pairs, tracked):
     tokens, events = history
-    # A state may hold pairs of no tokens, as when all rows began anew.
+    # A state may hold pairs of no tokens, as when all rows were reset.
     has_state = has_state or len(tokens) > 0
     loaded = pairs(num_pairs, len(tokens), seed=1, tracked=tracked) if has_state else []
-    stops = [tokens.stop, *(what for kind, what in events if kind == "remember")]
-    sizes = [after - before for before, after in pairwise(stops)]
+    sizes = [len(what) for kind, what in events if kind == "add"]
     new = [pairs(num_pairs, size, seed=2 + place) for place, size in enumerate(sizes)]
     given_pairs = [*loaded, *(pair for one in new for pair in one)]
     sources = [part for part in tensors(given_pairs) if part.requires_grad]
     outcomes = []
-    for cache in (JoinedCache(loaded, tokens), buffered(loaded, tokens, num_new=sum(sizes))):
+    positions = joined([tokens])
+    for cache in (JoinedCache(loaded, positions), buffered(loaded, positions, num_new=sum(sizes))):
         seen, held = follow(cache, events, list(new))
         total = sum((one.sin().sum() for one in (*seen, *held, *held)), torch.zeros(()))
         total = total + sum(one.sum() for one in sources)
@@ -97,9 +104,9 @@ def test_any_history_gives_what_joining_gives(history, has_state, num_pairs, tra
 
 def test_only_what_a_pass_asks_for_is_in_its_gradients():
     loaded, new = pairs(2, 3, seed=1), pairs(2, 2, seed=2)
-    cache = buffered(loaded, range(3), num_new=2)
-    cache.remember(new, 5)
-    (first,), (second,) = (cache.part(layer, range(1, 5)) for layer in range(2))
+    cache = buffered(loaded, (range(3),), num_new=2)
+    cache.add(new, range(3, 5))
+    (first,), (second,) = (cache.part(layer, [range(1, 5)]) for layer in range(2))
     one, other = first.tracked(), second.tracked()
     sources = tensors([*loaded, *new])
 
@@ -125,11 +132,11 @@ def test_tokens_of_a_detached_state_get_no_gradients_and_no_room_for_them(monkey
         torch.Tensor, "new_zeros", lambda *a, **kw: rooms.append(make(*a, **kw)) or rooms[-1]
     )
     loaded, new = pairs(1, 6, seed=1, tracked=False), pairs(1, 2, seed=2)
-    cache = buffered(loaded, range(6), num_new=2)
-    (before,) = cache.part(0, range(2, 6))
-    assert before.place.gradients is None
-    cache.remember(new, 8)
-    (lent,) = cache.part(0, range(2, 8))
+    cache = buffered(loaded, (range(6),), num_new=2)
+    (before,) = cache.part(0, [range(2, 6)])
+    assert before.slot.gradients is None
+    cache.add(new, range(6, 8))
+    (lent,) = cache.part(0, [range(2, 8)])
     total = sum(part.sum() for part in lent.tracked())
     total.backward()
     assert [room.shape[3] for room in rooms] == [2]
@@ -142,12 +149,12 @@ def test_a_state_keeps_its_numbers_where_others_join(num_kept):
     new = pairs(1, 2, seed=2, dtype=torch.bfloat16)
     outcomes = []
     caches = (
-        JoinedCache(loaded, range(2)),
-        buffered(loaded, range(2), num_new=2, dtype=torch.bfloat16),
+        JoinedCache(loaded, (range(2),)),
+        buffered(loaded, (range(2),), num_new=2, dtype=torch.bfloat16),
     )
     for cache in caches:
-        cache.remember(new, 4)
-        cache.forget_before(2 - num_kept)
+        cache.add(new, range(2, 4))
+        cache.keep((range(2 - num_kept, 4),))
         held = tensors(cache.held())
         sources = tensors([*loaded, *new])
         gradients = torch.autograd.grad(sum(one.square().sum() for one in held), sources)
@@ -160,9 +167,9 @@ def test_a_state_keeps_its_numbers_where_others_join(num_kept):
 
 def test_nothing_is_kept_alive_by_itself():
     buffer = Buffer(pairs(1, 2, seed=1), capacity=4, dtype=torch.float64)
-    handle = load(buffer, torch.zeros((), requires_grad=True), pairs(1, 2, seed=1))
+    handle = write(buffer, 0, torch.zeros((), requires_grad=True), pairs(1, 2, seed=1))
     handle = write(buffer, 2, handle, pairs(1, 2, seed=2))
-    (copy,) = read([Place(buffer, 0, 0, 4)], handle)
+    (copy,) = read([BufferSlot(buffer, 0, 0, 4)], handle)
     copy.keys.sum().backward()
     alive = weakref.ref(buffer)
     gc.disable()

@@ -1,7 +1,9 @@
-"""A captured update keeps no positions: those that it reckons are the ones the model would give."""
+"""Captured updates: what a graph cannot hold follows from the timetable, for any schedule."""
 
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -9,107 +11,114 @@ import torch
 
 from building import EXACT, build, example_models, name_of, random_tokens
 from staircase_attention import CachedStaircase
-from staircase_attention.engine.capture import _moved, _strides, _tensors, looks_of
-from staircase_attention.engine.updates import MOST_GRAPHS, Engine
-from staircase_attention.models import LSTMSequenceModel, take_apart
 from staircase_attention.engine import capture
+from staircase_attention.engine.capture import MOST_GRAPHS, CapturedUpdates, tensors_of
+from staircase_attention.models import take_apart
+from staircase_attention.schedules import make_schedule
 
-# One pass: where a chunk ends, no bank is left open.
-SINGLE_PASS = build(CachedStaircase(chunk_size=3, num_window_chunks=3, num_passes=1))
-BOUNDED = [model for model in example_models() if model.schedule.is_state_bounded]
-each_model = pytest.mark.parametrize(
-    "model",
-    [*BOUNDED, SINGLE_PASS],
-    ids=[*map(name_of, BOUNDED), "single-pass"],
-)
+ALTERNATE = f"{Path(__file__).parents[1]}/examples/alternate.py:AlternateCached"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Renumbered(CachedStaircase):
+    """Bank numbers without relation to how far a stream has come."""
+
+    def steps(self, tokens, *, num_layers, order):
+        for step in CachedStaircase.steps(self, tokens, num_layers=num_layers, order=order):
+            yield replace(step, bank=step.bank * 7 % 101)
+
+
+BOUNDED = {name_of(one): one for one in example_models() if one.schedule.is_state_bounded}
+GROWING = next(one for one in example_models() if not one.schedule.is_state_bounded)
+STAIRCASE = example_models()[0]
+OTHERS = {
+    # One pass: at the end of a chunk, no bank holds anything.
+    "single-pass": build(CachedStaircase(chunk_size=3, num_window_chunks=3, num_passes=1)),
+    # Two kinds of chunks, and gaps in the cache.
+    "alternate": build(
+        make_schedule(ALTERNATE, {"chunk_size": 3, "num_window_chunks": 5, "num_passes": 2})
+    ),
+    "renumbered": build(Renumbered(chunk_size=3, num_window_chunks=4, num_passes=2)),
+}
+each_model = pytest.mark.parametrize("name", [*BOUNDED, *OTHERS])
+
+
+def model_of(name):
+    return (BOUNDED | OTHERS)[name]
+
+
+def step_of(model):
+    """A step of one micro-batch: the logits and the state after it."""
+
+    def step(inputs, states):
+        with torch.no_grad():
+            logits, state = model(inputs[0], states[0])
+        return logits, [state]
+
+    return step
+
+
+def captured_updates(model, *, step=None, report=pytest.fail):
+    return CapturedUpdates(step or step_of(model), model, report=report)
 
 
 def states_of(model, length, count):
-    """The states after 1, 2, ... segments."""
-    states, state = [], None
+    """The states before the first segment and after 1, 2, ... segments."""
+    states = [None]
     for number in range(count):
-        _, state = model(random_tokens(2, length, seed=number), state)
-        states.append(state.detach())
+        states.append(step_of(model)((random_tokens(2, length, seed=number),), states[-1:])[1][0])
     return states
 
 
-@each_model
-@pytest.mark.parametrize("length", [6, 12])
-def test_states_that_look_alike_move_on_alike(model, length):
-    states = states_of(model, length, 9)
-    inputs = (random_tokens(2, length),)
-    looks = [looks_of(inputs, [state]) for state in states]
-    steady = next(number for number in range(8) if looks[number] == looks[number + 1])
-    assert len(set(looks[steady:])) == 1
-    before = states[steady]
-    strides = _strides(before, states[steady + 1])
-    for count, state in enumerate(states[steady:]):
-        assert_stand_alike(_moved(before, strides, count), state)
+def facts_of(state):
+    """All of a state but the numbers in its tensors."""
+    header, tensors = take_apart(state)
+    for stream in header["streams"]:
+        stream["banks"] = sorted(stream["banks"])
+    return header, {name: (part.shape, part.dtype) for name, part in tensors.items()}
 
 
 @each_model
-@pytest.mark.parametrize("length", [1, 2, 3, 5, 7])
-def test_what_comes_out_of_states_that_look_alike_looks_alike_and_stands_as_far_off(model, length):
-    """Whether or not it looks like what went in: on the way to a full state, or inside a chunk."""
-    states = [None, *states_of(model, length, 20)]
-    inputs = (random_tokens(2, length),)
-    first = {}
-    for before, after in pairwise(states):
-        looks = looks_of(inputs, [before])
-        origin, came_out = first.setdefault(looks, (before, after))
-        assert looks_of(inputs, [came_out]) == looks_of(inputs, [after])
-        assert_stand_alike(_moved(came_out, _strides(origin, before), 1), after)
-    assert len(first) < len(states) - 1
+@pytest.mark.parametrize("length", [1, 2, 5, 6, 7, 12])
+def test_the_plan_of_a_segment_gives_the_facts_of_the_state_after_it(name, length):
+    """And segments of one signature leave tensors of the same shapes, in the same order."""
+    model = model_of(name)
+    updates, inputs = captured_updates(model), (random_tokens(2, length),)
+    shapes = {}
+    for before, after in pairwise(states_of(model, length, 20)):
+        [plan] = updates._plans(inputs, [before])
+        stream = after.streams[0]
+        assert plan.stop == stream.position
+        assert plan.cached == stream.cached
+        assert dict(plan.held) == {key: held.num_tokens for key, held in stream.banks.items()}
+        found = [part.shape for part in tensors_of([after])]
+        assert shapes.setdefault(updates.signature(inputs, [before]), found) == found
+    assert len(shapes) < 20
 
 
-def assert_stand_alike(one, other):
-    (header, tensors), (expected, others) = take_apart(one), take_apart(other)
-    for plain in (header, expected):
-        for stream in plain["streams"]:
-            stream["banks"] = sorted(stream["banks"])
-    assert header == expected
-    assert {name: part.shape for name, part in tensors.items()} == {
-        name: part.shape for name, part in others.items()
-    }
+def test_a_growing_state_has_a_new_signature_every_time():
+    updates, inputs = captured_updates(GROWING), (random_tokens(2, 6),)
+    states = states_of(GROWING, 6, 5)
+    assert len({updates.signature(inputs, [state]) for state in states}) == 6
 
 
-def test_a_growing_state_never_looks_the_same():
-    model = next(one for one in example_models() if not one.schedule.is_state_bounded)
-    inputs = (random_tokens(2, 6),)
-    looks = [looks_of(inputs, [state]) for state in states_of(model, 6, 5)]
-    assert len(set(looks)) == 5
-
-
-def test_rows_that_began_later_are_not_captured():
-    model = example_models()[0]
-    state = states_of(model, 6, 2)[-1].reset([True, False])
-    assert looks_of((random_tokens(2, 6),), [state]) is None
-
-
-def test_fresh_states_and_lstms_have_looks_too():
-    inputs = (random_tokens(2, 6),)
-    assert looks_of(inputs, [None]) == looks_of(inputs, [None])
-    model = LSTMSequenceModel(vocab_size=7, output_size=5, width=4, num_layers=1)
-    states = states_of(model, 6, 2)
-    assert looks_of(inputs, states[:1]) == looks_of(inputs, states[1:])
-    assert looks_of(inputs, states[:1]) != looks_of((inputs[0][:, :3],), states[:1])
+def test_rows_that_started_later_are_not_captured():
+    state = states_of(STAIRCASE, 6, 2)[-1].reset([True, False])
+    assert captured_updates(STAIRCASE).signature((random_tokens(2, 6),), [state]) is None
 
 
 class Graphs:
-    """Stands for CUDA graphs on a CPU: what was captured is done again, in the same memory.
+    """Stands for CUDA graphs on a CPU: a replay does what was captured, in the same memory.
 
-    As in true ones, nothing is computed by a capture, positions stay those of the capture, and
-    results and states that came out are lost when another one runs.
+    As with real ones, a capture computes nothing, positions stay those of the capture, and the
+    results and states of one graph are lost when another one runs.
     """
 
-    def __init__(self, monkeypatch, work):
-        self.work, self.made, self.current = work, [], None
+    def __init__(self, monkeypatch, step):
+        self.step, self.made, self.current, self.updates = step, [], None, None
         graphs = self
 
         class Graph:
-            def __init__(self):
-                self.call = None
-
             def replay(self):
                 graphs._replay(self)
 
@@ -119,9 +128,8 @@ class Graphs:
             yield
             graphs.current = None
             graphs.made.append(graph)
-            *_, states, results, after, kept = graph.call
-            poison([results, *_tensors(after)])
-            put(_tensors(states), kept)
+            put(graph.before, graph.untouched)
+            poison([graph.results, *graph.after])
 
         monkeypatch.setattr(capture, "captured", captured)
         monkeypatch.setattr(capture, "Pool", object)
@@ -129,22 +137,28 @@ class Graphs:
         for name in ("synchronize", "empty_cache"):
             monkeypatch.setattr(torch.cuda, name, lambda: None)
 
-    def __call__(self, tokens, states):
-        kept = [tensor.clone() for tensor in _tensors(states)]
-        results, after = self.work(tokens, states)
-        if self.current is not None:
-            self.current.call = tokens, states, results, after, kept
+    def __call__(self, inputs, states):
+        untouched = [tensor.clone() for tensor in tensors_of(states)]
+        results, after = self.step(inputs, states)
+        if (graph := self.current) is not None:
+            graph.inputs, graph.states, graph.untouched = inputs, states, untouched
+            graph.results, graph.before, graph.after = (
+                results,
+                tensors_of(states),
+                tensors_of(after),
+            )
+            signatures = [self.updates.signature(inputs, some) for some in (states, after)]
+            graph.feeds_itself = signatures[0] == signatures[1]
         return results, after
 
     def _replay(self, graph):
         for other in self.made:
             if other is not graph:
-                poison([other.call[2], *_tensors(other.call[3])])
-        tokens, states, results, after, _ = graph.call
-        new_results, new_after = self.work(tokens, states)
-        put([results, *_tensors(after)], [new_results, *_tensors(new_after)])
-        if looks_of((tokens,), after) == looks_of((tokens,), states):
-            put(_tensors(states), _tensors(after))
+                poison([other.results, *other.after])
+        results, after = self.step(graph.inputs, graph.states)
+        put([graph.results, *graph.after], [results, *tensors_of(after)])
+        if graph.feeds_itself:
+            put(graph.before, tensors_of(after))
 
 
 def put(places, tensors):
@@ -160,219 +174,197 @@ def poison(tensors):
 @each_model
 @pytest.mark.parametrize("restart_every", [None, 2, 7])
 @pytest.mark.parametrize("length", [3, 5])
-def test_captured_updates_give_what_the_model_gives(monkeypatch, model, length, restart_every):
-    def work(tokens, states):
-        with torch.no_grad():
-            logits, state = model(tokens, states[0])
-        return logits, [state]
-
-    graphs = Graphs(monkeypatch, work)
-    engine = Engine(why_not=None, say=pytest.fail)
-    state = None
+def test_captured_updates_give_what_the_model_gives(monkeypatch, name, length, restart_every):
+    model = model_of(name)
+    graphs = Graphs(monkeypatch, step_of(model))
+    graphs.updates = updates = captured_updates(model, step=graphs)
     for number in range(24):
         if number % (restart_every or 24) == 0:
-            engine.states, state = [None], None
-        tokens = random_tokens(2, length, seed=number)
-        results = engine.run(graphs, (tokens,)).clone()
-        expected, (state,) = work(tokens, [state])
-        torch.testing.assert_close(results, expected, **EXACT)
-        if number % 3 == 0:
-            (found,) = engine.states
-            assert_stand_alike(found, state)
-            for pair in zip(_tensors([found]), _tensors([state]), strict=True):
-                torch.testing.assert_close(*pair, **EXACT)
+            found = expected = [None]
+        inputs = (random_tokens(2, length, seed=number),)
+        results, found = updates(inputs, found)
+        logits, expected = graphs.step(inputs, expected)
+        torch.testing.assert_close(results, logits, **EXACT)
+        assert facts_of(found[0]) == facts_of(expected[0])
+        for pair in zip(tensors_of(found), tensors_of(expected), strict=True):
+            torch.testing.assert_close(*pair, **EXACT)
     assert graphs.made
 
 
 class Replayed:
-    """Stands for a captured update: one that is not captured at all, but checks its looks."""
+    """Stands for a graph: it runs the step, and notes that."""
 
     made: ClassVar = []
 
-    def __init__(self, work, inputs, states, looks, beside=None):
-        self.beside = beside
-        self.work, self.looks, self.now, self.num_runs = work, looks, states, 0
-        self.take_in(states)
+    def __init__(self, updates, signature, inputs, states, pool):
+        self.updates, self.own, self.beside, self.num_runs = updates, signature, pool, 0
+        self.pool = pool or self
         Replayed.made.append(self)
 
-    def can_go_on(self, inputs):
-        return looks_of(inputs, self.now) == self.looks
-
-    def states(self):
-        return self.now
-
-    def take_in(self, states):
-        self.now = states
-
-    def run(self, inputs):
-        assert looks_of(inputs, self.now) == self.looks
-        _, self.now = self.work(*inputs, self.now)
+    def replay(self, inputs, states):
+        assert self.updates.signature(inputs, states) == self.own
+        _, self.after = self.updates.step(inputs, states)
         self.num_runs += 1
         return "replayed"
+
+    def states_after(self, plans):
+        assert [plan.stop for plan in plans] == [self.after[0].streams[0].position]
+        return self.after
 
 
 @pytest.fixture
 def replayed(monkeypatch):
-    """All that stand for captured updates, in the order in which they are made."""
-    monkeypatch.setattr("staircase_attention.engine.updates.CapturedUpdate", Replayed)
+    """Everything that stands for a graph, in the order in which it is made."""
+    monkeypatch.setattr(capture, "UpdateGraph", Replayed)
     monkeypatch.setattr(Replayed, "made", [])
     return Replayed.made
 
 
-def run_some(engine, model, count, *, restart_every=None, length=12):
-    """How each update was run."""
+def eager_step(model):
+    return lambda inputs, states: ("eager", step_of(model)(inputs, states)[1])
 
-    def work(tokens, states):
-        return "as written", [model(tokens, states[0])[1].detach()]
 
-    inputs, found = (random_tokens(2, length),), []
+def run_some(updates, count, *, restart_every=None, length=12):
+    """How each update was run, and the last states."""
+    found, states = [], None
     for number in range(count):
         if number % (restart_every or count) == 0:
-            engine.states = [None]
-        found.append(engine.run(work, inputs))
-    return found
+            states = [None]
+        how, states = updates((random_tokens(2, length),), states)
+        found.append(how)
+    return found, states
+
+
+def policy(model, report=pytest.fail):
+    """Captured updates of which only the policy is tested."""
+    return captured_updates(model, step=eager_step(model), report=report)
 
 
 @pytest.mark.parametrize("restart_every", [1, 2, 3, 7])
-@each_model
-def test_every_look_runs_as_written_once(replayed, model, restart_every):
-    engine = Engine(why_not=None, say=pytest.fail)
-    # Segments of 2 tokens: up to four updates on the way to a full state.
-    found = run_some(engine, model, 36, restart_every=restart_every, length=2)
-    assert found.count("as written") == len(replayed) <= restart_every
-    assert len({one.looks for one in replayed}) == len(replayed)
+@pytest.mark.parametrize("name", [*BOUNDED, "single-pass"])
+def test_every_signature_runs_eagerly_once(replayed, name, restart_every):
+    updates = policy(model_of(name))
+    # Segments of 2 tokens: up to four updates until the state is full.
+    found, _ = run_some(updates, 36, restart_every=restart_every, length=2)
+    assert found.count("eager") == len(replayed) <= restart_every
+    assert len({one.own for one in replayed}) == len(replayed)
     assert found[2 * restart_every :] == ["replayed"] * (36 - 2 * restart_every)
-    assert engine.is_captured
 
 
-def test_a_full_state_is_captured_first_and_goes_on_by_itself(replayed):
-    engine = Engine(why_not=None, say=pytest.fail)
-    assert run_some(engine, example_models()[0], 8) == ["as written"] * 2 + ["replayed"] * 6
+def test_a_full_state_is_captured_first(replayed):
+    updates = policy(STAIRCASE)
+    assert run_some(updates, 8)[0] == ["eager"] * 2 + ["replayed"] * 6
     assert len(replayed) == 1
-    assert run_some(engine, example_models()[0], 8) == ["replayed"] * 8
+    assert run_some(updates, 8)[0] == ["replayed"] * 8
     assert [one.num_runs for one in replayed] == [6 + 7, 1]
 
 
-def test_segments_that_end_inside_chunks_are_captured_one_by_one(replayed):
-    engine = Engine(why_not=None, say=pytest.fail)
-    # Chunks of 3 tokens, segments of 7: as the chunk at the end has 1, 2 or 3 of them.
-    found = run_some(engine, example_models()[0], 16, length=7)
-    assert found == ["as written"] * 4 + ["replayed"] * 12
+def test_segments_that_end_inside_chunks_have_one_graph_per_place(replayed):
+    # Chunks of 3 tokens, segments of 7: the last chunk has 1, 2 or 3 of them.
+    found, _ = run_some(policy(STAIRCASE), 16, length=7)
+    assert found == ["eager"] * 4 + ["replayed"] * 12
     # They share the memory of the first.
     assert [one.beside for one in replayed] == [None, replayed[0], replayed[0]]
 
 
-def test_not_all_that_repeats_is_captured_which_is_said_once(replayed):
+def test_there_are_no_more_graphs_than_allowed_unless_updates_repeat(replayed):
     said = []
-    engine = Engine(why_not=None, say=said.append)
-    growing = next(one for one in example_models() if not one.schedule.is_state_bounded)
-    found = run_some(engine, growing, 45, restart_every=15)
-    rest = ["as written"] * (15 - MOST_GRAPHS)
-    assert found == ["as written"] * 15 + (["replayed"] * MOST_GRAPHS + rest) * 2
-    # But what looks alike in a row always is.
-    found = run_some(engine, example_models()[0], 4, length=6)
-    assert found == ["as written"] * 2 + ["replayed"] * 2
+    updates = policy(GROWING, said.append)
+    found, _ = run_some(updates, 45, restart_every=15)
+    rest = ["eager"] * (15 - MOST_GRAPHS)
+    assert found == ["eager"] * 15 + (["replayed"] * MOST_GRAPHS + rest) * 2
+    # The same update again and again is always captured.
+    states = states_of(GROWING, 6, 1)[-1:]
+    found = []
+    for _ in range(4):
+        updates._latest = states
+        found.append(updates((random_tokens(2, 6),), states)[0])
+    assert found == ["eager"] + ["replayed"] * 3
     assert len(replayed) == MOST_GRAPHS + 1
-    assert said == ["8 graphs are the most; other updates are slower"]
+    assert said == ["8 CUDA graphs are the most; other updates are slower"]
 
 
-def refuse(monkeypatch, *, which=lambda looks, beside: True, error=RuntimeError):
-    """Let updates of some looks not be captured; the looks of those that were tried."""
+def refuse(monkeypatch, *, which=lambda signature, pool: True, error=RuntimeError):
+    """Let some updates not be captured; the signatures of those that were tried."""
     tried = []
 
     class Refused(Replayed):
-        def __init__(self, work, inputs, states, looks, beside=None):
-            tried.append(looks)
-            if which(looks, beside):
+        def __init__(self, updates, signature, inputs, states, pool):
+            tried.append(signature)
+            if which(signature, pool):
                 raise error("no graph here\nand more")
-            super().__init__(work, inputs, states, looks, beside)
+            super().__init__(updates, signature, inputs, states, pool)
 
-    monkeypatch.setattr("staircase_attention.engine.updates.CapturedUpdate", Refused)
+    monkeypatch.setattr(capture, "UpdateGraph", Refused)
     return tried
 
 
-def test_an_update_that_cannot_be_captured_runs_as_written_and_says_so_once(replayed, monkeypatch):
-    tried = refuse(monkeypatch)
-    said = []
-    engine = Engine(why_not=None, say=said.append)
-    assert run_some(engine, example_models()[0], 12) == ["as written"] * 12
-    assert said == ["updates are not captured as a CUDA graph, and so slower: no graph here"]
-    assert len(tried) == 1
+@pytest.mark.parametrize(
+    ("length", "message"),
+    [
+        (12, "updates are not captured as CUDA graphs, and slower: no graph here"),
+        # No two updates in a row have the same signature.
+        (7, "some updates cannot be captured as CUDA graphs, and are slower: no graph here"),
+    ],
+)
+def test_updates_that_cannot_be_captured_run_eagerly(replayed, monkeypatch, length, message):
+    said, tried = [], refuse(monkeypatch)
+    assert run_some(policy(STAIRCASE, said.append), 12, length=length)[0] == ["eager"] * 12
+    assert said == [message]
+    assert len(tried) == len({*tried})
 
 
-def test_an_update_on_the_way_that_cannot_be_captured_is_tried_once(replayed, monkeypatch):
-    fresh = looks_of((random_tokens(2, 12),), [None])
-    tried = refuse(monkeypatch, which=lambda looks, beside: looks == fresh)
+def test_one_update_that_cannot_be_captured_leaves_the_others_captured(replayed, monkeypatch):
     said = []
-    engine = Engine(why_not=None, say=said.append)
-    found = run_some(engine, example_models()[0], 20, restart_every=5)
-    assert found == ["as written"] * 2 + ["replayed"] * 3 + (["as written"] + ["replayed"] * 4) * 3
+    updates = policy(STAIRCASE, said.append)
+    fresh = updates.signature((random_tokens(2, 12),), [None])
+    tried = refuse(monkeypatch, which=lambda signature, pool: signature == fresh)
+    found, _ = run_some(updates, 20, restart_every=5)
+    assert found == ["eager"] * 2 + ["replayed"] * 3 + (["eager"] + ["replayed"] * 4) * 3
     assert tried.count(fresh) == 1
     # The failure took the other graph's memory with it, which was then made again.
     assert len(replayed) == 2
-    assert said == ["some updates cannot be captured, and are slower: no graph here"]
+    assert len(said) == 1
 
 
-def test_where_no_two_updates_in_a_row_look_alike_a_failure_is_told_too(replayed, monkeypatch):
-    refuse(monkeypatch)
-    said = []
-    engine = Engine(why_not=None, say=said.append)
-    found = run_some(engine, example_models()[0], 16, length=7)
-    assert found == ["as written"] * 16
-    assert said == ["some updates cannot be captured, and are slower: no graph here"]
-
-
-def test_a_graph_that_finds_no_room_beside_others_is_made_alone(replayed, monkeypatch):
-    which = lambda looks, beside: beside is not None  # noqa: E731
+def test_a_graph_without_room_beside_others_is_made_alone(replayed, monkeypatch):
+    which = lambda signature, pool: pool is not None  # noqa: E731
     tried = refuse(monkeypatch, which=which, error=torch.OutOfMemoryError)
-    engine = Engine(why_not=None, say=pytest.fail)
-    found = run_some(engine, example_models()[0], 12, restart_every=4)
-    assert found == ["as written"] * 2 + ["replayed"] * 10
-    assert len(engine._graphs) == 1
+    updates = policy(STAIRCASE)
+    found, _ = run_some(updates, 12, restart_every=4)
+    assert found == ["eager"] * 2 + ["replayed"] * 10
+    assert len(updates.graphs) == 1
     assert len(tried) > len(replayed)
 
 
-def test_graphs_give_way_where_memory_is_too_little_for_all(replayed):
-    said = []
-    model, engine = example_models()[0], Engine(why_not=None, say=said.append)
-    run_some(engine, model, 12, restart_every=4)
-    assert len(engine._graphs) == 2
-    tries = []
+def test_graphs_are_dropped_if_memory_is_too_small_for_eager_updates(replayed):
+    said, tries = [], []
+    updates = policy(STAIRCASE, said.append)
+    _, states = run_some(updates, 12, restart_every=4)
+    assert len(updates.graphs) == 2
+    run = updates.step
 
-    def work(tokens, states):
-        tries.append(engine.is_captured)
-        if engine.is_captured:
+    def step(inputs, states):
+        tries.append(bool(updates.graphs))
+        if updates.graphs:
             raise torch.OutOfMemoryError("no room")
-        return "as written", [model(tokens, states[0])[1].detach()]
+        return run(inputs, states)
 
-    # A look of its own, from states that a graph holds.
-    (before,) = engine.states
-    assert engine.run(work, (random_tokens(2, 9),)) == "as written"
+    updates.step = step
+    how, after = updates((random_tokens(2, 9),), states)
+    assert how == "eager"
     assert tries == [True, False]
-    assert engine.states[0].streams[0].position == before.streams[0].position + 9
-    assert not engine.is_captured
-    assert "memory is too little" in said[0]
+    assert after[0].streams[0].position == states[0].streams[0].position + 9
+    assert "memory is too small" in said[0]
 
 
-def test_states_that_go_on_growing_are_given_up_with_a_word():
+def test_signatures_that_keep_changing_end_the_capturing(replayed):
     said = []
-    engine = Engine(why_not=None, say=said.append)
-    engine.states = [None]
-    for length in range(1, 130):
-        engine.run(lambda tokens, states: (0, states), (torch.zeros(1, length),))
-    assert len(said) == 1
-    assert "growing" in said[0]
-
-
-def test_giving_up_keeps_the_states_and_no_graphs(replayed):
-    said = []
-    engine = Engine(why_not=None, say=said.append)
-    model = example_models()[0]
-    run_some(engine, model, 4)
-    assert engine.is_captured
-    (before,) = engine.states
+    updates = policy(STAIRCASE, said.append)
+    _, states = run_some(updates, 4)
     for length in range(1, 110):
-        engine.run(lambda tokens, states: (0, states), (torch.zeros(2, 12 + length),))
+        how, _ = updates((random_tokens(2, 12 + length),), states)
+        assert how == "eager"
+    assert not updates.graphs
+    assert [line for line in said if "keep changing" in line] == said
     assert len(said) == 1
-    assert not engine.is_captured
-    assert_stand_alike(engine.states[0], before)

@@ -1,9 +1,12 @@
 """A decoder gives what its model gives, token by token, from any state and back to one."""
 
+from dataclasses import dataclass, replace
+
 import pytest
 import torch
 
 from building import random_tokens
+from examples.alternate import AlternateCached
 from staircase_attention import (
     CachedStaircase,
     CoreConfig,
@@ -16,11 +19,37 @@ from staircase_attention import (
     TransformerXL,
     UniversalTransformer,
 )
-from staircase_attention.engine.decoding import Decoder, launches, tiles
+from staircase_attention.engine.decoding import Decoder, decoder, launches
+from staircase_attention.engine.decoding.plan import Sizes
+from staircase_attention.schedules import joined, pieces
 
 pytest.importorskip("triton")
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 VOCAB_SIZE = 7
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sinks(CachedStaircase):
+    """The first chunk stays visible for ever; of others every third is cached, later all."""
+
+    def is_cached(self, chunk):
+        return chunk % 3 == 0 or chunk > 8
+
+    def steps(self, tokens, *, num_layers, order):
+        first = range(self.chunk_size)
+
+        def cached(ranges):
+            chunks = [one for part in ranges for one in pieces(part, self.chunk_size)]
+            parts = [part for chunk, part in chunks if self.is_cached(chunk)]
+            is_gone = ranges and ranges[0].start >= self.chunk_size
+            return joined([first, *parts] if is_gone else parts)
+
+        for step in super().steps(tokens, num_layers=num_layers, order=order):
+            cells = tuple(
+                cell if self.is_cached(cell.chunk) else replace(cell, cached=None)
+                for cell in step.cells
+            )
+            yield replace(step, cells=cells, frozen=cached(step.frozen), kept=cached(step.kept))
 
 
 def build(schedule, *, num_layers=1, positions="relative", max_distance=None, heads=2):
@@ -110,6 +139,15 @@ CASES = {
         {"num_layers": 2},
     ),
     "memory network": (MemoryNetwork(span=3), {"num_layers": 2}),
+    "alternate": (
+        AlternateCached(chunk_size=2, num_window_chunks=5, num_passes=2),
+        {"num_layers": 2, "max_distance": 12},
+    ),
+    "alternate, M = 0": (
+        AlternateCached(chunk_size=2, num_window_chunks=3, num_passes=0),
+        {"positions": "rotary"},
+    ),
+    "sinks": (Sinks(chunk_size=2, num_window_chunks=3, num_passes=1), {"max_distance": 40}),
 }
 each_case = pytest.mark.parametrize(("schedule", "options"), CASES.values(), ids=CASES)
 
@@ -123,18 +161,26 @@ def test_a_decoder_follows_its_model_from_the_first_token_on(schedule, options):
 
 @each_case
 @torch.no_grad()
-def test_a_decoder_goes_on_from_any_state(schedule, options):
+def test_a_decoder_continues_from_any_state(schedule, options):
     model = build(schedule, **options)
     length = 3 * schedule.chunk_length + 1
     tokens = random_tokens(2, length + 3)
     follow(model, prompted(model, tokens, length), tokens[:, length:])
 
 
+@torch.no_grad()
+def test_a_decoder_makes_room_for_what_a_timetable_needs_later(monkeypatch):
+    monkeypatch.setattr(decoder, "measured", lambda *_: Sizes())
+    schedule, options = CASES["sinks"]
+    model = build(schedule, **options)
+    follow(model, model.initial_state(1), random_tokens(1, 24))
+
+
 @pytest.mark.parametrize("name", ["transformer-xl, three heads", "cached, M = 2", "feedback"])
 @torch.no_grad()
 def test_programs_that_share_the_keys_of_a_head(name, monkeypatch):
-    monkeypatch.setattr(tiles, "MOST_SHARES", 4)
-    monkeypatch.setattr(tiles, "FEWEST_KEYS", 1)
+    monkeypatch.setattr(launches, "MOST_SHARES", 4)
+    monkeypatch.setattr(launches, "FEWEST_KEYS", 1)
     schedule, options = CASES[name]
     model = build(schedule, **options)
     tokens = random_tokens(2, 70)
@@ -155,7 +201,7 @@ def test_products_of_many_rows(name):
 @pytest.mark.parametrize("name", ["cached", "feedback"])
 @torch.no_grad()
 def test_products_in_parts(name, monkeypatch):
-    chosen = tiles.Tiles(rows=16, columns=16, inner=16, parts=2, num_stages=1)
+    chosen = launches.Tiles(rows=16, columns=16, inner=16, parts=2, num_stages=1)
     monkeypatch.setattr(launches, "many_tiles", lambda *_: chosen)
     schedule, options = CASES[name]
     model = build(schedule, **options)
@@ -232,7 +278,7 @@ def test_what_does_not_fit_is_refused():
     parted = begun.reset([True, False])
     assert len(parted.streams) == 2
     assert not Decoder.fits(model, parted)
-    with pytest.raises(ValueError, match=r"Decoder\.fits says no"):
+    with pytest.raises(ValueError, match=r"Decoder\.fits.* is False"):
         Decoder(model, parted)
     with pytest.raises(ValueError, match="one token for each"):
         Decoder(model, state).step(torch.tensor([1]))

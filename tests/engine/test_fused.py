@@ -4,33 +4,33 @@ import pytest
 import torch
 
 from building import random_tokens
+from examples.alternate import AlternateCached
 from staircase_attention import (
     CachedStaircase,
     CoreConfig,
     FeedbackTransformer,
-    GlobalCachedStaircase,
     Ladder,
-    MemoryNetwork,
     SequenceModel,
     Staircase,
     TransformerXL,
     UniversalTransformer,
 )
-from staircase_attention.engine import fused
+from staircase_attention.engine import accelerate, plain
+from staircase_attention.engine.backend import FusedBackend
+from staircase_attention.engine.fused.core import FusedCore
 
 VOCAB_SIZE = 7
+# Those that cache are in test_fused_cache.
 SCHEDULES = [
     Staircase(chunk_size=3, num_passes=3),
-    CachedStaircase(chunk_size=2, num_window_chunks=4, num_passes=2),
-    GlobalCachedStaircase(chunk_size=3, num_passes=1),
     Ladder(num_passes=2, span=5),
     Ladder(num_passes=2, span=5, order="AABB"),
     TransformerXL(span=5),
     UniversalTransformer(num_passes=2, span=5),
-    FeedbackTransformer(span=4),
-    FeedbackTransformer(span=3, share_keys_values=False, memory="top", attend_self=True),
-    MemoryNetwork(span=4),
+    AlternateCached(chunk_size=2, num_window_chunks=4, num_passes=2),
 ]
+CACHED = CachedStaircase(chunk_size=2, num_window_chunks=4, num_passes=2)
+FEEDBACK = FeedbackTransformer(span=4)
 each_schedule = pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda one: one.name)
 
 
@@ -44,7 +44,7 @@ def build(schedule, *, dropout=0.0):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(0.0, 0.3)
-    return model
+    return accelerate(model)
 
 
 def results(model, *, keeps_graph):
@@ -64,8 +64,7 @@ def test_outputs_and_gradients_are_those_of_the_plain_core(schedule, with_kernel
     model = build(schedule)
     keeps_graph = not isinstance(schedule, TransformerXL)
     found = results(model, keeps_graph=keeps_graph)
-    model.fuse = False
-    expected = results(model.double(), keeps_graph=keeps_graph)
+    expected = results(plain(model).double(), keeps_graph=keeps_graph)
     names = ["logits", *(name for name, _ in model.named_parameters())]
     for name, exact, one in zip(names, expected, found, strict=True):
         torch.testing.assert_close(one.double(), exact, rtol=1e-3, atol=1e-4, msg=name)
@@ -73,7 +72,7 @@ def test_outputs_and_gradients_are_those_of_the_plain_core(schedule, with_kernel
 
 @pytest.mark.parametrize(
     ("schedule", "dropout"),
-    [(SCHEDULES[0], 0.3), (SCHEDULES[3], 0.0), (FeedbackTransformer(span=4), 0.3)],
+    [(SCHEDULES[1], 0.0), (CACHED, 0.3), (FEEDBACK, 0.3)],
 )
 def test_recomputation_changes_not_a_bit(schedule, dropout, with_kernels):
     model = build(schedule, dropout=dropout)
@@ -85,7 +84,7 @@ def test_recomputation_changes_not_a_bit(schedule, dropout, with_kernels):
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("schedule", [SCHEDULES[1], FeedbackTransformer(span=4)])
+@pytest.mark.parametrize("schedule", [CACHED, FEEDBACK])
 def test_gradients_with_dropout_are_slopes(schedule, with_kernels):
     model = build(schedule, dropout=0.3)
     tokens = random_tokens(2, 7)
@@ -109,28 +108,6 @@ def test_gradients_with_dropout_are_slopes(schedule, with_kernels):
     torch.testing.assert_close(slope, length, rtol=1e-2, atol=0.0)
 
 
-def test_a_second_backward_pass_begins_anew(with_kernels):
-    model = build(TransformerXL(span=5))
-    logits, _ = model(random_tokens(1, 4))
-    parameters = list(model.parameters())
-    once = torch.autograd.grad(logits.sum(), parameters, retain_graph=True)
-    again = torch.autograd.grad(logits.sum(), parameters)
-    for one, other in zip(once, again, strict=True):
-        assert torch.equal(one, other)
-
-
-def test_gradients_of_some_inputs_leave_nothing_behind(with_kernels):
-    model = build(TransformerXL(span=5))
-    logits, _ = model(random_tokens(1, 4))
-    parameters = list(model.parameters())
-    torch.autograd.grad(logits.sum(), model.embedding.weight, retain_graph=True)
-    found = torch.autograd.grad(logits.sum(), parameters)
-    logits, _ = model(random_tokens(1, 4))
-    expected = torch.autograd.grad(logits.sum(), parameters)
-    for one, other in zip(found, expected, strict=True):
-        assert torch.equal(one, other)
-
-
 def test_second_derivatives_are_refused(with_kernels):
     model = build(TransformerXL(span=5))
     logits, _ = model(random_tokens(1, 4))
@@ -142,9 +119,55 @@ def test_second_derivatives_are_refused(with_kernels):
 def test_hooks_and_replaced_modules_are_honoured_by_the_plain_core(with_kernels):
     model = build(TransformerXL(span=5))
     hidden = torch.zeros(1, 2, 32)
-    assert fused.fused_core(model.core, hidden, recompute=False) is not None
-    handle = model.core.layers[0].attention.query.register_forward_hook(lambda *_: None)
-    assert fused.fused_core(model.core, hidden, recompute=False) is None
-    handle.remove()
+
+    def is_fused():
+        return isinstance(FusedBackend().runner(model.core, hidden, recompute=False), FusedCore)
+
+    assert is_fused()
+    for module in (model.core.layers[0], model.core.layers[0].attention.query):
+        called = []
+        handle = module.register_forward_hook(lambda *_, called=called: called.append(1))
+        assert not is_fused()
+        model(random_tokens(1, 2))
+        assert called
+        handle.remove()
+    assert is_fused()
     torch.nn.utils.parametrizations.weight_norm(model.core.layers[1].feed_forward.expand)
-    assert fused.fused_core(model.core, hidden, recompute=False) is None
+    assert not is_fused()
+
+
+@pytest.mark.parametrize("schedule", [SCHEDULES[0], CACHED, FEEDBACK])
+def test_weights_that_changed_since_the_forward_pass_are_an_error(schedule, with_kernels):
+    """As PyTorch raises where a tensor that it saved has changed."""
+    model = build(schedule)
+    optimizer = torch.optim.SGD(model.core.parameters(), lr=0.1)
+    tokens = random_tokens(1, 8)
+    first, state = model(tokens[:, :4])
+    first.sum().backward(retain_graph=True)
+    optimizer.step()
+    second, _ = model(tokens[:, 4:], state)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        second.sum().backward()
+
+
+def test_micro_batches_and_accumulated_gradients_are_no_change_of_weights(with_kernels):
+    model = build(TransformerXL(span=5))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        for _ in range(2):
+            model(random_tokens(1, 4))[0].sum().backward()
+        optimizer.step()
+
+
+def test_transformations_of_functions_take_the_plain_core(with_kernels):
+    model = build(TransformerXL(span=5))
+    parameters = dict(model.named_parameters())
+
+    def loss(parameters):
+        logits, _ = torch.func.functional_call(model, parameters, (random_tokens(1, 4),))
+        return logits.square().sum()
+
+    found = torch.func.grad(loss)(parameters)
+    expected = torch.autograd.grad(loss(parameters), list(parameters.values()))
+    for one, other in zip(found.values(), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)

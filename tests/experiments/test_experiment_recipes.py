@@ -14,11 +14,10 @@ from staircase_attention.experiments import (
     recipes,
     table_rows,
 )
-from staircase_attention.experiments.naming import model_name, table_words
-from staircase_attention.experiments.rows import PAPER_TABLES
+from staircase_attention.experiments.catalog import PAPER_TABLES, model_name, table_words
 from staircase_attention.training import CorpusChoice, FamilyModel, LSTMModel, Recipe
-from staircase_attention.training.build import build_dataset, build_model
-from staircase_attention.training.loading import NumSymbols
+from staircase_attention.training.build import NumSymbols, build_dataset, build_model
+from staircase_attention.training.run_folder import RunFolder
 
 WORD_PIECES = NumSymbols(num_inputs=8008, num_outputs=8008)
 
@@ -142,6 +141,18 @@ def test_an_unknown_recipe_is_refused_in_one_line_with_the_nearest():
     with pytest.raises(ValueError, match="did you mean 'random-walk/staircase-n8-c8'") as error:
         find_recipe("random-walk/staircase-n8c8")
     assert "\n" not in str(error.value)
+
+
+def test_a_recipe_is_also_found_in_a_file_or_a_run_folder(tmp_path):
+    recipe = find_recipe("parity/lstm").override({"seed": 3})
+    (tmp_path / "mine.json").write_text(json.dumps(recipe.to_plain()))
+    assert find_recipe(str(tmp_path / "mine.json")) == recipe
+    RunFolder(tmp_path / "run").create(recipe)
+    assert find_recipe(str(tmp_path / "run" / "config.json")) == recipe
+    (tmp_path / "torn.json").write_text("{")
+    for name, words in (("torn", "must be JSON, got"), ("absent", "No such file")):
+        with pytest.raises(ValueError, match=words):
+            find_recipe(str(tmp_path / f"{name}.json"))
 
 
 def _ratio(group, other):

@@ -1,32 +1,36 @@
-"""The report says what was run, for how long, beside what the paper got, and leaves nothing out."""
+"""The report shows what was run, for how long, beside the paper's numbers, and omits nothing."""
 
+import io
 import json
 
 import pytest
-from fake_training import FakeTrainer, make_result
+from fake_staircase import result
+from rich.console import Console
 
-from staircase_attention.experiments import find_recipe, report_pictures, reproduce, table_rows
-from staircase_attention.experiments.run_records import RunRecord, read_runs
-from staircase_attention.experiments.summary import RowSummary
+from staircase_attention.experiments import find_recipe, reproduce, table_rows
+from staircase_attention.experiments.report import screen_table
+from staircase_attention.experiments.results import RowSummary, RunRecord, latest_facts, read_runs
+from staircase_attention.training import RunResult
 
-ERRORS = {0: 0.30, 1: 0.10, 2: 0.20}
 TROUBLE = {
-    ("random-walk/ladder-4", 1): "diverge",
-    ("random-walk/ladder-8", 1): "diverge without a score",
-    ("random-walk/ladder-8", 2): "fail",
+    "random-walk/ladder-4, 1": "diverge",
+    "random-walk/ladder-8, 1": "diverge without a score",
+    "random-walk/ladder-8, 2": "fail",
 }
 
 
+def make_result(recipe, error):
+    return RunResult(**result(recipe.to_plain(), error))
+
+
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(fakes, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
-    trainer = FakeTrainer(error=lambda recipe: ERRORS[recipe.seed], trouble=TROUBLE)
-    options = {"folder": folder, "train": trainer.train, "resume": trainer.resume}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report_pictures, "draw_pictures", lambda *_: {})
-        rows = ["staircase-n8-c8", "cached-staircase-c4", "ladder-4", "ladder-8"]
-        reproduce("random-walk", rows=rows, seeds=3, updates=5_000, **options)
-        reproduce("random-walk", rows=["transformer-xl"], seeds=1, command="the command", **options)
+    fakes.let(error=0.30, trouble=TROUBLE)
+    rows = ["staircase-n8-c8", "cached-staircase-c4", "ladder-4", "ladder-8"]
+    reproduce("random-walk", folder=folder, rows=rows, seeds=3, updates=5_000)
+    rows = ["transformer-xl"]
+    reproduce("random-walk", folder=folder, rows=rows, seeds=1, command="the command")
     return folder
 
 
@@ -48,12 +52,12 @@ def column(lines, row, heading):
 
 def test_a_row_shows_our_errors_beside_the_paper_s(lines):
     row = "staircase-n8-c8"
-    assert column(lines, row, "Valid, ours") == "20.00 ± 10.00"
-    # The fake trainer logs at updates 4,750 and 5,000 of 5,000, where e^-5.7 and e^-6 of the way
-    # from 95% to the error are still to go: 0.29% on the average, of 75 points.
-    assert column(lines, row, "Train, ours") == "20.22 ± 9.97"
-    assert column(lines, row, "Test, ours") == "20.10 ± 10.00"
-    assert column(lines, row, "Best seed, ours") == "10.10 (seed 1)"
+    assert column(lines, row, "Valid, ours") == "31.00 ± 1.00"
+    # The double logs at updates 4,750 and 5,000 of 5,000, where e^-5.7 and e^-6 of the way from
+    # 95% to the error are still to go: 0.29% on average, of 64 points.
+    assert column(lines, row, "Train, ours") == "31.19 ± 1.00"
+    assert column(lines, row, "Test, ours") == "31.10 ± 1.00"
+    assert column(lines, row, "Best seed, ours") == "30.10 (seed 0)"
     assert column(lines, row, "Valid, paper") == "0.2 ± 0.1"
     assert column(lines, row, "Best seed, paper") == "0.1"
     assert column(lines, row, "Recurrent steps") == "8"
@@ -65,7 +69,7 @@ def test_a_row_shows_the_budget_it_really_had(lines):
     assert column(lines, row, "Seeds") == "3 of 5"
     assert column(lines, row, "Updates") == "† 5,000 of 50,000"
     assert column(lines, row, "Tokens") == "328M of 3.28G"
-    assert column(lines, row, "Time a run") == "1:02:05"
+    assert column(lines, row, "Time per run") == "1:02:05"
     assert lines[row][0].endswith("Cached Staircase †")
     assert "NVIDIA H200" in lines[row][-1]
 
@@ -111,29 +115,28 @@ def test_the_report_names_its_table_its_command_and_its_environment(folder, plai
     assert plain["notes"]
 
 
-def test_a_report_says_where_its_runs_were_made_wherever_it_is_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(report_pictures, "draw_pictures", lambda *_: {})
-    trainer = FakeTrainer(error=lambda recipe: 0.5)
-    options = {"folder": tmp_path, "rows": ["lstm"], "train": trainer.train}
-    reproduce("random-walk", seeds=3, **options)
-    runs = tmp_path / "lstm"
-    elsewhere = json.loads((runs / "seed-0" / "environment.json").read_text())
-    elsewhere |= {"device": "A Fine GPU", "packages": {"torch": "9.9"}}
-    for seed in (0, 1):
-        (runs / f"seed-{seed}" / "environment.json").write_text(json.dumps(elsewhere))
-    (runs / "seed-2" / "environment.json").write_text("torn")
-    reproduce("random-walk", seeds=3, **options)
+def test_a_report_names_the_machines_of_its_runs_wherever_it_is_written(tmp_path, fake):
+    options = {"folder": tmp_path, "rows": ["lstm"], "seeds": 3}
+    reproduce("random-walk", **options)
+    (tmp_path / "lstm" / "seed-2" / "environment.json").write_text("torn")
+    reproduce("random-walk", **options)
     text = (tmp_path / "report.md").read_text()
     [line] = [line for line in text.splitlines() if line.startswith("- Run on ")]
     assert line.startswith("- Run on A Fine GPU, ")
     assert line.endswith(", torch 9.9 (2 runs)")
     assert "- Written " in text
-    rows = {row["name"]: row for row in json.loads((tmp_path / "report.json").read_text())["rows"]}
-    assert [run["environment"].get("device") for run in rows["lstm"]["runs"]] == [
-        "A Fine GPU",
-        "A Fine GPU",
-        None,
-    ]
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_a_screen_shows_a_table_of_its_width_with_the_rows_that_were_run(tmp_path, fake, width):
+    report = reproduce("random-walk", folder=tmp_path, rows=["lstm", "ladder-2"], seeds=1)
+    file = io.StringIO()
+    Console(file=file, width=width).print(screen_table(report))
+    lines = file.getvalue().splitlines()
+    assert max(len(line) for line in lines) <= width
+    assert {line.split()[0] for line in lines if line.strip()} >= {"lstm", "ladder-2"}
+    assert "transformer-xl" not in file.getvalue()
+    assert "|" not in file.getvalue()
 
 
 def test_report_json_has_every_run(plain):
@@ -229,5 +232,16 @@ def test_a_damaged_result_is_refused_in_one_line(tmp_path):
     run = tmp_path / "seed-0"
     run.mkdir()
     (run / "result.json").write_text("{")
-    with pytest.raises(ValueError, match=r"result\.json must be as the trainer wrote it, got .*"):
+    with pytest.raises(ValueError, match=r"result\.json must be .*, got .*"):
         read_runs(tmp_path)
+
+
+def test_progress_is_read_from_files_that_are_being_written(tmp_path):
+    assert latest_facts(tmp_path) == (0, {})
+    train = '{"kind": "train", "update": 9, "loss": 2.0, "error": 0.5}\n' * 99
+    valid = '{"kind": "valid", "update": 10, "loss": 1.0, "error": 0.25}\n'
+    (tmp_path / "metrics.jsonl").write_text(train + valid + '{"kind": "tra')
+    (tmp_path / "timing.jsonl").write_text('{"update": 9, "tokens_per_second": 7.0}\n{"up')
+    update, facts = latest_facts(tmp_path)
+    assert update == 10
+    assert facts == {"loss": 2.0, "error": 0.5, "valid_error": 0.25, "tokens_per_second": 7.0}

@@ -89,15 +89,15 @@ def test_nothing_varied_is_the_recipe_itself():
         ({"training.num_lanes": 4}, "needs a list of values, got 4 for training.num_lanes; give"),
         ({"task.reference": "abc"}, "needs a list of values, got 'abc' for task.reference; give"),
         ({"training.num_lanes": [4, 8, 4]}, "got 4 twice for training.num_lanes; leave"),
-        ({"training.num_lanes": [0]}, "num_lanes must be at least 1, got 0; give"),
-        ({"seed": [0, 1]}, "got 'seed': every row is run with the seeds 0, 1, ... anyway; leave"),
-        ({"name": ["a"]}, "got 'name': the name says what differs; leave it out"),
+        ({"training.num_lanes": [0]}, "num_lanes must be at least 1, got 0; "),
+        ({"seed": [0, 1]}, "got 'seed': every row is run with the seeds 0, 1, ...; leave"),
+        ({"name": ["a"]}, "got 'name': names show what differs; leave it out"),
         (
             {"training.optimizer": [{}], "training.optimizer.warm_up": [0]},
             "contain each other, got training.optimizer and training.optimizer.warm_up; vary one",
         ),
         ({"task.reference": ["a:b", "a/b"]}, "got two that make reference=a-b; change"),
-        ({"task.reference": ["a" * 300]}, "must fit into 200 letters, got 310: "),
+        ({"task.reference": ["a" * 300]}, "at most 200 characters, got 310: "),
     ],
 )
 def test_mistakes_are_one_line(varied, message):

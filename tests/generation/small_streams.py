@@ -1,4 +1,4 @@
-"""What the tests of generation have in common."""
+"""Models, prompts and texts for the tests of generation."""
 
 import torch
 from hypothesis import strategies as st
@@ -11,8 +11,22 @@ SAMPLED = SamplingConfig(
     temperature=1.3, top_k=4, top_p=0.95, min_p=0.01, repetition_penalty=1.2, repetition_window=6
 )
 GREEDY = SamplingConfig(temperature=0)
+WILD = SamplingConfig(temperature=8.0)
+LETTERS = [b"a", b"b", b"\xc3", b"\xa9", "€b".encode(), b"?", b"!"]
+"""Tokens 2 and 3 are the halves of é; those from 5 on are inputs only."""
 
 prompts = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=14)
+
+
+def encode(text):
+    return [LETTERS.index(letter.encode()) for letter in text]
+
+
+def decode(tokens):
+    return b"".join(LETTERS[token] for token in tokens)
+
+
+FUNCTIONS = {"encode": encode, "decode": decode}
 
 
 def lstm() -> LSTMSequenceModel:
@@ -31,7 +45,7 @@ def all_models() -> list:
 
 
 def some_models() -> list:
-    """For what the kind of model does not matter to: chunks of several tokens, of one, none."""
+    """Chunks of several tokens, chunks of one, and no chunks."""
     return [example_models()[1], example_models()[7], lstm()]
 
 

@@ -1,4 +1,4 @@
-"""A talk goes on from its state: the same as reading all of it again."""
+"""A dialogue continues from its state: the same as reading all of it again."""
 
 import numpy
 import pytest
@@ -16,74 +16,62 @@ def byte_model(schedule):
     return SequenceModel(vocab_size=256, core=core, schedule=schedule).double().eval()
 
 
-def talk_with(model, **options):
+def dialogue_with(model, *, sampling=GREEDY, encode=str.encode, **options):
     return Conversation(
-        model,
-        encode=lambda text: list(text.encode()),
-        decode=bytes,
-        separator="\n",
-        sampling=GREEDY,
-        **options,
+        model, encode=encode, decode=bytes, separator="\n", sampling=sampling, **options
     )
+
+
+def continued(model, history, num_tokens=6):
+    return [t.token for t in stream(model, list(history), max_tokens=num_tokens, sampling=GREEDY)]
 
 
 @pytest.mark.parametrize(
     "schedule", [Staircase(chunk_size=4, num_passes=2), TransformerXL(span=64)]
 )
-def test_turns_are_what_the_model_says_after_all_that_was_said(schedule):
+def test_a_reply_continues_the_whole_dialogue(schedule):
     model = byte_model(schedule)
-    talk = talk_with(model, max_tokens=6)
-    heard, history = [], b""
+    dialogue, history = dialogue_with(model, max_tokens=6), b""
     for words in ("hello", "why?", "and then"):
-        heard.append("".join(talk.reply(words)))
+        reply = "".join(dialogue.reply(words))
         history += words.encode() + b"\n"
-        made = [new.token for new in stream(model, list(history), max_tokens=6, sampling=GREEDY)]
-        cut = made.index(10) + 1 if 10 in made else len(made)
-        said = bytes(made[:cut])
-        history += said if said.endswith(b"\n") else said + b"\n"
-        assert heard[-1] == said.rstrip(b"\n").decode("utf-8", "replace")
+        made = bytes(continued(model, history)).partition(b"\n")[0]
+        history += made + b"\n"
+        assert reply == made.decode("utf-8", "replace")
 
 
-def test_equal_words_may_get_different_answers():
-    talk = Conversation(
-        byte_model(TransformerXL(span=8)),
-        encode=lambda text: list(text.encode()),
-        decode=bytes,
-        separator="\n",
-        max_tokens=8,
-    )
-    answers = {"".join(talk.reply("hm")) for _ in range(4)}
-    assert len(answers) > 1
+def test_equal_words_may_get_different_replies():
+    dialogue = dialogue_with(byte_model(TransformerXL(span=8)), sampling=None, max_tokens=8)
+    assert len({"".join(dialogue.reply("hm")) for _ in range(4)}) > 1
 
 
-def test_an_answer_that_nobody_hears_to_its_end_is_cut_off_there():
+def test_a_reply_that_is_not_read_to_its_end_is_cut_off_there():
     model = byte_model(TransformerXL(span=64))
-    talk = talk_with(model, max_tokens=6)
-    reply = talk.reply("hello")
+    dialogue = dialogue_with(model, max_tokens=6)
+    reply = dialogue.reply("hello")
     next(reply)
     reply.close()
-    made = [new.token for new in stream(model, list(b"hello\n"), max_tokens=6, sampling=GREEDY)]
-    lengths = [count for count in range(1, 7) if talk.unread[0] == made[count - 1]]
-    again = "".join(talk.reply("why?"))
-    candidates = []
-    for count in lengths:
-        history = [*b"hello\n", *made[:count], *b"\nwhy?\n"]
-        after = [new.token for new in stream(model, history, max_tokens=6, sampling=GREEDY)]
-        cut = after.index(10) if 10 in after else len(after)
-        candidates.append(bytes(after[:cut]).decode("utf-8", "replace"))
-    assert again in candidates
+    made = continued(model, b"hello\n")
+    again = "".join(dialogue.reply("why?"))
+    expected = [
+        bytes(continued(model, [*b"hello\n", *made[:count], *b"\nwhy?\n"])).partition(b"\n")[0]
+        for count in range(1, 7)
+    ]
+    assert again in [text.decode("utf-8", "replace") for text in expected]
 
 
-def test_a_tokeniser_of_a_conversation_may_give_numbers_of_numpy():
+def test_a_tokeniser_may_give_numbers_of_numpy():
     model = byte_model(TransformerXL(span=64))
-    plain, other = talk_with(model, max_tokens=4), talk_with(model, max_tokens=numpy.int64(4))
-    other.encode = lambda text: numpy.frombuffer(text.encode(), dtype=numpy.uint8)
+    plain = dialogue_with(model, max_tokens=4)
+    other = dialogue_with(
+        model,
+        max_tokens=numpy.int64(4),
+        encode=lambda text: numpy.frombuffer(text.encode(), dtype=numpy.uint8),
+    )
     for words in ("hello", "why?"):
         assert list(other.reply(words)) == list(plain.reply(words))
 
 
-def test_a_talk_ends_at_tokens_that_there_are_only():
-    with pytest.raises(
-        ValueError, match=r"a stop token is one that the model can make, 0 to \d+, got"
-    ):
-        talk_with(byte_model(TransformerXL(span=8)), stop_tokens=[9999])
+def test_a_stop_token_must_be_one_that_the_model_can_make():
+    with pytest.raises(ValueError, match="stop_token must be an integer from 0 to 255, got 9999"):
+        dialogue_with(byte_model(TransformerXL(span=8)), stop_tokens=[9999])

@@ -1,4 +1,4 @@
-"""A stream that was saved goes on elsewhere, token for token the same."""
+"""A saved stream continues elsewhere, token for token the same."""
 
 import subprocess
 import sys
@@ -10,8 +10,17 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
-from small_streams import SAMPLED, all_models, lstm, name, prompts, some_models
-from test_text_streams import FUNCTIONS, WILD, decode
+from small_streams import (
+    FUNCTIONS,
+    SAMPLED,
+    WILD,
+    all_models,
+    decode,
+    lstm,
+    name,
+    prompts,
+    some_models,
+)
 
 from building import SCHEDULES, build, models, small
 from staircase_attention import CoreConfig, Ladder, Staircase
@@ -30,8 +39,8 @@ TESTS = Path(__file__).parents[1]
 @pytest.mark.parametrize("kind", SCHEDULES)
 @settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_a_saved_stream_goes_on_token_for_token_the_same(kind, data, tmp_path):
-    """Saved at any moment, also between the rows of one round and after some rows have ended."""
+def test_a_saved_stream_continues_token_for_token_the_same(kind, data, tmp_path):
+    """Saved at any moment, also within a round and after some rows have ended."""
     model = data.draw(models(kind))
     batch = data.draw(st.lists(prompts, min_size=1, max_size=3))
     tokens = stream(model, batch, max_tokens=9, sampling=SAMPLED, stop_tokens=[0])
@@ -46,7 +55,7 @@ def test_a_saved_stream_goes_on_token_for_token_the_same(kind, data, tmp_path):
 
 
 @each_model
-def test_a_saved_text_goes_on_letter_for_letter_the_same(model, tmp_path):
+def test_a_saved_text_continues_letter_for_letter_the_same(model, tmp_path):
     """Saved also inside a character, and inside what may become a stop string."""
     options = {"max_tokens": 14, "sampling": WILD, "stop_strings": ["bé", "aa"], **FUNCTIONS}
     expected = list(stream_text(model, ["a", "ba"], **options))
@@ -76,7 +85,7 @@ def test_saving_leaves_a_stream_as_it_was(model, tmp_path):
 
 
 @pytest.mark.parametrize("kind", [numpy.int64, numpy.int16, numpy.uint8, numpy.uint64])
-def test_a_stream_asked_for_in_numbers_of_numpy_is_saved_as_any_other(kind, tmp_path):
+def test_numbers_of_numpy_are_saved_as_pythons(kind, tmp_path):
     files = [tmp_path / "plain", tmp_path / "numpy"]
     for path, number in zip(files, (int, kind), strict=True):
         tokens = stream(
@@ -84,7 +93,7 @@ def test_a_stream_asked_for_in_numbers_of_numpy_is_saved_as_any_other(kind, tmp_
             [[number(1), number(2)], [3, number(4)]],
             max_tokens=number(9),
             sampling=SAMPLED,
-            stop_tokens=[number(0)],
+            stop_tokens=[number(0)] if number is int else numpy.array([0], dtype=kind),
             start_token=number(6),
             row_numbers=[number(5), number(3)],
         )
@@ -92,14 +101,6 @@ def test_a_stream_asked_for_in_numbers_of_numpy_is_saved_as_any_other(kind, tmp_
         tokens.finish(number(3), "stop_string")
         save_stream(tokens, path)
     assert files[0].read_bytes() == files[1].read_bytes()
-
-
-def test_stop_tokens_and_row_numbers_may_be_an_array(tmp_path):
-    path = tmp_path / "stream.safetensors"
-    numbers = {"stop_tokens": numpy.array([0, 1]), "row_numbers": numpy.array([4, 2])}
-    tokens = stream(lstm(), numpy.array([[1, 2], [3, 4]]), max_tokens=9, **numbers)
-    save_stream(tokens, path)
-    assert list(load_stream(path, lstm())) == list(tokens)
 
 
 ELSEWHERE = """
@@ -113,7 +114,7 @@ for number, model in enumerate(all_models()):
 """
 
 
-def test_a_saved_stream_goes_on_in_another_process(tmp_path):
+def test_a_saved_stream_continues_in_another_process(tmp_path):
     expected = []
     for number, model in enumerate(all_models()):
         tokens = stream(model, [[1, 2, 3, 4, 5], [6]], max_tokens=8, sampling=SAMPLED)
@@ -143,44 +144,38 @@ def test_a_stream_of_another_model_is_refused_in_one_line(tmp_path):
         (build(Staircase(chunk_size=3, num_passes=2), seed=1), "other weights"),
         (build(Staircase(chunk_size=3, num_passes=2)).float(), "or another dtype"),
     ):
-        with pytest.raises(ValueError, match=message) as caught:
+        with pytest.raises(ValueError, match=f"^.*{message}.*$"):
             load_stream(path, other)
-        assert "\n" not in str(caught.value)
-    assert load_stream(path, build(Staircase(chunk_size=3, num_passes=2)))
-
-
-def test_one_changed_weight_makes_another_model(tmp_path):
-    path = tmp_path / "stream.safetensors"
-    model = lstm()
-    save_stream(stream(model, [1], max_tokens=3), path)
+    assert load_stream(path, model)
     with torch.no_grad():
         model.output.bias[-1] += 1e-9
     with pytest.raises(ValueError, match="other weights"):
         load_stream(path, model)
 
 
-def test_a_file_that_is_no_stream_or_of_another_kind_is_refused(tmp_path):
-    path, model = tmp_path / "file.safetensors", lstm()
-    save_file({"weight": torch.zeros(1)}, path)
-    with pytest.raises(ValueError, match="no stream in it"):
-        load_stream(path, model)
-    save_stream(stream(model, [1], max_tokens=3), path)
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("weights", "with no stream in it"),
+        ("cut", "not a whole safetensors file"),
+        ("newer", "with version 9"),
+        ("text", "use load_text_stream"),
+        ("absent", "absent, which does not exist; check"),
+        (".", "which is not a file; check"),
+    ],
+)
+def test_a_file_that_is_no_token_stream_is_refused(name, message, tmp_path):
+    model = lstm()
+    save_file({"weight": torch.zeros(1)}, tmp_path / "weights")
+    save_stream(stream_text(model, "a", max_tokens=3, **FUNCTIONS), tmp_path / "text")
+    save_stream(stream(model, [1], max_tokens=3), tmp_path / "tokens")
+    content = (tmp_path / "tokens").read_bytes()
+    (tmp_path / "cut").write_bytes(content[:-1])
+    (tmp_path / "newer").write_bytes(content.replace(b'version\\": 1', b'version\\": 9'))
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        load_stream(tmp_path / name, model)
     with pytest.raises(ValueError, match="use load_stream"):
-        load_text_stream(path, model, decode=decode)
-    content = path.read_bytes()
-    path.write_bytes(content[:-1])
-    with pytest.raises(ValueError, match="whole safetensors file"):
-        load_stream(path, model)
-    path.write_bytes(content.replace(b'version\\": 1', b'version\\": 9'))
-    with pytest.raises(ValueError, match="with version 9"):
-        load_stream(path, model)
-    save_stream(stream_text(model, "a", max_tokens=3, **FUNCTIONS), path)
-    with pytest.raises(ValueError, match="use load_text_stream"):
-        load_stream(path, model)
-    with pytest.raises(FileNotFoundError, match="absent, which is not there; give"):
-        load_stream(tmp_path / "absent", model)
-    with pytest.raises(ValueError, match="which is no file; give"):
-        load_stream(tmp_path, model)
+        load_text_stream(tmp_path / "tokens", model, decode=decode)
 
 
 def test_a_stream_that_cannot_be_written_leaves_the_older_file(tmp_path, monkeypatch):

@@ -1,10 +1,10 @@
-"""Streams are the same whether a decoder or the model itself makes their tokens."""
+"""Streams are the same with a decoder and with the model itself."""
 
 import pytest
 import torch
 
 from staircase_attention import CoreConfig, SequenceModel, Staircase
-from staircase_attention.engine.decoding import Decoder
+from staircase_attention.engine import Decoder
 from staircase_attention.generation import load_stream, save_stream, stepper, stream
 
 pytest.importorskip("triton")
@@ -29,13 +29,13 @@ def tokens_of(model, **options):
     return [(new.row, new.token) for new in stream(model, [[1, 2, 3], [4]], **options)]
 
 
-def test_a_stream_by_decoders_is_the_stream_of_the_model(model, monkeypatch, with_decoders):
+def test_a_stream_with_decoders_is_the_stream_of_the_model(model, monkeypatch, with_decoders):
     found = tokens_of(model, max_tokens=6, stop_tokens=[0, 1])
     monkeypatch.setattr(stepper, "is_worthwhile", lambda model: False)
     assert found == tokens_of(model, max_tokens=6, stop_tokens=[0, 1])
 
 
-def test_a_stream_by_a_decoder_can_be_saved(model, tmp_path, with_decoders):
+def test_a_stream_with_a_decoder_can_be_saved(model, tmp_path, with_decoders):
     tokens = stream(model, [1, 2], max_tokens=None)
     for _ in range(3):
         next(tokens)
@@ -67,7 +67,7 @@ def test_a_round_that_fails_leaves_a_decoder_where_it_was(model, monkeypatch, wi
     assert next(tokens).token == next(other).token
 
 
-def test_rows_that_end_are_fed_on_unheard_until_they_are_the_more(model, with_decoders):
+def test_a_decoder_is_kept_until_less_than_half_of_its_rows_are_in_use(model, with_decoders):
     prompts = [[1, 2], [3, 4], [5, 6], [7, 8], [2, 1]]
     tokens = stream(model, prompts, max_tokens=None)
 
@@ -79,7 +79,7 @@ def test_rows_that_end_are_fed_on_unheard_until_they_are_the_more(model, with_de
 
     first = step_with([])
     assert step_with([1]) is first
-    assert len(tokens.progress.rows) == tokens.state.batch_size == 4
+    assert len(tokens.status.rows) == tokens.state.batch_size == 4
     assert step_with([4]) is first
     second = step_with([0])
     assert second is not first
@@ -87,7 +87,7 @@ def test_rows_that_end_are_fed_on_unheard_until_they_are_the_more(model, with_de
     assert tokens.state.lengths == (5, 5)
 
 
-def test_a_batch_whose_rows_end_one_by_one_gives_the_model_s_tokens(
+def test_a_batch_whose_rows_end_one_by_one_gives_the_tokens_of_the_model(
     model, monkeypatch, with_decoders
 ):
     prompts = [[1, 2], [3, 4], [5, 6], [7, 8]]
@@ -97,7 +97,7 @@ def test_a_batch_whose_rows_end_one_by_one_gives_the_model_s_tokens(
         for turn in range(7):
             found += [(new.row, new.token) for new in tokens.next_round()]
             if turn in (1, 3, 4):
-                tokens.finish(tokens.progress.rows[turn % len(tokens.progress.rows)], "stop_token")
+                tokens.finish(tokens.status.rows[turn % len(tokens.status.rows)], "stop_token")
         return found, tokens.state.lengths
 
     by_decoder = made()
@@ -105,7 +105,7 @@ def test_a_batch_whose_rows_end_one_by_one_gives_the_model_s_tokens(
     assert by_decoder == made()
 
 
-def test_weights_that_change_make_another_decoder(model, with_decoders):
+def test_changed_weights_make_a_new_decoder(model, with_decoders):
     tokens = stream(model, [1, 2], max_tokens=None)
     next(tokens)
     first = tokens._stepper._decoder

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from examples.alternate import AlternateCached
 from staircase_attention import (
     CachedStaircase,
     CoreConfig,
@@ -27,6 +28,7 @@ SCHEDULES = {
     "cached": CachedStaircase(chunk_size=8, num_window_chunks=4, num_passes=2),
     "feedback": FeedbackTransformer(span=24),
     "memory network": MemoryNetwork(span=24),
+    "alternate": AlternateCached(chunk_size=8, num_window_chunks=5, num_passes=2),
 }
 each_schedule = pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
 each_batch = pytest.mark.parametrize("batch_size", [1, 3, 8, 64])

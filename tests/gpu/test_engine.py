@@ -1,11 +1,12 @@
 """The fast engine on a GPU: the plain one's numbers, captured, and exact across an interruption."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from small_runs import final_bytes, small_recipe
+from small_runs import Interrupting, KilledError, final_bytes, small_recipe
 
 from staircase_attention import (
     CachedStaircase,
@@ -17,9 +18,11 @@ from staircase_attention import (
     Staircase,
     TransformerXL,
     UniversalTransformer,
+    engine,
 )
-from staircase_attention.engine.updates import Engine
+from staircase_attention.engine.capture import CapturedUpdates
 from staircase_attention.experiments import find_recipe
+from staircase_attention.schedules import make_schedule
 from staircase_attention.training import FamilyModel, resume, train
 from staircase_attention.training.build import build_dataset, build_model
 from staircase_attention.training.learner import Learner
@@ -29,6 +32,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
 ]
+ALTERNATE = f"{Path(__file__).parents[1]}/examples/alternate.py:AlternateCached"
 SCHEDULES = [
     Staircase(chunk_size=8, num_passes=4),
     CachedStaircase(chunk_size=4, num_window_chunks=8, num_passes=1),
@@ -39,6 +43,8 @@ SCHEDULES = [
     UniversalTransformer(num_passes=4, span=32),
     FeedbackTransformer(span=16),
     MemoryNetwork(span=16),
+    # Of which odd chunks are cached and even ones are not.
+    make_schedule(ALTERNATE, {"chunk_size": 8, "num_window_chunks": 4, "num_passes": 2}),
 ]
 each_schedule = pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 
@@ -79,7 +85,7 @@ def leave_the_kink(model):
 def test_the_fused_core_is_the_plain_one(schedule, precision, head_size):
     torch.manual_seed(0)
     core = core_for(schedule, head_size=head_size)
-    model = SequenceModel(vocab_size=17, core=core, schedule=schedule).cuda()
+    model = engine.accelerate(SequenceModel(vocab_size=17, core=core, schedule=schedule).cuda())
     if precision == torch.float32:
         leave_the_kink(model)
     tokens = torch.randint(17, (3, 128), device="cuda")
@@ -87,8 +93,8 @@ def test_the_fused_core_is_the_plain_one(schedule, precision, head_size):
         found = results(model, tokens)
         model.recompute = True
         again = results(model, tokens)
-        model.recompute, model.fuse = False, False
-        plain = results(model, tokens)
+        model.recompute = False
+        plain = results(engine.plain(model), tokens)
     expected = results(model.double(), tokens)
     names = ["logits", *(name for name, _ in model.named_parameters())]
     for name, exact, one, other, eager in zip(names, expected, found, again, plain, strict=True):
@@ -104,14 +110,18 @@ def recipe_for(schedule, **changes):
     return replace(small_recipe(**changes), model=model)
 
 
-def loss_curve(recipe, num_updates, *, fuse=True):
+def loss_curve(recipe, num_updates, *, accelerate=True, capture=True):
+    """The loss after every update, the learner, and what it reported."""
     data = build_dataset(recipe)
     torch.manual_seed(0)
     said = []
     learner = Learner(
-        recipe, build_model(recipe, data), torch.device("cuda"), Processes(), say=said.append
+        recipe, build_model(recipe, data), torch.device("cuda"), Processes(), report=said.append
     )
-    learner.model.fuse = fuse
+    if not accelerate:
+        engine.plain(learner.model)
+    if not capture:
+        learner.step = learner._step
     config = recipe.training
     lanes = data.lanes(num_lanes=config.num_lanes, segment_length=config.segment_length)
     position, losses = lanes.first_position(), []
@@ -134,11 +144,12 @@ def test_loss_curves_agree_with_the_plain_engine(schedule):
         training__segment_length=64,
     ).override({"model.core.dropout": 0.0})
     fast, learner, said = loss_curve(recipe, 200)
-    assert learner.engine.is_captured
+    assert learner.step.graphs
     assert not said
     # Captured as well, which the next test shows to change nothing: else it takes minutes.
-    plain, _, _ = loss_curve(recipe, 200, fuse=False)
-    exact, _, _ = loss_curve(recipe.override({"training.precision": "float32"}), 200, fuse=False)
+    plain, _, _ = loss_curve(recipe, 200, accelerate=False)
+    recipe = recipe.override({"training.precision": "float32"})
+    exact, _, _ = loss_curve(recipe, 200, accelerate=False)
     assert np.abs(fast - plain)[:20].max() < 0.005
     # Once the loss falls steeply, any rounding shifts it: by what bfloat16 does to the plain core.
     far, usual = (np.abs((one - plain).reshape(-1, 10).mean(1)).max() for one in (fast, exact))
@@ -146,21 +157,21 @@ def test_loss_curves_agree_with_the_plain_engine(schedule):
 
 
 @pytest.fixture
-def as_written(monkeypatch):
-    """The engine that ran each update that was run as written."""
-    found, run = [], Engine._run_as_written
+def eager(monkeypatch):
+    """The captured updates that ran each update that was run eagerly."""
+    found, run = [], CapturedUpdates._run_eagerly
 
-    def run_and_note(engine, work, inputs):
-        found.append(engine)
-        return run(engine, work, inputs)
+    def run_and_note(updates, inputs, states):
+        found.append(updates)
+        return run(updates, inputs, states)
 
-    monkeypatch.setattr(Engine, "_run_as_written", run_and_note)
+    monkeypatch.setattr(CapturedUpdates, "_run_eagerly", run_and_note)
     return found
 
 
 @each_schedule
 @pytest.mark.parametrize("restart_every", [None, 1, 2, 7])
-def test_a_captured_update_is_the_update(as_written, schedule, restart_every):
+def test_a_captured_update_is_the_update(eager, schedule, restart_every):
     """With dropout: the same random numbers, and the same bits."""
     recipe = recipe_for(
         schedule,
@@ -168,28 +179,26 @@ def test_a_captured_update_is_the_update(as_written, schedule, restart_every):
         training__segment_length=32,
         training__restart_every=restart_every,
     )
-    engine = assert_captured_is_written(recipe).engine
-    num_written = as_written.count(engine)
+    updates = assert_captured_is_eager(recipe).step
+    num_eager = eager.count(updates)
     # An empty state, at most two that are not full yet, and a full one.
-    assert num_written <= min(restart_every or 4, 4)
-    assert len(engine._graphs) == (1 if restart_every is None else num_written)
+    assert num_eager <= min(restart_every or 4, 4)
+    assert len(updates.graphs) == (1 if restart_every is None else num_eager)
 
 
 @pytest.mark.parametrize("length", [28, 30])
 @pytest.mark.parametrize("restart_every", [None, 7])
 @pytest.mark.parametrize("schedule", SCHEDULES[:2], ids=str)
-def test_a_captured_update_of_broken_chunks_is_the_update(
-    as_written, schedule, restart_every, length
-):
+def test_a_captured_update_of_broken_chunks_is_the_update(eager, schedule, restart_every, length):
     recipe = recipe_for(
         schedule,
         training__num_lanes=8,
         training__segment_length=length,
         training__restart_every=restart_every,
     )
-    engine = assert_captured_is_written(recipe).engine
-    assert as_written.count(engine) <= 5
-    assert len(engine._graphs) > 1 or length % schedule.chunk_size == 0
+    updates = assert_captured_is_eager(recipe).step
+    assert eager.count(updates) <= 5
+    assert len(updates.graphs) > 1 or length % schedule.chunk_size == 0
 
 
 @pytest.mark.parametrize(("kind", "fraction"), [("adamw", 1.0), ("muon", 1.0), ("muon", 0.25)])
@@ -202,24 +211,19 @@ def test_a_captured_update_is_the_update_of_every_optimiser(kind, fraction):
         training__optimizer__adamw_fraction=fraction,
         training__optimizer__weight_decay=0.1,
     )
-    assert_captured_is_written(recipe)
+    assert_captured_is_eager(recipe)
 
 
-def assert_captured_is_written(recipe):
+def assert_captured_is_eager(recipe):
     """The same losses, weights and states with and without graphs, bit for bit.
 
     Gives back the learner that had them.
     """
     captured, learner, said = loss_curve(recipe, 24)
-    assert learner.engine.is_captured
+    assert learner.step.graphs
     assert not said
-    true, Learner._why_not_captured = Learner._why_not_captured, lambda self: ""
-    try:
-        written, other, _ = loss_curve(recipe, 24)
-    finally:
-        Learner._why_not_captured = true
-    assert not other.engine.is_captured
-    assert captured.tolist() == written.tolist()
+    eager, other, _ = loss_curve(recipe, 24, capture=False)
+    assert captured.tolist() == eager.tolist()
     for one, two in zip(learner.model.parameters(), other.model.parameters(), strict=True):
         assert torch.equal(one, two)
     for one, two in zip(learner.states[0].streams, other.states[0].streams, strict=True):
@@ -255,15 +259,7 @@ def test_a_resumed_run_under_graphs_equals_an_uninterrupted_one(tmp_path, precis
     )
     train(recipe, tmp_path / "whole")
 
-    class Stop:
-        def begin(self, *_): ...
-        def say(self, text): ...
-        def end(self): ...
-        def advance(self, update, **facts):
-            if update == 14:
-                raise RuntimeError("killed")
-
-    with pytest.raises(RuntimeError, match="killed"):
-        train(recipe, tmp_path / "broken", progress=Stop())
+    with pytest.raises(KilledError):
+        train(recipe, tmp_path / "broken", progress=Interrupting(14))
     resume(tmp_path / "broken")
     assert final_bytes(tmp_path / "broken") == final_bytes(tmp_path / "whole")

@@ -117,7 +117,7 @@ def test_a_wrong_call_is_refused_before_any_work(name, monkeypatch):
 
 
 def test_an_unknown_walk_is_refused():
-    with pytest.raises(ValueError, match="'window' or 'chunk', got 'backwards'"):
+    with pytest.raises(ValueError, match="one of window, chunk, got 'backwards'"):
         MODEL(random_tokens(2, 3), order="backwards")
 
 

@@ -18,7 +18,6 @@ from staircase_attention import (
     UniversalTransformer,
 )
 from staircase_attention.models.cost import (
-    count_parameters,
     measure_cost,
     segment_cost,
     warm_up_length,
@@ -42,15 +41,15 @@ REDDIT = {"width": 1024, "num_heads": 8}
 )
 def test_parameter_counts_are_those_of_the_papers_reddit_table(schedule, num_layers, millions):
     core = CoreConfig(num_layers=num_layers, **REDDIT)
-    count = count_parameters(vocab_size=8008, core=core, schedule=schedule)
+    cost = measure_cost(vocab_size=8008, core=core, schedule=schedule, segment=64)
     # The table is left out: its 0.03M or 0.07M would turn the paper's 102 into 103.
     table = schedule.default_max_distance * core.head_size
-    assert round((count - table) / 1e6) == millions
+    assert round((cost.num_parameters - table) / 1e6) == millions
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
 @settings(max_examples=10)
-@given(data=st.data(), start=small(0, 30), segment=small(1, 30))
+@given(data=st.data(), start=small(0, 20), segment=small(1, 20))
 def test_flops_and_state_agree_with_the_running_model(name, data, start, segment):
     schedule = data.draw(SCHEDULES[name])
     core = data.draw(cores(schedule))

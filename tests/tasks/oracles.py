@@ -89,25 +89,29 @@ def interpret(line, values, names):
     return None
 
 
-def program_by_rejection(chance: random.Random, *, names, num_statements):
-    """A random program as the rules are told: draw a statement, and again if not allowed."""
+def program_by_rejection(chance: random.Random, *, names, num_statements, distribution):
+    """A random program by the rules: draw a statement, and again if not allowed."""
     values, words = {}, []
     for _ in range(num_statements):
+        pool = list(values) if distribution == "authors" else names
         line = None
         while line is None:
-            line = propose(chance.choice(["=", "++", "--", "if", "print"]), chance, values, names)
+            kind = chance.choice(["=", "++", "--", "if", "print"])
+            line = propose(kind, chance, values, names, pool)
         interpret(line, values, names)
         words += [*line, ";"]
     return [*words, "END"]
 
 
-def propose(kind, chance, values, names):
-    """One draw of a statement of a kind, None if it is not allowed."""
+def propose(kind, chance, values, names, pool):
+    """One draw of a statement of a kind, None if it is not allowed.
+
+    An assignment draws from the names that have no value, anything else from the pool.
+    """
     if kind == "=":
         unset = [name for name in names if name not in values]
         return [chance.choice(unset), "=", str(chance.randint(1, HIGHEST))] if unset else None
-    name = chance.choice(names)
-    if name not in values:
+    if not pool or (name := chance.choice(pool)) not in values:
         return None
     if kind == "print":
         return ["print", name]
@@ -116,10 +120,10 @@ def propose(kind, chance, values, names):
         return [name, kind] if values[name] != limit else None
     other = str(chance.randint(1, HIGHEST))
     if chance.random() < 0.5:
-        other = chance.choice([another for another in names if another != name])
-        if other not in values:
+        others = [another for another in pool if another != name]
+        if not others or (other := chance.choice(others)) not in values:
             return None
     body = None
     while body is None:
-        body = propose(chance.choice(["=", "++", "--"]), chance, values, names)
+        body = propose(chance.choice(["=", "++", "--"]), chance, values, names, pool)
     return ["if", name, chance.choice("<>"), other, ":", *body]

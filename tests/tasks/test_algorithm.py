@@ -9,6 +9,8 @@ from oracles import program_answers, program_by_rejection
 
 from staircase_attention.tasks import IGNORED, Algorithm
 
+DISTRIBUTIONS = pytest.mark.parametrize("distribution", ["authors", "redraw"])
+
 
 def words_of(task, inputs):
     return [task.input_symbols[symbol] for symbol in inputs.tolist()]
@@ -17,15 +19,20 @@ def words_of(task, inputs):
 def check_against_the_oracle(task, num_episodes, seed=0):
     names = task.input_symbols[-task.num_variables :]
     for inputs, targets in task.generate(np.random.default_rng(seed), num_episodes):
-        expected = program_answers(words_of(task, inputs), names)
+        words = words_of(task, inputs)
+        assert words.count(";") == task.num_statements
+        expected = program_answers(words, names)
         answers = [None if answer == IGNORED else str(answer + 1) for answer in targets.tolist()]
         assert answers == expected
 
 
+@DISTRIBUTIONS
 @pytest.mark.parametrize(("num_variables", "num_statements"), [(3, 100), (5, 30)])
-def test_ten_thousand_programs_agree_with_the_oracle(num_variables, num_statements):
-    task = Algorithm(num_variables=num_variables, num_statements=num_statements)
-    check_against_the_oracle(task, 10_000)
+def test_programs_agree_with_the_oracle(num_variables, num_statements, distribution):
+    task = Algorithm(
+        num_variables=num_variables, num_statements=num_statements, distribution=distribution
+    )
+    check_against_the_oracle(task, 1_000)
 
 
 @pytest.mark.parametrize("num_variables", [2, 4])
@@ -35,22 +42,18 @@ def test_every_size_agrees_with_the_oracle(num_variables, num_statements):
     check_against_the_oracle(task, 50)
 
 
-@pytest.mark.parametrize("num_statements", [1, 10, 100])
-def test_a_program_has_its_number_of_statements_and_one_end(num_statements):
-    task = Algorithm(num_statements=num_statements)
-    for inputs, _ in task.generate(np.random.default_rng(0), 20):
-        words = words_of(task, inputs)
-        assert words.count(";") == num_statements
-        assert words.count("END") == 1
-        assert words[-1] == "END"
-
-
 @pytest.mark.parametrize(
-    ("num_variables", "num_symbols", "num_tokens", "num_answers"),
-    [(3, 24, 430.7, 25.63), (5, 26, 430.0, 25.21)],
+    ("distribution", "num_variables", "num_symbols", "num_tokens", "num_answers"),
+    [
+        ("authors", 3, 24, 430.4, 25.67),
+        ("redraw", 3, 24, 430.7, 25.63),
+        ("redraw", 5, 26, 430.0, 25.21),
+    ],
 )
-def test_programs_have_the_expected_size(num_variables, num_symbols, num_tokens, num_answers):
-    task = Algorithm(num_variables=num_variables)
+def test_programs_have_the_expected_size(
+    distribution, num_variables, num_symbols, num_tokens, num_answers
+):
+    task = Algorithm(num_variables=num_variables, distribution=distribution)
     assert task.num_inputs == num_symbols
     assert task.num_outputs == 10
     episodes = task.generate(np.random.default_rng(1), 10_000)
@@ -59,22 +62,43 @@ def test_programs_have_the_expected_size(num_variables, num_symbols, num_tokens,
     assert episodes.num_answers / 10_000 == pytest.approx(num_answers, abs=0.18)
 
 
+@pytest.mark.parametrize(
+    ("distribution", "share", "mean"), [("authors", 0.235, 8.1), ("redraw", 0.48, 5.05)]
+)
+def test_assignments_come_as_late_as_the_authors_generator_puts_them(distribution, share, mean):
+    """Share of programs whose second statement is a plain assignment, and the place of the last.
+
+    Places count from 0, and guarded assignments are counted there: the last one sets the last
+    variable. The slow twin, drawn 20,000 times, gives 0.234 and 8.18 (error 0.04) for the
+    authors, 0.477 and 5.05 for redraw.
+    """
+    count = 5_000
+    task = Algorithm(num_statements=60, distribution=distribution)
+    second, last = [], []
+    for inputs, _ in task.generate(np.random.default_rng(2), count):
+        lines = " ".join(words_of(task, inputs)).split(" ;")
+        second.append(lines[1].split()[1] == "=")
+        last.append(max(place for place, line in enumerate(lines) if "=" in line))
+    assert np.mean(second) == pytest.approx(share, abs=4 * np.std(second) / count**0.5)
+    assert np.mean(last) == pytest.approx(mean, abs=4 * np.std(last) / count**0.5)
+
+
 def test_every_symbol_but_pad_occurs():
     task = Algorithm(num_variables=5)
     episodes = task.generate(np.random.default_rng(0), 100)
     assert set(episodes.inputs.tolist()) == set(range(1, task.num_inputs))
 
 
+@DISTRIBUTIONS
 @pytest.mark.parametrize("num_variables", [2, 3])
-def test_programs_are_as_likely_as_under_rejection(num_variables):
+def test_programs_are_as_likely_as_under_rejection(num_variables, distribution):
     """Compare the frequencies of whole short programs, constants left out to have fewer."""
-    task = Algorithm(num_variables=num_variables, num_statements=3)
+    task = Algorithm(num_variables=num_variables, num_statements=3, distribution=distribution)
     names = task.input_symbols[-num_variables:]
     count = 25_000
     chance = random.Random(0)
-    slow = Counter(
-        shape(program_by_rejection(chance, names=names, num_statements=3)) for _ in range(count)
-    )
+    rules = {"names": names, "num_statements": 3, "distribution": distribution}
+    slow = Counter(shape(program_by_rejection(chance, **rules)) for _ in range(count))
     drawn = task.generate(np.random.default_rng(0), count)
     fast = Counter(shape(words_of(task, inputs)) for inputs, _ in drawn)
     common = {program for program in slow | fast if slow[program] + fast[program] >= 20}
@@ -95,16 +119,19 @@ def shape(words):
     return " ".join("1" if word.isdigit() else renamed.get(word, word) for word in words)
 
 
-def test_long_programs_are_as_likely_as_under_rejection():
+@DISTRIBUTIONS
+def test_long_programs_are_as_likely_as_under_rejection(distribution):
     """Compare the mean number of every symbol in whole programs with the slow twin's."""
-    task = Algorithm()
+    task = Algorithm(distribution=distribution)
     count = 1_000
     chance = random.Random(1)
     slow = np.array(
         [
             [words.count(symbol) for symbol in task.input_symbols]
             for words in (
-                program_by_rejection(chance, names=["x", "y", "z"], num_statements=100)
+                program_by_rejection(
+                    chance, names=["x", "y", "z"], num_statements=100, distribution=distribution
+                )
                 for _ in range(count)
             )
         ]
@@ -113,27 +140,3 @@ def test_long_programs_are_as_likely_as_under_rejection():
     fast = np.array([np.bincount(inputs, minlength=24) for inputs, _ in drawn])
     spread = np.sqrt((slow.var(axis=0) + fast.var(axis=0)) / count)
     assert np.all(np.abs(slow.mean(axis=0) - fast.mean(axis=0)) <= 4 * spread)
-
-
-def test_another_length_is_another_number_of_statements():
-    task = Algorithm(num_variables=5)
-    assert task.with_length(400) == Algorithm(num_variables=5, num_statements=400)
-
-
-def test_the_splits_have_the_sizes_of_the_task_description():
-    sizes = Algorithm().split_sizes
-    assert (sizes.train, sizes.valid, sizes.test) == (10_000, 1_000, 1_000)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"num_variables": 6}, "num_variables must be an integer from 2 to 5, got 6; use for"),
-        ({"num_variables": "3"}, "num_variables must be .* got '3'"),
-        ({"num_statements": 0}, "num_statements must be an integer of at least 1, got 0"),
-    ],
-)
-def test_options_that_make_no_program_are_refused(options, message):
-    with pytest.raises(ValueError, match=message) as caught:
-        Algorithm(**options)
-    assert "\n" not in str(caught.value)

@@ -1,7 +1,7 @@
 """Lanes: contiguous streams, exact resumption, every token of an evaluation once."""
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,7 +22,6 @@ from staircase_attention.tasks import (
     lanes_of_process,
     training_source,
 )
-from staircase_attention.training.dataset import TaskData
 
 LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=20)
 SIZES = st.integers(1, 7)
@@ -55,65 +54,7 @@ def read(lanes, num_batches, position=None):
     return inputs, targets, positions
 
 
-def expected_lane(source, lane, num_lanes, num_tokens):
-    """A lane by its definition: episodes lane, lane + L, lane + 2L, ... end to end."""
-    inputs, targets, number = [], [], lane
-    while len(inputs) < num_tokens:
-        store, (index,) = source.find(np.array([number]))
-        inputs += store[index][0].tolist()
-        targets += store[index][1].tolist()
-        number += num_lanes
-    return inputs[:num_tokens], targets[:num_tokens]
-
-
-@given(LENGTHS, SIZES, SIZES)
-def test_a_lane_is_whole_episodes_one_after_another(lengths, num_lanes, segment_length):
-    source = Epochs(numbered(lengths), seed=0)
-    lanes = Lanes(source=source, num_lanes=num_lanes, segment_length=segment_length)
-    inputs, targets, _ = read(lanes, 6)
-    for lane in range(num_lanes):
-        expected = expected_lane(source, lane, num_lanes, 6 * segment_length)
-        assert (inputs[lane].tolist(), targets[lane].tolist()) == expected
-
-
-@pytest.mark.parametrize("task", TASKS, ids=str)
-def test_lanes_of_every_task_are_whole_episodes_one_after_another(task):
-    source = training_source(task, seed=1)
-    inputs, targets, _ = read(Lanes(source=source, num_lanes=5, segment_length=16), 20)
-    fresh = training_source(task, seed=1)
-    for lane in range(5):
-        expected = expected_lane(fresh, lane, 5, 320)
-        assert (inputs[lane].tolist(), targets[lane].tolist()) == expected
-
-
-@pytest.mark.parametrize("task", TASKS, ids=str)
-def test_segment_length_only_cuts_the_same_streams_elsewhere(task):
-    source = training_source(task, seed=1)
-    short = read(Lanes(source=source, num_lanes=3, segment_length=7), 32)
-    long = read(Lanes(source=source, num_lanes=3, segment_length=32), 7)
-    assert np.array_equal(short[0], long[0])
-    assert np.array_equal(short[1], long[1])
-    assert short[2][-1].episodes == long[2][-1].episodes
-    assert short[2][-1].offsets == long[2][-1].offsets
-
-
-@pytest.mark.parametrize("task", TASKS, ids=str)
-def test_resuming_from_a_saved_position_needs_nothing_else(task):
-    lanes = Lanes(source=training_source(task, seed=1), num_lanes=4, segment_length=16)
-    inputs, targets, positions = read(lanes, 30)
-    for update in (17, 3, 29):
-        saved = json.dumps(positions[update].as_plain())
-        again = Lanes(source=training_source(task, seed=1), num_lanes=4, segment_length=16)
-        position = Position.from_plain(json.loads(saved))
-        assert position == positions[update]
-        assert position.update == update
-        rest_inputs, rest_targets, rest = read(again, 30 - update, position)
-        assert np.array_equal(rest_inputs, inputs[:, update * 16 :])
-        assert np.array_equal(rest_targets, targets[:, update * 16 :])
-        assert rest == positions[update:]
-
-
-GROWTHS = st.builds(
+GROWTHS = st.just(Growth()) | st.builds(
     Growth,
     first_tokens=st.integers(2, 6),
     first_updates=st.none() | st.integers(1, 5),
@@ -122,12 +63,12 @@ GROWTHS = st.builds(
 )
 
 
-def expected_growing_lane(source, lane, lanes, num_tokens):
+def expected_lane(source, lane, lanes, num_tokens):
     """A lane by its definition, token by token."""
     inputs, targets, number, offset = [], [], lane, 0
     for place in range(num_tokens):
-        store, (index,) = source.find(np.array([number]))
-        episode = store[index]
+        episodes, (index,) = source.find(np.array([number]))
+        episode = episodes[index]
         whole = len(episode[0])
         length = min(whole, lanes.growth.longest(place // lanes.segment_length) or whole)
         is_cut = offset == length - 1 < whole - 1 and lanes.closing_symbol is not None
@@ -140,7 +81,7 @@ def expected_growing_lane(source, lane, lanes, num_tokens):
 
 
 @given(LENGTHS, SIZES, SIZES, GROWTHS, st.sampled_from([None, 77]))
-def test_growing_episodes_are_cut_where_they_should_be(lengths, num_lanes, length, growth, closing):
+def test_a_lane_is_its_episodes_cut_as_growth_says(lengths, num_lanes, length, growth, closing):
     source = Epochs(numbered(lengths), seed=0)
     lanes = Lanes(
         source=source,
@@ -151,46 +92,54 @@ def test_growing_episodes_are_cut_where_they_should_be(lengths, num_lanes, lengt
     )
     inputs, targets, positions = read(lanes, 10)
     for lane in range(num_lanes):
-        expected = expected_growing_lane(source, lane, lanes, 10 * length)
+        expected = expected_lane(source, lane, lanes, 10 * length)
         assert (inputs[lane].tolist(), targets[lane].tolist()) == expected
     later = read(lanes, 4, positions[6])
     assert np.array_equal(later[0], inputs[:, 6 * length :])
     assert later[2] == positions[6:]
 
 
+@pytest.mark.parametrize("task", TASKS, ids=str)
+def test_a_saved_position_is_all_that_resuming_needs(task):
+    """Whatever the segments, from the same lanes or from new ones, in any order."""
+    lanes = Lanes(source=training_source(task, seed=1), num_lanes=4, segment_length=16)
+    inputs, targets, positions = read(lanes, 40)
+    longer = read(replace(lanes, segment_length=64), 10)
+    assert np.array_equal(longer[0], inputs)
+    assert longer[2][-1].episodes == positions[-1].episodes
+    assert longer[2][-1].offsets == positions[-1].offsets
+    fresh = replace(lanes, source=training_source(task, seed=1))
+    assert inputs[2].tolist() == expected_lane(fresh.source, 2, lanes, 640)[0]
+    for resumed, update in ((fresh, 17), (lanes, 3), (fresh, 39), (lanes, 25)):
+        position = Position.from_plain(json.loads(json.dumps(positions[update].as_plain())))
+        assert position == positions[update]
+        assert position.update == update
+        rest_inputs, rest_targets, rest = read(resumed, 40 - update, position)
+        assert np.array_equal(rest_inputs, inputs[:, update * 16 :])
+        assert np.array_equal(rest_targets, targets[:, update * 16 :])
+        assert rest == positions[update:]
+
+
+def test_positions_of_older_versions_can_be_read():
+    """As checkpoints contain them."""
+    plain = {"update": 3, "episodes": [4, 1], "offsets": [0, 17]}
+    position = Position(update=3, episodes=(4, 1), offsets=(0, 17))
+    assert Position.from_plain(plain) == position
+    assert json.loads(json.dumps(position.as_plain())) == plain
+
+
 def test_a_program_that_is_cut_ends_with_end():
     task = Algorithm(num_statements=10, num_train=40)
-    growth = Growth(first_tokens=8, double_every=4, num_doublings=1)
-    lanes = TaskData(task, 1, growth).lanes(num_lanes=3, segment_length=16)
+    lanes = Lanes(
+        source=training_source(task, seed=1),
+        num_lanes=3,
+        segment_length=16,
+        growth=Growth(first_tokens=8, double_every=4, num_doublings=1),
+        closing_symbol=task.closing_symbol,
+    )
     inputs, _, _ = read(lanes, 4)
     end = task.input_symbols.index("END")
     assert (inputs == end).tolist() == [([False] * 7 + [True]) * 8] * 3
-
-
-@dataclass(frozen=True, kw_only=True)
-class Closed(Permutations):
-    """A user's task whose episodes are closed by a symbol."""
-
-    closing: object = 1
-
-    @property
-    def closing_symbol(self):
-        return self.closing
-
-
-@pytest.mark.parametrize("closing", ["END", 99, -1])
-def test_a_closing_symbol_must_be_one_of_the_task_s(closing):
-    data = TaskData(Closed(group="S2", length=20, closing=closing), 0)
-    with pytest.raises(ValueError, match="closing_symbol must be an integer from 0 to 2, got"):
-        data.lanes(num_lanes=2, segment_length=8)
-
-
-def test_a_user_s_closing_symbol_is_put_where_episodes_are_cut():
-    growth = Growth(first_tokens=4, double_every=9)
-    lanes = TaskData(Closed(group="S2", length=20), 0, growth).lanes(num_lanes=2, segment_length=8)
-    batch, _ = lanes.batch(lanes.first_position())
-    assert batch.inputs[:, 3::4].tolist() == [[1, 1]] * 2
-    assert batch.targets[:, 3::4].tolist() == [[IGNORED, IGNORED]] * 2
 
 
 def test_a_position_beyond_the_cut_is_refused():
@@ -211,22 +160,13 @@ def test_a_position_beyond_the_cut_is_refused():
         {"num_doublings": 40},
     ],
 )
-def test_what_does_not_grow_is_refused(wrong):
+def test_invalid_growth_is_refused(wrong):
     with pytest.raises(ValueError, match="must be an integer"):
         Growth(**wrong)
 
 
-def test_any_batch_can_be_had_again_from_the_same_lanes():
-    lanes = Lanes(source=training_source(TASKS[2], seed=1), num_lanes=4, segment_length=64)
-    inputs, _, positions = read(lanes, 200)
-    for update in np.random.default_rng(0).permutation(200)[:20].tolist():
-        batch, after = lanes.batch(positions[update])
-        assert np.array_equal(batch.inputs, inputs[:, update * 64 : (update + 1) * 64])
-        assert after == positions[update + 1]
-
-
 @given(lengths=LENGTHS, num_lanes=SIZES, segment_length=SIZES)
-def test_lanes_that_begin_anew_are_at_their_next_episodes(lengths, num_lanes, segment_length):
+def test_lanes_that_restart_are_at_their_next_episodes(lengths, num_lanes, segment_length):
     source = Epochs(episodes=numbered(lengths), seed=0)
     lanes = Lanes(source=source, num_lanes=num_lanes, segment_length=segment_length)
     _, position = lanes.batch(lanes.first_position())
@@ -241,7 +181,7 @@ def test_lanes_that_begin_anew_are_at_their_next_episodes(lengths, num_lanes, se
     assert (batch.inputs[:, 0] == store.inputs[store.starts[indices]]).all()
 
 
-def test_every_epoch_is_dealt_once_over_the_lanes():
+def test_every_epoch_is_distributed_once_over_the_lanes():
     episodes = numbered([3] * 12)
     lanes = Lanes(source=Epochs(episodes, seed=0), num_lanes=4, segment_length=9)
     inputs, _, _ = read(lanes, 5)
@@ -262,11 +202,12 @@ def test_processes_share_the_global_batch_by_rows(num_processes):
     assert sum(part.num_answers for part in parts) == batch.num_answers
 
 
-def test_lanes_differ():
+def test_lanes_differ_and_are_what_torch_indexes_with():
     lanes = Lanes(source=training_source(RandomWalk(), seed=1), num_lanes=64, segment_length=60)
     batch, _ = lanes.batch(lanes.first_position())
     assert len({tuple(row) for row in batch.inputs.tolist()}) == 64
     assert not batch.is_padding.any()
+    assert batch.inputs.dtype == batch.targets.dtype == np.int64
 
 
 @given(LENGTHS, SIZES, SIZES)
@@ -289,12 +230,6 @@ def test_evaluation_gives_every_token_once_and_in_order(lengths, num_lanes, segm
         assert np.all(np.diff(is_padding.astype(int)) >= 0), "padding is a tail"
 
 
-def test_batches_are_what_torch_indexes_with():
-    lanes = Lanes(source=training_source(RandomWalk(), seed=1), num_lanes=2, segment_length=3)
-    batch, _ = lanes.batch(lanes.first_position())
-    assert batch.inputs.dtype == batch.targets.dtype == np.int64
-
-
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -315,7 +250,7 @@ def test_batches_are_what_torch_indexes_with():
         ),
     ],
 )
-def test_lanes_that_cannot_be_are_refused(wrong, message):
+def test_invalid_lanes_are_refused(wrong, message):
     def lanes(num_lanes=1, segment_length=1):
         source = Epochs(numbered([2, 3]), seed=0)
         return Lanes(source=source, num_lanes=num_lanes, segment_length=segment_length)

@@ -18,8 +18,8 @@ def check_against_the_oracle(task, num_episodes, seed=0):
         assert expected[1:] == outputs_named[targets[1:]].tolist()
 
 
-def test_ten_thousand_words_of_s5_agree_with_the_oracle():
-    check_against_the_oracle(Permutations(), 10_000)
+def test_words_of_s5_agree_with_the_oracle():
+    check_against_the_oracle(Permutations(), 2_000)
 
 
 @pytest.mark.parametrize("inputs", ["elements", "generators"])
@@ -61,24 +61,3 @@ def test_elements_and_products_are_uniform():
         counts = np.bincount(symbols[symbols >= 0], minlength=120)
         # Five standard deviations of a share of 1/120 in 640,000 draws.
         assert np.all(np.abs(counts / counts.sum() - 1 / 120) < 5 * math.sqrt(1 / 120 / 640_000))
-
-
-def test_another_length_leaves_the_group_alone():
-    assert Permutations(group="A5").with_length(500) == Permutations(group="A5", length=500)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"group": "S7"}, "group must be S2 to S6 or A3 to A6, got 'S7'; use for example group="),
-        ({"group": "A2"}, "group must be .* got 'A2'"),
-        ({"group": "D4"}, "group must be .* got 'D4'"),
-        ({"group": 5}, "group must be .* got 5"),
-        ({"length": 0}, "length must be an integer of at least 1, got 0; use"),
-        ({"inputs": "generator"}, "inputs must be one of .*; did you mean 'generators'?"),
-    ],
-)
-def test_options_that_make_no_word_problem_are_refused(options, message):
-    with pytest.raises(ValueError, match=message) as caught:
-        Permutations(**options)
-    assert "\n" not in str(caught.value)

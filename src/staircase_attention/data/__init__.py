@@ -1,57 +1,50 @@
-"""Text as corpora: preparing files of any size once, and reading tokens from mapped memory.
+"""Text as corpora: files of any size are prepared once, and tokens read from mapped memory.
 
-The way of the data: a `Source` gives `Document`s; a `Mixture` of sources says how often each comes
-and in which split; a `Tokeniser` turns them into tokens; `prepare` writes them down as a `Corpus`,
-shards with a manifest. `TokenLanes` deals a split of it into batches for training,
-`evaluation_batches` for the rest.
+A `DocumentSource` gives `Document`s. A mixture of sources says how often each comes, and in which
+split. A `Tokeniser` turns documents into tokens, and `prepare` stores them as a `Corpus`: shards
+with a manifest. `TokenLanes` gives the training batches of a split, `evaluation_batches` the rest.
 """
 
 from staircase_attention.batches import IGNORED
 from staircase_attention.checks import InputError
-from staircase_attention.data.corpus import Corpus
-from staircase_attention.data.document import Cursor, Document, Source
-from staircase_attention.data.enwik8 import prepare_enwik8
-from staircase_attention.data.manifest import Manifest
-from staircase_attention.data.mixture import Part
-from staircase_attention.data.preparing import Storing, prepare
-from staircase_attention.data.progress import Lines, Progress, Silent
-from staircase_attention.data.readers import ReadingOptions
-from staircase_attention.data.splits import HeldOut
-from staircase_attention.data.text import prepare_text
-from staircase_attention.data.text_source import TextSource
-from staircase_attention.data.token_lanes import (
-    TokenLanes,
-    TokenPosition,
-    evaluation_batches,
-)
-from staircase_attention.data.token_split import TokenSplit
-from staircase_attention.data.tokenisers import (
+from staircase_attention.data.byte_pair import (
     BytePairTokeniser,
     BytePairTraining,
+    train_bpe,
+)
+from staircase_attention.data.corpus import Corpus, TokenSplit
+from staircase_attention.data.documents import SPLITS, Cursor, Document, DocumentSource, HeldOut
+from staircase_attention.data.enwik8 import prepare_enwik8
+from staircase_attention.data.lanes import TokenLanes, TokenPosition, evaluation_batches
+from staircase_attention.data.manifest import Manifest
+from staircase_attention.data.mixture import Part
+from staircase_attention.data.preparation import Storing, prepare, prepare_text
+from staircase_attention.data.progress import PreparationProgress, ProgressLines
+from staircase_attention.data.readers import ReadingOptions, TextSource
+from staircase_attention.data.tokenisers import (
     ByteTokeniser,
     Tokeniser,
     load_tokeniser,
     named_tokeniser,
-    train_bpe,
 )
 
 __all__ = [
     "IGNORED",
+    "SPLITS",
     "BytePairTokeniser",
     "BytePairTraining",
     "ByteTokeniser",
     "Corpus",
     "Cursor",
     "Document",
+    "DocumentSource",
     "HeldOut",
     "InputError",
-    "Lines",
     "Manifest",
     "Part",
-    "Progress",
+    "PreparationProgress",
+    "ProgressLines",
     "ReadingOptions",
-    "Silent",
-    "Source",
     "Storing",
     "TextSource",
     "TokenLanes",

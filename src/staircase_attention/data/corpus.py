@@ -1,32 +1,129 @@
-"""A prepared corpus: its manifest, its tokeniser, and its splits in mapped memory."""
+"""A prepared corpus: its manifest, its tokeniser, and its splits in memory-mapped files."""
 
+import hashlib
 import zlib
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
 
-from staircase_attention.checks import input_error
-from staircase_attention.data.checksums import sha256_of
-from staircase_attention.data.manifest import MANIFEST, ArrayRecord, Manifest
-from staircase_attention.data.shards import STARTS_DTYPE
-from staircase_attention.data.token_split import TokenSplit
+from staircase_attention.checks import check_choice, input_error
+from staircase_attention.data.byte_pair import Tokens
+from staircase_attention.data.manifest import (
+    MANIFEST,
+    TOKEN_DTYPES,
+    ArrayRecord,
+    Manifest,
+    SplitRecord,
+)
 from staircase_attention.data.tokenisers import Tokeniser, load_tokeniser
 
 TOKENISER_FOLDER = "tokeniser"
+STARTS_DTYPE = np.dtype("<u8")
 DECODED_TOKENS = 1 << 20
-"""Tokens decoded at once when a corpus is checked."""
+"""Tokens that are decoded at once."""
 
 
 def unfinished_folder(corpus: Path) -> Path:
-    """Where a corpus is prepared: beside the place where it will be.
+    """Where a corpus is prepared: beside its final folder.
 
     >>> unfinished_folder(Path("/data/enwik8"))
     PosixPath('/data/enwik8.unfinished')
     """
-    whole = corpus.absolute()
-    return whole.parent / f"{whole.name}.unfinished"
+    final = corpus.absolute()
+    return final.parent / f"{final.name}.unfinished"
+
+
+def sha256_of(path: Path) -> str:
+    """The checksum of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class TokenSplit:
+    """The tokens of a split, mapped into memory across shards; fast to open, whatever its size."""
+
+    def __init__(
+        self, folder: Path, record: SplitRecord, *, dtype: str, end_symbol: int | None
+    ) -> None:
+        self.record, self.end_symbol = record, end_symbol
+        self.dtype: np.dtype[Any] = np.dtype(TOKEN_DTYPES[dtype])
+        self.num_tokens = record.num_tokens
+        """With end symbols."""
+        self.num_bytes = record.num_bytes
+        """Bytes of text, the denominator of bits per byte."""
+        self._folder = folder
+        self._shards = [_mapped(folder, shard, self.dtype) for shard in record.shards]
+        sizes = [shard.num_items for shard in record.shards]
+        self._ends = np.cumsum(sizes)
+        self._starts = self._ends - sizes
+
+    def __len__(self) -> int:
+        return self.num_tokens
+
+    @cached_property
+    def document_starts(self) -> NDArray[np.uint64]:
+        """(num_documents,) where in the split each document starts, mapped."""
+        return _mapped(self._folder, self.record.starts, STARTS_DTYPE)
+
+    def tokens(self, start: int, stop: int) -> Tokens:
+        """The tokens from start up to stop: a view where they lie in one shard."""
+        if not 0 <= start <= stop <= self.num_tokens:
+            rule = f"tokens must be asked for from 0 to {self.num_tokens}"
+            raise input_error(rule, f"{start} to {stop}", "ask for fewer")
+        first = int(np.searchsorted(self._ends, start, side="right"))
+        parts = []
+        for shard, begin in zip(self._shards[first:], self._starts[first:].tolist(), strict=True):
+            if begin >= stop:
+                break
+            parts.append(shard[max(start - begin, 0) : stop - begin])
+        if len(parts) == 1:
+            return parts[0]
+        return np.concatenate(parts) if parts else np.empty(0, dtype=self.dtype)
+
+    def rows(self, starts: NDArray[np.int64], length: int) -> Tokens:
+        """(len(starts), length) tokens from each start on; after the last token comes the first."""
+        starts = starts % self.num_tokens
+        rows = np.empty((len(starts), length), dtype=self.dtype)
+        shards = np.searchsorted(self._ends, starts, side="right")
+        is_in_one_shard = starts + length <= self._ends[shards]
+        for shard in np.unique(shards[is_in_one_shard]).tolist():
+            here = np.flatnonzero(is_in_one_shard & (shards == shard))
+            # A view with a row per position of the shard; only the rows asked for are copied.
+            windows = sliding_window_view(self._shards[shard], length)
+            rows[here] = windows[starts[here] - self._starts[shard]]
+        for row in np.flatnonzero(~is_in_one_shard).tolist():
+            rows[row] = self._wrapped(int(starts[row]), length)
+        return rows
+
+    def document(self, number: int) -> Tokens:
+        """One document, with its end symbol."""
+        starts = self.document_starts
+        is_last = number + 1 == len(starts)
+        return self.tokens(
+            int(starts[number]), self.num_tokens if is_last else int(starts[number + 1])
+        )
+
+    def _wrapped(self, start: int, length: int) -> Tokens:
+        parts = []
+        while length:
+            stop = min(start + length, self.num_tokens)
+            parts.append(self.tokens(start, stop))
+            length -= stop - start
+            start = 0
+        return np.concatenate(parts)
+
+
+def _mapped(folder: Path, record: ArrayRecord, dtype: np.dtype[Any]) -> NDArray[Any]:
+    mapped: NDArray[Any] = np.memmap(
+        folder / record.file, dtype=dtype, mode="r", shape=(record.num_items,)
+    )
+    # A plain array over the same memory: slicing a memmap takes longer.
+    return mapped.view(np.ndarray)
 
 
 class Corpus:
@@ -34,15 +131,19 @@ class Corpus:
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder, self.manifest = folder, manifest
+        self.vocab_size = manifest.tokeniser.vocab_size
+        """Every token is below it."""
+        self.splits: Sequence[str] = tuple(manifest.splits)
+        """Their names."""
 
     @classmethod
     def open(cls, folder: str | Path) -> "Corpus":
-        """Open a folder, having seen that all its files are there and have their sizes."""
+        """Open a folder, after a check that all its files are there and have the right sizes."""
         folder = Path(folder)
         if not (folder / MANIFEST).is_file():
             remedy = "prepare it first"
             if unfinished_folder(folder).is_dir():
-                remedy = "run its preparation again: it goes on where it was stopped"
+                remedy = "run its preparation again to resume it"
             raise input_error("a corpus must have a manifest", f"none in {folder}", remedy)
         corpus = cls(folder, Manifest.read(folder))
         for record, width in corpus._arrays():
@@ -55,24 +156,12 @@ class Corpus:
 
     @cached_property
     def tokeniser(self) -> Tokeniser:
-        """What its tokens mean."""
+        """Encodes and decodes its tokens."""
         return load_tokeniser(self.folder / TOKENISER_FOLDER)
-
-    @property
-    def vocab_size(self) -> int:
-        """Every token is below it."""
-        return self.manifest.tokeniser.vocab_size
-
-    @property
-    def splits(self) -> Sequence[str]:
-        """Their names."""
-        return tuple(self.manifest.splits)
 
     def split(self, name: str) -> TokenSplit:
         """One split."""
-        if name not in self.manifest.splits:
-            rule = f"a split of {self.folder} must be one of {', '.join(self.splits)}"
-            raise input_error(rule, repr(name), f"use for example {self.splits[0]!r}")
+        check_choice(f"a split of {self.folder}", name, self.splits)
         return TokenSplit(
             self.folder,
             self.manifest.splits[name],
@@ -80,10 +169,17 @@ class Corpus:
             end_symbol=self.manifest.tokeniser.end_symbol,
         )
 
-    def verify(self) -> None:
-        """Read everything: all checksums, and that decoding gives the text that was encoded.
+    def num_bytes(self, name: str, num_tokens: int) -> float:
+        """Bytes of text in a split's first tokens; an estimate if the tokeniser is lossy."""
+        split = self.split(name)
+        if num_tokens < split.num_tokens and self.manifest.tokeniser.is_lossless:
+            return sum(map(len, self._decoded(split, num_tokens)))
+        return split.num_bytes * num_tokens / max(1, split.num_tokens)
 
-        The latter only for a tokeniser that is lossless; others do not promise it.
+    def verify(self) -> None:
+        """Read everything: check all checksums, and that decoding reproduces the text.
+
+        Decoding is checked only for a lossless tokeniser; others do not guarantee it.
         """
         expected = {record.file: record.sha256 for record, _ in self._arrays()}
         for name, sha256 in self.manifest.tokeniser.files.items():
@@ -97,19 +193,6 @@ class Corpus:
             for name in self.splits:
                 self._verify_decoding(name)
 
-    def num_bytes(self, name: str, num_tokens: int) -> float:
-        """Of the text of a split's first tokens; of those of a lossy tokeniser, their share."""
-        split = self.split(name)
-        if num_tokens < split.num_tokens and self.manifest.tokeniser.is_lossless:
-            return sum(map(len, self._decoded(split, num_tokens)))
-        return split.num_bytes * num_tokens / max(1, split.num_tokens)
-
-    def _decoded(self, split: TokenSplit, num_tokens: int) -> Iterator[bytes]:
-        """The text of a split's first tokens, in parts."""
-        for start in range(0, num_tokens, DECODED_TOKENS):
-            stop = min(start + DECODED_TOKENS, num_tokens)
-            yield self.tokeniser.decode(split.tokens(start, stop))
-
     def _verify_decoding(self, name: str) -> None:
         split, crc32, num_bytes = self.split(name), 0, 0
         for text in self._decoded(split, split.num_tokens):
@@ -121,9 +204,15 @@ class Corpus:
             received = f"{num_bytes} of {crc32}"
             raise input_error(rule, received, "report this: encoding has lost something")
 
+    def _decoded(self, split: TokenSplit, num_tokens: int) -> Iterator[bytes]:
+        """The text of a split's first tokens, in parts."""
+        for start in range(0, num_tokens, DECODED_TOKENS):
+            stop = min(start + DECODED_TOKENS, num_tokens)
+            yield self.tokeniser.decode(split.tokens(start, stop))
+
     def _arrays(self) -> Iterator[tuple[ArrayRecord, int]]:
-        """Every file of numbers, and the width of one."""
-        width = np.dtype(self.manifest.dtype).itemsize
+        """Every file of integers, with the width of one."""
+        width = np.dtype(TOKEN_DTYPES[self.manifest.dtype]).itemsize
         for split in self.manifest.splits.values():
             yield from ((shard, width) for shard in split.shards)
             yield split.starts, STARTS_DTYPE.itemsize

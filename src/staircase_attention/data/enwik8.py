@@ -1,4 +1,4 @@
-"""Enwik8: the first 100,000,000 bytes of a Wikipedia of 2006, byte by byte, in the usual split."""
+"""Enwik8: the first 100,000,000 bytes of a Wikipedia of 2006, in the usual splits."""
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -6,65 +6,45 @@ from pathlib import Path
 from typing import Any
 
 from staircase_attention.checks import input_error
+from staircase_attention.data.compression import open_decompressed
 from staircase_attention.data.corpus import Corpus
-from staircase_attention.data.document import Cursor, Document
+from staircase_attention.data.documents import Cursor, Document, HeldOut
 from staircase_attention.data.mixture import Part
 from staircase_attention.data.pieces import LONGEST_PIECE
-from staircase_attention.data.preparing import Storing, prepare
-from staircase_attention.data.progress import Progress
-from staircase_attention.data.readers import Stream
-from staircase_attention.data.splits import HeldOut
+from staircase_attention.data.preparation import Storing, prepare
+from staircase_attention.data.progress import PreparationProgress
 from staircase_attention.data.tokenisers import ByteTokeniser
 
 SPLIT_BYTES = {"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000}
-"""One after another."""
+"""In the order of the file."""
 MD5 = "a1fa5ffddb56f4953e226637dabbb36a"
 """Of the whole file."""
 
 
 class SplitFile:
-    """One file in which the splits lie one after another, a document each."""
+    """A file that holds the splits one after another, one document each."""
 
     def __init__(self, path: str | Path, split_bytes: Mapping[str, int]) -> None:
-        self.path, self.split_bytes = Path(path), split_bytes
-        if not self.path.is_file():
+        self.name = str(path)
+        self._path, self._split_bytes = Path(path), split_bytes
+        if not self._path.is_file():
             raise input_error("an input must be a file", f"{path}, not there", "check the name")
-
-    @property
-    def name(self) -> str:
-        """The path as it was given."""
-        return str(self.path)
-
-    @property
-    def parameters(self) -> Mapping[str, Any]:
-        """Where the splits are."""
-        return {"split_bytes": dict(self.split_bytes)}
-
-    @property
-    def files(self) -> Sequence[Path]:
-        """The one."""
-        return [self.path]
-
-    @property
-    def total_bytes(self) -> int:
-        """Its size, as stored."""
-        return self.path.stat().st_size
+        self.parameters: Mapping[str, Any] = {"split_bytes": dict(split_bytes)}
+        self.files: Sequence[Path] = (self._path,)
+        self.total_bytes = self._path.stat().st_size
 
     def documents(self, cursor: Cursor | None) -> Iterator[tuple[Document, Cursor]]:
-        """Parts of each split, up to its end to the byte."""
-        begin, offset = 0, 0 if cursor is None else cursor.place["offset"]
-        with Stream(self.path) as stream:
-            stream.skip_to(offset)
-            for split, size in self.split_bytes.items():
-                while offset < begin + size:
-                    data = stream.read(min(LONGEST_PIECE, begin + size - offset))
+        """Parts of each split, up to its last byte."""
+        end, offset = 0, 0 if cursor is None else cursor.place["offset"]
+        with open_decompressed(self._path) as file:
+            file.skip_to(offset)
+            for split, size in self._split_bytes.items():
+                end += size
+                while offset < end:
+                    data = file.read(min(LONGEST_PIECE, end - offset))
                     offset += len(data)
-                    is_continued = offset < begin + size
-                    yield (
-                        Document(text=data, split=split, is_continued=is_continued),
-                        Cursor(place={"offset": offset}, num_read=stream.num_read),
-                    )
-                begin += size
+                    after = Cursor(place={"offset": offset}, num_read=file.num_stored_read)
+                    yield Document(text=data, split=split, is_continued=offset < end), after
 
 
 def prepare_enwik8(
@@ -72,18 +52,18 @@ def prepare_enwik8(
     folder: str | Path,
     *,
     storing: Storing | None = None,
-    progress: Progress | None = None,
+    progress: PreparationProgress | None = None,
 ) -> Corpus:
-    """Enwik8 as the paper has it: 256 symbols; 90, 5 and 5 million bytes; no end symbol.
+    """Enwik8 as in the paper: 256 symbols; 90, 5 and 5 million bytes; no end symbol.
 
     Args:
-        path: the file, as it is or compressed: .zip, .gz, .bz2, .xz or .zst.
-        folder: the corpus to be.
+        path: the file, plain or compressed: .zip, .gz, .bz2, .xz or .zst.
+        folder: the output folder; must not exist.
         storing: how files are written.
-        progress: who is told.
+        progress: receives reports.
     """
     source = SplitFile(path, SPLIT_BYTES)
-    check_content(source.path, sum(SPLIT_BYTES.values()), MD5)
+    check_content(Path(path), sum(SPLIT_BYTES.values()), MD5)
     return prepare(
         [Part(source=source)],
         folder,
@@ -97,10 +77,10 @@ def prepare_enwik8(
 
 
 def check_content(path: Path, num_bytes: int, md5: str) -> None:
-    """Refuse a file that has another content, after decompression."""
+    """Refuse a file whose content, decompressed, has another size or MD5."""
     digest, size = hashlib.md5(usedforsecurity=False), 0
-    with Stream(path) as stream:
-        while data := stream.read(LONGEST_PIECE):
+    with open_decompressed(path) as file:
+        while data := file.read(LONGEST_PIECE):
             digest.update(data)
             size += len(data)
     if (size, digest.hexdigest()) != (num_bytes, md5):

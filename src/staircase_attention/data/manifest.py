@@ -1,4 +1,4 @@
-"""What a corpus is made of: the file that makes a folder a corpus."""
+"""The manifest of a corpus: what it was made from, and which files it consists of."""
 
 import json
 from collections.abc import Mapping
@@ -6,11 +6,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from staircase_attention.checks import input_error
+from staircase_attention.checks import check_choice, input_error
 from staircase_attention.files import write_json
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+TOKEN_DTYPES = {"uint8": "<u1", "uint16": "<u2", "uint32": "<u4"}
+"""The token widths that a manifest may name. Numpy would take 'O' for pointers into memory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,44 +20,41 @@ class FileRecord:
     """A file that a source was read from."""
 
     path: str
-    """As it was named."""
+    """As the user named it."""
     num_bytes: int
     """Its size, as stored."""
     sha256: str
-    """Its checksum, as stored."""
 
 
 @dataclass(slots=True)
 class Counts:
-    """How much of something there is."""
+    """Sizes of a split, or of a source's share of it."""
 
     num_documents: int = 0
     num_bytes: int = 0
-    """Of text, as UTF-8; end symbols are none."""
+    """Bytes of text as UTF-8, without end symbols."""
     num_tokens: int = 0
-    """With the end symbols."""
+    """With end symbols."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceRecord:
-    """A source, and what has become of it."""
+    """A source, and what it contributed."""
 
     name: str
-    """What it was called."""
     weight: float
     """Passes over its training documents."""
     parameters: Mapping[str, Any]
     """How it was read."""
     files: tuple[FileRecord, ...]
-    """What it was read from."""
     counts: Mapping[str, Counts] = field(default_factory=dict)
-    """What it gave to each split; a document that is there twice counts twice."""
+    """What it gave to each split; a document that comes twice counts twice."""
     skipped: Mapping[str, int] = field(default_factory=dict)
-    """What of it could not be used."""
+    """What could not be used."""
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> "SourceRecord":
-        """The record that a JSON file holds."""
+        """The record of a JSON file."""
         files = tuple(FileRecord(**file) for file in plain["files"])
         counts = {split: Counts(**counts) for split, counts in plain["counts"].items()}
         return cls(**{**plain, "files": files, "counts": counts})
@@ -63,14 +62,12 @@ class SourceRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArrayRecord:
-    """A file of numbers of one width, little-endian, without a header."""
+    """A file of little-endian integers of one width, without a header."""
 
     file: str
     """Its name in the folder."""
     num_items: int
-    """Its size is this times the width."""
     sha256: str
-    """Its checksum."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,38 +75,38 @@ class SplitRecord:
     """Train, valid or test."""
 
     shards: tuple[ArrayRecord, ...]
-    """One after another they are the split."""
+    """Concatenated, they are the tokens of the split."""
     starts: ArrayRecord
-    """Where in the split each document begins, as 64-bit numbers."""
+    """Where in the split each document starts, as uint64."""
     num_documents: int
     num_bytes: int
-    """Of text: what bits per byte are counted by."""
+    """Bytes of text, the denominator of bits per byte."""
     num_tokens: int
-    """With the end symbols."""
+    """With end symbols."""
     text_crc32: int
-    """Of the text of all documents, end to end: decoding must give it again."""
+    """Of the concatenated text of all documents; decoding must reproduce it."""
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> "SplitRecord":
-        """The record that a JSON file holds."""
+        """The record of a JSON file."""
         shards = tuple(ArrayRecord(**shard) for shard in plain["shards"])
         return cls(**{**plain, "shards": shards, "starts": ArrayRecord(**plain["starts"])})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokeniserRecord:
-    """What turned text into tokens."""
+    """The tokeniser of a corpus."""
 
     name: str
     """Its kind and size."""
     vocab_size: int
     """Every token is below it."""
     end_symbol: int | None
-    """The token after every document; None where there is none."""
+    """The token after every document; None if there is none."""
     is_lossless: bool
-    """Whether decoding is certain to give the text again."""
+    """Whether decoding is certain to reproduce the text."""
     files: Mapping[str, str]
-    """Its files in the folder `tokeniser`, each with its sha256."""
+    """Its files in the folder `tokeniser`, each with its SHA-256."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,42 +114,35 @@ class Preparation:
     """All that a corpus depends on: the same preparation always gives the same bytes."""
 
     kind: str
-    """'enwik8', 'text', 'reddit'."""
+    """'enwik8', 'text' or 'reddit'."""
     sources: tuple[SourceRecord, ...]
-    """What is read, without what becomes of it."""
     parameters: Mapping[str, Any]
     """How it is split, encoded and stored."""
 
     def without_results(self) -> "Preparation":
-        """What was known before it began."""
+        """What was known before it started."""
         return replace(
             self, sources=tuple(replace(one, counts={}, skipped={}) for one in self.sources)
         )
 
     def as_plain(self) -> dict[str, Any]:
-        """As JSON can write it."""
+        """As JSON reads it back."""
         plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
         return plain
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """All that is known of a corpus."""
+    """All that is known about a corpus."""
 
     preparation: Preparation
-    """Where it comes from; its sources say what became of them."""
+    """Where it comes from, with the results of each source."""
     tokeniser: TokeniserRecord
-    """What its tokens mean."""
     dtype: str
-    """How wide a token is: 'uint8', 'uint16' or 'uint32'."""
+    """The width of a token, a key of TOKEN_DTYPES."""
     splits: Mapping[str, SplitRecord]
-    """What it consists of."""
     format: int = FORMAT
-    """The version of all this."""
-
-    def write(self, folder: Path) -> None:
-        """Make a folder a corpus."""
-        write_json(folder / MANIFEST, asdict(self))
+    """The version of this format."""
 
     @classmethod
     def read(cls, folder: Path) -> "Manifest":
@@ -162,22 +152,22 @@ class Manifest:
             plain = json.loads(path.read_text())
             if plain["format"] != FORMAT:
                 rule, received = f"a corpus must have format {FORMAT}", plain["format"]
-                raise input_error(
-                    rule, received, "prepare it again, or use another version of this"
-                )
-            return cls._from_plain(plain)
+                raise input_error(rule, received, "prepare it again, or use another version")
+            check_choice("the dtype of a corpus", plain["dtype"], TOKEN_DTYPES)
+            preparation = plain["preparation"]
+            sources = tuple(map(SourceRecord.from_plain, preparation["sources"]))
+            return cls(
+                preparation=Preparation(**{**preparation, "sources": sources}),
+                tokeniser=TokeniserRecord(**plain["tokeniser"]),
+                dtype=plain["dtype"],
+                splits={
+                    name: SplitRecord.from_plain(split) for name, split in plain["splits"].items()
+                },
+            )
         except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
             rule, received = "a manifest must be as it was written", f"{path} ({error!r})"
             raise input_error(rule, received, "prepare the corpus again") from error
 
-    @classmethod
-    def _from_plain(cls, plain: Mapping[str, Any]) -> "Manifest":
-        preparation = plain["preparation"]
-        sources = tuple(SourceRecord.from_plain(source) for source in preparation["sources"])
-        splits = {name: SplitRecord.from_plain(split) for name, split in plain["splits"].items()}
-        return cls(
-            preparation=Preparation(**{**preparation, "sources": sources}),
-            tokeniser=TokeniserRecord(**plain["tokeniser"]),
-            dtype=plain["dtype"],
-            splits=splits,
-        )
+    def write(self, folder: Path) -> None:
+        """Make a folder a corpus."""
+        write_json(folder / MANIFEST, asdict(self))

@@ -1,67 +1,107 @@
-"""Several sources as one, each as often as its weight says, well mixed.
+"""Several sources mixed into one stream of documents, each according to its weight.
 
-A weight is a number of passes. With weight 2, every training document of a source comes twice in
-train, once in each of two passes over the source; with 2.5 half of them come a third time; with
-0.5 half of them come at all. Which half, a hash of the document says. Documents of valid and test
-come once, whatever the weight, so that what is measured does not depend on it.
+A weight is a number of passes. With weight 2, every training document of a source comes twice,
+once in each of two passes over the source; with 2.5, half of them come a third time; with 0.5,
+half of them come at all. A hash of the document decides which half. Documents of valid and test
+come once, whatever the weight, so that scores do not depend on it.
 
-Sources are mixed as evenly as whole documents allow: the next document is taken from the source
-of whose reading the smallest part is done, so that all of them end together, and any stretch of the
-corpus has them in the proportions of the whole.
+Sources are mixed as evenly as whole documents allow: the next document comes from the source that
+is least far through its passes. So all sources end together, and every stretch of the corpus has
+them in the proportions of the whole.
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from staircase_attention.checks import input_error
-from staircase_attention.data.checks import check_weight
-from staircase_attention.data.document import Document, Source
-from staircase_attention.data.mixture_place import MixturePlace, PartPlace
-from staircase_attention.data.splits import SPLITS, HeldOut, hashed
+from staircase_attention.checks import check_choice, input_error
+from staircase_attention.data.documents import (
+    SPLITS,
+    Cursor,
+    DocumentSource,
+    HeldOut,
+    hashed,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """A source, and how often it is to be seen."""
+    """A source of a mixture, and its weight."""
 
-    source: Source
-    """Where documents come from."""
+    source: DocumentSource
     weight: float = 1.0
     """Passes over its training documents."""
 
     def __post_init__(self) -> None:
-        """Refuse what is no weight."""
-        check_weight(self.weight)
+        """Refuse a weight that is not a finite number above 0."""
+        weight: object = self.weight
+        is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
+        if not (is_number and 0 < self.weight < math.inf):
+            remedy = "leave out the source if it has weight 0"
+            raise input_error("a weight must be a number above 0", repr(weight), remedy)
 
     @property
     def num_passes(self) -> int:
-        """Times that the source is read."""
+        """How often the source is read."""
         return math.ceil(self.weight)
 
 
 @dataclass(frozen=True, slots=True)
-class Mixed:
-    """A document or a part of one, with all that was decided about it."""
+class Piece:
+    """A document or a part of one, with its split."""
 
     data: bytes
-    """What it says; never empty, but where a long document ends."""
+    """Its text; empty only at the end of a long document."""
     split: str
-    """Where it goes."""
     source: int
     """The number of its source."""
-    is_continued: bool
-    """Whether the next one is the rest of this one."""
+    is_last: bool
+    """Whether the document ends with it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartPosition:
+    """How far one source has been read."""
+
+    pass_number: int = 0
+    """Passes that are over."""
+    cursor: Cursor | None = None
+    """In the current pass; None at its start."""
+    split: str | None = None
+    """Of the current document; None between documents."""
+    is_kept: bool = True
+    """Whether the current document is used in this pass."""
+    skipped: Mapping[str, int] = field(default_factory=dict)
+    """What could not be used in the previous pass."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MixturePosition:
+    """How far all sources have been read: all that is needed to resume."""
+
+    parts: tuple[PartPosition, ...]
+    """One per source."""
+    current: int | None = None
+    """The source of the current document; None between documents."""
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> "MixturePosition":
+        """The position that `asdict` turned into plain data."""
+        parts = tuple(
+            PartPosition(**{**part, "cursor": part["cursor"] and Cursor(**part["cursor"])})
+            for part in plain["parts"]
+        )
+        return cls(parts=parts, current=plain["current"])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mixture:
-    """Sources by their weights, and the splits of their documents."""
+    """Sources with their weights, and how their documents are split."""
 
     parts: Sequence[Part]
-    """What is mixed."""
     held_out: HeldOut
-    """How much of what has no split yet goes to valid and test."""
+    """For documents without a split of their own."""
 
     def __post_init__(self) -> None:
         """Refuse a mixture of nothing."""
@@ -70,130 +110,94 @@ class Mixture:
 
     @property
     def total_bytes(self) -> int:
-        """What is read in all passes over all sources, as stored."""
+        """Bytes to read in all passes over all sources, as stored."""
         return sum(part.source.total_bytes * part.num_passes for part in self.parts)
 
-    def num_read(self, place: MixturePlace) -> int:
-        """What has been read of that."""
-        return sum(map(_num_read, self.parts, place.parts))
-
-    def first_place(self) -> MixturePlace:
-        """Before all documents."""
-        return MixturePlace(parts=(PartPlace(),) * len(self.parts))
-
-    def skipped(self, place: MixturePlace) -> list[dict[str, int]]:
-        """What could not be used of each source, so far or in all."""
-        return [
-            dict(part.skipped) | dict(part.cursor.skipped if part.cursor else {})
-            for part in place.parts
-        ]
-
-    def read(self, place: MixturePlace | None = None) -> "MixtureReading":
-        """The documents after a place, from the first for None."""
-        return MixtureReading(self, place or self.first_place())
-
-
-class MixtureReading:
-    """Goes through a mixture, and can say at any time how far it has come."""
-
-    def __init__(self, mixture: Mixture, place: MixturePlace) -> None:
-        self._readings = [
-            _PartReading(number, part, mixture.held_out, place.parts[number])
-            for number, part in enumerate(mixture.parts)
-        ]
-        self._current = None if place.current is None else self._readings[place.current]
-
-    @property
-    def place(self) -> MixturePlace:
-        """After what was given last."""
-        return MixturePlace(
-            parts=tuple(reading.place for reading in self._readings),
-            current=None if self._current is None else self._current.number,
+    def num_read(self, position: MixturePosition) -> int:
+        """The bytes of these that have been read."""
+        return sum(
+            at.pass_number * part.source.total_bytes + (at.cursor.num_read if at.cursor else 0)
+            for part, at in zip(self.parts, position.parts, strict=True)
         )
 
-    def __iter__(self) -> Iterator[Mixed | None]:
-        """What comes; None where nothing is to be kept, but reading has come further."""
-        unfinished = [reading for reading in self._readings if not reading.is_over]
+    def skipped(self, position: MixturePosition) -> list[dict[str, int]]:
+        """What could not be used of each source."""
+        return [
+            dict(at.skipped) | dict(at.cursor.skipped if at.cursor else {}) for at in position.parts
+        ]
+
+    def first_position(self) -> MixturePosition:
+        """The position before all documents."""
+        return MixturePosition(parts=(PartPosition(),) * len(self.parts))
+
+    def read(self, start: MixturePosition) -> Iterator[tuple[Piece | None, MixturePosition]]:
+        """The pieces after a position, each with the position after it.
+
+        A piece is None where reading has advanced but nothing is used.
+        """
+        readings = [
+            _PartReading(number, part, self.held_out, start.parts[number])
+            for number, part in enumerate(self.parts)
+        ]
+        unfinished = [reading for reading in readings if not reading.is_over]
+        current = start.current
         while unfinished:
-            current = self._current
             if current is None:
-                current = min(unfinished, key=_PartReading.share_done)
-            mixed = current.next()
-            self._current = current if current.split is not None else None
-            if current.is_over:
-                unfinished.remove(current)
-            yield mixed
+                reading = min(unfinished, key=_PartReading.share_done)
+            else:
+                reading = readings[current]
+            piece = reading.next()
+            current = None if reading.position.split is None else reading.number
+            if reading.is_over:
+                unfinished.remove(reading)
+            parts = tuple(reading.position for reading in readings)
+            yield piece, MixturePosition(parts=parts, current=current)
 
 
 class _PartReading:
-    """One source on its way through its passes."""
+    """Reads one source, pass by pass."""
 
-    def __init__(self, number: int, part: Part, held_out: HeldOut, place: PartPlace) -> None:
-        self.number = number
+    def __init__(self, number: int, part: Part, held_out: HeldOut, start: PartPosition) -> None:
+        self.number, self.position = number, start
         self._part, self._held_out = part, held_out
-        self._total, self._num_passes = max(part.source.total_bytes, 1), part.num_passes
-        self._pass_number, self._cursor = place.pass_number, place.cursor
-        self.split, self._is_kept = place.split, place.is_kept
-        self._skipped = place.skipped
-        self._documents = part.source.documents(place.cursor)
-
-    @property
-    def place(self) -> PartPlace:
-        return PartPlace(
-            pass_number=self._pass_number,
-            cursor=self._cursor,
-            split=self.split,
-            is_kept=self._is_kept,
-            skipped=self._skipped,
-        )
+        self._documents = part.source.documents(start.cursor)
 
     @property
     def is_over(self) -> bool:
-        return self._pass_number == self._num_passes
+        return self.position.pass_number == self._part.num_passes
 
     def share_done(self) -> float:
-        """Of all passes."""
-        in_pass = self._cursor.num_read / self._total if self._cursor else 0.0
-        return (self._pass_number + in_pass) / self._num_passes
+        """The share of all passes that is over."""
+        cursor, total = self.position.cursor, max(self._part.source.total_bytes, 1)
+        in_pass = cursor.num_read / total if cursor else 0.0
+        return (self.position.pass_number + in_pass) / self._part.num_passes
 
-    def next(self) -> Mixed | None:
-        """The next document or part; None where it is not wanted, or a pass ends."""
+    def next(self) -> Piece | None:
+        """The next piece; None where it is not used, or a pass ends."""
+        before = self.position
         found = next(self._documents, None)
         if found is None:
-            self._end_pass()
+            skipped = before.cursor.skipped if before.cursor else {}
+            self.position = PartPosition(pass_number=before.pass_number + 1, skipped=skipped)
+            self._documents = self._part.source.documents(None)
             return None
-        document, self._cursor = found
-        data = document.data
-        is_first = self.split is None
-        if is_first:
-            self._decide(document, data)
-        split = self.split
-        assert split is not None
-        if not document.is_continued:
-            self.split = None
-        if not self._is_kept or (is_first and not data):
+        document, cursor = found
+        data, split, is_kept = document.data, before.split, before.is_kept
+        is_first = split is None
+        if split is None:
+            split = document.split or self._held_out.split_of(data)
+            check_choice(f"a document's split in {self._part.source.name}", split, SPLITS)
+            is_kept = self._is_kept(split, data)
+        self.position = replace(
+            before, cursor=cursor, split=split if document.is_continued else None, is_kept=is_kept
+        )
+        if not is_kept or (is_first and not data):
             return None
-        return Mixed(data, split, self.number, document.is_continued)
+        return Piece(data, split, self.number, not document.is_continued)
 
-    def _end_pass(self) -> None:
-        self._skipped = self._cursor.skipped if self._cursor else {}
-        self._pass_number, self._cursor, self.split = self._pass_number + 1, None, None
-        self._documents = self._part.source.documents(None)
-
-    def _decide(self, document: Document, data: bytes) -> None:
-        """In which split a document is that begins here, and whether it is given in this pass."""
-        split = document.split or self._held_out.split_of(data)
-        if split not in SPLITS:
-            rule = f"a document's split must be one of {', '.join(SPLITS)}"
-            raise input_error(rule, repr(split), f"correct {self._part.source.name}")
-        if split == "train":
-            chance = self._part.weight - self._pass_number
-            self._is_kept = chance >= 1 or hashed(data, "weight") < chance
-        else:
-            self._is_kept = self._pass_number == 0
-        self.split = split
-
-
-def _num_read(part: Part, place: PartPlace) -> int:
-    before = place.pass_number * part.source.total_bytes
-    return before + (place.cursor.num_read if place.cursor else 0)
+    def _is_kept(self, split: str, data: bytes) -> bool:
+        """Whether a document is used in this pass."""
+        if split != "train":
+            return self.position.pass_number == 0
+        weight_left = self._part.weight - self.position.pass_number
+        return weight_left >= 1 or hashed(data, "weight") < weight_left

@@ -1,153 +1,338 @@
-"""A picture as a matplotlib figure, laid out in inches. No pyplot, so no state outside it."""
+"""A picture as an SVG or PNG file, drawn with matplotlib. Positions are in inches, type in points.
 
+There is no pyplot, so no state outside of the figure.
+"""
+
+import io
+import os
 import textwrap
-from dataclasses import dataclass
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import matplotlib
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 
-from staircase_attention.drawing import shapes
-from staircase_attention.drawing.legend import Legend
-from staircase_attention.drawing.picture import Picture, Row
-from staircase_attention.drawing.shapes import Area
-from staircase_attention.drawing.words import counted_from_one, name, names
+from staircase_attention.checks import input_error
+from staircase_attention.drawing.picture import (
+    KINDS,
+    LEAVES,
+    OUTLINE,
+    Box,
+    Picture,
+    counted_from_one,
+    meaning,
+    name,
+    output_names,
+    pass_colours,
+)
+from staircase_attention.files import write_whole
 
-PITCH = 0.66
-"""Width of a column."""
-ROW_PITCH = 0.72
-"""Height of a row with the gap above it, in which outputs leave."""
-BOX_HEIGHT = 0.38
-"""Height of a box."""
-PADDING = 0.07
-"""Between a box and the outline above and below it."""
+ENDINGS = (".svg", ".png")
+"""The kinds of file that can be written."""
+DOTS_PER_INCH = 200
+MOST_DOTS = 4000
+"""The longer side of a PNG, at most; a larger picture gets a lower resolution."""
+SETTINGS: dict[Any, Any] = {
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "hatch.linewidth": 0.6,
+    # Text stays text, so that it can be searched, selected and read aloud.
+    "svg.fonttype": "none",
+    # The same picture gives the same file.
+    "svg.hashsalt": "staircase",
+}
+DARK, GREY, PALE, CACHED = "#1a1a1a", "#595959", "#b0b0b0", "#efefef"
+LARGE, MEDIUM, SMALL, TINY = 11.0, 9.0, 8.0, 6.5
+"""Sizes of type."""
+LETTER_WIDTH = 0.58 / 72
+"""Width of a letter of DejaVu Sans, in inches per point of type; bold is 0.68 / 0.58 as wide."""
+BOLD = 0.68 / 0.58
+PITCH, ROW_PITCH = 0.66, 0.72
+"""Width of a column, and height of a row with the gap above it, in which outputs leave."""
+BOX_HEIGHT, PADDING, INSET = 0.38, 0.07, 0.045
+"""A box; between it and the outline; half the gap between two boxes."""
 MARGIN = 0.3
 """White space around everything."""
 LEAST_WIDTH = 5.8
-"""Width that words need, however small the picture."""
-TITLE_LINE = 0.21
-"""Height of a line of the title."""
-CAPTION_HEIGHT = 0.3
-"""Room for the caption under it."""
-INPUTS_HEIGHT = 0.5
-"""Room for the names of the columns."""
-TOKENS_HEIGHT = 0.17
-"""Room for the numbers of their tokens."""
-SIGHT_HEIGHT = 0.28
-"""Room for the bracket under what the last token sees."""
+"""Width that the words need, however small the picture."""
+TITLE_LINE, LEGEND_LINE = 0.21, 0.27
+"""Heights of lines of the title and of the legend."""
+SAMPLE_WIDTH, SAMPLE_HEIGHT, SAMPLE_GAP = 0.34, 0.2, 0.1
+"""The boxes in the legend, and the gap between them and the words."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Layout:
-    """Where things go, in inches from the lower left corner."""
+class Area(NamedTuple):
+    """A rectangle."""
 
-    title: tuple[str, ...]
-    """In lines that fit."""
-    legend: Legend
-    width: float
-    """Of everything."""
-    height: float
-    """Of everything."""
     left: float
-    """Where the first column begins."""
     bottom: float
-    """Where the boxes of the first row begin."""
-    top: float
-    """Where the words above the rows begin."""
+    width: float
+    height: float
 
-    @classmethod
-    def of(cls, picture: Picture) -> "Layout":
-        """As wide as the columns or the words need, and as high as it comes to."""
-        labels = max(shapes.text_width(row.label, shapes.SMALL) for row in picture.rows)
-        left = MARGIN + labels + 0.1
-        inner = max(LEAST_WIDTH, left - MARGIN + len(picture.columns) * PITCH)
-        legend = Legend.of(picture, width=inner)
-        letters = int(inner / shapes.text_width("x", shapes.LARGE, "bold"))
-        title = tuple(textwrap.wrap(picture.title, letters))
-        bottom = MARGIN + legend.height + INPUTS_HEIGHT
-        bottom += SIGHT_HEIGHT if picture.sight is not None else 0
-        bottom += TOKENS_HEIGHT if _shows_tokens(picture) else 0
-        top = bottom + len(picture.rows) * ROW_PITCH
-        return cls(
-            title=title,
-            legend=legend,
-            width=inner + 2 * MARGIN,
-            height=top + CAPTION_HEIGHT + len(title) * TITLE_LINE + MARGIN,
-            left=left,
-            bottom=bottom,
-            top=top,
-        )
+    @property
+    def centre(self) -> tuple[float, float]:
+        """Its middle."""
+        return self.left + self.width / 2, self.bottom + self.height / 2
+
+    @property
+    def top(self) -> float:
+        """Its upper edge."""
+        return self.bottom + self.height
+
+
+def save(picture: Picture, path: str | os.PathLike[str]) -> None:
+    """Write a picture to a file that ends in .svg or .png, whole or not at all."""
+    target = Path(path)
+    ending = target.suffix.lower()
+    if ending not in ENDINGS:
+        rule, example = f"a picture is saved as {' or '.join(ENDINGS)}", target.stem or "picture"
+        raise input_error(rule, repr(str(target)), f"name it for example {example}.svg")
+    if target.is_dir():
+        rule = "a picture is saved as a file"
+        raise input_error(rule, f"the folder {str(target)!r}", "name a file in it")
+    if not target.parent.is_dir():
+        rule = "the folder of a picture must exist"
+        raise input_error(rule, repr(str(target.parent)), "create it, or name another")
+    metadata = {"Title": picture.title, "Description": picture.caption}
+    if ending == ".svg":
+        metadata |= {"Date": None}  # type: ignore[dict-item]
+    content = io.BytesIO()
+    with matplotlib.rc_context(SETTINGS):
+        figure = FigureLayout(picture).draw()
+        resolution = min(DOTS_PER_INCH, MOST_DOTS / max(figure.get_size_inches()))
+        figure.savefig(content, format=ending[1:], dpi=resolution, metadata=metadata)
+    write_whole(target, content.getvalue())
+
+
+DrawSample = Callable[[Figure, Area], None]
+Entry = tuple[list[DrawSample], str]
+"""Samples side by side in the legend, and what they mean."""
+
+
+class FigureLayout:
+    """Where the parts of a picture go, in inches from the lower left corner."""
+
+    def __init__(self, picture: Picture) -> None:
+        self.picture = picture
+        labels = max(text_width(row.label, SMALL) for row in picture.rows)
+        self.left = MARGIN + labels + 0.1
+        inner = max(LEAST_WIDTH, labels + 0.1 + len(picture.columns) * PITCH)
+        self.title = textwrap.wrap(picture.title, int(inner / text_width("x", LARGE) / BOLD))
+        self.notes = textwrap.wrap(" ".join(picture.notes), int(inner / text_width("x", SMALL)))
+        self.samples: list[Entry] = [
+            *_box_samples(picture),
+            ([_draw_arrow], LEAVES),
+            ([_draw_frame], OUTLINE),
+        ]
+        self.legend_top = MARGIN + (len(self.samples) + len(self.notes)) * LEGEND_LINE
+        self.bottom = self.legend_top + 0.6
+        self.bottom += 0.28 if picture.sight is not None else 0
+        self.bottom += 0.17 if self.shows_tokens else 0
+        self.top = self.bottom + len(picture.rows) * ROW_PITCH
+        self.height = self.top + 0.3 + len(self.title) * TITLE_LINE + MARGIN
+        self.figure = Figure(figsize=(inner + 2 * MARGIN, self.height), facecolor="white")
+
+    @property
+    def shows_tokens(self) -> bool:
+        """Whether columns are more than a token, and the numbers of their tokens fit below them."""
+        columns = self.picture.columns
+        widest = max(len(counted_from_one(tokens)) for tokens in columns)
+        return len(columns[0]) > 1 and text_width("0" * widest, TINY) < PITCH
 
     def area(self, row: int, columns: range) -> Area:
-        """The room of a box, or of all boxes in a row."""
+        """The area of a box, or of all boxes in a row."""
         left, bottom = self.left + columns.start * PITCH, self.bottom + row * ROW_PITCH
         return Area(left, bottom, len(columns) * PITCH, BOX_HEIGHT)
 
+    def draw(self) -> Figure:
+        """Draw title, rows from bottom to top, inputs, and legend."""
+        for number, line in enumerate(self.title):
+            middle = self.height - MARGIN - (number + 0.3) * TITLE_LINE
+            write(self.figure, MARGIN, middle, line, size=LARGE, weight="bold")
+        write(self.figure, MARGIN, self.top + 0.2, self.picture.caption, colour=GREY)
+        for number in range(len(self.picture.rows)):
+            self._draw_row(number)
+        self._draw_inputs()
+        if self.picture.sight is not None:
+            self._draw_sight(self.picture.sight)
+        self._draw_legend()
+        return self.figure
 
-def draw_figure(picture: Picture) -> Figure:
-    """Draw a picture: title, rows from bottom to top, inputs, legend."""
-    layout = Layout.of(picture)
-    figure = Figure(figsize=(layout.width, layout.height), facecolor="white")
-    _draw_title(figure, layout, picture.caption)
-    for number, row in enumerate(picture.rows):
-        _draw_row(figure, layout, number, row, num_passes=picture.num_passes)
-    _draw_inputs(figure, layout, picture)
-    if picture.sight is not None:
-        seen = layout.area(0, picture.sight)
-        words = f"seen by {name('x', picture.sight.stop)}"
-        top = MARGIN + layout.legend.height + SIGHT_HEIGHT + 0.05
-        shapes.bracket(figure, seen.left, seen.left + seen.width, top, words)
-    layout.legend.draw(figure, left=MARGIN, bottom=MARGIN)
-    return figure
+    def _draw_row(self, number: int) -> None:
+        """The outline, the boxes in it, the name of the step and the outputs that leave."""
+        row = self.picture.rows[number]
+        whole = self.area(number, row.outline)
+        bottom, height = whole.bottom - PADDING, whole.height + 2 * PADDING
+        draw_outline(self.figure, whole._replace(bottom=bottom, height=height))
+        write(self.figure, MARGIN, whole.centre[1], row.label, size=SMALL)
+        for box in row.boxes:
+            area = self.area(number, box.columns)
+            draw_box(self.figure, box, area, num_passes=self.picture.num_passes)
+            if box.leaves:
+                centre = area.centre[0]
+                draw_arrow(self.figure, centre, area.top, area.top + 0.24)
+                write(self.figure, centre + 0.07, area.top + 0.17, output_names(box), size=SMALL)
+
+    def _draw_inputs(self) -> None:
+        """The name and the tokens of each column, and a line to the row where it enters."""
+        top = self.bottom - PADDING - 0.2
+        for column, tokens in enumerate(self.picture.columns):
+            entrance = self.area(self._first_row(column), range(column, column + 1))
+            centre = entrance.centre[0]
+            ends = ((centre, top), (centre, entrance.bottom - PADDING))
+            draw_line(self.figure, *ends, color=PALE, linewidth=0.8, zorder=0.5)
+            write(self.figure, centre, top - 0.1, name("x", column + 1), align="center")
+            if self.shows_tokens:
+                numbers = counted_from_one(tokens)
+                style: dict[str, Any] = {"size": TINY, "colour": GREY, "align": "center"}
+                write(self.figure, centre, top - 0.27, numbers, **style)
+
+    def _first_row(self, column: int) -> int:
+        """The number of the row in which a column is a query for the first time."""
+        for number, row in enumerate(self.picture.rows):
+            if any(box.kind == "query" and column in box.columns for box in row.boxes):
+                return number
+        raise AssertionError(f"a timetable must compute every chunk, but {column} is never a query")
+
+    def _draw_sight(self, sight: range) -> None:
+        """A bracket under the columns that the last token sees."""
+        seen, top = self.area(0, sight), self.legend_top + 0.43
+        left, right, bottom = seen.left + INSET, seen.left + seen.width - INSET, top - 0.08
+        corners = ((left, top), (left, bottom), (right, bottom), (right, top))
+        draw_line(self.figure, *corners, color=DARK, linewidth=1)
+        words = f"seen by {name('x', sight.stop)}"
+        write(self.figure, seen.centre[0], bottom - 0.11, words, size=SMALL, align="center")
+
+    def _draw_legend(self) -> None:
+        """Samples with their meanings, then the notes; samples end where the words begin."""
+        middle = self.legend_top - LEGEND_LINE / 2
+        num_places = max(len(samples) for samples, _ in self.samples)
+        words_left = MARGIN + num_places * SAMPLE_WIDTH + SAMPLE_GAP
+        for samples, words in self.samples:
+            for place, draw_sample in enumerate(reversed(samples), start=1):
+                left = words_left - SAMPLE_GAP - place * SAMPLE_WIDTH
+                area = Area(left, middle - SAMPLE_HEIGHT / 2, SAMPLE_WIDTH, SAMPLE_HEIGHT)
+                draw_sample(self.figure, area)
+            write(self.figure, words_left, middle, words, size=SMALL)
+            middle -= LEGEND_LINE
+        for note in self.notes:
+            write(self.figure, MARGIN, middle, note, size=SMALL, colour=GREY)
+            middle -= LEGEND_LINE
 
 
-def _draw_title(figure: Figure, layout: Layout, caption: str) -> None:
-    for number, line in enumerate(layout.title):
-        middle = layout.height - MARGIN - (number + 0.3) * TITLE_LINE
-        shapes.write(figure, MARGIN, middle, line, size=shapes.LARGE, weight="bold")
-    shapes.write(figure, MARGIN, layout.top + 0.2, caption, colour=shapes.GREY)
+def _box_samples(picture: Picture) -> list[Entry]:
+    """Boxes of each kind: on the first pass with that kind, on one in the middle, on the last."""
+    entries = []
+    for kind in KINDS:
+        passes = sorted({box.pass_number for box in picture.boxes if box.kind == kind})
+        if passes:
+            shown = dict.fromkeys((passes[0], passes[len(passes) // 2], passes[-1]))
+            boxes = [Box(kind=kind, columns=range(1), pass_number=number) for number in shown]
+            samples = [_box_sample(box, picture.num_passes) for box in boxes]
+            entries.append((samples, meaning(kind, passes[-1])))
+    return entries
 
 
-def _draw_row(figure: Figure, layout: Layout, number: int, row: Row, *, num_passes: int) -> None:
-    """The outline, the boxes in it, the name of the step and the outputs that leave."""
-    whole = layout.area(number, row.outline)
-    bottom, height = whole.bottom - PADDING, whole.height + 2 * PADDING
-    shapes.outline(figure, whole._replace(bottom=bottom, height=height))
-    shapes.write(figure, MARGIN, whole.centre[1], row.label, size=shapes.SMALL)
-    for box in row.boxes:
-        area = layout.area(number, box.columns)
-        shapes.box(figure, box, area, num_passes=num_passes)
-        if box.leaves:
-            shapes.output(figure, area, names("y", box.columns))
+def _box_sample(box: Box, num_passes: int) -> DrawSample:
+    return lambda figure, area: draw_box(figure, box, area, num_passes=num_passes)
 
 
-def _draw_inputs(figure: Figure, layout: Layout, picture: Picture) -> None:
-    """The name and the tokens of each column, and a line to the row where it comes in."""
-    top = layout.bottom - PADDING - 0.2
-    for column, tokens in enumerate(picture.columns):
-        entrance = layout.area(_first_row(picture, column), range(column, column + 1))
-        centre = entrance.centre[0]
-        shapes.guide(figure, centre, top, entrance.bottom - PADDING)
-        shapes.write(figure, centre, top - 0.1, name("x", column + 1), align="center")
-        if _shows_tokens(picture):
-            shapes.write(
-                figure,
-                centre,
-                top - 0.27,
-                counted_from_one(tokens),
-                size=shapes.TINY,
-                colour=shapes.GREY,
-                align="center",
-            )
+def _draw_arrow(figure: Figure, area: Area) -> None:
+    draw_arrow(figure, area.centre[0], area.bottom, area.top + 0.02)
 
 
-def _first_row(picture: Picture, column: int) -> int:
-    """The number of the row in which a column is a query for the first time."""
-    for number, row in enumerate(picture.rows):
-        if any(box.kind == "query" and column in box.columns for box in row.boxes):
-            return number
-    raise AssertionError(f"a timetable must compute every chunk, but {column} is never a query")
+def _draw_frame(figure: Figure, area: Area) -> None:
+    draw_outline(figure, area._replace(left=area.left + INSET, width=area.width - 2 * INSET))
 
 
-def _shows_tokens(picture: Picture) -> bool:
-    """Whether columns are more than a token, and the numbers of their tokens fit under them."""
-    widest = max(len(counted_from_one(tokens)) for tokens in picture.columns)
-    return len(picture.columns[0]) > 1 and shapes.text_width("0" * widest, shapes.TINY) < PITCH
+def text_width(text: str, size: float) -> float:
+    """About how wide a text will be."""
+    return len(text) * LETTER_WIDTH * size
+
+
+def write(
+    figure: Figure,
+    left: float,
+    middle: float,
+    text: str,
+    *,
+    size: float = MEDIUM,
+    colour: str = DARK,
+    align: str = "left",
+    vertical: str = "center",
+    **style: Any,  # noqa: ANN401
+) -> None:
+    """Write a line of text."""
+    style |= {"fontsize": size, "color": colour, "ha": align, "va": vertical}
+    figure.text(left, middle, text, transform=figure.dpi_scale_trans, **style)
+
+
+def draw_line(figure: Figure, *corners: tuple[float, float], **style: Any) -> None:  # noqa: ANN401
+    """A line through some corners."""
+    xs, ys = zip(*corners, strict=True)
+    figure.add_artist(Line2D(xs, ys, transform=figure.dpi_scale_trans, **style))
+
+
+def draw_outline(figure: Figure, area: Area) -> None:
+    """The line around what is computed in parallel."""
+    style: dict[str, Any] = {"facecolor": "white", "edgecolor": DARK, "linewidth": 1.1}
+    shape = "round,pad=0,rounding_size=0.08"
+    patch = FancyBboxPatch(
+        area[:2], *area[2:], boxstyle=shape, transform=figure.dpi_scale_trans, **style
+    )
+    figure.add_artist(patch)
+
+
+def draw_box(figure: Figure, box: Box, area: Area, *, num_passes: int) -> None:
+    """A box of any kind, with its pass number in the middle."""
+    style: dict[str, Any] = {"facecolor": CACHED, "edgecolor": PALE, "hatch": "/////"}
+    ink, linewidth = DARK, 0.8
+    if box.kind == "query":
+        fill, ink = pass_colours(box.pass_number, num_passes)
+        style = {"facecolor": fill, "edgecolor": DARK}
+    elif box.kind == "kept":
+        style = {"facecolor": "white", "edgecolor": GREY, "linestyle": (0, (1, 1.5))}
+        linewidth = 1.1
+    corner, width, scale = (
+        (area.left + INSET, area.bottom),
+        area.width - 2 * INSET,
+        figure.dpi_scale_trans,
+    )
+    patch = Rectangle(corner, width, area.height, transform=scale, linewidth=linewidth, **style)
+    figure.add_artist(patch)
+    for place in range(1, len(box.columns)):
+        between = area.left + place * area.width / len(box.columns)
+        ends = ((between, area.bottom), (between, area.top))
+        draw_line(figure, *ends, color=ink, linewidth=0.4, alpha=0.5)
+    # Where hatching or lines between tokens would cross the number, it gets a plain background.
+    is_crossed = box.kind == "cached" or len(box.columns) > 1
+    behind = {"boxstyle": "square,pad=0.1", "facecolor": style["facecolor"], "edgecolor": "none"}
+    write(
+        figure,
+        *area.centre,
+        str(box.pass_number),
+        size=MEDIUM if area.height > SAMPLE_HEIGHT else SMALL,
+        colour=ink,
+        align="center",
+        vertical="center_baseline",
+        weight="bold" if box.kind == "query" else "normal",
+        bbox=behind if is_crossed else None,
+    )
+
+
+def draw_arrow(figure: Figure, centre: float, bottom: float, top: float) -> None:
+    """An arrow that points up."""
+    style: dict[str, Any] = {
+        "color": DARK,
+        "linewidth": 1.2,
+        "shrinkA": 0,
+        "shrinkB": 0,
+        "mutation_scale": 10,
+    }
+    ends = ((centre, bottom), (centre, top))
+    head = "-|>,head_width=0.18,head_length=0.32"
+    transform = figure.dpi_scale_trans
+    figure.add_artist(FancyArrowPatch(*ends, arrowstyle=head, transform=transform, **style))

@@ -1,37 +1,38 @@
-"""The paper's Figure 1 as plain data: which boxes stand in which row, for any timetable.
+"""The paper's Figure 1 as plain data: which boxes are in which row, for any timetable.
 
-Time runs to the right, a column for each chunk; rows are computed from bottom to top, a row for
-each step. Everything is read off the timetable's own steps, so that a schedule nobody has thought
-of yet can be drawn with no change here.
+Time runs to the right, with a column for each chunk; rows are computed from bottom to top, one for
+each step. Everything is read off the steps of the timetable, so a new schedule is drawn with no
+change here.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Literal
 
-from staircase_attention.drawing.extent import (
-    MAX_ROWS,
-    check_num_boxes,
-    check_num_rows,
-    check_request,
-    default_num_layers,
-    default_num_tokens,
-    is_still_growing,
-)
-from staircase_attention.drawing.words import caption, notes, row_label, title
-from staircase_attention.schedules import Cell, Ledger, Order, Schedule, Step
+from staircase_attention.checks import check_choice, check_integer, input_error
+from staircase_attention.schedules import Cell, Ledger, Order, Schedule, Step, num_positions
 
 Kind = Literal["query", "cached", "kept"]
-"""A `query` goes through the core in this step; a `cached` chunk is seen as it was frozen; a `kept`
-one was a query in an earlier go at the same step, and its keys and values are still there."""
+"""A `query` goes through the core in this step. A `cached` chunk is seen as it was cached. A `kept`
+one was a query in an earlier part of the same step, whose keys and values are still there."""
 KINDS: tuple[Kind, ...] = ("query", "cached", "kept")
 """In the order in which a legend explains them."""
+MAX_COLUMNS = 40
+"""A picture has at most this many chunks, or tokens where these are the chunks."""
+MAX_ROWS = 96
+"""A picture has at most this many steps."""
+MAX_BOXES = 1000
+"""A picture has at most this many boxes: an SVG of some 700 kilobytes."""
+DEFAULT_COLUMNS = 12
+"""By default a picture has at most this many columns, which fit into a terminal 80 wide."""
+SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Box:
-    """A chunk, or a run of them, as one step has it."""
+    """A chunk, or a run of them, in one step."""
 
     kind: Kind
     columns: range
@@ -47,7 +48,7 @@ class Row:
     """One step: boxes that are computed in parallel, and those that they see."""
 
     label: str
-    """What the row is called in the margin."""
+    """The name of the row in the margin."""
     boxes: tuple[Box, ...]
     """Oldest first."""
 
@@ -70,11 +71,11 @@ class Picture:
     """A timetable, ready to be drawn."""
 
     title: str
-    """The schedule, as one writes it on the command line."""
+    """The schedule, as written on the command line."""
     caption: str
-    """The schedule in the words of the paper's tables."""
+    """The schedule in the terms of the paper's tables."""
     notes: tuple[str, ...]
-    """What else a reader has to know, a sentence each."""
+    """What else a reader has to know, one sentence each."""
     columns: tuple[range, ...]
     """The tokens in each column."""
     rows: tuple[Row, ...]
@@ -102,38 +103,85 @@ def picture(
 ) -> Picture:
     """Draw the timetable of a stream of `num_tokens` tokens.
 
-    Left open, `num_tokens` is enough to show the window filling, full, and running empty, and
-    `num_layers` is 2, or 1 for a schedule that drives no more. The layers show only where a step
-    takes some of them.
+    By default `num_tokens` is enough to show the window filling, full, and running empty, and
+    `num_layers` is 2, or 1 for a schedule that drives no more. Layers are shown only where a step
+    uses some of them.
 
     >>> from staircase_attention.schedules import Staircase
     >>> drawn = picture(Staircase(chunk_size=2, num_passes=2), num_tokens=4)
     >>> [[(box.columns.start, box.pass_number) for box in row.boxes] for row in drawn.rows]
     [[(0, 1)], [(0, 2), (1, 1)], [(1, 2)]]
     """
-    num_tokens = default_num_tokens(schedule) if num_tokens is None else num_tokens
-    num_layers = default_num_layers(schedule) if num_layers is None else num_layers
-    check_request(schedule, num_tokens=num_tokens, num_layers=num_layers, order=order)
+    num_tokens = _default_num_tokens(schedule) if num_tokens is None else num_tokens
+    num_layers = _default_num_layers(schedule) if num_layers is None else num_layers
     chunk = schedule.chunk_length
+    check_integer("num_tokens", num_tokens, minimum=1, example=4 * chunk)
+    check_integer("num_layers", num_layers, minimum=1, example=2)
+    check_choice("order", order, ("window", "chunk"))
+    schedule.check_core(num_layers=num_layers)
+    _check_at_most(MAX_COLUMNS, "columns", -(-num_tokens // chunk), schedule)
     tokens = range(num_tokens)
     timetable = schedule.steps(tokens, num_layers=num_layers, order=order)
     steps = tuple(islice(timetable, MAX_ROWS + 1))
-    check_num_rows(schedule, len(steps))
+    _check_at_most(MAX_ROWS, "rows", len(steps), schedule)
     columns = tuple(tokens[start : start + chunk] for start in tokens[::chunk])
     rows = tuple(
-        Row(label=row_label(step, number, num_layers=num_layers, order=order), boxes=boxes)
-        for number, (step, boxes) in enumerate(_boxes_of(schedule, steps), start=1)
+        Row(label=_label(step, number, num_layers=num_layers, order=order), boxes=boxes)
+        for number, (step, boxes) in enumerate(_boxes_of(steps, chunk), start=1)
     )
-    check_num_boxes(schedule, sum(len(row.boxes) for row in rows))
-    growing = is_still_growing(schedule, len(columns))
+    _check_at_most(MAX_BOXES, "boxes", sum(len(row.boxes) for row in rows), schedule)
+    options = schedule.to_dict()
+    # A schedule of the family has a name, a user's own a reference to its file.
+    first = options.pop("name", None) or Path(options.pop("reference")).name
+    title = [first, *(f"{name}={value}" for name, value in options.items())]
     return Picture(
-        title=title(schedule, order=order),
-        caption=caption(schedule),
-        notes=notes(schedule, columns, is_still_growing=growing),
+        title=" ".join(title) + (", in chunk order" if order == "chunk" else ""),
+        caption=_caption(schedule),
+        notes=tuple(_notes(schedule, columns)),
         columns=columns,
         rows=rows,
-        sight=_sight(schedule, rows[-1].outline, steps[-1].tokens.stop),
+        sight=_sight(schedule, rows[-1].outline, num_tokens),
     )
+
+
+def _check_at_most(most: int, what: str, number: int, schedule: Schedule) -> None:
+    if number > most:
+        received = f"{number if what != 'rows' else 'more'} for {schedule}"
+        remedy = "draw fewer tokens, or a schedule with fewer passes"
+        raise input_error(f"a picture has at most {most} {what}", received, remedy)
+
+
+def _default_num_tokens(schedule: Schedule) -> int:
+    """Enough that the window is full and moves by two columns; six where it keeps growing."""
+    for num_columns in range(1, DEFAULT_COLUMNS - 1):
+        if not _is_growing(schedule, num_columns):
+            return (num_columns + 2) * schedule.chunk_length
+    return 6 * schedule.chunk_length
+
+
+def _default_num_layers(schedule: Schedule) -> int:
+    """Two layers are enough to tell orders apart; some schedules drive a single one only."""
+    try:
+        schedule.check_core(num_layers=2)
+    except ValueError:
+        return 1
+    return 2
+
+
+def _is_growing(schedule: Schedule, num_columns: int) -> bool:
+    """Whether one more period would let some query see more positions than any does so far."""
+
+    def most_seen(num_tokens: int) -> int:
+        steps = schedule.steps(range(num_tokens), num_layers=1, order="window")
+        follow = Ledger().follow(islice(steps, MAX_ROWS))
+        most = max(
+            num_positions(step.frozen) + step.tokens.stop - held.start for step, held in follow
+        )
+        return most if schedule.attention_span is None else min(most, schedule.attention_span)
+
+    chunk = schedule.chunk_length
+    num_tokens = num_columns * chunk
+    return most_seen(num_tokens + schedule.period) > most_seen(num_tokens)
 
 
 def _columns_of(tokens: range, chunk: int) -> range:
@@ -145,11 +193,8 @@ def _columns_of(tokens: range, chunk: int) -> range:
     return range(tokens.start // chunk, -(-tokens.stop // chunk))
 
 
-def _boxes_of(
-    schedule: Schedule, steps: tuple[Step, ...]
-) -> Iterator[tuple[Step, tuple[Box, ...]]]:
-    """Each step with its boxes: first the cached ones, then those of earlier goes, then queries."""
-    chunk = schedule.chunk_length
+def _boxes_of(steps: Sequence[Step], chunk: int) -> Iterator[tuple[Step, tuple[Box, ...]]]:
+    """Each step with its boxes: first cached ones, then those of earlier parts, then queries."""
     last_steps = {
         column: step
         for step in steps
@@ -157,31 +202,34 @@ def _boxes_of(
         for column in _columns_of(cell.tokens, chunk)
     }
     earlier: dict[tuple[int, int], list[Cell]] = {}
-    follow = Ledger.empty().follow(steps, freeze_after=schedule.freeze_after)
-    for step, _, num_before in follow:
+    cached: dict[int, int] = {}
+    for step, held in Ledger().follow(steps):
         same_bank = earlier.setdefault((step.bank, step.layers.start), [])
-        num_kept = num_before - len(step.frozen)
-        kept = range(step.tokens.start - num_kept, step.tokens.start)
         yield (
             step,
             (
-                *_cached(step.frozen, chunk, schedule.freeze_after or 0),
-                *_kept(same_bank, kept, chunk),
+                *_cached(step.frozen, chunk, cached),
+                *_kept(same_bank, held, chunk),
                 *_queries(step, chunk, last_steps),
             ),
         )
         same_bank.extend(step.cells)
+        for cell in step.cells:
+            if cell.cached:
+                cached[cell.chunk] = cell.pass_number if cell.cached == "output" else 0
 
 
-def _cached(frozen: range, chunk: int, freeze_after: int) -> Iterator[Box]:
-    for column in _columns_of(frozen, chunk) if frozen else ():
-        yield Box(kind="cached", columns=range(column, column + 1), pass_number=freeze_after)
+def _cached(frozen: Iterable[range], chunk: int, cached: dict[int, int]) -> Iterator[Box]:
+    for part in frozen:
+        for column in _columns_of(part, chunk):
+            columns = range(column, column + 1)
+            yield Box(kind="cached", columns=columns, pass_number=cached[column])
 
 
-def _kept(cells: Iterable[Cell], kept: range, chunk: int) -> Iterator[Box]:
+def _kept(cells: Iterable[Cell], held: range, chunk: int) -> Iterator[Box]:
     """The earlier queries of a step's bank, as far as the bank still holds them."""
     for cell in cells:
-        tokens = range(max(cell.tokens.start, kept.start), min(cell.tokens.stop, kept.stop))
+        tokens = range(max(cell.tokens.start, held.start), min(cell.tokens.stop, held.stop))
         if tokens:
             columns = _columns_of(tokens, chunk)
             yield Box(kind="kept", columns=columns, pass_number=cell.pass_number)
@@ -200,3 +248,112 @@ def _sight(schedule: Schedule, outline: range, stop: int) -> range | None:
         return None
     seen = _columns_of(range(max(0, stop - span), stop), schedule.chunk_length)
     return seen if seen.start > outline.start else None
+
+
+def _caption(schedule: Schedule) -> str:
+    """The schedule in the terms of the paper's tables, with dashes where they print dashes."""
+    row = schedule.paper_row
+    facts = {
+        "recurrent steps": row.recurrent_steps,
+        "step size": row.step_size,
+        "forward size": row.forward_size,
+    }
+    return ", ".join(f"{word} {'-' if fact is None else fact}" for word, fact in facts.items())
+
+
+def _notes(schedule: Schedule, columns: Sequence[range]) -> Iterator[str]:
+    """What the columns are and what queries see, where the boxes do not show it."""
+    chunk, last, span = schedule.chunk_length, len(columns), schedule.attention_span
+    yield f"Each column is {'a token' if chunk == 1 else f'a chunk of {chunk} tokens'}."
+    if len(columns[-1]) < chunk:
+        yield f"{name('x', last)} holds {len(columns[-1])} of {chunk} tokens."
+    if span is not None:
+        yield f"A token sees {span} position{'' if span == 1 else 's'}, its own the last."
+    if not schedule.attends_self:
+        yield "A token does not see itself."
+    if _is_growing(schedule, last):
+        yield f"The window is still growing at {name('x', last)}."
+
+
+def _label(step: Step, number: int, *, num_layers: int, order: Order) -> str:
+    label = f"step {step.index + 1}"
+    if order == "chunk":
+        # In chunk order a step is computed in several parts, with parts of other steps in between.
+        label = f"go {number} · {label}"
+    if step.layers != range(num_layers):
+        label += f" · layer {counted_from_one(step.layers)}"
+    return label
+
+
+def counted_from_one(numbers: range) -> str:
+    """A range as people count.
+
+    >>> counted_from_one(range(0, 1)), counted_from_one(range(1, 4))
+    ('1', '2-4')
+    """
+    first, last = numbers.start + 1, numbers.stop
+    return str(first) if first == last else f"{first}-{last}"
+
+
+def name(letter: str, number: int) -> str:
+    """A letter with its subscript.
+
+    >>> name("x", 12)
+    'x₁₂'
+    """
+    return letter + str(number).translate(SUBSCRIPTS)
+
+
+def output_names(box: Box) -> str:
+    """The names of the outputs that leave with a box, as y₃ or y₁…y₈."""
+    first, last = name("y", box.columns.start + 1), name("y", box.columns.stop)
+    return first if first == last else f"{first}…{last}"
+
+
+def meaning(kind: Kind, pass_number: int) -> str:
+    """What a kind of box means, for the legend."""
+    cached = f"cached after pass {pass_number}" if pass_number else "cached as embedded"
+    return {
+        "query": "query on its pass n",
+        "cached": f"{cached}: keys and values only",
+        "kept": "keys and values kept from pass n",
+    }[kind]
+
+
+LEAVES = "leaves with its output"
+"""What the arrow means."""
+OUTLINE = "one parallel computation; rows run from bottom to top, time to the right"
+"""What the outline means."""
+
+Colour = tuple[int, int, int]
+"""Red, green and blue, 0 to 255."""
+# ColorBrewer's YlGnBu without its ends: lightness falls with every pass, so that passes differ for
+# any colour vision and in print.
+SCALE: tuple[Colour, ...] = (
+    (199, 233, 180),
+    (127, 205, 187),
+    (65, 182, 196),
+    (29, 145, 192),
+    (34, 94, 168),
+    (37, 52, 148),
+)
+
+
+def pass_colours(pass_number: int, num_passes: int) -> tuple[str, str]:
+    """Fill and text colour of a query: light for the first pass, dark for the last.
+
+    >>> pass_colours(1, 3), pass_colours(3, 3)
+    (('#c7e9b4', '#000000'), ('#253494', '#ffffff'))
+    """
+    depth = (pass_number - 1) / max(num_passes - 1, 1) * (len(SCALE) - 1)
+    below = min(int(depth), len(SCALE) - 2)
+    fill = [
+        round(low + (depth - below) * (high - low))
+        for low, high in zip(SCALE[below], SCALE[below + 1], strict=True)
+    ]
+    # At a relative luminance of 0.18, black and white have the same contrast.
+    linear = [(part / 255 + 0.055) ** 2.4 / 1.055**2.4 for part in fill]
+    luminance = sum(
+        weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True)
+    )
+    return "#{:02x}{:02x}{:02x}".format(*fill), "#000000" if luminance > 0.18 else "#ffffff"  # noqa: PLR2004

@@ -6,9 +6,20 @@ from dataclasses import dataclass
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
 
-from staircase_attention.drawing.palette import hexadecimal, ink_on, pass_colour
-from staircase_attention.drawing.picture import Box, Kind, Picture, Row
-from staircase_attention.drawing.words import LEAVES, OUTLINE, meaning, name, names
+from staircase_attention.checks import input_error
+from staircase_attention.drawing.picture import (
+    KINDS,
+    LEAVES,
+    OUTLINE,
+    Box,
+    Kind,
+    Picture,
+    Row,
+    meaning,
+    name,
+    output_names,
+    pass_colours,
+)
 
 WIDEST_PITCH = 6
 """Characters from one column to the next, where there is room."""
@@ -29,12 +40,12 @@ JOINTS = {
     (1, 0, 1, 1): "┴",
     (1, 1, 1, 1): "┼",
 }
-"""Which character joins lines that go up, down, left and right from it; each such line ends in a
-corner or runs on, so no other joints occur."""
+"""The character that joins lines going up, down, left and right. Each of these lines ends in a
+corner or continues, so no other joints occur."""
 
 
 def render_terminal(picture: Picture) -> RenderableType:
-    """The picture as something that a rich console can print, as wide as the console allows."""
+    """The picture for a rich console, as wide as the console allows."""
     return TerminalPicture(picture)
 
 
@@ -47,12 +58,17 @@ class TerminalPicture:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Lay the picture out for this console."""
         grid = Grid.fit(self.picture, options.max_width)
-        words = list(_words(self.picture, options.max_width))
-        num_lines = 2 * len(self.picture.rows) + len(words) + 4
+        notes = (Text(note, style="dim") for note in self.picture.notes)
+        legend = [
+            Text(self.picture.caption),
+            *_packed(_legend(self.picture), options.max_width),
+            *_packed(notes, options.max_width),
+        ]
+        num_lines = 2 * len(self.picture.rows) + len(legend) + 4
         is_tall = console.is_terminal and num_lines > options.max_height
         yield Text(self.picture.title, style="bold")
         yield from grid.lines(has_borders=not is_tall)
-        yield from words
+        yield from legend
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,16 +83,17 @@ class Grid:
 
     @classmethod
     def fit(cls, picture: Picture, width: int) -> "Grid":
-        """Give columns as much room as there is, up to what looks well."""
+        """Columns as wide as there is room for, up to the widest pitch."""
         margin = max(len(row.label) for row in picture.rows) + 1
         outputs = max(len(_outputs(row)) for row in picture.rows)
         pitch = min(WIDEST_PITCH, (width - margin - outputs - 1) // len(picture.columns))
         narrowest = len(str(picture.num_passes)) + len(ARROW) + 1
         if pitch < narrowest:
             needed = margin + outputs + 1 + narrowest * len(picture.columns)
-            raise ValueError(
-                f"this picture needs a terminal at least {needed} characters wide, got {width}; "
-                "widen it, draw fewer tokens, or save the picture as SVG"
+            raise input_error(
+                f"this picture needs a terminal at least {needed} characters wide",
+                width,
+                "widen it, draw fewer tokens, or save the picture as SVG",
             )
         return cls(picture=picture, margin=margin, pitch=pitch)
 
@@ -110,18 +127,17 @@ class Grid:
         return JOINTS[arms[0], arms[1], arms[2], arms[3]]
 
     def _row(self, row: Row) -> Text:
-        edges = (row.outline.start, row.outline.stop)
-        line = Text(" " * (edges[0] * self.pitch))
+        first = row.outline.start
+        line = Text(" " * (first * self.pitch))
         for box in row.boxes:
-            line.append("│" if box.columns.start == edges[0] else " ", style="dim")
-            line.append_text(self._box(box))
+            # Columns between two boxes that the step does not see stay empty.
+            line.pad_right(box.columns.start * self.pitch - len(line))
+            line.append("│" if box.columns.start == first else " ", style="dim")
+            width = len(box.columns) * self.pitch - 1
+            line.append_text(tile(box, width=width, num_passes=self.picture.num_passes))
         line.append("│", style="dim")
         line.pad_right(len(self.picture.columns) * self.pitch + 1 - len(line))
         return self._line(row.label, line, _outputs(row))
-
-    def _box(self, box: Box) -> Text:
-        width = len(box.columns) * self.pitch - 1
-        return tile(box, width=width, num_passes=self.picture.num_passes)
 
     def _inputs(self) -> Text:
         """The names of the columns, or of as many as there is room for."""
@@ -151,20 +167,20 @@ class Grid:
 
 
 def tile(box: Box, *, width: int, num_passes: int) -> Text:
-    """A box in a line: its number amid what says its kind, and an arrow if it leaves."""
+    """A box on one line: its number in a fill that shows its kind, and an arrow if it leaves."""
     number = str(box.pass_number)
     text = Text(centred(number, width, fill=FILLS[box.kind], room=box.leaves))
     if box.leaves:
         place = text.plain.index(number) + len(number)
         text.plain = f"{text.plain[:place]}{ARROW}{text.plain[place + 1 :]}"
     if box.kind == "query":
-        colour = pass_colour(box.pass_number, num_passes)
-        text.stylize(f"bold {hexadecimal(ink_on(colour))} on {hexadecimal(colour)}")
+        fill, ink = pass_colours(box.pass_number, num_passes)
+        text.stylize(f"bold {ink} on {fill}")
     return text
 
 
 def centred(text: str, width: int, *, fill: str = " ", room: bool = False) -> str:
-    """The text in the middle, a little to the left where it must be, or to leave room for a mark.
+    """The text in the middle, or left of it where that leaves room for a mark on its right.
 
     >>> centred("3", 5, fill="░"), centred("3", 2, room=True), centred("10", 3, fill="·")
     ('░░3░░', '3 ', '10·')
@@ -176,20 +192,14 @@ def centred(text: str, width: int, *, fill: str = " ", room: bool = False) -> st
 
 
 def _outputs(row: Row) -> str:
-    """What is written to the right of a row: the outputs that leave it."""
-    leaving = ", ".join(names("y", box.columns) for box in row.leaving)
+    """The outputs that leave a row, written to its right."""
+    leaving = ", ".join(output_names(box) for box in row.leaving)
     return f" {ARROW} {leaving}" if leaving else ""
-
-
-def _words(picture: Picture, width: int) -> Iterator[Text]:
-    yield Text(picture.caption)
-    yield from _packed(_legend(picture), width)
-    yield from _packed((Text(note, style="dim") for note in picture.notes), width)
 
 
 def _legend(picture: Picture) -> Iterator[Text]:
     """A sample of each kind of box in the picture, and what it means."""
-    for kind in FILLS:
+    for kind in KINDS:
         sample = next((box for box in picture.boxes if box.kind == kind), None)
         if sample is not None:
             plain = Box(kind=kind, columns=sample.columns, pass_number=sample.pass_number)
@@ -201,7 +211,7 @@ def _legend(picture: Picture) -> Iterator[Text]:
 
 
 def _packed(items: Iterable[Text], width: int) -> Iterator[Text]:
-    """As many items a line as fit."""
+    """As many items per line as fit."""
     line = Text()
     for item in items:
         if line and len(line) + 3 + len(item) > width:

@@ -1,4 +1,34 @@
 """Speed only: kernels, the fused core, the decoder, captured updates.
 
-Everything here has a slow twin in the exact package, and computes the same function.
+Everything here has a slow twin in the exact package, and computes the same function. Names are
+imported when they are first used, Triton only where a kernel runs.
+
+>>> from staircase_attention import CoreConfig, SequenceModel, Staircase, engine
+>>> core = CoreConfig(width=16, num_layers=1, num_heads=2)
+>>> schedule = Staircase(chunk_size=4, num_passes=3)
+>>> model = engine.accelerate(SequenceModel(vocab_size=10, core=core, schedule=schedule))
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from staircase_attention.engine.backend import accelerate, plain
+    from staircase_attention.engine.capture import CapturedUpdates
+    from staircase_attention.engine.decoding import Decoder
+
+__all__ = ["CapturedUpdates", "Decoder", "accelerate", "plain"]
+
+_HOMES = {
+    "CapturedUpdates": "capture",
+    "Decoder": "decoding",
+    "accelerate": "backend",
+    "plain": "backend",
+}
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401
+    """Import a name on first use."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

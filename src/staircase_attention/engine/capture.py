@@ -1,197 +1,312 @@
-"""Whole updates as CUDA graphs: captured once, replayed for every segment that looks the same.
+"""Whole updates as CUDA graphs: captured once, replayed for every update with the same timetable.
 
-What goes in lies in memory of its own: tokens, targets, numbers such as the learning rate, and
-the lanes' states. Where the states that come out look like those that went in, the graph itself
-puts them in their place, and can run again at once; else another graph takes them in. Positions
-are not in a graph; they are reckoned by how often it ran, and by where it began.
+`step = CapturedUpdates(step, model, report=...)` wraps a step function as PyTorch's
+`make_graphed_callables` does: `results, states = step(inputs, states)`, both in memory that the
+next call may overwrite.
+
+A graph holds tensors only. What else is in a state (positions, numbers of banks, cached positions)
+follows from the timetable: two updates can share a graph if their steps, and what the ledger holds
+before and after each of them, are the same relative to the first position and up to the numbers
+of banks. After a replay, the ledger of that update gives the numbers.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import TypeAlias
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from staircase_attention.engine.kernels.graphs import Pool, captured
-from staircase_attention.models import LSTMState, State, Stream
-from staircase_attention.training.objective import Carried
+from staircase_attention.models import SequenceModel, State, Stream
+from staircase_attention.schedules import Ledger, Schedule
 
 Inputs: TypeAlias = tuple[Tensor, ...]
-Looks: TypeAlias = tuple[object, ...] | None
-Work: TypeAlias = Callable[..., tuple[Tensor, list[Carried]]]
-"""An update on a device: inputs and states, to results and states."""
+"""Tokens (rows, time) first, then whatever else the step takes."""
+StepFunction: TypeAlias = Callable[[Inputs, list[Any]], tuple[Tensor, list[Any]]]
+"""Inputs and states (State, or None before the first token) to results and states."""
+Held: TypeAlias = tuple[tuple[tuple[int, int], int], ...]
+"""Number of tokens for each (bank, layer), in the order of these."""
+
+MOST_EAGER = 100
+"""Updates unlike all before them after which capturing is given up."""
+MOST_GRAPHS = 8
+"""Further graphs are made only for updates that repeat the one before."""
 
 
-class CapturedUpdate:
-    """An update of one look, the states that go in, and those that come out."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """The timetable of one segment, and what a stream holds after it."""
+
+    signature: Hashable
+    """Equal for two segments whose steps one graph can run."""
+    stop: int
+    """Position after the segment."""
+    held: Held
+    cached: tuple[range, ...]
+
+
+def plan_segment(
+    schedule: Schedule, num_layers: int, tokens: range, held: Held, cached: tuple[range, ...]
+) -> Plan:
+    """Follow the timetable of a segment from what a stream holds before it."""
+    # Banks are renamed: first those that are held, by number, then others as they come up.
+    names: dict[int, int] = {}
+    for (bank, _), _ in held:
+        names.setdefault(bank, len(names))
+
+    def relative(ranges: Sequence[range]) -> tuple[int, ...]:
+        return tuple(end - tokens.start for part in ranges for end in (part.start, part.stop))
+
+    def renamed(ledger_banks: Held) -> tuple[tuple[int, int, int], ...]:
+        return tuple((names[bank], layer, count) for (bank, layer), count in ledger_banks)
+
+    before = (renamed(held), relative(cached))
+    ledger, rows = Ledger(banks=dict(held), cached=cached), []
+    for step, _ in ledger.follow(schedule.steps(tokens, num_layers=num_layers, order="window")):
+        cells = tuple((*relative([cell.tokens]), cell.cached) for cell in step.cells)
+        bank = names.setdefault(step.bank, len(names))
+        # What the step keeps in the cache shows in the ledger before the next step.
+        row = (bank, step.layers, cells, relative(step.frozen), step.retained)
+        rows.append((row, relative(ledger.cached)))
+    after = tuple(sorted(ledger.banks.items()))
+    signature = (before, tuple(rows), renamed(after), relative(ledger.cached))
+    return Plan(signature=signature, stop=tokens.stop, held=after, cached=ledger.cached)
+
+
+class CapturedUpdates:
+    """A step function whose updates are captured as CUDA graphs when they come again.
+
+    An update runs eagerly when its signature is new, and is captured when it comes for the second
+    time. There is one graph for states of full size, and some for those before, which come again
+    whenever lanes restart.
+    """
+
+    def __init__(
+        self, step: StepFunction, model: SequenceModel, *, report: Callable[[str], None]
+    ) -> None:
+        self.step, self.report = step, report
+        # Micro-batches share a plan, and the next one is made while the GPU is busy.
+        plan = partial(plan_segment, model.schedule, model.config.num_layers)
+        self._plan = lru_cache(maxsize=4)(plan)
+        self.graphs: dict[Hashable, UpdateGraph] = {}
+        self.is_capturing = True
+        self._seen: set[Hashable] = set()
+        """Signatures of updates that ran eagerly."""
+        self._refused: set[Hashable] = set()
+        """Signatures of updates that could not be captured."""
+        self._num_new = 0
+        """Updates whose signature was new."""
+        self._latest: list[Any] | None = None
+        """The states that the latest call returned."""
+        self._previous: Hashable = None
+        """The signature of the latest call."""
+        self._reported: set[str] = set()
+
+    def __call__(self, inputs: Inputs, states: list[Any]) -> tuple[Tensor, list[Any]]:
+        """One update. Results and states are valid until the next call."""
+        if not self.is_capturing:
+            return self.step(inputs, states)
+        signature = self.signature(inputs, states)
+        graph = self._graph_for(signature, inputs, states)
+        if graph is None:
+            results, after = self._run_eagerly(inputs, states)
+        else:
+            results = graph.replay(inputs, states)
+            after = graph.states_after(self._plans(inputs, states))
+            # Overlaps with the replay: the next call finds its plans made.
+            self._plans(inputs, after)
+        self._latest = after
+        return results, after
+
+    def signature(self, inputs: Inputs, states: Sequence[State | None]) -> Hashable:
+        """What two updates have in common if one graph can run both; None if no graph can."""
+        # A row that started later hides keys from itself by a mask, which moves.
+        for state in states:
+            if state and (len(state.streams) > 1 or any(state.streams[0].starts)):
+                return None
+        return (
+            tuple(part.shape for part in inputs),
+            tuple(plan.signature for plan in self._plans(inputs, states)),
+            tuple((part.shape, part.dtype) for part in tensors_of(states)),
+            tuple(state is None for state in states),
+        )
+
+    def _plans(self, inputs: Inputs, states: Sequence[State | None]) -> list[Plan]:
+        plans = []
+        for state in states:
+            stream = state.streams[0] if state else Stream.fresh([0])
+            held = tuple((key, stream.banks[key].num_tokens) for key in sorted(stream.banks))
+            tokens = range(stream.position, stream.position + inputs[0].shape[1])
+            plans.append(self._plan(tokens, held, stream.cached))
+        return plans
+
+    def _graph_for(
+        self, signature: Hashable, inputs: Inputs, states: list[Any]
+    ) -> "UpdateGraph | None":
+        """The graph of this update, made now if it is due."""
+        is_repeated = signature == self._previous and states is self._latest
+        self._previous = signature
+        if signature is None or signature not in self._seen:
+            self._seen.add(signature)
+            self._num_new += 1
+            if self._num_new > MOST_EAGER:
+                self._give_up(
+                    "their timetables keep changing, as with states that grow, or segments that "
+                    "end at ever other places within a chunk"
+                )
+            return None
+        if signature not in self.graphs:
+            if is_repeated or (signature not in self._refused and len(self.graphs) < MOST_GRAPHS):
+                self._capture(signature, inputs, states, is_repeated=is_repeated)
+            elif signature not in self._refused:
+                self._report_once(
+                    f"{MOST_GRAPHS} CUDA graphs are the most; other updates are slower"
+                )
+        return self.graphs.get(signature)
+
+    def _run_eagerly(self, inputs: Inputs, states: list[Any]) -> tuple[Tensor, list[Any]]:
+        try:
+            return self.step(inputs, states)
+        except torch.OutOfMemoryError:
+            if not self.graphs:
+                raise
+        # The graphs' memory is missing. No weights have changed yet, so the update can be repeated.
+        self._report_once(
+            "CUDA graphs are made again and again, because memory is too small for them beside "
+            "eager updates; use more training.num_micro_batches, or training.recompute"
+        )
+        self._drop_graphs()
+        return self.step(inputs, states)
+
+    def _capture(
+        self, signature: Hashable, inputs: Inputs, states: list[Any], *, is_repeated: bool
+    ) -> None:
+        first = next(iter(self.graphs.values()), None)
+        pool = first.pool if first else None
+        try:
+            self.graphs[signature] = UpdateGraph(self, signature, inputs, states, pool)
+        except RuntimeError as error:
+            why = str(error).splitlines()[0]
+            lacks_memory = isinstance(error, torch.OutOfMemoryError) and first is not None
+        else:
+            return
+        # A failed capture may damage the shared pool. By now the error is gone, and with it the
+        # tensors that it kept alive.
+        del first, pool
+        self._drop_graphs()
+        if lacks_memory:
+            self._capture(signature, inputs, states, is_repeated=is_repeated)
+        elif is_repeated:
+            self._give_up(why)
+        else:
+            if not self._refused:
+                self.report(
+                    f"some updates cannot be captured as CUDA graphs, and are slower: {why}"
+                )
+            self._refused.add(signature)
+
+    def _drop_graphs(self) -> None:
+        """Free the memory of all graphs."""
+        self.graphs.clear()
+        torch.cuda.empty_cache()
+
+    def _give_up(self, why: str) -> None:
+        self.is_capturing = False
+        self._drop_graphs()
+        self.report(f"updates are not captured as CUDA graphs, and slower: {why}")
+
+    def _report_once(self, text: str) -> None:
+        if text not in self._reported:
+            self._reported.add(text)
+            self.report(text)
+
+
+class UpdateGraph:
+    """One captured update: its inputs, the states before it, results, the states after it."""
 
     def __init__(
         self,
-        work: Work,
+        updates: CapturedUpdates,
+        signature: Hashable,
         inputs: Inputs,
-        states: Sequence[Carried],
-        looks: Looks,
-        beside: "CapturedUpdate | None" = None,
+        states: Sequence[State | None],
+        pool: Pool | None,
     ) -> None:
-        """Share memory with those that are there already, of which `beside` is one."""
-        # Nothing is lost by it, as updates run one after another on one stream. Inputs, states and
-        # results are held here, so that no later capture takes their memory. Earlier ones may
-        # write where results and states of this one come out, but these are read, or no longer
-        # wanted, before another one runs.
-        self.pool: Pool = Pool() if beside is None else beside.pool
+        # All graphs share a pool, as they run one after another on one stream. Inputs and states
+        # before are outside of it. Results and states after are held here, so that no later capture
+        # takes their memory; earlier graphs may write there, but only after these were read.
+        self.pool = pool or Pool()
         self.inputs = tuple(part.clone() for part in inputs)
-        self.before = [_map(state, torch.clone) for state in states]
-        self.origin = self.before
-        """The states that went in at the capture; their tensors are those of `before`."""
-        self.num_runs = 0
+        before = [state and state_map(state, torch.clone) for state in states]
+        self.before = tensors_of(before)
         self.graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
-        # What the updates before this one left in the allocator serves the graph's own memory.
+        # Memory that earlier updates left in the allocator serves the graph.
         torch.cuda.empty_cache()
         with captured(self.graph, self.pool):
-            self.results, after = work(*self.inputs, self.before)
-            goes_on = looks_of(inputs, after) == looks
-            if goes_on:
-                for old, new in zip(_tensors(self.before), _tensors(after), strict=True):
-                    old.copy_(new)
-        self.strides = _all_strides(self.before, after) if goes_on else []
-        """How far each run moves states that keep their look."""
-        self.after = None if goes_on else after
-        """States that come out with another look, where they stood at the capture."""
+            self.results, self.after = updates.step(self.inputs, before)
+            # States that the same graph takes next are put in place by the graph itself.
+            if updates.signature(inputs, self.after) == signature:
+                _copy_all(self.before, tensors_of(self.after))
+                places = dict(zip(map(id, tensors_of(self.after)), self.before, strict=True))
+                self.after = [
+                    state and state_map(state, lambda tensor: places[id(tensor)])
+                    for state in self.after
+                ]
 
-    def can_go_on(self, inputs: Inputs) -> bool:
-        """Whether it can run again at once, from the states that it gave, with these inputs."""
-        pairs = zip(self.inputs, inputs, strict=True)
-        return self.after is None and all(own.shape == given.shape for own, given in pairs)
-
-    def run(self, inputs: Inputs) -> Tensor:
-        """One update; its results are overwritten by the next."""
+    def replay(self, inputs: Inputs, states: Sequence[State | None]) -> Tensor:
+        """Run the update; its results are overwritten by the next."""
         for own, given in zip(self.inputs, inputs, strict=True):
             own.copy_(given, non_blocking=True)
+        _copy_all(self.before, tensors_of(states))
         self.graph.replay()
-        self.num_runs += 1
         return self.results
 
-    def take_in(self, states: Sequence[Carried]) -> None:
-        """Go on from these states, which look like those of the capture."""
-        own = _tensors(self.before)
-        for old, new in zip(own, _tensors(states), strict=True):
-            old.copy_(new)
-        self.before = _with_tensors(states, own)
-        self.num_runs = 0
-
-    def states(self) -> list[Carried]:
-        """The states as the latest run left them, in memory of their own."""
-        if self.after is None:
-            given, strides, count = self.before, self.strides, self.num_runs
-        else:
-            given, strides, count = self.after, _all_strides(self.origin, self.before), 1
-        moved = [_moved(state, own, count) for state, own in zip(given, strides, strict=True)]
-        return [_map(state, torch.clone) for state in moved]
+    def states_after(self, plans: Sequence[Plan]) -> list[State | None]:
+        """The states after a replay of segments with these plans."""
+        return [
+            state and replace(state, streams=(_placed(state.streams[0], plan),))
+            for state, plan in zip(self.after, plans, strict=True)
+        ]
 
 
-def looks_of(inputs: Inputs, states: Sequence[Carried]) -> Looks:
-    """What two updates have in common if one graph serves both; None: no graph does."""
-    looks: list[object] = [part.shape for part in inputs]
-    for state in states:
-        if isinstance(state, State):
-            # A row that began later hides keys from itself by a mask, which moves.
-            if any(start for stream in state.streams for start in stream.starts):
-                return None
-            looks += [_look(stream, state.chunk_length) for stream in state.streams]
-        else:
-            looks.append(tuple(tensor.shape for tensor in _tensors([state])))
-    return tuple(looks)
-
-
-def _look(stream: Stream, chunk_length: int) -> tuple[object, ...]:
-    here = stream.position
-    return (
-        stream.rows,
-        here % chunk_length,
-        tuple((layer, stream.banks[bank, layer].keys.shape) for bank, layer in _keys(stream)),
-        tuple(held.keys.shape for held in stream.cache),
-        (stream.cached.start - here, stream.cached.stop - here) if stream.cache else None,
-        frozenset(tensor.dtype for tensor in stream.tensors),
-    )
-
-
-def _keys(stream: Stream) -> list[tuple[int, int]]:
-    return sorted(stream.banks)
-
-
-def _tensors(states: Sequence[Carried]) -> list[Tensor]:
-    """All tensors, in an order that depends on the looks only."""
-    found: list[Tensor] = []
-    for state in states:
-        if isinstance(state, LSTMState):
-            found += [state.hidden, state.cell]
-        elif state is not None:
-            for stream in state.streams:
-                found += [part for key in _keys(stream) for part in stream.banks[key]]
-                found += [part for held in stream.cache for part in held]
-    return found
-
-
-def _map(state: Carried, change: Callable[[Tensor], Tensor]) -> Carried:
-    if state is None or isinstance(state, LSTMState):
-        return state and state.map(change)
-    return replace(state, streams=tuple(stream.map(change) for stream in state.streams))
-
-
-def _with_tensors(states: Sequence[Carried], tensors: Sequence[Tensor]) -> list[Carried]:
-    """States that stand where these do, with other tensors in their places."""
-    others = dict(zip(map(id, _tensors(states)), tensors, strict=True))
-    return [_map(state, lambda tensor: others[id(tensor)]) for state in states]
-
-
-Stride: TypeAlias = tuple[int, int, int, int]
-"""How far a stream moves: its position, the numbers of its banks, its cache's ends."""
-
-
-def _all_strides(before: Sequence[Carried], after: Sequence[Carried]) -> list[list[Stride]]:
-    return [_strides(*pair) for pair in zip(before, after, strict=True)]
-
-
-def _strides(before: Carried, after: Carried) -> list[Stride]:
-    """From one state to another that looks like it; none where nothing has begun."""
-    if not isinstance(before, State) or not isinstance(after, State):
-        return []
-    pairs = zip(before.streams, after.streams, strict=True)
-    return [_stride(old, new, before.chunk_length) for old, new in pairs]
-
-
-def _stride(before: Stream, after: Stream, chunk_length: int) -> Stride:
-    tokens = after.position - before.position
-    # Full chunks that make one pass leave no bank open; the next ones are numbered by chunks.
-    by_chunks = tokens // chunk_length
-    return (
-        tokens,
-        _keys(after)[0][0] - _keys(before)[0][0] if before.banks else by_chunks,
-        after.cached.start - before.cached.start,
-        after.cached.stop - before.cached.stop,
-    )
-
-
-def _moved(state: Carried, strides: Sequence[Stride], count: int) -> Carried:
-    """A state so many strides further on; without any, where it is."""
-    if not isinstance(state, State) or not strides:
-        return state
+def _placed(stream: Stream, plan: Plan) -> Stream:
+    """The tensors of one capture at the positions and under the bank numbers of a plan."""
+    banks = [stream.banks[key] for key in sorted(stream.banks)]
+    keys = [key for key, _ in plan.held]
     return replace(
-        state,
-        streams=tuple(
-            replace(
-                stream,
-                position=stream.position + count * tokens,
-                banks={
-                    (bank + count * banks, layer): held
-                    for (bank, layer), held in stream.banks.items()
-                },
-                cached=range(
-                    stream.cached.start + count * start, stream.cached.stop + count * stop
-                ),
-            )
-            for stream, (tokens, banks, start, stop) in zip(state.streams, strides, strict=True)
-        ),
+        stream,
+        position=plan.stop,
+        banks=dict(zip(keys, banks, strict=True)),
+        cached=plan.cached,
     )
+
+
+def _copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copy tensors of which some may be in place already, and some in the place of others."""
+    taken = {target.untyped_storage().data_ptr() for target in targets}
+    moves = [
+        (target, source.clone() if source.untyped_storage().data_ptr() in taken else source)
+        for target, source in zip(targets, sources, strict=True)
+        if target.data_ptr() != source.data_ptr()
+    ]
+    for target, source in moves:
+        target.copy_(source)
+
+
+def tensors_of(states: Sequence[State | None]) -> list[Tensor]:
+    """All tensors, in an order that depends on the signature only."""
+    streams = [stream for state in states if state for stream in state.streams]
+    return [
+        part
+        for stream in streams
+        for held in (*(stream.banks[key] for key in sorted(stream.banks)), *stream.cache)
+        for part in held
+    ]
+
+
+def state_map(state: State, change: Callable[[Tensor], Tensor]) -> State:
+    """The same change made to every tensor of a state."""
+    return replace(state, streams=tuple(stream.map(change) for stream in state.streams))

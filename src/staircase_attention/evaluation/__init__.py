@@ -1,27 +1,19 @@
-"""How good a trained model is."""
+"""Evaluation: loss and error of a trained model, in total and by place."""
 
-from staircase_attention.evaluation.by_place import Place, score_by_place
-from staircase_attention.evaluation.evaluate import (
+from staircase_attention.evaluation.language import Reading, bits, loss_by_past, loss_by_position
+from staircase_attention.evaluation.scores import (
+    Place,
     Score,
-    ScoredBatch,
     autocast,
     evaluate,
     loss_and_wrong,
-)
-from staircase_attention.evaluation.language import (
-    Mean,
-    Reading,
-    bits,
-    loss_by_past,
-    loss_by_position,
+    score_by_place,
 )
 
 __all__ = [
-    "Mean",
     "Place",
     "Reading",
     "Score",
-    "ScoredBatch",
     "autocast",
     "bits",
     "evaluate",

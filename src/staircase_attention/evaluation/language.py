@@ -1,4 +1,4 @@
-"""Where in a text a language model loses: by position in the document, and by the past it kept."""
+"""Where a language model loses: by position in the document, and by the past in its state."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -10,63 +10,66 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
-from torch.nn import functional
 
-from staircase_attention.batches import IGNORED
-from staircase_attention.evaluation.doublings import doubling
-from staircase_attention.evaluation.evaluate import autocast
-from staircase_attention.generation.drive import answering
+from staircase_attention.batches import IGNORED, Batch
+from staircase_attention.checks import input_error
+from staircase_attention.evaluation.scores import (
+    Score,
+    answered,
+    autocast,
+    doubling,
+    evaluating,
+    loss_and_wrong,
+    score_by,
+)
 
 
-class Tokens(Protocol):
-    """A text as numbers: what a split of a corpus offers."""
+class TokenSequence(Protocol):
+    """A tokenised text: what a split of a corpus offers."""
 
     @property
     def num_tokens(self) -> int:
-        """How many there are."""
+        """The number of tokens."""
 
     @property
     def document_starts(self) -> NDArray[Any]:
-        """Index of every document's first token."""
+        """The index of every document's first token."""
 
     def tokens(self, start: int, stop: int) -> NDArray[Any]:
-        """Those from `start` to `stop` - 1."""
+        """The tokens from `start` to `stop` - 1."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
-    """How a text is read: by whom, in what pieces, and how much of it."""
+    """How a text is read: by which model, in which pieces, and how much of it."""
 
     model: nn.Module
-    split: Tokens
+    split: TokenSequence
     num_lanes: int
     segment_length: int
     num_tokens: int
-    """Tokens that are read, the first of the split."""
+    """Tokens that are read, from the start of the split."""
     device: torch.device
     precision: torch.dtype = torch.float32
     carries_state: bool = True
-    """Whether lanes go on from segment to segment; else each segment is a text, or part of one."""
+    """Whether state is carried from segment to segment; else every segment is a text of its own."""
     end_symbol: int | None = None
-    """What comes before the first token of a stream; None: that one token is not foretold."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Mean:
-    """A mean loss, in nats, and of how many tokens."""
-
-    loss: float
-    num_tokens: int
+    """The input before the first token of a stream; None: that token is not predicted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Segment:
-    """Which tokens are foretold at once: some consecutive ones in every row."""
+    """The tokens that are predicted at once: consecutive ones in every row."""
 
     firsts: NDArray[np.int64]
-    """Index of the first of each row."""
+    """Index of the first token of each row."""
     counts: NDArray[np.int64]
-    """How many there are in each row."""
+    """Number of tokens of each row."""
+
+    @property
+    def past(self) -> int:
+        """The number of input tokens before the segment, in the row that has least."""
+        return int(np.maximum(self.firsts - 1, 0).min())
 
 
 def bits(loss: float) -> float:
@@ -74,91 +77,89 @@ def bits(loss: float) -> float:
     return loss / math.log(2)
 
 
-def loss_by_position(reading: Reading) -> dict[int, Mean]:
-    """Mean loss of the tokens at distances 1, 2-3, 4-7, ... from their document's first.
+def loss_by_position(reading: Reading) -> dict[int, Score]:
+    """The scores of the tokens at distances 1, 2-3, 4-7, ... from their document's first.
 
-    The key is the lower bound of each range; a document's first token, which nothing but the
-    document before it announces, is under 0. All tokens are counted once, as `evaluate` counts
-    them, so that the means are parts of the whole.
+    The key is the lower bound of each range. A document's first token, which is predicted from the
+    document before it, is under 0. Every token is counted once, as in `evaluate`.
     """
     starts = np.asarray(reading.split.document_starts, dtype=np.int64)
-    sums: dict[int, list[float]] = {}
-    state = None
-    with answering(reading.model):
-        for segment in _segments(reading):
-            before = state if reading.carries_state else None
-            indices, losses, state = _score(reading, segment, before)
-            document = np.searchsorted(starts, indices, side="right") - 1
-            position = indices - starts[np.maximum(document, 0)]
-            buckets = doubling(position)
-            for bucket in np.unique(buckets).tolist():
-                here = buckets == bucket
-                total = sums.setdefault(bucket, [0.0, 0])
-                total[0] += float(losses[here].sum())
-                total[1] += int(here.sum())
-    return {
-        bucket: Mean(loss=total / count, num_tokens=int(count))
-        for bucket, (total, count) in sorted(sums.items())
-    }
+    segments = list(_segments(reading))
+
+    def positions(segment: Segment) -> NDArray[np.int64]:
+        indices = segment.firsts[:, None] + np.arange(segment.counts.max())
+        documents = np.searchsorted(starts, indices, side="right") - 1
+        return doubling(indices - starts[np.maximum(documents, 0)])
+
+    answers = answered(
+        reading.model,
+        (_batch(reading, segment) for segment in segments),
+        device=reading.device,
+        precision=reading.precision,
+        carries_state=reading.carries_state,
+    )
+    return score_by(answers, {"position": map(positions, segments)})["position"]
 
 
-def loss_by_past(reading: Reading, pasts: Sequence[int]) -> dict[int, Mean]:
-    """Mean loss of the same tokens when the state holds only so many tokens before each segment.
+def loss_by_past(reading: Reading, pasts: Sequence[int]) -> dict[int, Score]:
+    """The scores of the same tokens when the state holds this many tokens before each segment.
 
-    Segments that have less than the largest past before them are left out for all.
+    Segments with fewer tokens before them than the largest past are left out for all.
     """
     check_pasts(reading, pasts)
-    segments = [segment for segment in _segments(reading) if _past_of(segment) >= max(pasts)]
-    with answering(reading.model):
-        return {past: _with_past(reading, segments, past) for past in pasts}
+    segments = [segment for segment in _segments(reading) if segment.past >= max(pasts)]
+    with evaluating(reading.model):
+        return {
+            past: Score.together(_score_after(reading, segment, past) for segment in segments)
+            for past in pasts
+        }
 
 
 def check_pasts(reading: Reading, pasts: Sequence[int]) -> None:
-    """Refuse pasts that no loss can be given for; nothing is scored for it."""
+    """Refuse pasts that the text does not have, before anything is computed."""
     if not reading.carries_state:
-        raise ValueError(
-            "Reading.carries_state must be True for losses by past, got False; use loss_by_position"
+        raise input_error(
+            "Reading.carries_state must be True for losses by past", False, "use loss_by_position"
         )
     if not pasts or min(pasts) < 0:
         received = min(pasts) if pasts else "none"
-        raise ValueError(
-            f"a past must be a number of tokens of at least 0, got {received}; use 0 for no past"
+        raise input_error(
+            "a past must be a number of tokens of at least 0", received, "use 0 for no past"
         )
-    longest = max(map(_past_of, _segments(reading)), default=-1)
+    longest = max((segment.past for segment in _segments(reading)), default=0)
     if longest < max(pasts):
-        raise ValueError(
-            f"a past must be at most what comes before the last segment of every lane, "
-            f"{max(longest, 0)} tokens, got {max(pasts)}; use a smaller past, or fewer lanes"
+        raise input_error(
+            "a past must be at most the tokens before the last segment of every lane, "
+            f"{longest} tokens",
+            max(pasts),
+            "use a smaller past, or fewer lanes",
         )
 
 
-def _past_of(segment: Segment) -> int:
-    """How many tokens that the model reads come before it, in every row."""
-    return int(np.maximum(segment.firsts - 1, 0).min())
+def _score_after(reading: Reading, segment: Segment, past: int) -> Score:
+    state = None
+    if past:
+        begins = (segment.firsts - 1 - past).tolist()
+        before = [reading.split.tokens(begin, begin + past) for begin in begins]
+        _, state = _run(reading, np.stack(before).astype(np.int64), None)
+    batch = _batch(reading, segment)
+    logits, _ = _run(reading, batch.inputs, state)
+    loss, wrong = loss_and_wrong(logits, torch.from_numpy(batch.targets).to(reading.device))
+    return Score.of(loss.item(), wrong.item(), batch.num_answers)
 
 
-def _with_past(reading: Reading, segments: Sequence[Segment], past: int) -> Mean:
-    total, count = 0.0, 0
-    for segment in segments:
-        state = None
-        if past:
-            begins = (segment.firsts - 1 - past).tolist()
-            before = [reading.split.tokens(begin, begin + past) for begin in begins]
-            _, state = _run(reading, np.stack(before).astype(np.int64), None)
-        _, losses, _ = _score(reading, segment, state)
-        total += float(losses.sum())
-        count += losses.size
-    return Mean(loss=total / count, num_tokens=count)
+def _run(reading: Reading, tokens: NDArray[np.int64], state: Any) -> Any:  # noqa: ANN401
+    with autocast(reading.device, reading.precision):
+        return reading.model(torch.from_numpy(tokens).to(reading.device), state)
 
 
 def _segments(reading: Reading) -> Iterator[Segment]:
-    """What is foretold, segment after segment."""
     segments = _stream(reading) if reading.carries_state else _episodes(reading)
     return (segment for segment in segments if segment.counts.any())
 
 
 def _stream(reading: Reading) -> Iterator[Segment]:
-    """Rows are lanes, which are contiguous parts of the text."""
+    """Rows are lanes: contiguous parts of the text."""
     first = 0 if reading.end_symbol is not None else 1
     num_targets = min(reading.num_tokens, reading.split.num_tokens - first)
     lanes = np.arange(reading.num_lanes + 1, dtype=np.int64)
@@ -170,7 +171,7 @@ def _stream(reading: Reading) -> Iterator[Segment]:
 
 
 def _episodes(reading: Reading) -> Iterator[Segment]:
-    """Rows are documents, or pieces of longer ones, all but the first token of each."""
+    """Rows are documents, or pieces of longer ones, without the first token of each."""
     stop = min(reading.num_tokens, reading.split.num_tokens)
     starts = np.asarray(reading.split.document_starts, dtype=np.int64)
     bounds = [*starts[starts < stop].tolist(), stop]
@@ -182,33 +183,8 @@ def _episodes(reading: Reading) -> Iterator[Segment]:
         yield Segment(firsts=begins[here] + 1, counts=lengths[here] - 1)
 
 
-def _score(
-    reading: Reading,
-    segment: Segment,
-    state: Any,  # noqa: ANN401
-) -> tuple[NDArray[np.int64], NDArray[np.float64], Any]:
-    """The indices of the tokens that are foretold, their losses, and the state after them."""
-    inputs, targets = _take(reading, segment)
-    logits, state = _run(reading, inputs, state)
-    losses = functional.cross_entropy(
-        logits.float().flatten(0, 1),
-        torch.from_numpy(targets).to(reading.device).flatten(),
-        ignore_index=IGNORED,
-        reduction="none",
-    )
-    asked = targets != IGNORED
-    indices = segment.firsts[:, None] + np.arange(targets.shape[1])
-    return indices[asked], losses.double().cpu().numpy().reshape(targets.shape)[asked], state
-
-
-def _run(reading: Reading, tokens: NDArray[np.int64], state: Any) -> Any:  # noqa: ANN401
-    inputs = torch.from_numpy(tokens).to(reading.device)
-    with autocast(reading.device, reading.precision):
-        return reading.model(inputs, state)
-
-
-def _take(reading: Reading, segment: Segment) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Inputs and targets, (rows, most tokens of a row); short rows are filled up."""
+def _batch(reading: Reading, segment: Segment) -> Batch:
+    """Inputs and targets of a segment; short rows are padded."""
     shape = len(segment.firsts), int(segment.counts.max())
     inputs, targets = np.zeros(shape, dtype=np.int64), np.full(shape, IGNORED, dtype=np.int64)
     rows = zip(segment.firsts.tolist(), segment.counts.tolist(), strict=True)
@@ -217,4 +193,5 @@ def _take(reading: Reading, segment: Segment) -> tuple[NDArray[np.int64], NDArra
         if first == 0 and reading.end_symbol is not None:
             tokens = np.append(reading.end_symbol, tokens)
         inputs[row, :count], targets[row, :count] = tokens[:-1], tokens[1:]
-    return inputs, targets
+    is_padding = np.arange(shape[1]) >= segment.counts[:, None]
+    return Batch(inputs=inputs, targets=targets, is_padding=is_padding)

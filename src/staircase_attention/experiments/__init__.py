@@ -1,22 +1,32 @@
-"""Which runs exist: recipes, the paper's numbers as data, and runs set beside them."""
+"""Which runs exist: recipes, the paper's numbers as data, comparisons and their reports."""
 
-from staircase_attention.experiments.compare import compare
+from typing import TYPE_CHECKING
+
+from staircase_attention.experiments.catalog import (
+    TABLES,
+    Row,
+    find_recipe,
+    paper_rows,
+    recipes,
+    table_rows,
+)
+from staircase_attention.experiments.grid import variations
 from staircase_attention.experiments.paper import (
     PaperResult,
     PaperTable,
     PaperTraining,
+    Spread,
     SummaryEntry,
     find_paper_row,
     paper_summary,
     paper_tables,
     paper_training,
 )
-from staircase_attention.experiments.recipes import find_recipe, recipes
-from staircase_attention.experiments.report import Report, collect, write_report
-from staircase_attention.experiments.reproduce import reproduce
-from staircase_attention.experiments.rows import TABLES, Row, paper_rows, table_rows
-from staircase_attention.experiments.spread import Spread
-from staircase_attention.experiments.variations import variations
+from staircase_attention.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from staircase_attention.experiments.comparisons import compare, reproduce
+    from staircase_attention.experiments.report import Report, collect, write_report
 
 __all__ = [
     "TABLES",
@@ -41,3 +51,8 @@ __all__ = [
     "variations",
     "write_report",
 ]
+# Recipes can be listed without PyTorch.
+__getattr__ = lazy_names(
+    __name__,
+    {"comparisons": ["compare", "reproduce"], "report": ["Report", "collect", "write_report"]},
+)

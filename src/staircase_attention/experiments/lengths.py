@@ -1,10 +1,17 @@
-"""How trained models fare on episodes of other lengths: scored once, kept beside the run."""
+"""Scores of trained models on episodes of other lengths, kept in the run folder.
+
+    python -m staircase_attention.experiments.lengths RUN LENGTH...
+
+scores a run's best weights on test episodes of these lengths.
+"""
 
 import json
+import sys
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+from staircase_attention.checks import input_error
 from staircase_attention.evaluation import Score
 from staircase_attention.files import read_json, write_json
 from staircase_attention.tasks import load_task, split, with_length
@@ -22,9 +29,10 @@ def check_lengths(recipe: Recipe, lengths: Sequence[int]) -> None:
     if not lengths:
         return
     if not isinstance(recipe.task, TaskChoice):
-        raise ValueError(
-            f"lengths are for tasks with episodes, got them for {recipe.name}, which learns from "
-            "a corpus; leave them away"
+        raise input_error(
+            "lengths are for tasks with episodes",
+            f"{recipe.name}, which trains on a corpus",
+            "leave them out",
         )
     for length in lengths:
         _draw(recipe.task.reference, json.dumps(recipe.task.options), recipe.data_seed, length)
@@ -32,7 +40,7 @@ def check_lengths(recipe: Recipe, lengths: Sequence[int]) -> None:
 
 @cache
 def _draw(reference: str, options: str, seed: int, length: int) -> None:
-    """See that a task has test episodes of a length; the rows of a table have them in common."""
+    """Check that a task has test episodes of a length; cached, as rows share their task."""
     split(with_length(load_task(reference, **json.loads(options)), length), "test", seed)
 
 
@@ -44,20 +52,21 @@ def read_lengths(run: Path) -> dict[int, Score]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"a run's {FILE} must be as it was written, got {run / FILE} "
-            f"({type(error).__name__}); delete it, and the lengths will be scored again"
+        raise input_error(
+            f"a run's {FILE} must be unchanged",
+            f"{run / FILE} ({type(error).__name__})",
+            "delete it, and the lengths will be scored again",
         ) from error
 
 
 def missing_lengths(run: Path, lengths: Sequence[int]) -> list[int]:
-    """Those that a run has no score for yet."""
+    """The lengths for which a run has no score yet."""
     known = read_lengths(run)
     return [length for length in lengths if length not in known]
 
 
 def score_lengths(run: Path, lengths: Sequence[int]) -> None:
-    """Score a run's best weights on test episodes of these lengths, where that is not done yet."""
+    """Score a run's best weights on test episodes of the lengths that have no score yet."""
     missing, scores = missing_lengths(run, lengths), read_lengths(run)
     if not missing:
         return
@@ -66,6 +75,9 @@ def score_lengths(run: Path, lengths: Sequence[int]) -> None:
     model = loaded.model.to(device)
     for length in missing:
         data = loaded.data.with_length(length)
-        score = score_split(model, data, "test", recipe=loaded.recipe, device=device)
-        scores[length] = score
+        scores[length] = score_split(model, data, "test", recipe=loaded.recipe, device=device)
         write_json(run / FILE, {str(one): scores[one].to_plain() for one in sorted(scores)})
+
+
+if __name__ == "__main__":
+    score_lengths(Path(sys.argv[1]), [int(length) for length in sys.argv[2:]])

@@ -1,7 +1,8 @@
 """The paper's numbers, as data: what its tables print, where they print it, and their slips."""
 
 import json
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -9,14 +10,48 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from staircase_attention.checks import check_choice
-from staircase_attention.experiments.spread import Spread
+from staircase_attention.layers.config import CoreConfig
 from staircase_attention.schedules import PaperRow
+from staircase_attention.training.recipe import OptimizerConfig, TrainingConfig
 
 FILE = "paper_tables.json"
 SPLITS = ("valid", "test")
 WORDS = ("recurrent_steps", "step_size", "forward_size")
 
 Unit = Literal["error %", "perplexity", "bits per character"]
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A mean over runs and its standard deviation."""
+
+    mean: float
+    deviation: float | None = None
+    """Standard deviation over the runs; None where there is only one."""
+
+    @classmethod
+    def over(cls, values: Sequence[float]) -> "Spread | None":
+        """Mean and sample standard deviation (divided by n - 1) of some runs.
+
+        >>> print(Spread.over([1.0, 2.0, 3.0]), "and", Spread.over([1.0]), "and", Spread.over([]))
+        2.0 ± 1.0 and 1.0 ± - and None
+        """
+        if not values:
+            return None
+        deviation = statistics.stdev(values) if len(values) > 1 else None
+        return cls(mean=statistics.fmean(values), deviation=deviation)
+
+    def __str__(self) -> str:
+        return self.shown(1)
+
+    def shown(self, digits: int) -> str:
+        """As text, with this many decimals.
+
+        >>> Spread(0.1234, 0.05).shown(2)
+        '0.12 ± 0.05'
+        """
+        deviation = "-" if self.deviation is None else f"{self.deviation:.{digits}f}"
+        return f"{self.mean:.{digits}f} ± {deviation}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,10 +137,34 @@ class PaperTraining:
     notes: tuple[str, ...]
     """Exceptions and slips."""
 
+    def core(self) -> CoreConfig:
+        """The core of every model."""
+        return CoreConfig(
+            width=self.width,
+            num_layers=self.num_layers,
+            num_heads=self.num_heads,
+            dropout=self.dropout,
+            embedding_dropout=self.embedding_dropout,
+        )
+
+    def config(self, *, num_updates: int) -> TrainingConfig:
+        """Batches and optimiser of every run."""
+        return TrainingConfig(
+            num_updates=num_updates,
+            num_lanes=self.num_lanes,
+            segment_length=self.segment_length,
+            optimizer=OptimizerConfig(
+                kind="adam",
+                learning_rate=self.learning_rate,
+                warm_up=self.warm_up,
+                gradient_clip=self.gradient_clip,
+            ),
+        )
+
 
 @cache
 def paper_tables() -> Mapping[str, PaperTable]:
-    """The tables with one result a row, by name.
+    """The tables with one result per row, by name.
 
     >>> print(paper_tables()["random-walk"].rows["ladder-8"].test)
     3.2 ± 1.6
@@ -116,7 +175,7 @@ def paper_tables() -> Mapping[str, PaperTable]:
 
 @cache
 def paper_summary() -> tuple[SummaryEntry, ...]:
-    """The table that sets the best of each model side by side.
+    """The table of the best result of each model.
 
     For Random Walk and Algorithm it is the test error of the seed that was best on validation data.
     """

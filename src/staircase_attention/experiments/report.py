@@ -1,37 +1,54 @@
-"""The report of an experiment: everything that was found, as data and as a page to read."""
+"""The report of an experiment: as data, as a Markdown page with figures, as a terminal table."""
 
 import datetime
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from staircase_attention.clock import clock
 from staircase_attention.experiments.experiment import Experiment
-from staircase_attention.experiments.markdown import page
-from staircase_attention.experiments.run_records import RunRecord
-from staircase_attention.experiments.spread import Spread
-from staircase_attention.experiments.summary import RowSummary, summarize
+from staircase_attention.experiments.paper import Spread
+from staircase_attention.experiments.results import (
+    LAST_PART,
+    SOLVED,
+    RowSummary,
+    RunRecord,
+    summarize,
+)
 from staircase_attention.files import write_json, write_whole
 from staircase_attention.training.plain import to_plain
 from staircase_attention.training.run_folder import environment
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
 FORMAT = 3
-"""Counted up when the layout of report.json changes."""
-UNIT = "error %"
-NOT_WELL = ("failed", "diverged")
+"""Incremented when the layout of report.json changes."""
+MARK = "†"
+"""Marks a row that had fewer updates or tokens than it should have."""
+SHARED = "(shared)"
+"""Marks times of runs that did not have the machine to themselves."""
+NONE = "-"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """What an experiment has come to so far."""
+    """The results of an experiment so far."""
 
     experiment: Experiment
     rows: tuple[RowSummary, ...]
     written: str
-    """Day and time, in UTC."""
+    """Date and time, in UTC."""
 
     @property
     def failures(self) -> list[tuple[str, RunRecord]]:
-        """Runs that did not end well, with the names of their rows."""
-        return [(row.row.name, run) for row in self.rows for run in row.with_status(*NOT_WELL)]
+        """Runs that failed or diverged, with the names of their rows."""
+        return [
+            (row.row.name, run)
+            for row in self.rows
+            for run in row.with_status("failed", "diverged")
+        ]
 
     def to_plain(self) -> dict[str, Any]:
         """The report as plain data."""
@@ -40,7 +57,7 @@ class Report:
             "format": FORMAT,
             "title": experiment.title,
             "table": None if table is None else {"name": table.name, "label": table.label},
-            "unit": UNIT,
+            "unit": "error %",
             "command": experiment.command,
             "overrides": to_plain(experiment.overrides),
             "written": self.written,
@@ -61,23 +78,15 @@ def collect(experiment: Experiment) -> Report:
 
 
 def write_report(experiment: Experiment) -> Report:
-    """Write report.json, report.md and the pictures; each file is whole or as it was before."""
-    # Most commands draw nothing, and need not wait for matplotlib.
-    from staircase_attention.experiments.report_pictures import draw_pictures
+    """Write report.json, report.md and the figures; each file is whole or as it was before."""
+    # Imported late: matplotlib takes a second.
+    from staircase_attention.experiments.figures import draw_figures
 
     report = collect(experiment)
-    folder = experiment.folder
-    pictures = draw_pictures(experiment, report.rows, folder)
-    plain = report.to_plain()
+    folder, plain = experiment.folder, report.to_plain()
+    figures = draw_figures(experiment, report.rows, folder)
     write_json(folder / "report.json", plain)
-    text = page(
-        experiment,
-        report.rows,
-        written=report.written,
-        environment=plain["environment"],
-        pictures=pictures,
-    )
-    write_whole(folder / "report.md", text.encode())
+    write_whole(folder / "report.md", page(report, plain["environment"], figures).encode())
     return report
 
 
@@ -85,12 +94,22 @@ def _plain_row(summary: RowSummary) -> dict[str, Any]:
     row = summary.row
     return {
         "name": row.name,
+        "label": row.shown,
         "recipe": row.recipe.name,
         "model": row.model,
         **to_plain(row.words),
         "is_run": summary.is_run,
         "ours": _plain_ours(summary) if summary.is_run else None,
-        "paper": _plain_paper(summary),
+        "paper": None
+        if row.paper is None
+        else {
+            "row": row.paper.identifier,
+            "valid": to_plain(row.paper.valid),
+            "test": to_plain(row.paper.test),
+            "best_seed_test": row.paper_best,
+            "num_seeds": row.paper.num_seeds,
+            "num_updates": row.paper.num_updates,
+        },
         "full_updates": row.full_updates,
         "full_tokens": row.full_tokens,
         "is_shortened": summary.is_shortened,
@@ -100,35 +119,21 @@ def _plain_row(summary: RowSummary) -> dict[str, Any]:
 
 def _plain_ours(summary: RowSummary) -> dict[str, Any]:
     return {
-        "train": _plain_spread(summary.train_error),
-        "valid": _plain_spread(summary.error("valid")),
-        "test": _plain_spread(summary.error("test")),
+        "train": to_plain(summary.train_error),
+        "valid": to_plain(summary.error("valid")),
+        "test": to_plain(summary.error("test")),
         "best_seed": to_plain(summary.best),
         "num_seeds": len(summary.results),
         "num_updates": summary.num_updates,
         "num_tokens": summary.num_tokens,
         "num_parameters": summary.num_parameters,
         "wall_seconds": summary.wall_seconds,
-        "seconds_to_solve": _plain_spread(summary.seconds_to_solve),
+        "seconds_to_solve": to_plain(summary.seconds_to_solve),
         "is_shared": summary.is_shared,
         "lengths": {
-            str(length): _plain_spread(summary.length_error(length)) for length in summary.lengths
+            str(length): to_plain(summary.length_error(length)) for length in summary.lengths
         },
         "devices": summary.devices,
-    }
-
-
-def _plain_paper(summary: RowSummary) -> dict[str, Any] | None:
-    paper = summary.row.paper
-    if paper is None:
-        return None
-    return {
-        "row": paper.identifier,
-        "valid": _plain_spread(paper.valid),
-        "test": _plain_spread(paper.test),
-        "best_seed_test": summary.row.paper_best,
-        "num_seeds": paper.num_seeds,
-        "num_updates": paper.num_updates,
     }
 
 
@@ -149,5 +154,223 @@ def _plain_run(run: RunRecord) -> dict[str, Any]:
     }
 
 
-def _plain_spread(spread: Spread | None) -> dict[str, float | None] | None:
-    return None if spread is None else {"mean": spread.mean, "deviation": spread.deviation}
+def page(report: Report, written_on: Mapping[str, Any], figures: Mapping[str, str]) -> str:
+    """The report in Markdown; `figures` maps the names of PNG files to captions."""
+    experiment, rows = report.experiment, report.rows
+    headings, *cells = table_cells(report)
+    rule = ["---", "---", *["--:"] * (len(headings) - 3), "---"]
+    notes = [] if experiment.table is None else experiment.table.notes
+    parts = [
+        f"# {experiment.title}",
+        _introduction(experiment, rows),
+        _grid([headings, rule, *cells]),
+        _lengths(rows),
+        _list("Runs that failed, diverged or are unfinished", troubles(rows)),
+        "\n\n".join(f"![{caption}]({name})" for name, caption in figures.items()),
+        _list("Notes on the paper's numbers", notes),
+        _list("Origin", _origin(report, written_on)),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _introduction(experiment: Experiment, rows: Sequence[RowSummary]) -> str:
+    lines = [
+        "Errors in percent: mean ± sample standard deviation over seeds, of the weights with the "
+        "best validation error. The best seed has the lowest validation error; its test error is "
+        "shown. Seeds change initial weights and dropout, not the data. A row is solved when its "
+        f"validation error is {SOLVED:.0f}% or less; the mean time until then is shown where every "
+        f"run got there. Train is the mean training error of the last {LAST_PART:.0%} of the "
+        "updates, with dropout. If it is far below Valid, a model has memorised its training data, "
+        "or fails on empty states (see `staircase eval --by-episode`), or was best long before the "
+        "end."
+    ]
+    if experiment.table is not None:
+        lines.append(
+            f"The paper's numbers are those of its table `{experiment.table.label}`; "
+            "its best seeds are those of `tab:main-results`."
+        )
+    if any(row.is_shared for row in rows):
+        lines.append(
+            f"Times marked {SHARED} are of runs that shared the machine with other runs; alone "
+            "they would have been shorter."
+        )
+    if any(row.is_shortened for row in rows):
+        against = "the paper" if experiment.table is not None else "their recipes"
+        lines.append(
+            f"**{MARK} Run for fewer updates or tokens than {against}: not a like-for-like "
+            "comparison.**"
+        )
+    return "\n\n".join(lines)
+
+
+def table_cells(report: Report) -> list[list[str]]:
+    """The headings of the main table, then the cells of every row."""
+    with_paper = report.experiment.table is not None
+    headings = ["Model", "Row", "Recurrent steps", "Step size", "Forward size"]
+    headings += ["Train, ours", "Valid, ours", "Test, ours", "Best seed, ours"]
+    headings += ["Valid, paper", "Test, paper", "Best seed, paper"] if with_paper else []
+    headings += ["Seeds", "Updates", "Tokens", "Time per run", "Solved after", "Parameters"]
+    headings += ["Device"]
+    return [headings, *(_cells(row, with_paper=with_paper) for row in report.rows)]
+
+
+def _cells(summary: RowSummary, *, with_paper: bool) -> list[str]:
+    row, words = summary.row, summary.row.words
+    sizes = (words.recurrent_steps, words.step_size, words.forward_size)
+    return [
+        row.model + (f" {MARK}" if summary.is_shortened else ""),
+        row.shown,
+        *(NONE if size is None else str(size) for size in sizes),
+        *_ours(summary),
+        *(_paper(summary) if with_paper else []),
+        *_budget(summary),
+    ]
+
+
+def _ours(summary: RowSummary) -> list[str]:
+    best = summary.best
+    if best is None:
+        return [NONE, "no score" if summary.with_status("diverged") else "not run", NONE, NONE]
+    return [
+        _spread(summary.train_error, digits=2),
+        _spread(summary.error("valid"), digits=2),
+        _spread(summary.error("test"), digits=2),
+        f"{best.test:.2f} (seed {best.seed})",
+    ]
+
+
+def _paper(summary: RowSummary) -> list[str]:
+    paper, best = summary.row.paper, summary.row.paper_best
+    if paper is None:
+        return [NONE, NONE, NONE]
+    return [_spread(paper.valid), _spread(paper.test), NONE if best is None else f"{best:.1f}"]
+
+
+def _budget(summary: RowSummary) -> list[str]:
+    """Seeds, updates, tokens, times, parameters and device of the runs."""
+    row, solved = summary.row, summary.seconds_to_solve
+    if not summary.is_run:
+        return [NONE] * 7
+    mark = f"{MARK} " if summary.is_shortened else ""
+    shared = f" {SHARED}" if summary.is_shared else ""
+    paper_seeds = "" if row.paper is None else f" of {row.paper.num_seeds}"
+    full_updates = "" if row.full_updates is None else f" of {row.full_updates:,}"
+    full_tokens = "" if row.full_tokens is None else f" of {short(row.full_tokens)}"
+    return [
+        f"{len(summary.results)}{paper_seeds}",
+        mark + " to ".join(f"{n:,}" for n in summary.num_updates) + full_updates,
+        " to ".join(short(n) for n in summary.num_tokens) + full_tokens,
+        NONE if summary.wall_seconds is None else clock(summary.wall_seconds) + shared,
+        NONE if solved is None else clock(solved.mean) + shared,
+        " to ".join(f"{n:,}" for n in summary.num_parameters),
+        ", ".join(summary.devices).replace("|", "/"),
+    ]
+
+
+def _lengths(rows: Sequence[RowSummary]) -> str:
+    """Test errors on episodes of other lengths, for the rows that have some."""
+    lengths = sorted({length for row in rows for length in row.lengths})
+    if not lengths:
+        return ""
+    headings = ["Row", *(f"{length:,}" for length in lengths), "Seeds"]
+    lines = [headings, ["---", *["--:"] * (len(lengths) + 1)]]
+    for row in (row for row in rows if row.lengths):
+        errors = [_spread(row.length_error(length), digits=2) for length in lengths]
+        counts = [str(sum(length in run.lengths for run in row.runs)) for length in lengths]
+        seeds = counts[0] if len(set(counts)) == 1 else ", ".join(counts)
+        lines.append([row.row.shown, *errors, seeds])
+    words = "Test error in percent of the same weights on episodes of these lengths."
+    return "\n\n".join(["## Other lengths", words, _grid(lines)])
+
+
+def troubles(rows: Sequence[RowSummary]) -> list[str]:
+    """A line for every run that failed, diverged or is unfinished."""
+    lines = []
+    for summary in rows:
+        for run in summary.runs:
+            name = f"{summary.row.shown}, seed {run.seed}: "
+            if run.status == "failed":
+                lines.append(f"{name}failed ({run.failure}); the next call tries again")
+            elif run.status == "unfinished":
+                lines.append(f"{name}unfinished; the next call resumes it")
+            elif run.result is not None and run.status == "diverged":
+                counted = "counts with its best weights" if run.result.test else "has no score"
+                lines.append(
+                    f"{name}diverged at update {run.result.num_updates:,} after "
+                    f"{run.result.num_rollbacks} rollbacks; {counted}"
+                )
+    return lines
+
+
+def _origin(report: Report, written_on: Mapping[str, Any]) -> list[str]:
+    experiment = report.experiment
+    runs = [run.environment for summary in report.rows for run in summary.runs if run.environment]
+    counts = Counter(_machine(one) for one in runs)
+    lines = [
+        f"Run on {machine} ({count} run{'' if count == 1 else 's'})"
+        for machine, count in counts.most_common()
+    ]
+    lines.append(f"Written {report.written} on {_machine(written_on)}")
+    if experiment.overrides:
+        changed = ", ".join(f"`{path}={value}`" for path, value in experiment.overrides.items())
+        lines.append(f"Settings other than the recipes': {changed}")
+    if experiment.command:
+        lines.append(f"Command: `{experiment.command}`")
+    return lines
+
+
+def _machine(known: Mapping[str, Any]) -> str:
+    """A machine and its packages."""
+    packages = known.get("packages", {})
+    versions = ", ".join(f"{name} {version}" for name, version in packages.items())
+    machine = f"{known.get('device')}, {known.get('platform')}"
+    return f"{machine}; Python {known.get('python')}, {versions}"
+
+
+def _grid(lines: Sequence[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _list(heading: str, lines: Sequence[str]) -> str:
+    return "\n".join([f"## {heading}", "", *(f"- {line}" for line in lines)]) if lines else ""
+
+
+def _spread(spread: Spread | None, digits: int = 1) -> str:
+    return NONE if spread is None else spread.shown(digits)
+
+
+def short(count: int) -> str:
+    """A large number with three digits.
+
+    >>> short(3_276_800_000), short(65_536), short(12)
+    ('3.28G', '65.5k', '12')
+    """
+    for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
+        if count >= size:
+            return f"{count / size:.3g}{unit}"
+    return str(count)
+
+
+SCREEN = ("Row", "Valid, ours", "Test, ours", "Test, paper", "Seeds", "Updates", "Time per run")
+"""The columns that a terminal has room for."""
+
+
+def screen_table(report: Report) -> "Table":
+    """The main table for a terminal; rich fits it to the width of the screen.
+
+    Rows that were not run are left out; the page has them.
+    """
+    from rich import box
+    from rich.table import Table
+
+    headings, *cells = table_cells(report)
+    shown = [headings.index(name) for name in SCREEN if name in headings]
+    grid = Table(title=report.experiment.title, box=box.SIMPLE_HEAD, caption="errors in percent")
+    for column in shown:
+        name = headings[column]
+        is_name = name == "Row"
+        grid.add_column(name, justify="left" if is_name else "right", no_wrap=is_name)
+    for row, line in zip(report.rows, cells, strict=True):
+        if row.runs:
+            grid.add_row(*(line[column] for column in shown))
+    return grid

@@ -1,124 +1,211 @@
-"""What a user hands over as prompts: rule, received value, way out."""
+"""Prompts: checks what a user gives, and runs prompts of different lengths in one batch.
+
+Rows end together: the longest prompt starts first, and each shorter one joins when as many tokens
+are left as it has. There is no padding, so nothing is computed in vain. A row can join only where a
+chunk begins, so rows are first grouped by how far into a chunk they end. The rows of a group are
+one stream from then on, and the model runs once per group for each token it makes. Ladders,
+Feedback Transformers, memory networks and the LSTM have chunks of one token, so a single group.
+"""
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from numbers import Integral
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from staircase_attention.generation.drive import Model
-from staircase_attention.models.checks import check_tokens
+from staircase_attention.checks import check_integer, input_error
+from staircase_attention.generation.stepper import Model, ModelState, feed
+from staircase_attention.models import LSTMState, SequenceModel, State
 
 Prompt = Tensor | Sequence[int]
-"""Token numbers of one prompt."""
+"""The token ids of one prompt."""
+
+MAX_TOKENS_AT_ONCE = 1024
+"""Tokens per row in one call of the model, at most."""
+MAX_LOGITS_AT_ONCE = 1 << 25
+"""Logits in one call of the model, about: nobody reads them, but the model computes them."""
+EXAMPLE = "pass [3, 1, 4], a 1-D integer tensor, or a list of these; for text use stream_text"
 
 
-def as_rows(prompts: Any, *, vocab_size: int, start_token: int | None) -> list[Tensor]:  # noqa: ANN401
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A prompt of a group."""
+
+    place: int
+    """Its index among all prompts."""
+    tokens: Int[Tensor, " time"]
+    start: int
+    """The position, in its group, at which it starts."""
+
+
+def prefill(model: Model, prompts: Sequence[Int[Tensor, " time"]]) -> ModelState:
+    """The state after all tokens of all prompts; its rows are in the prompts' order."""
+    groups = group_by_end(prompts, chunk_length(model))
+    joined = join_states([_run_group(model, group) for group in groups])
+    places = [entry.place for group in groups for entry in group]
+    order = sorted(range(len(places)), key=places.__getitem__)
+    return joined if order == sorted(order) else joined.select(order)
+
+
+def group_by_end(prompts: Sequence[Int[Tensor, " time"]], chunk: int) -> list[list[Entry]]:
+    """Groups of prompts that can end together, the longest of each group first."""
+    by_end: dict[int, list[int]] = {}
+    for place, prompt in enumerate(prompts):
+        by_end.setdefault(len(prompt) % chunk, []).append(place)
+    groups = []
+    for places in by_end.values():
+        end = max(len(prompts[place]) for place in places)
+        entries = [Entry(place, prompts[place], end - len(prompts[place])) for place in places]
+        groups.append(sorted(entries, key=lambda entry: entry.start))
+    return groups
+
+
+def _run_group(model: Model, group: Sequence[Entry]) -> ModelState:
+    """Run a group's rows, each from its start to their common end."""
+    running: list[Entry] = []
+    state, position = None, 0
+    for start, entering in groupby(group, key=lambda entry: entry.start):
+        new = list(entering)
+        if state is None:
+            state = new_state(model, len(new))
+        else:
+            state = _run_rows(model, running, range(position, start), state)
+            state = with_new_rows(model, state, len(new))
+        running += new
+        position = start
+    assert state is not None
+    return _run_rows(model, running, range(position, len(group[0].tokens)), state)
+
+
+def _run_rows(
+    model: Model, rows: Sequence[Entry], positions: range, state: ModelState
+) -> ModelState:
+    """Run the rows' tokens at these positions, a bounded number at once."""
+    size = tokens_at_once(model, len(rows))
+    for start in range(positions.start, positions.stop, size):
+        stop = min(start + size, positions.stop)
+        tokens = [row.tokens[start - row.start : stop - row.start] for row in rows]
+        _, state = feed(model, torch.stack(tokens), state)
+    return state
+
+
+def tokens_at_once(model: Model, num_rows: int) -> int:
+    """Tokens per row in one call of the model: whole chunks where at least one fits."""
+    most = max(1, min(MAX_TOKENS_AT_ONCE, MAX_LOGITS_AT_ONCE // (num_rows * model.output_size)))
+    chunk = chunk_length(model)
+    return most - most % chunk if most >= chunk else most
+
+
+def chunk_length(model: Model) -> int:
+    """Rows that start a multiple of this apart can share a stream."""
+    return model.schedule.chunk_length if isinstance(model, SequenceModel) else 1
+
+
+def new_state(model: Model, num_rows: int) -> ModelState:
+    """The state of rows without any token."""
+    if isinstance(model, SequenceModel):
+        return model.initial_state(num_rows)
+    shape = (model.lstm.num_layers, num_rows, model.lstm.hidden_size)
+    zeros = model.output.weight.new_zeros
+    return LSTMState(hidden=zeros(shape), cell=zeros(shape))
+
+
+def with_new_rows(model: Model, state: ModelState, num_rows: int) -> ModelState:
+    """The state with new rows after the others, in the same stream.
+
+    In the family a chunk must begin here. The new rows are copies of a row that are reset, so that
+    they see nothing of what came before.
+    """
+    if isinstance(state, LSTMState):
+        return join_states([state, new_state(model, num_rows)])
+    old = state.batch_size
+    copies = state.select([*range(old), *[0] * num_rows])
+    return copies.reset([False] * old + [True] * num_rows)
+
+
+def join_states(states: Sequence[ModelState]) -> ModelState:
+    """The rows of several states of one model, one after another."""
+    family = [state for state in states if isinstance(state, State)]
+    return State.join(family) if family else LSTMState.join([*states])  # type: ignore[list-item]
+
+
+def as_rows(
+    prompts: Prompt | Sequence[Prompt], *, vocab_size: int, start_token: int | None
+) -> list[Tensor]:
     """One prompt, or several of different lengths, as tokens on the CPU, none of them empty."""
-    if start_token is not None and not is_count(start_token):
-        raise ValueError(f"start_token must be a token number, got {start_token!r}; give one, as 0")
-    rows = [_as_row(prompt, start_token) for prompt in _as_batch(prompts)]
+    start = [] if start_token is None else [as_integer("start_token", start_token, example=0)]
+    if isinstance(prompts, (list, tuple)):
+        is_batch = not all(isinstance(token, Integral) for token in prompts)
+    else:
+        is_batch = getattr(prompts, "ndim", 1) == 2  # noqa: PLR2004
+    rows = [_as_row(prompt, start) for prompt in (prompts if is_batch else [prompts])]
     if not rows:
-        raise ValueError("a stream needs at least one prompt, got none; give one, as [3, 1, 4]")
+        raise input_error("a stream needs at least one prompt", "none", EXAMPLE)
     for number, row in enumerate(rows):
         if len(row) == 0:
-            raise ValueError(
-                f"a prompt must have at least one token, got none in prompt {number}; "
-                "give start_token, the token that a text begins with, or a longer prompt"
+            raise input_error(
+                "a prompt must have at least one token",
+                f"none in prompt {number}",
+                "give start_token, the token that a text begins with, or a longer prompt",
             )
-        check_tokens(row[None], vocab_size)
+        low, high = (int(bound) for bound in row.aminmax())
+        if low < 0 or high >= vocab_size:
+            raise input_error(
+                f"token ids must be from 0 to vocab_size - 1 = {vocab_size - 1}",
+                f"ids from {low} to {high}",
+                "check the tokeniser",
+            )
     return rows
 
 
+def _as_row(prompt: object, start: list[int]) -> Int[Tensor, " time"]:
+    if isinstance(prompt, Tensor):
+        prompt = prompt.detach().cpu()
+    elif isinstance(prompt, (list, tuple)):
+        # An array of uint64 and int64 would be one of floats.
+        prompt = [int(token) if isinstance(token, np.integer) else token for token in prompt]
+    row = np.asarray(prompt)
+    # An empty list becomes an array of floats.
+    if row.ndim != 1 or (row.size and row.dtype.kind not in "iu"):
+        raise input_error("a prompt is a list of token ids", repr(prompt), EXAMPLE)
+    return torch.cat([torch.tensor(start, dtype=torch.int64), torch.from_numpy(row.astype("i8"))])
+
+
+def as_integer(
+    name: str,
+    value: Any,  # noqa: ANN401
+    *,
+    minimum: int = 0,
+    maximum: int | None = None,
+    example: int,
+) -> int:
+    """An int, given as one or as one of numpy's."""
+    number = int(value) if isinstance(value, np.integer) else value
+    check_integer(name, number, minimum=minimum, maximum=maximum, example=example)
+    return int(number)
+
+
 def as_stop_tokens(tokens: Collection[int], *, output_size: int) -> tuple[int, ...]:
-    """Tokens that end a row, all of them tokens that a model can make."""
+    """Tokens that end a row, all of them tokens that the model can make."""
     found = tuple(tokens) if isinstance(tokens, Collection) else (tokens,)
-    for token in found:
-        if not is_count(token) or token >= output_size:
-            raise ValueError(
-                f"a stop token is one that the model can make, 0 to {output_size - 1}, "
-                f"got {token!r}; write [0] for one"
-            )
-    return tuple(int(token) for token in found)
-
-
-def as_max_tokens(value: Any, *, remedy: str) -> int:  # noqa: ANN401
-    """A number of tokens, at least one."""
-    if not is_count(value) or value < 1:
-        raise ValueError(f"max_tokens must be a whole number, at least 1, got {value!r}; {remedy}")
-    return int(value)
-
-
-def is_count(value: Any) -> bool:  # noqa: ANN401
-    """Whether something is a whole number from 0 up, of whatever kind."""
-    # True and False are whole numbers to Python.
-    return not isinstance(value, bool) and isinstance(value, Integral) and int(value) >= 0
+    highest = output_size - 1
+    return tuple(as_integer("stop_token", one, maximum=highest, example=0) for one in found)
 
 
 def as_row_numbers(numbers: Sequence[int] | None, num_rows: int) -> tuple[int, ...]:
-    """The numbers that rows go by; 0, 1, 2, … where they are left open."""
+    """The numbers of the rows; by default they count from 0."""
     if numbers is None:
         return tuple(range(num_rows))
-    found = tuple(numbers)
-    if (
-        not all(is_count(number) for number in found)
-        or len(set(found)) != num_rows
-        or len(found) != num_rows
-    ):
-        raise ValueError(
-            f"row_numbers must be one number from 0 up for each of the {num_rows} prompts, all "
-            f"different, got {list(found)}; leave them out to count from 0"
+    found = tuple(as_integer("row_number", number, example=0) for number in numbers)
+    if len(found) != num_rows or len(set(found)) != num_rows:
+        raise input_error(
+            f"row_numbers must be one different number for each of the {num_rows} prompts",
+            list(found),
+            "leave them out to count from 0",
         )
-    return tuple(int(number) for number in found)
-
-
-def check_feeds_itself(model: Model) -> None:
-    """Refuse a model whose outputs are not among its inputs."""
-    if model.output_size > model.vocab_size:
-        raise ValueError(
-            "a stream feeds a model's outputs back to it, so output_size must be at most "
-            f"vocab_size, got {model.output_size} and {model.vocab_size}; "
-            "build the model with one vocabulary"
-        )
-
-
-def _as_batch(prompts: Any) -> list[Any]:  # noqa: ANN401
-    if isinstance(prompts, str):
-        raise TypeError(
-            f"a prompt is token numbers, got the text {prompts!r}; "
-            "encode it first, or use stream_text"
-        )
-    if isinstance(prompts, (list, tuple)):
-        is_one = all(isinstance(token, Integral) for token in prompts)
-        return [prompts] if is_one else list(prompts)
-    whole = _as_tensor(prompts)
-    return list(whole) if whole.dim() == 2 else [whole]  # noqa: PLR2004
-
-
-def _as_row(prompt: Any, start_token: int | None) -> Int[Tensor, " time"]:  # noqa: ANN401
-    row = _as_tensor(prompt)
-    # What is empty has no kind of numbers of its own.
-    row = row.long() if row.numel() == 0 else row
-    if row.dim() != 1 or row.dtype not in INTEGERS:
-        shape = tuple(row.shape)
-        raise TypeError(
-            f"a prompt is a list of token numbers, got {row.dtype} of shape {shape}; {REMEDY}"
-        )
-    start = [] if start_token is None else [int(start_token)]
-    return torch.cat([torch.tensor(start, dtype=torch.int64), row.long()])
-
-
-def _as_tensor(prompt: Any) -> Tensor:  # noqa: ANN401
-    if isinstance(prompt, (list, tuple)) and all(is_count(token) for token in prompt):
-        prompt = [int(token) for token in prompt]
-    try:
-        return torch.as_tensor(prompt).detach().cpu()
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"a prompt is a list of token numbers, got {prompt!r}; {REMEDY}") from error
-
-
-INTEGERS = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.uint16, torch.uint32)
-"""Kinds of numbers that tokens come in, in tensors and in corpora."""
-REMEDY = "pass [3, 1, 4], a 1-D integer tensor, or a list of these"
+    return found

@@ -1,104 +1,133 @@
-"""Streams on disk, to be gone on with elsewhere, token for token the same. No pickle.
+"""Streams on disk. A loaded stream continues token for token as the original would. No pickle.
 
-One safetensors file: the state, the pending and the recent tokens as tensors, and all else as JSON
-in its header. Weights are not in it, but a fingerprint of them is.
+One safetensors file: the state, the pending and the recent tokens as tensors, everything else as
+JSON in its header. The weights are not in it, but a fingerprint of them is.
 """
 
+import hashlib
 import json
 import os
 from collections import deque
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from staircase_attention.checks import input_error
 from staircase_attention.files import check_folder_of, write_whole
-from staircase_attention.generation.config import SamplingConfig
-from staircase_attention.generation.drive import Model, device_of, fingerprint, identity
-from staircase_attention.generation.stop import StopStrings, TextTail
-from staircase_attention.generation.stream import NewToken, Plan, Progress, TokenStream
-from staircase_attention.generation.text import Decode, TextStream
-from staircase_attention.models import put_together, take_apart
+from staircase_attention.generation.sampling import SamplingConfig
+from staircase_attention.generation.stepper import Model, accelerate, device_of
+from staircase_attention.generation.stream import GenerationStatus, NewToken, Plan, TokenStream
+from staircase_attention.generation.text import Decode, StopStrings, TextStream, TextTail
+from staircase_attention.models import SequenceModel, put_together, take_apart
 from staircase_attention.models.sequence_model import describe
 
 HEADER = "staircase_attention.stream"
 """The metadata key that marks a file as a stream."""
 VERSION = 1
-"""Counted up when the layout changes."""
+"""Increased when the layout changes."""
 STATE = "state."
 """Prefix of the state's tensors."""
+FINGERPRINT_NUMBERS = 4096
+"""How many numbers of each weight go into a fingerprint."""
 
 PathLike = str | os.PathLike[str]
 
 
 def save_stream(stream: TokenStream | TextStream, path: PathLike) -> None:
-    """Write a stream as it stands, whole or not at all; it can go on all the same."""
+    """Write a stream in its present state, whole or not at all; the stream itself can continue."""
     target = Path(path)
     check_folder_of(target, "a stream")
     tokens = stream.tokens if isinstance(stream, TextStream) else stream
-    header, tensors = _take_apart(tokens)
-    if isinstance(stream, TextStream):
-        header["text"] = _plain_text(stream)
+    plan, status = tokens.plan, tokens.status
+    state, state_tensors = take_apart(status.state)
+    header = {
+        "version": VERSION,
+        "model": identity(tokens.model),
+        "weights": fingerprint(tokens.model),
+        "sampling": plan.sampling.to_dict(),
+        "max_tokens": plan.max_tokens,
+        "stop_tokens": plan.stop_tokens,
+        "rows": status.rows,
+        "num_made": status.num_made,
+        "waiting": [astuple(token) for token in status.waiting],
+        "finished": list(status.finished.items()),
+        "state": state,
+        "text": _plain_text(stream) if isinstance(stream, TextStream) else None,
+    }
+    tensors = {f"{STATE}{name}": tensor for name, tensor in state_tensors.items()}
+    tensors |= {"pending": status.pending, "recent": status.recent}
     write_whole(target, save(tensors, metadata={HEADER: json.dumps(header)}))
 
 
 def load_stream(path: PathLike, model: Model) -> TokenStream:
-    """Read a stream of tokens that `save_stream` wrote, to go on with the model it belongs to."""
+    """Read a token stream that `save_stream` wrote, to continue with the same model."""
     header, tensors = _read(path)
     if header["text"] is not None:
-        raise ValueError(
-            f"load_stream reads streams of tokens, got {os.fspath(path)} with a stream of text; "
-            "use load_text_stream"
+        raise input_error(
+            "load_stream reads token streams", f"{path} with a text stream", "use load_text_stream"
         )
-    return _put_together(header, tensors, model, path)
+    return _token_stream(header, tensors, model, path)
 
 
 def load_text_stream(path: PathLike, model: Model, *, decode: Decode) -> TextStream:
-    """Read a stream of text that `save_stream` wrote; functions are not saved, so give `decode`."""
+    """Read a text stream that `save_stream` wrote; functions are not saved, so pass `decode`."""
     header, tensors = _read(path)
-    plain = header["text"]
-    if plain is None:
-        raise ValueError(
-            f"load_text_stream reads streams of text, got {os.fspath(path)} with a stream of "
-            "tokens; use load_stream"
+    text = header["text"]
+    if text is None:
+        raise input_error(
+            "load_text_stream reads text streams", f"{path} with a token stream", "use load_stream"
         )
-    stops = StopStrings(tuple(plain["stop_strings"]))
+    stops = StopStrings(tuple(text["stop_strings"]))
     tails = {
         row: TextTail(stops, held=bytes.fromhex(held), partial=bytes.fromhex(partial))
-        for row, held, partial in plain["tails"]
+        for row, held, partial in text["tails"]
     }
-    tokens = _put_together(header, tensors, model, path)
+    tokens = _token_stream(header, tensors, model, path)
     return TextStream(tokens, decode=decode, stops=stops, tails=tails)
 
 
-def _take_apart(stream: TokenStream) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    plan, progress = stream.plan, stream.progress
-    state, state_tensors = take_apart(progress.state)
-    header = {
-        "version": VERSION,
-        "model": identity(stream.model),
-        "weights": fingerprint(stream.model),
-        "sampling": plan.sampling.to_dict(),
-        "max_tokens": plan.max_tokens,
-        "stop_tokens": plan.stop_tokens,
-        "rows": progress.rows,
-        "num_made": progress.num_made,
-        "waiting": [_plain_token(token) for token in progress.waiting],
-        "finished": list(progress.finished.items()),
-        "state": state,
-        "text": None,
-    }
-    tensors = {f"{STATE}{name}": tensor for name, tensor in state_tensors.items()}
-    return header, tensors | {"pending": progress.pending, "recent": progress.recent}
+def identity(model: Model) -> dict[str, Any]:
+    """A model's shape as plain data."""
+    if isinstance(model, SequenceModel):
+        shape = model.signature
+    else:
+        lstm = model.lstm
+        schedule = {"name": "lstm"}
+        shape = {"schedule": schedule, "width": lstm.hidden_size, "num_layers": lstm.num_layers}
+    return {**shape, "vocab_size": model.vocab_size, "output_size": model.output_size}
 
 
-def _put_together(
+def fingerprint(model: Model) -> str:
+    """A checksum that differs between models of the same shape with different weights.
+
+    It covers every weight's name, dtype and shape, and up to 4,096 of its numbers at equal
+    distances: the same on every machine, and fast for any model size.
+    """
+    digest = hashlib.sha256()
+    for name, weight in sorted(model.state_dict().items()):
+        digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
+        numbers = weight.detach().flatten()
+        stride = -(-numbers.numel() // FINGERPRINT_NUMBERS) or 1
+        digest.update(numbers[::stride].cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _plain_text(stream: TextStream) -> dict[str, Any]:
+    tails = [[row, tail.held.hex(), tail.partial.hex()] for row, tail in stream.tails.items()]
+    return {"stop_strings": stream.stops.strings, "tails": tails}
+
+
+def _token_stream(
     header: dict[str, Any], tensors: dict[str, Tensor], model: Model, path: PathLike
 ) -> TokenStream:
     _check_model(header, model, path)
-    parts = {
+    accelerate(model)
+    state = {
         name.removeprefix(STATE): tensor
         for name, tensor in tensors.items()
         if name.startswith(STATE)
@@ -108,68 +137,56 @@ def _put_together(
         max_tokens=header["max_tokens"],
         stop_tokens=tuple(header["stop_tokens"]),
     )
-    progress = Progress(
+    waiting = [
+        NewToken(row=row, token=token, logprob=logprob, finish=finish)
+        for row, token, logprob, finish in header["waiting"]
+    ]
+    status = GenerationStatus(
         rows=tuple(header["rows"]),
-        state=put_together(header["state"], parts).to(device_of(model)),
+        state=put_together(header["state"], state).to(device_of(model)),
         pending=tensors["pending"],
         recent=tensors["recent"],
         num_made=header["num_made"],
-        waiting=deque(_token(plain) for plain in header["waiting"]),
+        waiting=deque(waiting),
         finished=dict(header["finished"]),
     )
-    return TokenStream(model, plan, progress)
-
-
-def _plain_text(stream: TextStream) -> dict[str, Any]:
-    tails = [[row, tail.held.hex(), tail.partial.hex()] for row, tail in stream.tails.items()]
-    return {"stop_strings": stream.stops.strings, "tails": tails}
-
-
-def _plain_token(token: NewToken) -> list[Any]:
-    return [token.row, token.token, token.logprob, token.finish]
-
-
-def _token(plain: list[Any]) -> NewToken:
-    row, token, logprob, finish = plain
-    return NewToken(row=row, token=token, logprob=logprob, finish=finish)
+    return TokenStream(model, plan, status)
 
 
 def _check_model(header: dict[str, Any], model: Model, path: PathLike) -> None:
+    saved = describe(header["model"])
     if header["model"] != identity(model):
-        raise ValueError(
-            f"a stream goes on with the model it began with; got {os.fspath(path)} of "
-            f"{describe(header['model'])} for {describe(identity(model))}; load that model"
+        raise input_error(
+            "a stream continues only with its own model",
+            f"{path} of {saved} for {describe(identity(model))}",
+            "load that model",
         )
     if header["weights"] != fingerprint(model):
-        raise ValueError(
-            f"a stream goes on with the weights it began with; got {os.fspath(path)} of "
-            f"{describe(header['model'])} with other weights or another dtype; "
-            "load the checkpoint it was made with"
+        raise input_error(
+            "a stream continues only with its own weights",
+            f"{path} of {saved} with other weights or another dtype",
+            "load the checkpoint it was made with",
         )
 
 
 def _read(path: PathLike) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    rule = "a stream is read from a file that save_stream wrote"
+    if not Path(path).exists():
+        raise FileNotFoundError(f"{rule}, got {path}, which does not exist; check the path")
     if not Path(path).is_file():
-        is_there = Path(path).exists()
-        kind, received = (ValueError, "no file") if is_there else (FileNotFoundError, "not there")
-        raise kind(
-            f"a stream is read from the file it was saved to, got {os.fspath(path)}, which is "
-            f"{received}; give a file that save_stream wrote"
-        )
+        raise input_error(rule, f"{path}, which is not a file", "check the path")
     try:
         with safe_open(path, framework="pt") as file:
             text = (file.metadata() or {}).get(HEADER)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
-        raise ValueError(
-            f"a stream file is a whole safetensors file, got {os.fspath(path)} ({error}); "
-            "save the stream again"
+        raise input_error(
+            rule, f"{path}, not a whole safetensors file ({error})", "save the stream again"
         ) from error
     header: dict[str, Any] = json.loads(text) if text else {}
     if header.get("version") != VERSION:
         found = f"version {header['version']}" if header else "no stream in it"
-        raise ValueError(
-            f"a stream file holds a stream of version {VERSION}, got {os.fspath(path)} with "
-            f"{found}; give a file that save_stream of this version wrote"
+        raise input_error(
+            f"{rule}, of version {VERSION}", f"{path} with {found}", "save the stream again"
         )
     return header, tensors

@@ -1,53 +1,99 @@
-"""Takes a stream one token on: by a decoder where one fits, by the model itself elsewhere."""
+"""Runs a model one token at a time: with the engine's decoder where it fits, else as it is."""
 
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
-from staircase_attention.engine.decoding import Decoder, Weights
-from staircase_attention.generation.drive import Carried, Model, device_of, feed
-from staircase_attention.models import SequenceModel, State
+from staircase_attention import engine
+from staircase_attention.models import LSTMSequenceModel, LSTMState, SequenceModel, State
 
-_weights: WeakKeyDictionary[SequenceModel, Weights] = WeakKeyDictionary()
-"""The latest of each model, made ready for decoders: all its streams share them."""
+if TYPE_CHECKING:
+    from staircase_attention.engine.decoding.weights import Weights
+
+Model = SequenceModel | LSTMSequenceModel
+ModelState = State | LSTMState
+
+_weights: "WeakKeyDictionary[SequenceModel, Weights]" = WeakKeyDictionary()
+"""The decoder weights of each model, shared by all its streams."""
+
+
+@contextmanager
+def inference(model: nn.Module) -> Iterator[None]:
+    """Without gradients and dropout; afterwards the model is in its former mode again."""
+    was_training = model.training
+    if was_training:
+        model.eval()
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        if was_training:
+            model.train()
+
+
+def device_of(model: Model) -> torch.device:
+    """The device of the model."""
+    return model.output.weight.device
+
+
+def feed(
+    model: Model, tokens: Int[Tensor, "rows time"], state: ModelState
+) -> tuple[Float[Tensor, "rows time vocab"], ModelState]:
+    """The logits of these tokens, and the state after them."""
+    logits: Tensor
+    after: ModelState
+    logits, after = model(tokens.to(device_of(model)), state)
+    return logits, after
+
+
+def is_worthwhile(model: Model) -> bool:
+    """Whether the engine is faster than the plain model: where its kernels are compiled."""
+    return device_of(model).type == "cuda"
+
+
+def accelerate(model: Model) -> None:
+    """Let the engine run this model, where that is faster."""
+    if is_worthwhile(model):
+        engine.accelerate(model)
 
 
 class Stepper:
-    """A model and where it stands, for tokens that come one by one.
+    """A model with its state, for tokens that come one by one.
 
-    A decoder keeps the state in a form of its own; `state` asks it for an ordinary one, which is
-    made only then.
+    A decoder keeps the state in its own layout. `state` converts it back, only when asked.
     """
 
-    def __init__(self, model: Model, state: Carried) -> None:
+    def __init__(self, model: Model, state: ModelState) -> None:
         self.model = model
         self._state = state
-        self._decoder: Decoder | None = None
-        self._heard: Int[Tensor, " rows"] | None = None
-        """Rows of the decoder that go on; None where all do."""
+        self._decoder: engine.Decoder | None = None
+        self._active: Int[Tensor, " rows"] | None = None
+        """The decoder's rows that are still in use; None for all."""
         self._is_ahead = False
+        """Whether the decoder has seen tokens that `_state` has not."""
         self._is_broken = False
 
     @property
-    def state(self) -> Carried:
-        """Where the model stands."""
+    def state(self) -> ModelState:
+        """The model's state after all tokens so far."""
         if self._is_ahead:
             assert self._decoder is not None
             state = self._decoder.state()
-            self._state = state if self._heard is None else state.select(self._heard)
+            self._state = state if self._active is None else state.select(self._active)
             self._is_ahead = False
         return self._state
 
     def keep(self, places: Sequence[int]) -> None:
-        """Let all rows but these end.
+        """Drop all rows but these.
 
-        A decoder costs more to make than to run with rows that nobody listens to, until they are
-        the more.
+        Building a decoder costs more than running rows that nobody reads, so the old one is used
+        until less than half of its rows are in use.
         """
         if self._decoder is None or 2 * len(places) < self._decoder.batch_size:
             self._state = self.state.select(places)
@@ -56,38 +102,36 @@ class Stepper:
         if not self._is_ahead:
             self._state = self._state.select(places)
         index = torch.tensor(places, device=device_of(self.model))
-        self._heard = index if self._heard is None else self._heard[index]
-
-    def _drop_decoder(self) -> None:
-        self._decoder, self._heard, self._is_ahead = None, None, False
+        self._active = index if self._active is None else self._active[index]
 
     @contextmanager
     def step(self, tokens: Int[Tensor, " rows"]) -> Iterator[Float[Tensor, "rows vocab"]]:
-        """Logits after one more token of each row, which is taken in if the block succeeds."""
-        decoder = self._ready()
+        """The logits after one more token per row; the step is undone if the block raises."""
+        decoder = self._current_decoder()
         if decoder is None:
             logits, state = feed(self.model, tokens[:, None], self.state)
             yield logits[:, -1]
             self._state = state
             return
-        logits = decoder.step(self._fed(tokens, decoder.batch_size))
+        active = self._active
+        if active is not None:
+            # What rows out of use are fed does not matter.
+            fed = tokens.new_zeros(decoder.batch_size, device=active.device)
+            fed[active] = tokens.to(fed.device)
+            tokens = fed
+        logits = decoder.step(tokens)
         try:
-            yield logits if self._heard is None else logits[self._heard]
+            yield logits if active is None else logits[active]
         except BaseException:
             decoder.undo()
             raise
         self._is_ahead = True
 
-    def _fed(self, tokens: Int[Tensor, " rows"], batch_size: int) -> Int[Tensor, " batch"]:
-        """A token for every row of the decoder; what ended rows get does not matter."""
-        if self._heard is None:
-            return tokens
-        fed = tokens.new_zeros(batch_size, device=self._heard.device)
-        fed[self._heard] = tokens.to(fed.device)
-        return fed
+    def _drop_decoder(self) -> None:
+        self._decoder, self._active, self._is_ahead = None, None, False
 
-    def _ready(self) -> Decoder | None:
-        """A decoder that stands where the stream does; None where there can be none."""
+    def _current_decoder(self) -> "engine.Decoder | None":
+        """A decoder in the stream's state; None where there can be none."""
         model = self.model
         if not isinstance(model, SequenceModel) or not is_worthwhile(model):
             return None
@@ -95,21 +139,13 @@ class Stepper:
             return self._decoder
         state = self.state
         self._drop_decoder()
-        if not self._is_broken and isinstance(state, State) and Decoder.fits(model, state):
-            self._decoder = self._make(model, state)
+        if not self._is_broken and engine.Decoder.fits(model, state):
+            try:
+                assert isinstance(state, State)
+                self._decoder = engine.Decoder(model, state, weights=_weights.get(model))
+                _weights[model] = self._decoder.weights
+            # A compiler or memory may be missing; the model needs neither.
+            except Exception as error:
+                self._is_broken = True
+                warnings.warn(f"tokens are made without a decoder: {error}", stacklevel=2)
         return self._decoder
-
-    def _make(self, model: SequenceModel, state: State) -> Decoder | None:
-        try:
-            decoder = Decoder(model, state, weights=_weights.get(model))
-        except Exception as error:  # A compiler may be missing, or memory; the model needs neither.
-            self._is_broken = True
-            warnings.warn(f"tokens are made without a decoder: {error}", stacklevel=2)
-            return None
-        _weights[model] = decoder.weights
-        return decoder
-
-
-def is_worthwhile(model: Model) -> bool:
-    """Whether a decoder is quicker than the model: where the kernels are compiled."""
-    return device_of(model).type == "cuda"

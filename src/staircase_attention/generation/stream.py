@@ -1,4 +1,4 @@
-"""Streams of tokens that a model makes, one a row at a time."""
+"""Token streams: a model's continuation of prompts, one token per row and round."""
 
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -9,19 +9,17 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from staircase_attention.generation.config import SamplingConfig
-from staircase_attention.generation.drive import Carried, Model, answering
-from staircase_attention.generation.prefill import prefill
+from staircase_attention.checks import input_error
 from staircase_attention.generation.prompts import (
     Prompt,
-    as_max_tokens,
+    as_integer,
     as_row_numbers,
     as_rows,
     as_stop_tokens,
-    check_feeds_itself,
+    prefill,
 )
-from staircase_attention.generation.sampler import Choice, Sampler
-from staircase_attention.generation.stepper import Stepper
+from staircase_attention.generation.sampling import Choice, Sampler, SamplingConfig
+from staircase_attention.generation.stepper import Model, ModelState, Stepper, accelerate, inference
 
 Finish = Literal["max_tokens", "stop_token", "stop_string"]
 """Why a row ended."""
@@ -34,93 +32,87 @@ class NewToken:
     row: int
     token: int
     logprob: float
-    """Natural logarithm of the probability that the model itself gave this token."""
+    """Its log-probability under the model itself, before penalty and filters."""
     finish: Finish | None = None
-    """Why it is the row's last; None: the row goes on."""
+    """Why the row ended with this token; None if it continues."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """What does not change while a stream goes on."""
+    """What stays the same during a stream."""
 
     sampling: SamplingConfig
     max_tokens: int | None
-    """Tokens that are made for each row, at most; None: without end."""
+    """Tokens per row, at most; None for an endless stream."""
     stop_tokens: tuple[int, ...] = ()
     """Tokens that end a row."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.sampling, SamplingConfig):
-            raise TypeError(
-                f"sampling must be a SamplingConfig, got {self.sampling!r}; "
-                "build one, as SamplingConfig(temperature=0.8)"
+            raise input_error(
+                "sampling must be a SamplingConfig",
+                repr(self.sampling),
+                "build one, as SamplingConfig(temperature=0.8)",
             )
         if self.max_tokens is not None:
-            remedy = "give a number, as 100, or None for a stream without end"
-            object.__setattr__(self, "max_tokens", as_max_tokens(self.max_tokens, remedy=remedy))
+            number = as_integer("max_tokens", self.max_tokens, minimum=1, example=100)
+            object.__setattr__(self, "max_tokens", number)
 
 
 @dataclass(kw_only=True, slots=True)
-class Progress:
-    """All that changes while a stream goes on: with the plan and the model, all there is to it."""
+class GenerationStatus:
+    """What changes during a stream. With the plan and the model it is the whole stream."""
 
     rows: tuple[int, ...]
-    """Numbers of the rows that are in the state, in its order."""
-    state: Carried
-    """Where the model stands, before the pending tokens."""
+    """The numbers of the rows in the state, in its order."""
+    state: ModelState
+    """The model's state before the pending tokens."""
     pending: Int[Tensor, " rows"]
     """Each row's latest token, which the model has not seen yet."""
     recent: Int[Tensor, "rows window"]
-    """What the repetition penalty looks at."""
+    """The tokens that the repetition penalty applies to."""
     num_made: int = 0
-    """Tokens that have been made for each row that goes on."""
+    """Tokens made for each unfinished row."""
     waiting: deque[NewToken] = field(default_factory=deque)
     """Tokens that have been made and not been asked for yet."""
     finished: dict[int, Finish] = field(default_factory=dict)
     """The rows that have ended, and why."""
 
-    def select(self, places: Sequence[int]) -> None:
-        """Keep these rows only, by their places; whoever holds the state does so with it."""
-        index = torch.tensor(places)
-        self.rows = tuple(self.rows[place] for place in places)
-        self.pending = self.pending[index]
-        self.recent = self.recent[index]
-
 
 class TokenStream(Iterator[NewToken]):
-    """Tokens of one or several rows, made as they are asked for.
+    """The tokens of one row or several, made when they are asked for.
 
-    Iterate over it, or call `next_round` for one token of every row that goes on, `take` for
-    several. Rows that have ended drop out. Nothing grows with the number of tokens made, save what
-    a model's own state does.
+    Iterate over it, or call `next_round` for one token of every unfinished row, or `take`. Rows
+    that have ended are no longer computed. Memory does not grow with the number of tokens, apart
+    from the model's own state.
     """
 
-    def __init__(self, model: Model, plan: Plan, progress: Progress) -> None:
+    def __init__(self, model: Model, plan: Plan, status: GenerationStatus) -> None:
         self.model = model
         self.plan = plan
-        self._progress = progress
+        self._status = status
         self._sampler = Sampler(plan.sampling)
-        self._stepper = Stepper(model, progress.state)
+        self._stepper = Stepper(model, status.state)
 
     @property
-    def progress(self) -> Progress:
-        """All that has changed since the stream began, its state brought up to date."""
-        self._progress.state = self._stepper.state
-        return self._progress
+    def status(self) -> GenerationStatus:
+        """What has changed since the stream began, its state up to date."""
+        self._status.state = self._stepper.state
+        return self._status
 
     @property
     def finished(self) -> Mapping[int, Finish]:
         """The rows that have ended, and why."""
-        return self._progress.finished
+        return self._status.finished
 
     @property
-    def state(self) -> Carried:
-        """Where the model stands, before each row's latest token: a copy, fit for gradients too."""
-        # The stream's own tensors are made in inference mode; what is selected from them is not.
-        return self.progress.state.select(range(len(self.progress.rows)))
+    def state(self) -> ModelState:
+        """The model's state before each row's latest token: a copy, also usable in training."""
+        # The stream's own tensors are made in inference mode; a selection of them is not.
+        return self.status.state.select(range(len(self.status.rows)))
 
     def __next__(self) -> NewToken:
-        waiting = self._progress.waiting
+        waiting = self._status.waiting
         if not waiting:
             self._make()
         if not waiting:
@@ -128,8 +120,8 @@ class TokenStream(Iterator[NewToken]):
         return waiting.popleft()
 
     def next_round(self) -> list[NewToken]:
-        """One token of every row, or those of them still waiting; none after the end."""
-        waiting = self._progress.waiting
+        """The tokens still waiting, or else one of every unfinished row; none after the end."""
+        waiting = self._status.waiting
         if not waiting:
             self._make()
         made = list(waiting)
@@ -137,57 +129,54 @@ class TokenStream(Iterator[NewToken]):
         return made
 
     def take(self, max_tokens: int) -> Iterator[NewToken]:
-        """Tokens still waiting, then so many more of each row, at most; the stream can go on."""
-        progress = self._progress
-        last = progress.num_made + as_max_tokens(max_tokens, remedy="give a number, as 100")
-        while progress.waiting or progress.num_made < last:
+        """The tokens still waiting, then up to this many more per row; the stream can continue."""
+        status = self._status
+        last = status.num_made + as_integer("max_tokens", max_tokens, minimum=1, example=100)
+        while status.waiting or status.num_made < last:
             token = next(self, None)
             if token is None:
                 return
             yield token
 
     def finish(self, row: int, why: Finish) -> None:
-        """Let a row end after the tokens that have been made for it."""
-        if row not in self._progress.rows:
-            raise ValueError(
-                f"only a row that goes on can be ended, got {row}; "
-                f"one of {list(self._progress.rows)} can"
+        """End a row after the tokens that have been made for it."""
+        if row not in self._status.rows:
+            raise input_error(
+                "only an unfinished row can be ended", row, f"use one of {list(self._status.rows)}"
             )
-        self._progress.finished[int(row)] = why
+        self._status.finished[int(row)] = why
 
     def _make(self) -> None:
-        """Make one token for every row that goes on."""
-        progress = self._progress
-        going = [place for place, row in enumerate(progress.rows) if row not in self.finished]
-        if not going:
+        """Make one token for every unfinished row."""
+        status = self._status
+        unfinished = [place for place, row in enumerate(status.rows) if row not in self.finished]
+        if not unfinished:
             return
-        if len(going) < len(progress.rows):
-            progress.select(going)
-            self._stepper.keep(going)
-        # A round happens whole or not at all: where choosing fails, no token was taken in.
-        with answering(self.model), self._stepper.step(progress.pending) as logits:
+        if len(unfinished) < len(status.rows):
+            self._stepper.keep(unfinished)
+            status.rows = tuple(status.rows[place] for place in unfinished)
+            status.pending, status.recent = status.pending[unfinished], status.recent[unfinished]
+        # A round happens whole or not at all: if sampling fails, the step is undone.
+        with inference(self.model), self._stepper.step(status.pending) as logits:
             choice = self._sampler.choose(
-                logits, progress.recent, rows=progress.rows, count=progress.num_made
+                logits, status.recent, rows=status.rows, count=status.num_made
             )
-            recent = self._sampler.remember(progress.recent, choice.tokens)
-        progress.pending, progress.recent = choice.tokens, recent
-        progress.num_made += 1
-        progress.waiting.extend(self._announce(choice))
+            recent = self._sampler.remember(status.recent, choice.tokens)
+        status.pending, status.recent = choice.tokens, recent
+        status.num_made += 1
+        status.waiting.extend(self._announce(choice))
 
     def _announce(self, choice: Choice) -> Iterator[NewToken]:
-        made = zip(
-            self._progress.rows, choice.tokens.tolist(), choice.logprobs.tolist(), strict=True
-        )
+        made = zip(self._status.rows, choice.tokens.tolist(), choice.logprobs.tolist(), strict=True)
         for row, token, logprob in made:
-            why = self._why_finished(token)
+            why: Finish | None = None
+            if token in self.plan.stop_tokens:
+                why = "stop_token"
+            elif self._status.num_made == self.plan.max_tokens:
+                why = "max_tokens"
             if why is not None:
                 self.finish(row, why)
             yield NewToken(row=row, token=token, logprob=logprob, finish=why)
-
-    def _why_finished(self, token: int) -> Finish | None:
-        if token in self.plan.stop_tokens:
-            return "stop_token"
-        return "max_tokens" if self._progress.num_made == self.plan.max_tokens else None
 
 
 def stream(
@@ -200,14 +189,19 @@ def stream(
     start_token: int | None = None,
     row_numbers: Sequence[int] | None = None,
 ) -> TokenStream:
-    """The tokens by which a model continues a prompt, or several of different lengths.
+    """The tokens by which a model continues one prompt, or several of different lengths.
 
-    `max_tokens` None makes a stream without end. A stop token ends its row, and is the last that
-    the row gives. `start_token` is put before every prompt, which may then be empty.
-    `row_numbers` name the rows where they are not to be 0, 1, …; a row's draws depend on its
-    number, so that one row of a batch can be made again alone.
+    `max_tokens` None makes an endless stream. A stop token ends its row and is the row's last
+    token. `start_token` is put before every prompt, which may then be empty. `row_numbers` replace
+    0, 1, …: a row's random draws depend on its number, so that one row of a batch can be repeated
+    alone. On a GPU the model is accelerated (`engine.accelerate`), in place.
     """
-    check_feeds_itself(model)
+    if model.output_size > model.vocab_size:
+        raise input_error(
+            "a stream feeds outputs back as inputs, so output_size must be at most vocab_size",
+            f"{model.output_size} and {model.vocab_size}",
+            "build the model with one vocabulary",
+        )
     plan = Plan(
         sampling=SamplingConfig() if sampling is None else sampling,
         max_tokens=max_tokens,
@@ -215,16 +209,14 @@ def stream(
     )
     rows = as_rows(prompts, vocab_size=model.vocab_size, start_token=start_token)
     numbers = as_row_numbers(row_numbers, len(rows))
-    return TokenStream(model, plan, begin(model, plan, rows, numbers))
-
-
-def begin(model: Model, plan: Plan, rows: Sequence[Tensor], numbers: Sequence[int]) -> Progress:
-    """Take all of the prompts in but their last tokens, which are fed as any token that is made."""
-    with answering(model):
+    accelerate(model)
+    with inference(model):
+        # The last token of each prompt is fed like any token that is made.
         state = prefill(model, [row[:-1] for row in rows])
-    return Progress(
-        rows=tuple(numbers),
+    status = GenerationStatus(
+        rows=numbers,
         state=state,
         pending=torch.stack([row[-1] for row in rows]),
         recent=Sampler(plan.sampling).begin([row.tolist() for row in rows]),
     )
+    return TokenStream(model, plan, status)

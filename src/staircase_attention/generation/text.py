@@ -1,18 +1,108 @@
-"""Streams of text: a stream of tokens, decoded as it comes, that stop strings can end."""
+"""Text streams: tokens decoded as they come, ended by stop strings.
 
+A stop string may start in one token and end inside another. So bytes that may start a stop string
+are held back until it is clear that they do not; and the bytes of an incomplete character wait for
+the rest of it.
+"""
+
+import codecs
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from staircase_attention.generation.config import SamplingConfig
-from staircase_attention.generation.drive import Model
-from staircase_attention.generation.stop import StopStrings, TextTail, as_stop_strings, check_bytes
+from staircase_attention.checks import input_error
+from staircase_attention.generation.sampling import SamplingConfig
+from staircase_attention.generation.stepper import Model
 from staircase_attention.generation.stream import Finish, NewToken, TokenStream, stream
 
 Encode = Callable[[str], Sequence[int]]
 """Text to tokens."""
 Decode = Callable[[Sequence[int]], bytes]
-"""Tokens to bytes. It is called for single tokens, so the bytes of several must be those of each,
-one after another, as in all tokenisers of bytes."""
+"""Tokens to bytes. It is called for single tokens: the bytes of several must be the bytes of each,
+concatenated, as in all byte-level tokenisers."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopStrings:
+    """Strings that end a text and are not part of it.
+
+    The one that is complete first ends the text; of several that end at the same byte, the longest.
+    So the result does not depend on how the bytes are split into tokens.
+    """
+
+    strings: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not all(isinstance(one, str) and one for one in self.strings):
+            raise input_error(
+                "a stop string must be a string of at least one character",
+                list(self.strings),
+                "leave out the others",
+            )
+
+    def find(self, text: bytes) -> int | None:
+        """The start of the stop string that is complete first; None if none is complete."""
+        found = []
+        for stop in self._encoded():
+            start = text.find(stop)
+            if start >= 0:
+                found.append((start + len(stop), start))
+        return min(found)[1] if found else None
+
+    def undecided(self, text: bytes) -> int:
+        """The number of bytes at the end that may start a stop string.
+
+        >>> StopStrings(("END", "NDA")).undecided(b"the EN")
+        2
+        """
+        longest = 0
+        for stop in self._encoded():
+            for size in range(min(len(stop) - 1, len(text)), longest, -1):
+                if text.endswith(stop[:size]):
+                    longest = size
+                    break
+        return longest
+
+    def _encoded(self) -> list[bytes]:
+        return [stop.encode() for stop in self.strings]
+
+
+class TextTail:
+    """The end of a row's text that cannot be shown yet: a few bytes, however long the text.
+
+    >>> tail = TextTail(StopStrings(("END",)))
+    >>> tail.feed(b"the E"), tail.feed(b"ast E"), tail.feed(b"NDED")
+    (('the ', False), ('East ', False), ('', True))
+    """
+
+    def __init__(self, stops: StopStrings, *, held: bytes = b"", partial: bytes = b"") -> None:
+        self.stops = stops
+        self.held = held
+        """Bytes that may start a stop string."""
+        # A model can make bytes that are not UTF-8; they appear as U+FFFD.
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._decoder.setstate((partial, 0))
+
+    @property
+    def partial(self) -> bytes:
+        """The first bytes of an incomplete character."""
+        return self._decoder.getstate()[0]
+
+    def feed(self, new: bytes) -> tuple[str, bool]:
+        """The text that can be shown now, and whether a stop string has ended it."""
+        text = self.held + new
+        start = self.stops.find(text)
+        if start is not None:
+            self.held = b""
+            return self._decoder.decode(text[:start], final=True), True
+        shown = len(text) - self.stops.undecided(text)
+        self.held = text[shown:]
+        return self._decoder.decode(text[:shown]), False
+
+    def finish(self) -> str:
+        """What was held back, after the last byte."""
+        text = self._decoder.decode(self.held, final=True)
+        self.held = b""
+        return text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,14 +112,14 @@ class NewText:
     row: int
     text: str
     finish: Finish | None = None
-    """Why it is the row's last; None: the row goes on."""
+    """Why the row ended with this text; None if it continues."""
 
 
 class TextStream(Iterator[NewText]):
-    """The text of a stream of tokens, as soon as it is certain to be shown.
+    """The text of a token stream, as early as it can be shown.
 
     Characters appear whole. A stop string ends its row and does not appear, nor does a stop token.
-    What is held back is at most a stop string and a character, and appears when the row ends.
+    At most a stop string and a character are held back; they appear when the row ends.
     """
 
     def __init__(
@@ -44,9 +134,9 @@ class TextStream(Iterator[NewText]):
         self.decode = decode
         self.stops = stops
         if tails is None:
-            tails = {row: TextTail(stops) for row in tokens.progress.rows}
+            tails = {row: TextTail(stops) for row in tokens.status.rows}
         self.tails = dict(tails)
-        """Of each row that goes on, what may not be shown yet."""
+        """What each unfinished row holds back."""
 
     @property
     def finished(self) -> Mapping[int, Finish]:
@@ -57,12 +147,12 @@ class TextStream(Iterator[NewText]):
         return next(self._shown(self.tokens))
 
     def take(self, max_tokens: int) -> Iterator[NewText]:
-        """The text of so many more tokens of each row, at most; what is held back comes later."""
+        """The text of up to this many more tokens per row; what is held back comes later."""
         return self._shown(self.tokens.take(max_tokens))
 
     def end(self) -> list[NewText]:
-        """What was held back of the rows that go on, which end here."""
-        waiting = self.tokens.next_round() if self.tokens.progress.waiting else []
+        """End all rows, and return what was held back."""
+        waiting = self.tokens.next_round() if self.tokens.status.waiting else []
         shown = list(self._shown(waiting))
         for row, tail in self.tails.items():
             if row not in self.finished:
@@ -72,7 +162,6 @@ class TextStream(Iterator[NewText]):
         return shown
 
     def _shown(self, tokens: Iterable[NewToken]) -> Iterator[NewText]:
-        """The text of tokens, without those that show nothing."""
         for token in tokens:
             new = self._add(token)
             if new.text or new.finish is not None:
@@ -82,7 +171,7 @@ class TextStream(Iterator[NewText]):
         tail = self.tails[token.row]
         text, stopped, finish = "", False, token.finish
         if finish != "stop_token":
-            text, stopped = tail.feed(check_bytes(self.decode([token.token])))
+            text, stopped = tail.feed(self._decoded(token.token))
         if stopped:
             finish = "stop_string"
             self.tokens.finish(token.row, finish)
@@ -91,6 +180,21 @@ class TextStream(Iterator[NewText]):
         if finish is not None:
             del self.tails[token.row]
         return NewText(row=token.row, text=text, finish=finish)
+
+    def _decoded(self, token: int) -> bytes:
+        piece = self.decode([token])
+        if not isinstance(piece, bytes):
+            raise input_error(
+                "decode must turn tokens into bytes",
+                type(piece).__name__,
+                "for a tokeniser that gives text, pass lambda ids: tokeniser.decode(ids).encode()",
+            )
+        return piece
+
+
+def as_stop_strings(strings: str | Sequence[str]) -> StopStrings:
+    """Stop strings, given as one string or several."""
+    return StopStrings((strings,) if isinstance(strings, str) else tuple(strings))
 
 
 def stream_text(
@@ -106,7 +210,7 @@ def stream_text(
     start_token: int | None = None,
     row_numbers: Sequence[int] | None = None,
 ) -> TextStream:
-    """The text by which a model continues a text, or several; see `stream` for the options."""
+    """The text by which a model continues one prompt or several; see `stream` for the options."""
     stops = as_stop_strings(stop_strings)
     texts = [prompts] if isinstance(prompts, str) else list(prompts)
     tokens = stream(

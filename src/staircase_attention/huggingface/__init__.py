@@ -1,6 +1,6 @@
-"""The family in Hugging Face Transformers 5: an optional extra that nothing else imports.
+"""Hugging Face Transformers 5: an optional extra that no other subpackage imports.
 
-Importing it registers the models, after which Transformers knows them as it knows its own:
+Importing it registers the models with the Auto classes of Transformers:
 
 >>> from transformers import AutoConfig, AutoModelForCausalLM
 >>> import staircase_attention.huggingface
@@ -24,12 +24,22 @@ if int(transformers.__version__.split(".")[0]) < 5:  # noqa: PLR2004
         "install it: pip install --upgrade 'staircase-attention[huggingface]'"
     )
 
+from transformers.models.auto import modeling_auto
+
 from staircase_attention.huggingface.cache import StateCache
 from staircase_attention.huggingface.config import StaircaseConfig
-from staircase_attention.huggingface.export import export, wrap
+from staircase_attention.huggingface.export import byte_tokenizer, export, wrap
 from staircase_attention.huggingface.model import StaircaseForCausalLM
-from staircase_attention.huggingface.registration import register
-from staircase_attention.huggingface.tokenizer import byte_tokenizer
+
+
+def register() -> None:
+    """Register config and model with Transformers; importing this package does it."""
+    kind = StaircaseConfig.model_type
+    transformers.AutoConfig.register(kind, StaircaseConfig, exist_ok=True)
+    transformers.AutoModelForCausalLM.register(StaircaseConfig, StaircaseForCausalLM, exist_ok=True)
+    # Trainer shifts labels for its smoothing only if it finds the class in this list of names.
+    modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind] = StaircaseForCausalLM.__name__
+
 
 register()
 

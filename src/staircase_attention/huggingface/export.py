@@ -1,20 +1,26 @@
-"""From our own models to Transformers, in memory and on disk."""
+"""Our models and tokenisers as those of Transformers, in memory and on disk.
+
+Tokenisers encode as in our own training: nothing is added, padded or truncated, and a text that
+spells the name of a special token is only text.
+"""
 
 import os
 import tempfile
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
+from staircase_attention.checks import input_error
 from staircase_attention.huggingface.config import StaircaseConfig
 from staircase_attention.huggingface.model import StaircaseForCausalLM, mark_initialised
-from staircase_attention.huggingface.tokenizer import (
-    NUM_BYTES,
-    find_tokenizer,
-    for_transformers,
-)
 from staircase_attention.models import SequenceModel
+
+NUM_BYTES = 256
+END_NAME = "<|endoftext|>"
+"""The name of an end token that has none yet."""
+TokenizerSource = Tokenizer | str | os.PathLike[str]
 
 
 def wrap(
@@ -24,8 +30,17 @@ def wrap(
     eos_token_id: int | list[int] | None = None,
     pad_token_id: int | None = None,
 ) -> StaircaseForCausalLM:
-    """The same model, weights and all, as Transformers calls it; nothing is copied."""
-    check_model(model)
+    """The same model, with the same weights, as a model of Transformers; nothing is copied."""
+    if not isinstance(model, SequenceModel):
+        raise input_error(
+            "the model must be a SequenceModel", type(model).__name__, "pass a model of the family"
+        )
+    if model.output_size != model.vocab_size:
+        raise input_error(
+            "a causal language model must have output_size = vocab_size",
+            f"{model.output_size} and {model.vocab_size}",
+            "build the model without output_size",
+        )
     config = StaircaseConfig.of(
         vocab_size=model.vocab_size,
         core=model.config,
@@ -48,65 +63,133 @@ def export(
     model: SequenceModel,
     folder: str | os.PathLike[str],
     *,
-    tokenizer: Tokenizer | str | os.PathLike[str] | None = None,
+    tokenizer: TokenizerSource | None = None,
     bos_token_id: int | None = None,
     eos_token_id: int | list[int] | None = None,
     pad_token_id: int | None = None,
 ) -> Path:
     """Write a model to a folder that `from_pretrained` reads: config, weights, tokeniser.
 
-    The tokeniser may be given as an object or as its JSON file. Without one, a model of 256
-    symbols gets that of bytes, one of 257 that of bytes and an end symbol; any other goes without.
-    Padding is the end symbol where there is one, and byte 0 among bytes alone.
+    The tokeniser is an object or its JSON file. Without one, a model of 256 tokens gets the byte
+    tokeniser, one of 257 the byte tokeniser with an end token, and any other none. Padding is the
+    end token if there is one, else byte 0 of a byte model.
     """
-    check_model(model)
     target = Path(folder)
-    check_folder(target)
-    found = find_tokenizer(tokenizer, model.vocab_size)
-    if tokenizer is None and model.vocab_size == NUM_BYTES + 1 and eos_token_id is None:
-        eos_token_id = NUM_BYTES
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise input_error("an export needs a folder that is new or empty", target, "name another")
+    found = None
+    if tokenizer is not None:
+        found = read_tokenizer(tokenizer, model.vocab_size)
+    elif model.vocab_size in (NUM_BYTES, NUM_BYTES + 1):
+        has_end_symbol = model.vocab_size == NUM_BYTES + 1
+        found = byte_tokenizer(has_end_symbol=has_end_symbol)
+        if has_end_symbol and eos_token_id is None:
+            eos_token_id = NUM_BYTES
     if pad_token_id is None:
+        ends = eos_token_id if isinstance(eos_token_id, list) else [eos_token_id]
         is_bytes = tokenizer is None and found is not None
-        pad_token_id = first(eos_token_id, otherwise=0 if is_bytes else None)
+        pad_token_id = next((end for end in ends if end is not None), 0 if is_bytes else None)
     wrapped = wrap(
         model, bos_token_id=bos_token_id, eos_token_id=eos_token_id, pad_token_id=pad_token_id
     )
-    speaking = None if found is None else for_transformers(found, wrapped.config)
+    fast = None if found is None else for_transformers(found, wrapped.config)
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Whole or not at all: a folder that is there can be loaded.
+    # Whole or not at all: a folder that exists can be loaded.
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as scratch:
         written = Path(scratch) / target.name
         wrapped.save_pretrained(written)
-        if speaking is not None:
-            speaking.save_pretrained(written)
+        if fast is not None:
+            fast.save_pretrained(written)
         written.replace(target)
     return target
 
 
-def first(ids: int | list[int] | None, *, otherwise: int | None) -> int | None:
-    """One end symbol of those there are."""
-    if isinstance(ids, list):
-        return ids[0] if ids else otherwise
-    return otherwise if ids is None else ids
+def byte_tokenizer(*, has_end_symbol: bool = False) -> Tokenizer:
+    """A tokeniser whose ids are byte values; the end token is 256.
+
+    Bytes that are not UTF-8, which a model can make, are decoded as U+FFFD.
+
+    >>> byte_tokenizer().encode("é!").ids
+    [195, 169, 33]
+    """
+    # A printable Latin-1 character stands for its byte; the other bytes get code points from 256.
+    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, NUM_BYTES)}
+    unseen = [value for value in range(NUM_BYTES) if value not in visible]
+    codes = {value: NUM_BYTES + place for place, value in enumerate(unseen)}
+    vocab = {chr(codes.get(value, value)): value for value in range(NUM_BYTES)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    if has_end_symbol:
+        tokenizer.add_special_tokens([END_NAME])
+    return tokenizer
 
 
-def check_model(model: object) -> None:
-    """Refuse what cannot be a causal language model."""
-    if not isinstance(model, SequenceModel):
-        raise TypeError(
-            f"Transformers gets a SequenceModel, got {type(model).__name__}; pass one of the family"
+def read_tokenizer(source: TokenizerSource, vocab_size: int) -> Tokenizer:
+    """A copy of a tokeniser, or of the one in a JSON file, that only encodes."""
+    if isinstance(source, Tokenizer):
+        tokenizer = Tokenizer.from_str(source.to_str())
+    elif not Path(source).is_file():
+        raise FileNotFoundError(
+            f"a tokeniser is read from a JSON file, got {source}, which is not a file; "
+            "check the path"
         )
-    if model.output_size != model.vocab_size:
-        raise ValueError(
-            "a causal language model predicts the symbols that it reads, "
-            f"got output_size = {model.output_size} with vocab_size = {model.vocab_size}; "
-            "build the model without output_size"
+    else:
+        try:
+            tokenizer = Tokenizer.from_file(os.fspath(source))
+        # The library raises nothing more specific.
+        except Exception as error:
+            raise input_error(
+                "a tokeniser is read from a file that Tokenizer.save wrote",
+                f"{source} ({error})",
+                "save it again",
+            ) from error
+    highest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+    if highest >= vocab_size:
+        raise input_error(
+            f"a tokeniser must have ids below the model's vocab_size = {vocab_size}",
+            f"one with ids up to {highest}",
+            "use the one that the model was trained with",
         )
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    tokenizer.post_processor = None
+    return tokenizer
 
 
-def check_folder(target: Path) -> None:
-    """Refuse to write over what is there."""
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ValueError(
-            f"an export needs a folder that is new or empty, got {target}; name another"
-        )
+def for_transformers(tokenizer: Tokenizer, config: StaircaseConfig) -> PreTrainedTokenizerFast:
+    """The tokeniser as one of Transformers, with the special tokens of the config."""
+    ids = {
+        "bos_token": config.bos_token_id,
+        "eos_token": config.eos_token_id,
+        "pad_token": config.pad_token_id,
+    }
+    special = {
+        role: AddedToken(name_of(number, tokenizer), normalized=False, special=True)
+        for role, number in ids.items()
+        if isinstance(number, int)
+    }
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=tokenizer,
+        # Generation continues at a row's end, so padding comes before its start.
+        padding_side="left",
+        model_input_names=["input_ids", "attention_mask"],
+        clean_up_tokenization_spaces=False,
+        split_special_tokens=True,
+        **special,
+    )
+
+
+def name_of(number: int, tokenizer: Tokenizer) -> str:
+    """The name of a special token; the id after all others gets a new one."""
+    name = tokenizer.id_to_token(number)
+    if name is None:
+        name = END_NAME
+        tokenizer.add_special_tokens([name])
+        if tokenizer.token_to_id(name) != number:
+            raise input_error(
+                "a special token must be one of the tokeniser's ids or the one after them",
+                number,
+                "name another",
+            )
+    return name

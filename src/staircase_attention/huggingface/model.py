@@ -1,4 +1,4 @@
-"""The model as Transformers calls it: a `SequenceModel` inside a `PreTrainedModel`."""
+"""The model for Transformers: a `SequenceModel` inside a `PreTrainedModel`."""
 
 from typing import Any
 
@@ -8,29 +8,30 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from staircase_attention.huggingface.cache import StateCache, check_cache
+from staircase_attention.checks import input_error
+from staircase_attention.generation.stepper import accelerate
+from staircase_attention.huggingface.cache import StateCache
 from staircase_attention.huggingface.config import StaircaseConfig
 from staircase_attention.huggingface.padding import is_padded_right, run_present, tokens_present
 from staircase_attention.models import SequenceModel
 
 IGNORED = -100
 """The label that Transformers leaves out of the loss."""
-
-UNKNOWN = ("inputs_embeds", "position_ids", "output_attentions", "output_hidden_states")
-"""What Transformers may ask for and these models do not have."""
+UNSUPPORTED = ("inputs_embeds", "position_ids", "output_attentions", "output_hidden_states")
+"""Arguments of Transformers that these models do not support."""
 
 
 class StaircaseForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no-untyped-call]
-    """Any model of the family as a causal language model of Transformers."""
+    """A model of the family as a causal language model of Transformers."""
 
     config: StaircaseConfig
     config_class = StaircaseConfig
     main_input_name = "input_ids"
     supports_gradient_checkpointing = True
     accepts_loss_kwargs = True
-    """Trainer divides by the number of labels in all micro-batches, and hands it to the loss."""
+    """Trainer divides by the number of labels in all micro-batches, and passes it to the loss."""
     _is_stateful = True
-    # A state lies on one device, so a model does too.
+    # A state is on one device, so the model is too.
     _no_split_modules = ["SequenceModel"]  # noqa: RUF012
 
     def __init__(self, config: StaircaseConfig) -> None:
@@ -54,16 +55,20 @@ class StaircaseForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no
         return_dict: bool | None = None,
         **others: Any,  # noqa: ANN401
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
-        """Logits for every token; with labels the loss; with a cache, the state in it.
+        """Logits for every token; with labels the loss; with a cache, the new state in it.
 
-        Labels are shifted here, as everywhere in Transformers. A cache is given back where one
-        came in, where it is asked for, and by default outside of training and without labels.
+        Labels are shifted here, as everywhere in Transformers. The output has a cache if one was
+        passed, if `use_cache` asks for it, and by default outside of training without labels.
         """
-        self._refuse_unknown(others)
+        self._check_supported(others)
         if input_ids is None:
-            raise ValueError("these models take input_ids, got none; pass the tokens' numbers")
-        if past_key_values is not None:
-            check_cache(past_key_values)
+            raise input_error("these models take input_ids", "none", "pass token ids")
+        if past_key_values is not None and not isinstance(past_key_values, StateCache):
+            raise input_error(
+                "past_key_values must be a StateCache",
+                type(past_key_values).__name__,
+                "pass the cache that this model returned, StateCache(state), or nothing",
+            )
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training and labels is None
         cache = StateCache() if past_key_values is None and use_cache else past_key_values
@@ -71,7 +76,7 @@ class StaircaseForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no
         logits = self._run(input_ids, present, cache)
         loss = None
         if labels is not None:
-            labels = labels if present is None else without_guesses_of_pads(labels, present)
+            labels = labels if present is None else without_padding(labels, present)
             loss = self.loss_function(
                 logits=logits, labels=labels, vocab_size=logits.shape[-1], **others
             )
@@ -96,7 +101,7 @@ class StaircaseForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no
         if present is None:
             logits, after = model(tokens, state)
         elif cache is None and is_padded_right(present):
-            # What comes after a row's end changes nothing before it, and no state is kept.
+            # Tokens after a row's end change nothing before it, and no state is kept.
             logits, after = model(tokens.masked_fill(~present, 0), state)
         else:
             logits, after = run_present(model, tokens, present, state)
@@ -104,13 +109,14 @@ class StaircaseForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no
             cache.advance(after, tokens.shape[1])
         return logits
 
-    def _refuse_unknown(self, others: dict[str, Any]) -> None:
-        wishes = {"output_hidden_states": self.config.output_hidden_states} | others
-        for name in UNKNOWN:
-            if wishes.get(name) is not None and wishes[name] is not False:
-                raise ValueError(
-                    "these models take input_ids and give loss, logits and past_key_values, "
-                    f"got {name}; leave it out"
+    def _check_supported(self, others: dict[str, Any]) -> None:
+        asked = {"output_hidden_states": self.config.output_hidden_states} | others
+        for name in UNSUPPORTED:
+            if asked.get(name) is not None and asked[name] is not False:
+                raise input_error(
+                    "these models take input_ids and return loss, logits and past_key_values",
+                    name,
+                    "leave it out",
                 )
 
     @property
@@ -123,39 +129,39 @@ class StaircaseForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no
         self.sequence_model.recompute = enable
 
     def get_input_embeddings(self) -> nn.Module:
-        """The vectors of the symbols."""
+        """The token embedding."""
         return self.sequence_model.embedding
 
     def set_input_embeddings(self, value: nn.Module) -> None:
-        """Take others, for another number of symbols."""
+        """Replace the token embedding, for another vocabulary size."""
         assert isinstance(value, nn.Embedding)
         self.sequence_model.embedding = value
         self.sequence_model.vocab_size = value.num_embeddings
 
     def get_output_embeddings(self) -> nn.Module:
-        """The projection onto the symbols."""
+        """The output projection."""
         return self.sequence_model.output
 
     def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
-        """Take another, for another number of symbols."""
+        """Replace the output projection, for another vocabulary size."""
         self.sequence_model.output = new_embeddings
         self.sequence_model.output_size = new_embeddings.out_features
 
     @torch.no_grad()
     def initialize_weights(self) -> None:
-        """Give what a checkpoint lacks the numbers that it would have in a new model."""
-        lacking = {
+        """Initialise the weights that a checkpoint lacks, as in a new model."""
+        missing = {
             name: parameter
             for name, parameter in self.sequence_model.named_parameters()
             if not getattr(parameter, "_is_hf_initialized", False)
         }
-        if lacking:
-            fresh = dict(type(self)(self.config).sequence_model.named_parameters())
-            for name, parameter in lacking.items():
-                mark_initialised(parameter.copy_(fresh[name]))
+        if missing:
+            new = dict(type(self)(self.config).sequence_model.named_parameters())
+            for name, parameter in missing.items():
+                mark_initialised(parameter.copy_(new[name]))
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Leave a module as its own constructor made it."""
+        """Do nothing: every module initialises itself."""
 
     def prepare_inputs_for_generation(  # type: ignore[override]
         self,
@@ -163,15 +169,15 @@ class StaircaseForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no
         next_sequence_length: int | None = None,
         **kwargs: Any,  # noqa: ANN401
     ) -> dict[str, Any]:
-        """What the next forward gets; the tokens that the cache has seen are left out of it."""
+        """The arguments of the next forward, without the tokens that the cache has seen."""
         if next_sequence_length is not None:
-            # Transformers would take none for all, and feed again what the state has had.
+            # Transformers would feed all tokens again, which the state has seen already.
             if next_sequence_length < 1:
-                raise ValueError(
-                    "generation needs a token that the cache has not seen, "
-                    f"got {input_ids.shape[1]} tokens with a cache of "
-                    f"{input_ids.shape[1] - next_sequence_length}; "
-                    "pass the whole sequence with new tokens at its end, or a mask that covers it"
+                num_tokens = input_ids.shape[1]
+                raise input_error(
+                    "generation needs a token that the cache has not seen",
+                    f"{num_tokens} tokens with a cache of {num_tokens - next_sequence_length}",
+                    "pass the whole sequence with new tokens at its end, or a mask that covers it",
                 )
             kwargs["next_sequence_length"] = next_sequence_length
         inputs: dict[str, Any] = super().prepare_inputs_for_generation(  # type: ignore[misc]
@@ -191,7 +197,8 @@ class StaircaseForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no
         *others: Any,  # noqa: ANN401
         **named: Any,  # noqa: ANN401
     ) -> None:
-        """Begin with an empty state, where the user brings none."""
+        """Start from an empty state unless the user passes one."""
+        accelerate(self.sequence_model)
         super()._prepare_cache_for_generation(  # type: ignore[misc]
             generation_config, model_kwargs, *others, **named
         )
@@ -199,13 +206,13 @@ class StaircaseForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no
             model_kwargs["past_key_values"] = StateCache()
 
 
-def without_guesses_of_pads(
+def without_padding(
     labels: Int[Tensor, "batch time"], present: Bool[Tensor, "batch time"]
 ) -> Int[Tensor, "batch time"]:
-    """The labels, less those that would be predicted from a pad.
+    """The labels, without those that would be predicted from padding.
 
     >>> labels, present = torch.tensor([[-100, 5, 6]]), torch.tensor([[False, True, True]])
-    >>> without_guesses_of_pads(labels, present)
+    >>> without_padding(labels, present)
     tensor([[-100, -100,    6]])
     """
     first = labels[:, :1]
@@ -214,5 +221,5 @@ def without_guesses_of_pads(
 
 
 def mark_initialised(parameter: Tensor) -> None:
-    """Tell Transformers that these numbers are as they should be."""
+    """Mark a parameter so that Transformers does not initialise it again."""
     parameter._is_hf_initialized = True  # type: ignore[attr-defined]

@@ -1,46 +1,56 @@
-"""What cached tokens left behind, while a stream runs on."""
+"""Keys and values of cached tokens, while a stream is computed."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from staircase_attention.layers.keys_values import KeysValues, join
+from staircase_attention.schedules import joined, overlap
 
 
 class Cache(ABC):
     """Keys and values of cached tokens: for each layer, or one pair for all.
 
-    Tokens join at the end and leave at the beginning, and are asked for by their positions.
+    Tokens are added at the end, dropped anywhere, and read by their positions.
     """
 
-    def __init__(self, tokens: range) -> None:
-        self.tokens = tokens
+    def __init__(self, positions: tuple[range, ...]) -> None:
+        self.positions = positions
         """Positions of the tokens that are held."""
 
-    def part(self, layer: int, tokens: range) -> list[KeysValues]:
-        """What a layer sees of these tokens, as far as they are there; nothing if none is.
+    def part(self, layer: int, positions: Sequence[range]) -> list[KeysValues]:
+        """What a layer sees of these tokens, as far as they are held.
 
         What came before every row of a batch began is not.
         """
-        first = self.tokens.start
-        start = max(tokens.start, first)
-        if start >= tokens.stop:
-            return []
-        return [self._part(layer, start - first, tokens.stop - first)]
+        places = self._places(overlap(positions, self.positions))
+        return [self._part(layer, place.start, place.stop) for place in places]
 
-    def remember(self, new: Sequence[KeysValues], stop: int) -> None:
-        """Hold the tokens up to `stop` - 1, which come next."""
+    def add(self, new: Sequence[KeysValues], positions: range) -> None:
+        """Hold these tokens too, which come after all that are held."""
         self._append(new)
-        self.tokens = range(self.tokens.start, stop)
+        self.positions = joined((*self.positions, positions))
 
-    def forget_before(self, position: int) -> None:
-        """Drop what nobody will look at any more."""
-        if position > self.tokens.start:
-            self._drop(min(position, self.tokens.stop) - self.tokens.start)
-            self.tokens = range(position, max(position, self.tokens.stop))
+    def keep(self, positions: tuple[range, ...]) -> None:
+        """Drop all other tokens."""
+        kept = overlap(self.positions, positions)
+        if kept != self.positions:
+            self._keep(self._places(kept))
+            self.positions = kept
+
+    def _places(self, positions: Iterable[range]) -> tuple[range, ...]:
+        """Where these tokens lie among those held, as runs of neighbours."""
+        places, first = [], 0
+        for held in self.positions:
+            places += [
+                range(first + part.start - held.start, first + part.stop - held.start)
+                for part in overlap([held], tuple(positions))
+            ]
+            first += len(held)
+        return joined(places)
 
     @abstractmethod
     def held(self) -> list[KeysValues]:
-        """All that is held, as a state carries it on; gradients flow through it."""
+        """All tokens that are held, for a state; gradients flow through it."""
 
     @abstractmethod
     def _part(self, layer: int, start: int, stop: int) -> KeysValues:
@@ -48,18 +58,18 @@ class Cache(ABC):
 
     @abstractmethod
     def _append(self, new: Sequence[KeysValues]) -> None:
-        """Let tokens join."""
+        """Add tokens at the end."""
 
     @abstractmethod
-    def _drop(self, num_tokens: int) -> None:
-        """Let the oldest ones leave."""
+    def _keep(self, places: Sequence[range]) -> None:
+        """Drop all tokens but these, counted from the first one held."""
 
 
 class JoinedCache(Cache):
     """New tokens are joined with the old ones, and both are in a new place."""
 
-    def __init__(self, held: Sequence[KeysValues], tokens: range) -> None:
-        super().__init__(tokens)
+    def __init__(self, held: Sequence[KeysValues], positions: tuple[range, ...]) -> None:
+        super().__init__(positions)
         self._held = list(held)
 
     def held(self) -> list[KeysValues]:
@@ -75,5 +85,5 @@ class JoinedCache(Cache):
         else:
             self._held = list(new)
 
-    def _drop(self, num_tokens: int) -> None:
-        self._held = [held.part(num_tokens, held.num_tokens) for held in self._held]
+    def _keep(self, places: Sequence[range]) -> None:
+        self._held = [held.parts(places) for held in self._held]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from staircase_attention.attention import View
 from staircase_attention.layers.cache import Cache, JoinedCache
 from staircase_attention.layers.config import CoreConfig
-from staircase_attention.layers.keys_values import KeysValues, join
+from staircase_attention.layers.keys_values import KeysValues
 from staircase_attention.layers.layer import Layer
 from staircase_attention.layers.memory import Memory
 from staircase_attention.layers.positions import RelativePositions, RotaryPositions
@@ -31,7 +31,7 @@ class Trip:
 
 
 class Core(nn.Module):
-    """L layers that share one sense of distance, the same for every model of the family."""
+    """L layers with one sense of distance, the same for every model of the family."""
 
     def __init__(
         self,
@@ -44,6 +44,8 @@ class Core(nn.Module):
     ) -> None:
         super().__init__()
         self.attends_self = attends_self
+        # The order in which parts are made is the order of parameters and of random numbers:
+        # changing it changes every seeded run.
         self.positions: RelativePositions | RotaryPositions
         if config.positions == "relative":
             self.positions = RelativePositions(
@@ -69,50 +71,36 @@ class Core(nn.Module):
         """Take queries through some layers, each with its own past: pieces in order of time."""
         levels, contexts = [hidden], []
         for index, pieces in zip(layers, past, strict=True):
-            hidden, context = self._through(self.typed_layers[index], hidden, pieces, view)
+            hidden, context = self.layers[index](
+                hidden,
+                pieces,
+                view=view,
+                positions=self.positions,
+                memory=self.memory,
+                attends_self=self.attends_self,
+            )
             levels.append(hidden)
             contexts.append(context)
         return Trip(levels, contexts)
 
     def freeze(self, levels: Sequence[Float[Tensor, "batch time width"]]) -> list[KeysValues]:
-        """The keys and values that tokens leave behind: for each layer, or one pair for all."""
+        """The keys and values that tokens leave in the cache: for each layer, or one pair for all.
+
+        `levels` are the tokens as they went in and after each layer, or only as they went in.
+        """
         remembered = self.memory.remember(levels)
         if self.memory.shares_keys_values:
             return [self.memory.keys_values(remembered)]
         return [layer.keys_values(remembered) for layer in self.typed_layers]
 
-    def new_cache(self, held: Sequence[KeysValues], tokens: range, *, num_new: int) -> Cache:
-        """What cached tokens left behind, to which at most `num_new` others will come."""
-        del num_new
-        return JoinedCache(held, tokens)
+    def new_cache(
+        self, held: Sequence[KeysValues], positions: tuple[range, ...], *, num_new: int
+    ) -> Cache:
+        """A cache of tokens from a state, to which at most `num_new` others will be added."""
+        del num_new  # other runners allocate room for them
+        return JoinedCache(held, positions)
 
     @property
     def typed_layers(self) -> list[Layer]:
-        """The layers, as what they are."""
+        """The layers, with their type."""
         return [layer for layer in self.layers if isinstance(layer, Layer)]
-
-    def _through(
-        self,
-        layer: Layer,
-        hidden: Float[Tensor, "batch queries width"],
-        past: Sequence[KeysValues],
-        view: View,
-    ) -> tuple[Float[Tensor, "batch queries width"], list[KeysValues]]:
-        normed = layer.attention_norm(hidden)
-        pieces = [*past, self._own(layer, hidden, normed)] if self.attends_self else list(past)
-        context = [join(pieces)] if pieces else []
-        if context:
-            attended = layer.attention(normed, *context, view=view, positions=self.positions)
-            hidden = hidden + attended
-        hidden = hidden + layer.feed_forward(layer.feed_forward_norm(hidden))
-        return hidden, context
-
-    def _own(
-        self,
-        layer: Layer,
-        hidden: Float[Tensor, "batch queries width"],
-        normed: Float[Tensor, "batch queries width"],
-    ) -> KeysValues:
-        if self.memory.shares_keys_values:
-            return self.memory.keys_values(hidden)
-        return layer.attention.keys_values(normed)

@@ -1,4 +1,4 @@
-"""Keys and values that queries can attend to, as they travel between steps and in states."""
+"""Keys and values that queries attend to, between steps and in states."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -9,10 +9,10 @@ from torch import Tensor
 
 
 class KeysValues(NamedTuple):
-    """One layer's keys and values of some tokens that are neighbours in time.
+    """One layer's keys and values of some tokens, in order of time.
 
-    Keys carry no positions yet: a stream has no end, so only distances are ever put into numbers,
-    when queries meet keys.
+    Keys carry no positions: a stream has no end, so only distances between queries and keys are
+    ever used as numbers.
     """
 
     keys: Float[Tensor, "batch heads time size"]
@@ -20,12 +20,16 @@ class KeysValues(NamedTuple):
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens these are of."""
+        """Number of tokens."""
         return self.keys.shape[2]
 
     def part(self, start: int, stop: int) -> "KeysValues":
-        """Those of the tokens `start` to `stop` - 1, counted from the first one held."""
+        """Those of the tokens `start` to `stop` - 1, counted from the first one."""
         return KeysValues(self.keys[:, :, start:stop], self.values[:, :, start:stop])
+
+    def parts(self, places: Sequence[range]) -> "KeysValues":
+        """Those of several runs of tokens, as one."""
+        return join([self.part(place.start, place.stop) for place in places or [range(0)]])
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "KeysValues":
         """The same change made to both."""
@@ -56,7 +60,7 @@ def latest(pieces: Sequence[KeysValues], num_tokens: int) -> KeysValues:
 def split_heads(
     vectors: Float[Tensor, "batch time width"], num_heads: int
 ) -> Float[Tensor, "batch heads time size"]:
-    """Share the width out among the heads."""
+    """Split the width among the heads."""
     return torch.unflatten(vectors, -1, (num_heads, -1)).transpose(1, 2)
 
 

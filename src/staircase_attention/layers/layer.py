@@ -1,19 +1,21 @@
 """One pre-norm Transformer layer: attention and feed-forward sublayers."""
 
 import math
+from collections.abc import Sequence
 
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from staircase_attention.attention import View
+from staircase_attention.attention import View, attend
 from staircase_attention.layers.config import CoreConfig
-from staircase_attention.layers.keys_values import KeysValues, merge_heads, split_heads
+from staircase_attention.layers.keys_values import KeysValues, join, merge_heads, split_heads
+from staircase_attention.layers.memory import Memory
 from staircase_attention.layers.positions import RelativePositions, RotaryPositions
 
 
 class Attention(nn.Module):
-    """Multi-head attention; its keys and values may be another's affair."""
+    """Multi-head attention; its keys and values may come from elsewhere."""
 
     def __init__(self, config: CoreConfig, *, owns_keys_values: bool) -> None:
         super().__init__()
@@ -27,7 +29,7 @@ class Attention(nn.Module):
 
     @property
     def projections(self) -> list[nn.Linear]:
-        """What makes queries, and keys and values where they are its own."""
+        """Those that make queries, and keys and values where it has its own."""
         names = [name for name in ("query", "key", "value") if hasattr(self, name)]
         return [getattr(self, name) for name in names]
 
@@ -47,9 +49,13 @@ class Attention(nn.Module):
         positions: RelativePositions | RotaryPositions,
     ) -> Float[Tensor, "batch queries width"]:
         """What the queries find in the context."""
-        found = positions.attend(
-            split_heads(self.query(normed), self.num_heads),
-            context,
+        queries = split_heads(self.query(normed), self.num_heads)
+        queries, keys = positions.place(queries, context.keys, view)
+        found = (positions.kernel or attend)(
+            queries,
+            keys,
+            context.values,
+            table=positions.table,
             view=view,
             dropout=self.dropout if self.training else 0.0,
         )
@@ -91,3 +97,30 @@ class Layer(nn.Module):
     def keys_values(self, hidden: Float[Tensor, "batch time width"]) -> KeysValues:
         """What these tokens offer to queries of this layer, through its norm and projections."""
         return self.attention.keys_values(self.attention_norm(hidden))
+
+    def forward(
+        self,
+        hidden: Float[Tensor, "batch queries width"],
+        past: Sequence[KeysValues],
+        *,
+        view: View,
+        positions: RelativePositions | RotaryPositions,
+        memory: Memory,
+        attends_self: bool,
+    ) -> tuple[Float[Tensor, "batch queries width"], list[KeysValues]]:
+        """The queries after this layer, and all keys and values that they saw.
+
+        Where `attends_self`, their own follow the past, by the memory's projections if it has any.
+        """
+        normed = self.attention_norm(hidden)
+        pieces = list(past)
+        if attends_self and memory.shares_keys_values:
+            pieces.append(memory.keys_values(hidden))
+        elif attends_self:
+            pieces.append(self.attention.keys_values(normed))
+        context = [join(pieces)] if pieces else []
+        # Attention to nothing is zero: the first token of a Feedback Transformer skips it.
+        if context:
+            hidden = hidden + self.attention(normed, *context, view=view, positions=positions)
+        hidden = hidden + self.feed_forward(self.feed_forward_norm(hidden))
+        return hidden, context

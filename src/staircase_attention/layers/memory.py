@@ -1,4 +1,4 @@
-"""What tokens leave behind for later ones, where that is learned: mixtures, shared projections."""
+"""What is learned about cached tokens: a mixture of layers, and projections that layers share."""
 
 from collections.abc import Sequence
 
@@ -22,7 +22,7 @@ class LayerMix(nn.Module):
     ) -> Float[Tensor, "batch time width"]:
         """Σ softmax(logits)_l x^l, the embedding being x^0."""
         weights = self.logits.softmax(0)
-        # In this order each level lies in one piece, and so does its gradient.
+        # Stacked in front, each level and its gradient are contiguous.
         return torch.einsum("l,lbtw->btw", weights, torch.stack(tuple(levels)))
 
 
@@ -42,8 +42,8 @@ class Memory(nn.Module):
     def remember(
         self, levels: Sequence[Float[Tensor, "batch time width"]]
     ) -> Float[Tensor, "batch time width"]:
-        """One vector a token, from its embedding and all layers' outputs."""
-        if self.mix is None:
+        """One vector per token: the mixture of its levels, or the last one where none is mixed."""
+        if self.mix is None or len(levels) == 1:
             return levels[-1]
         mixed: Tensor = self.mix(levels)
         return mixed

@@ -1,77 +1,71 @@
-"""How a core knows distances: both ways offer `attend`, and keep their numbers to themselves."""
+"""How a core knows distances: by a learned table, or by rotated queries and keys."""
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from staircase_attention.attention import View, attend
-from staircase_attention.layers.keys_values import KeysValues
+from staircase_attention.attention import AttendFunction, View
 
 ROTARY_BASE = 10_000.0
-"""Bound on the wavelengths of the rotary angles, over 2π: Su et al. 2021's."""
+"""Bound on the wavelengths of the rotary angles, over 2π (Su et al. 2021)."""
 
 
 class RelativePositions(nn.Module):
-    """One learned vector a distance, shared by all layers and heads (Shaw et al. 2018)."""
+    """One learned vector per distance, shared by all layers and heads (Shaw et al. 2018).
+
+    Attention adds q · r[distance] to its scores.
+    """
 
     def __init__(self, *, max_distance: int, head_size: int) -> None:
         super().__init__()
-        self.fuses = True
-        """Whether attention may be done by kernels of our own, on a GPU."""
+        self.kernel: AttendFunction | None = None
+        """Computes attention in place of `attention.attend`; see `engine.accelerate`."""
         self.table = nn.Parameter(torch.empty(max_distance, head_size))
         nn.init.normal_(self.table, std=head_size**-0.5)
 
-    def attend(
+    def place(
         self,
         queries: Float[Tensor, "batch heads queries size"],
-        context: KeysValues,
-        *,
+        keys: Float[Tensor, "batch heads keys size"],
         view: View,
-        dropout: float,
-    ) -> Float[Tensor, "batch heads queries size"]:
-        """Attention whose scores gain q · r[distance]."""
-        keys, values = context
-        return attend(
-            queries,
-            keys,
-            values,
-            table=self.table,
-            view=view,
-            dropout=dropout,
-            fuses=self.fuses,
-        )
+    ) -> tuple[Tensor, Tensor]:
+        """Queries and keys as they are: the table does the rest."""
+        del view
+        return queries, keys
 
 
 class RotaryPositions(nn.Module):
     """Queries and keys turned by an angle that grows with their place (Su et al. 2021).
 
-    Only differences of places matter, so places are counted from the oldest key in sight: the
+    Only differences of places matter, so places are counted from the oldest key: the
     angles stay small however long the stream.
     """
+
+    table = None
+    kernel = None
 
     def __init__(self, *, head_size: int) -> None:
         super().__init__()
         self.head_size = head_size
 
-    def attend(
+    def place(
         self,
         queries: Float[Tensor, "batch heads queries size"],
-        context: KeysValues,
-        *,
+        keys: Float[Tensor, "batch heads keys size"],
         view: View,
-        dropout: float,
-    ) -> Float[Tensor, "batch heads queries size"]:
-        """Attention between rotated queries and rotated keys."""
-        keys, values = context
+    ) -> tuple[Tensor, Tensor]:
+        """Queries and keys, rotated."""
         turns = self._turns(view).to(queries.dtype)
         first = view.first_query
-        queries = rotate(queries, turns[:, first : first + view.num_queries])
-        keys = rotate(keys, turns[:, : view.num_keys])
-        return attend(queries, keys, values, table=None, view=view, dropout=dropout)
+        places = view.key_places if view.has_gaps else slice(view.num_keys)
+        return (
+            rotate(queries, turns[:, first : first + view.num_queries]),
+            rotate(keys, turns[:, places]),
+        )
 
     def _turns(self, view: View) -> Float[Tensor, "2 places half"]:
         """Cosine and sine of every place's angles."""
-        # In float64 until the angle is gone: a place far along a window loses it in less.
+        # In float64 until the angle is gone: fewer bits lose it far along a window.
         pairs = torch.arange(self.head_size // 2, dtype=torch.float64, device=view.device)
         num_places = max(view.num_keys, view.num_distances)
         places = torch.arange(num_places, dtype=torch.float64, device=view.device)

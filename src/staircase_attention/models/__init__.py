@@ -1,5 +1,6 @@
 """Embeds tokens, executes a timetable, projects; what a stream remembers; what it costs."""
 
+from staircase_attention.models.backend import Backend, CoreRunner, PlainBackend
 from staircase_attention.models.cost import Cost, measure_cost
 from staircase_attention.models.lstm import LSTMSequenceModel, LSTMState
 from staircase_attention.models.sequence_model import SequenceModel
@@ -7,9 +8,12 @@ from staircase_attention.models.state import State, Stream
 from staircase_attention.models.state_file import load_state, put_together, save_state, take_apart
 
 __all__ = [
+    "Backend",
+    "CoreRunner",
     "Cost",
     "LSTMSequenceModel",
     "LSTMState",
+    "PlainBackend",
     "SequenceModel",
     "State",
     "Stream",

@@ -1,34 +1,34 @@
 """What a model costs before it is built: parameters, operations, steps and state.
 
-Everything follows from the timetable's own bookkeeping and the shapes of the core, counted as
-PyTorch's flop counter counts: two operations for each multiply-add of a matrix product.
+All of it follows from the timetable and the shapes of the core. Operations are counted as PyTorch's
+flop counter does: two for each multiply-add of a matrix product.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
 from staircase_attention.attention import View, attention_flops
+from staircase_attention.checks import check_integer
 from staircase_attention.layers import CoreConfig
 from staircase_attention.models.sequence_model import SequenceModel
-from staircase_attention.schedules import Ledger, Order, Schedule, Step
+from staircase_attention.schedules import Ledger, Schedule, Step, num_positions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SegmentCost:
-    """What a segment of one batch row costs in the midst of a stream."""
+    """What a segment of one batch row costs in the middle of a stream."""
 
     flops: int
     """Forward operations; training costs about three times as many."""
     num_steps: int
-    """Sequential steps a segment, in window order."""
+    """Sequential steps per segment, in window order."""
     num_core_layers: int
-    """Layers that a segment goes through one after another: steps times layers a step."""
+    """Layers that a segment goes through one after another: the sum over its steps."""
     state_numbers: int
-    """Numbers in the state at the end of the segment; times their size in bytes, its bytes."""
+    """Numbers in the state at the end of the segment."""
     most_state_numbers: int
-    """The same at the fullest moment of the chunk that comes next."""
+    """The largest number while the next chunk arrives."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,19 +44,8 @@ class Cost:
 
     @property
     def flops_per_token(self) -> float:
-        """Forward operations a token."""
+        """Forward operations per token."""
         return self.per_segment.flops / self.segment
-
-
-def count_parameters(
-    *, vocab_size: int, core: CoreConfig, schedule: Schedule, output_size: int | None = None
-) -> int:
-    """The learned numbers of a model, without allocating any."""
-    with torch.device("meta"):
-        model = SequenceModel(
-            vocab_size=vocab_size, core=core, schedule=schedule, output_size=output_size
-        )
-    return model.num_parameters
 
 
 def measure_cost(
@@ -67,19 +56,21 @@ def measure_cost(
     segment: int,
     output_size: int | None = None,
 ) -> Cost:
-    """The cost of a segment that follows enough others for the model to be in full swing."""
-    if segment < 1:
-        raise ValueError(f"segment must be at least 1, got {segment}; give a length, as 256")
+    """The cost of a segment that follows enough others for the window to be full."""
+    check_integer("segment", segment, minimum=1, example=256)
     start = warm_up_length(schedule, segment)
-    output_size = vocab_size if output_size is None else output_size
-    return Cost(
-        num_parameters=count_parameters(
+    # On the meta device parameters take no memory.
+    with torch.device("meta"):
+        model = SequenceModel(
             vocab_size=vocab_size, core=core, schedule=schedule, output_size=output_size
-        ),
+        )
+    size = model.output_size
+    return Cost(
+        num_parameters=model.num_parameters,
         start=start,
         segment=segment,
         per_segment=segment_cost(
-            core=core, schedule=schedule, output_size=output_size, start=start, segment=segment
+            core=core, schedule=schedule, output_size=size, start=start, segment=segment
         ),
     )
 
@@ -87,16 +78,15 @@ def measure_cost(
 def segment_cost(
     *, core: CoreConfig, schedule: Schedule, output_size: int, start: int, segment: int
 ) -> SegmentCost:
-    """The cost of the tokens from `start` on, after a run that took in all before them."""
-    ledger = Ledger.empty()
-    for _ in _walk(ledger, schedule, core, range(start)):
-        pass
-    steps = list(_walk(ledger, schedule, core, range(start, start + segment)))
-    layers = sum(_step_flops(core, schedule, step, num_before) for step, _, num_before in steps)
+    """The cost of the tokens from `start` on, when all before them came as one segment."""
+    ledger = Ledger()
+    _walk(ledger, schedule, core, range(start))
+    steps = _walk(ledger, schedule, core, range(start, start + segment))
+    flops = sum(_step_flops(core, schedule, step, held) for step, held in steps)
     return SegmentCost(
-        flops=layers + segment * _token_flops(core, schedule, output_size),
+        flops=flops + segment * 2 * core.width * output_size,
         num_steps=len(steps),
-        num_core_layers=sum(len(step.layers) for step, _, _ in steps),
+        num_core_layers=sum(len(step.layers) for step, _ in steps),
         state_numbers=_state_numbers(core, schedule, ledger),
         most_state_numbers=_most_state_numbers(core, schedule, ledger, start + segment),
     )
@@ -108,19 +98,20 @@ def warm_up_length(schedule: Schedule, segment: int) -> int:
 
 
 def _walk(
-    ledger: Ledger, schedule: Schedule, core: CoreConfig, tokens: range, order: Order = "window"
-) -> Iterator[tuple[Step, int, int]]:
-    steps = schedule.steps(tokens, num_layers=core.num_layers, order=order)
-    return ledger.follow(steps, freeze_after=schedule.freeze_after)
+    ledger: Ledger, schedule: Schedule, core: CoreConfig, tokens: range
+) -> list[tuple[Step, range]]:
+    steps = schedule.steps(tokens, num_layers=core.num_layers, order="window")
+    return list(ledger.follow(steps))
 
 
-def _step_flops(core: CoreConfig, schedule: Schedule, step: Step, num_before: int) -> int:
-    """All layers of one step: projections and feed-forward a query, attention a query and key."""
-    num_queries = len(step.tokens)
-    view = View(
-        num_queries=num_queries,
-        num_keys=num_before + (num_queries if schedule.attends_self else 0),
-        first_query=num_before,
+def _step_flops(core: CoreConfig, schedule: Schedule, step: Step, held: range) -> int:
+    """All layers of one step: projections and feed-forward per query, attention, the cache."""
+    queries = step.tokens
+    own = queries.stop if schedule.attends_self else queries.start
+    # On the meta device a view has a shape and no memory.
+    view = View.of(
+        queries=queries,
+        keys=(*step.frozen, range(held.start, own)),
         span=schedule.attention_span,
         device=torch.device("meta"),
     )
@@ -130,32 +121,30 @@ def _step_flops(core: CoreConfig, schedule: Schedule, step: Step, num_before: in
         # Where there is nothing to attend to, the whole sublayer is left out.
         num_projections = attention = 0
     per_query = 2 * core.width * (num_projections * core.width + 2 * core.inner_width)
-    return len(step.layers) * (num_queries * per_query + core.width * attention)
+    num_cached = sum(len(cell.tokens) for cell in step.cells if cell.cached)
+    return len(step.layers) * (
+        len(queries) * per_query + core.width * attention
+    ) + num_cached * _caching_flops(core, schedule)
 
 
-def _token_flops(core: CoreConfig, schedule: Schedule, output_size: int) -> int:
-    """What happens once a token: the output projection, and its keys and values in the cache."""
-    flops = 2 * core.width * output_size
-    if schedule.freeze_after is not None:
-        num_pairs = 1 if schedule.shares_keys_values else core.num_layers
-        flops += 2 * 2 * core.width**2 * num_pairs
-    if schedule.mixes_layers:
-        flops += 2 * core.width * (core.num_layers + 1)
-    return flops
+def _caching_flops(core: CoreConfig, schedule: Schedule) -> int:
+    """Per cached token: keys and values, for each layer or once for all, and the mixture."""
+    num_pairs = 1 if schedule.shares_keys_values else core.num_layers
+    mixture = 2 * core.width * (core.num_layers + 1) if schedule.mixes_layers else 0
+    return 2 * 2 * core.width**2 * num_pairs + mixture
 
 
 def _most_state_numbers(core: CoreConfig, schedule: Schedule, ledger: Ledger, position: int) -> int:
-    """The largest state while one more chunk's worth of tokens comes in.
+    """The largest state while one more chunk's worth of tokens arrives.
 
-    Tokens of a chunk add to what is held, until the last of them lets some of it go. So it is the
-    largest now, before such a last token, after it, or at the end.
+    Every token of a chunk adds to the state, until the last one drops some of it. So it is largest
+    now, before such a last token, after it, or at the end.
     """
     length = schedule.chunk_length
     chunk_end = (position // length + 1) * length
     sizes = [_state_numbers(core, schedule, ledger)]
     for stop in (chunk_end - 1, chunk_end, position + length):
-        for _ in _walk(ledger, schedule, core, range(position, stop)):
-            pass
+        _walk(ledger, schedule, core, range(position, stop))
         sizes.append(_state_numbers(core, schedule, ledger))
         position = stop
     return max(sizes)
@@ -164,5 +153,5 @@ def _most_state_numbers(core: CoreConfig, schedule: Schedule, ledger: Ledger, po
 def _state_numbers(core: CoreConfig, schedule: Schedule, ledger: Ledger) -> int:
     """Keys and values in all banks and in the cache."""
     num_pairs = 1 if schedule.shares_keys_values else core.num_layers
-    tokens = sum(ledger.banks.values()) + num_pairs * len(ledger.cached)
+    tokens = sum(ledger.banks.values()) + num_pairs * num_positions(ledger.cached)
     return 2 * core.width * tokens

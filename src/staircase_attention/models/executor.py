@@ -1,102 +1,75 @@
 """Runs any timetable: the same code for every model, in window order and in chunk order."""
 
 from collections.abc import Iterable, Sequence
-from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from staircase_attention.attention import View
-from staircase_attention.layers import Core, KeysValues, Trip, latest
+from staircase_attention.layers import KeysValues, Trip, latest
+from staircase_attention.models.backend import CoreRunner
 from staircase_attention.models.state import Stream
-from staircase_attention.schedules import Schedule, Step
-
-if TYPE_CHECKING:
-    from staircase_attention.engine.fused.core import FusedCore
+from staircase_attention.schedules import Schedule, Step, num_positions, overlap
 
 
 class Executor:
-    """One stream on its way through a timetable.
+    """Takes the tokens of one stream through a timetable.
 
-    It holds the tokens that are under way and what earlier ones left behind; each step takes its
-    queries through the core, puts what they leave behind where later steps will look for it, and
-    drops what the timetable says nobody will look for.
+    It holds what earlier tokens left in the banks and in the cache. Each step takes its queries
+    through the core, stores their keys and values for later steps, and drops those that the
+    timetable no longer needs.
     """
 
     def __init__(
         self,
-        core: "Core | FusedCore",
+        core: CoreRunner,
         schedule: Schedule,
         stream: Stream,
         embedded: Float[Tensor, "rows time width"],
-        *,
-        recompute: bool = False,
     ) -> None:
         self.core = core
-        self.recompute = recompute
         self.schedule = schedule
-        self.starts = stream.starts
+        self.before = stream
+        self.embedded = embedded
         self.banks = dict(stream.banks)
         self.cache = core.new_cache(stream.cache, stream.cached, num_new=embedded.shape[1])
-        self.embedded = embedded
-        self.under_way: dict[range, Float[Tensor, "rows part width"]] = {}
-        """The tokens of each cell as they are at the moment, in the order in which they came."""
 
     def run(self, steps: Iterable[Step]) -> Float[Tensor, "rows time width"]:
-        """Take every step; what comes out is each token after its last pass."""
+        """Take every step; the result is each token after its last pass."""
         plan = list(steps)
-        self.under_way = self._at_the_foot(plan)
-        for step in plan:
-            self._take(step)
-        return torch.cat(list(self.under_way.values()), dim=1) if plan else self.embedded
-
-    def _at_the_foot(self, plan: Sequence[Step]) -> dict[range, Float[Tensor, "rows part width"]]:
-        """The tokens of all cells, before any step.
-
-        They are cut apart at once: the gradient of a slice is as large as what it was cut from.
-        """
-        cells = sorted({cell.tokens for step in plan for cell in step.cells}, key=_start)
+        if not plan:
+            return self.embedded
+        cells = sorted(
+            {cell.tokens for step in plan for cell in step.cells}, key=lambda at: at.start
+        )
+        # Cut at once: the gradient of a slice is as large as what it was cut from.
         parts = torch.split(self.embedded, [len(tokens) for tokens in cells], dim=1)
-        return dict(zip(cells, parts, strict=True))
+        hidden = dict(zip(cells, parts, strict=True))
+        for step in plan:
+            queries = _together([hidden[cell.tokens] for cell in step.cells])
+            past = [self._past(step, layer) for layer in step.layers]
+            view = self._view(step, past[0])
+            trip = self.core(queries, layers=step.layers, past=past, view=view)
+            sizes = [len(cell.tokens) for cell in step.cells]
+            passed = [trip.hidden] if len(sizes) == 1 else torch.split(trip.hidden, sizes, dim=1)
+            hidden |= zip((cell.tokens for cell in step.cells), passed, strict=True)
+            self._extend_bank(step, trip)
+            self._extend_cache(step, trip)
+            # Without gradients this frees the step's keys and values before the next step's.
+            del past, trip
+        return torch.cat(list(hidden.values()), dim=1)
 
-    def stream(self, before: Stream) -> Stream:
+    def stream(self) -> Stream:
         """Where the stream stands after the run."""
-        cache = tuple(held.map(compact) for held in self.cache.held())
         return Stream(
-            rows=before.rows,
-            position=before.position + self.embedded.shape[1],
-            starts=before.starts,
+            rows=self.before.rows,
+            position=self.before.position + self.embedded.shape[1],
+            starts=self.before.starts,
             banks={key: held.map(compact) for key, held in self.banks.items()},
-            cache=cache,
-            cached=self.cache.tokens if cache else range(0),
+            cache=tuple(held.map(compact) for held in self.cache.held()),
+            cached=self.cache.positions,
         )
-
-    def _take(self, step: Step) -> None:
-        parts = [self.under_way[cell.tokens] for cell in step.cells]
-        queries = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-        past = [self._past(step, layer) for layer in step.layers]
-        trip = self._through_core(queries, step, past)
-        self._bank(step, trip)
-        sizes = [len(cell.tokens) for cell in step.cells]
-        passed = [trip.hidden] if len(sizes) == 1 else torch.split(trip.hidden, sizes, dim=1)
-        for cell, hidden in zip(step.cells, passed, strict=True):
-            self.under_way[cell.tokens] = hidden
-        self._freeze(step, trip)
-
-    def _through_core(
-        self,
-        queries: Float[Tensor, "rows queries width"],
-        step: Step,
-        past: Sequence[Sequence[KeysValues]],
-    ) -> Trip:
-        run = partial(self.core, layers=step.layers, past=past, view=self._view(step, past[0]))
-        trip: Trip = (
-            checkpoint(run, queries, use_reentrant=False) if self.recompute else run(queries)
-        )
-        return trip
 
     def _past(self, step: Step, layer: int) -> list[KeysValues]:
         """What a layer's queries see of earlier tokens: the cache first, then the bank."""
@@ -106,57 +79,53 @@ class Executor:
         return pieces
 
     def _view(self, step: Step, past: Sequence[KeysValues]) -> View:
-        num_before = sum(piece.num_tokens for piece in past)
-        num_queries = len(step.tokens)
-        return View(
-            num_queries=num_queries,
-            num_keys=num_before + (num_queries if self.core.attends_self else 0),
-            first_query=num_before,
+        # After a restart the cache may hold less than the timetable would show.
+        frozen, queries = overlap(step.frozen, self.cache.positions), step.tokens
+        num_held = sum(piece.num_tokens for piece in past) - num_positions(frozen)
+        own = queries.stop if self.core.attends_self else queries.start
+        return View.of(
+            queries=queries,
+            keys=(*frozen, range(queries.start - num_held, own)),
             span=self.schedule.attention_span,
-            first_visible=self._first_visible(step.tokens.start - num_before),
+            starts=self.before.starts,
             device=self.embedded.device,
         )
 
-    def _first_visible(self, oldest: int) -> Int[Tensor, " rows"] | None:
-        """For each row the first key that is its own, where any row began after the oldest key."""
-        if max(self.starts) <= oldest:
-            return None
-        first = [max(0, start - oldest) for start in self.starts]
-        return torch.tensor(first, device=self.embedded.device)
-
-    def _bank(self, step: Step, trip: Trip) -> None:
+    def _extend_bank(self, step: Step, trip: Trip) -> None:
         """Keep what later queries of this step's bank will see."""
+        # A context begins with the frozen tokens, which stay in the cache.
+        num_frozen = num_positions(overlap(step.frozen, self.cache.positions))
         for layer, context in zip(step.layers, trip.contexts, strict=True):
             self.banks.pop((step.bank, layer), None)
-            size = sum(piece.num_tokens for piece in context)
-            if size == 0 or step.retained == 0:
-                continue
-            frozen = range(max(step.frozen.start, self.cache.tokens.start), step.frozen.stop)
-            kept = size - len(frozen)
+            num_kept = sum(piece.num_tokens for piece in context) - num_frozen
             if step.retained is not None:
-                kept = min(kept, step.retained)
-            if kept:
-                self.banks[step.bank, layer] = latest(context, kept)
+                num_kept = min(num_kept, step.retained)
+            if num_kept > 0:
+                self.banks[step.bank, layer] = latest(context, num_kept)
 
-    def _freeze(self, step: Step, trip: Trip) -> None:
-        """Cache the chunks that have made their last pass, and forget those nobody will look at."""
-        after = self.schedule.freeze_after
+    def _extend_cache(self, step: Step, trip: Trip) -> None:
+        """Cache the cells that the timetable marks, and drop what no later step sees."""
         for cell in step.cells:
-            if after is not None and cell.pass_number == max(after, 1):
+            if cell.cached is not None:
                 start = cell.tokens.start - step.tokens.start
                 part = slice(start, start + len(cell.tokens))
-                # M = 0 caches a chunk as it came in, even though it passes once.
-                levels = trip.levels[:1] if after == 0 else trip.levels
+                # The first level is the input of the pass, the others are its layers' outputs.
+                levels = trip.levels[:1] if cell.cached == "input" else trip.levels
                 new = self.core.freeze([level[:, part] for level in levels])
-                self.cache.remember(new, cell.tokens.stop)
-        self.cache.forget_before(step.forget_before)
+                self.cache.add(new, cell.tokens)
+        self.cache.keep(step.kept)
 
 
-def _start(tokens: range) -> int:
-    return tokens.start
+def _together(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
 def compact(tensor: Tensor) -> Tensor:
     """The same numbers in no more memory than they need."""
-    is_whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+    try:
+        num_bytes = tensor.untyped_storage().nbytes()
+    except NotImplementedError:
+        # The tensors of torch.func have no storage of their own.
+        return tensor
+    is_whole = num_bytes == tensor.numel() * tensor.element_size()
     return tensor if is_whole else tensor.clone(memory_format=torch.contiguous_format)

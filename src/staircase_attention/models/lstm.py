@@ -8,14 +8,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from staircase_attention.layers.embedding import Embedding
-from staircase_attention.models.checks import check_sizes, check_tokens
-from staircase_attention.models.state import checked_mask, checked_rows
+from staircase_attention.checks import check_integer, input_error
+from staircase_attention.layers.embedding import Embedding, check_tokens
+from staircase_attention.models.state import STATE_RULE, checked_mask, checked_rows
 
 
 @dataclass(frozen=True, kw_only=True)
 class LSTMState:
-    """Where the streams of a batch stand: two vectors a layer."""
+    """Where the streams of a batch stand: two vectors per layer."""
 
     hidden: Float[Tensor, "layers batch width"]
     cell: Float[Tensor, "layers batch width"]
@@ -28,7 +28,7 @@ class LSTMState:
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> "LSTMState":
-        """The same state on another device, or in other numbers."""
+        """The same state on another device, or in another dtype."""
         return self.map(lambda tensor: tensor.to(device=device, dtype=dtype))
 
     def detach(self) -> "LSTMState":
@@ -36,7 +36,7 @@ class LSTMState:
         return self.map(torch.Tensor.detach)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "LSTMState":
-        """The same change made to both."""
+        """The same change made to both tensors."""
         return LSTMState(hidden=change(self.hidden), cell=change(self.cell))
 
     def select(self, rows: Sequence[int] | Int[Tensor, " rows"]) -> "LSTMState":
@@ -45,15 +45,15 @@ class LSTMState:
         return self.map(lambda tensor: tensor.index_select(1, index))
 
     def reset(self, rows: Bool[Tensor, " batch"] | Sequence[bool]) -> "LSTMState":
-        """Let the rows that are True begin anew, as if nothing had come before."""
-        anew = checked_mask(rows, self.batch_size)[None, :, None]
-        return self.map(lambda tensor: tensor.masked_fill(anew.to(tensor.device), 0.0))
+        """Restart the rows that are True, as if nothing had come before."""
+        restarted = checked_mask(rows, self.batch_size)[None, :, None]
+        return self.map(lambda tensor: tensor.masked_fill(restarted.to(tensor.device), 0.0))
 
     @classmethod
     def join(cls, states: Sequence["LSTMState"]) -> "LSTMState":
         """The state of a batch made of these batches' rows, one after another."""
         if not states:
-            raise ValueError("states that are joined must be one or more, got none; give a list")
+            raise input_error("states to join must be one or more", "none", "pass a list of states")
         return cls(
             hidden=torch.cat([state.hidden for state in states], dim=1),
             cell=torch.cat([state.cell for state in states], dim=1),
@@ -73,9 +73,10 @@ class LSTMSequenceModel(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        check_sizes(
-            vocab_size=vocab_size, output_size=output_size, width=width, num_layers=num_layers
-        )
+        check_integer("vocab_size", vocab_size, minimum=1, example=256)
+        check_integer("output_size", output_size, minimum=1, example=256)
+        check_integer("width", width, minimum=1, example=512)
+        check_integer("num_layers", num_layers, minimum=1, example=2)
         self.vocab_size = vocab_size
         self.output_size = output_size
         self.dropout = dropout
@@ -88,7 +89,7 @@ class LSTMSequenceModel(nn.Module):
     def forward(
         self, tokens: Int[Tensor, "batch time"], state: LSTMState | None = None
     ) -> tuple[Float[Tensor, "batch time output"], LSTMState]:
-        """Logits for every token, and the state from which the stream goes on."""
+        """Logits for every token, and the state from which the stream continues."""
         check_tokens(tokens, self.vocab_size)
         if state is not None:
             self._check_state(state, tokens)
@@ -100,27 +101,19 @@ class LSTMSequenceModel(nn.Module):
         return logits, LSTMState(hidden=last_hidden, cell=last_cell)
 
     def _check_state(self, state: LSTMState, tokens: Int[Tensor, "batch time"]) -> None:
+        own = "pass this model's own state, or none to restart"
         if not isinstance(state, LSTMState):
-            raise TypeError(
-                f"state must be an LSTMState that a model gave back, got {type(state).__name__}; "
-                "pass the second value of model(tokens), or leave it out to begin anew"
-            )
+            raise input_error(STATE_RULE, type(state).__name__, own)
         here = self.output.weight
-        is_casting = torch.is_autocast_enabled(here.device.type)
-        if not is_casting and {state.hidden.dtype, state.cell.dtype} != {here.dtype}:
-            raise ValueError(
-                f"state and model must be of one dtype, got {state.hidden.dtype} and "
-                f"{here.dtype}; use state.to(dtype={here.dtype})"
-            )
-        lstm = self.lstm
-        shape = (lstm.num_layers, tokens.shape[0], lstm.hidden_size)
+        is_other = {state.hidden.dtype, state.cell.dtype} != {here.dtype}
+        if is_other and not torch.is_autocast_enabled(here.device.type):
+            rule = f"a state must have the dtype of the model, {here.dtype}"
+            raise input_error(rule, state.hidden.dtype, f"use state.to(dtype={here.dtype})")
+        layers, width = self.lstm.num_layers, self.lstm.hidden_size
         for tensor in (state.hidden, state.cell):
-            if tensor.shape != shape:
-                raise ValueError(
-                    f"a state must have {lstm.num_layers} layers, {tokens.shape[0]} batch rows and "
-                    f"a width of {lstm.hidden_size}, as model and tokens have, got "
-                    f"{tuple(tensor.shape)}; pass this model's own state, or none to begin anew"
-                )
+            if tensor.shape != (layers, tokens.shape[0], width):
+                rule = f"a state must be {layers} layers x {tokens.shape[0]} rows x {width}"
+                raise input_error(rule, tuple(tensor.shape), own)
 
     @property
     def num_parameters(self) -> int:

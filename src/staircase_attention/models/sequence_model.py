@@ -1,26 +1,43 @@
 """The model a user builds: tokens in, logits and state out, whatever the schedule."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import copy
+import functools
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from staircase_attention.engine.fused import fused_core
+from staircase_attention.checks import check_choice, check_integer, input_error
 from staircase_attention.layers import Core, CoreConfig
-from staircase_attention.layers.embedding import Embedding
+from staircase_attention.layers.embedding import Embedding, check_tokens
 from staircase_attention.layers.positions import RelativePositions
-from staircase_attention.models.checks import check_order, check_parts, check_sizes, check_tokens
+from staircase_attention.models.backend import Backend, PlainBackend
 from staircase_attention.models.executor import Executor
-from staircase_attention.models.state import State, Stream
-from staircase_attention.models.uncompiled import left_uncompiled
+from staircase_attention.models.state import STATE_RULE, State
 from staircase_attention.schedules import Order, Schedule
 
-if TYPE_CHECKING:
-    from staircase_attention.generation import TokenStream
-    from staircase_attention.generation.prompts import Prompt
+Given = ParamSpec("Given")
+Made = TypeVar("Made")
+
+
+def left_uncompiled(method: Callable[Given, Made]) -> Callable[Given, Made]:
+    """As torch.compiler.disable, which imports the compiler for seconds even where none is used."""
+    marked: list[Callable[Given, Made]] = []
+
+    @functools.wraps(method)
+    def call(*arguments: Given.args, **options: Given.kwargs) -> Made:
+        if "torch._dynamo" not in sys.modules:
+            return method(*arguments, **options)
+        if not marked:
+            marked.append(torch.compiler.disable(method))  # type: ignore[no-untyped-call]
+        return marked[0](*arguments, **options)
+
+    return call
 
 
 class SequenceModel(nn.Module):
@@ -47,9 +64,15 @@ class SequenceModel(nn.Module):
     ) -> None:
         super().__init__()
         output_size = vocab_size if output_size is None else output_size
-        check_sizes(vocab_size=vocab_size, output_size=output_size)
-        check_parts(core, schedule)
-        schedule.check_core(num_layers=core.num_layers)
+        check_integer("vocab_size", vocab_size, minimum=1, example=256)
+        check_integer("output_size", output_size, minimum=1, example=256)
+        if not isinstance(core, CoreConfig):
+            raise input_error(
+                "core must be a CoreConfig",
+                repr(core),
+                "use for example CoreConfig(width=512, num_layers=8, num_heads=8)",
+            )
+        _check_schedule(schedule, core)
         self.config = core
         self.schedule = schedule
         self.vocab_size = vocab_size
@@ -64,7 +87,8 @@ class SequenceModel(nn.Module):
         )
         self.output_norm = nn.LayerNorm(core.width)
         self.output = nn.Linear(core.width, output_size)
-        self._fuse = True
+        self.backend: Backend = PlainBackend()
+        """What runs the core; see `staircase_attention.engine.accelerate`."""
         self.recompute = False
         """Whether to compute activations again in the backward pass: less memory, more time."""
 
@@ -75,16 +99,16 @@ class SequenceModel(nn.Module):
         *,
         order: Order = "window",
     ) -> tuple[Float[Tensor, "batch time output"], State]:
-        """Logits for every token, and the state from which the stream goes on.
+        """Logits for every token, and the state from which the stream continues.
 
-        Both orders compute the same function: `window` takes as many tokens a step as the schedule
-        allows, `chunk` one chunk at a time, which needs less memory where no gradients are kept.
+        Both orders compute the same function: `window` takes as many tokens per step as the
+        schedule allows, `chunk` one chunk at a time, which needs less memory without gradients.
         """
         hidden, state = self.hidden(tokens, state, order=order)
         return self.output(hidden), state
 
-    # What is computed when is Python's business, and new at every position. A model compiled
-    # as a whole runs it as it is; on a GPU the fused core has compiled what is worth it.
+    # A timetable is Python code that is different at every position. A model that is compiled as
+    # a whole leaves it as it is.
     @left_uncompiled
     def hidden(
         self,
@@ -93,51 +117,73 @@ class SequenceModel(nn.Module):
         *,
         order: Order = "window",
     ) -> tuple[Float[Tensor, "batch time width"], State]:
-        """What the output projection turns into logits, for those who project it themselves."""
+        """What the output projection turns into logits."""
         check_tokens(tokens, self.vocab_size)
-        check_order(order)
+        check_choice("order", order, ("window", "chunk"))
         if state is None:
             state = self.initial_state(tokens.shape[0])
         self._check_state(state, tokens)
-        hidden, streams = self._run_streams(tokens, state, order)
-        after = State(model=state.model, chunk_length=state.chunk_length, streams=streams)
-        return self.output_norm(hidden), after
+        # Rows that were reset inside a chunk are other streams, with timetables of their own.
+        is_alone = len(state.streams) == 1
+        outputs, streams = [], []
+        for stream in state.streams:
+            own = tokens if is_alone else tokens[list(stream.rows)]
+            embedded = functional.dropout(
+                self.embedding(own), self.config.embedding_dropout, self.training
+            )
+            recompute = self.recompute and torch.is_grad_enabled()
+            runner = self.backend.runner(self.core, embedded, recompute=recompute)
+            executor = Executor(runner, self.schedule, stream, embedded)
+            positions = range(stream.position, stream.position + own.shape[1])
+            steps = self.schedule.steps(positions, num_layers=self.config.num_layers, order=order)
+            outputs.append(executor.run(steps))
+            streams.append(executor.stream())
+        hidden = outputs[0]
+        if not is_alone:
+            rows = torch.tensor([row for stream in streams for row in stream.rows])
+            hidden = torch.cat(outputs)[rows.argsort().to(tokens.device)]
+        return self.output_norm(hidden), replace(state, streams=tuple(streams))
 
-    def stream(
-        self,
-        prompt: "Prompt | Sequence[Prompt]",
-        *,
-        max_tokens: int | None,
-        **options: Any,  # noqa: ANN401
-    ) -> "TokenStream":
-        """The tokens by which the model continues a prompt, made as they are asked for.
+    def with_schedule(self, schedule: Schedule) -> "SequenceModel":
+        """A model with another timetable and the same parameters, which both models share.
 
-        See `staircase_attention.generation.stream` for prompts, sampling and stops.
+        >>> from staircase_attention import CoreConfig, SequenceModel, Staircase
+        >>> core = CoreConfig(width=16, num_layers=2, num_heads=2, max_distance=64)
+        >>> schedule = Staircase(chunk_size=4, num_passes=3)
+        >>> model = SequenceModel(vocab_size=10, core=core, schedule=schedule)
+        >>> more = model.with_schedule(Staircase(chunk_size=4, num_passes=8))
+        >>> more.output.weight is model.output.weight
+        True
         """
-        # The one import that points upwards: a model is where a user looks for this.
-        from staircase_attention.generation import stream
-
-        return stream(self, prompt, max_tokens=max_tokens, **options)
-
-    @property
-    def fuse(self) -> bool:
-        """Whether kernels of our own are used where they serve: on a GPU, with relative positions.
-
-        They are by default. Without them, a model is made of PyTorch's operations alone.
-        """
-        return self._fuse
-
-    @fuse.setter
-    def fuse(self, fuse: bool) -> None:
-        self._fuse = fuse
+        _check_schedule(schedule, self.config)
+        for fact in ("mixes_layers", "shares_keys_values"):
+            mine, other = getattr(self.schedule, fact), getattr(schedule, fact)
+            if mine != other:
+                rule = f"with_schedule takes a schedule with {fact} = {mine}, as the parameters"
+                raise input_error(rule, f"{schedule}", "train a model with that schedule")
+        config = self.config
         if isinstance(self.core.positions, RelativePositions):
-            self.core.positions.fuses = fuse
+            num_rows = self.core.positions.table.shape[0]
+            # A model whose table is shorter than its own reach was built to clip distances.
+            if self.schedule.default_max_distance <= num_rows < schedule.default_max_distance:
+                raise input_error(
+                    f"{schedule} needs a position table of {schedule.default_max_distance} rows",
+                    f"one of {num_rows}",
+                    "train with a larger core.max_distance",
+                )
+            config = replace(config, max_distance=num_rows)
+        model, core = copy.copy(self), copy.copy(self.core)
+        # A shallow copy shares its dictionary of modules: give each model its own.
+        model._modules = {**self._modules, "core": core}
+        model.config, model.schedule = config, schedule
+        core.attends_self = schedule.attends_self
+        return model
 
     def initial_state(self, batch_size: int) -> State:
         """The state of streams that have not begun."""
         return State.fresh(
             model=self.signature,
-            chunk_length=self.schedule.chunk_length,
+            chunk_length=self.schedule.period,
             batch_size=batch_size,
         )
 
@@ -158,79 +204,38 @@ class SequenceModel(nn.Module):
             "positions": core.positions,
         }
 
-    def _run_streams(
-        self, tokens: Int[Tensor, "batch time"], state: State, order: Order
-    ) -> tuple[Float[Tensor, "batch time width"], tuple[Stream, ...]]:
-        if len(state.streams) == 1:
-            hidden, stream = self._run(tokens, state.streams[0], order)
-            return hidden, (stream,)
-        rows = [torch.tensor(stream.rows, device=tokens.device) for stream in state.streams]
-        results = [
-            self._run(tokens[own], stream, order)
-            for own, stream in zip(rows, state.streams, strict=True)
-        ]
-        places = torch.cat(rows).argsort()
-        return torch.cat([hidden for hidden, _ in results])[places], tuple(
-            stream for _, stream in results
-        )
-
-    def _run(
-        self, tokens: Int[Tensor, "rows time"], stream: Stream, order: Order
-    ) -> tuple[Float[Tensor, "rows time width"], Stream]:
-        embedded = functional.dropout(
-            self.embedding(tokens), self.config.embedding_dropout, self.training
-        )
-        recompute = self.recompute and torch.is_grad_enabled()
-        fused = fused_core(self.core, embedded, recompute=recompute) if self.fuse else None
-        executor = Executor(
-            fused or self.core,
-            self.schedule,
-            stream,
-            embedded,
-            recompute=recompute and fused is None,
-        )
-        positions = range(stream.position, stream.position + tokens.shape[1])
-        hidden = executor.run(
-            self.schedule.steps(positions, num_layers=self.config.num_layers, order=order)
-        )
-        return hidden, executor.stream(stream)
-
     def _check_state(self, state: State, tokens: Int[Tensor, "batch time"]) -> None:
+        own = "pass this model's own state, or none to restart"
         if not isinstance(state, State):
-            raise TypeError(
-                f"state must be a State that a model gave back, got {type(state).__name__}; "
-                "pass the second value of model(tokens), or leave it out to begin anew"
-            )
+            raise input_error(STATE_RULE, type(state).__name__, own)
         if state.model != self.signature:
-            raise ValueError(
-                f"a state belongs to models of one shape; got one of {describe(state.model)} for "
-                f"{describe(self.signature)}; pass this model's own state, or none to begin anew"
-            )
+            rule = f"a state must be of a model of the same shape, {describe(self.signature)}"
+            raise input_error(rule, describe(state.model), own)
         if state.batch_size != tokens.shape[0]:
-            raise ValueError(
-                f"tokens and state must have the same batch size, got {tokens.shape[0]} and "
-                f"{state.batch_size}; use state.select(rows), or begin anew without a state"
-            )
+            rule = f"a state must have the batch size of the tokens, {tokens.shape[0]}"
+            raise input_error(rule, state.batch_size, "use state.select(rows), or none to restart")
         here = self.output.weight
-        is_casting = torch.is_autocast_enabled(here.device.type)
-        if not is_casting and state.dtypes - {here.dtype}:
-            found = ", ".join(sorted(str(dtype) for dtype in state.dtypes))
-            raise ValueError(
-                f"state and model must be of one dtype, got {found} and {here.dtype}; "
-                f"use state.to(dtype={here.dtype})"
-            )
+        if state.dtypes - {here.dtype} and not torch.is_autocast_enabled(here.device.type):
+            rule = f"a state must have the dtype of the model, {here.dtype}"
+            found = ", ".join(sorted(map(str, state.dtypes)))
+            raise input_error(rule, found, f"use state.to(dtype={here.dtype})")
         if state.devices - {here.device}:
-            found = ", ".join(sorted(str(device) for device in state.devices))
-            raise ValueError(
-                f"state and model must be on one device, got {found} and {here.device}; "
-                f"use state.to('{here.device}')"
-            )
+            rule = f"a state must be on the device of the model, {here.device}"
+            found = ", ".join(sorted(map(str, state.devices)))
+            raise input_error(rule, found, f"use state.to('{here.device}')")
 
 
-def describe(signature: Any) -> str:  # noqa: ANN401
+def _check_schedule(schedule: object, core: CoreConfig) -> None:
+    if not isinstance(schedule, Schedule):
+        remedy = "use for example Staircase(chunk_size=64, num_passes=4)"
+        raise input_error("schedule must be a Schedule", repr(schedule), remedy)
+    schedule.check_core(num_layers=core.num_layers)
+
+
+def describe(signature: Mapping[str, Any]) -> str:
     """A model's shape in one line."""
     facts = dict(signature)
     options = dict(facts.pop("schedule", {}))
-    name = options.pop("name", "an unknown model")
+    name = options.pop("name", options.pop("reference", "an unknown model"))
     inner = ", ".join(f"{key}={value}" for key, value in (options | facts).items())
     return f"{name} ({inner})"

@@ -1,4 +1,4 @@
-"""Where a stream stands: everything a model must remember to carry on exactly."""
+"""Where a stream stands: everything a model must remember to continue exactly."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,33 +9,42 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from staircase_attention.checks import input_error
 from staircase_attention.layers import KeysValues
+from staircase_attention.schedules import num_positions, overlap
 
 LONGEST_SHARED = 1024
-"""Cached tokens that rows which begin anew would share room with rather than run by themselves."""
+"""A row joins a stream with at most this many cached tokens: it takes as much room as the rest."""
+
+STATE_RULE = "state must be the second value of a call of the model"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stream:
-    """Batch rows whose chunks begin at the same positions, and what their past left behind."""
+    """Batch rows whose chunks begin at the same positions, and what they must remember."""
 
     rows: tuple[int, ...]
     """Which rows of the batch these are, in ascending order."""
     position: int = 0
-    """Tokens that have come in since the first of these rows began."""
+    """Tokens that have arrived since the first of these rows began."""
     starts: tuple[int, ...]
     """The position at which each row began; what came before is hidden from it."""
     banks: Mapping[tuple[int, int], KeysValues] = field(default_factory=dict)
     """For each (bank, layer), what the next queries of that bank's step will see."""
     cache: Sequence[KeysValues] = ()
     """For each layer, or once for all, the keys and values of cached tokens."""
-    cached: range = range(0)
+    cached: tuple[range, ...] = ()
     """Positions of the cached tokens."""
 
     @classmethod
     def fresh(cls, rows: Sequence[int]) -> "Stream":
         """Rows that have not begun."""
         return cls(rows=tuple(rows), starts=(0,) * len(rows))
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Every tensor held."""
+        return [part for held in (*self.banks.values(), *self.cache) for part in held]
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Stream":
         """The same change made to every tensor."""
@@ -45,11 +54,6 @@ class Stream:
             cache=tuple(held.map(change) for held in self.cache),
         )
 
-    @property
-    def tensors(self) -> list[Tensor]:
-        """Every tensor held."""
-        return [part for held in (*self.banks.values(), *self.cache) for part in held]
-
     def select(self, places: Sequence[int], rows: Sequence[int]) -> "Stream":
         """Some of these rows, by their place here, under new row numbers."""
         index = torch.tensor(places, dtype=torch.int64)
@@ -58,7 +62,7 @@ class Stream:
         return replace(chosen, rows=tuple(rows), starts=starts)
 
     def is_in_step_with(self, other: "Stream") -> bool:
-        """Whether both hold the same things of the same positions, so that they can be one."""
+        """Whether both hold tokens of the same positions, so that they can be one stream."""
         mine, theirs = (
             {key: held.num_tokens for key, held in stream.banks.items()} for stream in (self, other)
         )
@@ -82,29 +86,20 @@ class Stream:
             return together
         return together.select([together.rows.index(row) for row in rows], rows)
 
-    def restart(self, anew: Bool[Tensor, " rows"]) -> "Stream":
-        """Let some of these rows begin anew, which fits only where a chunk begins."""
-        flags: list[bool] = anew.tolist()
-
-        def cleared(tensor: Tensor) -> Tensor:
-            # What is hidden gets weight zero; cleared, not even a NaN left there can come back.
-            return tensor.masked_fill(anew.to(tensor.device)[:, None, None, None], 0.0)
-
+    def restart(self, flags: Sequence[bool]) -> "Stream":
+        """Restart the rows that are True, which must be where a period of the schedule begins."""
+        mask = torch.tensor(flags)[:, None, None, None]
+        # What is hidden gets weight zero; once cleared, not even a NaN there can come back.
+        cleared = self.map(lambda tensor: tensor.masked_fill(mask.to(tensor.device), 0.0))
         starts = tuple(
-            self.position if begins else start
-            for start, begins in zip(self.starts, flags, strict=True)
+            self.position if is_new else start
+            for start, is_new in zip(self.starts, flags, strict=True)
         )
-        return replace(self.map(cleared), starts=starts)._without_strangers()
-
-    def _without_strangers(self) -> "Stream":
-        """Without the cached tokens that came before any of these rows began."""
-        first = min(max(min(self.starts), self.cached.start), self.cached.stop)
-        drop = first - self.cached.start
-        return replace(
-            self,
-            cache=tuple(held.part(drop, held.num_tokens).map(torch.clone) for held in self.cache),
-            cached=range(first, self.cached.stop),
-        )
+        # Cached tokens from before all rows began are seen by none.
+        cached = overlap(self.cached, (range(min(starts), self.position),))
+        drop = num_positions(self.cached) - num_positions(cached)
+        cache = tuple(held.part(drop, held.num_tokens).map(torch.clone) for held in cleared.cache)
+        return replace(cleared, starts=starts, cache=cache, cached=cached)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,13 +107,13 @@ class State:
     """Where the streams of a batch stand. A value: every method gives a new one.
 
     Gradients flow through a state until it is detached. Rows are usually one `Stream`; rows that
-    were reset inside a chunk have their chunks elsewhere and form another.
+    were reset inside a period have their chunks elsewhere and form another.
     """
 
     model: Mapping[str, Any]
     """The shape of the model it belongs to, as plain data."""
     chunk_length: int
-    """Rows that begin at multiples of this can share a stream."""
+    """The schedule's period: rows that begin at its multiples can share a stream."""
     streams: tuple[Stream, ...]
 
     @classmethod
@@ -134,12 +129,12 @@ class State:
 
     @property
     def num_bytes(self) -> int:
-        """Size of all that is remembered."""
-        return sum(part.numel() * part.element_size() for part in self._tensors)
+        """Size of all tensors."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self._tensors)
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """For each batch row, the tokens it has taken in since it began."""
+        """For each batch row, the number of tokens since it began."""
         by_row = {
             row: stream.position - start
             for stream in self.streams
@@ -149,18 +144,18 @@ class State:
 
     @property
     def devices(self) -> set[torch.device]:
-        """Where it lies: nowhere, where nothing is remembered yet."""
+        """The devices of its tensors; none where nothing is remembered yet."""
         return {tensor.device for tensor in self._tensors}
 
     @property
     def dtypes(self) -> set[torch.dtype]:
-        """In what numbers; autocast makes two kinds of what it touches in turns."""
+        """The dtypes of its tensors; two where autocast is used at times."""
         return {tensor.dtype for tensor in self._tensors}
 
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> "State":
-        """The same state on another device, or in other numbers."""
+        """The same state on another device, or in another dtype."""
         return self._map(lambda tensor: tensor.to(device=device, dtype=dtype))
 
     def detach(self) -> "State":
@@ -168,7 +163,7 @@ class State:
         return self._map(torch.Tensor.detach)
 
     def select(self, rows: Sequence[int] | Int[Tensor, " rows"]) -> "State":
-        """The state of a batch made of these rows, in this order; a row may come up repeatedly."""
+        """The state of a batch made of these rows, in this order; a row may be repeated."""
         rows = checked_rows(rows, self.batch_size)
         streams = []
         for stream in self.streams:
@@ -183,9 +178,7 @@ class State:
         """The state of a batch made of these batches' rows, one after another."""
         if not states or any(state.model != states[0].model for state in states):
             kinds = ", ".join(str(state.model) for state in states) or "none"
-            raise ValueError(
-                f"states that are joined must be of one model, got {kinds}; join those of one"
-            )
+            raise input_error("states to join must be of one model", kinds, "join those of one")
         streams: list[Stream] = []
         num_rows = 0
         for state in states:
@@ -200,51 +193,41 @@ class State:
         return replace(states[0], streams=tuple(streams))
 
     def reset(self, rows: Bool[Tensor, " batch"] | Sequence[bool]) -> "State":
-        """Let the rows that are True begin anew, as if nothing had come before."""
-        mask = checked_mask(rows, self.batch_size)
+        """Restart the rows that are True, as if nothing had come before."""
+        mask: list[bool] = checked_mask(rows, self.batch_size).tolist()
         streams: list[Stream] = []
-        homeless: list[int] = []
+        unassigned: list[int] = []
         for stream in self.streams:
-            kept, leaving = self._restart(stream, mask[list(stream.rows)])
-            streams += kept
-            homeless += leaving
-        return replace(self, streams=tuple(self._housed(streams, sorted(homeless))))
+            flags = [mask[row] for row in stream.rows]
+            # Where a period begins, restarted rows can stay: a mask hides the past from them. A
+            # stream of which no row is left is dropped instead, and its memory with it.
+            if any(flags) and not all(flags) and self._is_aligned(stream):
+                streams.append(stream.restart(flags))
+                continue
+            stay = [place for place, is_new in enumerate(flags) if not is_new]
+            unassigned += [row for row in stream.rows if mask[row]]
+            if len(stay) == len(flags):
+                streams.append(stream)
+            elif stay:
+                streams.append(stream.select(stay, [stream.rows[place] for place in stay]))
+        if unassigned:
+            self._assign(streams, sorted(unassigned))
+        return replace(self, streams=tuple(streams))
 
-    def _housed(self, streams: list[Stream], homeless: list[int]) -> list[Stream]:
-        """With rows that begin now: in a stream whose chunk begins now too, or in one of their own.
-
-        A guest takes up as much room as its host, so that one with a long past stays alone.
-        """
-        if not homeless:
-            return streams
-        hosts = [number for number, one in enumerate(streams) if self._is_host(one)]
-        if not hosts:
-            return [*streams, Stream.fresh(homeless)]
-        host = streams[hosts[0]]
-        place_of = {row: place for place, row in enumerate(host.rows)}
-        rows = sorted([*host.rows, *homeless])
-        together = host.select([place_of.get(row, 0) for row in rows], rows)
-        streams[hosts[0]] = together.restart(torch.tensor([row not in place_of for row in rows]))
-        return streams
-
-    def _is_host(self, stream: Stream) -> bool:
-        return self._is_aligned(stream) and len(stream.cached) <= LONGEST_SHARED
+    def _assign(self, streams: list[Stream], new: list[int]) -> None:
+        """Let rows begin in a stream where a period begins now, or in one of their own."""
+        for number, stream in enumerate(streams):
+            if self._is_aligned(stream) and num_positions(stream.cached) <= LONGEST_SHARED:
+                place_of = {row: place for place, row in enumerate(stream.rows)}
+                rows = sorted([*stream.rows, *new])
+                # New rows begin as copies of any other one; restarting clears them.
+                together = stream.select([place_of.get(row, 0) for row in rows], rows)
+                streams[number] = together.restart([row not in place_of for row in rows])
+                return
+        streams.append(Stream.fresh(new))
 
     def _is_aligned(self, stream: Stream) -> bool:
         return stream.position % self.chunk_length == 0
-
-    def _restart(
-        self, stream: Stream, anew: Bool[Tensor, " rows"]
-    ) -> tuple[list[Stream], list[int]]:
-        """The stream with some rows begun anew, and the rows that must begin elsewhere."""
-        flags: list[bool] = anew.tolist()
-        if not any(flags):
-            return [stream], []
-        if self._is_aligned(stream) and not all(flags):
-            return [stream.restart(anew)], []
-        stay = [place for place, begins in enumerate(flags) if not begins]
-        kept = [stream.select(stay, [stream.rows[place] for place in stay])] if stay else []
-        return kept, [row for row, begins in zip(stream.rows, flags, strict=True) if begins]
 
     @property
     def _tensors(self) -> list[Tensor]:
@@ -258,10 +241,9 @@ def checked_mask(rows: Bool[Tensor, " batch"] | Sequence[bool], batch_size: int)
     """One True or False for each row of a batch, on the CPU."""
     mask = torch.as_tensor(rows).cpu()
     if mask.dtype != torch.bool or mask.shape != (batch_size,):
-        raise ValueError(
-            f"reset takes one True or False for each of the {batch_size} batch rows, "
-            f"got {tuple(mask.shape)} of {mask.dtype}; pass a boolean mask of rows"
-        )
+        rule = f"reset takes one True or False for each of the {batch_size} batch rows"
+        found = f"{tuple(mask.shape)} of {mask.dtype}"
+        raise input_error(rule, found, "pass a boolean mask of rows")
     return mask
 
 
@@ -274,8 +256,7 @@ def checked_rows(rows: Sequence[int] | Int[Tensor, " rows"], batch_size: int) ->
         if isinstance(row, bool) or not isinstance(row, Integral) or row not in range(batch_size)
     ]
     if wrong or not given:
-        raise ValueError(
-            f"rows must be numbers from 0 to {batch_size - 1}, at least one, "
-            f"got {wrong or 'none'}; the state has {batch_size} batch rows"
-        )
+        rule = f"rows must be numbers from 0 to {batch_size - 1}, at least one"
+        remedy = f"the state has {batch_size} batch rows"
+        raise input_error(rule, wrong or "none", remedy)
     return [int(row) for row in given]

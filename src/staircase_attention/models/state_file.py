@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +10,17 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from staircase_attention.checks import input_error
 from staircase_attention.files import check_folder_of, write_whole
 from staircase_attention.layers import KeysValues
 from staircase_attention.models.lstm import LSTMState
 from staircase_attention.models.state import State, Stream
+from staircase_attention.schedules import joined
 
 HEADER = "staircase_attention.state"
 """The metadata key that marks a file as a state."""
-VERSION = 1
-"""Counted up when the layout changes."""
+VERSION = 2
+"""Increased when the layout changes; version 1 is read, too."""
 
 Parts = tuple[dict[str, Any], dict[str, Tensor]]
 """A state taken apart: plain data, and tensors by name."""
@@ -40,27 +42,31 @@ def load_state(path: str | os.PathLike[str]) -> State | LSTMState:
         )
     try:
         with safe_open(path, framework="pt") as file:
-            header = _header((file.metadata() or {}).get(HEADER), path)
+            header = json.loads((file.metadata() or {}).get(HEADER, "{}"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
-        raise ValueError(
-            f"a state file is a whole safetensors file, got {os.fspath(path)} ({error}); "
-            "save the state again"
-        ) from error
+        found = f"{os.fspath(path)} ({error})"
+        rule = "a state file must be a whole safetensors file"
+        raise input_error(rule, found, "save the state again") from error
+    if header.get("version") not in (1, VERSION):
+        rule = f"a state file must hold a state of version 1 or {VERSION}"
+        found = f"{os.fspath(path)} with version {header.get('version', 'unknown')}"
+        raise input_error(rule, found, "pass a file that save_state wrote")
     return put_together(header, tensors)
 
 
 def take_apart(state: State | LSTMState) -> Parts:
     """A state as plain data and tensors."""
     if isinstance(state, LSTMState):
-        tensors = {"hidden": _own(state.hidden), "cell": _own(state.cell)}
-        return {"version": VERSION, "kind": "lstm"}, tensors
+        parts = {"hidden": state.hidden, "cell": state.cell}
+        return {"version": VERSION, "kind": "lstm"}, _contiguous(parts)
     tensors = {}
     for number, stream in enumerate(state.streams):
-        for (bank, layer), held in stream.banks.items():
-            _put(tensors, f"{number}.bank.{bank}.{layer}", held)
-        for place, held in enumerate(stream.cache):
-            _put(tensors, f"{number}.cache.{place}", held)
+        banks = {f"bank.{bank}.{layer}": held for (bank, layer), held in stream.banks.items()}
+        caches = {f"cache.{place}": held for place, held in enumerate(stream.cache)}
+        for name, held in (banks | caches).items():
+            tensors[f"{number}.{name}.keys"] = held.keys
+            tensors[f"{number}.{name}.values"] = held.values
     header = {
         "version": VERSION,
         "kind": "family",
@@ -68,7 +74,7 @@ def take_apart(state: State | LSTMState) -> Parts:
         "chunk_length": state.chunk_length,
         "streams": [_plain(stream) for stream in state.streams],
     }
-    return header, tensors
+    return header, _contiguous(tensors)
 
 
 def put_together(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> State | LSTMState:
@@ -79,24 +85,8 @@ def put_together(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> St
     return State(model=header["model"], chunk_length=header["chunk_length"], streams=tuple(streams))
 
 
-def _header(text: str | None, path: str | os.PathLike[str]) -> dict[str, Any]:
-    header: dict[str, Any] = json.loads(text) if text else {}
-    if header.get("version") != VERSION:
-        found = f"version {header['version']}" if header else "no state in it"
-        raise ValueError(
-            f"a state file holds a state of version {VERSION}, got {os.fspath(path)} with {found}; "
-            "give a file that save_state of this version wrote"
-        )
-    return header
-
-
-def _own(tensor: Tensor) -> Tensor:
-    return tensor.detach().contiguous()
-
-
-def _put(tensors: dict[str, Tensor], name: str, held: KeysValues) -> None:
-    tensors[f"{name}.keys"] = _own(held.keys)
-    tensors[f"{name}.values"] = _own(held.values)
+def _contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
 
 
 def _plain(stream: Stream) -> dict[str, Any]:
@@ -106,7 +96,7 @@ def _plain(stream: Stream) -> dict[str, Any]:
         "starts": stream.starts,
         "banks": [list(key) for key in stream.banks],
         "num_caches": len(stream.cache),
-        "cached": [stream.cached.start, stream.cached.stop],
+        "cached": [[part.start, part.stop] for part in stream.cached],
     }
 
 
@@ -121,5 +111,11 @@ def _stream(plain: Mapping[str, Any], number: int, tensors: Mapping[str, Tensor]
         starts=tuple(plain["starts"]),
         banks={(bank, layer): held(f"bank.{bank}.{layer}") for bank, layer in plain["banks"]},
         cache=tuple(held(f"cache.{place}") for place in range(plain["num_caches"])),
-        cached=range(*plain["cached"]),
+        cached=_positions(plain["cached"]),
     )
+
+
+def _positions(cached: Sequence[Any]) -> tuple[range, ...]:
+    # Version 1 has a single range, written as two numbers.
+    pairs = [cached] if cached and isinstance(cached[0], int) else cached
+    return joined(range(*pair) for pair in pairs)

@@ -1,15 +1,42 @@
 """What is computed when: every model of the family as a timetable of plain data."""
 
 from staircase_attention.schedules.ladder import Ladder, TransformerXL, UniversalTransformer
-from staircase_attention.schedules.registry import SCHEDULES, make_schedule, schedule_from_dict
-from staircase_attention.schedules.schedule import PaperRow, Schedule
-from staircase_attention.schedules.staircase import (
+from staircase_attention.schedules.schedule import (
+    SCHEDULES,
+    PaperRow,
+    Schedule,
+    make_schedule,
+    schedule_from_dict,
+)
+from staircase_attention.schedules.stairs import (
     CachedStaircase,
+    FeedbackTransformer,
     GlobalCachedStaircase,
+    MemoryNetwork,
     Staircase,
 )
-from staircase_attention.schedules.timetable import Cell, Ledger, Order, Step
-from staircase_attention.schedules.tokenwise import FeedbackTransformer, MemoryNetwork
+from staircase_attention.schedules.timetable import (
+    Cell,
+    Ledger,
+    Order,
+    Step,
+    joined,
+    num_positions,
+    overlap,
+    pieces,
+)
+
+for _kind in (
+    Staircase,
+    CachedStaircase,
+    GlobalCachedStaircase,
+    Ladder,
+    TransformerXL,
+    UniversalTransformer,
+    FeedbackTransformer,
+    MemoryNetwork,
+):
+    SCHEDULES[_kind.name] = _kind
 
 __all__ = [
     "SCHEDULES",
@@ -27,6 +54,10 @@ __all__ = [
     "Step",
     "TransformerXL",
     "UniversalTransformer",
+    "joined",
     "make_schedule",
+    "num_positions",
+    "overlap",
+    "pieces",
     "schedule_from_dict",
 ]

@@ -1,36 +1,50 @@
-"""What every schedule of the family offers, whatever its timetable."""
+"""What every schedule of the family offers, and how one is found by its name."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from collections.abc import Iterator, Mapping
+from dataclasses import Field, dataclass, fields
+from typing import Any, ClassVar, Literal, get_args, get_origin
 
+from staircase_attention.checks import check_choice, check_flag, check_integer
+from staircase_attention.references import check_options, load_reference, reference_of
 from staircase_attention.schedules.timetable import Order, Step
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PaperRow:
-    """The words in which the paper's tables describe a model; None where it has no such number."""
+    """The numbers by which the paper's tables describe a model; None where they print a dash."""
 
     recurrent_steps: int | None
-    """Passes a token makes through the core before others see the result."""
+    """Passes of a token through the core before others see the result."""
     step_size: int | None
     """Tokens visible at once."""
     forward_size: int | None
-    """New tokens a step."""
+    """New tokens per step."""
 
 
 class Schedule(ABC):
     """A model of the family, as plain data: what is computed when, and what each step can see.
 
-    A new member of the family subclasses this, says how it walks its grid in `steps`, and overrides
-    those of the facts below in which it differs.
+    A new member of the family is a dataclass that subclasses this, defines its timetable in
+    `steps`, and overrides those of the facts below in which it differs. Its fields are the options
+    of the model. Integers are checked to be at least 1, or what `metadata={"minimum": 0}` says.
     """
 
     __slots__ = ()
 
     name: ClassVar[str]
     """What the command line and saved files call this schedule."""
+
+    def __post_init__(self) -> None:
+        for option in _fields(self):
+            label, value = f"{type(self).__name__}.{option.name}", getattr(self, option.name)
+            if option.type is int:
+                minimum = option.metadata.get("minimum", 1)
+                check_integer(label, value, minimum=minimum, example=max(minimum, 4))
+            elif option.type is bool:
+                check_flag(label, value)
+            elif get_origin(option.type) is Literal:
+                check_choice(label, value, get_args(option.type))
 
     @abstractmethod
     def steps(self, tokens: range, *, num_layers: int, order: Order) -> Iterator[Step]:
@@ -39,7 +53,7 @@ class Schedule(ABC):
     @property
     @abstractmethod
     def default_max_distance(self) -> int:
-        """Rows of the relative-position table, where the core's config leaves them open."""
+        """Rows of the relative-position table, unless the core's config has another number."""
 
     @property
     @abstractmethod
@@ -52,18 +66,21 @@ class Schedule(ABC):
         return 1
 
     @property
-    def freeze_after(self) -> int | None:
-        """M: the pass whose result a chunk leaves in the cache; None where nothing is cached."""
-        return None
+    def period(self) -> int:
+        """Tokens after which the timetable repeats itself; rows may restart at its multiples.
+
+        A schedule that does not treat all chunks alike has a longer one than its chunks.
+        """
+        return self.chunk_length
 
     @property
     def attention_span(self) -> int | None:
-        """S: how many of the latest keys a query sees; None: all that its step offers."""
+        """S: how many of the latest positions a query sees; None: all that its step offers."""
         return None
 
     @property
     def is_state_bounded(self) -> bool:
-        """Whether what a stream must remember stops growing."""
+        """Whether the state of a stream stops growing."""
         return True
 
     @property
@@ -86,5 +103,46 @@ class Schedule(ABC):
         assert num_layers > 0
 
     def to_dict(self) -> dict[str, Any]:
-        """The schedule as plain data, for configs and saved files."""
-        return {"name": self.name, **asdict(self)}  # type: ignore[call-overload]
+        """The schedule as plain data, for configs and saved files.
+
+        A schedule of the family is named, any other one is referred to by its file or module.
+        """
+        is_known = SCHEDULES.get(getattr(self, "name", "")) is type(self)
+        key, value = ("name", self.name) if is_known else ("reference", reference_of(type(self)))
+        options = {
+            option.name: getattr(self, option.name)
+            for option in _fields(self)
+            # States and runs that are older than an option do not have it.
+            if not option.metadata.get("is_new") or getattr(self, option.name) != option.default
+        }
+        return {key: value, **options}
+
+
+SCHEDULES: dict[str, type[Schedule]] = {}
+"""All models of the family by name; `schedules/__init__.py` lists them."""
+
+
+def make_schedule(name: str, options: Mapping[str, Any]) -> Schedule:
+    """The schedule with this name, or of this reference, and with these options.
+
+    >>> make_schedule("staircase", {"chunk_size": 64, "num_passes": 4})
+    Staircase(chunk_size=64, num_passes=4)
+    """
+    if ":" in name or name.endswith(".py"):
+        kind = load_reference(name, Schedule)  # type: ignore[type-abstract]
+    else:
+        check_choice("a schedule", name, SCHEDULES)
+        kind = SCHEDULES[name]
+    check_options(name, kind, options)
+    return kind(**options)
+
+
+def schedule_from_dict(data: Mapping[str, Any]) -> Schedule:
+    """The inverse of `Schedule.to_dict`."""
+    options = dict(data)
+    name, reference = options.pop("name", None), options.pop("reference", None)
+    return make_schedule(reference or name or "", options)
+
+
+def _fields(schedule: Schedule) -> tuple[Field[Any], ...]:
+    return fields(schedule)  # type: ignore[arg-type]

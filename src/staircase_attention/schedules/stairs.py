@@ -1,11 +1,13 @@
-"""The grid that all time-recurrent models share, and the base of their schedules."""
+"""Models that are recurrent in time: chunks move forward and get deeper with every step."""
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
 
+from staircase_attention.checks import input_error
 from staircase_attention.schedules.schedule import PaperRow, Schedule
-from staircase_attention.schedules.timetable import Cell, Order, Step, pieces
+from staircase_attention.schedules.timetable import Cached, Cell, Order, Step, joined, pieces
 
 GLOBAL_MAX_DISTANCE = 512
 """The Global Cached model's step size in the paper's tables: its window outgrows any table."""
@@ -33,9 +35,9 @@ class Stairs:
         return max(self.num_passes, 1)
 
     @property
-    def freeze_after(self) -> int | None:
-        """M, unless every chunk is a query for as long as it is in the window."""
-        return None if self.num_window_chunks == self.num_query_passes else self.num_passes
+    def caches(self) -> bool:
+        """Whether a chunk stays in the window after its last pass."""
+        return self.num_window_chunks != self.num_query_passes
 
     def steps(self, tokens: range, *, num_layers: int, order: Order) -> Iterator[Step]:
         """The steps that take `tokens` up the stairs, in either order."""
@@ -51,7 +53,7 @@ class Stairs:
                 frozen=self._frozen(index),
                 # Once its newest chunk is full, nothing will join this step any more.
                 retained=0 if full else None,
-                forget_before=self._window_start(oldest),
+                kept=self._kept(oldest, cells[-1].tokens.stop),
             )
 
     def _by_window(
@@ -63,10 +65,8 @@ class Stairs:
         first, last = min(arrived), max(arrived)
         for index in range(first, last + self.num_query_passes):
             chunks = range(max(first, index - self.num_query_passes + 1), min(index, last) + 1)
-            cells = (
-                Cell(chunk=chunk, pass_number=index - chunk + 1, tokens=arrived[chunk])
-                for chunk in chunks
-            )
+            cells = (self._cell(chunk, index - chunk + 1, arrived[chunk]) for chunk in chunks)
+            # The steps of an unfinished chunk are taken again when more of its tokens arrive.
             yield index, tuple(cells), min(index + 1, unfinished)
 
     def _by_chunk(
@@ -75,7 +75,8 @@ class Stairs:
         """The same cells, one at a time: all passes of a chunk before the next chunk's first."""
         for chunk, tokens in arrived.items():
             for pass_number in range(1, self.num_query_passes + 1):
-                cell = Cell(chunk=chunk, pass_number=pass_number, tokens=tokens)
+                cell = self._cell(chunk, pass_number, tokens)
+                # Until its last pass, a chunk may still see what its first step sees.
                 done = pass_number == self.num_query_passes and chunk < unfinished
                 yield chunk + pass_number - 1, (cell,), chunk + 1 if done else chunk
 
@@ -84,13 +85,25 @@ class Stairs:
             return 0
         return max(0, index - self.num_window_chunks + 1) * self.chunk_size
 
-    def _frozen(self, index: int) -> range:
+    def _cell(self, chunk: int, pass_number: int, tokens: range) -> Cell:
+        cached: Cached | None = None
+        if self.caches and pass_number == self.num_query_passes:
+            # M = 0 caches a chunk as it came in, even though it makes one pass.
+            cached = "output" if self.num_passes else "input"
+        return Cell(chunk=chunk, pass_number=pass_number, tokens=tokens, cached=cached)
+
+    def _frozen(self, index: int) -> tuple[range, ...]:
+        """Chunks of the window that have made their last pass before this step."""
         stop = max(0, index - self.num_query_passes + 1) * self.chunk_size
-        return range(min(self._window_start(index), stop), stop)
+        return joined([range(self._window_start(index), stop)])
+
+    def _kept(self, oldest: int, stop: int) -> tuple[range, ...]:
+        """What has arrived of the window of the oldest step that is still to come."""
+        return joined([range(self._window_start(oldest), stop)]) if self.caches else ()
 
 
 class StairSchedule(Schedule):
-    """A schedule that climbs stairs: all it has to say is which."""
+    """A schedule that climbs stairs: a subclass gives only their shape."""
 
     __slots__ = ()
 
@@ -105,7 +118,7 @@ class StairSchedule(Schedule):
 
     @property
     def default_max_distance(self) -> int:
-        """The whole window, where it has an end."""
+        """The whole window, if it has an end."""
         stairs = self.stairs
         if stairs.num_window_chunks is None:
             return max(GLOBAL_MAX_DISTANCE, stairs.chunk_size * stairs.num_query_passes)
@@ -128,6 +141,155 @@ class StairSchedule(Schedule):
         return self.stairs.chunk_size
 
     @property
-    def freeze_after(self) -> int | None:
-        """M, where chunks are cached at all."""
-        return self.stairs.freeze_after
+    def is_state_bounded(self) -> bool:
+        """Whether the window has an end."""
+        return self.stairs.num_window_chunks is not None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Staircase(StairSchedule):
+    """The paper's Eq. 3: at each step the window's N chunks go through the core together.
+
+    A chunk leaves after N passes. Early windows are shorter, as nothing precedes the stream,
+    and the last N-1 steps admit nothing new, so that every token gets an output.
+    """
+
+    name: ClassVar[str] = "staircase"
+
+    chunk_size: int
+    """C: tokens that enter at each step."""
+    num_passes: int
+    """N: passes of a chunk, and chunks in the window."""
+
+    @property
+    def stairs(self) -> Stairs:
+        """Every chunk in the window is a query."""
+        return Stairs(
+            chunk_size=self.chunk_size,
+            num_window_chunks=self.num_passes,
+            num_passes=self.num_passes,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CachedStaircase(StairSchedule):
+    """A Staircase whose chunks are frozen after M passes and stay visible for N-M more steps.
+
+    A frozen chunk gives keys and values to every layer, through that layer's own norm and
+    projections, and is never a query. The paper asks for M < N; here M = N is allowed, and is the
+    plain Staircase. So is M = 0: then a chunk makes one pass for its own output, and later chunks
+    see its embeddings.
+    """
+
+    name: ClassVar[str] = "cached-staircase"
+
+    chunk_size: int
+    """C: tokens that enter at each step."""
+    num_window_chunks: int
+    """N: chunks visible at once; the context is N * C tokens."""
+    num_passes: int = field(metadata={"minimum": 0})
+    """M: passes through the core before a chunk is cached."""
+
+    def __post_init__(self) -> None:
+        Schedule.__post_init__(self)
+        if self.num_passes > self.num_window_chunks:
+            raise input_error(
+                "CachedStaircase.num_passes (M) must be at most num_window_chunks (N)",
+                f"M = {self.num_passes} with N = {self.num_window_chunks}",
+                "lower num_passes or widen the window",
+            )
+
+    @property
+    def stairs(self) -> Stairs:
+        """The window of N chunks, of which the last M are queries."""
+        return Stairs(
+            chunk_size=self.chunk_size,
+            num_window_chunks=self.num_window_chunks,
+            num_passes=self.num_passes,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GlobalCachedStaircase(StairSchedule):
+    """A Cached Staircase whose window grows: every earlier chunk stays available.
+
+    Its state grows with the stream. Distances past the relative table are clipped to its last row,
+    so set the core's `max_distance` for streams that are longer than the default.
+    """
+
+    name: ClassVar[str] = "global-cached-staircase"
+
+    chunk_size: int
+    """C: tokens that enter at each step."""
+    num_passes: int = field(metadata={"minimum": 0})
+    """M: passes through the core before a chunk is cached."""
+
+    @property
+    def stairs(self) -> Stairs:
+        """A window without end."""
+        return Stairs(
+            chunk_size=self.chunk_size, num_window_chunks=None, num_passes=self.num_passes
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FeedbackTransformer(StairSchedule):
+    """Fan et al. 2020: one token at a time, every layer attending to one memory per token.
+
+    With `memory="top"`, `attend_self` and separate keys and values it is the Cached Staircase with
+    C = 1, N = S + 1 and M = 1. Where there is nothing to attend to, attention gives zero.
+    """
+
+    name: ClassVar[str] = "feedback-transformer"
+
+    span: int
+    """S: how many earlier tokens a token sees."""
+    share_keys_values: bool = True
+    """One norm and one pair of projections turn memories into keys and values for all layers."""
+    memory: Literal["mix", "top"] = "mix"
+    """A learned mixture of the embedding and all layers' outputs, or the last layer's output."""
+    attend_self: bool = False
+    """Whether a token also attends to itself, at its own layer."""
+
+    @property
+    def stairs(self) -> Stairs:
+        """One new token, and S that have passed once."""
+        return Stairs(chunk_size=1, num_window_chunks=self.span + 1, num_passes=1)
+
+    @property
+    def paper_row(self) -> PaperRow:
+        """One recurrent step; the tables give the span as step size."""
+        return PaperRow(recurrent_steps=1, step_size=self.span, forward_size=1)
+
+    @property
+    def attends_self(self) -> bool:
+        """The option."""
+        return self.attend_self
+
+    @property
+    def mixes_layers(self) -> bool:
+        """Whether memories are mixtures."""
+        return self.memory == "mix"
+
+    @property
+    def shares_keys_values(self) -> bool:
+        """The option."""
+        return self.share_keys_values
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryNetwork(StairSchedule):
+    """End-to-end memory networks as the paper places them: earlier tokens are embeddings only.
+
+    The Global Cached Staircase with C = 1 and M = 0, over the S latest positions.
+    """
+
+    name: ClassVar[str] = "memory-network"
+
+    span: int
+    """S: latest positions that a token sees, itself included."""
+
+    @property
+    def stairs(self) -> Stairs:
+        """One new token, and S-1 as they came in."""
+        return Stairs(chunk_size=1, num_window_chunks=self.span, num_passes=0)

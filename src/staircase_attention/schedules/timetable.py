@@ -1,22 +1,26 @@
 """What a timetable is made of: cells, gathered into steps.
 
-Every model of the family walks the same grid, whose columns are chunks and whose levels are
-passes. A schedule says in which steps the grid is walked and what each step can see; nothing
-here computes anything, and nothing here knows of tensors.
+Every model of the family computes the same grid, whose columns are chunks and whose rows are
+passes. A schedule defines the steps in which the grid is computed and what each step can see;
+nothing here computes anything, and nothing here knows of tensors.
+
+Sets of positions are tuples of ranges: ascending, disjoint, none of them empty.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 Order = Literal["window", "chunk"]
-"""How the grid is walked: `window` takes as many chunks a step as it can (training), `chunk`
-sends each chunk through all its passes as soon as it is there (streaming)."""
+"""How the grid is walked: `window` takes as many chunks per step as it can (training), `chunk`
+sends each chunk through all its passes as soon as it has arrived (streaming)."""
+Cached = Literal["input", "output"]
+"""What a pass leaves in the cache: the tokens as they went in, or as they came out."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cell:
-    """One trip of a chunk, or of the part of it that has arrived, through the core."""
+    """One pass of a chunk, or of the part of it that has arrived, through the core."""
 
     chunk: int
     """i: the number of the chunk, counted from the start of the stream."""
@@ -24,16 +28,18 @@ class Cell:
     """n: which of the chunk's passes this is; the first is 1."""
     tokens: range
     """Positions in the stream of the tokens that are queries."""
+    cached: Cached | None = None
+    """What this pass leaves in the cache. Cells are cached in the order of their positions."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
     """One row of a timetable: cells that go through the core together.
 
-    The queries are neighbours in time, and so are the keys they see: first the `frozen` ones, then
-    what the step's `bank` holds, then the queries' own. A bank collects the keys and values that
-    the queries of one step have in common, so that a step can be taken in several goes, or
-    continued by tokens that arrive later.
+    The queries are neighbours in time. They see, each up to its own position, the `frozen` keys
+    first, then what the step's `bank` holds, then their own. A bank collects the keys and values
+    that the queries of one step have in common, so that the step can be computed in several parts,
+    or extended by tokens that arrive later. What a bank holds ends where the queries begin.
     """
 
     index: int
@@ -44,12 +50,12 @@ class Step:
     """The layers of the core that the queries go through."""
     cells: tuple[Cell, ...]
     """The queries, oldest chunk first."""
-    frozen: range
-    """Positions whose cached keys and values the queries see; empty where nothing is cached."""
+    frozen: tuple[range, ...] = ()
+    """Positions whose cached keys and values the queries see; there may be gaps between them."""
     retained: int | None
     """How many of the latest tokens in the bank are needed after this step; None: all of them."""
-    forget_before: int
-    """Cached tokens before this position are needed no more after this step."""
+    kept: tuple[range, ...] = ()
+    """Cached positions that later steps may see: all others are dropped after this step."""
 
     @property
     def tokens(self) -> range:
@@ -59,40 +65,35 @@ class Step:
 
 @dataclass(slots=True)
 class Ledger:
-    """The number of tokens that each bank and the cache hold, without holding them.
+    """The tokens that each bank and the cache hold, by number and position only.
 
-    It follows a timetable by the steps' own bookkeeping, and so tells what any model of the family
-    costs and carries before one is built.
+    It follows a timetable by the steps' own bookkeeping, and so gives the cost of any model and
+    the size of its state before one is built.
     """
 
-    banks: dict[tuple[int, int], int]
-    """Tokens held for each (bank, layer)."""
-    cached: range
+    banks: dict[tuple[int, int], int] = field(default_factory=dict)
+    """Number of tokens held for each (bank, layer)."""
+    cached: tuple[range, ...] = ()
     """Positions of the tokens in the cache."""
 
-    @classmethod
-    def empty(cls) -> "Ledger":
-        """The ledger of a stream that has not begun."""
-        return cls(banks={}, cached=range(0))
-
-    def follow(
-        self, steps: Iterable[Step], *, freeze_after: int | None
-    ) -> Iterator[tuple[Step, int, int]]:
-        """Each step with the numbers of its queries and of the keys that came before them."""
+    def follow(self, steps: Iterable[Step]) -> Iterator[tuple[Step, range]]:
+        """Each step with the positions that its bank holds before it."""
         for step in steps:
-            held = self.banks.get((step.bank, step.layers.start), 0)
-            yield step, len(step.tokens), len(step.frozen) + held
-            self._extend(step, held + len(step.tokens))
-            for cell in step.cells:
-                if freeze_after is not None and cell.pass_number == max(freeze_after, 1):
-                    self.cached = range(self.cached.start, cell.tokens.stop)
-            self.cached = range(max(self.cached.start, step.forget_before), self.cached.stop)
+            seen = overlap(step.frozen, self.cached)
+            assert num_positions(seen) == num_positions(step.frozen), "frozen but not cached"
+            # All layers of a step hold the same tokens, so one of them is enough.
+            num_held = self.banks.get((step.bank, step.layers.start), 0)
+            queries = step.tokens
+            yield step, range(queries.start - num_held, queries.start)
+            self._extend(step, num_held + len(queries))
+            new = (cell.tokens for cell in step.cells if cell.cached)
+            self.cached = overlap(joined((*self.cached, *new)), step.kept)
 
-    def _extend(self, step: Step, held: int) -> None:
-        kept = held if step.retained is None else min(held, step.retained)
+    def _extend(self, step: Step, num_held: int) -> None:
+        num_kept = num_held if step.retained is None else min(num_held, step.retained)
         for layer in step.layers:
-            if kept:
-                self.banks[step.bank, layer] = kept
+            if num_kept:
+                self.banks[step.bank, layer] = num_kept
             else:
                 self.banks.pop((step.bank, layer), None)
 
@@ -106,3 +107,41 @@ def pieces(tokens: range, chunk_size: int) -> Iterator[tuple[int, range]]:
     for chunk in range(tokens.start // chunk_size, -(-tokens.stop // chunk_size)):
         start, stop = chunk * chunk_size, (chunk + 1) * chunk_size
         yield chunk, range(max(start, tokens.start), min(stop, tokens.stop))
+
+
+def joined(ranges: Iterable[range]) -> tuple[range, ...]:
+    """Ascending, disjoint ranges with neighbours made one and empty ones left out.
+
+    >>> joined([range(0, 2), range(2, 4), range(5, 5), range(6, 7)])
+    (range(0, 4), range(6, 7))
+    """
+    found: list[range] = []
+    for part in ranges:
+        if found and part and found[-1].stop == part.start:
+            found[-1] = range(found[-1].start, part.stop)
+        elif part:
+            assert not found or found[-1].stop < part.start, "positions must ascend"
+            found.append(part)
+    return tuple(found)
+
+
+def overlap(one: Iterable[range], other: tuple[range, ...]) -> tuple[range, ...]:
+    """The positions that are in both.
+
+    >>> overlap([range(0, 4), range(6, 9)], (range(2, 7),))
+    (range(2, 4), range(6, 7))
+    """
+    return joined(
+        range(max(mine.start, theirs.start), min(mine.stop, theirs.stop))
+        for mine in one
+        for theirs in other
+    )
+
+
+def num_positions(ranges: Iterable[range]) -> int:
+    """How many positions there are in all.
+
+    >>> num_positions([range(0, 2), range(5, 9)])
+    6
+    """
+    return sum(len(part) for part in ranges)

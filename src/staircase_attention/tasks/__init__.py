@@ -1,15 +1,14 @@
-"""Where tokens come from: tasks, their splits, and the lanes that feed a model.
+"""Tasks, their splits, and the lanes that feed a model.
 
-The way of the data: a `Task` generates `Episodes`; `split` and `training_source` fix which ones a
-seed stands for; `Lanes` deals them into batches for training, `evaluation_batches` for the rest.
+A `Task` generates `Episodes`; `split` and `training_source` determine those of a seed; `Lanes` puts
+them into batches for training, `evaluation_batches` for evaluation.
 """
 
 from staircase_attention.batches import IGNORED, Batch
 from staircase_attention.tasks.algorithm import Algorithm
-from staircase_attention.tasks.asked import with_length
 from staircase_attention.tasks.episodes import Episodes
-from staircase_attention.tasks.growth import Growth
 from staircase_attention.tasks.lanes import (
+    Growth,
     Lanes,
     Position,
     evaluation_batches,
@@ -18,8 +17,14 @@ from staircase_attention.tasks.lanes import (
 from staircase_attention.tasks.permutations import Permutations
 from staircase_attention.tasks.random_walk import RandomWalk
 from staircase_attention.tasks.registry import BUILT_IN, load_task
-from staircase_attention.tasks.sources import Endless, Epochs, Source, training_source
-from staircase_attention.tasks.splits import split
+from staircase_attention.tasks.splits import (
+    Endless,
+    EpisodeSource,
+    Epochs,
+    split,
+    training_source,
+    with_length,
+)
 from staircase_attention.tasks.task import SplitSizes, Task
 
 __all__ = [
@@ -28,6 +33,7 @@ __all__ = [
     "Algorithm",
     "Batch",
     "Endless",
+    "EpisodeSource",
     "Episodes",
     "Epochs",
     "Growth",
@@ -35,7 +41,6 @@ __all__ = [
     "Permutations",
     "Position",
     "RandomWalk",
-    "Source",
     "SplitSizes",
     "Task",
     "evaluation_batches",

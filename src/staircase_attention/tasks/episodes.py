@@ -1,4 +1,4 @@
-"""Many independent sequences, laid end to end in plain arrays."""
+"""Many independent sequences in plain arrays, and the automata that answer them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from staircase_attention.batches import IGNORED
 from staircase_attention.checks import input_error
 
 Integers = NDArray[np.signedinteger]
-"""An array of whole numbers, of whichever width."""
+"""An array of integers of any width."""
 
 
 def ragged_range(firsts: Integers, counts: Integers) -> NDArray[np.int64]:
@@ -46,14 +46,14 @@ class Episodes:
     """(num_episodes,) index of each episode's first token, increasing from 0; kept as int64."""
 
     def __post_init__(self) -> None:
-        """Refuse arrays that do not fit together, and fix their types."""
+        """Check that the arrays fit together, and convert their types."""
         for name, kind in (("inputs", np.int32), ("targets", np.int32), ("starts", np.int64)):
             object.__setattr__(self, name, _whole_numbers(name, getattr(self, name), kind))
         _check_layout(self.inputs, self.targets, self.starts)
 
     @classmethod
     def from_grid(cls, inputs: Integers, targets: Integers) -> "Episodes":
-        """Episodes that all have one length: a row each of two (num_episodes, length) grids."""
+        """Episodes of one length: one row each of two (num_episodes, length) arrays."""
         if inputs.ndim != 2 or inputs.shape != targets.shape:  # noqa: PLR2004
             rule = "inputs and targets must be grids of one shape, (num_episodes, length)"
             received = f"{inputs.shape} and {targets.shape}"
@@ -146,3 +146,43 @@ def _check_layout(inputs: Integers, targets: Integers, starts: Integers) -> None
         received = f"{starts[:4].tolist()}... over {inputs.size} tokens"
         remedy = "give the index of each episode's first token; no episode may be empty"
         raise input_error("starts must increase from 0 and stay below the end", received, remedy)
+
+
+def run_automaton(transitions: Integers, start: int, symbols: Integers) -> Integers:
+    """The states of many runs of one automaton.
+
+    Args:
+        transitions: (num_states, num_symbols) the next state for a state and a symbol.
+        start: the state before the first symbol.
+        symbols: (num_steps, num_runs) what each run reads; one step of all runs is contiguous.
+
+    Returns:
+        (num_steps, num_runs) the state after each symbol.
+
+    >>> flip_or_stay = np.array([[0, 1], [1, 0]])
+    >>> run_automaton(flip_or_stay, 0, np.array([[1], [0], [1]])).ravel().tolist()
+    [1, 1, 0]
+    """
+    num_symbols = transitions.shape[1]
+    # One flat index per step is faster than a pair; the product must not overflow a small type.
+    flat = transitions.astype(np.intp).reshape(-1)
+    states = np.empty(symbols.shape, dtype=np.int32)
+    state: NDArray[np.intp] = np.full(symbols.shape[1], start, dtype=np.intp)
+    for step, symbol in enumerate(symbols):
+        state = flat[state * num_symbols + symbol]
+        states[step] = state
+    return states
+
+
+def reset_episodes(symbols: Integers, answers: Integers) -> Episodes:
+    """Episodes that start with the symbol START, input 0, which asks for no answer.
+
+    Symbols and answers are (num_steps, num_episodes); symbol s becomes input s + 1.
+    """
+    num_steps, num_episodes = symbols.shape
+    inputs = np.zeros((num_episodes, num_steps + 1), dtype=np.int32)
+    targets = np.full_like(inputs, IGNORED)
+    inputs[:, 1:] = symbols.T
+    inputs[:, 1:] += 1
+    targets[:, 1:] = answers.T
+    return Episodes.from_grid(inputs, targets)

@@ -1,4 +1,4 @@
-"""Batches whose rows are contiguous streams: what one update leaves off, the next takes up."""
+"""Batches whose rows are contiguous streams: each continues where the previous one ended."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -9,20 +9,85 @@ import numpy as np
 from staircase_attention.batches import IGNORED, Batch
 from staircase_attention.checks import check_integer, input_error
 from staircase_attention.tasks.episodes import Episodes, Integers, ragged_range
-from staircase_attention.tasks.growth import Growth
-from staircase_attention.tasks.sources import Source
+from staircase_attention.tasks.splits import EpisodeSource
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Growth:
+    """Training episodes are cut to a few tokens at first, then to twice as many, until whole.
+
+    The end of an episode cannot be learnt before its beginning. The first stage may last longer
+    than the others: it has to learn the rule that the later ones only apply more often.
+
+    >>> growth = Growth(first_tokens=32, double_every=500, num_doublings=2)
+    >>> [growth.longest(update) for update in (0, 499, 500, 999, 1000)]
+    [32, 32, 64, 64, None]
+    >>> growth = Growth(first_tokens=4, first_updates=900, double_every=300, num_doublings=2)
+    >>> [growth.longest(update) for update in (0, 899, 900, 1199, 1200)]
+    [4, 4, 8, 8, None]
+    """
+
+    first_tokens: int | None = None
+    """Tokens of an episode in the first stage; None: episodes are always whole."""
+    first_updates: int | None = None
+    """Updates in the first stage; None: `double_every`."""
+    double_every: int = 500
+    """Updates in each later stage."""
+    num_doublings: int = 4
+    """Number of doublings; after the last one, episodes are whole."""
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        group = "training.growth"
+        if self.first_tokens is not None:
+            check_integer(
+                f"{group}.first_tokens", self.first_tokens, minimum=2, maximum=2**30, example=32
+            )
+        if self.first_updates is not None:
+            check_integer(f"{group}.first_updates", self.first_updates, minimum=1, example=900)
+        check_integer(f"{group}.double_every", self.double_every, minimum=1, example=500)
+        check_integer(
+            f"{group}.num_doublings", self.num_doublings, minimum=1, maximum=32, example=4
+        )
+
+    def longest(self, update: int) -> int | None:
+        """Tokens of an episode in an update, counted from 0; None: all."""
+        held = self.double_every if self.first_updates is None else self.first_updates
+        doublings = max(0, 1 + (update - held) // self.double_every)
+        if self.first_tokens is None or doublings >= self.num_doublings:
+            return None
+        return self.first_tokens << doublings
+
+    def grows_at(self, update: int) -> bool:
+        """Whether episodes are longer than in the previous update."""
+        return update > 0 and self.longest(update) != self.longest(update - 1)
+
+    def in_proportion(self, num_updates: int, whole: int) -> "Growth":
+        """Scale the stages from a run of `whole` updates to one of `num_updates`.
+
+        >>> Growth(first_tokens=8, first_updates=90, double_every=60).in_proportion(100, 300)
+        Growth(first_tokens=8, first_updates=30, double_every=20, num_doublings=4)
+        """
+        if self.first_tokens is None:
+            return self
+        first = self.first_updates
+        return replace(
+            self,
+            first_updates=None if first is None else max(1, first * num_updates // whole),
+            double_every=max(1, self.double_every * num_updates // whole),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Position:
-    """Where every lane stands: all there is to save in order to resume exactly here."""
+    """The position of every lane: all that has to be saved to resume."""
 
     update: int
-    """Batches given so far."""
+    """Batches so far."""
     episodes: tuple[int, ...]
-    """For each lane, the number in the source of the episode it is in."""
+    """For each lane, the number of its current episode in the source."""
     offsets: tuple[int, ...]
-    """For each lane, the tokens of that episode already given."""
+    """For each lane, the tokens of that episode that are used already."""
 
     def as_plain(self) -> dict[str, Any]:
         """The position as numbers and lists, for a checkpoint or a JSON file."""
@@ -42,31 +107,31 @@ class Position:
 class Lanes:
     """Training batches: lane l of L reads episodes l, l + L, l + 2L, ... of a source.
 
-    They are whole, or cut to what `growth` allows in the update, if that is less.
+    Episodes are whole, or cut to the length that `growth` allows in the update.
 
-    An episode that does not end in a segment goes on in the lane's next one. A batch depends on
-    the source and the position alone, so that any of them can be had again.
+    An episode that does not end in a segment continues in the next segment of the lane. A batch
+    depends on the source and the position alone, so that any batch can be computed again.
 
         position = lanes.first_position()
         batch, position = lanes.batch(position)
 
-    With several processes, each takes `batch.rows(lanes_of_process(...))` of the same batch; all
-    hold the same position, so that a checkpoint may be resumed by any number of them.
+    With several processes, each uses `batch.rows(lanes_of_process(...))` of the same batch. All
+    have the same position, so that any number of processes can resume a checkpoint.
     """
 
-    source: Source
+    source: EpisodeSource
     """Where the episodes come from."""
     num_lanes: int
     """Rows of the batch, over all processes."""
     segment_length: int
     """Tokens of a lane in one batch."""
     growth: Growth = field(default_factory=Growth)
-    """How long episodes may be."""
+    """The length of episodes by update."""
     closing_symbol: int | None = None
-    """Takes the place of the last token of an episode that is cut; None: nothing does."""
+    """Replaces the last token of an episode that is cut; None: nothing does."""
 
     def __post_init__(self) -> None:
-        """Refuse an empty batch."""
+        """Check the sizes."""
         check_integer("num_lanes", self.num_lanes, minimum=1, example=256)
         check_integer("segment_length", self.segment_length, minimum=1, example=128)
 
@@ -84,7 +149,7 @@ class Lanes:
         row_starts = np.arange(self.num_lanes) * self.segment_length
         longest = self.growth.longest(position.update)
         while np.any(filled < self.segment_length):
-            # All lanes are looked up in every round, so that a source knows how far back to keep.
+            # All lanes are looked up in every round, so that a source knows which episodes to hold.
             store, indices = self.source.find(number)
             whole = store.lengths[indices]
             length = whole if longest is None else np.minimum(whole, longest)
@@ -92,7 +157,7 @@ class Lanes:
             if left.min() < 1:
                 rule = f"a position must lie within episodes of {length.max()} tokens at most"
                 raise input_error(
-                    rule, f"{offset.max()} tokens", "resume with the growth it began with"
+                    rule, f"{offset.max()} tokens", "resume with the growth of the first run"
                 )
             count = np.minimum(left, self.segment_length - filled)
             _copy(store, store.starts[indices] + offset, count, batch, row_starts + filled)
@@ -109,7 +174,7 @@ class Lanes:
         return batch, after
 
     def restarted(self, position: Position) -> Position:
-        """Every lane at the first token of an episode: its next one, if it is amid one."""
+        """Every lane at the first token of an episode: the next one, if it is inside one."""
         self._check(position)
         pairs = zip(position.episodes, position.offsets, strict=True)
         return replace(
@@ -119,7 +184,7 @@ class Lanes:
         )
 
     def _close(self, batch: Batch, places: Integers) -> None:
-        """Let episodes that are cut end as whole ones do, at these places of the flat batch."""
+        """Close episodes that are cut, at these places of the flat batch."""
         if self.closing_symbol is not None:
             batch.inputs.reshape(-1)[places] = self.closing_symbol
             batch.targets.reshape(-1)[places] = IGNORED
@@ -136,10 +201,10 @@ class Lanes:
 def evaluation_batches(
     episodes: Episodes, *, num_lanes: int, segment_length: int
 ) -> Iterator[Batch]:
-    """Every token of the episodes exactly once, in lanes that go on from batch to batch.
+    """Every token of the episodes exactly once, in lanes that continue from batch to batch.
 
-    Lane l of L reads episodes l, l + L, l + 2L, ...; the tail of a lane is padding. There are no
-    more lanes than episodes.
+    Lane l of L reads episodes l, l + L, l + 2L, ...; the end of a lane is padding. There are at
+    most as many lanes as episodes.
     """
     check_integer("num_lanes", num_lanes, minimum=1, example=256)
     check_integer("segment_length", segment_length, minimum=1, example=128)
@@ -162,7 +227,7 @@ def evaluation_batches(
 
 
 def lanes_of_process(process: int, num_processes: int, num_lanes: int) -> range:
-    """The lanes of one process, when as many processes share them equally.
+    """The lanes of one process, if all processes share them equally.
 
     >>> lanes_of_process(1, 4, 32)
     range(8, 16)

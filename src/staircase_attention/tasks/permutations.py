@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from staircase_attention.checks import check_choice, check_integer, input_error
-from staircase_attention.tasks import automaton
-from staircase_attention.tasks.episodes import Episodes
-from staircase_attention.tasks.task import SplitSizes, Task
+from staircase_attention.tasks.episodes import Episodes, reset_episodes, run_automaton
+from staircase_attention.tasks.task import SizedTask
 
 Inputs = Literal["elements", "generators"]
 Permutation = tuple[int, ...]
@@ -22,16 +21,16 @@ MAXIMUM_POINTS = 6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Permutations(Task):
+class Permutations(SizedTask):
     """At each step a random element g_t of a group; the answer is the product g_1 g_2 ... g_t.
 
     The product is read from left to right: first apply g_1, then g_2, so that with s the product
     so far, (s g)(i) = g(s(i)). An element is written as its images: 231 sends 1 to 2, 2 to 3
-    and 3 to 1. An episode begins with START, which resets the product to the identity and asks
-    for nothing. S2 is parity: 21 is an odd bit, 12 an even one.
+    and 3 to 1. An episode starts with START, which resets the product to the identity and asks
+    for no answer. S2 is parity: 21 is an odd bit, 12 an even one.
 
     Tracking S5 or A5 is complete for NC1 (Barrington, 1989), which constant-depth Transformers
-    are not believed to reach. The paper did not have this task.
+    are not believed to reach. The paper does not have this task.
 
     >>> task = Permutations(group="S3", length=3)
     >>> print(task.show(*task.generate(np.random.default_rng(0), 1)[0]))
@@ -41,32 +40,21 @@ class Permutations(Task):
     group: str = "S5"
     """Sn, all permutations of n points, n from 2 to 6; or An, the even ones, n from 3 to 6."""
     length: int = 64
-    """Elements in an episode; START comes on top, so that an episode has length + 1 tokens."""
+    """Elements in an episode; with START an episode has length + 1 tokens."""
     inputs: Inputs = "elements"
-    """What is drawn at a step, uniformly: any of the 'elements', or only 'generators': the
+    """What is drawn at a step, uniformly: all 'elements', or only 'generators': the
     identity and, for Sn, the swaps of neighbours; for An, the cycles 1 -> 2 -> k -> 1."""
-    num_train: int | None = None
-    """Training episodes; None for endless fresh ones."""
-    num_valid: int = 1_000
-    """Validation episodes."""
-    num_test: int = 1_000
-    """Test episodes."""
 
     def __post_init__(self) -> None:
-        """Refuse what is no word problem."""
+        """Check the options."""
         group_elements(self.group)
         check_integer("length", self.length, minimum=1, example=64)
         check_choice("inputs", self.inputs, get_args(Inputs))
-        _ = self.split_sizes
-
-    @property
-    def split_sizes(self) -> SplitSizes:
-        """As the options say."""
-        return SplitSizes(train=self.num_train, valid=self.num_valid, test=self.num_test)
+        SizedTask.__post_init__(self)
 
     @property
     def input_symbols(self) -> tuple[str, ...]:
-        """START, then what may be drawn."""
+        """START, then the elements that may be drawn."""
         return ("START", *map(_written, self._drawn))
 
     @property
@@ -75,15 +63,15 @@ class Permutations(Task):
         return tuple(map(_written, group_elements(self.group)))
 
     def with_length(self, length: int) -> Self:
-        """The same group with words of that many elements."""
+        """The same group with words of another length."""
         return replace(self, length=length)
 
     def generate(self, generator: np.random.Generator, num_episodes: int) -> Episodes:
         """Independent words, from the identity."""
         shape = (self.length, num_episodes)
         drawn = generator.integers(len(self._drawn), size=shape, dtype=np.int16)
-        products = automaton.run(multiplication_table(self.group, self._drawn), 0, drawn)
-        return automaton.episodes(drawn, products)
+        products = run_automaton(multiplication_table(self.group, self._drawn), 0, drawn)
+        return reset_episodes(drawn, products)
 
     @property
     def _drawn(self) -> tuple[Permutation, ...]:

@@ -8,9 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from staircase_attention.checks import check_choice, check_integer, input_error
-from staircase_attention.tasks import automaton
-from staircase_attention.tasks.episodes import Episodes
-from staircase_attention.tasks.task import SplitSizes, Task
+from staircase_attention.tasks.episodes import Episodes, reset_episodes, run_automaton
+from staircase_attention.tasks.task import SizedTask
 
 Walls = Literal["block", "wrap"]
 Start = Literal["corner", "centre"]
@@ -24,13 +23,13 @@ MOVES = ((-1, 0), (0, 1), (1, 0), (0, -1))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RandomWalk(Task):
+class RandomWalk(SizedTask):
     """An agent on a grid turns left, turns right or moves forward, each with chance 1/3.
 
-    The input is the action, the answer at every action the cell the agent is in after it. An
-    episode begins with START, which puts the agent back at its starting place and asks for
-    nothing. From the paper's section on tasks, which takes it from Fan et al. (2020); what
-    neither says is an option here, see docs/tasks.md.
+    The input is the action, the answer at every action is the cell of the agent after it. An
+    episode starts with START, which puts the agent back to its first cell and asks for no answer.
+    The paper takes the task from Fan et al. (2020); what neither specifies is an option here, see
+    docs/tasks.md.
 
     >>> task = RandomWalk(length=6, height=3, width=3)
     >>> print(task.show(*task.generate(np.random.default_rng(5), 1)[0]))
@@ -38,27 +37,21 @@ class RandomWalk(Task):
     """
 
     length: int = 400
-    """Actions in an episode; START comes on top, so that an episode has length + 1 tokens."""
+    """Actions in an episode; with START an episode has length + 1 tokens."""
     height: int = 8
     """Rows of the grid."""
     width: int = 8
     """Columns of the grid."""
     walls: Walls = "block"
-    """At the edge: 'block' leaves the agent where it is, 'wrap' brings it to the other side."""
+    """At the edge: 'block' stops the agent, 'wrap' moves it to the opposite side."""
     start: Start = "corner"
     """The first cell: 'corner' is row 0, column 0; 'centre' is row height // 2, column width // 2.
-    A random cell is no choice: nothing in the input would tell it."""
+    A random cell would not be known from the input."""
     heading: Heading = "east"
-    """Where the agent faces at first; rows grow to the south, columns to the east."""
-    num_train: int | None = None
-    """Training episodes; None for endless fresh ones."""
-    num_valid: int = 1_000
-    """Validation episodes."""
-    num_test: int = 1_000
-    """Test episodes."""
+    """The first direction; rows grow to the south, columns to the east."""
 
     def __post_init__(self) -> None:
-        """Refuse what is no walk."""
+        """Check the options."""
         check_integer("length", self.length, minimum=1, example=400)
         check_integer("height", self.height, minimum=1, maximum=256, example=8)
         check_integer("width", self.width, minimum=1, maximum=256, example=8)
@@ -69,12 +62,7 @@ class RandomWalk(Task):
             raise input_error(
                 "a grid must have two cells or more", "1 x 1", "use for example width=8"
             )
-        _ = self.split_sizes
-
-    @property
-    def split_sizes(self) -> SplitSizes:
-        """As the options say."""
-        return SplitSizes(train=self.num_train, valid=self.num_valid, test=self.num_test)
+        SizedTask.__post_init__(self)
 
     @property
     def input_symbols(self) -> tuple[str, ...]:
@@ -89,7 +77,7 @@ class RandomWalk(Task):
         )
 
     def with_length(self, length: int) -> Self:
-        """The same walk with that many actions."""
+        """The same walk with another number of actions."""
         return replace(self, length=length)
 
     def generate(self, generator: np.random.Generator, num_episodes: int) -> Episodes:
@@ -97,8 +85,8 @@ class RandomWalk(Task):
         shape = (self.length, num_episodes)
         actions = generator.integers(len(ACTIONS), size=shape, dtype=np.int8)
         transitions = walk_transitions(self.height, self.width, self.walls)
-        states = automaton.run(transitions, self._start_state, actions)
-        return automaton.episodes(actions, states // len(HEADINGS))
+        states = run_automaton(transitions, self._start_state, actions)
+        return reset_episodes(actions, states // len(HEADINGS))
 
     @property
     def _start_state(self) -> int:

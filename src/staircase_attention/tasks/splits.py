@@ -1,24 +1,40 @@
-"""Train, valid and test: fixed by a seed, and never sharing an episode."""
+"""Train, valid and test: determined by a seed, and never sharing an episode.
 
-from typing import Literal, get_args
+Training data is an endless sequence of numbered episodes, also where the train split is finite.
+Everything that a user's task returns is checked here: a mistake in its class is one line.
+"""
+
+import reprlib
+import traceback
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal, Protocol, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from staircase_attention.checks import check_choice, check_integer, input_error
-from staircase_attention.tasks.asked import checked_episodes, sizes_of
-from staircase_attention.tasks.episodes import Episodes, ragged_range
-from staircase_attention.tasks.task import Task
+from staircase_attention.batches import IGNORED
+from staircase_attention.checks import (
+    InputError,
+    check_choice,
+    check_integer,
+    input_error,
+    one_line,
+)
+from staircase_attention.tasks.episodes import Episodes, Integers, ragged_range
+from staircase_attention.tasks.task import SplitSizes, Task
 
 Split = Literal["train", "valid", "test"]
 Fingerprints = NDArray[np.uint64]
+Value = TypeVar("Value")
 
 BLOCK_SIZE = 1_024
-"""Training episodes drawn at a time: the fixed grain of a seed's endless sequence."""
+"""Training episodes drawn at a time. Another size would change the data of every seed."""
 NUM_REDRAWN = 256
-"""Episodes drawn to replace those that may not be used, however few these are."""
+"""Episodes drawn to replace those that may not be used."""
 NUM_ATTEMPTS = 100
-"""Draws after which a task is held to have too few different episodes."""
+"""Draws after which a task is said to have too few different episodes."""
 NUM_TRIED = 4
 """Episodes by which a task is tried out."""
 
@@ -29,8 +45,8 @@ VALID_STREAM, TEST_STREAM, TRAIN_STREAM, EPOCH_STREAM, TRIAL_STREAM = range(5)
 def split(task: Task, name: Split, seed: int) -> Episodes:
     """The episodes of one split, the same for the same task and seed.
 
-    An episode occurs once in valid and test together, and never in train; equal means equal
-    inputs. Train may repeat an episode, as chance will have it.
+    An episode occurs once in valid and test together, and never in train; episodes are equal if
+    their inputs are. Train may contain an episode twice by chance.
     """
     check_choice("split", name, get_args(Split))
     if name != "train":
@@ -38,10 +54,8 @@ def split(task: Task, name: Split, seed: int) -> Episodes:
         return valid if name == "valid" else test
     num_train = sizes_of(task).train
     if num_train is None:
-        rule = "a train split must have a size"
-        raise input_error(
-            rule, f"{task.name} with endless training data", "use Endless(task, seed)"
-        )
+        received = f"{task.name} with endless training data"
+        raise input_error("a train split must have a size", received, "use Endless(task, seed)")
     forbidden = held_out_fingerprints(task, seed)
     numbers = range(-(-num_train // BLOCK_SIZE))
     blocks = [train_block(task, seed, number, forbidden) for number in numbers]
@@ -51,7 +65,7 @@ def split(task: Task, name: Split, seed: int) -> Episodes:
 
 
 def held_out(task: Task, seed: int) -> tuple[Episodes, Episodes]:
-    """Valid and test: all their episodes differ."""
+    """Valid and test; all their episodes differ."""
     nothing = np.empty(0, dtype=np.uint64)
     sizes = sizes_of(task)
     valid = _draw(task, seed, (VALID_STREAM,), sizes.valid, nothing, distinct=True)
@@ -62,9 +76,9 @@ def held_out(task: Task, seed: int) -> tuple[Episodes, Episodes]:
 
 
 def try_out(task: Task, seed: int) -> None:
-    """Refuse a task that cannot be trained on: by a few episodes, or by all if these ask nothing.
+    """Refuse a task that cannot be trained on.
 
-    What is drawn here is of no split.
+    A few episodes are drawn, which belong to no split; if they ask nothing, valid and test too.
     """
     sizes_of(task)
     generator = random_generator(seed, TRIAL_STREAM)
@@ -73,14 +87,14 @@ def try_out(task: Task, seed: int) -> None:
 
 
 def held_out_fingerprints(task: Task, seed: int) -> Fingerprints:
-    """What no training episode may be equal to."""
+    """Fingerprints that no training episode may have."""
     return np.concatenate([fingerprints(part) for part in held_out(task, seed)])
 
 
 def train_block(task: Task, seed: int, number: int, forbidden: Fingerprints) -> Episodes:
-    """Block `number` of the training data, to be had without those before it.
+    """Block `number` of the training data, without drawing those before it.
 
-    The blocks are one unending sequence; a train split of a given size is its beginning.
+    The blocks are one endless sequence; a train split of a given size is its beginning.
     """
     return _draw(task, seed, (TRAIN_STREAM, number), BLOCK_SIZE, forbidden, distinct=False)
 
@@ -92,11 +106,10 @@ def random_generator(seed: int, *key: int) -> np.random.Generator:
 
 
 def fingerprints(episodes: Episodes) -> Fingerprints:
-    """A 64-bit number for each episode's inputs.
+    """A 64-bit number for the inputs of each episode.
 
-    Equal episodes have equal fingerprints. Different ones collide with a chance of about 2^-63:
-    a sum over the tokens of symbol times a random 64-bit weight that belongs to the place. A
-    collision costs one needless redraw and never lets an episode through.
+    It is the sum over tokens of the symbol times a random 64-bit weight of its position. Different
+    episodes collide with a chance of about 2^-63; a collision costs one needless redraw.
     """
     lengths = episodes.lengths
     weights = np.random.default_rng(0).integers(
@@ -106,8 +119,8 @@ def fingerprints(episodes: Episodes) -> Fingerprints:
     if np.all(lengths == weights.size):
         prints: Fingerprints = symbols.reshape(len(episodes), weights.size) @ weights
         return prints
-    places = ragged_range(np.zeros_like(lengths), lengths)
-    return np.add.reduceat(symbols * weights[places], episodes.starts)
+    offsets = ragged_range(np.zeros_like(lengths), lengths)
+    return np.add.reduceat(symbols * weights[offsets], episodes.starts)
 
 
 def _draw(
@@ -119,7 +132,7 @@ def _draw(
     *,
     distinct: bool,
 ) -> Episodes:
-    """That many episodes that are not forbidden and, if distinct, all different."""
+    """Episodes that are not forbidden and, if `distinct`, all different."""
     kept: list[Episodes] = []
     missing = num_episodes
     for attempt in range(NUM_ATTEMPTS):
@@ -128,7 +141,9 @@ def _draw(
         prints = fingerprints(fresh)
         is_new = ~np.isin(prints, forbidden)
         if distinct:
-            is_new &= _is_first(prints)
+            is_first = np.zeros_like(is_new)
+            is_first[np.unique(prints, return_index=True)[1]] = True
+            is_new &= is_first
             forbidden = np.concatenate([forbidden, prints])
         chosen = np.flatnonzero(is_new)[:missing]
         kept.append(fresh if chosen.size == len(fresh) else fresh.take(chosen))
@@ -140,16 +155,144 @@ def _draw(
     raise input_error("splits must have enough different episodes to share none", found, remedy)
 
 
-def _is_first(prints: Fingerprints) -> NDArray[np.bool_]:
-    """True where a value occurs for the first time."""
-    is_first = np.zeros(prints.size, dtype=np.bool_)
-    is_first[np.unique(prints, return_index=True)[1]] = True
-    return is_first
-
-
 def _check_asks(task: Task, name: Split, episodes: Episodes) -> None:
     if not episodes.num_answers:
         rule = f"the {name} split of {task.name} must ask for an answer"
         received = f"{episodes.num_tokens} targets that are all IGNORED"
         remedy = "let generate put answers among the targets, or let the split have more episodes"
         raise input_error(rule, received, remedy)
+
+
+class EpisodeSource(Protocol):
+    """Episodes 0, 1, 2, ... without end. A number always means the same episode.
+
+    A position in a source is therefore a number: nothing else has to be saved.
+    """
+
+    def find(self, numbers: Integers) -> tuple[Episodes, Integers]:
+        """Episodes that include those with these numbers, and the index of each."""
+
+
+class Endless:
+    """Fresh episodes without end, none of them in valid or test.
+
+    Block k of BLOCK_SIZE episodes depends on the seed and k alone. The blocks from the lowest to
+    the highest number of the last look-up are held: lanes advance together.
+    """
+
+    def __init__(self, task: Task, seed: int) -> None:
+        self._task, self._seed = task, seed
+        self._forbidden = held_out_fingerprints(task, seed)
+        self._blocks: dict[int, Episodes] = {}
+        self._held: Episodes | None = None
+
+    def find(self, numbers: Integers) -> tuple[Episodes, Integers]:
+        """Episodes that include those with these numbers, and the index of each."""
+        first, last = int(numbers.min()) // BLOCK_SIZE, int(numbers.max()) // BLOCK_SIZE
+        needed = list(range(first, last + 1))
+        if self._held is None or list(self._blocks) != needed:
+            self._blocks = {number: self._block(number) for number in needed}
+            self._held = Episodes.concatenate(list(self._blocks.values()))
+        return self._held, numbers - first * BLOCK_SIZE
+
+    def _block(self, number: int) -> Episodes:
+        if number in self._blocks:
+            return self._blocks[number]
+        return train_block(self._task, self._seed, number, self._forbidden)
+
+
+class Epochs:
+    """The same episodes again and again, in another order in each epoch.
+
+    Episode number n is in epoch n // len(episodes). The order of an epoch depends on the seed and
+    the number of the epoch alone.
+    """
+
+    def __init__(self, episodes: Episodes, seed: int) -> None:
+        self._episodes, self._seed = episodes, seed
+
+    def find(self, numbers: Integers) -> tuple[Episodes, Integers]:
+        """Episodes that include those with these numbers, and the index of each."""
+        epochs, offsets = np.divmod(numbers, len(self._episodes))
+        indices = np.empty_like(offsets)
+        for epoch in np.unique(epochs).tolist():
+            here = epochs == epoch
+            indices[here] = epoch_order(self._seed, epoch, len(self._episodes))[offsets[here]]
+        return self._episodes, indices
+
+
+@lru_cache(maxsize=16)
+def epoch_order(seed: int, epoch: int, num_episodes: int) -> Integers:
+    """The order of the episodes in one epoch."""
+    return random_generator(seed, EPOCH_STREAM, epoch).permutation(num_episodes)
+
+
+def training_source(task: Task, seed: int) -> EpisodeSource:
+    """The training data of a task: epochs of its train split, or endless if that has no size."""
+    if sizes_of(task).train is None:
+        return Endless(task, seed)
+    return Epochs(split(task, "train", seed), seed)
+
+
+def sizes_of(task: Task) -> SplitSizes:
+    """The split sizes of a task, checked."""
+    sizes = _member(task, "split_sizes", lambda: task.split_sizes)
+    example = "return for example SplitSizes(valid=1000, test=1000)"
+    return _checked(sizes, SplitSizes, f"split_sizes of {type(task).__name__} must be", example)
+
+
+def with_length(task: Task, length: int) -> Task:
+    """The task with episodes of another length, which it may refuse by a ValueError."""
+    found = _member(task, "with_length", lambda: task.with_length(length), ValueError)
+    example = "return for example replace(self, length=length)"
+    rule = f"with_length of {type(task).__name__} must return a"
+    return _checked(found, Task, rule, example)  # type: ignore[type-abstract]
+
+
+def checked_episodes(task: Task, generator: np.random.Generator, num_episodes: int) -> Episodes:
+    """What a task generates, checked against what it declares."""
+    num_inputs = _member(task, "input_symbols", lambda: task.num_inputs)
+    num_outputs = _member(task, "output_symbols", lambda: task.num_outputs)
+    closing_symbol = _member(task, "closing_symbol", lambda: task.closing_symbol)
+    if closing_symbol is not None:
+        last = num_inputs - 1
+        check_integer("closing_symbol", closing_symbol, minimum=0, maximum=last, example=last)
+    found = _member(task, "generate", lambda: task.generate(generator, num_episodes))
+    example = "return for example Episodes.from_grid(inputs, targets)"
+    rule = f"generate of {type(task).__name__} must return"
+    episodes = _checked(found, Episodes, rule, example)
+    if len(episodes) != num_episodes:
+        rule = f"generate of {task.name} must give the {num_episodes} episodes asked for"
+        raise input_error(rule, len(episodes), "let Episodes.starts have one entry per episode")
+    for name, symbols, lowest, count in (
+        ("input", episodes.inputs, 0, num_inputs),
+        ("output", episodes.targets, IGNORED, num_outputs),
+    ):
+        if symbols.min() < lowest or symbols.max() >= count:
+            rule = f"every {name} of {task.name} must be from {lowest} to {count - 1}"
+            received = f"{symbols.min()} to {symbols.max()}"
+            raise input_error(rule, received, f"name every symbol in {name}_symbols")
+    return episodes
+
+
+def _member(
+    task: Task, name: str, get: Callable[[], Value], allowed: type[Exception] = InputError
+) -> Value:
+    """The value of a member of a task. Errors in its code, except allowed ones, are one line."""
+    try:
+        return get()
+    except (allowed, MemoryError):
+        raise
+    except Exception as error:
+        rule = f"{name} of {type(task).__name__} must run without error"
+        # The first two frames are this one and `get`.
+        frames = traceback.extract_tb(error.__traceback__)[2:]
+        place = f" (line {frames[0].lineno} of {Path(frames[0].filename).name})" if frames else ""
+        raise input_error(rule, f"{one_line(error)}{place}", "correct it in the class") from error
+
+
+def _checked(value: object, kind: type[Value], rule: str, remedy: str) -> Value:
+    if isinstance(value, kind):
+        return value
+    received = f"{reprlib.repr(value)} of type {type(value).__name__}"
+    raise input_error(f"{rule} {kind.__name__}", "None" if value is None else received, remedy)

@@ -1,4 +1,4 @@
-"""What a task is: the plug-in point, for the built-in tasks and for a user's own."""
+"""The interface of a task, for the built-in tasks and for a user's own."""
 
 import re
 from abc import ABC, abstractmethod
@@ -19,12 +19,12 @@ class SplitSizes:
     train: int | None = None
     """Training episodes; None for endless fresh data."""
     valid: int = 1_000
-    """Episodes for choosing between models."""
+    """Validation episodes."""
     test: int = 1_000
-    """Episodes for the final number."""
+    """Test episodes."""
 
     def __post_init__(self) -> None:
-        """Refuse a split without episodes."""
+        """Check the sizes."""
         if self.train is not None:
             check_integer("num_train", self.train, minimum=1, example=10_000)
         check_integer("num_valid", self.valid, minimum=1, example=1_000)
@@ -34,15 +34,15 @@ class SplitSizes:
 class Task(ABC):
     """A rule that turns random numbers into sequences with answers.
 
-    Subclass it, best as a frozen dataclass whose fields are the task's options, and give it the
-    four members marked abstract; the rest has defaults. Two things are asked of a task:
+    Subclass it, preferably as a frozen dataclass whose fields are the options, and implement the
+    four abstract members. A task must fulfil two conditions:
 
-    - `generate` takes all its randomness from the generator it is given, so that a seed fixes
-      every split;
-    - an episode holds all that is needed to answer it, because lanes put unrelated episodes
-      one after another: begin it with a symbol that resets, or close it with one.
+    - `generate` takes all randomness from the generator that it receives, so that a seed
+      determines every split;
+    - an episode contains all that is needed to answer it, because lanes put unrelated episodes
+      one after another: start it with a symbol that resets, or close it with one.
 
-    Input symbol 0 also pads the tail of an evaluation lane, where no answer is asked.
+    Input symbol 0 also pads the end of an evaluation lane, where no answer is asked.
     """
 
     __slots__ = ()
@@ -50,16 +50,16 @@ class Task(ABC):
     @property
     @abstractmethod
     def input_symbols(self) -> tuple[str, ...]:
-        """Readable name of every input symbol; a model's vocabulary is this long."""
+        """The name of every input symbol: the model's vocabulary."""
 
     @property
     @abstractmethod
     def output_symbols(self) -> tuple[str, ...]:
-        """Readable name of every possible answer; a model's output is this wide."""
+        """The name of every possible answer: the model's outputs."""
 
     @abstractmethod
     def generate(self, generator: np.random.Generator, num_episodes: int) -> Episodes:
-        """That many random episodes, independent of one another."""
+        """Draw independent random episodes."""
 
     @abstractmethod
     def with_length(self, length: int) -> Self:
@@ -67,7 +67,7 @@ class Task(ABC):
 
     @property
     def closing_symbol(self) -> int | None:
-        """The number of the input symbol that closes an episode; None if nothing does."""
+        """The number of the input symbol that closes an episode; None if there is none."""
         return None
 
     @property
@@ -100,11 +100,27 @@ class Task(ABC):
         return " ".join(words)
 
 
-def task_name(task_class: type) -> str:
-    """The name under which a task class is known.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SizedTask(Task):
+    """A task whose splits have the sizes that its options give."""
 
-    >>> class RandomWalk: ...
-    >>> task_name(RandomWalk)
-    'random-walk'
-    """
+    num_train: int | None = None
+    """Training episodes; None for endless fresh ones."""
+    num_valid: int = 1_000
+    """Validation episodes."""
+    num_test: int = 1_000
+    """Test episodes."""
+
+    def __post_init__(self) -> None:
+        """Check the sizes."""
+        _ = self.split_sizes
+
+    @property
+    def split_sizes(self) -> SplitSizes:
+        """The sizes of the options."""
+        return SplitSizes(train=self.num_train, valid=self.num_valid, test=self.num_test)
+
+
+def task_name(task_class: type) -> str:
+    """The name of a task class in recipes: RandomWalk is random-walk."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", task_class.__name__).lower()

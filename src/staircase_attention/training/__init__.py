@@ -1,27 +1,33 @@
-"""From a recipe to trained weights, with nothing lost on the way."""
+"""From a recipe to trained weights: recipes, runs, checkpoints, packed runs."""
 
-from staircase_attention.training.display import Display, choose_display
-from staircase_attention.training.loading import (
-    LanguageModel,
-    LoadedRun,
-    load_language_model,
-    load_run,
-    pack,
-)
-from staircase_attention.training.packed import pretrained_names, run_path
-from staircase_attention.training.processes import is_first_process
-from staircase_attention.training.recipe import (
-    CorpusChoice,
-    DivergenceConfig,
-    FamilyModel,
-    LSTMModel,
-    OptimizerConfig,
-    Recipe,
-    TaskChoice,
-    TrainingConfig,
-)
-from staircase_attention.training.run import RunResult, default_folder, resume, train
-from staircase_attention.training.signals import StopRequested
+from typing import TYPE_CHECKING
+
+from staircase_attention.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from staircase_attention.training.display import Display, choose_display
+    from staircase_attention.training.loading import (
+        LanguageModel,
+        LoadedRun,
+        load_language_model,
+        load_run,
+        pack,
+        pretrained_names,
+        run_path,
+    )
+    from staircase_attention.training.processes import StopRequested, is_first_process
+    from staircase_attention.training.recipe import (
+        CorpusChoice,
+        DivergenceConfig,
+        FamilyModel,
+        LSTMModel,
+        OptimizerConfig,
+        Recipe,
+        TaskChoice,
+        TrainingConfig,
+    )
+    from staircase_attention.training.run import default_folder, resume, train
+    from staircase_attention.training.run_folder import RunResult
 
 __all__ = [
     "CorpusChoice",
@@ -48,3 +54,21 @@ __all__ = [
     "run_path",
     "train",
 ]
+_NAMES = {
+    "display": ["Display", "choose_display"],
+    "loading": [
+        "LanguageModel",
+        "LoadedRun",
+        "load_language_model",
+        "load_run",
+        "pack",
+        "pretrained_names",
+        "run_path",
+    ],
+    "processes": ["StopRequested", "is_first_process"],
+    "run": ["default_folder", "resume", "train"],
+    "run_folder": ["RunResult"],
+}
+_RECIPE = {*__all__} - {name for names in _NAMES.values() for name in names}
+# Recipes can be read without PyTorch.
+__getattr__ = lazy_names(__name__, {**_NAMES, "recipe": _RECIPE})

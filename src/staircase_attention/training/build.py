@@ -1,20 +1,27 @@
-"""From a recipe's words to data, a model and the place where it runs."""
+"""A recipe built into objects: data, model, device."""
 
 import os
+from dataclasses import dataclass
 
 import torch
 
 from staircase_attention.models import LSTMSequenceModel, SequenceModel
 from staircase_attention.tasks import load_task
-from staircase_attention.tasks.splits import try_out
-from staircase_attention.training.corpus_data import CorpusData
-from staircase_attention.training.dataset import Symbols, TaskData
+from staircase_attention.training.dataset import CorpusData, Dataset, TaskData
 from staircase_attention.training.recipe import LSTMModel, Recipe, TaskChoice
 
 Model = SequenceModel | LSTMSequenceModel
 
 
-def build_dataset(recipe: Recipe) -> TaskData | CorpusData:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NumSymbols:
+    """All that a model must know of its data."""
+
+    num_inputs: int
+    num_outputs: int
+
+
+def build_dataset(recipe: Recipe) -> Dataset:
     """The data that a recipe names."""
     if isinstance(recipe.task, TaskChoice):
         task = load_task(recipe.task.reference, **recipe.task.options)
@@ -23,7 +30,7 @@ def build_dataset(recipe: Recipe) -> TaskData | CorpusData:
     return CorpusData(recipe.task, seed=recipe.data_seed, evaluation_tokens=limit)
 
 
-def build_model(recipe: Recipe, data: Symbols) -> Model:
+def build_model(recipe: Recipe, data: Dataset | NumSymbols) -> Model:
     """The model that a recipe describes, for the symbols of its data."""
     model = recipe.model
     if isinstance(model, LSTMModel):
@@ -41,29 +48,25 @@ def build_model(recipe: Recipe, data: Symbols) -> Model:
         schedule=model.schedule,
     )
     family.recompute = recipe.training.recompute
-    family.fuse = recipe.training.engine == "fast"
     return family
 
 
-def check_recipe(recipe: Recipe) -> TaskData | CorpusData:
+def check_recipe(recipe: Recipe) -> Dataset:
     """Refuse a recipe whose data or model cannot be built, before anything is written."""
     data = build_dataset(recipe)
-    if isinstance(data, CorpusData):
-        data.check_splits()
-    else:
-        try_out(data.task, data.seed)
+    data.check()
     with torch.device("meta"):
         build_model(recipe, data)
     return data
 
 
 def choose_device() -> torch.device:
-    """A GPU where there is one: the one of this process, where several run."""
+    """A GPU if there is one: that of this process, if several processes run."""
     if torch.cuda.is_available():
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     return torch.device("cpu")
 
 
 def precision_of(recipe: Recipe) -> torch.dtype:
-    """The numbers of matrix products."""
+    """The dtype of matrix products."""
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[recipe.training.precision]

@@ -1,4 +1,8 @@
-"""Checkpoints: folders that are written whole or not at all, and are checked when read."""
+"""Checkpoints: folders that appear whole or not at all, and are verified when read.
+
+A checkpoint holds the weights, the optimiser's state, each process's lane states and random
+generators, and plain data with the run's progress; a manifest has the SHA-256 of every file.
+"""
 
 import json
 import os
@@ -9,15 +13,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
 from staircase_attention.files import checksum, sync_folder
+from staircase_attention.models import LSTMState, State, put_together, take_apart
+from staircase_attention.training.learner import Carried, Learner
 
 MANIFEST = "manifest.json"
 TRAINER = "trainer.json"
 WEIGHTS = "weights.safetensors"
+OPTIMIZER = "optimizer.safetensors"
+RANDOM = "random"
+"""Prefix of the random generators' states among a process's tensors."""
 NAME = re.compile(r"update-(\d+)(?:-rollback-(\d+))?")
 
 
@@ -38,7 +48,7 @@ class CheckpointName:
 
     @classmethod
     def parse(cls, text: str) -> "CheckpointName | None":
-        """The name that a folder has, if it is a checkpoint's."""
+        """The name of a checkpoint's folder; None for any other folder."""
         match = NAME.fullmatch(text)
         if match is None:
             return None
@@ -52,6 +62,33 @@ class Checkpoint:
     trainer: dict[str, Any]
     tensors: dict[str, dict[str, Tensor]]
 
+    def restore(self, learner: Learner) -> None:
+        """Put a learner where the checkpoint was taken."""
+        learner.model.load_state_dict(self.tensors[WEIGHTS])
+        learner.optimizer.load(self.tensors[OPTIMIZER])
+        rank, num_parts = learner.processes.rank, len(learner.states)
+        parts = [self._states_of(number) for number in range(self.trainer["num_processes"])]
+        if len(parts) == learner.processes.count and len(parts[0]) == num_parts:
+            states = parts[rank]
+            _restore_random(self.tensors[_process_file(rank)], learner.device)
+        else:
+            states = _redistribute([state for part in parts for state in part], learner)
+        learner.states = [None if state is None else state.to(learner.device) for state in states]
+
+    def _states_of(self, rank: int) -> list[Carried]:
+        """The lane states of one process; headers are the same in all processes, as lanes are."""
+        tensors = self.tensors[_process_file(rank)]
+        states: list[Carried] = []
+        for number, header in enumerate(self.trainer["states"]):
+            prefix = f"{number}/"
+            own = {
+                name.removeprefix(prefix): tensor
+                for name, tensor in tensors.items()
+                if name.startswith(prefix)
+            }
+            states.append(None if header is None else put_together(header, own))
+        return states
+
 
 class CheckpointFolder:
     """The checkpoints of one run."""
@@ -60,21 +97,33 @@ class CheckpointFolder:
         self.path = path
 
     def names(self) -> list[CheckpointName]:
-        """Those that are there, in the order in which they were written."""
+        """All checkpoints, in the order in which they were written."""
         if not self.path.is_dir():
             return []
         found = (CheckpointName.parse(entry.name) for entry in self.path.iterdir())
         return sorted(name for name in found if name is not None)
 
-    def write_part(self, name: CheckpointName, file: str, tensors: Mapping[str, Tensor]) -> None:
-        """Write one file of a checkpoint that is not there yet."""
-        scratch = self._scratch(name)
+    def save(self, name: CheckpointName, learner: Learner, trainer: Mapping[str, Any]) -> None:
+        """Write a checkpoint; every process writes the part that only it has."""
+        processes = learner.processes
+        if processes.is_first:
+            self.abandon()
+        processes.wait()
+        headers, tensors = _process_part(learner)
+        scratch = self.path / f".partial-{name}"
         scratch.mkdir(parents=True, exist_ok=True)
-        _write(scratch / file, save(dict(tensors)))
+        _write(scratch / _process_file(processes.rank), save(tensors))
+        if processes.is_first:
+            _write(scratch / WEIGHTS, save(_on_cpu(learner.model.state_dict())))
+            _write(scratch / OPTIMIZER, save(_on_cpu(learner.optimizer.tensors())))
+        processes.wait()
+        if processes.is_first:
+            plain = {**trainer, "num_processes": processes.count, "states": headers}
+            self._finish(name, scratch, plain)
+        processes.wait()
 
-    def finish(self, name: CheckpointName, trainer: Mapping[str, Any]) -> None:
+    def _finish(self, name: CheckpointName, scratch: Path, trainer: Mapping[str, Any]) -> None:
         """Let a checkpoint appear, after all its parts have been written."""
-        scratch = self._scratch(name)
         _write(scratch / TRAINER, json.dumps(trainer).encode())
         sums = {entry.name: checksum(entry.read_bytes()) for entry in sorted(scratch.iterdir())}
         _write(scratch / MANIFEST, json.dumps(sums).encode())
@@ -87,7 +136,7 @@ class CheckpointFolder:
         shutil.rmtree(old, ignore_errors=True)
 
     def abandon(self) -> None:
-        """Clear away whatever was not finished."""
+        """Delete whatever was not finished."""
         for pattern in (".partial-*", ".replaced-*"):
             for scratch in self.path.glob(pattern):
                 shutil.rmtree(scratch, ignore_errors=True)
@@ -95,11 +144,11 @@ class CheckpointFolder:
     def read(self, name: CheckpointName) -> Checkpoint:
         """A checkpoint, if it is as it was written."""
         try:
-            contents = dict(_checked_files(self.path / str(name)))
+            contents = dict(_verified_files(self.path / str(name)))
             trainer = json.loads(contents[TRAINER])
             for rank in range(trainer["num_processes"]):
-                if process_file(rank) not in contents:
-                    raise DamagedCheckpointError(f"{name} lacks {process_file(rank)}")
+                if _process_file(rank) not in contents:
+                    raise DamagedCheckpointError(f"{name} lacks {_process_file(rank)}")
             tensors = {
                 file: load(content)
                 for file, content in contents.items()
@@ -111,21 +160,15 @@ class CheckpointFolder:
             raise DamagedCheckpointError(f"{name} cannot be read ({error!r})") from error
         return Checkpoint(trainer=trainer, tensors=tensors)
 
-    def read_trainer(self, name: CheckpointName) -> dict[str, Any]:
-        """The plain data of a checkpoint alone."""
-        try:
-            plain: dict[str, Any] = json.loads((self.path / str(name) / TRAINER).read_bytes())
-        except (OSError, ValueError) as error:
-            raise DamagedCheckpointError(f"{name} cannot be read ({error})") from error
-        return plain
-
     def notes(self) -> dict[CheckpointName, dict[str, Any]]:
         """The plain data of all checkpoints whose plain data can be read, in order."""
         found = {}
         for name in self.names():
             try:
-                found[name] = self.read_trainer(name)
-            except DamagedCheckpointError:
+                note = json.loads((self.path / str(name) / TRAINER).read_bytes())
+                # Older versions wrote the flag under another name.
+                found[name] = {"is_healthy": note.get("is_calm"), **note}
+            except (OSError, ValueError, AttributeError):
                 continue
         return found
 
@@ -134,28 +177,66 @@ class CheckpointFolder:
         shutil.rmtree(self.path / str(name))
 
     def set_aside(self, name: CheckpointName) -> None:
-        """Put a damaged checkpoint out of the way, for a person to look at."""
+        """Rename a damaged checkpoint, so that a person can inspect it."""
         aside = self.path / f"damaged-{name}"
         if aside.exists():
             shutil.rmtree(aside)
         (self.path / str(name)).rename(aside)
 
-    def _scratch(self, name: CheckpointName) -> Path:
-        return self.path / f".partial-{name}"
 
-
-def process_file(rank: int) -> str:
-    """The file of what only one process has: its lanes' states and random generators."""
+def _process_file(rank: int) -> str:
+    """The file of what only one process has: its lane states and random generators."""
     return f"process-{rank}.safetensors"
 
 
-def _checked_files(folder: Path) -> Iterator[tuple[str, bytes]]:
+def _process_part(learner: Learner) -> tuple[list[Any], dict[str, Tensor]]:
+    """The lane states and random generators of this process, as plain data and tensors."""
+    headers: list[Any] = []
+    tensors = {f"{RANDOM}.cpu": torch.get_rng_state()}
+    if learner.device.type == "cuda":
+        tensors[f"{RANDOM}.cuda"] = torch.cuda.get_rng_state(learner.device)
+    for number, state in enumerate(learner.states):
+        if state is None:
+            headers.append(None)
+            continue
+        header, parts = take_apart(state)
+        headers.append(json.loads(json.dumps(header)))
+        tensors |= {f"{number}/{name}": tensor.cpu() for name, tensor in parts.items()}
+    return headers, tensors
+
+
+def _redistribute(states: list[Carried], learner: Learner) -> list[Carried]:
+    """This process's share of lane states that other numbers of processes or parts wrote."""
+    families: list[State] = [state for state in states if isinstance(state, State)]
+    cells: list[LSTMState] = [state for state in states if isinstance(state, LSTMState)]
+    if not families and not cells:
+        return [None] * len(learner.states)
+    whole = State.join(families) if families else LSTMState.join(cells)
+    share = whole.batch_size // (learner.processes.count * len(learner.states))
+    first = learner.processes.rank * len(learner.states) * share
+    return [
+        whole.select(range(first + number * share, first + (number + 1) * share))
+        for number in range(len(learner.states))
+    ]
+
+
+def _restore_random(tensors: Mapping[str, Tensor], device: torch.device) -> None:
+    torch.set_rng_state(tensors[f"{RANDOM}.cpu"])
+    if device.type == "cuda" and f"{RANDOM}.cuda" in tensors:
+        torch.cuda.set_rng_state(tensors[f"{RANDOM}.cuda"], device)
+
+
+def _verified_files(folder: Path) -> Iterator[tuple[str, bytes]]:
     sums = json.loads((folder / MANIFEST).read_bytes())
     for file, expected in sums.items():
         content = (folder / file).read_bytes()
         if checksum(content) != expected:
             raise DamagedCheckpointError(f"{folder.name}/{file} is not as it was written")
         yield file, content
+
+
+def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
 
 def _write(path: Path, content: bytes) -> None:

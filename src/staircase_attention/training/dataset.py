@@ -1,90 +1,26 @@
-"""What a model is trained on, whatever it is: lanes to learn from, batches to be scored on."""
+"""What a model is trained on: a task's episodes, or the tokens of a prepared corpus.
 
+Both offer the same: lanes to train on without end, whose position is plain data, and splits that
+are scored whole.
+"""
+
+import math
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
 
-from staircase_attention.evaluation import Score, ScoredBatch
-from staircase_attention.tasks import (
-    Episodes,
-    Growth,
-    Lanes,
-    Position,
-    Task,
-    evaluation_batches,
-    split,
-    training_source,
-    with_length,
-)
+import numpy as np
+
+from staircase_attention import data as corpora
+from staircase_attention import tasks
+from staircase_attention.batches import IGNORED, Batch
+from staircase_attention.checks import input_error
+from staircase_attention.evaluation import Score
+from staircase_attention.tasks.splits import try_out
+from staircase_attention.training.recipe import CorpusChoice
 
 SplitName = Literal["train", "valid", "test"]
-
-
-class TrainingBatch(ScoredBatch, Protocol):
-    """One segment of every lane."""
-
-    def rows(self, lanes: range) -> "TrainingBatch":
-        """The part of the batch in these lanes."""
-
-
-class LanePosition(Protocol):
-    """Where every lane stands."""
-
-    @property
-    def update(self) -> int:
-        """Batches given so far."""
-
-    def as_plain(self) -> dict[str, Any]:
-        """As plain data."""
-
-
-class TrainingLanes(Protocol):
-    """Batches whose rows are contiguous streams; a position is all there is to save."""
-
-    def first_position(self) -> Any:  # noqa: ANN401
-        """Where every lane begins."""
-
-    def batch(self, position: Any) -> tuple[TrainingBatch, Any]:  # noqa: ANN401
-        """The batch at a position, and the position after it."""
-
-    def restarted(self, position: Any) -> Any:  # noqa: ANN401
-        """Where lanes that stood at a position go on with empty states."""
-
-
-class Symbols(Protocol):
-    """How many there are: all that a model must know of its data."""
-
-    @property
-    def num_inputs(self) -> int:
-        """Input symbols."""
-
-    @property
-    def num_outputs(self) -> int:
-        """Output symbols."""
-
-
-class Dataset(Symbols, Protocol):
-    """Data to train on without end, and splits to be scored whole."""
-
-    @property
-    def carries_state(self) -> bool:
-        """Whether a lane's segment goes on where the one before it ended."""
-
-    def lanes(self, *, num_lanes: int, segment_length: int) -> TrainingLanes:
-        """What to train on."""
-
-    def position(self, plain: Mapping[str, Any]) -> LanePosition:
-        """The position that `as_plain` wrote."""
-
-    def batches(
-        self, name: SplitName, *, num_lanes: int, segment_length: int
-    ) -> Iterator[ScoredBatch]:
-        """Every token of a split once."""
-
-    def rank(self, score: Score) -> tuple[float, ...]:
-        """What is compared between two scores: the lower, the better."""
-
-    def facts(self, name: SplitName, score: Score) -> dict[str, float]:
-        """What else a score on a split means, in the words of this kind of data."""
 
 
 class TaskData:
@@ -92,55 +28,222 @@ class TaskData:
 
     carries_state = True
 
-    def __init__(self, task: Task, seed: int, growth: Growth | None = None) -> None:
+    def __init__(self, task: tasks.Task, seed: int, growth: tasks.Growth | None = None) -> None:
         self.task = task
+        self.num_inputs, self.num_outputs = task.num_inputs, task.num_outputs
         self.seed = seed
-        self.growth = growth or Growth()
+        self.growth = growth or tasks.Growth()
 
-    @property
-    def num_inputs(self) -> int:
-        """Input symbols."""
-        return self.task.num_inputs
+    def check(self) -> None:
+        """Refuse a task whose episodes cannot be drawn."""
+        try_out(self.task, self.seed)
 
-    @property
-    def num_outputs(self) -> int:
-        """Possible answers."""
-        return self.task.num_outputs
-
-    def lanes(self, *, num_lanes: int, segment_length: int) -> Lanes:
-        """Episodes one after another in every lane."""
-        return Lanes(
-            source=training_source(self.task, self.seed),
+    def lanes(self, *, num_lanes: int, segment_length: int) -> tasks.Lanes:
+        """One episode after another in every lane."""
+        return tasks.Lanes(
+            source=tasks.training_source(self.task, self.seed),
             num_lanes=num_lanes,
             segment_length=segment_length,
             growth=self.growth,
             closing_symbol=self.task.closing_symbol,
         )
 
-    def position(self, plain: Mapping[str, Any]) -> Position:
+    def position(self, plain: Mapping[str, Any]) -> tasks.Position:
         """The position that `as_plain` wrote."""
-        return Position.from_plain(plain)
+        return tasks.Position.from_plain(plain)
 
-    def batches(
-        self, name: SplitName, *, num_lanes: int, segment_length: int
-    ) -> Iterator[ScoredBatch]:
+    def batches(self, name: SplitName, *, num_lanes: int, segment_length: int) -> Iterator[Batch]:
         """Every token of a split once."""
-        return evaluation_batches(
+        return tasks.evaluation_batches(
             self.episodes(name), num_lanes=num_lanes, segment_length=segment_length
         )
 
-    def episodes(self, name: SplitName) -> Episodes:
-        """Those of a split."""
-        return split(self.task, name, self.seed)
+    def episodes(self, name: SplitName) -> tasks.Episodes:
+        """The episodes of a split."""
+        return tasks.split(self.task, name, self.seed)
 
     def rank(self, score: Score) -> tuple[float, ...]:
-        """Errors first; the loss decides between equals."""
+        """What two scores are compared by, lower is better: the error, then the loss."""
         return score.error, score.loss
 
     def facts(self, name: SplitName, score: Score) -> dict[str, float]:
-        """Loss and error say it all."""
+        """Further measures of a score: none beside loss and error."""
         return {}
 
     def with_length(self, length: int) -> "TaskData":
         """The same task with episodes of another length."""
-        return TaskData(with_length(self.task, length), self.seed)
+        return TaskData(tasks.with_length(self.task, length), self.seed)
+
+
+class CorpusData:
+    """The tokens of a corpus, each predicted from those before it."""
+
+    def __init__(self, choice: CorpusChoice, *, seed: int, evaluation_tokens: int | None) -> None:
+        if choice.form == "episodic" and evaluation_tokens == 1:
+            raise input_error(
+                "training.evaluation_tokens must be at least 2 for a corpus of form episodic",
+                1,
+                "use more, since the first token of an episode is not predicted",
+            )
+        self.corpus = corpora.Corpus.open(Path(choice.folder))
+        self.num_inputs = self.num_outputs = self.corpus.tokeniser.vocab_size
+        self.form = choice.form
+        self.carries_state = choice.form == "stream"
+        """Whether a lane's segment continues the one before it."""
+        self.seed = seed
+        self.evaluation_tokens = evaluation_tokens
+
+    def check(self) -> None:
+        """Refuse a corpus that lacks a split to train or to score on."""
+        if not {*get_args(SplitName)} <= {*self.corpus.splits}:
+            raise input_error(
+                "a corpus to train on must have the splits train, valid and test",
+                f"{self.corpus.folder} with {', '.join(self.corpus.splits)}",
+                "prepare it again with --valid and --test over 0",
+            )
+
+    def lanes(self, *, num_lanes: int, segment_length: int) -> "corpora.TokenLanes | EpisodeLanes":
+        """One document after another in every lane, or one episode per segment."""
+        self.check()
+        split = self.corpus.split("train")
+        if self.form == "stream":
+            return corpora.TokenLanes(
+                split=split, num_lanes=num_lanes, segment_length=segment_length
+            )
+        return EpisodeLanes(
+            split=split, num_lanes=num_lanes, segment_length=segment_length, seed=self.seed
+        )
+
+    def position(self, plain: Mapping[str, Any]) -> "corpora.TokenPosition | EpisodePosition":
+        """The position that `as_plain` wrote."""
+        if self.form == "stream":
+            return corpora.TokenPosition.from_plain(plain)
+        return EpisodePosition(**plain)
+
+    def batches(self, name: SplitName, *, num_lanes: int, segment_length: int) -> Iterator[Batch]:
+        """Every token of a split once, or of its first `evaluation_tokens`."""
+        split = self.corpus.split(name)
+        if self.form == "stream":
+            return corpora.evaluation_batches(
+                split,
+                num_lanes=num_lanes,
+                segment_length=segment_length,
+                num_tokens=self.evaluation_tokens,
+            )
+        lanes = EpisodeLanes(
+            split=split,
+            num_lanes=num_lanes,
+            segment_length=segment_length,
+            seed=None,
+            num_tokens=self.evaluation_tokens,
+        )
+        return lanes.once()
+
+    def rank(self, score: Score) -> tuple[float, ...]:
+        """What two scores are compared by, lower is better: the loss."""
+        return (score.loss,)
+
+    def facts(self, name: SplitName, score: Score) -> dict[str, float]:
+        """Bits and perplexity; those per byte compare models of different tokenisers."""
+        num_tokens = self.corpus.split(name).num_tokens
+        if self.evaluation_tokens is not None:
+            num_tokens = min(num_tokens, self.evaluation_tokens)
+        tokens_per_byte = num_tokens / max(1, self.corpus.num_bytes(name, num_tokens))
+        per_byte = score.loss * tokens_per_byte
+        return {
+            "bits_per_byte": per_byte / math.log(2),
+            "perplexity": math.exp(min(score.loss, 700.0)),
+            "byte_perplexity": math.exp(min(per_byte, 700.0)),
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpisodePosition:
+    """The number of batches so far."""
+
+    update: int
+
+    def as_plain(self) -> dict[str, Any]:
+        """As plain data."""
+        return {"update": self.update}
+
+
+class EpisodeLanes:
+    """One document per segment: short ones are padded, long ones cut into several segments.
+
+    The appendix's episodic form. Each epoch has its own order, drawn from the seed and the epoch
+    alone; without a seed it is that of the corpus. `num_tokens` ends the split early.
+    """
+
+    def __init__(
+        self,
+        *,
+        split: corpora.TokenSplit,
+        num_lanes: int,
+        segment_length: int,
+        seed: int | None,
+        num_tokens: int | None = None,
+    ) -> None:
+        self.split, self.seed = split, seed
+        self.num_lanes, self.segment_length = num_lanes, segment_length
+        starts = np.asarray(split.document_starts, dtype=np.int64)
+        stop = split.num_tokens if num_tokens is None else min(num_tokens, split.num_tokens)
+        starts = starts[starts < stop]
+        lengths = np.diff(np.append(starts, stop))
+        pieces = -(-lengths // segment_length)
+        offsets = np.arange(int(pieces.sum())) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+        self.starts = np.repeat(starts, pieces) + offsets * segment_length
+        self.lengths = np.minimum(
+            segment_length, np.repeat(lengths, pieces) - offsets * segment_length
+        )
+        self._epoch, self._order = -1, np.arange(len(self.starts))
+
+    def first_position(self) -> EpisodePosition:
+        """Before the first batch."""
+        return EpisodePosition(update=0)
+
+    def batch(self, position: EpisodePosition) -> tuple[Batch, EpisodePosition]:
+        """The batch at a position, and the position after it."""
+        first = position.update * self.num_lanes
+        numbers = range(first, first + self.num_lanes)
+        episodes = [self._episode(number) for number in numbers]
+        return self._fill(episodes), EpisodePosition(update=position.update + 1)
+
+    def restarted(self, position: EpisodePosition) -> EpisodePosition:
+        """The same position: every segment starts with an empty state anyway."""
+        return position
+
+    def once(self) -> Iterator[Batch]:
+        """Every episode once; the last batch is padded."""
+        count = len(self.starts)
+        for first in range(0, count, self.num_lanes):
+            numbers = range(first, min(first + self.num_lanes, count))
+            yield self._fill([self._episode(number) for number in numbers])
+
+    def _episode(self, number: int) -> int:
+        epoch, place = divmod(number, len(self.starts))
+        if self.seed is None:
+            return place
+        if epoch != self._epoch:
+            generator = np.random.default_rng([self.seed, epoch])
+            self._epoch, self._order = epoch, generator.permutation(len(self.starts))
+        return int(self._order[place])
+
+    def _fill(self, episodes: list[int]) -> Batch:
+        shape = (self.num_lanes, self.segment_length)
+        inputs = np.zeros(shape, dtype=np.int64)
+        targets = np.full(shape, IGNORED, dtype=np.int64)
+        is_padding = np.ones(shape, dtype=np.bool_)
+        for row, episode in enumerate(episodes):
+            start, length = int(self.starts[episode]), int(self.lengths[episode])
+            tokens = self.split.tokens(start, start + length)
+            inputs[row, :length] = tokens
+            targets[row, : length - 1] = tokens[1:]
+            is_padding[row, :length] = False
+        return Batch(inputs=inputs, targets=targets, is_padding=is_padding)
+
+
+Dataset = TaskData | CorpusData
+Lanes = tasks.Lanes | corpora.TokenLanes | EpisodeLanes
+Position = tasks.Position | corpora.TokenPosition | EpisodePosition
+"""Where every lane is in the training data."""

@@ -1,49 +1,33 @@
-"""What a person sees while a run goes on: a live line in a terminal, plain lines elsewhere."""
+"""What a person sees during a run: a progress bar in a terminal, plain lines elsewhere."""
 
 import sys
 import time
-from typing import Any, Protocol
+from typing import Any
 
+from rich import progress
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from staircase_attention.clock import clock
 
 
-class Display(Protocol):
-    """What the trainer tells whoever watches."""
+class Display:
+    """What the trainer reports to whoever watches; this one shows nothing."""
 
     def begin(self, name: str, update: int, num_updates: int) -> None:
-        """A run begins, or goes on."""
+        """A run starts or resumes."""
 
     def advance(self, update: int, **facts: float) -> None:
-        """An update is done; facts are the latest known loss, error and tokens a second."""
+        """An update is done; facts are the latest loss, error and tokens per second."""
 
     def say(self, text: str) -> None:
-        """Something happened that a person should know."""
+        """A message."""
 
     def end(self) -> None:
-        """The run is over, or stops."""
-
-
-class Silent:
-    """Shows nothing."""
-
-    def begin(self, name: str, update: int, num_updates: int) -> None:
-        """Nothing."""
-
-    def advance(self, update: int, **facts: float) -> None:
-        """Nothing."""
-
-    def say(self, text: str) -> None:
-        """Nothing."""
-
-    def end(self) -> None:
-        """Nothing."""
+        """The run is finished, or stops."""
 
 
 def words(facts: dict[str, float]) -> str:
-    """Facts in the form in which they are shown.
+    """Facts as they are shown.
 
     >>> words({"loss": 1.5, "error": 0.25, "tokens_per_second": 12345.6})
     'loss 1.5000  error 25.00%  12,346 tokens/s'
@@ -59,19 +43,23 @@ def words(facts: dict[str, float]) -> str:
     return "  ".join(shown)
 
 
-class Terminal:
-    """A bar that moves, with the latest facts beside it and the time that is left."""
+def progress_bars() -> progress.Progress:
+    """Bars on standard error, each with the facts of its run and the time left."""
+    return progress.Progress(
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(bar_width=None),
+        progress.TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
+        progress.TextColumn("{task.fields[facts]}"),
+        progress.TimeRemainingColumn(),
+        console=Console(stderr=True),
+    )
+
+
+class Terminal(Display):
+    """A progress bar with the latest facts and the time left."""
 
     def __init__(self) -> None:
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=None),
-            TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
-            TextColumn("{task.fields[facts]}"),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-        )
-        self._bar: TaskID | None = None
+        self._progress = progress_bars()
         self._facts: dict[str, float] = {}
 
     def begin(self, name: str, update: int, num_updates: int) -> None:
@@ -81,7 +69,6 @@ class Terminal:
 
     def advance(self, update: int, **facts: float) -> None:
         """Move the bar."""
-        assert self._bar is not None
         self._facts |= facts
         self._progress.update(self._bar, completed=update, facts=words(self._facts))
 
@@ -90,32 +77,32 @@ class Terminal:
         self._progress.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def end(self) -> None:
-        """Leave the bar as it is."""
+        """Leave the bar on the screen."""
         self._progress.stop()
 
 
-class Lines:
-    """A plain line now and then, for logs and pipes."""
+class Lines(Display):
+    """A plain line every few seconds, for logs and pipes."""
 
     def __init__(self, *, every_seconds: float = 10.0) -> None:
         self._every = every_seconds
         self._facts: dict[str, float] = {}
 
     def begin(self, name: str, update: int, num_updates: int) -> None:
-        """Say what runs."""
+        """Print the run's name and how far it is."""
         self._name, self._total = name, num_updates
         self._first = self._update = update
         self._began = self._last = time.monotonic()
         self.say(f"{name}: update {update:,} of {num_updates:,}")
 
     def advance(self, update: int, **facts: float) -> None:
-        """Say how it stands, if that is long ago."""
+        """Print a line, unless the last one is recent."""
         self._facts |= facts
         self._update = update
         if time.monotonic() - self._last >= self._every:
-            self._tell()
+            self._print()
 
-    def _tell(self) -> None:
+    def _print(self) -> None:
         self._last = time.monotonic()
         speed = (self._last - self._began) / max(1, self._update - self._first)
         left = clock(speed * (self._total - self._update))
@@ -123,18 +110,18 @@ class Lines:
         self.say(f"{place}  {words(self._facts)}  {left} left")
 
     def say(self, text: str) -> None:
-        """Print a line."""
+        """Print a message."""
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
 
     def end(self) -> None:
-        """Say how it stood in the end."""
+        """Print the last facts."""
         if self._facts:
-            self._tell()
+            self._print()
 
 
 def choose_display(*, quiet: bool = False, **options: Any) -> Display:  # noqa: ANN401
-    """A live bar in a terminal, plain lines elsewhere."""
+    """A progress bar in a terminal, plain lines elsewhere."""
     if quiet:
-        return Silent()
+        return Display()
     return Terminal() if sys.stderr.isatty() else Lines(**options)

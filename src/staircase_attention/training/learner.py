@@ -1,29 +1,71 @@
-"""One update: a segment of every lane forward and backward, and the weights changed."""
+"""One update: forward and backward over a segment of every lane, clip, step."""
 
 import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
-from staircase_attention.engine.updates import Engine
-from staircase_attention.evaluation import autocast
-from staircase_attention.models import LSTMSequenceModel
+from staircase_attention.batches import IGNORED, Batch
+from staircase_attention.evaluation import autocast, loss_and_wrong
+from staircase_attention.models import LSTMState, SequenceModel, State
 from staircase_attention.training.build import Model, precision_of
-from staircase_attention.training.dataset import TrainingBatch
-from staircase_attention.training.objective import Carried, Objective
 from staircase_attention.training.optimizer import Optimizer
 from staircase_attention.training.processes import Processes
 from staircase_attention.training.recipe import Recipe
 
+MANY_OUTPUTS = 4096
+"""From this many symbols on, the logits of a whole segment are not held at once."""
+Carried = State | LSTMState | None
+"""A lane state from one segment to the next; None before the first."""
+StepFunction = Callable[[tuple[Tensor, ...], list[Carried]], tuple[Tensor, list[Carried]]]
+"""The device's part of an update: inputs and states to results and states."""
+
 
 class NoRoomError(RuntimeError):
-    """Memory ran out where an update cannot be begun again."""
+    """Memory ran out while weights were changing, so that the update cannot be repeated."""
+
+
+class Objective(nn.Module):
+    """A model's summed loss on a segment, its wrong answers, and the state after it."""
+
+    def __init__(self, model: Model, *, fuse_loss: bool) -> None:
+        super().__init__()
+        self.model = model
+        self.fuse_loss = fuse_loss
+
+    def forward(
+        self, inputs: Tensor, targets: Tensor, state: Carried
+    ) -> tuple[Tensor, Tensor, State | LSTMState]:
+        """Loss and wrong answers at all targets that are not IGNORED."""
+        if not self.fuse_loss:
+            logits, after = self.model(inputs, state)
+            return *loss_and_wrong(logits, targets), after
+        # Triton is imported where it is used, since not every machine has it.
+        from staircase_attention.engine.kernels.cross_entropy import linear_cross_entropy
+
+        model = self.model
+        assert isinstance(model, SequenceModel)
+        assert not isinstance(state, LSTMState)
+        hidden, after = model.hidden(inputs, state)
+        if torch.is_autocast_enabled(hidden.device.type):
+            hidden = hidden.to(torch.get_autocast_dtype(hidden.device.type))
+        output = model.output
+        loss, wrong = linear_cross_entropy(
+            hidden.flatten(0, 1),
+            output.weight,
+            output.bias,
+            targets.flatten(),
+            ignore_index=IGNORED,
+        )
+        return loss, wrong, after
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,13 +78,13 @@ class Outcome:
     num_answers: int
     gradient_norm: float
     was_applied: bool
-    """Whether the weights changed: not where a gradient was not finite."""
+    """Whether the weights changed: not if a gradient was not finite."""
     wants_stop: bool
     """Whether some process was asked to stop."""
 
 
 class Learner:
-    """Model, optimiser and the lanes' states: all that an update changes."""
+    """Model, optimiser and lane states: all that an update changes."""
 
     def __init__(
         self,
@@ -52,34 +94,46 @@ class Learner:
         processes: Processes,
         *,
         carries_state: bool = True,
-        say: Callable[[str], None] = lambda text: None,
+        report: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self.recipe = recipe
-        self.carries_state = carries_state
-        self.device = device
-        self.processes = processes
+        config = recipe.training
+        self.device, self.processes, self.carries_state = device, processes, carries_state
         self.model = model.to(device).train()
-        self.parallel = processes.wrap(Objective(self.model), device)
-        self.optimizer = Optimizer(self.model, recipe.training.optimizer)
-        self.engine = Engine(why_not=self._why_not_captured(), say=say)
-        self.restart()
+        self.precision = precision_of(recipe)
+        self.gradient_clip = config.optimizer.gradient_clip
+        is_fast = config.engine == "fast" and device.type == "cuda"
+        # cuDNN's LSTM is a few large kernels, and keeps the random numbers of dropout to itself.
+        is_fast &= isinstance(model, SequenceModel)
+        fuse_loss = (
+            is_fast and find_spec("triton") is not None and model.output_size >= MANY_OUTPUTS
+        )
+        self.objective = processes.wrap(Objective(self.model, fuse_loss=fuse_loss), device)
+        self.optimizer = Optimizer(self.model, config.optimizer)
+        self.states: list[Carried] = [None] * config.num_micro_batches
+        """The lane states, one per micro-batch."""
+        self.step: StepFunction = self._step
+        if is_fast:
+            self._accelerate(report)
 
-    @property
-    def states(self) -> list[Carried]:
-        """Where the lanes stand, in as many parts as there are micro-batches."""
-        return self.engine.states
+    def _accelerate(self, report: Callable[[str], None]) -> None:
+        """Use the engine's kernels, and capture whole updates as CUDA graphs."""
+        from staircase_attention import engine
+        from staircase_attention.engine.capture import CapturedUpdates
 
-    @states.setter
-    def states(self, states: list[Carried]) -> None:
-        self.engine.states = states
+        assert isinstance(self.model, SequenceModel)
+        engine.accelerate(self.model)
+        if self.processes.count > 1:
+            report("updates are not captured as CUDA graphs, and slower, with several processes")
+        else:
+            self.step = CapturedUpdates(self._step, self.model, report=report)
 
     def restart(self) -> None:
-        """Let every lane begin anew, with an empty state."""
-        self.states = [None] * self.recipe.training.num_micro_batches
+        """Give every lane an empty state."""
+        self.states = [None] * len(self.states)
 
     def update(
         self,
-        batch: TrainingBatch,
+        batch: Batch,
         *,
         lanes: range,
         rate: float,
@@ -88,22 +142,18 @@ class Learner:
     ) -> Outcome:
         """Learn from one segment of this process's lanes.
 
-        `meanwhile` is called when all has been handed to the device, which is then busy for a
-        while.
+        `meanwhile` runs on the host while the device is busy.
         """
         own = batch.rows(lanes)
-        # Averaging over processes is undone, so that every answer of the batch weighs the same.
+        # Undo the averaging over processes, so that every answer of the batch has the same weight.
         share = self.processes.count / max(1, batch.num_answers)
         numbers = np.array([share, rate, wants_stop], dtype=np.float64)
-        inputs = (own.inputs, own.targets, numbers)
-        with torch.cuda.device_of(next(self.model.parameters())):  # type: ignore[no-untyped-call]
-            results = self.engine.run(self._work, tuple(self._on_device(part) for part in inputs))
-        # A graph changes weights behind PyTorch's back; whoever keeps copies must hear of it.
+        inputs = tuple(self._on_device(part) for part in (own.inputs, own.targets, numbers))
+        with torch.cuda.device_of(inputs[0]):  # type: ignore[no-untyped-call]
+            results, self.states = self.step(inputs, self.states)
+        # CUDA graphs change weights without PyTorch's notice; this invalidates cached copies.
         torch.autograd.graph.increment_version(list(self.model.parameters()))
         meanwhile()
-        return self._outcome(results, batch.num_answers)
-
-    def _outcome(self, results: Tensor, num_answers: int) -> Outcome:
         loss, wrong, stops, norm = results.tolist()
         was_applied = math.isfinite(norm)
         if not was_applied:
@@ -112,11 +162,47 @@ class Learner:
         return Outcome(
             loss=loss,
             num_wrong=round(wrong),
-            num_answers=num_answers,
+            num_answers=batch.num_answers,
             gradient_norm=norm,
             was_applied=was_applied,
             wants_stop=stops > 0,
         )
+
+    def _step(
+        self, inputs: tuple[Tensor, ...], states: list[Carried]
+    ) -> tuple[Tensor, list[Carried]]:
+        """The device's part of an update: loss, wrong answers, stop requests, gradient norm."""
+        tokens, targets, (share, rate, wants_stop) = inputs
+        self.optimizer.zero_grad()
+        totals = torch.zeros(2, dtype=torch.float64, device=self.device)
+        parts = zip(tokens.chunk(len(states)), targets.chunk(len(states)), states, strict=True)
+        after: list[Carried] = []
+        for number, part in enumerate(parts):
+            with self._gradient_exchange(is_last=number == len(states) - 1):
+                with autocast(self.device, self.precision):
+                    loss, wrong, state = self.objective(*part)
+                torch.autograd.backward(loss * share.to(loss.dtype))
+            totals += torch.stack([loss.detach().double(), wrong.double()])
+            # The one place where gradients of a stream are cut.
+            after.append(state.detach() if self.carries_state else None)
+        results = self.processes.total(torch.stack([*totals, wants_stop]))
+        limit = float("inf") if self.gradient_clip is None else self.gradient_clip
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+        try:
+            self.optimizer.step(rate, is_finite=torch.isfinite(norm))
+        except torch.OutOfMemoryError as error:
+            raise NoRoomError(
+                "memory ran out while weights were changing; train with fewer lanes, more "
+                "training.num_micro_batches or training.recompute, and resume from the latest "
+                f"checkpoint ({error})"
+            ) from error
+        return torch.stack([*results, norm.double()]), after
+
+    def _gradient_exchange(self, *, is_last: bool) -> contextlib.AbstractContextManager[None]:
+        """Processes exchange gradients once per update, after the last micro-batch."""
+        if isinstance(self.objective, DistributedDataParallel) and not is_last:
+            return self.objective.no_sync()
+        return contextlib.nullcontext()
 
     def _on_device(self, array: NDArray[Any]) -> Tensor:
         tensor = torch.from_numpy(array)
@@ -126,56 +212,3 @@ class Learner:
         # A copy by PyTorch would wake a thread for every core, and wait for the last of them.
         np.copyto(pinned.numpy(), array)
         return pinned.to(self.device, non_blocking=True)
-
-    def _work(
-        self, inputs: Tensor, targets: Tensor, numbers: Tensor, states: list[Carried]
-    ) -> tuple[Tensor, list[Carried]]:
-        """The device's part of an update: loss, wrong answers, wishes to stop, gradient norm."""
-        share, rate, wants_stop = numbers
-        self.optimizer.zero_grad()
-        totals = torch.zeros(2, dtype=torch.float64, device=self.device)
-        parts = zip(inputs.chunk(len(states)), targets.chunk(len(states)), states, strict=True)
-        after: list[Carried] = []
-        for number, part in enumerate(parts):
-            is_last = number == len(states) - 1
-            with self._gradient_exchange(is_last):
-                with autocast(self.device, precision_of(self.recipe)):
-                    loss, wrong, state = self.parallel(*part)
-                torch.autograd.backward(loss * share.to(loss.dtype))
-            totals += torch.stack([loss.detach().double(), wrong.double()])
-            # The one place where a stream is cut for gradients.
-            after.append(state.detach() if self.carries_state else None)
-        results = self.processes.total(torch.stack([*totals, wants_stop]))
-        norm = self._clip()
-        try:
-            self.optimizer.step(rate, is_finite=torch.isfinite(norm))
-        except torch.OutOfMemoryError as error:
-            # Not to be begun again: some weights may have changed.
-            raise NoRoomError(
-                "memory ran out while weights were changed; train with fewer lanes, more "
-                "training.num_micro_batches or training.recompute, and go on from the latest "
-                f"checkpoint ({error})"
-            ) from error
-        return torch.stack([*results, norm.double()]), after
-
-    def _why_not_captured(self) -> str | None:
-        """What stands in the way of capturing whole updates; None: nothing that is known."""
-        if self.recipe.training.engine == "plain" or self.device.type != "cuda":
-            return ""
-        if isinstance(self.model, LSTMSequenceModel):
-            # A few large kernels of cuDNN, which keeps the random numbers of dropout to itself.
-            return ""
-        if self.processes.count > 1:
-            return "several processes train together"
-        return None
-
-    def _gradient_exchange(self, is_last: bool) -> contextlib.AbstractContextManager[None]:
-        if isinstance(self.parallel, nn.parallel.DistributedDataParallel) and not is_last:
-            return self.parallel.no_sync()
-        return contextlib.nullcontext()
-
-    def _clip(self) -> Tensor:
-        limit = self.recipe.training.optimizer.gradient_clip
-        return nn.utils.clip_grad_norm_(
-            self.model.parameters(), float("inf") if limit is None else limit
-        )

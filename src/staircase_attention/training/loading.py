@@ -1,22 +1,36 @@
-"""A trained model out of a run folder."""
+"""A trained model from a run folder, and packed runs.
+
+A packed run is a run folder with one file of weights in place of checkpoints: all that is needed to
+use a model. It can be moved anywhere and is loaded like any run; it cannot be trained further.
+"""
 
 import os
-from collections.abc import Sequence
+import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor
 
+from staircase_attention.checks import check_choice, input_error
 from staircase_attention.data import Tokeniser, load_tokeniser
-from staircase_attention.training.build import Model, build_dataset, build_model
+from staircase_attention.files import checksum, read_json, write_json, write_whole
+from staircase_attention.training.build import Model, NumSymbols, build_dataset, build_model
 from staircase_attention.training.checkpoint import WEIGHTS, CheckpointName, DamagedCheckpointError
-from staircase_attention.training.corpus_data import CorpusData
-from staircase_attention.training.dataset import TaskData
-from staircase_attention.training.packed import Numbers, pack_weights, read_packed, run_path
-from staircase_attention.training.progress import Progress
+from staircase_attention.training.dataset import Dataset
+from staircase_attention.training.progress import best_checkpoint
 from staircase_attention.training.recipe import Recipe
 from staircase_attention.training.run_folder import RunFolder
+
+PRETRAINED = "pretrained:"
+"""Prefix of the names of runs that come with the package."""
+Numbers = Literal["bfloat16", "float32"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,21 +38,21 @@ class LoadedRun:
     """A run's recipe and data, and its model with trained weights."""
 
     recipe: Recipe
-    data: TaskData | CorpusData
+    data: Dataset
     model: Model
     update: int
-    """The update after which the weights were as they are."""
+    """The update after which the weights were taken."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LanguageModel:
-    """A trained model of text, and what its tokens mean."""
+    """A trained language model with its tokeniser."""
 
     recipe: Recipe
     model: Model
     tokeniser: Tokeniser
     update: int
-    """The update after which the weights were as they are."""
+    """The update after which the weights were taken."""
 
     def encode(self, text: str) -> list[int]:
         """Text as tokens."""
@@ -50,56 +64,114 @@ class LanguageModel:
         return self.tokeniser.decode(np.asarray(tokens, dtype=np.uint32))
 
 
-def load_language_model(
-    folder: str | os.PathLike[str], *, checkpoint: str | int = "best"
-) -> LanguageModel:
-    """The model of a run that was trained on text; the corpus itself need not be there."""
-    place = RunFolder(run_path(folder))
-    recipe = place.recipe()
-    if not place.tokeniser.is_dir():
-        raise ValueError(
-            f"a language model's run holds a tokeniser, got {place.path} without one; "
-            "name a run that was trained on a corpus"
-        )
-    tokeniser = load_tokeniser(place.tokeniser)
-    update, weights = _weights(place, checkpoint)
-    symbols = NumSymbols(num_inputs=tokeniser.vocab_size, num_outputs=tokeniser.vocab_size)
-    model = build_model(recipe, symbols)
-    _put(weights, into=model, of=place)
-    return LanguageModel(recipe=recipe, model=model.eval(), tokeniser=tokeniser, update=update)
+def load_run(
+    folder: str | os.PathLike[str], *, checkpoint: str | int = "best", trust_code: bool = False
+) -> LoadedRun:
+    """The model of a run, with its recipe and data.
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NumSymbols:
-    """Numbers of symbols, without the data they come from."""
-
-    num_inputs: int
-    num_outputs: int
-
-
-def load_run(folder: str | os.PathLike[str], *, checkpoint: str | int = "best") -> LoadedRun:
-    """The model of a run: `best` on the validation data, `latest`, or a number of updates.
-
-    `folder` may also be pretrained:NAME, a run that comes with the package.
+    Args:
+        folder: a run folder, a packed run, or pretrained:NAME, a run that comes with the package.
+        checkpoint: `best` on the validation data, `latest`, or a number of updates.
+        trust_code: execute code that the run names even if this user never trained with it.
     """
-    place = RunFolder(run_path(folder))
-    recipe = place.recipe()
+    run_folder = RunFolder(run_path(folder))
+    recipe = run_folder.recipe(trust_code=trust_code)
     data = build_dataset(recipe)
-    update, weights = _weights(place, checkpoint)
+    update, model = _load_model(run_folder, recipe, data, checkpoint)
+    return LoadedRun(recipe=recipe, data=data, model=model, update=update)
+
+
+def load_language_model(
+    folder: str | os.PathLike[str], *, checkpoint: str | int = "best", trust_code: bool = False
+) -> LanguageModel:
+    """The model of a run that was trained on text; its corpus is not needed."""
+    run_folder = RunFolder(run_path(folder))
+    recipe = run_folder.recipe(trust_code=trust_code)
+    if not run_folder.tokeniser.is_dir():
+        raise input_error(
+            "a language model's run holds a tokeniser",
+            f"{run_folder.path} without one",
+            "name a run that was trained on a corpus",
+        )
+    tokeniser = load_tokeniser(run_folder.tokeniser)
+    symbols = NumSymbols(num_inputs=tokeniser.vocab_size, num_outputs=tokeniser.vocab_size)
+    update, model = _load_model(run_folder, recipe, symbols, checkpoint)
+    return LanguageModel(recipe=recipe, model=model, tokeniser=tokeniser, update=update)
+
+
+def _load_model(
+    run_folder: RunFolder, recipe: Recipe, data: Dataset | NumSymbols, checkpoint: str | int
+) -> tuple[int, Model]:
+    update, weights = read_weights(run_folder, checkpoint)
     model = build_model(recipe, data)
-    _put(weights, into=model, of=place)
-    return LoadedRun(recipe=recipe, data=data, model=model.eval(), update=update)
+    check_fit(model, weights, f"{run_folder.path}", "take config.json from the same run")
+    model.load_state_dict(weights)
+    return update, model.eval()
 
 
-def _put(weights: dict[str, Tensor], *, into: Model, of: RunFolder) -> None:
+def check_fit(model: Model, weights: Mapping[str, Tensor], run: str, remedy: str) -> None:
+    """Refuse weights of another model, and name the first difference."""
+    shapes = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+    found = {name: list(tensor.shape) for name, tensor in weights.items()}
+    for name in [*shapes, *found]:
+        if shapes.get(name) != found.get(name):
+            raise input_error(
+                f"a run's weights must fit the model, whose {name} is {shapes.get(name)}",
+                f"{found.get(name)} from {run}",
+                remedy,
+            )
+
+
+def read_weights(run_folder: RunFolder, checkpoint: str | int) -> tuple[int, dict[str, Tensor]]:
+    """The update and the weights of a run's checkpoint, or of a packed run."""
+    wanted = str(checkpoint)
+    if run_folder.is_packed:
+        update, weights = _read_packed(run_folder)
+        if wanted not in ("best", str(update)):
+            raise input_error(
+                f"a packed run has the weights of update {update} only",
+                repr(wanted),
+                "leave --checkpoint out",
+            )
+        return update, weights
+    name = _choose_checkpoint(run_folder, wanted)
     try:
-        into.load_state_dict(weights)
-    except RuntimeError as error:
-        first = " ".join(str(error).split())[:200]
-        raise ValueError(
-            f"a run's weights must fit the model of its config.json, got {of.path} where they do "
-            f"not ({first}...); take both from the same run"
+        return name.update, run_folder.checkpoints.read(name).tensors[WEIGHTS]
+    except DamagedCheckpointError as error:
+        raise input_error(
+            "a checkpoint must be as it was written", error, "name another with --checkpoint"
         ) from error
+
+
+def _choose_checkpoint(run_folder: RunFolder, wanted: str) -> CheckpointName:
+    run_folder.read_config()
+    names = run_folder.checkpoints.names()
+    if not names:
+        raise input_error(
+            "a run must have saved a checkpoint to be loaded",
+            f"{run_folder.path} with none",
+            f"resume it: {run_folder.resume_command}",
+        )
+    if wanted == "latest":
+        return names[-1]
+    if wanted == "best":
+        return _best(run_folder)
+    check_choice("a checkpoint", wanted, ["best", "latest", *(str(name.update) for name in names)])
+    return [name for name in names if str(name.update) == wanted][-1]
+
+
+def _best(run_folder: RunFolder) -> CheckpointName:
+    """The best checkpoint by the account of the latest one that knows a best."""
+    notes = run_folder.checkpoints.notes()
+    known = [best_checkpoint(note["progress"]) for note in notes.values()]
+    there = [name for name in known if name in notes]
+    if not there:
+        raise input_error(
+            "the best weights are found by validation scores",
+            f"{run_folder.path} without a score of a checkpoint that it has",
+            'use --checkpoint latest (in Python, checkpoint="latest")',
+        )
+    return there[-1]
 
 
 def pack(
@@ -109,62 +181,83 @@ def pack(
     checkpoint: str | int = "best",
     numbers: Numbers = "bfloat16",
 ) -> Path:
-    """Write what is needed to use a run's model, and nothing else, to a new folder."""
-    place = RunFolder(run_path(folder))
-    place.recipe()
-    update, weights = _weights(place, checkpoint)
-    return pack_weights(place, weights, target, update=update, numbers=numbers)
+    """Write what is needed to use a run's model, and nothing else, to a new folder.
 
-
-def _weights(place: RunFolder, wanted: str | int) -> tuple[int, dict[str, Tensor]]:
-    checkpoint = str(wanted)
-    if place.is_packed:
-        update, weights = read_packed(place)
-        if checkpoint not in ("best", str(update)):
-            raise ValueError(
-                f"a packed run has the weights of update {update} alone, got {checkpoint!r}; "
-                "leave --checkpoint away"
-            )
-        return update, weights
-    name = _choose(place, checkpoint)
+    That is its recipe, result, environment, tokeniser and the weights of one checkpoint; the folder
+    appears whole or not at all.
+    """
+    run_folder, path = RunFolder(run_path(folder)), Path(target)
+    run_folder.read_config()
+    if path.exists():
+        raise input_error(
+            "a packed run needs a new folder", f"{path}, which exists", "name another"
+        )
+    update, weights = read_weights(run_folder, checkpoint)
+    dtype = getattr(torch, numbers)
+    content = save(
+        {
+            name: tensor.to(dtype) if tensor.is_floating_point() else tensor
+            for name, tensor in weights.items()
+        }
+    )
+    kept = [run_folder.config, run_folder.environment]
+    # A result belongs to the weights that were scored.
+    if run_folder.is_finished and run_folder.read_result().best_update == update:
+        kept.append(run_folder.result)
+    scratch = RunFolder(path.with_name(f".{path.name}.partial"))
+    shutil.rmtree(scratch.path, ignore_errors=True)
     try:
-        return name.update, place.checkpoints.read(name).tensors[WEIGHTS]
-    except DamagedCheckpointError as error:
-        raise ValueError(
-            f"a checkpoint must be as it was written, got {error}; name another with --checkpoint"
+        scratch.path.mkdir(parents=True)
+        for file in filter(Path.exists, kept):
+            write_whole(scratch.path / file.name, file.read_bytes())
+        if run_folder.tokeniser.is_dir():
+            shutil.copytree(run_folder.tokeniser, scratch.tokeniser)
+        write_whole(scratch.weights, content)
+        write_json(scratch.packing, {"update": update, "checksum": checksum(content)})
+        scratch.path.rename(path)
+    except OSError as error:
+        shutil.rmtree(scratch.path, ignore_errors=True)
+        raise input_error(
+            "a packed run needs a folder that can be written",
+            f"{path} ({error.strerror})",
+            "name another",
+        ) from error
+    return path
+
+
+def _read_packed(run_folder: RunFolder) -> tuple[int, dict[str, Tensor]]:
+    """The update and the weights of a packed run."""
+    try:
+        packing = read_json(run_folder.packing)
+        content = run_folder.weights.read_bytes()
+        if checksum(content) != packing["checksum"]:
+            raise ValueError("its checksum differs")
+        return packing["update"], load(content)
+    except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
+        raise input_error(
+            "a packed run must be as it was written",
+            f"{run_folder.path} ({error})",
+            "pack it again",
         ) from error
 
 
-def _choose(place: RunFolder, wanted: str) -> CheckpointName:
-    names = place.checkpoints.names()
-    if not names:
-        raise ValueError(
-            f"a run must have saved a checkpoint to be loaded, got {place.path} with none; "
-            f"go on with it: {place.resume_command}"
-        )
-    if wanted == "latest":
-        return names[-1]
-    if wanted == "best":
-        return _best(place)
-    matching = [name for name in names if str(name.update) == wanted]
-    if not matching:
-        known = ", ".join(str(name.update) for name in names)
-        raise ValueError(
-            f"a checkpoint is best, latest or one of the updates {known}, got {wanted!r}; "
-            "choose one of these"
-        )
-    return matching[-1]
+def pretrained_names() -> list[str]:
+    """The runs that come with the package.
+
+    >>> "parity-staircase" in pretrained_names()
+    True
+    """
+    return sorted(entry.name for entry in _pretrained_folder().iterdir() if entry.is_dir())
 
 
-def _best(place: RunFolder) -> CheckpointName:
-    """The best by the latest checkpoint's own account."""
-    notes = place.checkpoints.notes()
-    known = [Progress.best_in(note["progress"]) for note in notes.values()]
-    there = [name for name in known if name in notes]
-    if not there:
-        raise ValueError(
-            f"the best weights are told by scores on validation data, got {place.path} without a "
-            "score of a checkpoint that it has; use --checkpoint latest (in Python, "
-            'checkpoint="latest")'
-        )
-    return there[-1]
+def run_path(run: str | os.PathLike[str]) -> Path:
+    """The folder of a run; one that comes with the package is called pretrained:NAME."""
+    text = os.fspath(run)
+    if not text.startswith(PRETRAINED):
+        return Path(text)
+    check_choice("a pretrained run", text, [f"{PRETRAINED}{name}" for name in pretrained_names()])
+    return _pretrained_folder() / text.removeprefix(PRETRAINED)
+
+
+def _pretrained_folder() -> Path:
+    return Path(str(files("staircase_attention") / "pretrained"))

@@ -1,23 +1,47 @@
-"""Optimisers behind one face: a rate that can be set, a state that is only tensors."""
+"""Optimisers with one interface: a learning rate per step, and a state that is only tensors."""
 
-from collections.abc import Mapping
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from staircase_attention.training.muon import StackedMuon
 from staircase_attention.training.recipe import OptimizerConfig
 
 FRACTION = "fraction"
-"""What of the run's rate the rate of a group of parameters is."""
+"""Name in parameter groups: the group's rate as a fraction of the run's."""
+POLYNOMIAL = (3.4445, -4.7750, 2.0315)
+"""a, b, c of Muon's step X -> aX + b(XXᵀ)X + c(XXᵀ)²X, which brings singular values near one."""
+NUM_STEPS = 5
+LEAST_NORM = 1e-7
+
+
+def learning_rate(config: OptimizerConfig, update: int, num_updates: int) -> float:
+    """The rate at an update, counted from 0: warm-up, then constant, linear or cosine.
+
+    >>> config = OptimizerConfig(learning_rate=1.0, warm_up=4, decay="linear")
+    >>> [learning_rate(config, update, num_updates=8) for update in range(8)]
+    [0.25, 0.5, 0.75, 1.0, 1.0, 0.75, 0.5, 0.25]
+    """
+    if update < config.warm_up:
+        return config.learning_rate * (update + 1) / config.warm_up
+    done = (update - config.warm_up) / max(1, num_updates - config.warm_up)
+    shape = {
+        "constant": 1.0,
+        "linear": 1.0 - done,
+        "cosine": 0.5 * (1.0 + math.cos(math.pi * done)),
+    }[config.decay]
+    floor = 0.0 if config.decay == "constant" else config.final_fraction
+    return config.learning_rate * (floor + (1.0 - floor) * shape)
 
 
 class Optimizer:
-    """Adam, AdamW, or Muon for the hidden matrices with AdamW for all else.
+    """Adam, AdamW, or Muon for hidden matrices with AdamW for all other parameters.
 
-    On a GPU they take their rate, and whether to step at all, from the device, so that a captured
-    update can contain them.
+    On a GPU the rate, and whether to step at all, are read from the device, so that a CUDA graph
+    can contain the step.
     """
 
     def __init__(self, model: nn.Module, config: OptimizerConfig) -> None:
@@ -26,7 +50,7 @@ class Optimizer:
         }
         others = list(self.names)
         self.is_on_device = others[0].is_cuda
-        """Whether rates are read from the device."""
+        """Whether rates are tensors on a GPU."""
         self.parts: list[torch.optim.Optimizer] = []
         if config.kind == "muon":
             matrices = [one for one in others if is_hidden_matrix(self.names[one], one)]
@@ -52,12 +76,12 @@ class Optimizer:
         )
 
     def step(self, rate: Tensor, *, is_finite: Tensor) -> None:
-        """Change the weights by their gradients, unless these are not finite."""
+        """Update the weights, unless the gradients are not finite."""
         for part in self.parts:
             if self.is_on_device:
                 for group in part.param_groups:
                     group["lr"].copy_(rate * group[FRACTION])
-                # PyTorch's own words for an update that is to be left out.
+                # PyTorch's own name for an update to skip.
                 part.found_inf = (~is_finite).float()  # type: ignore[attr-defined]
                 part.step()
             elif is_finite:
@@ -66,16 +90,16 @@ class Optimizer:
                 part.step()
 
     def zero_grad(self) -> None:
-        """Forget the gradients."""
+        """Drop the gradients."""
         for part in self.parts:
             part.zero_grad(set_to_none=True)
 
     def _new_rate(self) -> Tensor | float:
-        """What a part has for a rate until its first step: on a GPU, where it will be read."""
+        """A rate before the first step: on a GPU a tensor that steps write to."""
         return torch.zeros((), device=next(iter(self.names)).device) if self.is_on_device else 0.0
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that the optimiser remembers, by parameter."""
+        """The optimiser's state, by parameter."""
         return {
             f"{self.names[parameter]}/{key}": value.detach()
             for part in self.parts
@@ -84,7 +108,7 @@ class Optimizer:
         }
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Remember what `tensors` gave."""
+        """Restore the state that `tensors` gave."""
         owners = {
             self.names[parameter]: (part, parameter)
             for part in self.parts
@@ -94,27 +118,103 @@ class Optimizer:
         for part in self.parts:
             for parameter, kept in part.state.items():
                 for key in [key for key in kept if f"{self.names[parameter]}/{key}" not in tensors]:
-                    # Before the first step Adam has nothing, which to it is the same as zeros.
+                    # Adam has no state before its first step, which is the same as zeros.
                     kept[key].zero_()
         for name, value in tensors.items():
             owner, _, key = name.rpartition("/")
             part, parameter = owners[owner]
             kept = part.state[parameter]
             if key in kept:
-                # In place: a captured update goes on using the same memory.
+                # In place: a CUDA graph keeps using the same memory.
                 kept[key].copy_(value)
             else:
-                # PyTorch keeps the count of steps on the CPU, unless a capture is to include it.
+                # PyTorch keeps the number of steps on the CPU, unless a CUDA graph includes it.
                 on_cpu = key == "step" and not self.is_on_device
                 kept[key] = value.clone().to("cpu" if on_cpu else parameter.device)
 
 
 def _at_fraction(parameters: list[Tensor], fraction: float) -> list[dict[str, Any]]:
-    """A group in PyTorch's words."""
+    """A list of one parameter group, as PyTorch takes it."""
     return [{"params": parameters, FRACTION: fraction}]
 
 
 def is_hidden_matrix(name: str, parameter: Tensor) -> bool:
-    """Whether Muon is meant for it: a matrix between hidden states, not a table of vectors."""
+    """Whether Muon is meant for it: a matrix between hidden states, not an embedding table."""
     outside = ("embedding.", "output.", "core.positions.")
     return parameter.ndim == 2 and not name.startswith(outside)  # noqa: PLR2004
+
+
+class StackedMuon(torch.optim.Optimizer):
+    """`torch.optim.Muon` with `match_rms_adamw`, for all matrices of one shape at once.
+
+    PyTorch's loops over matrices, and takes its rate as a number, which a CUDA graph would fix.
+    Here the rate may be a tensor, and `found_inf` works as in PyTorch's fused Adam. Method and
+    numbers: Jordan et al. (2024), "Muon: An optimizer for
+    hidden layers in neural networks"; the size of steps: Liu et al. (2025), arXiv:2502.16982.
+    """
+
+    found_inf: Tensor | None = None
+    """Over zero: skip the update."""
+
+    def __init__(
+        self,
+        matrices: Iterable[Tensor] | Iterable[dict[str, Any]],
+        *,
+        lr: Tensor | float,
+        momentum: float,
+        weight_decay: float,
+    ) -> None:
+        settings = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
+        super().__init__(matrices, settings)
+        for group in self.param_groups:
+            for matrix in group["params"]:
+                self.state[matrix]["momentum_buffer"] = torch.zeros_like(matrix)
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        """Update the matrices by their gradients."""
+        for group in self.param_groups:
+            alike = defaultdict(list)
+            for matrix in group["params"]:
+                if matrix.grad is not None:
+                    alike[matrix.shape].append(matrix)
+            for matrices in alike.values():
+                gradients = torch.stack([matrix.grad for matrix in matrices])
+                self._update(matrices, gradients, **group)
+
+    def _update(
+        self,
+        matrices: list[Tensor],
+        gradients: Tensor,
+        *,
+        lr: Tensor | float,
+        momentum: float,
+        weight_decay: float,
+        **_: object,
+    ) -> None:
+        held = [self.state[matrix]["momentum_buffer"] for matrix in matrices]
+        before, past = torch.stack(matrices), torch.stack(held)
+        memory = past.lerp(gradients, 1 - momentum)
+        direction = orthogonalised(gradients.lerp(memory, momentum)).to(before.dtype)
+        size = 0.2 * max(before.shape[1:]) ** 0.5
+        after = before - lr * (size * direction + weight_decay * before)
+        if self.found_inf is not None:
+            is_skipped = self.found_inf > 0
+            after = torch.where(is_skipped, before, after)
+            memory = torch.where(is_skipped, past, memory)
+        torch._foreach_copy_(matrices, list(after.unbind()))
+        torch._foreach_copy_(held, list(memory.unbind()))
+
+
+def orthogonalised(stack: Tensor) -> Tensor:
+    """Each matrix of a stack with its singular values near one, in bfloat16."""
+    is_tall = stack.shape[1] > stack.shape[2]
+    found = stack.bfloat16()
+    found = found.mT if is_tall else found
+    found = found / found.norm(dim=(1, 2), keepdim=True).clamp(min=LEAST_NORM)
+    first, second, third = POLYNOMIAL
+    for _ in range(NUM_STEPS):
+        gram = found @ found.mT
+        factor = torch.baddbmm(gram, gram, gram, beta=second, alpha=third)
+        found = torch.baddbmm(found, factor, found, beta=first)
+    return found.mT if is_tall else found

@@ -1,16 +1,21 @@
-"""Typed configs to plain data and back, with every value checked on the way in."""
+"""Typed configs to plain data and back: a dataclass is a dictionary, checked against its types."""
 
 import dataclasses
-import difflib
 import types
 import typing
 from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
+from staircase_attention.checks import InputError, check_choice, input_error, suggestion
 from staircase_attention.schedules import Schedule, schedule_from_dict
 
 Config = TypeVar("Config")
+NAMED = ("task", "model", "schedule")
+"""Groups that describe a thing by its kind, name or reference: another one has other settings."""
+IDENTITIES = ("task.reference", "schedule.name", "schedule.reference")
+"""Settings that by themselves choose another task, or another schedule with the same options."""
+SCALARS = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
 
 
 def to_plain(value: Any) -> Any:  # noqa: ANN401
@@ -28,122 +33,127 @@ def to_plain(value: Any) -> Any:  # noqa: ANN401
     return value
 
 
-def from_plain(kind: type[Config], plain: Any, where: str = "config") -> Config:  # noqa: ANN401
-    """The config that `to_plain` wrote, or a one-line error that says what is wrong where."""
-    _require_group(plain, where)
-    hints = typing.get_type_hints(kind)
-    fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    given = {name: value for name, value in plain.items() if name != "kind" or "kind" in fields}
+def from_plain(config: type[Config], plain: Any, path: str = "config") -> Config:  # noqa: ANN401
+    """The config that `to_plain` wrote, or an error that names the path of the wrong setting."""
+    given = dict(_group(plain, path))
+    fields = {field.name: field for field in dataclasses.fields(config)}  # type: ignore[arg-type]
+    if "kind" not in fields:
+        given.pop("kind", None)
     for name in given:
         if name not in fields:
-            raise ValueError(unknown(f"{where}.{name}", name, list(fields)))
+            raise _unknown(f"{path}.{name}", name, fields)
     for name, field in fields.items():
-        optional = field.default is not dataclasses.MISSING
-        if name not in given and not optional and field.default_factory is dataclasses.MISSING:
-            raise ValueError(f"{where}.{name} must be given, got nothing; add {name}")
-    values = {
-        name: _convert(hints[name], value, f"{where}.{name}") for name, value in given.items()
-    }
-    return kind(**values)
+        has_default = field.default is not field.default_factory  # Both are MISSING without one.
+        if name not in given and not has_default:
+            raise input_error(f"{path}.{name} must be given", "nothing", f"add {name}")
+    hints = typing.get_type_hints(config)
+    return config(
+        **{name: _convert(hints[name], part, f"{path}.{name}") for name, part in given.items()}
+    )
 
 
-def override(plain: dict[str, Any], assignments: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain data with some settings changed, each named by its path, as training.num_updates."""
-    changed: dict[str, Any] = _copy(plain)
-    for path, value in assignments.items():
+def override(plain: Mapping[str, Any], assignments: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain data with some settings changed, each named by its path, as training.num_updates.
+
+    A dictionary changes the settings that it names. But a config replaces the old one, and so does
+    a task, model or schedule of another kind, name or reference.
+    """
+    changed: dict[str, Any] = to_plain(plain)
+    # A new task or schedule comes first: settings that are given with it are its own.
+    ordered = sorted(assignments.items(), key=lambda item: not item[0].endswith(IDENTITIES))
+    for path, value in ordered:
         *groups, last = path.split(".")
         place = changed
         for depth, group in enumerate(groups):
             inner = place.get(group)
             if not isinstance(inner, dict):
-                known = [f"{name}" for name, part in place.items() if isinstance(part, dict)]
-                raise ValueError(unknown(".".join(groups[: depth + 1]), group, known))
+                known = [name for name, part in place.items() if isinstance(part, dict)]
+                raise _unknown(".".join(groups[: depth + 1]), group, known)
             place = inner
-        # A task's options are its own affair: it checks them itself.
-        if last not in place and groups[-1:] != ["options"]:
-            raise ValueError(unknown(path, last, list(place)))
-        place[last] = to_plain(value)
+        # Tasks and schedules check their options themselves.
+        if last not in place and groups[-1:] not in (["options"], ["schedule"]):
+            raise _unknown(path, last, place)
+        if path == "task.reference" and value != place[last]:
+            place["options"] = {}
+        elif path.endswith(IDENTITIES):
+            place.pop("reference" if last == "name" else "name", None)
+        if groups == ["task"] and last == "reference" and value != place.get(last):
+            place["options"] = {}  # They belong to the other task.
+        old = place.get(last) if isinstance(value, Mapping) else None
+        place[last] = _merge(last, old, to_plain(value))
     return changed
 
 
-def unknown(path: str, name: str, known: list[str]) -> str:
-    """What is said of a setting that is not there."""
-    nearest = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {nearest[0]!r}?" if nearest else f"known here: {', '.join(known)}"
-    return f"a setting must be one that the recipe has, got {path!r}; {hint}"
+def _merge(group: str, old: Any, new: Any) -> Any:  # noqa: ANN401
+    """The old settings of a group with the new ones, or the new ones alone for another thing."""
+    if not isinstance(old, dict) or not isinstance(new, dict):
+        return new
+    identity = ("kind", "name", "reference") if group in NAMED else ()
+    if any(key in new and new[key] != old.get(key) for key in identity):
+        return new
+    return old | {name: _merge(name, old.get(name), value) for name, value in new.items()}
 
 
-def _copy(value: Any) -> Any:  # noqa: ANN401
-    if isinstance(value, dict):
-        return {key: _copy(part) for key, part in value.items()}
+def _unknown(path: str, name: str, known: typing.Iterable[str]) -> InputError:
+    return input_error(
+        "a setting must be one that the recipe has", repr(path), suggestion(name, known)
+    )
+
+
+def _group(value: Any, path: str) -> Mapping[str, Any]:  # noqa: ANN401
+    if not isinstance(value, Mapping):
+        raise input_error(f"{path} must be a group of settings", repr(value), "give its settings")
     return value
 
 
-def _convert(hint: Any, value: Any, where: str) -> Any:  # noqa: ANN401
-    """A plain value as the type that is asked for."""
-    origin = typing.get_origin(hint)
+def _convert(hint: Any, value: Any, path: str) -> Any:  # noqa: ANN401
+    """A plain value as the type that a config asks for."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return value
     if origin in (typing.Union, types.UnionType):
-        return _convert_union(typing.get_args(hint), value, where)
+        return _convert_union(arguments, value, path)
     if origin is typing.Literal:
-        if value not in typing.get_args(hint):
-            choices = ", ".join(repr(choice) for choice in typing.get_args(hint))
-            raise ValueError(f"{where} must be one of {choices}, got {value!r}; choose one of them")
+        check_choice(path, value, arguments)
         return value
     if origin is tuple:
         if not isinstance(value, (list, tuple)):
-            raise ValueError(f"{where} must be a list, got {value!r}; write it in [brackets]")
-        inner = typing.get_args(hint)[0]
-        return tuple(_convert(inner, part, f"{where}[{i}]") for i, part in enumerate(value))
+            raise input_error(f"{path} must be a list", repr(value), "write it in [brackets]")
+        return tuple(_convert(arguments[0], part, f"{path}[{i}]") for i, part in enumerate(value))
     if origin is not None:
-        return _require_group(value, where)
-    if isinstance(hint, type) and issubclass(hint, Schedule):
-        return _schedule(value, where)
+        return _group(value, path)
+    if hint is Schedule:
+        return _convert_schedule(_group(value, path), path)
     if dataclasses.is_dataclass(hint):
-        return from_plain(typing.cast("type[Any]", hint), value, where)
-    return _convert_number(hint, value, where)
+        return from_plain(typing.cast("type[Any]", hint), value, path)
+    return _convert_scalar(hint, value, path)
 
 
-def _require_group(value: Any, where: str) -> Mapping[str, Any]:  # noqa: ANN401
-    if not isinstance(value, Mapping):
-        raise ValueError(f"{where} must be a group of settings, got {value!r}; give its settings")
-    return value
-
-
-def _schedule(value: Any, where: str) -> Schedule:  # noqa: ANN401
-    if "name" not in _require_group(value, where):
-        raise ValueError(f"{where} must have a name, got {value!r}; add one, as name='staircase'")
-    return schedule_from_dict(value)
-
-
-def _convert_union(hints: tuple[Any, ...], value: Any, where: str) -> Any:  # noqa: ANN401
+def _convert_union(hints: tuple[Any, ...], value: Any, path: str) -> Any:  # noqa: ANN401
+    """A value or None, or one of several configs that differ in their kind."""
     if value is None and types.NoneType in hints:
         return None
-    configs = [hint for hint in hints if dataclasses.is_dataclass(hint)]
-    if len(configs) > 1:
-        kinds = {config.kind: config for config in configs}  # type: ignore[union-attr]
-        kind = value.get("kind") if isinstance(value, Mapping) else None
-        if kind not in kinds:
-            raise ValueError(
-                f"{where}.kind must be one of {', '.join(kinds)}, got {kind!r}; choose one of them"
-            )
-        return from_plain(typing.cast("type[Any]", kinds[kind]), value, where)
-    [inner] = [hint for hint in hints if hint is not types.NoneType]
-    return _convert(inner, value, where)
+    kinds = {hint.kind: hint for hint in hints if hasattr(hint, "kind")}
+    if not kinds:
+        [hint] = [hint for hint in hints if hint is not types.NoneType]
+        return _convert(hint, value, path)
+    kind = _group(value, path).get("kind")
+    check_choice(f"{path}.kind", kind, kinds)
+    return from_plain(kinds[kind], value, path)
 
 
-def _convert_number(hint: Any, value: Any, where: str) -> Any:  # noqa: ANN401
-    is_flag = isinstance(value, bool)
-    # NumPy's numbers are as good as any.
-    if hint is int and isinstance(value, Integral) and not is_flag:
-        return int(value)
-    if hint is float and isinstance(value, Real) and not is_flag:
-        return float(value)
-    if type(value) is not hint:
-        names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-        rule = names.get(hint, getattr(hint, "__name__", str(hint)))
-        raise ValueError(
-            f"{where} must be {rule}, got {value!r} ({type(value).__name__}); give such a value"
+def _convert_schedule(plain: Mapping[str, Any], path: str) -> Schedule:
+    if not {"name", "reference"} & {*plain}:
+        raise input_error(
+            f"{path} must have a name or a reference", repr(plain), "add one, as name='staircase'"
         )
-    return value
+    return schedule_from_dict(plain)
+
+
+def _convert_scalar(hint: Any, value: Any, path: str) -> Any:  # noqa: ANN401
+    # NumPy's numbers are numbers too; True and False are not.
+    wider = {int: Integral, float: Real}.get(hint, hint)
+    if isinstance(value, wider) and (hint is bool or not isinstance(value, bool)):
+        return hint(value)
+    received = f"{value!r} ({type(value).__name__})"
+    raise input_error(f"{path} must be {SCALARS[hint]}", received, "use such a value")

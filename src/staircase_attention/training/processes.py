@@ -1,10 +1,12 @@
-"""One process or several: who this one is, and how they agree."""
+"""The processes of a run: one or several, and the signals that ask them to stop."""
 
 import atexit
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 
 import torch
 import torch.distributed as dist
@@ -21,11 +23,11 @@ class Processes:
 
     @property
     def is_first(self) -> bool:
-        """Whether this one writes files and speaks."""
+        """Whether this process writes files and messages."""
         return self.rank == 0
 
     def wait(self) -> None:
-        """Go on when all have come here."""
+        """Return when all processes have called this."""
         if self.count > 1:
             dist.barrier()
 
@@ -36,38 +38,73 @@ class Processes:
         return numbers
 
     def agree(self, flag: bool) -> bool:
-        """What the first process says."""
+        """The first process's flag."""
         if self.count == 1:
             return flag
-        place = "cuda" if dist.get_backend() == "nccl" else "cpu"
-        shared = torch.tensor([int(flag)], device=place)
+        device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+        shared = torch.tensor([int(flag)], device=device)
         dist.broadcast(shared, src=0)
         return bool(shared.item())
 
     def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
-        """The model as it is called in training: gradients are averaged over all processes."""
+        """The model whose gradients are averaged over all processes."""
         if self.count == 1:
             return model
-        places = [device] if device.type == "cuda" else None
-        return DistributedDataParallel(model, device_ids=places)
+        devices = [device] if device.type == "cuda" else None
+        return DistributedDataParallel(model, device_ids=devices)
 
 
 def is_first_process() -> bool:
-    """Whether this process writes files, as far as torchrun has said; alone, it does."""
+    """Whether this process writes files, according to torchrun; alone, it does."""
     return os.environ.get("RANK", "0") == "0"
 
 
-@contextmanager
-def joined_processes(device: torch.device) -> Iterator[Processes]:
+def join_processes(device: torch.device) -> Processes:
     """The processes that torchrun started, or this one alone."""
     count = int(os.environ.get("WORLD_SIZE", "1"))
     if count == 1:
-        yield Processes()
-        return
+        return Processes()
     if not dist.is_initialized():
         if device.type == "cuda":
             torch.cuda.set_device(device)
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-        # Once a program: a second meeting could find the addresses of the first.
+        # Once per program: a second rendezvous could find the addresses of the first.
         atexit.register(dist.destroy_process_group)
-    yield Processes(rank=dist.get_rank(), count=count)
+    return Processes(rank=dist.get_rank(), count=count)
+
+
+class StopRequested(Exception):  # noqa: N818
+    """The run was asked to stop, and has saved itself."""
+
+    def __init__(self, number: int, message: str) -> None:
+        super().__init__(message)
+        self.exit_status = 128 + number
+
+
+class StopRequest:
+    """The signal that asked the run to stop; 0 without one."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def receive(self, number: int, _frame: FrameType | None) -> None:
+        """Remember a signal; a second Ctrl-C stops at once."""
+        if self.number == signal.SIGINT == number:
+            raise KeyboardInterrupt
+        self.number = number
+
+
+@contextmanager
+def stop_requests() -> Iterator[StopRequest]:
+    """Remember Ctrl-C, SIGTERM and SIGHUP for the trainer, which stops between two updates."""
+    request = StopRequest()
+    caught = [signal.SIGINT, signal.SIGTERM]
+    # Under nohup a run survives its terminal.
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        caught.append(signal.SIGHUP)
+    before = [signal.signal(number, request.receive) for number in caught]
+    try:
+        yield request
+    finally:
+        for number, handler in zip(caught, before, strict=True):
+            signal.signal(number, handler)

@@ -1,161 +1,137 @@
-"""Begin a run, go on with one, bring it to its result."""
+"""Start a run, or resume one, and bring it to its result."""
 
 import contextlib
 import itertools
-import math
 import os
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
 
-from staircase_attention.files import FULL_DISK, read_json, write_json
-from staircase_attention.training.build import check_recipe, choose_device
-from staircase_attention.training.corpus_data import CorpusData
-from staircase_attention.training.display import Display, Silent
-from staircase_attention.training.processes import is_first_process, joined_processes
+import torch
+
+from staircase_attention.checks import check_integer, input_error
+from staircase_attention.training.build import build_model, check_recipe, choose_device
+from staircase_attention.training.dataset import CorpusData
+from staircase_attention.training.display import Display
+from staircase_attention.training.loading import PRETRAINED, check_fit, read_weights, run_path
+from staircase_attention.training.processes import is_first_process, join_processes, stop_requests
 from staircase_attention.training.recipe import Recipe
-from staircase_attention.training.run_folder import RunFolder, device_name
-from staircase_attention.training.signals import StopRequested, wishes_to_stop
-from staircase_attention.training.trainer import DivergedError, Trainer
-
-Done = TypeVar("Done")
-ScoredSplit = Literal["valid", "test"]
-"""The splits on which a run is scored in the end."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunResult:
-    """What came of a run: its scores, and the budget that it really had."""
-
-    recipe: str
-    seed: int
-    status: Literal["finished", "diverged"]
-    num_updates: int
-    num_tokens: int
-    num_parameters: int
-    wall_seconds: float
-    device: str
-    num_rollbacks: int
-    best_update: int | None
-    """The update whose weights were scored: the best on the validation data."""
-    valid: dict[str, Any] | None
-    test: dict[str, Any] | None
+from staircase_attention.training.run_folder import RunFolder, RunResult
+from staircase_attention.training.trainer import Trainer
+from staircase_attention.training.trust import record_code
 
 
 def train(
-    recipe: Recipe, folder: str | os.PathLike[str], *, progress: Display | None = None
+    recipe: Recipe,
+    folder: str | os.PathLike[str],
+    *,
+    init: str | os.PathLike[str] | None = None,
+    progress: Display | None = None,
 ) -> RunResult:
-    """Begin a run in a new folder and bring it to its end."""
-    # What has been written must be read again, by whoever goes on with the run or uses its model.
+    """Start a run in a new folder and train it to its end.
+
+    Args:
+        recipe: the run, complete.
+        folder: output folder; must be new or empty.
+        init: a run to start from: its best weights, with a new optimiser.
+        progress: where to report.
+    """
+    # Values that could not be read back from config.json are refused here.
     recipe = Recipe.from_plain(recipe.to_plain())
     data = check_recipe(recipe)
     tokeniser = data.corpus.tokeniser if isinstance(data, CorpusData) else None
-    place = RunFolder(folder)
-    with place.begun(recipe, tokeniser):
-        if progress is not None and is_first_process():
-            progress.say(f"run folder: {place.path}")
-        return _go(recipe, place, progress)
+    run_folder, facts = RunFolder(folder), {}
+    if init is not None:
+        update, weights = read_weights(RunFolder(run_path(init)), "best")
+        with torch.device("meta"):
+            check_fit(build_model(recipe, data), weights, f"{init}", "choose a run of this model")
+        run = os.fspath(init)
+        run = run if run.startswith(PRETRAINED) else str(Path(run).resolve())
+        facts["init"] = {"run": run, "update": update}
+    with (
+        run_folder.started(recipe, tokeniser, **facts),
+        _trainer(recipe, run_folder, progress) as trainer,
+    ):
+        trainer.display.say(f"run folder: {run_folder.path}")
+        if trainer.processes.is_first:
+            _trust_code(recipe, trainer.display)
+        return trainer.run()
 
 
-def resume(folder: str | os.PathLike[str], *, progress: Display | None = None) -> RunResult:
-    """Go on with a run where it stood; a finished one gives its result at once."""
-    place = RunFolder(folder)
-    recipe = place.recipe()
-    if place.is_finished:
-        return read_result(place)
-    if place.is_packed:
-        raise ValueError(
-            f"a run goes on from its checkpoints, got {place.path}, which is packed and has none; "
-            "name the folder that it was packed from"
+def resume(
+    folder: str | os.PathLike[str],
+    *,
+    num_updates: int | None = None,
+    trust_code: bool = False,
+    progress: Display | None = None,
+) -> RunResult:
+    """Continue a run from its latest checkpoint; a finished one gives its result at once.
+
+    Args:
+        folder: the run folder.
+        num_updates: the run's new number of updates in all, also for a finished run. The learning
+            rate follows the new number from here on.
+        trust_code: execute code that the run names even if this user never trained with it.
+        progress: where to report.
+    """
+    run_folder = RunFolder(folder)
+    recipe = run_folder.recipe(trust_code=trust_code)
+    if run_folder.is_packed and (num_updates is not None or not run_folder.is_finished):
+        raise input_error(
+            "a run is resumed from its checkpoints",
+            f"{run_folder.path}, which is packed and has none",
+            "name the folder that it was packed from",
         )
-    with place.locked():
-        return _go(recipe, place, progress)
+    if num_updates is None and run_folder.is_finished:
+        return run_folder.read_result()
+    with run_folder.locked():
+        if num_updates is not None:
+            recipe = _extend(run_folder, recipe, num_updates)
+        with _trainer(recipe, run_folder, progress) as trainer:
+            return trainer.run()
 
 
-def read_result(place: RunFolder) -> RunResult:
-    """The result of a finished run."""
-    try:
-        result = RunResult(**read_json(place.result))
-        for score in (result.valid, result.test):
-            # Words, or nothing, in place of numbers would be noticed only where they are printed.
-            if score is not None:
-                math.isnan(score["loss"] + score["error"])
-        return result
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ValueError(
-            f"a run's result.json must be as the trainer wrote it, got {place.result} "
-            f"({type(error).__name__}); delete it, and the run will be scored again"
-        ) from error
+def _extend(run_folder: RunFolder, recipe: Recipe, num_updates: int) -> Recipe:
+    """The recipe with another number of updates, which config.json then has too."""
+    names = run_folder.checkpoints.names()
+    done = names[-1].update if names else 0
+    check_integer("num_updates", num_updates, minimum=1, example=done + 1000)
+    if num_updates <= done:
+        raise input_error(
+            "num_updates must be more than the run has done",
+            f"{num_updates} for {run_folder.path} with {done}",
+            f"use for example {done + 1000}",
+        )
+    recipe = recipe.override({"training.num_updates": num_updates})
+    if is_first_process():
+        run_folder.extend(recipe, from_update=done)
+    return recipe
 
 
-def _go(recipe: Recipe, place: RunFolder, progress: Display | None) -> RunResult:
-    """Bring a run to its end, in a folder that is locked."""
+@contextlib.contextmanager
+def _trainer(recipe: Recipe, run_folder: RunFolder, progress: Display | None) -> Iterator[Trainer]:
+    """The trainer of a run whose folder is locked; signals and full disks end it in order."""
     device = choose_device()
-    with joined_processes(device) as processes, wishes_to_stop() as wish:
-        display = (progress or Silent()) if processes.is_first else Silent()
+    processes = join_processes(device)
+    display = progress if progress is not None and processes.is_first else Display()
+    with run_folder.full_disk_reported(), stop_requests() as stop:
         trainer = Trainer(
-            recipe, place, device=device, processes=processes, display=display, wish=wish
+            recipe, run_folder, device=device, processes=processes, display=display, stop=stop
         )
-        result = _with_room(lambda: _finish(trainer), place)
-        if processes.is_first:
-            place.require_own()
-            _with_room(lambda: write_json(place.result, asdict(result)), place)
-        if wish.number:
-            raise StopRequested(wish.number, f"stopped after {place.path} was {result.status}")
-        return result
+        init = run_folder.read_config().get("init")
+        if init is not None and not run_folder.checkpoints.names():
+            _, weights = read_weights(RunFolder(run_path(init["run"])), init["update"])
+            trainer.learner.model.load_state_dict(weights)
+        yield trainer
 
 
-def _finish(trainer: Trainer) -> RunResult:
-    """Train, then score the best weights."""
-    status: Literal["finished", "diverged"] = "finished"
+def _trust_code(recipe: Recipe, display: Display) -> None:
     try:
-        trainer.run()
-    except DivergedError as error:
-        status = "diverged"
-        trainer.display.say(str(error))
-    stands = trainer.progress
-    scores: dict[str, Any] = {"valid": None, "test": None}
-    if stands.best is not None:
-        trainer.load_best_weights()
-    if stands.best is None:
-        status = "diverged"
-    else:
-        scores = {name: trainer.describe(name) for name in get_args(ScoredSplit)}
-    return RunResult(
-        recipe=trainer.recipe.name,
-        seed=trainer.recipe.seed,
-        status=status,
-        num_updates=stands.update,
-        num_tokens=stands.num_tokens,
-        num_parameters=trainer.learner.model.num_parameters,
-        wall_seconds=round(stands.wall_seconds, 3),
-        device=device_name(),
-        num_rollbacks=stands.num_rollbacks,
-        best_update=stands.best_update,
-        valid=scores["valid"],
-        test=scores["test"],
-    )
-
-
-def _with_room(work: Callable[[], Done], place: RunFolder) -> Done:
-    """Do some work; say it plainly if the disk is full, and leave nothing half-written."""
-    try:
-        return work()
+        record_code(recipe.to_plain())
     except OSError as error:
-        if error.errno not in FULL_DISK:
-            raise
-        place.checkpoints.abandon()
-        names = place.checkpoints.names()
-        remedy = "free some room and begin again"
-        if names:
-            remedy = (
-                f"the checkpoint of update {names[-1].update:,} is whole: free some room and go on "
-                f"with: {place.resume_command}"
-            )
-        raise OSError(
-            f"a run needs room on its disk, got none at {place.path} ({error.strerror}); {remedy}"
-        ) from error
+        display.say(
+            f"the run's code could not be recorded as trusted ({error}); it is resumed and "
+            "evaluated with --trust-code"
+        )
 
 
 def default_folder(recipe: Recipe, base: str | os.PathLike[str] = "runs") -> Path:
@@ -165,13 +141,14 @@ def default_folder(recipe: Recipe, base: str | os.PathLike[str] = "runs") -> Pat
         parent.mkdir(parents=True, exist_ok=True)
         for number in itertools.count(1):
             folder = parent / f"{number:03d}"
-            # Made at once, so that two runs that begin at the same time do not get the same one.
+            # Made at once, so that two runs that start together get different folders.
             with contextlib.suppress(FileExistsError):
                 folder.mkdir()
                 break
     except OSError as error:
-        raise ValueError(
-            f"runs need a folder that can be written, got {parent} ({error.strerror}); "
-            "name another with --output"
+        raise input_error(
+            "runs need a folder that can be written",
+            f"{parent} ({error.strerror})",
+            "name another with --output",
         ) from error
     return folder

@@ -1,31 +1,56 @@
-"""A run on disk: which file is where."""
+"""A run on disk: its files, its lock, its metrics, its result."""
 
 import contextlib
 import fcntl
+import json
+import math
 import os
 import platform
 import shlex
 import shutil
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from torch.utils.tensorboard import SummaryWriter
 
+from staircase_attention.checks import InputError, input_error
 from staircase_attention.data import Tokeniser
-from staircase_attention.files import PARTIAL, read_json, write_json
+from staircase_attention.files import FULL_DISK, PARTIAL, read_json, write_json
 from staircase_attention.training.checkpoint import WEIGHTS, CheckpointFolder
 from staircase_attention.training.processes import is_first_process
 from staircase_attention.training.recipe import Recipe
+from staircase_attention.training.trust import require_trusted_code
 
-FORMAT = 1
-"""Counted up when the layout of run folders changes."""
+FORMAT = 2
+"""Of config.json. In format 1, task algorithm had another distribution, without a name."""
 
 
-class RunInUseError(ValueError):
-    """A run that another process is at work on."""
+class RunInUseError(InputError):
+    """A run that another process is working on."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunResult:
+    """The scores of a run, and the budget that it really had."""
+
+    recipe: str
+    seed: int
+    status: Literal["finished", "diverged"]
+    num_updates: int
+    num_tokens: int
+    num_parameters: int
+    wall_seconds: float
+    device: str
+    num_rollbacks: int
+    best_update: int | None
+    """The update whose weights were scored: the best on the validation data."""
+    valid: dict[str, Any] | None
+    test: dict[str, Any] | None
 
 
 class RunFolder:
@@ -44,17 +69,23 @@ class RunFolder:
         self.weights = self.path / WEIGHTS
         self.packing = self.path / "packing.json"
         self._held: int | None = None
-        """The folder itself, open, while this process works in it."""
+        """Descriptor of the folder while this process works in it."""
 
-    def create(self, recipe: Recipe, tokeniser: Tokeniser | None = None) -> None:
-        """Begin a run here, in a folder that is new or empty.
+    def create(
+        self,
+        recipe: Recipe,
+        tokeniser: Tokeniser | None = None,
+        **facts: Any,  # noqa: ANN401
+    ) -> None:
+        """Start a run in a folder that is new or empty; facts go to config.json.
 
-        A model of text takes its tokeniser along, so that it can speak wherever it is taken.
+        The tokeniser of a language model is saved with it, so that it works without its corpus.
         """
         if not self.is_unbegun:
-            raise ValueError(
-                f"a new run needs a folder that is new or empty, got {self.path}; "
-                "name another with --output, or use `staircase resume` to go on with it"
+            raise input_error(
+                "a new run needs a folder that is new or empty",
+                self.path,
+                "name another with --output, or continue the run with `staircase resume`",
             )
         with self._writable():
             self.checkpoints.path.mkdir(parents=True, exist_ok=True)
@@ -63,11 +94,11 @@ class RunFolder:
                 shutil.rmtree(self.tokeniser, ignore_errors=True)
                 self.tokeniser.mkdir()
                 tokeniser.save(self.tokeniser)
-            write_json(self.config, {"format": FORMAT, "recipe": recipe.to_plain()})
+            write_json(self.config, {"format": FORMAT, "recipe": recipe.to_plain(), **facts})
 
     @property
     def is_unbegun(self) -> bool:
-        """Whether nothing is here, or only what a run left that was killed before it began."""
+        """Whether the folder is empty, or holds only what a run left that was killed at once."""
         if not self.path.exists():
             return True
         if not self.path.is_dir():
@@ -77,27 +108,32 @@ class RunFolder:
         return {*left} <= first_steps and all(map(self._is_ours, left))
 
     def _is_partial(self, entry: Path) -> bool:
-        """Whether it is what a kill left of a file of a run."""
+        """Whether a killed run left it half-written."""
         whole = (self.environment, self.config)
         is_named = any(entry.name.startswith(f".{file.name}.") for file in whole)
         return is_named and entry.name.endswith(PARTIAL)
 
     def _is_ours(self, entry: Path) -> bool:
-        """Whether one of a run's first steps left this, and not somebody with the same word."""
+        """Whether a run wrote it, and not a user under the same name."""
         if entry == self.checkpoints.path:
             return entry.is_dir() and not any(entry.iterdir())
-        # It is written before there is a tokeniser.
+        # The environment is written before the tokeniser.
         with contextlib.suppress(OSError, ValueError, TypeError):
             return {*read_json(self.environment)} == {*environment()}
         return False
 
     @contextlib.contextmanager
-    def begun(self, recipe: Recipe, tokeniser: Tokeniser | None = None) -> Iterator[None]:
-        """A new run, in a folder that is locked before anything is looked at or written.
+    def started(
+        self,
+        recipe: Recipe,
+        tokeniser: Tokeniser | None = None,
+        **facts: Any,  # noqa: ANN401
+    ) -> Iterator[None]:
+        """A new run, in a folder that is locked before anything is read or written.
 
-        One that ends before its first checkpoint leaves nothing behind.
+        A run that ends before its first checkpoint leaves nothing behind.
         """
-        # The process that torchrun numbers 0 begins; the others meet it at the first save.
+        # The process that torchrun numbers 0 starts; the others meet it at the first save.
         if not is_first_process():
             yield
             return
@@ -105,7 +141,7 @@ class RunFolder:
         with self._writable(), contextlib.suppress(FileExistsError):
             self.path.mkdir(parents=True)
         with self.locked():
-            self.create(recipe, tokeniser)
+            self.create(recipe, tokeniser, **facts)
             try:
                 yield
             except BaseException:
@@ -115,15 +151,14 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """While this lasts, no other run can work in this folder."""
+        """Keep other runs out of this folder."""
         if not is_first_process():
             yield
             return
-        # The folder itself is locked, so that no file is left behind.
+        # The folder itself is locked, so that no lock file is left behind.
         folder = os.open(self.path, os.O_RDONLY)
         try:
-            self._lock(folder)
-            self._held = folder
+            self._held = _lock(folder, self.path)
             yield
         finally:
             self._held = None
@@ -131,7 +166,7 @@ class RunFolder:
 
     @property
     def is_another(self) -> bool:
-        """Whether what is at the path is no longer what was locked."""
+        """Whether the path no longer leads to the folder that was locked."""
         if self._held is None:
             return False
         try:
@@ -140,16 +175,17 @@ class RunFolder:
             return True
 
     def require_own(self) -> None:
-        """Stop before anything is written to, or taken from, the folder of another run."""
+        """Stop before another run's folder is read or written."""
         if self.is_another:
-            raise ValueError(
-                f"a run's folder must stay where it is while the run is under way, got {self.path},"
-                " which was moved, removed or replaced; if it was moved, go on with `staircase "
-                "resume` and its new place, else begin anew in another folder"
+            raise input_error(
+                "a run's folder must stay where it is during the run",
+                f"{self.path}, which was moved, removed or replaced",
+                "if it was moved, use `staircase resume` with its new path, else train again "
+                "in another folder",
             )
 
     def _clear(self, *, is_new: bool) -> None:
-        """Take a run away again; the folder too, if it was made for it and is empty then."""
+        """Delete a run; the folder too, if it was made for the run and is empty now."""
         for entry in (self.checkpoints.path, self.tokeniser, self.tensorboard):
             shutil.rmtree(entry, ignore_errors=True)
         for entry in (self.config, self.environment, self.metrics, self.timing, self.result):
@@ -165,63 +201,191 @@ class RunFolder:
         try:
             yield
         except OSError as error:
-            raise ValueError(
-                f"a run folder must be writable, got {self.path} ({error.strerror}); "
-                "name another with --output"
+            raise input_error(
+                "a run folder must be writable",
+                f"{self.path} ({error.strerror})",
+                "name another with --output",
             ) from error
 
-    def _lock(self, folder: int) -> None:
+    @contextlib.contextmanager
+    def full_disk_reported(self) -> Iterator[None]:
+        """Report a full disk in one line, and leave nothing half-written."""
         try:
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunInUseError(
-                f"a run folder is worked in by one run at a time, got {self.path}, where one is "
-                "under way; wait for it, or name another folder"
-            ) from None
-
-    def recipe(self) -> Recipe:
-        """The recipe of the run that is here."""
-        try:
-            config = read_json(self.config)
+            yield
         except OSError as error:
-            raise ValueError(
-                f"a run folder holds a config.json that `staircase train` wrote, got {self.path}; "
-                "check the path"
+            if error.errno not in FULL_DISK:
+                raise
+            self.checkpoints.abandon()
+            names = self.checkpoints.names()
+            remedy = "free some space and train again"
+            if names:
+                remedy = (
+                    f"the checkpoint of update {names[-1].update:,} is whole: free some space and "
+                    f"resume with: {self.resume_command}"
+                )
+            raise OSError(
+                f"a run needs space on its disk, got none at {self.path} ({error.strerror}); "
+                f"{remedy}"
+            ) from error
+
+    def read_config(self) -> dict[str, Any]:
+        """The content of config.json in the present format; no code that it names is executed."""
+        try:
+            config: dict[str, Any] = read_json(self.config)
+        except OSError as error:
+            raise input_error(
+                "a run folder holds a config.json that `staircase train` wrote",
+                self.path,
+                "check the path",
             ) from error
         except ValueError as error:
-            raise ValueError(
-                f"a run's config.json must be as it was written, got {self.config}, which is "
-                "damaged; put it back from a copy"
+            raise input_error(
+                "a run's config.json must be as it was written",
+                f"{self.config}, which is damaged",
+                "restore it from a copy",
             ) from error
-        if not isinstance(config, dict) or config.get("format") != FORMAT:
-            raise ValueError(
-                f"a run folder's config.json has format {FORMAT}, got {self.path} without it; "
-                "use the version of staircase-attention that wrote it"
+        if not isinstance(config, dict) or config.get("format") not in (1, FORMAT):
+            raise input_error(
+                f"a run folder's config.json has format {FORMAT} or 1",
+                f"{self.path} without it",
+                "use the version of staircase-attention that wrote it",
             )
-        return Recipe.from_plain(config["recipe"])
+        task = config["recipe"].get("task", {})
+        if config["format"] == 1 and task.get("reference") == "algorithm":
+            task["options"] = {"distribution": "redraw", **task.get("options", {})}
+        return config
+
+    def recipe(self, *, trust_code: bool = False) -> Recipe:
+        """The recipe of the run. Code that it names must be trusted before it is executed."""
+        plain = self.read_config()["recipe"]
+        if not trust_code:
+            require_trusted_code(plain, self.path)
+        return Recipe.from_plain(plain)
+
+    def extend(self, recipe: Recipe, *, from_update: int) -> None:
+        """Give the run the budget of this recipe, and note that in config.json."""
+        config = self.read_config()
+        extension = {"from_update": from_update, "num_updates": recipe.training.num_updates}
+        extensions = [*config.get("extensions", []), extension]
+        # In this order, a kill in between leaves a run that is scored again.
+        self.result.unlink(missing_ok=True)
+        plain = {"format": FORMAT, "recipe": recipe.to_plain(), "extensions": extensions}
+        write_json(self.config, config | plain)
+
+    def read_result(self) -> RunResult:
+        """The result of a finished run."""
+        try:
+            result = RunResult(**read_json(self.result))
+            for score in (result.valid, result.test):
+                # Otherwise text in place of numbers would show up only where it is printed.
+                if score is not None:
+                    math.isnan(score["loss"] + score["error"])
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise input_error(
+                "a run's result.json must be as the trainer wrote it",
+                f"{self.result} ({type(error).__name__})",
+                "delete it, and `staircase resume` scores the run again",
+            ) from error
+        return result
 
     @property
     def resume_command(self) -> str:
-        """By which a person goes on with the run; it can be pasted."""
+        """The shell command that resumes the run."""
         return f"staircase resume {shlex.quote(str(self.path))}"
 
     @property
     def is_finished(self) -> bool:
-        """Whether the run has come to its end."""
+        """Whether the run has a result."""
         return self.result.exists()
 
     @property
     def is_packed(self) -> bool:
-        """Whether only what is needed to use the model is here."""
+        """Whether the folder holds only what is needed to use the model."""
         return self.packing.exists()
+
+
+class MetricsLog:
+    """The metrics of a run: one JSON line at a time, and the same for TensorBoard.
+
+    `metrics.jsonl` holds nothing that depends on the clock, so that a run that was killed and
+    resumed ends with the same bytes as one that was not; times go to `timing.jsonl`.
+    """
+
+    def __init__(self, folder: RunFolder, *, num_bytes: int, update: int) -> None:
+        """Continue the metrics after their first `num_bytes`, which the checkpoint counted."""
+        self._folder = folder
+        is_there = folder.metrics.exists()
+        length = folder.metrics.stat().st_size if is_there else 0
+        # Metrics reach the disk before the checkpoint, so something was lost. Empty is on purpose.
+        if length < num_bytes and (length or not is_there):
+            raise input_error(
+                f"a run's metrics must have the {num_bytes} bytes that its checkpoint counted",
+                f"{folder.metrics} with {length}",
+                f"restore them, or resume without them after: truncate -s 0 {folder.metrics}",
+            )
+        with folder.metrics.open("ab") as file:
+            file.truncate(min(num_bytes, file.tell()))
+        self._file = folder.metrics.open("ab")
+        self._timing = folder.timing.open("a")
+        self._board = SummaryWriter(str(folder.tensorboard), purge_step=update + 1)
+
+    @property
+    def num_bytes(self) -> int:
+        """Length of the metrics so far: where to cut when resuming from here."""
+        return self._folder.metrics.stat().st_size
+
+    def write(self, kind: str, update: int, **values: Any) -> None:  # noqa: ANN401
+        """Log some values of one update."""
+        self._folder.require_own()
+        plain = {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in values.items()
+        }
+        line = json.dumps({"kind": kind, "update": update, **plain})
+        self._file.write(f"{line}\n".encode())
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        for name, value in values.items():
+            if isinstance(value, (int, float)):
+                self._board.add_scalar(f"{kind}/{name}", value, update)
+
+    def write_timing(self, update: int, **values: float) -> None:
+        """Log values that depend on the clock."""
+        self._folder.require_own()
+        self._timing.write(json.dumps({"update": update, **values}) + "\n")
+        self._timing.flush()
+        for name, value in values.items():
+            self._board.add_scalar(f"timing/{name}", value, update)
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._file.close()
+        self._timing.close()
+        # TensorBoard's writer opens its file again by name, which may lead to another run now.
+        if not self._folder.is_another:
+            self._board.close()
+
+
+def _lock(folder: int, path: Path) -> int:
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise RunInUseError(
+            f"a run folder is used by one run at a time, got {path}, which another run uses; "
+            "wait for it, or name another folder"
+        ) from None
+    return folder
 
 
 def environment() -> dict[str, Any]:
     """What the run ran on, as far as a result can depend on it."""
     packages = ("staircase-attention", "torch", "numpy", "safetensors", "triton")
+    # The kernel's build is left out, since it may name a machine.
+    library = "".join(platform.libc_ver())
+    system = f"{platform.system()} {platform.machine()}" + (f", {library}" if library else "")
     return {
         "python": platform.python_version(),
-        "platform": _platform(),
+        "platform": system,
         "packages": {name: version for name in packages if (version := _version(name))},
         "device": device_name(),
         "num_threads": torch.get_num_threads(),
@@ -235,12 +399,6 @@ def device_name() -> str:
         return torch.cuda.get_device_name()
     count = torch.get_num_threads()
     return f"{platform.machine()} CPU, {count} thread{'s' if count > 1 else ''}"
-
-
-def _platform() -> str:
-    """System, processor and C library; not the kernel's build, which may name a machine."""
-    library = "".join(platform.libc_ver())
-    return f"{platform.system()} {platform.machine()}" + (f", {library}" if library else "")
 
 
 def _version(package: str) -> str | None:

@@ -1,12 +1,17 @@
-"""The training loop: update, log, evaluate, save; and what is done when things go wrong."""
+"""The training loop: batch, update, log, evaluate, save; roll back when the loss diverges."""
 
 import math
 import time
+from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import torch
 
+from staircase_attention.batches import Batch
+from staircase_attention.checks import input_error
 from staircase_attention.evaluation import Score, evaluate
+from staircase_attention.files import write_json
 from staircase_attention.tasks import lanes_of_process
 from staircase_attention.training.build import Model, build_dataset, build_model, precision_of
 from staircase_attention.training.checkpoint import (
@@ -15,27 +20,25 @@ from staircase_attention.training.checkpoint import (
     CheckpointName,
     DamagedCheckpointError,
 )
-from staircase_attention.training.dataset import (
-    Dataset,
-    LanePosition,
-    SplitName,
-    TrainingBatch,
-    TrainingLanes,
-)
+from staircase_attention.training.dataset import Dataset, Position, SplitName
 from staircase_attention.training.display import Display
 from staircase_attention.training.learner import Learner, Outcome
-from staircase_attention.training.metrics import MetricsLog
-from staircase_attention.training.processes import Processes
-from staircase_attention.training.progress import Progress
-from staircase_attention.training.rate import learning_rate
+from staircase_attention.training.optimizer import learning_rate
+from staircase_attention.training.processes import Processes, StopRequest, StopRequested
+from staircase_attention.training.progress import TrainingProgress, best_checkpoint
 from staircase_attention.training.recipe import Recipe
-from staircase_attention.training.run_folder import RunFolder
-from staircase_attention.training.signals import StopRequested, Wish
-from staircase_attention.training.snapshot import restore_snapshot, write_snapshot
+from staircase_attention.training.run_folder import MetricsLog, RunFolder, RunResult, device_name
+
+SCORED: tuple[SplitName, ...] = ("valid", "test")
+"""The splits that a run's result has scores of."""
+
+
+class DivergedError(RuntimeError):
+    """A run that diverged more often than its recipe allows."""
 
 
 class Trainer:
-    """One run, from wherever it stands to its end."""
+    """One run, from wherever it is to its result."""
 
     def __init__(
         self,
@@ -45,15 +48,16 @@ class Trainer:
         device: torch.device,
         processes: Processes,
         display: Display,
-        wish: Wish,
+        stop: StopRequest,
     ) -> None:
         self.recipe, self.config, self.folder = recipe, recipe.training, folder
-        self.device, self.processes, self.display, self.wish = device, processes, display, wish
+        self.device, self.processes, self.display, self.stop = device, processes, display, stop
         self.own_lanes = lanes_of_process(processes.rank, processes.count, self.config.num_lanes)
         if len(self.own_lanes) % self.config.num_micro_batches:
-            raise ValueError(
-                "training.num_micro_batches must divide the lanes of a process, got "
-                f"{self.config.num_micro_batches} for {len(self.own_lanes)}; change one of them"
+            raise input_error(
+                "training.num_micro_batches must divide the lanes of a process",
+                f"{self.config.num_micro_batches} for {len(self.own_lanes)}",
+                "change one of them",
             )
         self.data: Dataset = build_dataset(recipe)
         # The same initial weights in every process; dropout then differs between them.
@@ -64,73 +68,67 @@ class Trainer:
             device,
             processes,
             carries_state=self.data.carries_state,
-            say=display.say,
+            report=display.say,
         )
         torch.manual_seed(recipe.seed + processes.rank)
-        self.lanes: TrainingLanes = self.data.lanes(
+        # Positions belong to lanes of the same kind, which mypy cannot see.
+        self.lanes: Any = self.data.lanes(
             num_lanes=self.config.num_lanes, segment_length=self.config.segment_length
         )
-        self.progress = Progress(position=self.lanes.first_position())
+        self.progress = TrainingProgress(position=self.lanes.first_position())
         self.speed = 0.0
-        """Tokens a second, smoothed over some updates."""
+        """Tokens per second, smoothed over some updates."""
         self.log: MetricsLog | None = None
-        self._ahead: tuple[LanePosition, tuple[TrainingBatch, LanePosition]] | None = None
+        self._prefetched: tuple[Position, tuple[Batch, Position]] | None = None
         """A position, the batch there, and the position after it."""
 
-    def run(self) -> None:
-        """Train to the end; a run that was stopped goes on where it stood."""
-        num_bytes = self._take_up()
-        if self.processes.is_first:
-            self.log = MetricsLog(self.folder, num_bytes=num_bytes, update=self.progress.update)
-        self.display.begin(self.recipe.name, self.progress.update, self.config.num_updates)
-        last = self.config.growth.longest(self.config.num_updates - 1)
-        if last is not None:
-            self.display.say(
-                f"episodes are cut to {last} tokens to the end of training; "
-                "with a lower training.growth.double_every (or first_updates) they become whole"
-            )
+    def run(self) -> RunResult:
+        """Train to the last update, then score the best weights."""
+        config, status = self.config, "finished"
         try:
-            if not self.folder.checkpoints.names():
-                self._save()
-            while self._must_go_on():
-                self._advance()
+            self._start()
+            while self._has_updates_left():
+                started, progress = time.perf_counter(), self.progress
+                batch, position = self._batch_at(progress.position)
+                rate = progress.rate_scale * learning_rate(
+                    config.optimizer, progress.update, config.num_updates
+                )
+                outcome = self.learner.update(
+                    batch,
+                    lanes=self.own_lanes,
+                    rate=rate,
+                    wants_stop=bool(self.stop.number),
+                    meanwhile=partial(self._prefetch, position),
+                )
+                self._record(outcome, batch, position, time.perf_counter() - started)
+                self._log_if_due(outcome, rate)
+                is_last = progress.update == config.num_updates
+                is_best = False
+                if is_last or progress.update % config.evaluate_every == 0:
+                    is_best = self._evaluate()
+                if is_best or is_last or progress.update % config.checkpoint_every == 0:
+                    self._save()
+                # Several processes stop after an update before which all knew of the request.
+                if outcome.wants_stop or (self.stop.number and self.processes.count == 1):
+                    self._stop()
+        except DivergedError as error:
+            status = "diverged"
+            self.display.say(str(error))
         finally:
             self.display.end()
             if self.log is not None:
                 self.log.close()
+        return self._finish(status)
 
     def score(self, split: SplitName) -> Score:
-        """The model as it is now, on one split."""
+        """The score of the present weights on one split."""
         return score_split(
             self.learner.model, self.data, split, recipe=self.recipe, device=self.device
         )
 
-    def describe(self, split: SplitName) -> dict[str, Any]:
-        """The model's score on one split, with all that it means, as plain data."""
-        score = self.score(split)
-        return score.to_plain() | self.data.facts(split, score)
-
-    def load_best_weights(self) -> None:
-        """Put the best checkpoint's weights into the model; if it is damaged, let these be it."""
-        self.folder.require_own()
-        name = self.progress.best
-        assert name is not None
-        try:
-            checkpoint = self.folder.checkpoints.read(name)
-        except DamagedCheckpointError as error:
-            self.display.say(
-                f"damaged checkpoint: {error}; it was the best, and the weights of update "
-                f"{self.progress.update:,} are scored in its place"
-            )
-            self._set_aside(name)
-            self.progress.forget_best()
-            if self._is_best(self.score("valid")):
-                self._save()
-        else:
-            self.learner.model.load_state_dict(checkpoint.tensors[WEIGHTS])
-
-    def _take_up(self) -> int:
-        """Go to the latest checkpoint that is whole; the length of the metrics up to it."""
+    def _start(self) -> None:
+        """Restore the latest checkpoint that is whole, and continue the metrics from there."""
+        num_bytes = 0
         for name in reversed(self.folder.checkpoints.names()):
             try:
                 checkpoint = self.folder.checkpoints.read(name)
@@ -139,92 +137,78 @@ class Trainer:
                 self._set_aside(name)
                 continue
             self._restore(checkpoint)
-            num_bytes: int = checkpoint.trainer["metrics_bytes"]
-            return num_bytes
-        return 0
+            num_bytes = checkpoint.trainer["metrics_bytes"]
+            break
+        progress, config = self.progress, self.config
+        if self.processes.is_first:
+            self.log = MetricsLog(self.folder, num_bytes=num_bytes, update=progress.update)
+        for extension in self.folder.read_config().get("extensions", []):
+            if extension["from_update"] == progress.update:
+                self._write("extended", num_updates=extension["num_updates"])
+        self.display.begin(self.recipe.name, progress.update, config.num_updates)
+        longest = config.growth.longest(config.num_updates - 1)
+        if longest is not None:
+            self.display.say(
+                f"episodes are cut to {longest} tokens to the end of training; "
+                "with a lower training.growth.double_every (or first_updates) they become whole"
+            )
+        if not self.folder.checkpoints.names():
+            self._save()
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        checkpoint.restore(self.learner)
+        self.progress = TrainingProgress.from_plain(checkpoint.trainer["progress"], self.data)
+        if self.progress.best not in self.folder.checkpoints.names():
+            self.progress.forget_best()
 
     def _set_aside(self, name: CheckpointName) -> None:
         if self.processes.is_first:
             self.folder.checkpoints.set_aside(name)
 
-    def _restore(self, checkpoint: Checkpoint) -> None:
-        restore_snapshot(checkpoint, self.learner)
-        self.progress = Progress.from_plain(checkpoint.trainer["progress"], self.data)
-        if self.progress.best not in self.folder.checkpoints.names():
-            self.progress.forget_best()
-
-    def _must_go_on(self) -> bool:
-        """Whether there is more to do; a run that has diverged first goes back."""
+    def _has_updates_left(self) -> bool:
+        """Whether there is more to train; a run that has diverged is rolled back first."""
         while self.progress.watch.has_diverged(self.config.divergence):
             self._roll_back()
         return self.progress.update < self.config.num_updates
 
-    def _advance(self) -> None:
-        """One update, and all that is due after it."""
-        began = time.perf_counter()
-        progress, config = self.progress, self.config
-        batch, position = self._batch_at(progress.position)
-        rate = progress.rate_scale * learning_rate(
-            config.optimizer, progress.update, config.num_updates
-        )
-        outcome = self.learner.update(
-            batch,
-            lanes=self.own_lanes,
-            rate=rate,
-            wants_stop=bool(self.wish.number),
-            meanwhile=lambda: self._make_ahead(position),
-        )
-        progress.position = position
-        progress.update += 1
-        if self._restarts_after(progress.update):
-            self.learner.restart()
-        progress.num_tokens += batch.inputs.size
-        self._watch(outcome)
-        seconds = time.perf_counter() - began
-        progress.wall_seconds += seconds
-        latest = batch.inputs.size / seconds
-        self.speed = latest if not self.speed else 0.95 * self.speed + 0.05 * latest
-        self._log_if_due(outcome, rate)
-        is_last = progress.update == config.num_updates
-        is_better = False
-        if is_last or progress.update % config.evaluate_every == 0:
-            is_better = self._evaluate()
-        if is_better or is_last or progress.update % config.checkpoint_every == 0:
-            self._save()
-        # Processes that train together stop after an update of which all knew before it began.
-        if outcome.wants_stop or (self.wish.number and self.processes.count == 1):
-            self._stop()
-
-    def _batch_at(self, position: LanePosition) -> tuple[TrainingBatch, LanePosition]:
+    def _batch_at(self, position: Position) -> tuple[Batch, Position]:
         """The batch at a position, and the position after it."""
-        if self._ahead is not None and self._ahead[0] is position:
-            return self._ahead[1]
+        if self._prefetched is not None and self._prefetched[0] is position:
+            return self._prefetched[1]
         batch, after = self.lanes.batch(position)
         if self._restarts_after(after.update):
             after = self.lanes.restarted(after)
         return batch, after
 
+    def _prefetch(self, position: Position) -> None:
+        """Make the next batch while the GPU works on this one."""
+        if self.device.type == "cuda" and self.progress.update + 1 < self.config.num_updates:
+            self._prefetched = (position, self._batch_at(position))
+
     def _restarts_after(self, update: int) -> bool:
-        """Whether lanes begin anew after so many updates."""
+        """Whether lanes restart after this update."""
         every = self.config.restart_every
         return every is not None and update % every == 0
 
-    def _make_ahead(self, position: LanePosition) -> None:
-        """Make the next batch while a device is at work on this one."""
-        if self.device.type == "cuda" and self.progress.update + 1 < self.config.num_updates:
-            self._ahead = (position, self._batch_at(position))
-
-    def _watch(self, outcome: Outcome) -> None:
+    def _record(self, outcome: Outcome, batch: Batch, position: Position, seconds: float) -> None:
+        """Note one update in the progress."""
         progress = self.progress
+        progress.position = position
+        progress.update += 1
+        if self._restarts_after(progress.update):
+            self.learner.restart()
+        progress.num_tokens += batch.inputs.size
+        progress.wall_seconds += seconds
+        latest = batch.inputs.size / seconds
+        self.speed = latest if not self.speed else 0.95 * self.speed + 0.05 * latest
         if self.config.growth.grows_at(progress.update - 1):
             progress.watch.forget()
         if not outcome.was_applied:
-            progress.watch.skip()
+            progress.watch.num_skipped += 1
             self._write("skipped", num_in_a_row=progress.watch.num_skipped)
             return
         if outcome.num_answers:
-            loss = outcome.loss / outcome.num_answers
-            progress.watch.see(loss, self.config.divergence)
+            progress.watch.see(outcome.loss / outcome.num_answers, self.config.divergence)
         seen = (outcome.loss, float(outcome.num_wrong), float(outcome.num_answers))
         progress.since_log = [old + new for old, new in zip(progress.since_log, seen, strict=True)]
 
@@ -246,10 +230,10 @@ class Trainer:
         self.display.advance(progress.update, **facts, tokens_per_second=self.speed)
 
     def _evaluate(self) -> bool:
-        """Score the validation data; whether that is the best so far."""
-        began = time.perf_counter()
+        """Score the validation data; whether that is the best score so far."""
+        started = time.perf_counter()
         score, progress = self.score("valid"), self.progress
-        progress.wall_seconds += time.perf_counter() - began
+        progress.wall_seconds += time.perf_counter() - started
         self._write_timing()
         facts = self.data.facts("valid", score)
         self._write("valid", loss=score.loss, error=score.error, **facts)
@@ -258,11 +242,11 @@ class Trainer:
         return self._is_best(score)
 
     def _is_best(self, score: Score) -> bool:
-        """Whether a score on the validation data is the best so far, which is then noted."""
+        """Whether a validation score is the best so far, which is then noted."""
         progress, rank = self.progress, self.data.rank(score)
         is_first = progress.best_update is None
         is_better = math.isfinite(score.loss) and (is_first or rank < progress.best_rank)
-        # All processes do as the first one says: a last digit must not part them.
+        # All processes follow the first one, so that rounding cannot make them disagree.
         if not self.processes.agree(is_better):
             return False
         progress.best_rank = rank
@@ -276,71 +260,57 @@ class Trainer:
 
     def _write_timing(self) -> None:
         if self.log is not None:
+            seconds = self.progress.wall_seconds
             self.log.write_timing(
-                self.progress.update,
-                tokens_per_second=self.speed,
-                wall_seconds=self.progress.wall_seconds,
+                self.progress.update, tokens_per_second=self.speed, wall_seconds=seconds
             )
 
     def _save(self, *, is_due: bool = True) -> None:
-        """Write a checkpoint, then drop those that nothing needs any more.
+        """Write a checkpoint, then delete those that are no longer needed.
 
-        One that is not due, but asked for, is none to go back to after a divergence: a run that
-        is stopped and resumed does as one that is not.
+        One that is not due, because a stop was requested, is not rolled back to: a run that was
+        stopped and resumed does the same as one that was not.
         """
         self.folder.require_own()
         trainer = {
             "progress": self.progress.to_plain(),
             "metrics_bytes": 0 if self.log is None else self.log.num_bytes,
-            "is_calm": is_due and self.progress.watch.is_calm,
+            "is_healthy": is_due and self.progress.watch.is_healthy,
         }
-        write_snapshot(self.folder.checkpoints, self.progress.name, self.learner, trainer)
+        self.folder.checkpoints.save(self.progress.name, self.learner, trainer)
         if self.processes.is_first:
             self._prune()
 
     def _prune(self) -> None:
-        """Keep the latest two, the latest good one, the best they know of, and every k-th."""
+        """Keep the latest two, the latest healthy one, the best that they know, and every k-th."""
         every = self.config.keep_every
         notes = self.folder.checkpoints.notes()
-        calm = [name for name, note in notes.items() if note["is_calm"]]
-        # A run may go on from any of these, and must then find the best that it knew.
-        kept = {*list(notes)[-2:], *calm[-1:]}
-        known = [Progress.best_in(notes[name]["progress"]) for name in kept]
-        kept |= {name for name in known if name is not None}
+        healthy = [name for name, note in notes.items() if note["is_healthy"]]
+        # A run may resume from any of these, and must then find its best checkpoint.
+        kept = {*list(notes)[-2:], *healthy[-1:]}
+        kept |= {best for name in kept if (best := best_checkpoint(notes[name]["progress"]))}
         for name in notes:
             is_kth = every is not None and name.update % every == 0
             if name not in kept and not is_kth:
                 self.folder.checkpoints.remove(name)
 
-    def _latest_calm(self) -> Checkpoint:
-        """The latest checkpoint that is whole and was taken while nothing was wrong."""
-        for name, note in reversed(self.folder.checkpoints.notes().items()):
-            if note["is_calm"]:
-                try:
-                    return self.folder.checkpoints.read(name)
-                except DamagedCheckpointError as error:
-                    self.display.say(f"damaged checkpoint: {error}; going further back")
-        raise DivergedError(
-            f"diverged at update {self.progress.update:,}, with no good checkpoint left"
-        )
-
     def _stop(self) -> None:
         if self.folder.checkpoints.names()[-1:] != [self.progress.name]:
             self._save(is_due=False)
         raise StopRequested(
-            self.wish.number or 15,
+            self.stop.number or 15,
             f"stopped at update {self.progress.update:,}, saved; "
-            f"go on with: {self.folder.resume_command}",
+            f"resume with: {self.folder.resume_command}",
         )
 
     def _roll_back(self) -> None:
-        """Return to the latest good checkpoint, at a lower learning rate."""
+        """Return to the latest healthy checkpoint, at a lower learning rate."""
         limits, before = self.config.divergence, self.progress
         if before.num_rollbacks >= limits.max_rollbacks:
             raise DivergedError(
                 f"diverged at update {before.update:,} after {before.num_rollbacks} rollbacks"
             )
-        self._restore(self._latest_calm())
+        self._restore(self._latest_healthy())
         progress = self.progress
         progress.rate_scale = before.rate_scale * limits.rate_factor
         progress.num_rollbacks = before.num_rollbacks + 1
@@ -354,6 +324,68 @@ class Trainer:
         )
         self.processes.wait()
         self._save()
+
+    def _latest_healthy(self) -> Checkpoint:
+        """The latest checkpoint that is whole and was taken while the loss was healthy."""
+        for name, note in reversed(self.folder.checkpoints.notes().items()):
+            if note["is_healthy"]:
+                try:
+                    return self.folder.checkpoints.read(name)
+                except DamagedCheckpointError as error:
+                    self.display.say(f"damaged checkpoint: {error}; going further back")
+        raise DivergedError(
+            f"diverged at update {self.progress.update:,}, with no healthy checkpoint left"
+        )
+
+    def _finish(self, status: str) -> RunResult:
+        """Score the best weights and write the result."""
+        if self.progress.best is not None:
+            self._load_best()
+        progress, scores = self.progress, {}
+        if progress.best is not None:
+            for split in SCORED:
+                score = self.score(split)
+                scores[split] = score.to_plain() | self.data.facts(split, score)
+        result = RunResult(
+            recipe=self.recipe.name,
+            seed=self.recipe.seed,
+            status="finished" if status == "finished" and scores else "diverged",
+            num_updates=progress.update,
+            num_tokens=progress.num_tokens,
+            num_parameters=self.learner.model.num_parameters,
+            wall_seconds=round(progress.wall_seconds, 3),
+            device=device_name(),
+            num_rollbacks=progress.num_rollbacks,
+            best_update=progress.best_update,
+            valid=scores.get("valid"),
+            test=scores.get("test"),
+        )
+        if self.processes.is_first:
+            self.folder.require_own()
+            write_json(self.folder.result, asdict(result))
+        if self.stop.number:
+            message = f"stopped after {self.folder.path} was {result.status}"
+            raise StopRequested(self.stop.number, message)
+        return result
+
+    def _load_best(self) -> None:
+        """Load the best checkpoint's weights; if it is damaged, the present ones are the best."""
+        self.folder.require_own()
+        name = self.progress.best
+        assert name is not None
+        try:
+            checkpoint = self.folder.checkpoints.read(name)
+        except DamagedCheckpointError as error:
+            self.display.say(
+                f"damaged checkpoint: {error}; it was the best, and the weights of update "
+                f"{self.progress.update:,} are scored in its place"
+            )
+            self._set_aside(name)
+            self.progress.forget_best()
+            if self._is_best(self.score("valid")):
+                self._save()
+        else:
+            self.learner.model.load_state_dict(checkpoint.tensors[WEIGHTS])
 
 
 def score_split(
@@ -370,7 +402,3 @@ def score_split(
         precision=precision_of(recipe),
         carries_state=data.carries_state,
     )
-
-
-class DivergedError(RuntimeError):
-    """A run that diverged more often than its recipe allows."""

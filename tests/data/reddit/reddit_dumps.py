@@ -1,4 +1,4 @@
-"""Dumps for the tests, and a slow and simple second opinion on what is in them."""
+"""Dumps for the tests, and a slow and simple reconstruction of what is in them."""
 
 import bz2
 import gzip
@@ -42,7 +42,7 @@ def write_dump(path, content, compression="plain"):
 
 
 def random_comments(seed, num_comments, num_threads=7):
-    """Threads with everything that can be wrong with them, in no order."""
+    """Threads with gaps, cycles, duplicates, bots and missing parents, in random order."""
     draw = random.Random(seed)
     comments, threads = [], {}
     for number in range(1, num_comments + 1):
@@ -63,7 +63,7 @@ def random_comments(seed, num_comments, num_threads=7):
 
 
 class Watcher:
-    """Writes down what it is told, and may do something about it."""
+    """Records reports on progress, and may act on each."""
 
     def __init__(self, action=None):
         self.said, self.done, self.totals, self.num_told = [], [], [], 0

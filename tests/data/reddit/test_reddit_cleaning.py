@@ -1,20 +1,20 @@
-"""Cleaning changes what it says it changes, and nothing else."""
+"""Cleaning changes what it documents, and nothing else."""
 
 import pytest
 
 from staircase_attention.data.reddit import Cleaning, Filters
-from staircase_attention.data.reddit.cleaning import Cleaner, Status, clean_text
+from staircase_attention.data.reddit.cleaning import Status, clean_text
 
 
 def status(body, author="someone", **rules):
-    return Cleaner(Cleaning(**rules)).clean(author, body)[0]
+    return Cleaning(**rules).clean(author, body)[0]
 
 
 @pytest.mark.parametrize(
     ("body", "text"),
     [
         ("1 &lt; 2 &amp;&amp; 3 &gt; 2", "1 < 2 && 3 > 2"),
-        # What the author wrote as an entity, the page showed decoded.
+        # The page showed the author's own entities decoded.
         ("a&amp;nbsp;b&amp;amp;c", "a\xa0b&c"),
         ("http://a.org/?x=1&amp;copy=2&reg=3", "http://a.org/?x=1&copy=2&reg=3"),
         ("&nosuchname; &#x26; &#38;", "&nosuchname; & &"),
@@ -49,11 +49,11 @@ def test_no_cleaned_text_has_a_blank_line_twice():
         ("[citation needed]", Status.LIVING),
     ],
 )
-def test_what_was_taken_away_is_told_from_what_speaks_of_it(body, found):
+def test_removed_bodies_are_distinguished_from_texts_that_mention_them(body, found):
     assert status(body) is found
 
 
-def test_a_text_outlives_its_author():
+def test_a_text_is_kept_if_its_account_was_deleted():
     assert status("Still here.", author="[deleted]") is Status.LIVING
 
 
@@ -74,7 +74,7 @@ def test_a_text_outlives_its_author():
         ("[deleted]", False),
     ],
 )
-def test_bots_are_told_by_their_names(author, is_bot):
+def test_bots_are_recognised_by_their_names(author, is_bot):
     assert (status("Beep.", author) is Status.BOT) == is_bot
 
 
@@ -86,7 +86,7 @@ def test_the_rule_for_bots_can_be_changed():
         Cleaning(bot_names="(")
 
 
-def test_the_filters_of_roller_leave_out_what_they_say():
+def test_the_filters_of_roller_reject_what_they_document():
     filters = Filters.of_roller()
     assert filters.allow("A usual comment.")
     for text in ("Hm.", "x" * 2_049, "see www.example.org", "so HTTP://a.b", "¿Qué tal?"):
@@ -95,8 +95,8 @@ def test_the_filters_of_roller_leave_out_what_they_say():
     assert status("Hm.", filters=filters) is Status.FILTERED
 
 
-def test_nonsense_is_refused_with_a_way_out():
-    with pytest.raises(ValueError, match="whitespace must be 'paragraphs' or 'line', got 'none'"):
+def test_invalid_rules_are_refused_with_a_remedy():
+    with pytest.raises(ValueError, match="whitespace must be one of paragraphs, line, got 'none'"):
         Cleaning(whitespace="none")
     with pytest.raises(ValueError, match="use for example fewest_characters=5"):
         Filters(fewest_characters=0)

@@ -1,4 +1,4 @@
-"""A source gives the same documents from the same dumps, however they come and are worked on."""
+"""A source gives the same documents from the same dumps, whatever the files and processes."""
 
 import itertools
 import json
@@ -16,28 +16,30 @@ from reddit_dumps import (
     write_dump,
 )
 
-from staircase_attention.data.document import Cursor
-from staircase_attention.data.reddit import (
-    Fractions,
-    Limits,
-    RedditOptions,
-    RedditSource,
-    archives,
-    scatter,
-)
-from staircase_attention.data.reddit.work_folder import sole_use
+from staircase_attention.data import Cursor, HeldOut
+from staircase_attention.data.reddit import RedditOptions, RedditSource, partitions
+from staircase_attention.data.reddit import source as source_module
 
 
 @pytest.fixture
-def small_blocks(monkeypatch):
-    """Many batches of a few lines."""
-    monkeypatch.setattr(archives, "BLOCK_BYTES", 700)
-    monkeypatch.setattr(archives, "PIECE_BYTES", 200)
+def commits(monkeypatch):
+    """Small batches of lines and small commits; the number of comments in each commit."""
+    monkeypatch.setattr(partitions, "BLOCK_BYTES", 700)
+    monkeypatch.setattr(partitions, "BUFFER_BYTES", 2_000)
+    sizes = []
+    original = partitions.Partitions.commit
+
+    def commit(self, batches, *arguments):
+        sizes.append(sum(map(len, batches)))
+        original(self, batches, *arguments)
+
+    monkeypatch.setattr(partitions.Partitions, "commit", commit)
+    return sizes
 
 
 def everything(source):
     """All that a source gives."""
-    return list(source.documents(None)), source.report.as_plain()
+    return list(source.documents(None)), source.report
 
 
 def documents(source):
@@ -46,7 +48,7 @@ def documents(source):
 
 def test_every_path_is_given_once_and_no_thread_is_in_two_splits(tmp_path):
     comments = random_comments(1, 600, num_threads=40)
-    options = RedditOptions(fractions=Fractions(valid=0.3, test=0.3))
+    options = RedditOptions(held_out=HeldOut(valid=0.3, test=0.3))
     dump = write_dump(tmp_path / "dump", comments)
     given = documents(RedditSource([dump], tmp_path / "work", options, num_workers=1))
     expected = naive_paths(comments)
@@ -62,7 +64,7 @@ def test_every_path_is_given_once_and_no_thread_is_in_two_splits(tmp_path):
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
-def test_files_processes_and_memory_change_nothing(tmp_path, small_blocks, num_workers):
+def test_files_processes_and_memory_change_nothing(tmp_path, commits, num_workers):
     comments = random_comments(2, 300)
     whole = write_dump(tmp_path / "whole", comments)
     expected = RedditSource([whole], tmp_path / "work1", num_workers=1)
@@ -71,61 +73,62 @@ def test_files_processes_and_memory_change_nothing(tmp_path, small_blocks, num_w
         write_dump(tmp_path / f"part-{kind}", comments[first : first + size], kind)
         for first, kind in zip(range(0, len(comments), size), COMPRESSORS, strict=True)
     ]
-    limits = Limits(run_bytes=2_000)
-    source = RedditSource(parts, tmp_path / "work2", num_workers=num_workers, limits=limits)
+    source = RedditSource(parts, tmp_path / "work2", num_workers=num_workers)
     assert documents(source) == documents(expected)
     assert source.report.comments == expected.report.comments
     assert source.report.splits == expected.report.splits
     assert source.report.lines == expected.report.lines
-    assert len(list((tmp_path / "work2" / "runs").glob("*.run"))) > 5
+    assert len(commits) > 10
 
 
-def test_comments_are_written_in_time_though_they_are_few(tmp_path, small_blocks, monkeypatch):
+def test_comments_are_stored_in_time_though_they_are_few(tmp_path, commits, monkeypatch):
+    monkeypatch.setattr(partitions, "BUFFER_BYTES", 1 << 30)
     dump = write_dump(tmp_path / "dump", random_comments(2, 300))
-    expected = RedditSource([dump], tmp_path / "work1", num_workers=1)
-    assert len(everything(expected)[0]) > 0
-    assert len(list((tmp_path / "work1" / "runs").glob("*.run"))) == 1
+    expected = everything(RedditSource([dump], tmp_path / "work1", num_workers=1))
+    assert len(commits) == 1
     slow = types.SimpleNamespace(monotonic=itertools.count(step=4).__next__)
-    monkeypatch.setattr(scatter, "time", slow)
-    source = RedditSource([dump], tmp_path / "work2", num_workers=1)
-    assert everything(source) == everything(expected)
-    assert len(list((tmp_path / "work2" / "runs").glob("*.run"))) > 5
+    monkeypatch.setattr(partitions, "time", slow)
+    assert everything(RedditSource([dump], tmp_path / "work2", num_workers=1)) == expected
+    assert len(commits) > 5
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
-def test_of_equal_ids_the_one_in_the_first_file_is_kept(tmp_path, small_blocks, num_workers):
+def test_of_equal_ids_the_one_in_the_first_file_is_kept(tmp_path, commits, num_workers):
     names = ["third", "first", "second"]
     dumps = [
         write_dump(tmp_path / name, [comment(f"c{n}", body=f"{n} in {name}") for n in range(40)])
         for name in names
     ]
-    limits = Limits(run_bytes=500)
-    source = RedditSource(dumps, tmp_path / "work", num_workers=num_workers, limits=limits)
+    source = RedditSource(dumps, tmp_path / "work", num_workers=num_workers)
     assert sorted(document.text for document in documents(source)) == sorted(
         f"{n} in third" for n in range(40)
     )
     assert source.report.comments.duplicates == 80
 
 
-def test_a_bucket_that_is_too_large_is_taken_in_parts(tmp_path):
+def test_a_partition_that_is_too_large_is_processed_in_parts(tmp_path, monkeypatch):
     dump = write_dump(tmp_path / "dump", random_comments(3, 400, num_threads=60))
     whole = RedditSource([dump], tmp_path / "work1", num_workers=1)
-    limits = Limits(largest_group_bytes=600)
-    parts = RedditSource([dump], tmp_path / "work2", num_workers=1, limits=limits)
-    assert len(parts._prepared.groups) > len(whole._prepared.groups)
-    texts = [[document.text for document in documents(source)] for source in (parts, whole)]
-    assert sorted(texts[0]) == sorted(texts[1])
+    expected = documents(whole)
+    monkeypatch.setattr(source_module, "LARGEST_GROUP_BYTES", 600)
+    parts = RedditSource([dump], tmp_path / "work2", num_workers=1)
+    found = documents(parts)
+    assert len(parts._prepared[1]) > len(whole._prepared[1])
+    assert sorted(each.text for each in found) == sorted(each.text for each in expected)
     assert parts.report == whole.report
+    monkeypatch.setattr(partitions, "BLOCK_BYTES", 700)
+    monkeypatch.setattr(partitions, "BUFFER_BYTES", 700)
+    assert documents(RedditSource([dump], tmp_path / "work3", num_workers=1)) == found
 
 
-def test_a_cursor_goes_on_where_it_was_taken(tmp_path):
+def test_a_cursor_resumes_where_it_was_taken(tmp_path):
     dump = write_dump(tmp_path / "dump", random_comments(4, 200))
     source = RedditSource([dump], tmp_path / "work", num_workers=1)
     pairs = list(source.documents(None))
     for number in range(0, len(pairs), 7):
-        stored = json.dumps(pairs[number][1].as_plain())
+        stored = json.dumps(asdict(pairs[number][1]))
         again = RedditSource([dump], tmp_path / "work", num_workers=1)
-        cursor = Cursor.from_plain(json.loads(stored))
+        cursor = Cursor(**json.loads(stored))
         assert list(again.documents(cursor)) == pairs[number + 1 :]
     reads = [cursor.num_read for _, cursor in pairs]
     assert reads == sorted(reads)
@@ -181,7 +184,7 @@ def test_a_thread_keeps_its_split_when_dumps_are_added(tmp_path):
     first = write_dump(tmp_path / "first", comments[:200])
     second = write_dump(tmp_path / "second", comments[200:])
     # Kept whatever their path, so that both have the same texts.
-    options = RedditOptions(removed="cut", missing="cut", fractions=Fractions(valid=0.2, test=0.2))
+    options = RedditOptions(removed="cut", missing="cut", held_out=HeldOut(valid=0.2, test=0.2))
     splits = [
         {document.text.split("\n\n\n")[-1]: document.split for document in documents(source)}
         for source in (
@@ -192,37 +195,25 @@ def test_a_thread_keeps_its_split_when_dumps_are_added(tmp_path):
     assert splits[0].items() <= splits[1].items()
 
 
-def test_fractions_are_kept_and_seeds_differ():
-    fractions = Fractions(valid=0.1, test=0.2)
-    splits = [fractions.split_of(thread) for thread in range(20_000)]
-    assert abs(splits.count("valid") / 20_000 - 0.1) < 0.01
-    assert abs(splits.count("test") / 20_000 - 0.2) < 0.01
-    assert splits != [Fractions(valid=0.1, test=0.2, seed=1).split_of(t) for t in range(20_000)]
-    assert {Fractions(valid=0, test=0).split_of(thread) for thread in range(100)} == {"train"}
-    with pytest.raises(ValueError, match="valid and test must be fractions"):
-        Fractions(valid=0.6, test=0.6)
-
-
-def test_other_options_use_the_same_runs_and_another_cleaning_may_not(tmp_path):
+def test_other_options_use_the_same_partitions_and_other_dumps_others(tmp_path):
     dump = write_dump(tmp_path / "dump", random_comments(7, 50))
-    watcher = Watcher()
-    RedditSource([dump], tmp_path / "work", num_workers=1).report  # noqa: B018
-    leaves = RedditSource(
-        [dump],
-        tmp_path / "work",
-        RedditOptions(form="leaves"),
-        num_workers=1,
-        progress=watcher,
-    )
-    assert 0 < leaves.report.texts.documents < leaves.report.comments.examples
-    assert watcher.said == ["rebuilding the threads"]
+    first = RedditSource([dump], tmp_path / "work", num_workers=1)
+    expected = everything(first)
+    said = []
+    for options in (RedditOptions(form="leaves"), RedditOptions(), RedditOptions(speakers=True)):
+        watcher = Watcher()
+        source = RedditSource([dump], tmp_path / "work", options, num_workers=1, progress=watcher)
+        assert source.report.comments == first.report.comments
+        said.append(watcher.said)
+    assert said == [["rebuilding the threads"], [], ["rebuilding the threads"]]
     write_dump(dump, random_comments(8, 50))
-    with pytest.raises(ValueError, match="must be used with the same dumps as before"):
-        RedditSource([dump], tmp_path / "work", num_workers=1).report  # noqa: B018
+    changed = everything(RedditSource([dump], tmp_path / "work", num_workers=1))
+    assert changed == everything(RedditSource([dump], tmp_path / "fresh", num_workers=1))
+    assert changed != expected
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
-def test_progress_reaches_its_end_also_after_a_stop(tmp_path, small_blocks, num_workers):
+def test_progress_reaches_its_end_also_after_a_stop(tmp_path, commits, num_workers):
     dumps = [
         write_dump(tmp_path / "first.xz", random_comments(9, 200), "xz"),
         write_dump(tmp_path / "second.gz", random_comments(10, 100), "gz"),
@@ -232,57 +223,38 @@ def test_progress_reaches_its_end_also_after_a_stop(tmp_path, small_blocks, num_
         if num_told == 20:
             raise KeyboardInterrupt
 
-    choices = {"num_workers": num_workers, "limits": Limits(run_bytes=1_000)}
-    watcher = Watcher(stop)
+    def source(watcher):
+        return RedditSource(dumps, tmp_path / "work", num_workers=num_workers, progress=watcher)
+
     with pytest.raises(KeyboardInterrupt):
-        RedditSource(dumps, tmp_path / "work", progress=watcher, **choices).report  # noqa: B018
-    source = RedditSource(dumps, tmp_path / "work", progress=Watcher(), **choices)
-    assert source.report
-    assert source.progress.said == ["reading the dumps", "rebuilding the threads"]
-    assert source.progress.totals[0] == source.total_bytes
-    assert source.progress.done == source.progress.totals
-
-
-def test_a_dump_whose_last_run_is_empty_may_be_followed_by_a_stop(tmp_path, small_blocks):
-    """Runs of one batch each: when the dump ends, nothing is left for its last run."""
-    comments = random_comments(11, 60)
-    dumps = [
-        write_dump(tmp_path / "first", comments[:30]),
-        write_dump(tmp_path / "second", comments[30:]),
-    ]
-    limits = Limits(run_bytes=1)
-
-    def stop_in_the_second(_):
-        if list((tmp_path / "work" / "runs").glob("00001-*.json")):
-            raise KeyboardInterrupt
-
-    watcher = Watcher(stop_in_the_second)
-    with pytest.raises(KeyboardInterrupt):
-        RedditSource(  # noqa: B018
-            dumps, tmp_path / "work", progress=watcher, num_workers=1, limits=limits
-        ).report
-    last_of_first = max((tmp_path / "work" / "runs").glob("00000-*.json"))
-    assert json.loads(last_of_first.read_text())["lines"] == {}
-    source = RedditSource(dumps, tmp_path / "work", num_workers=1, limits=limits)
-    whole = RedditSource(dumps, tmp_path / "work2", num_workers=1)
-    assert everything(source) == everything(whole)
+        source(Watcher(stop)).report  # noqa: B018
+    resumed = source(Watcher())
+    assert resumed.report
+    assert resumed.progress.said == ["reading the dumps", "rebuilding the threads"]
+    assert resumed.progress.totals[0] == resumed.total_bytes
+    assert resumed.progress.done == resumed.progress.totals
 
 
 def test_two_preparations_may_not_share_a_folder(tmp_path):
     dump = write_dump(tmp_path / "dump", [comment("c1")])
-    folder = tmp_path / "work"
-    folder.mkdir()
-    with sole_use(folder), pytest.raises(ValueError, match="one preparation at a time"):
-        RedditSource([dump], folder, num_workers=1).report  # noqa: B018
+    other = RedditSource([dump], tmp_path / "work", num_workers=1)
+
+    def intrude(_):
+        with pytest.raises(ValueError, match="used by one process at a time, got two for"):
+            other.report  # noqa: B018
+
+    watcher = Watcher(intrude)
+    assert RedditSource([dump], tmp_path / "work", num_workers=1, progress=watcher).report
+    assert watcher.num_told > 0
 
 
-def test_what_cannot_be_read_is_refused_with_a_way_out(tmp_path):
+def test_invalid_paths_and_cursors_are_refused_with_a_remedy(tmp_path):
     with pytest.raises(ValueError, match=r"a dump must be a file, got .*nowhere; check"):
         RedditSource([tmp_path / "nowhere"], tmp_path)
     with pytest.raises(ValueError, match="paths must be a list of one dump or more"):
         RedditSource("dump.zst", tmp_path)
     dump = write_dump(tmp_path / "dump", [comment("c1")])
-    with pytest.raises(ValueError, match="num_workers must be a whole number of at least 1"):
+    with pytest.raises(ValueError, match="num_workers must be an integer of at least 1"):
         RedditSource([dump], tmp_path, num_workers=0)
     source = RedditSource([dump], tmp_path / "work", num_workers=1)
     with pytest.raises(ValueError, match="a cursor must be a place in the source"):
@@ -293,4 +265,4 @@ def test_dumps_without_a_comment_give_no_document(tmp_path):
     dump = write_dump(tmp_path / "dump", b"\n\nnothing\n")
     given, report = everything(RedditSource([dump], tmp_path / "work", num_workers=1))
     assert given == []
-    assert report["lines"]["lines"] == 3
+    assert report.lines.lines == 3

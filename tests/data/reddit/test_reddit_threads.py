@@ -3,72 +3,51 @@
 from itertools import product
 from typing import get_args
 
-import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reddit_dumps import as_lines, comment, naive_paths, random_comments
 
+from staircase_attention.data import HeldOut
 from staircase_attention.data.reddit import RedditOptions
-from staircase_attention.data.reddit.counting import comment_counts, text_counts
-from staircase_attention.data.reddit.examples import Writer
-from staircase_attention.data.reddit.options import Gap
-from staircase_attention.data.reddit.outline import outline
-from staircase_attention.data.reddit.records import HEAD, parse_batch
-from staircase_attention.data.reddit.threads import rebuild
+from staircase_attention.data.reddit.comments import parse_lines
+from staircase_attention.data.reddit.threads import Gap, count, documents, rebuild
 
 GAPS = get_args(Gap)
 GAP_PAIRS = st.tuples(st.sampled_from(GAPS), st.sampled_from(GAPS))
 
 
 def write(comments, **choices):
-    """The texts of all documents as lists of comments, and what was counted."""
+    """The texts of all documents as lists of comments, and the counts."""
     options = RedditOptions(**choices)
-    parsed = parse_batch(as_lines(comments), 1, options.cleaning)
-    heads, texts = parsed.parts.get(0, (b"", b""))
-    found = outline(rebuild(np.frombuffer(heads, dtype=HEAD)), options)
-    documents = list(Writer(found, np.frombuffer(texts, np.uint8), options).documents())
-    counts = text_counts(found, options).values()
-    assert sum(count.documents for count in counts) == len(documents)
-    assert sum(count.characters for count in counts) == sum(len(each.text) for each in documents)
-    return [each.text.split(options.separator) for each in documents], comment_counts(found)
+    _, batch = parse_lines(as_lines(comments), options.cleaning)
+    table = pa.Table.from_batches([batch])
+    threads = rebuild(table, options)
+    written = [document for thread in threads for document in documents(thread, options)]
+    counts, texts = count(table, options)
+    assert sum(each.documents for each in texts) == len(written)
+    assert sum(each.characters for each in texts) == sum(len(each.text) for each in written)
+    return [each.text.split(options.separator) for each in written], counts
 
 
 @settings(max_examples=60)
-@given(
-    seed=st.integers(0, 10**6),
-    size=st.integers(0, 120),
-    gaps=GAP_PAIRS,
-)
-def test_paths_equal_a_naive_reconstruction(seed, size, gaps):
+@given(seed=st.integers(0, 10**6), size=st.integers(0, 120), gaps=GAP_PAIRS)
+def test_every_form_equals_a_naive_reconstruction(seed, size, gaps):
     comments = random_comments(seed, size, num_threads=3)
-    removed, missing = gaps
-    expected = naive_paths(comments, removed=removed, missing=missing)
-    paths, counts = write(comments, removed=removed, missing=missing)
+    options = dict(zip(("removed", "missing"), gaps, strict=True))
+    expected = naive_paths(comments, **options)
+    paths, counts = write(comments, **options)
     assert sorted(paths) == sorted(expected.values())
     assert counts.examples == len(expected)
     assert counts.comments == len(comments)
     assert counts.whole == len(naive_paths(comments))
 
+    inner = {body for path in expected.values() for body in path[:-1]}
+    leaves, _ = write(comments, **options, form="leaves")
+    assert sorted(leaves) == sorted(path for path in expected.values() if path[-1] not in inner)
 
-@settings(max_examples=40)
-@given(seed=st.integers(0, 10**6), gaps=GAP_PAIRS)
-def test_leaves_are_the_paths_that_no_other_goes_on_from(seed, gaps):
-    comments = random_comments(seed, 80, num_threads=3)
-    removed, missing = gaps
-    expected = naive_paths(comments, removed=removed, missing=missing).values()
-    inner = {body for path in expected for body in path[:-1]}
-    leaves, _ = write(comments, removed=removed, missing=missing, form="leaves")
-    assert sorted(leaves) == sorted(path for path in expected if path[-1] not in inner)
-
-
-@settings(max_examples=40)
-@given(seed=st.integers(0, 10**6), gaps=GAP_PAIRS)
-def test_whole_threads_have_every_example_once_each_after_what_it_answers(seed, gaps):
-    comments = random_comments(seed, 80, num_threads=3)
-    removed, missing = gaps
-    expected = naive_paths(comments, removed=removed, missing=missing)
-    threads, _ = write(comments, removed=removed, missing=missing, form="threads")
+    threads, _ = write(comments, **options, form="threads")
     assert len(threads) == len({link for link, _ in expected})
     written = [body for thread in threads for body in thread if body.startswith("body")]
     assert sorted(written) == sorted(path[-1] for path in expected.values())
@@ -119,7 +98,7 @@ def test_one_id_in_two_threads_is_two_comments():
     assert counts.duplicates == 0
 
 
-def test_cycles_end_nothing_but_themselves():
+def test_cycles_have_no_path_and_harm_nothing_else():
     comments = [
         comment("c1", "c1"),
         comment("c2", "c3"),
@@ -134,14 +113,13 @@ def test_cycles_end_nothing_but_themselves():
         assert counts.in_cycles == 4
 
 
-def test_a_chain_of_ten_thousand_is_no_recursion():
+def test_a_chain_of_ten_thousand_needs_no_recursion():
     chain = [comment(f"{number + 1:x}", created=number, body="b") for number in range(10_000)]
     for child, parent in zip(chain[1:], chain, strict=False):
         child["parent_id"] = f"t1_{parent['id']}"
-    options = RedditOptions(form="leaves")
-    parsed = parse_batch(as_lines(chain), 1, options.cleaning)
-    found = outline(rebuild(np.frombuffer(parsed.parts[0][0], dtype=HEAD)), options)
-    assert sum(count.characters for count in text_counts(found, options).values()) == 39_997
+    ((*path,),), counts = write(chain, form="leaves")
+    assert path == ["b"] * 10_000
+    assert counts.whole == 10_000
 
 
 def test_a_gap_is_dropped_or_cut_or_marked():
@@ -183,6 +161,17 @@ def test_speakers_have_marks_in_the_order_of_appearance():
     assert paths[-1] == ["A: body of c1", "B: body of c2", "?: body of c3", "A: body of c4"]
 
 
+def test_fractions_of_threads_are_held_out_and_seeds_differ():
+    options = RedditOptions(held_out=HeldOut(valid=0.1, test=0.2))
+    splits = [options.split_of(thread) for thread in range(20_000)]
+    assert abs(splits.count("valid") / 20_000 - 0.1) < 0.01
+    assert abs(splits.count("test") / 20_000 - 0.2) < 0.01
+    other = RedditOptions(held_out=options.held_out, split_seed=1)
+    assert splits != [other.split_of(thread) for thread in range(20_000)]
+    nothing = RedditOptions(held_out=HeldOut(valid=0, test=0))
+    assert {nothing.split_of(thread) for thread in range(100)} == {"train"}
+
+
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
@@ -192,6 +181,6 @@ def test_speakers_have_marks_in_the_order_of_appearance():
         ({"maximum_depth": 0}, "use for example maximum_depth=7"),
     ],
 )
-def test_nonsense_in_options_is_refused_with_a_way_out(choice, message):
+def test_invalid_options_are_refused_with_a_remedy(choice, message):
     with pytest.raises(ValueError, match=message):
         RedditOptions(**choice)

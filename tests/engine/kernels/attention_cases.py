@@ -1,17 +1,18 @@
-"""Calls of attention to be tried, and how they are compared with the reference."""
+"""Calls of attention to be tried, and their comparison with the reference in float64."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from staircase_attention.attention import View, fused, reference
+from staircase_attention.attention import View, reference
 from staircase_attention.engine.kernels import relative_attention
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CLOSE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
-"""How far results may be from the reference in float64, in parts of its norm."""
+"""How far results may be from the reference, as a share of its norm."""
 
 
 @dataclass(frozen=True)
@@ -27,25 +28,26 @@ class Case:
     dtype: torch.dtype = field(default=torch.float32)
 
     @property
-    def view(self) -> View:
+    def options(self) -> dict:
+        """What the kernels are told about positions."""
         visible = self.first_visible
+        return {
+            "first_query": self.first_query,
+            "span": self.span,
+            "first_visible": None if visible is None else torch.tensor(visible, device=DEVICE),
+        }
+
+    @property
+    def view(self) -> View:
         return View(
-            num_queries=self.num_queries,
-            num_keys=self.num_keys,
-            first_query=self.first_query,
-            span=self.span,
-            first_visible=None if visible is None else torch.tensor(visible, device=DEVICE),
-            device=DEVICE,
+            num_queries=self.num_queries, num_keys=self.num_keys, device=DEVICE, **self.options
         )
 
     @property
-    def place(self) -> dict:
-        view = self.view
-        return {
-            "first_query": view.first_query,
-            "span": view.span,
-            "first_visible": view.first_visible,
-        }
+    def seen(self) -> Tensor:
+        """Which keys a query sees, (batch, heads, queries, keys)."""
+        ones = torch.ones(2, self.num_heads, self.num_queries, self.num_keys, device=DEVICE)
+        return reference.softmax_over_visible(ones, self.view) > 0
 
     def inputs(self) -> list[Tensor]:
         """Queries, keys, values and table; the first three are views, as models make them."""
@@ -58,60 +60,80 @@ class Case:
         queries = draw(2, self.num_queries, self.num_heads, self.size).transpose(1, 2)
         both = draw(2, self.num_keys, 2, self.num_heads, self.size)
         keys, values = (part.transpose(1, 2) for part in both.unbind(2))
-        table = draw(self.num_rows, self.size)
-        return [tensor.detach().requires_grad_() for tensor in (queries, keys, values, table)]
+        return [queries, keys, values, draw(self.num_rows, self.size)]
+
+    def expected(self, inputs: list[Tensor], d_out: Tensor, kept: Tensor | None = None) -> list:
+        """Output and gradients of all inputs in float64.
+
+        If `kept` is given, other weights are dropped, with a dropout of 0.25.
+        """
+        exact = [one.detach().double().requires_grad_() for one in inputs]
+        queries, keys, values, table = exact
+        if kept is None:
+            out = reference.attend(queries, keys, values, table=table, view=self.view, dropout=0.0)
+        else:
+            vectors = table[self.view.distances.clamp(0, self.num_rows - 1)]
+            scores = torch.einsum("bhqs,bhks->bhqk", queries, keys)
+            scores = scores + torch.einsum("bhqs,qks->bhqk", queries, vectors)
+            weights = reference.softmax_over_visible(scores / self.size**0.5, self.view)
+            out = (weights * kept / 0.75) @ values
+        return [out, *torch.autograd.grad(out, exact, d_out.double())]
+
+    def kept_weights(self, queries: Tensor, keys: Tensor, table: Tensor, **options) -> Tensor:
+        """Which weights the kernels keep with these options: those that values still show."""
+        unit = torch.eye(self.num_keys, self.size, device=DEVICE, dtype=keys.dtype)
+        values = unit.expand(keys.shape)
+        found, _ = relative_attention.forward(
+            queries, keys, values, table, **self.options, **options
+        )
+        return found[..., : self.num_keys] != 0
 
 
-def results(function, case: Case, inputs: list[Tensor]) -> list[Tensor]:
-    """The output, and the gradients of all inputs."""
-    *others, table = inputs
-    out = function(*others, table=table, view=case.view, dropout=0.0)
-    return [out, *torch.autograd.grad(out, inputs, out.detach().cos())]
+NAMES = ("out", "queries", "keys", "values", "table")
+
+
+def results(
+    case: Case, inputs: list[Tensor], change_d_out: Callable[[Tensor], Tensor] = torch.cos
+) -> list[Tensor]:
+    """The output, and the gradients of all inputs, for a gradient that the output decides."""
+    leaves = [one.detach().requires_grad_() for one in inputs]
+    *others, table = leaves
+    out = relative_attention.relative_attention(*others, table=table, **case.options)
+    return [out.detach(), *torch.autograd.grad(out, leaves, change_d_out(out.detach()))]
 
 
 def assert_equals_reference(case: Case) -> None:
     inputs = case.inputs()
-    exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
     assert relative_attention.fits(inputs[0])
-    out, *found = results(fused.attend, case, inputs)
-    # The kernels' own output decides which gradient is sent back.
-    target = reference.attend(*exact[:3], table=exact[3], view=case.view, dropout=0.0)
-    expected = torch.autograd.grad(target, exact, out.detach().cos().double())
-    names = ("out", "queries", "keys", "values", "table")
-    for name, one, other in zip(names, (out, *found), (target, *expected), strict=True):
+    found = results(case, inputs)
+    expected = case.expected(inputs, found[0].cos())
+    for name, one, other in zip(NAMES, found, expected, strict=True):
         assert_near(one, other, name, CLOSE[case.dtype])
+    # A query that sees nothing finds zero and gives no gradient, exactly.
+    blind = ~case.seen.any(-1)
+    assert not found[0][blind].any()
+    assert not found[1][blind].any()
 
 
 def assert_near(found: Tensor, expected: Tensor, name: str, tolerance: float) -> None:
     assert found.shape == expected.shape
     assert found.isfinite().all(), name
     error = (found.double() - expected).norm().item()
-    assert error <= tolerance * max(expected.norm().item(), 1), name
-
-
-def dropped_attention(case: Case, inputs: list[Tensor], kept: Tensor) -> Tensor:
-    """The reference, with the given weights dropped."""
-    queries, keys, values, table = inputs
-    unit = torch.eye(case.num_keys, device=DEVICE, dtype=torch.float64)
-    vectors = table[case.view.distances.clamp(0, case.num_rows - 1)]
-    scores = torch.einsum("bhqs,bhks->bhqk", queries, keys)
-    scores = scores + torch.einsum("bhqs,qks->bhqk", queries, vectors)
-    weights = reference.softmax_over_visible(scores / case.size**0.5, case.view)
-    return (weights * kept / 0.75) @ unit @ values
+    assert error <= tolerance * max(expected.norm().item(), 1), (name, error)
 
 
 @st.composite
-def single_queries(draw: st.DrawFn) -> Case:
-    """One query, before, among or after its keys."""
-    num_keys = draw(st.integers(1, 90))
+def cases(draw: st.DrawFn, max_queries: int = 70) -> Case:
+    """Queries before, among or after their keys."""
+    num_keys = draw(st.integers(1, 80))
     return Case(
-        num_queries=1,
+        num_queries=draw(st.integers(1, max_queries)),
         num_keys=num_keys,
         first_query=draw(st.integers(0, num_keys + 3)),
         span=draw(st.none() | st.integers(1, 60)),
         num_rows=draw(st.integers(1, 100)),
         first_visible=(0, draw(st.integers(0, num_keys))) if draw(st.booleans()) else None,
         size=draw(st.sampled_from([16, 32])),
-        num_heads=draw(st.integers(1, 2)),
+        num_heads=draw(st.integers(1, 2)) if max_queries == 1 else 1,
         dtype=draw(st.sampled_from([torch.float32, torch.bfloat16])),
     )

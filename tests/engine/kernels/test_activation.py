@@ -1,14 +1,16 @@
-"""Bias, ReLU and dropout in place, and their gradients."""
+"""Bias, ReLU and dropout in place, and their gradients, alone or inside the product before them."""
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from staircase_attention.engine.kernels import activation
+from staircase_attention.engine.kernels.activation import Tiles
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-KINDS = (torch.float32, torch.bfloat16)
-SHAPES = ((1, 1), (7, 300), (130, 17))
+CLOSE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
@@ -21,87 +23,115 @@ def seed_of(value: int) -> Tensor:
 
 
 def assert_near(actual: Tensor, expected: Tensor) -> None:
-    tolerance = 1e-2 if actual.dtype == torch.bfloat16 else 1e-5
-    assert (actual.double() - expected).norm() <= tolerance * (expected.norm() + 0.1)
+    assert (actual.double() - expected).norm() <= CLOSE[actual.dtype] * (expected.norm() + 0.1)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("dtype", KINDS)
-@pytest.mark.parametrize("has_bias", [True, False])
-def test_without_dropout(shape, dtype, has_bias):
-    inner = random(*shape, dtype=dtype)
-    bias = random(shape[1], seed=1)
-    expected = (inner.double() + (bias.double() if has_bias else 0)).relu()
-    result = activation.relu_dropout_(inner, bias if has_bias else None, dropout=0.0, seed=None)
-    assert result is inner
-    assert_near(result, expected)
+@settings(max_examples=16)
+@given(
+    rows=st.integers(1, 130),
+    width=st.integers(1, 530),
+    dtype=st.sampled_from(sorted(CLOSE, key=str)),
+    has_bias=st.booleans(),
+    dropout=st.sampled_from([0.0, 0.25]),
+)
+def test_outputs_and_gradients_equal_float64(rows, width, dtype, has_bias, dropout):
+    before, d_out = (random(rows, width, dtype=dtype, seed=seed) for seed in (0, 2))
+    bias = random(width, seed=1) if has_bias else None
+    inner = before.clone()
+    assert activation.relu_dropout_(inner, bias, dropout=dropout, seed=seed_of(1)) is inner
+    total = before.double() + (0 if bias is None else bias.double())
+    kept = (inner != 0) if dropout else 1
+    assert_near(inner, total.relu() * kept / (1 - dropout))
+
+    d_inner, sums = d_out.clone(), torch.zeros(3, width, device=DEVICE)
+    for count in (1, 2):
+        d_inner = d_out.clone()
+        scale = 1 / (1 - dropout)
+        assert activation.relu_backward_(d_inner, inner, scale=scale, sums=sums) is d_inner
+        expected = d_out.double() * (inner > 0) * scale
+        assert_near(d_inner, expected)
+        assert_near(sums.sum(0), count * expected.sum(0))
 
 
-@pytest.mark.parametrize("dtype", KINDS)
+@pytest.mark.parametrize("dtype", CLOSE)
 @pytest.mark.parametrize("dropout", [0.1, 0.5, 0.9])
-def test_dropout_scales_what_it_keeps(dtype, dropout):
-    inner = random(130, 300, dtype=dtype).abs() + 0.5
-    result = activation.relu_dropout_(inner.clone(), None, dropout=dropout, seed=seed_of(7))
-    kept = result != 0
-    assert_near(result[kept], inner[kept].double() / (1 - dropout))
-    sigma = (dropout * (1 - dropout) / kept.numel()) ** 0.5
-    assert abs(kept.double().mean().item() - (1 - dropout)) < 4 * sigma
+def test_dropout_keeps_its_share_and_rows_are_independent(dtype, dropout):
+    inner = torch.ones(130, 300, device=DEVICE, dtype=dtype)
+    kept = activation.relu_dropout_(inner, None, dropout=dropout, seed=seed_of(7)) != 0
+    spread = dropout * (1 - dropout)
+    assert abs(kept.double().mean().item() - (1 - dropout)) < 4 * (spread / kept.numel()) ** 0.5
     # Rows are worked on in groups that share a counter; no two of them may share a mask.
     assert len({tuple(row) for row in kept.int().tolist()}) == len(kept)
     correlation = (kept[1:].double() - (1 - dropout)) * (kept[:-1].double() - (1 - dropout))
-    assert abs(correlation.mean().item()) < 4 * dropout * (1 - dropout) / kept.numel() ** 0.5
+    assert abs(correlation.mean().item()) < 4 * spread / kept.numel() ** 0.5
 
 
 def test_dropout_depends_on_the_seed_only():
     ones = torch.ones(40, 300, device=DEVICE)
-    results = [
+    one, same, *others = (
         activation.relu_dropout_(ones.clone(), None, dropout=0.5, seed=seed_of(seed))
         for seed in (3, 3, 4, 3 + 2**32)
-    ]
-    assert torch.equal(results[0], results[1])
-    assert not torch.equal(results[0], results[2])
-    assert not torch.equal(results[0], results[3])
+    )
+    assert torch.equal(one, same)
+    assert not any(torch.equal(one, other) for other in others)
 
 
-@pytest.mark.parametrize("shape", [*SHAPES, (40, 1024)])
-@pytest.mark.parametrize("dtype", KINDS)
-def test_backward(shape, dtype):
-    before = random(*shape, dtype=dtype)
-    inner = activation.relu_dropout_(before.clone(), None, dropout=0.25, seed=seed_of(1))
-    d_inner = random(*shape, dtype=dtype, seed=2)
-    leaf = before.double().requires_grad_()
-    mask = (inner != 0) / 0.75
-    (expected,) = torch.autograd.grad((leaf.relu() * mask).sum(), leaf, None)
-    expected = expected * d_inner.double()
-    sums = torch.zeros(3, shape[1], device=DEVICE)
-    result = d_inner.clone()
-    assert activation.relu_backward_(result, inner, scale=1 / 0.75, sums=sums) is result
-    assert_near(result, expected)
-    assert_near(sums.sum(0), expected.sum(0))
-    once = sums.clone()
-    again = activation.relu_backward_(d_inner.clone(), inner, scale=1 / 0.75, sums=sums)
-    assert torch.equal(again, result)
-    assert torch.equal(sums, 2 * once)
-
-
-def test_what_is_not_a_number_stays_so():
-    inner = torch.full((2, 3), float("nan"), device=DEVICE)
+def test_nan_stays_nan():
+    inner = torch.full((2, 3), torch.nan, device=DEVICE)
     assert activation.relu_dropout_(inner, None, dropout=0.0, seed=None).isnan().all()
 
 
-def test_new_sums():
-    sums = activation.new_sums(5, device=DEVICE)
-    assert sums.shape == (activation.NUM_PROGRAMS, 5)
-    assert not sums.any()
+def draw_product(rows: int, inputs: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
+    shapes = ((rows, inputs), (inputs, width), (rows, width))
+    gradients, weights, gates = (
+        random(*shape, dtype=torch.bfloat16, seed=seed) for seed, shape in enumerate(shapes)
+    )
+    return gradients, weights, gates.relu()
 
 
-def test_refuses_what_it_cannot_do():
-    inner = torch.ones(4, 3, device=DEVICE)
-    with pytest.raises(ValueError, match="contiguous"):
-        activation.relu_dropout_(inner.T, None, dropout=0.0, seed=None)
-    with pytest.raises(ValueError, match="contiguous"):
-        activation.relu_backward_(inner.T, inner.T, scale=1.0, sums=torch.zeros(1, 4))
-    with pytest.raises(ValueError, match="less than 1"):
-        activation.relu_dropout_(inner, None, dropout=1.0, seed=seed_of(1))
-    with pytest.raises(ValueError, match="seed"):
-        activation.relu_dropout_(inner, None, dropout=0.5, seed=None)
+@pytest.mark.parametrize(
+    "shape", [(1, 16, 16), (70, 64, 136), (130, 256, 384), (300, 320, 520)], ids=str
+)
+@pytest.mark.parametrize("num_programs", [1, 132])
+def test_the_gated_product_is_the_product_where_the_gate_is_open(shape, num_programs):
+    gradients, weights, gates = draw_product(*shape)
+    sums, again = (torch.ones(num_programs, shape[2], device=DEVICE) for _ in range(2))
+    launch = activation.launch_gated_product
+    found = launch(gradients, weights, gates, scale=1.25, sums=sums)
+    expected = gradients.double() @ weights.double() * 1.25 * (gates > 0)
+    assert (found.double() - expected).norm() <= 5e-3 * expected.norm()
+    assert not found[gates <= 0].any()
+    total = sums.double().sum(0) - num_programs
+    assert (total - expected.sum(0)).norm() <= 1e-5 * expected.norm()
+    assert torch.equal(launch(gradients, weights, gates, scale=1.25, sums=again), found)
+    assert torch.equal(sums, again)
+
+
+def test_the_gated_product_without_its_kernel_is_the_same():
+    gradients, weights, gates = draw_product(40, 32, 48)
+    slow, fast = (torch.zeros(3, 48, device=DEVICE) for _ in range(2))
+    assert not activation.fits(gradients, weights, gates)
+    one = activation.gated_product(gradients, weights, gates, scale=2.0, sums=slow)
+    other = activation.launch_gated_product(gradients, weights, gates, scale=2.0, sums=fast)
+    assert (one.double() - other.double()).norm() <= 5e-3 * one.double().norm()
+    assert (slow.sum(0) - fast.sum(0)).norm() <= 5e-3 * fast.sum(0).norm()
+
+
+def test_bulk_copies_begin_at_multiples_of_16_bytes():
+    room = torch.zeros(256, dtype=torch.bfloat16)
+    assert activation.can_be_copied(room[:48].view(3, 16))
+    assert not activation.can_be_copied(room[:36].view(3, 12))
+    assert not activation.can_be_copied(room.view(16, 16).T[:, :8])
+    assert not activation.can_be_copied(room[1:97].view(3, 32))
+
+
+@pytest.mark.parametrize("num_inputs", [16, 256, 512])
+def test_tiles_fit_into_shared_memory(num_inputs):
+    tiles = Tiles.of(num_inputs)
+    gradient, weight = tiles.rows * tiles.inputs, tiles.inputs * tiles.columns
+    gate = tiles.rows * tiles.columns
+    if tiles.keeps_weights:
+        numbers = weight + tiles.num_stages * (gradient + gate)
+    else:
+        numbers = tiles.num_stages * (gradient + weight) + gate
+    assert 2 * numbers <= 227 * 1024

@@ -1,4 +1,4 @@
-"""The decoding kernels by themselves: attention to rings, norms of rows, and compilation."""
+"""The decoding kernels by themselves: attention to segments, norms of rows, and compilation."""
 
 import os
 import subprocess
@@ -18,86 +18,108 @@ from staircase_attention import (
 from staircase_attention.attention import View
 from staircase_attention.attention.reference import attend
 from staircase_attention.engine.decoding import Weights
-from staircase_attention.engine.decoding.layout import Layout
-from staircase_attention.engine.decoding.memory import Memory
-from staircase_attention.engine.decoding.tiles import attention_tiles
+from staircase_attention.engine.decoding.decoder import DecoderMemory
+from staircase_attention.engine.decoding.plan import (
+    Books,
+    DecodingPlan,
+    Planner,
+    Segment,
+    Sizes,
+    measured,
+)
 
 pytest.importorskip("triton")
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from staircase_attention.engine.decoding.launches import Launches
+from staircase_attention.engine.decoding.launches import Launches, attention_tiles
 from staircase_attention.engine.kernels.decoding import norm_rows, product_few
-from staircase_attention.engine.kernels.decoding_attention import attend_rings
+from staircase_attention.engine.kernels.decoding_attention import attend_segments
 
-HEADS, SIZE, SPAN, DISTANCES = 2, 6, 40, 9
+HEADS, SIZE, DISTANCES = 2, 6, 9
+CAPACITY, SLOTS = 24, 30
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+NOW = 100
+# Keys and values of some positions, and where they lie: in the cache, and in a bank that wraps.
+CACHED = [Segment(40, 20, 5), Segment(50, 3, 4)]
+HELD = range(89, NOW)
 
 
-def ring(tensor, first):
-    """Tokens from position `first` on, each in its place of a ring of a span."""
-    places = torch.arange(first, first + tensor.shape[2]) % SPAN
-    held = torch.full((*tensor.shape[:2], SPAN, SIZE), torch.nan)
-    held[:, :, places] = tensor
-    return held.to(DEVICE)
+def put(memory, held, vectors):
+    """Write vectors [heads, tokens, size] to memory [rows, heads, places, size], in order."""
+    for segment in held:
+        part, vectors = vectors.split([segment.length, vectors.shape[1] - segment.length], dim=1)
+        memory[:, :, segment.place : segment.place + segment.length] = part
 
 
-@pytest.mark.parametrize("num_keys", [1, 7, 40])
-@pytest.mark.parametrize("hidden", [0, 3])
+@pytest.mark.parametrize("num_frozen", [0, 1, 2])
+@pytest.mark.parametrize("start", [0, 42, 95])
 @pytest.mark.parametrize("shares", [1, 2, 4])
-def test_attention_to_a_ring_is_the_reference(num_keys, hidden, shares):
-    generator = torch.Generator().manual_seed(num_keys)
-    now = 100
-    first = now + 1 - num_keys
-    keys, values = torch.randn(2, 1, HEADS, num_keys, SIZE, generator=generator)
+def test_attention_to_segments_is_the_reference(num_frozen, start, shares):
+    plan = DecodingPlan(
+        run=range(NOW, NOW + 1),
+        place=0,
+        before=Books({}, {}, []),
+        after=Books({}, {}, []),
+        form=((range(1), None),),
+        seen=((1, HELD, CACHED[:num_frozen]),),
+        attends_self=True,
+        span=None,
+    )
+    sizes = Sizes(capacity=CAPACITY, num_slots=SLOTS, num_frozen=2)
+    (row,) = plan.rows(sizes)
+    positions = [range(one.position, one.position + one.length) for one in CACHED[:num_frozen]]
+    view = View.of(
+        queries=range(NOW, NOW + 1),
+        keys=[*positions, range(HELD.start, NOW + 1)],
+        span=None,
+        starts=(start,),
+        device=torch.device("cpu"),
+    )
+    generator = torch.Generator().manual_seed(num_frozen)
+    keys, values = torch.randn(2, 1, HEADS, view.num_keys, SIZE, generator=generator)
     queries = torch.randn(1, HEADS, 1, SIZE, generator=generator)
     table = torch.randn(DISTANCES, SIZE, generator=generator)
-    start = first + min(hidden, num_keys - 1)
-    view = View(
-        num_queries=1,
-        num_keys=num_keys,
-        first_query=num_keys - 1,
-        first_visible=torch.tensor([start - first]),
-        device=queries.device,
-    )
     exact = [tensor.double() for tensor in (queries, keys, values)]
     expected = attend(*exact, table=table.double(), view=view, dropout=0.0)
-    found, partial, highest, total = (
-        torch.full((shares, HEADS * SIZE), torch.nan, device=DEVICE) for _ in range(4)
+    in_bank = [Segment(89, 89 % CAPACITY, 7), Segment(96, 0, 5)]
+    flat = []
+    for vectors in (keys[0], values[0]):
+        banks = torch.full((2, 1, HEADS, CAPACITY, SIZE), torch.nan)
+        cache = torch.full((1, HEADS, SLOTS, SIZE), torch.nan)
+        num_cached = sum(map(len, positions))
+        put(cache, CACHED[:num_frozen], vectors[:, :num_cached])
+        put(banks[1], in_bank, vectors[:, num_cached:])
+        flat.append(torch.cat([banks.flatten(), cache.flatten()]).to(DEVICE))
+    found, partial, tops = (
+        torch.full((2 * shares, HEADS * SIZE), torch.nan, device=DEVICE) for _ in range(3)
     )
     counts = torch.zeros(HEADS, dtype=torch.int32, device=DEVICE)
-    attend_rings[(HEADS, shares)](
+    attend_segments[(HEADS, shares)](
         queries.to(DEVICE),
-        ring(keys, first),
-        ring(values, first),
-        0,
+        *flat,
         table.to(DEVICE),
-        found,
-        found,
         torch.tensor([start], device=DEVICE),
-        torch.tensor([now], device=DEVICE),
+        torch.tensor([NOW], device=DEVICE),
+        torch.tensor(row, device=DEVICE),
         found,
         partial,
-        highest,
-        total,
+        tops,
         counts,
         0,
-        0,
-        1,
+        2 * HEADS * CAPACITY,
         1,
         SIZE**-0.5,
         HEADS=HEADS,
         SIZE=SIZE,
         UNITS=8,
-        CAPACITY=SPAN,
-        CACHED=0,
-        CHUNK=1,
-        PASSES=1,
-        CHUNKS=0,
-        STAIRS=False,
-        SPAN=SPAN,
-        SELF=1,
+        CAPACITY=CAPACITY,
+        SLOTS=SLOTS,
+        SEGMENTS=4,
+        FROZEN=2,
+        SELF=True,
+        SPAN=0,
         DISTANCES=DISTANCES,
         ROTARY=False,
         SHARES=shares,
@@ -118,8 +140,7 @@ def test_norms_of_rows_are_layer_norms(width, num_norms):
     found = torch.full((num_norms, 4, width), torch.nan, device=DEVICE)
     norm_rows[(4, num_norms)](
         rows.to(DEVICE),
-        gains.to(DEVICE),
-        shifts.to(DEVICE),
+        torch.stack([gains, shifts], dim=1).to(DEVICE),
         found,
         4,
         1e-5,
@@ -167,6 +188,7 @@ MODELS = {
         "rotary",
     ),
 }
+SETTINGS = ("num_warps", "num_stages", "maxnreg")
 SHARED_MEMORY = 227 * 1024
 """What a program can have on a Hopper GPU."""
 KINDS = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int64: "*i64", torch.int32: "*i32"}
@@ -180,9 +202,7 @@ class Compiled(Launches):
         assert self.early
         assert all(number > 0 for number in grid)
         constants = {**options, "EARLY": True}
-        settings = {
-            name: constants.pop(name) for name in ("num_warps", "num_stages") if name in constants
-        }
+        settings = {name: constants.pop(name) for name in SETTINGS if name in constants}
         names = kernel.arg_names
         given = dict(zip(names, arguments, strict=False))
         kinds = {
@@ -218,18 +238,17 @@ def compile_all(schedule, rows, dtype, positions):
         width=1024, num_layers=1, num_heads=8, feed_forward_width=4096, positions=positions
     )
     model = SequenceModel(vocab_size=300, core=core, schedule=schedule).to(dtype)
-    layout = Layout.of(schedule, 1)
-    memory = Memory(
-        layout,
-        model.initial_state(rows).streams[0],
-        num_layers=1,
-        num_caches=1,
-        num_heads=8,
-        head_size=128,
-        dtype=dtype,
-        device=torch.device("cpu"),
+    stream = model.initial_state(rows).streams[0]
+    memory = DecoderMemory(model, stream, measured(schedule, 1), dtype)
+    planner = Planner(schedule, 1)
+    launches = Compiled(
+        Weights.of(model, dtype),
+        memory,
+        attends_self=planner.attends_self,
+        span=planner.span,
+        early=True,
     )
-    return Compiled(Weights.of(model, dtype), layout, memory, num_heads=8, early=True)
+    launches.all(planner.plan(Books.of(stream), 0).form)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
@@ -9,9 +11,15 @@ from staircase_attention.engine.kernels import norm
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 EPS = 1e-5
-PROGRAMS = 3
-KINDS = (torch.float32, torch.bfloat16)
-SHAPES = ((1, 1), (7, 1), (7, 3), (1, 64), (130, 17), (7, 300), (7, 1024))
+CLOSE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+DTYPES = st.sampled_from(sorted(CLOSE, key=str))
+SHAPES = st.sampled_from([(1, 1), (7, 1), (7, 3), (1, 64), (130, 17), (7, 300), (7, 1024)])
+
+
+@pytest.fixture(autouse=True)
+def _few_programs(monkeypatch):
+    """Few programs, so that they share few rows as they would share many."""
+    monkeypatch.setattr(norm, "NUM_PROGRAMS", 4)
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
@@ -20,179 +28,133 @@ def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Te
 
 
 def assert_near(actual: Tensor, expected: Tensor) -> None:
-    """Within the errors of the kind of numbers that `actual` is made of."""
-    tolerance = 1e-2 if actual.dtype == torch.bfloat16 else 1e-5
+    """Within the errors of the dtype of `actual`."""
     error = (actual.double() - expected).norm()
-    assert error <= tolerance * (expected.norm() + 0.1), (error, expected.norm())
+    assert error <= CLOSE[actual.dtype] * (expected.norm() + 0.1), (error, expected.norm())
 
 
-@pytest.fixture(autouse=True)
-def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is not written is not a number."""
-    empty, empty_like = torch.empty, torch.empty_like
-    monkeypatch.setattr(torch, "empty", lambda *a, **k: empty(*a, **k).fill_(float("nan")))
-    monkeypatch.setattr(
-        torch, "empty_like", lambda *a, **k: empty_like(*a, **k).fill_(float("nan"))
-    )
+class Arguments:
+    """Drawn arguments of a sum and its norm; each addition may be missing."""
+
+    def __init__(self, shape, hidden_dtype, addend_dtype, *, has_bias=True, has_addend=True):
+        self.hidden = random(*shape, dtype=hidden_dtype, seed=1)
+        self.addend = random(*shape, dtype=addend_dtype, seed=2) if has_addend else None
+        self.addend_bias = random(shape[1], seed=3) if has_addend and has_bias else None
+        self.weight, self.bias = 1 + random(shape[1], seed=4), random(shape[1], seed=5)
+        self.d_normed = random(*shape, dtype=addend_dtype, seed=7)
+
+    @property
+    def total(self) -> Tensor:
+        parts = (self.hidden, self.addend, self.addend_bias)
+        return sum(part.double() for part in parts if part is not None)
+
+    def norm(self, total: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return functional.layer_norm(total, total.shape[-1:], weight, bias, EPS)
+
+    def forward(self, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        return norm.forward(
+            self.hidden, self.addend, self.addend_bias, self.weight, self.bias, eps=EPS, dtype=dtype
+        )
+
+    def gradients(self, total: Tensor) -> list[Tensor]:
+        """Those of total, weight and bias, in float64."""
+        leaves = [one.double().requires_grad_() for one in (total, self.weight, self.bias)]
+        return list(torch.autograd.grad(self.norm(*leaves), leaves, self.d_normed.double()))
 
 
-@pytest.fixture(autouse=True, params=[4])
-def num_programs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few programs, so that they share few rows as they would share many."""
-    monkeypatch.setattr(norm, "NUM_PROGRAMS", request.param)
-
-
-def arguments(
-    rows: int, width: int, hidden_dtype: torch.dtype, addend_dtype: torch.dtype
-) -> tuple[Tensor, ...]:
-    return (
-        random(rows, width, dtype=hidden_dtype, seed=1),
-        random(rows, width, dtype=addend_dtype, seed=2),
-        random(width, seed=3),
-        1 + random(width, seed=4),
-        random(width, seed=5),
-    )
-
-
-def gradients(total: Tensor, weight: Tensor, d_normed: Tensor) -> list[Tensor]:
-    """Those of total, weight and bias, in float64."""
-    total, weight = (part.double().requires_grad_() for part in (total, weight))
-    bias = torch.zeros_like(weight, requires_grad=True)
-    normed = functional.layer_norm(total, total.shape[-1:], weight, bias, EPS)
-    return list(torch.autograd.grad(normed, (total, weight, bias), d_normed.double()))
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("hidden_dtype", KINDS)
-@pytest.mark.parametrize("addend_dtype", KINDS)
-def test_forward_adds_and_normalises_what_it_stores(shape, hidden_dtype, addend_dtype):
-    hidden, addend, addend_bias, weight, bias = arguments(*shape, hidden_dtype, addend_dtype)
-    before = hidden.clone()
-    total, normed, mean, rstd = norm.forward(
-        hidden, addend, addend_bias, weight, bias, eps=EPS, dtype=addend_dtype
-    )
-    assert torch.equal(hidden, before)
-    assert (total.dtype, normed.dtype, mean.dtype, rstd.dtype) == (
-        hidden_dtype,
-        addend_dtype,
-        torch.float32,
-        torch.float32,
-    )
-    assert_near(total, hidden.double() + addend.double() + addend_bias.double())
+@settings(max_examples=20)
+@given(
+    shape=SHAPES,
+    hidden_dtype=DTYPES,
+    addend_dtype=DTYPES,
+    has_addend=st.booleans(),
+    has_bias=st.booleans(),
+    num_gradients=st.integers(0, 2),
+    num_programs=st.sampled_from([1, 3, 40]),
+)
+def test_outputs_and_gradients_equal_float64(
+    shape, hidden_dtype, addend_dtype, has_addend, has_bias, num_gradients, num_programs
+):
+    given = Arguments(shape, hidden_dtype, addend_dtype, has_bias=has_bias, has_addend=has_addend)
+    before = given.hidden.clone()
+    total, normed, mean, rstd = given.forward(addend_dtype)
+    assert torch.equal(given.hidden, before)
+    assert (total is given.hidden) == (not has_addend)
+    assert (total.dtype, normed.dtype) == (hidden_dtype, addend_dtype)
+    assert mean.dtype == rstd.dtype == torch.float32
+    assert_near(total, given.total)
+    # What is normalised is the total as it is stored.
     stored = total.double()
-    expected = functional.layer_norm(stored, stored.shape[-1:], weight.double(), bias.double(), EPS)
-    assert_near(normed, expected)
+    assert_near(normed, given.norm(stored, given.weight.double(), given.bias.double()))
     assert_near(mean, stored.mean(-1))
     assert_near(rstd, (stored.var(-1, correction=0) + EPS).rsqrt())
 
-
-def test_forward_without_addend_returns_hidden():
-    hidden, _, _, weight, bias = arguments(7, 40, torch.float32, torch.float32)
-    before = hidden.clone()
-    total, normed, _, _ = norm.forward(
-        hidden, None, None, weight, bias, eps=EPS, dtype=torch.float32
-    )
-    assert total is hidden
-    assert torch.equal(hidden, before)
-    assert_near(
-        normed, functional.layer_norm(hidden.double(), (40,), weight.double(), bias.double(), EPS)
-    )
-
-
-def test_forward_without_bias_of_addend():
-    hidden, addend, _, weight, bias = arguments(7, 40, torch.float32, torch.bfloat16)
-    total, *_ = norm.forward(hidden, addend, None, weight, bias, eps=EPS, dtype=torch.float32)
-    assert torch.equal(total, hidden + addend.float())
-    with pytest.raises(ValueError, match="addend"):
-        norm.forward(hidden, None, bias, weight, bias, eps=EPS, dtype=torch.float32)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("hidden_dtype", KINDS)
-@pytest.mark.parametrize("addend_dtype", KINDS)
-def test_backward(shape, hidden_dtype, addend_dtype):
-    width = shape[1]
-    hidden, addend, addend_bias, weight, bias = arguments(*shape, hidden_dtype, addend_dtype)
-    total, _, mean, rstd = norm.forward(
-        hidden, addend, addend_bias, weight, bias, eps=EPS, dtype=addend_dtype
-    )
-    d_total = random(*shape, dtype=hidden_dtype, seed=6)
-    d_normed = random(*shape, dtype=addend_dtype, seed=7)
-    sums = torch.zeros(PROGRAMS, 3, width, device=DEVICE)
-    d_hidden, d_addend = norm.backward(
-        d_total, d_normed, total, weight, mean, rstd, sums=sums, addend_dtype=addend_dtype
-    )
-    d_through, d_weight, d_bias = gradients(total, weight, d_normed)
-    expected = d_through + d_total.double()
-    assert d_hidden.dtype == hidden_dtype
-    assert_near(d_hidden, expected)
-    assert d_addend is not None
-    assert d_addend.dtype == addend_dtype
-    assert_near(d_addend, expected)
-    assert (d_addend is d_hidden) == (hidden_dtype == addend_dtype)
-    assert_near(sums.sum(0), torch.stack([d_weight, d_bias, expected.sum(0)]))
-
-
-@pytest.mark.parametrize("programs", [1, 40])
-def test_backward_without_addend_and_gradient_of_total(programs):
-    total, _, _, weight, bias = arguments(130, 33, torch.float32, torch.float32)
-    _, _, mean, rstd = norm.forward(total, None, None, weight, bias, eps=EPS, dtype=torch.float32)
-    d_normed = random(130, 33, seed=8)
-    sums = torch.zeros(programs, 3, 33, device=DEVICE)
-    d_hidden, d_addend = norm.backward(
-        None, d_normed, total, weight, mean, rstd, sums=sums, addend_dtype=None
-    )
-    d_through, d_weight, d_bias = gradients(total, weight, d_normed)
-    assert d_addend is None
-    assert_near(d_hidden, d_through)
-    assert_near(sums.sum(0), torch.stack([d_weight, d_bias, torch.zeros_like(d_bias)]))
-
-
-@pytest.mark.parametrize("more_dtype", KINDS)
-def test_backward_adds_two_gradients_of_the_total(more_dtype):
-    total, _, _, weight, bias = arguments(30, 33, torch.float32, torch.float32)
-    _, _, mean, rstd = norm.forward(total, None, None, weight, bias, eps=EPS, dtype=torch.float32)
-    d_total, d_normed = random(30, 33, seed=6), random(30, 33, seed=8)
-    d_more = random(33, 30, dtype=more_dtype, seed=9).T
-    sums = torch.zeros(PROGRAMS, 3, 33, device=DEVICE)
+    # One gradient of the total lies by columns.
+    d_totals = [
+        random(*shape, dtype=hidden_dtype, seed=6),
+        random(*reversed(shape), dtype=addend_dtype, seed=9).T,
+    ][:num_gradients]
+    sums = torch.zeros(num_programs, 3, shape[1], device=DEVICE)
+    d_total, d_more = [*d_totals, None, None][:2]
     d_hidden, d_addend = norm.backward(
         d_total,
-        d_normed,
+        given.d_normed,
         total,
-        weight,
+        given.weight,
         mean,
         rstd,
         sums=sums,
-        addend_dtype=torch.bfloat16,
+        addend_dtype=addend_dtype if has_addend else None,
         d_more=d_more,
     )
-    d_through, *others = gradients(total, weight, d_normed)
-    expected = d_through + d_total.double() + d_more.double()
+    d_through, d_weight, d_bias = given.gradients(total)
+    expected = sum((one.double() for one in d_totals), start=d_through)
+    assert d_hidden.dtype == hidden_dtype
     assert_near(d_hidden, expected)
-    assert d_addend is not None
-    assert_near(d_addend, expected)
-    assert_near(sums.sum(0), torch.stack([*others, expected.sum(0)]))
-
-
-@pytest.mark.parametrize("num_programs", [264], indirect=True)
-def test_a_row_for_every_program():
-    test_backward((30, 17), torch.float32, torch.bfloat16)
+    if has_addend:
+        assert d_addend.dtype == addend_dtype
+        assert_near(d_addend, expected)
+        assert (d_addend is d_hidden) == (hidden_dtype == addend_dtype)
+    else:
+        assert d_addend is None
+    d_addend_bias = expected.sum(0) if has_addend else torch.zeros_like(d_bias)
+    assert_near(sums.sum(0), torch.stack([d_weight, d_bias, d_addend_bias]))
 
 
 def test_sums_accumulate_and_calls_repeat_exactly():
-    total, _, _, weight, bias = arguments(130, 33, torch.float32, torch.float32)
-    _, _, mean, rstd = norm.forward(total, None, None, weight, bias, eps=EPS, dtype=torch.float32)
-    d_normed = random(130, 33, seed=8)
-    once, twice = (torch.zeros(PROGRAMS, 3, 33, device=DEVICE) for _ in range(2))
-    results = [
+    given = Arguments((130, 33), torch.float32, torch.float32, has_addend=False)
+    total, _, mean, rstd = given.forward(torch.float32)
+    once, twice = (torch.zeros(3, 3, 33, device=DEVICE) for _ in range(2))
+    one, *others = (
         norm.backward(
-            None, d_normed, total, weight, mean, rstd, sums=sums, addend_dtype=torch.float32
+            None, given.d_normed, total, given.weight, mean, rstd, sums=sums, addend_dtype=None
         )[0]
         for sums in (once, twice, twice)
-    ]
-    assert torch.equal(results[0], results[1])
-    assert torch.equal(results[0], results[2])
+    )
+    assert all(torch.equal(one, other) for other in others)
     assert torch.equal(2 * once, twice)
+
+
+@settings(max_examples=8)
+@given(
+    shape=st.sampled_from([(1, 1), (7, 300), (130, 5)]), hidden_dtype=DTYPES, addend_dtype=DTYPES
+)
+def test_a_sum_without_a_norm_and_its_gradients_equal_float64(shape, hidden_dtype, addend_dtype):
+    given = Arguments(shape, hidden_dtype, addend_dtype)
+    total = norm.add(given.hidden, given.addend, given.addend_bias)
+    assert total.dtype == hidden_dtype
+    assert_near(total, given.total)
+    without = norm.add(given.hidden, given.addend, None)
+    assert_near(without, given.hidden.double() + given.addend.double())
+
+    sums = torch.zeros(3, shape[1], device=DEVICE)
+    for count in (1, 2):
+        d_addend = norm.add_backward(given.hidden, sums=sums, addend_dtype=addend_dtype)
+        assert d_addend.dtype == addend_dtype
+        assert_near(d_addend, given.hidden.double())
+        assert_near(sums.sum(0), count * given.hidden.double().sum(0))
+    plain = norm.add_backward(given.hidden, sums=None, addend_dtype=addend_dtype)
+    assert torch.equal(plain, given.hidden.to(addend_dtype))
 
 
 @pytest.mark.parametrize("rows", [1, 64, 5000, 65536])
@@ -204,31 +166,3 @@ def test_tiles_are_full_powers_of_two(rows, width):
     assert all(size & (size - 1) == 0 for size in (num_rows, columns, num_warps))
     assert columns >= width
     assert num_rows * columns <= max(norm.BACKWARD_ELEMENTS, columns)
-
-
-@pytest.mark.parametrize("shape", [(1, 1), (7, 300), (130, 5)])
-@pytest.mark.parametrize("hidden_dtype", KINDS)
-@pytest.mark.parametrize("addend_dtype", KINDS)
-def test_add_and_its_backward(shape, hidden_dtype, addend_dtype):
-    hidden, addend, addend_bias, _, _ = arguments(*shape, hidden_dtype, addend_dtype)
-    total = norm.add(hidden, addend, addend_bias)
-    assert total.dtype == hidden_dtype
-    assert_near(total, hidden.double() + addend.double() + addend_bias.double())
-    assert_near(norm.add(hidden, addend, None), hidden.double() + addend.double())
-
-    sums = torch.zeros(PROGRAMS, shape[1], device=DEVICE)
-    for count in (1, 2):
-        d_addend = norm.add_backward(hidden, sums=sums, addend_dtype=addend_dtype)
-        assert d_addend.dtype == addend_dtype
-        assert_near(d_addend, hidden.double())
-        assert_near(sums.sum(0), count * hidden.double().sum(0))
-    assert torch.equal(
-        norm.add_backward(hidden, sums=None, addend_dtype=addend_dtype), hidden.to(addend_dtype)
-    )
-
-
-def test_new_sums():
-    assert norm.new_sums(5, device=DEVICE).shape == (norm.NUM_PROGRAMS, 3, 5)
-    assert norm.new_add_sums(5, device=DEVICE).shape == (norm.NUM_PROGRAMS, 5)
-    assert not norm.new_sums(5, device=DEVICE).any()
-    assert not norm.new_add_sums(5, device=DEVICE).any()

@@ -1,13 +1,13 @@
-"""What becomes of a body: who speaks as a machine, what was taken away, which characters stay."""
+"""Clean the text of a comment, and decide whether the comment has a usable text at all."""
 
 import html
 import re
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import lru_cache
 from typing import Literal, get_args
 
-from staircase_attention.checks import input_error
-from staircase_attention.data.reddit.filters import Filters
+from staircase_attention.checks import check_choice, check_integer, input_error
 
 Whitespace = Literal["paragraphs", "line"]
 
@@ -26,53 +26,90 @@ KNOWN_BOTS = (
     "WikiTextBot",
 )
 BOT_NAMES = r"(?:[-_][Bb]ot|[a-z0-9]Bot|BOT)(?:[-_]?\d*)$"
-"""`RemindMeBot`, `gifv-bot`, `HelperBot_2`; and neither `abbot` nor `robotics_fan`."""
+"""Matches `RemindMeBot`, `gifv-bot` and `HelperBot_2`, but neither `abbot` nor `robotics_fan`."""
 
-# With the semicolon only: `&copy=1` stands in many an address.
+LINK = re.compile(r"https?://|\bwww\.", re.IGNORECASE)
+# The semicolon is required: `&copy=1` occurs in many URLs.
 ENTITY = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,30});")
-BLANK_ENDS = (" \n", "\t\n", "\u00a0\n")
 BLANKS_AT_LINE_END = re.compile(r"[ \t\u00a0]+\n")
 BLANK_LINES = re.compile(r"\n{3,}")
-# Control characters other than tab and newline, and the invisible filler of Reddit's editor.
+# Control characters except tab and newline, and the invisible filler of Reddit's editor.
 UNWANTED = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u200b\ufeff]+")
 
 
 class Status(IntEnum):
-    """Whether a comment has a text of its own, and if not, why."""
+    """Whether a comment has a text, and if not, why. The numbers are stored on disk."""
 
-    LIVING = 0
-    DELETED = 1
-    """By its author: the body is `[deleted]`."""
-    REMOVED = 2
-    """By a moderator: the body is `[removed]`."""
-    EMPTY = 3
-    """No visible character."""
-    BOT = 4
-    """Written by a machine, as far as the name tells."""
-    FILTERED = 5
-    """Refused by the filters, if there are any."""
+    LIVING, DELETED, REMOVED, EMPTY, BOT, FILTERED = range(6)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Filters:
+    """Which texts are accepted. A rejected comment counts as removed. The default accepts all.
+
+    >>> Filters().allow("http://example.org"), Filters.of_roller().allow("http://example.org")
+    (True, False)
+    """
+
+    fewest_characters: int = 1
+    """Characters of the shortest accepted comment."""
+    most_characters_without_space: int | None = None
+    """Characters of the longest accepted comment without a space; None for no limit."""
+    with_links: bool = True
+    """Whether a comment may contain a URL."""
+    with_foreign_start: bool = True
+    """Whether the first character may be outside ASCII."""
+
+    def __post_init__(self) -> None:
+        """Check the limits."""
+        check_integer("fewest_characters", self.fewest_characters, minimum=1, example=5)
+        if self.most_characters_without_space is not None:
+            limit = self.most_characters_without_space
+            check_integer("most_characters_without_space", limit, minimum=1, example=2048)
+
+    @classmethod
+    def of_roller(cls) -> "Filters":
+        """The rules of Roller et al. (2020), which the paper cites, that need only the text.
+
+        Their limit on depth is `RedditOptions.maximum_depth`. Not here: at most 128 BPE tokens,
+        which needs their tokeniser, and English subreddits, which needs their list.
+        """
+        return cls(
+            fewest_characters=5,
+            most_characters_without_space=2048,
+            with_links=False,
+            with_foreign_start=False,
+        )
+
+    def allow(self, text: str) -> bool:
+        """Whether a cleaned text, which is not empty, is accepted."""
+        if len(text) < self.fewest_characters:
+            return False
+        limit = self.most_characters_without_space
+        if limit is not None and len(text) > limit and not any(map(str.isspace, text)):
+            return False
+        if not self.with_foreign_start and not text[0].isascii():
+            return False
+        return self.with_links or LINK.search(text) is None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cleaning:
-    """How bodies are cleaned, and whose are left out."""
+    """How bodies are cleaned, and whose comments are left out."""
 
     whitespace: Whitespace = "paragraphs"
-    """'paragraphs' keeps lines, with one blank line between them at most and no blanks at their
-    ends; 'line' makes every run of white space one space, so that a comment is one line."""
+    """'paragraphs' keeps lines, with at most one blank line between them and no blanks at their
+    ends; 'line' replaces every run of white space by one space."""
     bots: tuple[str, ...] = KNOWN_BOTS
-    """Names of authors to leave out, in whichever case."""
+    """Authors to leave out; case is ignored."""
     bot_names: str | None = BOT_NAMES
-    """A regular expression for further such names; None for no others."""
+    """A regular expression for further authors to leave out; None for no others."""
     filters: Filters = field(default_factory=Filters)
-    """What else to leave out; nothing unless said."""
+    """Which texts are accepted."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be a rule."""
-        if self.whitespace not in get_args(Whitespace):
-            choices = " or ".join(map(repr, get_args(Whitespace)))
-            rule = f"whitespace must be {choices}"
-            raise input_error(rule, repr(self.whitespace), "use for example 'paragraphs'")
+        """Check the choice and the expression."""
+        check_choice("whitespace", self.whitespace, get_args(Whitespace))
         try:
             re.compile(self.bot_names or "")
         except re.error as error:
@@ -81,75 +118,56 @@ class Cleaning:
                 rule, repr(self.bot_names), "escape its special characters"
             ) from error
 
+    def clean(self, author: str, body: str) -> tuple[Status, str | None]:
+        """The status of a comment, and its text, which is None unless the status is LIVING.
 
-class Cleaner:
-    """Applies a Cleaning to one comment after another."""
-
-    def __init__(self, rules: Cleaning) -> None:
-        self.rules = rules
-        self._bots = frozenset(name.casefold() for name in rules.bots)
-        self._bot_names = re.compile(rules.bot_names) if rules.bot_names else None
-
-    def clean(self, author: str, body: str) -> tuple[Status, str]:
-        """The status of a comment, and its text, which is empty unless it is living.
-
-        >>> Cleaner(Cleaning()).clean("someone", "1 &lt; 2 &amp;amp; so on  ")
+        >>> Cleaning().clean("someone", "1 &lt; 2 &amp;amp; so on  ")
         (<Status.LIVING: 0>, '1 < 2 & so on')
-        >>> Cleaner(Cleaning()).clean("AutoModerator", "Welcome!")
-        (<Status.BOT: 4>, '')
+        >>> Cleaning().clean("AutoModerator", "Welcome!")
+        (<Status.BOT: 4>, None)
         """
-        status, text = self._status_and_text(author, body)
-        return (status, text) if status is Status.LIVING else (status, "")
+        text = clean_text(body, self.whitespace)
+        status = self._status(author, text)
+        return status, text if status is Status.LIVING else None
 
-    def is_bot(self, author: str) -> bool:
-        """Whether a name is that of a machine."""
-        if author.casefold() in self._bots:
-            return True
-        return self._bot_names is not None and self._bot_names.search(author) is not None
-
-    def _status_and_text(self, author: str, body: str) -> tuple[Status, str]:
-        text = clean_text(body, self.rules.whitespace)
+    def _status(self, author: str, text: str) -> Status:
         if not text:
-            return Status.EMPTY, ""
+            return Status.EMPTY
         if text[0] == "[" and text[-1] == "]":
             if text.casefold() in DELETED_BODIES:
-                return Status.DELETED, ""
+                return Status.DELETED
             if text.casefold() in REMOVED_BODIES:
-                return Status.REMOVED, ""
-        if self.is_bot(author):
-            return Status.BOT, ""
-        if not self.rules.filters.allow(text):
-            return Status.FILTERED, ""
-        return Status.LIVING, text
+                return Status.REMOVED
+        is_bot = author.casefold() in _casefolded(self.bots)
+        if is_bot or (self.bot_names is not None and re.search(self.bot_names, author)):
+            return Status.BOT
+        return Status.LIVING if self.filters.allow(text) else Status.FILTERED
+
+
+@lru_cache(maxsize=4)
+def _casefolded(names: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(name.casefold() for name in names)
 
 
 def clean_text(body: str, whitespace: Whitespace) -> str:
-    r"""A body as its readers saw it, in characters worth learning.
+    r"""A body as its readers saw it, without invisible characters.
 
-    Reddit escapes `&`, `<` and `>` once; what is left to decode after that, `&nbsp;` say, the
-    author had written, and the page showed decoded. So entities are decoded twice.
+    Reddit escapes `&`, `<` and `>` once. Entities that are left after that, `&nbsp;` for example,
+    were written by the author, and the page showed them decoded. So entities are decoded twice.
 
     >>> clean_text("&gt; quoted\r\n\r\n\r\nSo it is.&amp;#x200B; \r\n", "paragraphs")
     '> quoted\n\nSo it is.'
     """
     text = body
     if "&" in text:
-        text = _decoded(_decoded(text))
-    if "\r" in text:
-        text = text.replace("\r\n", "\n").replace("\r", "\n")
-    # Most texts need none of this, and a look costs a tenth of a search.
+        for _ in range(2):
+            text = ENTITY.sub(lambda entity: html.unescape(entity[0]), text)
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    # Most texts need no substitution, and this check costs a tenth of one.
     if not text.replace("\n", "").isprintable():
         text = UNWANTED.sub("", text)
     if whitespace == "line":
         return " ".join(text.split())
-    return _with_paragraphs(text).strip() if "\n" in text else text.strip()
-
-
-def _with_paragraphs(text: str) -> str:
-    if any(end in text for end in BLANK_ENDS):
-        text = BLANKS_AT_LINE_END.sub("\n", text)
-    return BLANK_LINES.sub("\n\n", text) if "\n\n\n" in text else text
-
-
-def _decoded(text: str) -> str:
-    return ENTITY.sub(lambda entity: html.unescape(entity[0]), text)
+    if "\n" in text:
+        text = BLANK_LINES.sub("\n\n", BLANKS_AT_LINE_END.sub("\n", text))
+    return text.strip()

@@ -1,88 +1,145 @@
-"""One line of a dump as a comment, or as one of the ways in which it is none."""
+"""Parse lines of a dump into comments, and put them into Arrow columns."""
 
+import hashlib
 import json
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any
+import re
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple, Self
 
-UNKNOWN_AUTHOR = "[deleted]"
-"""How a dump names an author whose account is gone."""
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from staircase_attention.data.reddit.cleaning import Cleaning
+
+SCHEMA = pa.schema(
+    [
+        ("thread", pa.uint64()),  # The id of the post, as a number.
+        ("id", pa.uint64()),
+        ("parent", pa.uint64()),  # Null: the comment answers the post.
+        ("created", pa.int64()),  # Seconds since 1970.
+        ("author", pa.uint32()),  # A checksum of the name. Null: the account was deleted.
+        ("status", pa.uint8()),
+        ("text", pa.large_string()),  # Null unless the status is LIVING.
+    ]
+)
+DELETED_ACCOUNT = "[deleted]"
+"""The author's name in a dump if the account was deleted."""
 LATEST = 1 << 53
-"""Seconds; what is later is no time."""
+"""Seconds; a later time is invalid."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+# Up to 36^12 < 2^63. With a leading zero two ids would have one number.
+USUAL_ID = re.compile(r"[1-9a-z][0-9a-z]{0,11}")
 
 
-class Flaw(StrEnum):
-    """Why a line is no comment."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Counts:
+    """Counts that can be added up."""
 
-    BLANK = "blank"
-    """Nothing but white space."""
-    NOT_TEXT = "not_text"
-    """Bytes that are not UTF-8."""
-    NOT_JSON = "not_json"
-    """No JSON, or cut short."""
-    NOT_OBJECT = "not_object"
-    """JSON, but a number, a string, a list."""
-    INCOMPLETE = "incomplete"
-    """An object that lacks an id, a thread, a parent, a body or a time, or has nonsense there."""
+    @classmethod
+    def total(cls, parts: Iterable[Self]) -> Self:
+        """The sums over the parts."""
+        parts = list(parts)
+        names = [field.name for field in fields(cls)]
+        return cls(**{name: sum(getattr(part, name) for part in parts) for name in names})
 
 
-@dataclass(frozen=True, slots=True)
-class Comment:
-    """What is taken from a line, unchanged but for the prefixes of the ids."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LineCounts(Counts):
+    """Lines of the dumps. Every line is counted once."""
+
+    comments: int = 0
+    blank: int = 0
+    not_text: int = 0  # Not UTF-8.
+    not_json: int = 0  # Or truncated.
+    not_object: int = 0  # JSON, but not an object.
+    incomplete: int = 0  # Without a valid id, thread, parent, body or time.
+    overlong: int = 0  # More than 4 MiB; not parsed.
+
+    @property
+    def lines(self) -> int:
+        """All lines."""
+        return self.comments + self.blank + self.broken
+
+    @property
+    def broken(self) -> int:
+        """Lines that are neither comments nor blank."""
+        return self.not_text + self.not_json + self.not_object + self.incomplete + self.overlong
+
+
+class Comment(NamedTuple):
+    """The fields of a line that are used; ids are without their prefixes."""
 
     id: str
-    """Without its `t1_`."""
-    parent_id: str | None
-    """The comment it answers, without its `t1_`; None where it answers the post itself."""
-    link_id: str
-    """The post, and so the thread; without its `t3_`."""
+    parent_id: str | None  # None: it answers the post.
+    link_id: str  # The post, which identifies the thread.
     author: str
-    """`[deleted]` where the account is gone, or where no name is given."""
-    body: str
-    """As the dump has it: HTML entities and all; empty where it is null."""
-    created: int
-    """Seconds since 1970."""
+    body: str  # As in the dump, with HTML entities; empty if it is null.
+    created: int  # Seconds since 1970.
 
 
-def parse_comment(line: bytes) -> Comment | Flaw:
-    """Read one line in any order of fields, whatever else is in it.
+def parse_lines(content: bytes, cleaning: Cleaning) -> tuple[LineCounts, pa.RecordBatch]:
+    """Parse and clean lines; the lines by kind, and the comments."""
+    lines = content.removesuffix(b"\n").split(b"\n") if content else []
+    parsed = [parse_comment(line) for line in lines]
+    comments = [comment for comment in parsed if isinstance(comment, Comment)]
+    flaws = [flaw for flaw in parsed if isinstance(flaw, str)]
+    counts = {flaw: flaws.count(flaw) for flaw in set(flaws)}
+    rows = [_row(comment, cleaning) for comment in comments]
+    columns = zip(*rows, strict=True) if rows else [()] * len(SCHEMA)
+    arrays = [pa.array(column, kind) for column, kind in zip(columns, SCHEMA.types, strict=True)]
+    return LineCounts(comments=len(comments), **counts), pa.record_batch(arrays, schema=SCHEMA)
+
+
+def _row(comment: Comment, cleaning: Cleaning) -> tuple[Any, ...]:
+    """A row of the schema."""
+    parent, author = comment.parent_id, comment.author
+    return (
+        number_of(comment.link_id),
+        number_of(comment.id),
+        None if parent is None else number_of(parent),
+        comment.created,
+        None if author == DELETED_ACCOUNT else zlib.crc32(author.encode(errors="replace")),
+        *cleaning.clean(author, comment.body),
+    )
+
+
+def parse_comment(line: bytes) -> Comment | str:
+    """A comment, or the name of the LineCounts under which the line is counted.
 
     >>> parse_comment(b'{"id": "c7", "link_id": "t3_x", "parent_id": "t1_c2", '
     ...     b'"author": "someone", "body": "Yes", "created_utc": "1134365188", "score": 3}').created
     1134365188
     >>> parse_comment(b'{"id": "c7", "link_')
-    <Flaw.NOT_JSON: 'not_json'>
+    'not_json'
     """
     if not line or line.isspace():
-        return Flaw.BLANK
+        return "blank"
     try:
-        fields = json.loads(line.removeprefix(BYTE_ORDER_MARK).decode())
+        values = json.loads(line.removeprefix(BYTE_ORDER_MARK).decode())
     except UnicodeDecodeError:
-        return Flaw.NOT_TEXT
+        return "not_text"
     except (ValueError, RecursionError):
-        return Flaw.NOT_JSON
-    if not isinstance(fields, dict):
-        return Flaw.NOT_OBJECT
+        return "not_json"
+    if not isinstance(values, dict):
+        return "not_object"
     try:
-        return _comment(fields)
+        link_id, author, body = (
+            _bare(values["link_id"], "t3_"),
+            values.get("author"),
+            values["body"],
+        )
+        return Comment(
+            _bare(values["id"], "t1_"),
+            _parent(values["parent_id"], link_id),
+            link_id,
+            author if isinstance(author, str) and author else DELETED_ACCOUNT,
+            "" if body is None else _text(body),
+            _seconds(values["created_utc"]),
+        )
     except (KeyError, TypeError, ValueError, OverflowError):
-        return Flaw.INCOMPLETE
-
-
-def _comment(fields: dict[str, Any]) -> Comment:
-    link_id = _bare(fields["link_id"], "t3_")
-    author = fields.get("author")
-    body = fields["body"]
-    return Comment(
-        _bare(fields["id"], "t1_"),
-        _parent(fields["parent_id"], link_id),
-        link_id,
-        author if isinstance(author, str) and author else UNKNOWN_AUTHOR,
-        "" if body is None else _sound_text(body),
-        _seconds(fields["created_utc"]),
-    )
+        return "incomplete"
 
 
 def _bare(value: object, prefix: str) -> str:
@@ -95,23 +152,15 @@ def _bare(value: object, prefix: str) -> str:
 
 
 def _parent(value: object, link_id: str) -> str | None:
-    """Pushshift's later interface gives null for the post and a plain number for a comment."""
+    """Pushshift's later interface gives null for the post and a number for a comment."""
     if value is None:
         return None
-    if isinstance(value, int) and not isinstance(value, bool):
-        return _in_base_36(value)
-    # A comment and a post may have the same digits, so that a prefix must be believed.
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return np.base_repr(value, 36).lower()
+    # A comment and a post may have the same digits: only the prefix tells them apart.
     bare = _bare(value, "t1_")
     is_post = bare.startswith("t3_") or value == link_id
     return None if is_post else bare
-
-
-def _in_base_36(number: int) -> str:
-    digits = ""
-    while number > 0:
-        number, digit = divmod(number, len(DIGITS))
-        digits = DIGITS[digit] + digits
-    return _bare(digits, "")
 
 
 def _seconds(value: object) -> int:
@@ -123,12 +172,24 @@ def _seconds(value: object) -> int:
     return seconds
 
 
-def _sound_text(value: object) -> str:
-    """Without halves of characters, which JSON can say and UTF-8 cannot."""
+def _text(value: object) -> str:
+    """A string without lone surrogates, which JSON can encode and UTF-8 cannot."""
     if not isinstance(value, str):
         raise TypeError(value)
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return value
+    if value.isascii():
+        return value
+    return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def number_of(identity: str) -> int:
+    """An id as a number of at least 1. Ids count up in base 36: later ids have larger numbers.
+
+    Any other string is hashed to a 64-bit number with the highest bit set.
+
+    >>> number_of("c13"), number_of("C13") > 2**63
+    (15591, True)
+    """
+    if USUAL_ID.fullmatch(identity):
+        return int(identity, 36)
+    digest = hashlib.blake2b(identity.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest) | 1 << 63

@@ -1,114 +1,287 @@
-"""Threads rebuilt from parent_id: a forest over many comments at once, in plain arrays."""
+"""Rebuild threads, select the comments that become examples, write documents and count them.
 
-from dataclasses import dataclass
+A comment's *place* is its index in its thread, in the order of time and id.
+"""
+
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from operator import attrgetter
+from string import ascii_lowercase, ascii_uppercase
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
-from numpy.typing import NDArray
+import pyarrow as pa  # type: ignore[import-untyped]
 
-from staircase_attention.data.reddit.records import NO_PARENT, Heads
+from staircase_attention.checks import check_choice, check_integer, input_error
+from staircase_attention.data.documents import SPLITS, Document, HeldOut
+from staircase_attention.data.reddit.cleaning import Cleaning, Status
+from staircase_attention.data.reddit.comments import Counts
 
-Numbers = NDArray[np.int64]
-Places = NDArray[np.int64]
-Flags = NDArray[np.bool_]
+Form = Literal["paths", "leaves", "threads"]
+Gap = Literal["drop", "cut", "placeholder"]
 
 POST = -1
 """The parent of a comment that answers the post."""
 MISSING = -2
 """The parent of an orphan: a comment that is in no file, or not in the same thread."""
+NO_PATH = 1 << 60
+"""The depth of a comment whose path is dropped."""
+COUNT_OF_STATUS: dict[int, str] = {
+    Status.DELETED: "deleted",
+    Status.REMOVED: "removed",
+    Status.EMPTY: "empty",
+    Status.BOT: "bots",
+    Status.FILTERED: "filtered",
+}
+REMOVED_TEXT = "[removed]"
+MISSING_TEXT = "[missing]"
+NO_SPEAKER = "?"
+"""The mark of a deleted account, and of the fifty-third and later authors of a document."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Threads:
-    """Comments of whole threads, each comment once.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RedditOptions:
+    """What an example is, and how it is written."""
 
-    They are sorted by thread, then by time, then by id; a comment's index in this order is its
-    place.
-    """
+    form: Form = "paths"
+    """'paths': every comment with all comments that lead to it, as in the paper; a comment is
+    repeated for each comment below it. 'leaves': only paths that are not the beginning of another
+    path. 'threads': every thread once, each comment followed by its answers."""
+    removed: Gap = "drop"
+    """What to do below a comment without a text (deleted, removed, empty, by a bot, or filtered):
+    'drop' the comments below it, since their paths are not complete; 'cut' the path, which then
+    begins below the gap; or write a 'placeholder', [removed], in its place."""
+    missing: Gap = "drop"
+    """The same for a comment whose parent is in no file; its placeholder is [missing]."""
+    maximum_depth: int | None = None
+    """Comments in the longest path; deeper comments are not examples. None for no limit."""
+    separator: str = "\n\n\n"
+    """Between two comments of a document. No cleaned comment contains three newlines in a row, so
+    that a document can be split into its comments again."""
+    speakers: bool = False
+    """Whether each comment begins with a mark for its author, 'A: ' for the first in a document."""
+    cleaning: Cleaning = field(default_factory=Cleaning)
+    """How bodies are cleaned, and whose comments are left out."""
+    held_out: HeldOut = field(default_factory=lambda: HeldOut(valid=0.01, test=0.01))
+    """Fractions of the threads in valid and test."""
+    split_seed: int = 0
+    """Another seed holds out other threads."""
 
-    heads: Heads
-    """(num_comments,) what is known of each comment."""
-    text_starts: Places
-    """(num_comments,) where its text begins among the texts as they were read."""
-    parents: Places
-    """(num_comments,) the place of the comment answered, or POST, or MISSING."""
-    thread_starts: Places
-    """(num_threads,) the place of each thread's first comment."""
-    num_duplicates: int
-    """Comments left out because one with the same id had come before in the same thread."""
+    def __post_init__(self) -> None:
+        """Check the values."""
+        for name, choices in (("form", Form), ("removed", Gap), ("missing", Gap)):
+            check_choice(name, getattr(self, name), get_args(choices))
+        if self.maximum_depth is not None:
+            check_integer("maximum_depth", self.maximum_depth, minimum=1, example=7)
+        if not self.separator:
+            raise input_error("separator must have characters", "''", r"use for example '\n'")
+
+    def split_of(self, thread: int) -> str:
+        """The split of a thread, given the number of its post.
+
+        A thread keeps its split when dumps are added. If `valid` grows, it takes threads from train
+        only: valid and test are taken from opposite ends.
+        """
+        digest = hashlib.blake2b(f"{self.split_seed}:{thread}".encode(), digest_size=6).digest()
+        place = int.from_bytes(digest) / 2**48
+        if place < self.held_out.valid:
+            return "valid"
+        return "test" if place >= 1 - self.held_out.test else "train"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CommentCounts(Counts):
+    """Comments. From `duplicates` to `whole`, each is counted once."""
+
+    duplicates: int = 0  # An earlier comment of the thread, in any dump, has the same id.
+    deleted: int = 0
+    removed: int = 0  # By a moderator, or by Reddit.
+    empty: int = 0
+    bots: int = 0
+    filtered: int = 0
+    in_cycles: int = 0  # From here on they have a text. Their own ancestors, or below one.
+    below_missing: int = 0  # Orphans, or below an orphan.
+    below_removed: int = 0  # An ancestor has no text.
+    whole: int = 0
+    orphans: int = 0  # Of all except duplicates: the parent is in no file, or in another thread.
+    examples: int = 0  # Of those with a text: selected by the options.
 
     @property
-    def thread_of(self) -> Places:
-        """(num_comments,) which of the threads a comment is in, counted from 0."""
-        is_first = np.zeros(self.heads.size, dtype=np.int64)
-        is_first[self.thread_starts] = 1
-        return np.cumsum(is_first) - 1
+    def comments(self) -> int:
+        """All comments."""
+        without_text = self.deleted + self.removed + self.empty + self.bots + self.filtered
+        return self.duplicates + without_text + self.with_text
+
+    @property
+    def with_text(self) -> int:
+        """Comments with a text."""
+        return self.in_cycles + self.below_missing + self.below_removed + self.whole
 
 
-def rebuild(heads: Heads) -> Threads:
-    """Put comments in order and find the parent of each.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextCounts(Counts):
+    """What is written."""
 
-    A parent must be in the same thread. In the oldest dumps some parent_ids have since been given
-    to other comments; believed, they would join two threads and answer what came later.
+    threads: int = 0
+    threads_with_examples: int = 0
+    documents: int = 0
+    characters: int = 0  # With separators and marks.
+    distinct_characters: int = 0  # In the comments that are written, each counted once.
+
+
+class Row(NamedTuple):
+    """A comment, as SCHEMA describes it."""
+
+    thread: int
+    id: int
+    parent: int | None
+    author: int | None
+    status: int
+    text: str | None
+
+
+class Thread(NamedTuple):
+    """The comments of a thread, and the paths that are written."""
+
+    rows: list[Row]
+    before: list[int]  # The place before this one in a written path, POST or MISSING at its start.
+    examples: list[int]  # The places at which written paths end.
+    inner: set[int]  # The places on written paths that end elsewhere.
+    counts: Counter[str]  # CommentCounts, by name.
+
+
+def rebuild(comments: pa.Table, options: RedditOptions) -> Iterator[Thread]:
+    """The threads in order. Of comments with the same thread and id, the first is kept."""
+    numbered = comments.append_column("row", pa.array(np.arange(len(comments))))
+    firsts = numbered.group_by(["thread", "id"], use_threads=False).aggregate([("row", "min")])
+    order = [(name, "ascending") for name in ("thread", "created", "id")]
+    rows = comments.take(firsts["row_min"]).sort_by(order)
+    columns = [rows[name].to_pylist() for name in Row._fields]
+    for _, group in groupby(map(Row._make, zip(*columns, strict=True)), attrgetter("thread")):
+        yield _thread(list(group), options)
+
+
+def _thread(rows: list[Row], options: RedditOptions) -> Thread:
+    """Follow all paths from the top down, and select the examples.
+
+    A parent must be in the same thread. In the oldest dumps some ids were given to later comments
+    again: joined by id alone, they would connect two threads and answer what was written later.
     """
-    text_starts = np.cumsum(heads["num_bytes"], dtype=np.int64) - heads["num_bytes"]
-    kept = _first_of_each(heads)
-    order = kept[np.lexsort([heads[name][kept] for name in ("id", "created", "thread")])]
-    ordered = heads[order]
-    is_new_thread = np.ones(order.size, dtype=np.bool_)
-    is_new_thread[1:] = ordered["thread"][1:] != ordered["thread"][:-1]
-    return Threads(
-        heads=ordered,
-        text_starts=text_starts[order],
-        parents=_parents(ordered, np.cumsum(is_new_thread)),
-        thread_starts=np.flatnonzero(is_new_thread),
-        num_duplicates=heads.size - order.size,
-    )
+    places = {row.id: place for place, row in enumerate(rows)}
+    parents = [POST if row.parent is None else places.get(row.parent, MISSING) for row in rows]
+    answers: defaultdict[int, list[int]] = defaultdict(list)
+    for place, parent in enumerate(parents):
+        answers[parent].append(place)
+    counts = Counter(COUNT_OF_STATUS[row.status] for row in rows if row.text is None)
+    counts["orphans"] = len(answers[MISSING])
+
+    before, examples = parents.copy(), []
+    kinds = {POST: "whole", MISSING: "below_missing"}
+    depths = {POST: 0, MISSING: {"drop": NO_PATH, "cut": 0, "placeholder": 1}[options.missing]}
+    reached = answers[POST] + answers[MISSING]
+    for place in reached:
+        reached += answers[place]
+        parent = parents[place]
+        kinds[place], depths[place] = kinds[parent], depths[parent] + 1
+        if parent == MISSING and options.missing == "cut":
+            before[place] = POST
+        if parent >= 0 and rows[parent].text is None:
+            kinds[place] = "below_removed" if kinds[parent] == "whole" else kinds[parent]
+            if options.removed == "cut":
+                before[place], depths[place] = POST, 1
+            elif options.removed == "drop":
+                depths[place] = NO_PATH
+        if rows[place].text is not None:
+            counts[kinds[place]] += 1
+            if depths[place] <= (options.maximum_depth or NO_PATH - 1):
+                examples.append(place)
+    # The others are in cycles, or below one.
+    others = set(range(len(rows))).difference(reached)
+    counts["in_cycles"] = sum(rows[place].text is not None for place in others)
+    counts["examples"] = len(examples)
+    inner: set[int] = set()
+    for example in examples:
+        place = before[example]
+        while place >= 0 and place not in inner:
+            inner.add(place)
+            place = before[place]
+    return Thread(rows, before, sorted(examples), inner, counts)
 
 
-def _first_of_each(heads: Heads) -> Places:
-    """Indices of the comments whose thread and id have not come before."""
-    order = np.lexsort([heads["id"], heads["thread"]])
-    thread, identity = heads["thread"][order], heads["id"][order]
-    is_first = np.ones(order.size, dtype=np.bool_)
-    is_first[1:] = (thread[1:] != thread[:-1]) | (identity[1:] != identity[:-1])
-    return order[is_first]
+def documents(thread: Thread, options: RedditOptions) -> Iterator[Document]:
+    """Write the documents of a thread, in the order of their last comments."""
+    split = options.split_of(thread.rows[0].thread)
+    ends = thread.examples
+    if options.form == "leaves":
+        ends = [place for place in ends if place not in thread.inner]
+    elif options.form == "threads":
+        ends = ends[:1]
+    for end in ends:
+        is_thread = options.form == "threads"
+        path = _depth_first(thread) if is_thread else _path(thread.before, end)
+        pieces = [_piece(thread.rows, place) for place in path]
+        if options.speakers:
+            marks = _speakers([None if place < 0 else thread.rows[place].author for place in path])
+            pieces = [f"{mark}: {piece}" for mark, piece in zip(marks, pieces, strict=True)]
+        yield Document(text=options.separator.join(pieces), split=split)
 
 
-def _parents(heads: Heads, thread_numbers: Places) -> Places:
-    """The place of each comment's parent: one look-up for all, by thread and id together."""
-    identities = np.unique(heads["id"])
-    ranks, _ = _found(identities, heads["id"])
-    wanted_ranks, is_known = _found(identities, heads["parent"])
-    keys = thread_numbers * identities.size + ranks
-    order = np.argsort(keys)
-    indices, is_there = _found(keys[order], thread_numbers * identities.size + wanted_ranks)
-    places = np.where(is_known & is_there, order[indices], MISSING)
-    return np.where(heads["parent"] == NO_PARENT, POST, places)
+def _path(before: Sequence[int], place: int) -> list[int]:
+    path = [place]
+    while place >= 0 and (place := before[place]) != POST:
+        path.append(place)
+    return path[::-1]
 
 
-def _found(values: NDArray[np.generic], wanted: NDArray[np.generic]) -> tuple[Places, Flags]:
-    """For each value wanted, its index among increasing values, and whether it is there."""
-    indices = np.minimum(np.searchsorted(values, wanted), max(values.size - 1, 0))
-    return indices, values[indices] == wanted
+def _depth_first(thread: Thread) -> list[int]:
+    """The written comments of a thread, each followed by its answers."""
+    answers: defaultdict[int, list[int]] = defaultdict(list)
+    for place in sorted(thread.inner.union(thread.examples)):
+        answers[max(thread.before[place], POST)].append(place)
+    path, waiting = [], answers[POST][::-1]
+    while waiting:
+        place = waiting.pop()
+        path += [MISSING, place] if thread.before[place] == MISSING else [place]
+        waiting += reversed(answers[place])
+    return path
 
 
-def sum_along_paths(parents: Places, values: Numbers) -> tuple[Numbers, Flags]:
-    """The sum of a value over each comment and all those leading to it, and where there is one.
+def _piece(rows: Sequence[Row], place: int) -> str:
+    if place == MISSING:
+        return MISSING_TEXT
+    text = rows[place].text
+    return REMOVED_TEXT if text is None else text
 
-    A comment that is its own ancestor has no path, nor have those below it. Each round doubles how
-    far the sums reach: s[i] <- s[i] + s[j], j[i] <- j[j[i]], where j[i] is the next one not yet
-    in s[i].
 
-    >>> sums, has_path = sum_along_paths(np.array([POST, 0, 1, 4, 3]), np.array([1, 1, 1, 1, 1]))
-    >>> sums[has_path].tolist(), has_path.tolist()
-    ([1, 2, 3], [True, True, True, False, False])
-    """
-    above_all = parents.size
-    sums = np.append(values, 0)
-    next_ones = np.append(np.where(parents < 0, above_all, parents), above_all)
-    for _ in range(parents.size.bit_length()):
-        if np.all(next_ones == above_all):
-            break
-        sums = sums + sums[next_ones]
-        next_ones = next_ones[next_ones]
-    return sums[:-1], next_ones[:-1] == above_all
+def _speakers(authors: Sequence[int | None]) -> list[str]:
+    """A letter for each comment, by author, in the order of appearance."""
+    letters = iter(ascii_uppercase + ascii_lowercase)
+    marks: dict[int | None, str] = {None: NO_SPEAKER}
+    for author in authors:
+        if author not in marks:
+            marks[author] = next(letters, NO_SPEAKER)
+    return [marks[author] for author in authors]
+
+
+def count(comments: pa.Table, options: RedditOptions) -> tuple[CommentCounts, list[TextCounts]]:
+    """Count comments, and what is written in each of the SPLITS."""
+    found: Counter[str] = Counter()
+    texts: dict[str, Counter[str]] = {split: Counter() for split in SPLITS}
+    num_rows = 0
+    for thread in rebuild(comments, options):
+        num_rows += len(thread.rows)
+        found.update(thread.counts)
+        written = [thread.rows[place].text or "" for place in thread.inner.union(thread.examples)]
+        characters = [len(document.text) for document in documents(thread, options)]
+        texts[options.split_of(thread.rows[0].thread)].update(
+            threads=1,
+            threads_with_examples=bool(characters),
+            documents=len(characters),
+            characters=sum(characters),
+            distinct_characters=sum(map(len, written)),
+        )
+    found["duplicates"] = len(comments) - num_rows
+    return CommentCounts(**found), [TextCounts(**texts[split]) for split in SPLITS]

@@ -1,42 +1,126 @@
 """A stream that takes one token of every row at a time, as fast as the device allows."""
 
-import importlib.util
-import os
 import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
-from staircase_attention.engine.decoding.layout import Layout
-from staircase_attention.engine.decoding.memory import Memory, holds_what_it_should
+from staircase_attention.checks import InputError, input_error
+from staircase_attention.engine.backend import can_run_on, compute_dtype, is_plain
+from staircase_attention.engine.decoding.plan import (
+    BANK_SEGMENTS,
+    HEADER,
+    Books,
+    DecodingPlan,
+    Form,
+    Planner,
+    Sizes,
+    measured,
+)
 from staircase_attention.engine.decoding.weights import Weights
-from staircase_attention.engine.fused import KINDS
 from staircase_attention.engine.kernels.graphs import captured
-from staircase_attention.layers.embedding import Embedding
-from staircase_attention.layers.plainness import are_untouched
-from staircase_attention.layers.positions import RotaryPositions
+from staircase_attention.layers import KeysValues
+from staircase_attention.layers.positions import ROTARY_BASE
 from staircase_attention.models.sequence_model import SequenceModel
-from staircase_attention.models.state import State
+from staircase_attention.models.state import State, Stream
+from staircase_attention.schedules import joined
 
 if TYPE_CHECKING:
-    from staircase_attention.engine.decoding.launches import Launches
+    from staircase_attention.engine.decoding.launches import Launch
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-KNOWN = (*KINDS, RotaryPositions, SequenceModel, Embedding, nn.Embedding)
-"""What a model is made of."""
 HOPPER = 9
-"""The first kind of GPU on which a kernel can begin before the one ahead of it has ended."""
+"""The first compute capability with programmatic dependent launch."""
+
+
+class DecoderMemory:
+    """What the kernels keep of a stream: keys and values in place, position, and plan."""
+
+    def __init__(
+        self, model: SequenceModel, stream: Stream, sizes: Sizes, dtype: torch.dtype
+    ) -> None:
+        config, schedule = model.config, model.schedule
+        self.sizes, self.capacity = sizes, sizes.capacity
+        self.num_rows, self.num_heads = len(stream.rows), config.num_heads
+        self.head_size = config.head_size
+        device = model.output.weight.device
+        num_caches = 1 if schedule.shares_keys_values else config.num_layers
+        per_row = (self.num_rows, config.num_heads)
+        banks = (config.num_layers, sizes.num_regions, *per_row, sizes.capacity, config.head_size)
+        caches = (num_caches, *per_row, sizes.num_slots, config.head_size)
+        num_banks = torch.Size(banks).numel()
+        memory = torch.zeros(2, num_banks + torch.Size(caches).numel(), dtype=dtype, device=device)
+        self.keys, self.values = memory
+        self._banks = memory[:, :num_banks].view(2, *banks)
+        self._caches = memory[:, num_banks:].view(2, *caches)
+        self.position = torch.tensor([stream.position], dtype=torch.int64, device=device)
+        self.starts = torch.tensor(stream.starts, dtype=torch.int64, device=device)
+        num_segments = sizes.num_frozen + BANK_SEGMENTS
+        row_size = HEADER + 3 * num_segments
+        # Rows begin at multiples of 16 bytes, so that one compiled kernel serves all of them.
+        shape = (sizes.num_steps, row_size + row_size % 2)
+        self.plan = torch.zeros(shape, dtype=torch.int64, device=device)
+        self.turns: Float[Tensor, "2 distances half"] = turns(config.head_size, sizes.reach, device)
+
+    def bank_base(self, layer: int) -> int:
+        """The first vector of a layer's banks."""
+        return layer * self._banks[0, 0].numel() // self.head_size
+
+    def cache_base(self, layer: int) -> int:
+        """The first vector of a layer's cache."""
+        return (self._banks[0].numel() + layer * self._caches[0, 0].numel()) // self.head_size
+
+    def fill(self, stream: Stream, books: Books) -> None:
+        """Take in what a stream remembers."""
+        for key, memory, places in self._bank_parts(books, stream.position):
+            memory.index_copy_(3, places, torch.stack(stream.banks[key]).detach().to(memory))
+        parts = zip(stream.cache, self._cache_parts(books), strict=False)
+        for held, (memory, places) in parts:
+            memory.index_copy_(3, places, torch.stack(held).detach().to(memory))
+
+    def stream(self, begun: Stream, books: Books, position: int) -> Stream:
+        """What the model's own stream would be at a position."""
+
+        def read(memory: Tensor, places: Tensor) -> KeysValues:
+            return KeysValues(*(one.index_select(2, places) for one in memory))
+
+        parts = self._bank_parts(books, position)
+        return replace(
+            begun,
+            position=position,
+            banks={key: read(memory, places) for key, memory, places in parts},
+            cache=tuple(read(*part) for part in self._cache_parts(books)),
+            cached=joined(range(one.position, one.position + one.length) for one in books.cached),
+        )
+
+    def _bank_parts(
+        self, books: Books, position: int
+    ) -> Iterator[tuple[tuple[int, int], Tensor, Tensor]]:
+        """The number and layer of each bank, its memory [2, rows, ...], and its tokens' places."""
+        for (bank, layer), num_held in books.banks.items():
+            held = torch.arange(position - num_held, position, device=self.keys.device)
+            yield (bank, layer), self._banks[:, layer, books.regions[bank]], held % self.capacity
+
+    def _cache_parts(self, books: Books) -> Iterator[tuple[Tensor, Tensor]]:
+        """The memory of each layer's cache, and the places of its tokens."""
+        runs = [torch.arange(one.place, one.place + one.length) for one in books.cached]
+        if runs:
+            places = torch.cat(runs).to(self.keys.device)
+            for layer in range(self._caches.shape[1]):
+                yield self._caches[:, layer], places
 
 
 class Decoder:
-    """A model and a state of it, made ready for single tokens.
+    """A model and a state of it, prepared for single tokens.
 
-    It computes what the model itself would, in the same numbers up to rounding, with hidden vectors
-    in float32. Weights are read when it is made, and its state is its own: `state()` gives an
-    ordinary one back at any moment. On a GPU a token is one captured graph.
+    It computes what the model itself would, up to rounding, with hidden vectors in float32. Weights
+    are read when it is created. It updates its own memory in place; `state()` returns an ordinary
+    state at any moment. On a GPU a token is one captured graph.
     """
 
     def __init__(
@@ -49,58 +133,49 @@ class Decoder:
         early: bool | None = None,
     ) -> None:
         if not self.fits(model, state):
-            raise ValueError(
-                "a decoder takes a bounded model of the family in bfloat16, float16 or float32 on "
-                "a GPU, and a state of it that is one stream; use the model itself where "
-                "Decoder.fits says no"
+            raise InputError(
+                "Decoder needs a model with a bounded state in bfloat16, float16 or float32 on a "
+                "GPU, and a state of that model with one stream; call the model itself where "
+                "Decoder.fits(model, state) is False"
             )
-        layout = Layout.of(model.schedule, model.config.num_layers)
-        assert layout is not None
-        dtype = compute_dtype(model)
+        dtype = compute_dtype(model.output.weight)
         device = model.output.weight.device
+        self._model = model
         self._given = replace(state, streams=())
         # On a CPU, where there is no device to choose, this does nothing.
         self._device = torch.cuda.device(device.index if device.type == "cuda" else -1)
-        self._num_steps = 0
+        self._captures = capture and device.type == "cuda"
+        if early is None:
+            early = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= HOPPER
+        self._early = early
+        self._planner = Planner(model.schedule, model.config.num_layers)
         # What is made in inference mode could not be part of anything that is differentiated.
         with torch.inference_mode(mode=False), torch.no_grad():
             if weights is None or not weights.serve(model, dtype):
                 weights = Weights.of(model, dtype)
             self.weights = weights
-            self._memory = Memory(
-                layout,
-                state.streams[0],
-                num_layers=model.config.num_layers,
-                num_caches=1 if weights.shared is not None else model.config.num_layers,
-                num_heads=model.config.num_heads,
-                head_size=model.config.head_size,
-                dtype=dtype,
-                device=device,
-            )
-            self._launches = self._prepare(layout, model.config.num_heads, early=early)
-            self._graph = self._captured() if capture and device.type == "cuda" else None
+            self._begin(state.streams[0], measured(model.schedule, model.config.num_layers))
 
     @staticmethod
     def fits(model: object, state: object) -> bool:
-        """Whether a decoder can go on from this state as the model would."""
+        """Whether a decoder can continue from this state as the model would."""
         if not isinstance(model, SequenceModel) or not isinstance(state, State):
             return False
-        if not model.fuse or not are_untouched(model, KNOWN) or model.config.head_size % 2:
-            return False
         here = model.output.weight
-        dtype = compute_dtype(model)
+        if not can_run_on(here.device):
+            return False
+        dtype = compute_dtype(model.output.weight)
         is_casting = torch.is_autocast_enabled(here.device.type)
-        layout = Layout.of(model.schedule, model.config.num_layers)
         return (
-            can_run_on(here.device)
-            and layout is not None
+            is_plain(model)
+            and model.config.head_size % 2 == 0
+            and model.schedule.is_state_bounded
             and dtype in DTYPES
             and state.model == model.signature
             and len(state.streams) == 1
             and state.streams[0].rows == tuple(range(state.batch_size))
             and (is_casting or not state.dtypes - {dtype})
             and not state.devices - {here.device}
-            and holds_what_it_should(layout, state, model.config.num_layers)
         )
 
     @property
@@ -111,84 +186,138 @@ class Decoder:
     @property
     def is_captured(self) -> bool:
         """Whether a token is one graph."""
-        return self._graph is not None
+        return self._captures
 
     @property
     def num_kernels(self) -> int:
-        """Kernels a token."""
-        return len(self._launches)
+        """Kernels per token."""
+        return len(self._launches.all(self._plan.form))
 
     def step(self, tokens: Int[Tensor, " batch"]) -> Float[Tensor, "batch output"]:
         """Logits after one more token of every row, in float32; the next step overwrites them."""
         if tokens.shape != (self.batch_size,):
-            raise ValueError(
-                f"a step takes one token for each of the {self.batch_size} rows, "
-                f"got shape {tuple(tokens.shape)}; pass tokens of shape ({self.batch_size},)"
+            raise input_error(
+                f"a step takes one token for each of the {self.batch_size} rows",
+                f"shape {tuple(tokens.shape)}",
+                f"pass tokens of shape ({self.batch_size},)",
             )
         with torch.no_grad(), self._device:
+            if self._position == self._plan.run.stop:
+                self._grow()
+            run = self._program()
             self._launches.tokens.copy_(tokens)
-            if self._graph is None:
-                self._launches.run()
-            else:
-                self._graph.replay()
-        self._num_steps += 1
+            run()
+        self._position += 1
+        if self._position == self._plan.run.stop:
+            # While the device computes: on the host this takes some microseconds per step.
+            self._plan_next()
         return self._launches.logits
 
     def undo(self) -> None:
-        """Take back the latest step, once: what it wrote lies where nobody looks any more."""
-        assert self._num_steps > 0
-        self._num_steps -= 1
+        """Take back the latest step, once: what it wrote is read by no later step."""
+        self._position -= 1
         with torch.no_grad():
             self._memory.position.sub_(1)
+        if self._position < self._plan.run.start:
+            assert self._previous is not None
+            self._enter(self._previous)
 
     def state(self) -> State:
-        """Where the stream stands, as the model itself would say it: a copy."""
-        position = self._memory.begun.position + self._num_steps
+        """Where the stream stands, as the model itself would return it: a copy."""
+        books = self._planner.books_at(self._plan, self._position)
         with torch.inference_mode(mode=False), torch.no_grad():
-            return replace(self._given, streams=(self._memory.stream(position),))
+            stream = self._memory.stream(self._begun, books, self._position)
+        return replace(self._given, streams=(stream,))
 
-    def _prepare(self, layout: Layout, num_heads: int, *, early: bool | None) -> "Launches":
+    def _begin(self, stream: Stream, sizes: Sizes) -> None:
+        """Continue from a stream, in memory of at least these sizes."""
         # Triton is imported where it is used: it may not be there.
         from staircase_attention.engine.decoding.launches import Launches
 
-        device = self.weights.logits.device
-        if early is None:
-            early = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= HOPPER
-        return Launches(self.weights, layout, self._memory, num_heads=num_heads, early=early)
+        model = self._model
+        self._begun = replace(stream, banks={}, cache=())
+        self._position = stream.position
+        books = Books.of(stream)
+        self._sizes = sizes | self._planner.plan(books, stream.position).sizes
+        self._memory = DecoderMemory(model, stream, self._sizes, self.weights.dtype)
+        self._memory.fill(stream, books)
+        self._launches = Launches(
+            self.weights,
+            self._memory,
+            attends_self=self._planner.attends_self,
+            span=self._planner.span,
+            early=self._early,
+        )
+        self._programs: dict[Form, Callable[[], object]] = {}
+        """What computes a token, for each form of its steps."""
+        self._previous: DecodingPlan | None = None
+        self._enter(self._planner.plan(books, stream.position, self._sizes.capacity))
+        with self._device:
+            self._program()
 
-    def _captured(self) -> torch.cuda.CUDAGraph | None:
-        """The launches as one graph; None where they cannot be captured."""
-        try:
-            with self._device:
-                return self._capture()
-        except RuntimeError as error:
-            warnings.warn(f"tokens are decoded without a captured graph: {error}", stacklevel=4)
-            return None
+    def _plan_next(self) -> None:
+        """Go on to the next run, unless it needs more room than there is."""
+        plan = self._planner.plan(self._plan.after, self._position, self._sizes.capacity)
+        if plan.sizes | self._sizes == self._sizes:
+            self._previous = self._plan
+            self._enter(plan)
 
-    def _capture(self) -> torch.cuda.CUDAGraph:
+    def _enter(self, plan: DecodingPlan) -> None:
+        self._plan = plan
+        rows = torch.tensor(plan.rows(self._sizes))
+        with torch.no_grad():
+            # From pageable memory, which is free again at once; the device gets there in its turn.
+            target = self._memory.plan[: len(rows), : rows.shape[1]]
+            target.copy_(rows, non_blocking=True)
+
+    def _grow(self) -> None:
+        """Make room for a run that needs more than any before it."""
+        plan = self._planner.plan(self._plan.after, self._position)
+        with torch.inference_mode(mode=False):
+            twice = Sizes(*(2 * size for size in plan.sizes))
+            self._begin(self.state().streams[0], self._sizes | twice)
+
+    def _program(self) -> Callable[[], object]:
+        """What computes a token of the present run."""
+        form = self._plan.form
+        if form not in self._programs:
+            launches = self._launches.all(form)
+            self._programs[form] = partial(_run_all, launches)
+            if self._captures:
+                try:
+                    self._programs[form] = self._captured(launches)
+                except RuntimeError as error:
+                    self._captures = False
+                    warnings.warn(
+                        f"tokens are decoded without a captured graph: {error}", stacklevel=4
+                    )
+        return self._programs[form]
+
+    def _captured(self, launches: "list[Launch]") -> Callable[[], object]:
+        """Launches as one graph."""
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            # Compiles all kernels. What it leaves in the rings is where the next token will be.
-            self._launches.run()
+            # Compiles all kernels. What they write lies where the next token will be.
+            _run_all(launches)
             self._memory.position.sub_(1)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with captured(graph):
-            self._launches.run()
-        return graph
+            _run_all(launches)
+        return graph.replay
 
 
-def compute_dtype(model: SequenceModel) -> torch.dtype:
-    """The numbers that products are made of: autocast's, or those of the weights."""
-    weight = model.output.weight
-    if torch.is_autocast_enabled(weight.device.type):
-        return torch.get_autocast_dtype(weight.device.type)
-    return weight.dtype
+def _run_all(launches: "list[Launch]") -> None:
+    for launch in launches:
+        launch()
 
 
-def can_run_on(device: torch.device) -> bool:
-    """Whether the kernels can run there; on a CPU only Triton's interpreter runs them."""
-    if importlib.util.find_spec("triton") is None:
-        return False
-    return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
+def turns(
+    head_size: int, num_distances: int, device: torch.device
+) -> Float[Tensor, "2 distances half"]:
+    """Cosine and sine of the angle by which rotary positions turn a query, for every distance."""
+    pairs = torch.arange(head_size // 2, dtype=torch.float64)
+    distances = torch.arange(num_distances, dtype=torch.float64)
+    angles = distances[:, None] * torch.pow(ROTARY_BASE, -2 * pairs / head_size)
+    return torch.stack([angles.cos(), angles.sin()]).float().to(device)

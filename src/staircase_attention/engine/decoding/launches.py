@@ -1,23 +1,32 @@
 """The kernels by which one token of every row goes through a model, in order."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
 from torch import Tensor
 
-from staircase_attention.engine.decoding.layout import Layout
-from staircase_attention.engine.decoding.memory import Memory
-from staircase_attention.engine.decoding.tiles import attention_tiles, few_tiles, many_tiles
+from staircase_attention.engine.decoding.plan import BANK_SEGMENTS, Form
 from staircase_attention.engine.decoding.weights import Norm, Weights
 from staircase_attention.engine.kernels import decoding as kernels
-from staircase_attention.engine.kernels.decoding_attention import attend_rings
+from staircase_attention.engine.kernels.decoding_attention import attend_segments
+
+if TYPE_CHECKING:
+    from staircase_attention.engine.decoding.decoder import DecoderMemory
 
 MOST_FEW_ROWS = 4
 """Up to this many rows products are made without tensor cores."""
+ENOUGH_PROGRAMS = 128
+"""About the number of multiprocessors of a large GPU."""
+MOST_SHARES = 8
+"""Programs that share the keys of one head, at most."""
+FEWEST_KEYS = 32
+"""Keys that are worth a program of their own."""
+HALF = 2
+"""Bytes of a number in half precision."""
 
 Launch = Callable[[], object]
 
@@ -30,22 +39,34 @@ class Product:
     norm: Norm | None = None
     """Applied to the source first."""
     weights: Tensor
-    columns: int
+    """[columns, inner], or one such matrix per layer."""
+    bias: Tensor | None = None
     target: Tensor
     kind: int
     """Of the targets that the kernels know."""
-    layer: int = 0
-    bias: Tensor | None = None
+    mix: int = kernels.NO_MIX.value
     mix_weight: Tensor | None = None
-    first: int = 0
-    """Which of queries, keys and values the first column belongs to, as a column."""
-    num_layers: int = 1
-    """Layers that one launch serves."""
-    weight_stride: int = 0
-    pass_number: int = 1
-    to_cache: bool = False
-    advances: bool = False
-    """Whether the position moves on."""
+    base: int = 0
+    """Where keys and values go: the first vector of their memory,"""
+    capacity: int = 1
+    """tokens in each of its rings,"""
+    plan: Tensor | None = None
+    """and the numbers from which the place of a token follows."""
+
+    @property
+    def columns(self) -> int:
+        """Of the result."""
+        return self.weights.shape[-2]
+
+    @property
+    def inner(self) -> int:
+        """Numbers that are multiplied for each element of the result."""
+        return self.weights.shape[-1]
+
+    @property
+    def num_layers(self) -> int:
+        """Layers that one launch serves."""
+        return len(self.weights) if self.weights.dim() == 3 else 1  # noqa: PLR2004
 
 
 class Launches:
@@ -54,180 +75,154 @@ class Launches:
     def __init__(
         self,
         weights: Weights,
-        layout: Layout,
-        memory: Memory,
+        memory: "DecoderMemory",
         *,
-        num_heads: int,
+        attends_self: bool,
+        span: int | None,
         early: bool,
     ) -> None:
-        self.weights, self.layout, self.memory = weights, layout, memory
-        self.early = early
-        self.rows, self.num_heads = memory.num_rows, num_heads
-        self.width = weights.embedding.shape[1]
-        self.size = self.width // num_heads
+        self.weights, self.memory = weights, memory
+        self.attends_self, self.span, self.early = attends_self, span, early
+        self.rows, self.num_heads, self.size = memory.num_rows, memory.num_heads, memory.head_size
+        self.width = self.num_heads * self.size
         self.is_few = self.rows <= MOST_FEW_ROWS
         self.attention = attention_tiles(
             self.rows,
-            num_heads,
-            layout.num_visible,
+            self.num_heads,
+            memory.sizes.num_keys,
             self.size,
             weights.dtype,
-            is_rotary=weights.turns is not None,
+            is_rotary=weights.table is None,
         )
-        device, dtype = weights.embedding.device, weights.dtype
 
-        def rows(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-            return torch.zeros(*shape, dtype=dtype, device=device)
+        def scratch(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros(*shape, dtype=dtype, device=weights.embedding.device)
 
-        self.tokens = rows(self.rows, dtype=torch.int64)
-        self.logits = rows(self.rows, weights.logits.shape[0])
-        self._hidden, self._embedded, self._mix = rows(3, self.rows, self.width)
-        self._normed = rows(weights.num_layers, self.rows, self.width, dtype=dtype)
-        self._queries = rows(self.rows, self.width, dtype=dtype)
-        self._attended = rows(self.rows, self.width, dtype=dtype)
-        shares = self.attention.shares
-        self._highest, self._total = rows(2, shares, self.rows, num_heads)
-        self._inner = rows(self.rows, weights.expand.shape[1], dtype=dtype)
-        self._counts = rows(max(4096, self.rows * num_heads), dtype=torch.int32)
-        self._partial = rows(shares * self.rows * self.width)
-        self._launches = list(self._all())
+        dtype, shares = weights.dtype, self.attention.shares
+        self.tokens = scratch(self.rows, dtype=torch.int64)
+        self.logits = scratch(self.rows, len(weights.logits))
+        self._hidden, self._mix = scratch(2, self.rows, self.width)
+        self._normed = scratch(weights.num_layers, self.rows, self.width, dtype=dtype)
+        self._queries, self._attended = scratch(2, self.rows, self.width, dtype=dtype)
+        self._inner = scratch(self.rows, weights.expand.shape[1], dtype=dtype)
+        self._tops = scratch(2, shares, self.rows, self.num_heads)
+        self._partial = scratch(shares * self.rows * self.width)
+        self._counts = scratch(max(4096, self.rows * self.num_heads), dtype=torch.int32)
 
-    def run(self) -> None:
-        """Take the tokens to their logits, and the position one on."""
-        for launch in self._launches:
-            launch()
+    def all(self, form: Form) -> list[Launch]:
+        """What takes the tokens to their logits, and the position one on."""
+        return list(self._all(form))
 
-    def __len__(self) -> int:
-        """Kernels a token."""
-        return len(self._launches)
-
-    def _all(self) -> Iterator[Launch]:
-        yield self._embed()
-        for pass_number, layer in self.layout.trips:
-            yield from self._attention(pass_number, layer)
-            yield from self._feed_forward(layer)
-        if self.layout.freeze_after is not None:
-            yield from self._freeze()
+    def _all(self, form: Form) -> Iterator[Launch]:
         weights = self.weights
+        mixes = [weights.mix is not None and cached == "output" for _, cached in form]
+        yield self._embed(starts_mix=mixes[0])
+        for number, (layers, cached) in enumerate(form):
+            plan = self.memory.plan[number]
+            if cached == "input":
+                yield from self._freeze(self._hidden, plan)
+            for layer in layers:
+                yield from self._attention(layer, plan)
+                mix = kernels.ADD_MIX if mixes[number] else kernels.NO_MIX
+                if layer == layers[-1] and any(mixes[number + 1 : number + 2]):
+                    mix = kernels.START_MIX
+                yield from self._feed_forward(layer, mix.value)
+            if cached == "output":
+                yield from self._freeze(self._mix if mixes[number] else self._hidden, plan)
         yield from self._product(
             Product(
                 source=self._hidden,
                 norm=weights.last_norm,
                 weights=weights.logits,
                 bias=weights.logits_bias,
-                columns=weights.logits.shape[0],
                 target=self.logits,
-                kind=kernels.STORE.value,
-                advances=True,
+                kind=kernels.LOGITS.value,
             )
         )
 
-    def _embed(self) -> Launch:
-        weights, mix = self.weights, self.weights.mix
+    def _embed(self, *, starts_mix: bool) -> Launch:
+        weights = self.weights
         return partial(
             kernels.embed_rows[(self.rows,)],
             self.tokens,
             weights.embedding,
             self._hidden,
-            self._embedded,
             self._mix,
-            self._mix if mix is None else mix,
-            weights.embedding.shape[0],
+            weights.mix if starts_mix else self._mix,
+            len(weights.embedding),
             WIDTH=self.width,
-            COPY=self.layout.freeze_after == 0,
-            MIX=mix is not None,
+            MIX=starts_mix,
             BLOCK=triton.next_power_of_2(self.width),
         )
 
-    def _attention(self, pass_number: int, layer: int) -> Iterator[Launch]:
+    def _attention(self, layer: int, plan: Tensor) -> Iterator[Launch]:
         weights, width = self.weights, self.width
-        keep = partial(
-            Product,
+        own = weights.projections[layer]
+        queries = Product(
             source=self._hidden,
+            norm=weights.attention_norm.of_layer(layer),
+            weights=own if self.attends_self and weights.shared is None else own[:width],
             target=self._queries,
             kind=kernels.KEEP.value,
-            pass_number=pass_number,
+            base=self.memory.bank_base(layer),
+            capacity=self.memory.sizes.capacity,
+            plan=plan,
         )
-        own = self.layout.attends_self and weights.shared is None
-        yield from self._product(
-            keep(
-                norm=norm_of_layer(weights.attention_norm, layer),
-                weights=weights.projections[layer],
-                columns=3 * width if own else width,
-                layer=layer,
-            )
-        )
-        if self.layout.attends_self and weights.shared is not None:
+        yield from self._product(queries)
+        if self.attends_self and weights.shared is not None:
             yield from self._product(
-                keep(
-                    norm=weights.shared_norm,
-                    weights=weights.shared,
-                    columns=2 * width,
-                    first=width,
-                    layer=layer,
-                )
+                replace(queries, norm=weights.shared_norm, weights=weights.shared)
             )
-        yield self._attend(pass_number, layer)
+        yield self._attend(layer, plan)
         yield from self._product(
             Product(
                 source=self._attended,
                 weights=weights.output[layer],
-                columns=width,
                 target=self._hidden,
                 kind=kernels.ADD.value,
             )
         )
 
-    def _feed_forward(self, layer: int) -> Iterator[Launch]:
+    def _feed_forward(self, layer: int, mix: int) -> Iterator[Launch]:
         weights = self.weights
         yield from self._product(
             Product(
                 source=self._hidden,
-                norm=norm_of_layer(weights.feed_forward_norm, layer),
+                norm=weights.feed_forward_norm.of_layer(layer),
                 weights=weights.expand[layer],
                 bias=weights.expand_bias[layer],
-                columns=weights.expand.shape[1],
                 target=self._inner,
                 kind=kernels.RELU.value,
             )
         )
+        mix_weight = None
+        if weights.mix is not None:
+            mix_weight = weights.mix[0 if mix == kernels.START_MIX.value else layer + 1 :]
         yield from self._product(
             Product(
                 source=self._inner,
                 weights=weights.contract[layer],
                 bias=weights.contract_bias[layer],
-                columns=self.width,
                 target=self._hidden,
                 kind=kernels.ADD.value,
-                mix_weight=None if weights.mix is None else weights.mix[layer + 1 :],
+                mix=mix,
+                mix_weight=mix_weight,
             )
         )
 
-    def _freeze(self) -> Iterator[Launch]:
+    def _freeze(self, remembered: Tensor, plan: Tensor) -> Iterator[Launch]:
         """Keys and values of the token as it is remembered, for all layers at once."""
-        weights, width = self.weights, self.width
-        remembered = self._hidden if weights.mix is None else self._mix
-        if self.layout.freeze_after == 0:
-            remembered = self._embedded
-        freeze = partial(
-            Product,
-            source=remembered,
-            columns=2 * width,
-            target=self._queries,
-            kind=kernels.KEEP.value,
-            first=width,
-            to_cache=True,
-        )
-        if weights.shared is not None:
-            yield from self._product(freeze(norm=weights.shared_norm, weights=weights.shared))
-            return
-        projections = weights.projections
+        shared = self.weights.shared
         yield from self._product(
-            freeze(
-                norm=weights.attention_norm,
-                weights=projections[:, width:],
-                num_layers=weights.num_layers,
-                weight_stride=projections.stride(0),
+            Product(
+                source=remembered,
+                norm=self.weights.shared_norm or self.weights.attention_norm,
+                weights=self.weights.projections[:, self.width :] if shared is None else shared,
+                target=self._queries,
+                kind=kernels.KEEP.value,
+                base=self.memory.cache_base(0),
+                capacity=self.memory.sizes.num_slots,
+                plan=plan[2:],
             )
         )
 
@@ -235,25 +230,34 @@ class Launches:
         if self.is_few:
             yield self._few(product)
             return
-        source = product.source
-        if product.norm is not None:
-            yield self._norm(product.norm, source, product.num_layers)
+        source, norm = product.source, product.norm
+        if norm is not None:
+            yield self._launch(
+                kernels.norm_rows,
+                (self.rows, product.num_layers),
+                source,
+                norm.weights,
+                self._normed,
+                self.rows,
+                norm.epsilon,
+                WIDTH=self.width,
+                BLOCK=triton.next_power_of_2(self.width),
+            )
             source = self._normed
         yield self._many(product, source)
 
     def _few(self, product: Product) -> Launch:
-        weights, norm = product.weights, product.norm
-        inner = weights.shape[-1]
-        block_n, block_k, num_warps = few_tiles(product.columns, inner, weights.dtype)
-        nothing = self._hidden
+        norm = product.norm
+        block_n, block_k, num_warps = few_tiles(
+            product.columns, product.inner, product.weights.dtype
+        )
         return self._launch(
             kernels.product_few,
             (triton.cdiv(product.columns, block_n), product.num_layers),
             product.source,
-            weights,
-            nothing if product.bias is None else product.bias,
-            nothing if norm is None else norm.gain,
-            nothing if norm is None else norm.shift,
+            product.weights,
+            self._hidden if product.bias is None else product.bias,
+            self._hidden if norm is None else norm.weights,
             1e-5 if norm is None else norm.epsilon,
             *self._targets(product),
             **self._facts(product),
@@ -265,24 +269,23 @@ class Launches:
         )
 
     def _many(self, product: Product, source: Tensor) -> Launch:
-        weights = product.weights
-        inner = weights.shape[-1]
-        tiles = many_tiles(self.rows, product.columns, inner, weights.dtype)
+        tiles = many_tiles(self.rows, product.columns, product.inner, product.weights.dtype)
         num_tiles = triton.cdiv(product.columns, tiles.columns)
         num_blocks = triton.cdiv(self.rows, tiles.rows)
         parts = 1 if product.num_layers > 1 else tiles.parts
-        part = triton.cdiv(triton.cdiv(inner, parts), tiles.inner) * tiles.inner
+        part = triton.cdiv(triton.cdiv(product.inner, parts), tiles.inner) * tiles.inner
         if parts > 1:
             self._make_room(parts * self.rows * product.columns, num_tiles * num_blocks)
         return self._launch(
             kernels.product_many,
             (num_tiles, parts, num_blocks * product.num_layers),
             source,
-            weights,
+            product.weights,
             self._hidden if product.bias is None else product.bias,
             self._partial,
             self._counts,
             *self._targets(product),
+            self.rows,
             **self._facts(product),
             PARTS=parts,
             PART=part,
@@ -294,107 +297,69 @@ class Launches:
         )
 
     def _targets(self, product: Product) -> tuple[Any, ...]:
-        """Arguments that say where a product goes; all products have them in common."""
-        weight = product.mix_weight
+        """Where a product goes; all products have these arguments."""
         return (
             product.target,
             self._mix,
-            self._mix if weight is None else weight,
-            self._queries,
+            self._mix if product.mix_weight is None else product.mix_weight,
             self.memory.keys,
             self.memory.values,
-            self.memory.cache_base // self.size if product.to_cache else 0,
+            product.base,
             self.memory.position,
-            product.layer,
-            product.pass_number,
-            self.rows,
+            self.memory.plan if product.plan is None else product.plan,
         )
 
     def _facts(self, product: Product) -> dict[str, Any]:
-        """Constants; what a product does not need is the same for all, so as to compile less."""
+        """Constants; those that a product does not need are the same for all, to compile less."""
         keeps = product.kind == kernels.KEEP.value
         return {
-            "WEIGHT_STRIDE": product.weight_stride,
+            "WEIGHT_STRIDE": product.weights.stride(0) if product.num_layers > 1 else 0,
             "COLUMNS": product.columns,
-            "INNER": product.weights.shape[-1],
+            "INNER": product.inner,
             "TARGET": product.kind,
             "BIAS": product.bias is not None,
-            "MIX": product.mix_weight is not None,
-            "FIRST": product.first,
-            "ADVANCE": product.advances,
+            "MIX": product.mix,
             "HEADS": self.num_heads if keeps else 1,
             "SIZE": self.size if keeps else 1,
-            **self._ring_facts(keeps=keeps, to_cache=product.to_cache),
+            "CAPACITY": product.capacity,
         }
 
-    def _ring_facts(self, *, keeps: bool, to_cache: bool) -> dict[str, Any]:
-        layout = self.layout
-        if not keeps or to_cache:
-            capacity = layout.num_cached if to_cache else 1
-            return {"CAPACITY": capacity, "CHUNK": 1, "PASSES": 1, "STAIRS": False}
-        return {
-            "CAPACITY": layout.capacity,
-            "CHUNK": layout.chunk,
-            "PASSES": layout.num_passes,
-            "STAIRS": layout.is_stairs,
-        }
-
-    def _norm(self, norm: Norm, source: Tensor, num_layers: int) -> Launch:
+    def _attend(self, layer: int, plan: Tensor) -> Launch:
+        memory, tiles = self.memory, self.attention
+        sizes = memory.sizes
         return self._launch(
-            kernels.norm_rows,
-            (self.rows, num_layers),
-            source,
-            norm.gain,
-            norm.shift,
-            self._normed,
-            self.rows,
-            norm.epsilon,
-            WIDTH=self.width,
-            BLOCK=triton.next_power_of_2(self.width),
-        )
-
-    def _attend(self, pass_number: int, layer: int) -> Launch:
-        weights, layout, memory = self.weights, self.layout, self.memory
-        turns, table = weights.turns, weights.table
-        tiles, nothing = self.attention, self._hidden
-        return self._launch(
-            attend_rings,
+            attend_segments,
             (self.rows * self.num_heads, tiles.shares),
             self._queries,
             memory.keys,
             memory.values,
-            memory.cache_base // self.size,
-            nothing if table is None else table,
-            nothing if turns is None else turns[0],
-            nothing if turns is None else turns[1],
+            memory.turns if self.weights.table is None else self.weights.table,
             memory.starts,
             memory.position,
+            plan,
             self._attended,
             self._partial,
-            self._highest,
-            self._total,
+            self._tops,
             self._counts,
-            layer,
-            0 if weights.shared is not None else layer,
-            pass_number,
+            memory.bank_base(layer),
+            memory.cache_base(0 if self.weights.shared is not None else layer),
             self.rows,
             self.size**-0.5,
             HEADS=self.num_heads,
             SIZE=self.size,
             UNITS=triton.next_power_of_2(self.size),
-            CAPACITY=layout.capacity,
-            CACHED=layout.num_cached,
-            CHUNK=layout.chunk,
-            PASSES=layout.num_passes,
-            CHUNKS=layout.num_chunks,
-            STAIRS=layout.is_stairs,
-            SPAN=layout.span,
-            SELF=int(layout.attends_self),
-            DISTANCES=1 if table is None else table.shape[0],
-            ROTARY=turns is not None,
+            CAPACITY=sizes.capacity,
+            SLOTS=sizes.num_slots,
+            SEGMENTS=sizes.num_frozen + (BANK_SEGMENTS if self.attends_self else 0),
+            FROZEN=sizes.num_frozen,
+            SELF=self.attends_self,
+            SPAN=self.span or 0,
+            DISTANCES=sizes.reach if self.weights.table is None else len(self.weights.table),
+            ROTARY=self.weights.table is None,
             SHARES=tiles.shares,
             BLOCK=tiles.block,
             num_warps=tiles.num_warps,
+            maxnreg=tiles.maxnreg,
         )
 
     def _make_room(self, num_partial: int, num_counts: int) -> None:
@@ -416,7 +381,71 @@ class Launches:
         return partial(kernel[grid], *arguments, **options, EARLY=self.early)
 
 
-def norm_of_layer(norm: Norm, layer: int) -> Norm:
-    """The norm of one layer."""
-    part = slice(layer, layer + 1)
-    return Norm(gain=norm.gain[part], shift=norm.shift[part], epsilon=norm.epsilon)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tiles:
+    """How a product of many rows is divided among programs."""
+
+    rows: int
+    columns: int
+    inner: int
+    parts: int
+    num_stages: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionTiles:
+    """How the keys of each row and head are divided among programs."""
+
+    shares: int
+    """Programs per row and head."""
+    block: int
+    """Keys that a program works on at once."""
+    num_warps: int
+    maxnreg: int | None
+    """Registers per thread, limited where four programs share a multiprocessor."""
+
+
+def few_tiles(columns: int, inner: int, dtype: torch.dtype) -> tuple[int, int, int]:
+    """Columns and inner size of a program that reads its weights in one go, and its warps."""
+    most = 16_384 if dtype.itemsize == HALF else 8_192
+    block_k = triton.next_power_of_2(inner)
+    block_n = max(1, min(64, most // block_k))
+    while block_n > 1 and block_n * block_k > 4096 and columns < ENOUGH_PROGRAMS * block_n:  # noqa: PLR2004
+        block_n //= 2
+    return block_n, block_k, 8 if block_n * block_k > 8192 else 4  # noqa: PLR2004
+
+
+def many_tiles(rows: int, columns: int, inner: int, dtype: torch.dtype) -> Tiles:
+    """Tiles for tensor cores, the inner size in parts where there would be few programs."""
+    is_half = dtype.itemsize == HALF
+    block_m = min(64, max(16, triton.next_power_of_2(rows)))
+    block_n = 32
+    num_programs = triton.cdiv(columns, block_n) * triton.cdiv(rows, block_m)
+    parts = max(1, min(ENOUGH_PROGRAMS * 3 // 2 // num_programs, inner // 256, 8))
+    return Tiles(
+        rows=block_m,
+        columns=block_n,
+        inner=128 if is_half else 32,
+        parts=1 << (parts.bit_length() - 1),
+        num_stages=4 if is_half else 2,
+    )
+
+
+def attention_tiles(
+    rows: int, heads: int, keys: int, size: int, dtype: torch.dtype, *, is_rotary: bool
+) -> AttentionTiles:
+    """Shares that fill the machine, and blocks that leave room for those under way."""
+    wanted = triton.cdiv(ENOUGH_PROGRAMS, rows * heads)
+    shares = min(wanted, triton.cdiv(keys, FEWEST_KEYS), MOST_SHARES)
+    shares = 1 << (shares.bit_length() - 1)
+    # A program alone on its multiprocessor works on more at once than one of several.
+    is_alone = rows * heads * shares <= ENOUGH_PROGRAMS
+    room = 49_152 if is_alone else 24_576
+    units = triton.next_power_of_2(size)
+    key_bytes = units * (2 * dtype.itemsize + (8 if is_rotary else dtype.itemsize))
+    most = min(64, max(16, triton.next_power_of_2(triton.cdiv(keys, shares))))
+    block = max(16, min(most, 1 << ((room // key_bytes).bit_length() - 1)))
+    num_warps = min(8, max(1, block * units // 1024))
+    # The compiler may use more than it needs, and a fourth program would not fit.
+    maxnreg = None if is_alone or num_warps < 4 else 65_536 // (4 * 32 * num_warps)  # noqa: PLR2004
+    return AttentionTiles(shares=shares, block=block, num_warps=num_warps, maxnreg=maxnreg)

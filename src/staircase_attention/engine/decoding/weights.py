@@ -1,41 +1,42 @@
 """A model's weights as the decoding kernels read them."""
 
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from staircase_attention.engine.decoding.layout import Layout
 from staircase_attention.layers.layer import Layer
-from staircase_attention.layers.positions import ROTARY_BASE, RelativePositions
+from staircase_attention.layers.positions import RelativePositions
 from staircase_attention.models.sequence_model import SequenceModel
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Norm:
-    """Layer norms of one kind, one under another."""
+class Norm(NamedTuple):
+    """Layer norms of one kind."""
 
-    gain: Float[Tensor, "layers width"]
-    shift: Float[Tensor, "layers width"]
+    weights: Float[Tensor, "layers 2 width"]
+    """Gains and shifts, in float32."""
     epsilon: float
 
     @classmethod
-    def of(cls, norms: list[nn.LayerNorm]) -> "Norm":
-        """Side by side, in float32."""
-        return cls(
-            gain=torch.stack([norm.weight.detach().float() for norm in norms]),
-            shift=torch.stack([norm.bias.detach().float() for norm in norms]),
-            epsilon=norms[0].eps,
-        )
+    def of(cls, norms: Sequence[nn.LayerNorm]) -> "Norm":
+        """The norms of several layers as one."""
+        pairs = [torch.stack([norm.weight, norm.bias]).detach().float() for norm in norms]
+        return cls(torch.stack(pairs), norms[0].eps)
+
+    def of_layer(self, layer: int) -> "Norm":
+        """The norm of one layer."""
+        return Norm(self.weights[layer : layer + 1], self.epsilon)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Weights:
-    """Copies of all weights, those that are read together side by side.
+    """A snapshot of all weights; those of different layers lie behind one another.
 
-    They are a snapshot: `are_current` says whether the model has changed since.
+    Matrices are in the dtype of products, norms and biases in float32.
     """
 
     embedding: Float[Tensor, "vocab width"]
@@ -52,23 +53,21 @@ class Weights:
     logits: Float[Tensor, "output width"]
     logits_bias: Float[Tensor, " output"]
     table: Float[Tensor, "distances size"] | None
-    """Vectors of distances, or"""
-    turns: Float[Tensor, "2 distances half"] | None
-    """cosine and sine of the angles by which a query turns."""
+    """Vectors of distances; None where positions are rotary."""
     shared_norm: Norm | None
     shared: Float[Tensor, "projected width"] | None
-    """Keys and values of all layers, where they share them."""
+    """Keys and values of all layers, where layers share them."""
     mix: Float[Tensor, " levels"] | None
-    """What embedding and layers weigh in a memory."""
+    """Weights of the embedding and of each layer in what is cached."""
     dtype: torch.dtype
     sources: tuple[Tensor, ...]
     """The model's own parameters."""
     version: int
-    """Changes that these had had."""
+    """How often these had been changed when the snapshot was taken."""
 
     @classmethod
     def of(cls, model: SequenceModel, dtype: torch.dtype) -> "Weights":
-        """A snapshot of a model's weights in the numbers that products are made of."""
+        """A snapshot of a model's weights for products in `dtype`."""
 
         def cast(parameters: list[Tensor]) -> Tensor:
             return torch.stack([one.detach().to(dtype) for one in parameters]).contiguous()
@@ -95,7 +94,6 @@ class Weights:
             logits=model.output.weight.detach().to(dtype).contiguous(),
             logits_bias=model.output.bias.detach().float().contiguous(),
             table=table,
-            turns=_turns(model) if table is None else None,
             shared_norm=Norm.of([memory.norm]) if shares else None,
             shared=cast([memory.key.weight, memory.value.weight]).flatten(0, 1) if shares else None,
             mix=mix,
@@ -106,15 +104,15 @@ class Weights:
 
     @property
     def are_current(self) -> bool:
-        """Whether the model's parameters are what they were."""
+        """Whether the model's parameters have not changed since."""
         return self.version == version_of(self.sources)
 
     def are_of(self, model: SequenceModel) -> bool:
-        """Whether a model has these weights still: quick to tell, and asked for every token."""
+        """Whether a model still has these weights; a quick check for every token."""
         return self.sources[-1] is model.output.bias and self.are_current
 
     def serve(self, model: SequenceModel, dtype: torch.dtype) -> bool:
-        """Whether they are what this model's would be."""
+        """Whether a new snapshot of this model would be the same."""
         here = tuple(model.parameters())
         is_same = len(here) == len(self.sources) and all(map(operator.is_, here, self.sources))
         is_near = self.logits.device == model.output.weight.device
@@ -126,14 +124,14 @@ class Weights:
         return self.output.shape[0]
 
     @property
-    def bytes_a_pass(self) -> int:
+    def bytes_per_pass(self) -> int:
         """What each pass of a token through the core must read."""
-        names = ("projections", "output", "expand", "contract")
-        return sum(_bytes(getattr(self, name)) for name in names)
+        matrices = (self.projections, self.output, self.expand, self.contract)
+        return sum(one.numel() * one.element_size() for one in matrices)
 
 
 def version_of(parameters: tuple[Tensor, ...]) -> int:
-    """How often parameters have been changed in place; tensors of inference do not tell."""
+    """How often parameters have been changed in place; inference tensors do not count that."""
     return sum(one._version for one in parameters if not one.is_inference())
 
 
@@ -141,19 +139,3 @@ def _projections(layer: Layer, *, shares: bool) -> Tensor:
     attention = layer.attention
     parts = [attention.query] if shares else [attention.query, attention.key, attention.value]
     return torch.cat([part.weight.detach() for part in parts])
-
-
-def _turns(model: SequenceModel) -> Float[Tensor, "2 distances half"]:
-    """Cosine and sine of the angle of every distance that can come up."""
-    layout = Layout.of(model.schedule, model.config.num_layers)
-    assert layout is not None
-    size = model.config.head_size
-    pairs = torch.arange(size // 2, dtype=torch.float64)
-    distances = torch.arange(max(layout.capacity, layout.num_cached) + 1, dtype=torch.float64)
-    angles = distances[:, None] * torch.pow(ROTARY_BASE, -2 * pairs / size)
-    turns = torch.stack([angles.cos(), angles.sin()]).float()
-    return turns.to(model.output.weight.device)
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()

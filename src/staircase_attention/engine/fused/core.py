@@ -9,21 +9,23 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from staircase_attention.attention import View
-from staircase_attention.engine.fused.buffer import Lent
-from staircase_attention.engine.fused.cache import BufferedCache
-from staircase_attention.engine.fused.shared import SharedCore
+from staircase_attention.engine.fused.attending import Attending
+from staircase_attention.engine.fused.cache import BufferedCache, Lent
 from staircase_attention.engine.fused.trip import FusedTrip, Route
+from staircase_attention.engine.fused.weights import SharedCore
 from staircase_attention.engine.kernels import norm
 from staircase_attention.layers.cache import Cache, JoinedCache
 from staircase_attention.layers.core import Core, Trip
 from staircase_attention.layers.keys_values import KeysValues, join, split_heads
+from staircase_attention.models.backend import RecomputedCore
 
 
 class FusedCore:
-    """A core with its weights cast once; made anew for every forward pass."""
+    """A core with its weights cast once; built for every forward pass."""
 
     def __init__(self, core: Core, *, dtype: torch.dtype, recompute: bool) -> None:
         self.core = core
+        self.plain = RecomputedCore(core) if recompute else core
         self.attends_self = core.attends_self
         self.shares_past = core.memory.shares_keys_values
         self.dtype = dtype
@@ -43,20 +45,28 @@ class FusedCore:
         view: View,
     ) -> Trip:
         """Take queries through some layers, each with its own past: pieces in order of time."""
+        if view.has_gaps:
+            # The kernels take keys that are neighbours in time; all others are the plain core's.
+            pieces = [[_tracked(piece) for piece in own] for own in past]
+            return self.plain(hidden, layers=layers, past=pieces, view=view)
         # Where all layers see the same past, what is seen by one is seen by all.
-        seen = [self._seen(pieces) for pieces in self._different(past) if pieces]
+        different = past[:1] if self.shares_past else past
+        seen = [self._seen(pieces) for pieces in different if pieces]
         lent = [pair for pair in seen if isinstance(pair, Lent)]
         flat = [] if lent else [part for pair in seen for part in pair]
         route = Route(
             shared=self.shared,
             layers=layers,
-            view=view,
-            num_heads=self.num_heads,
-            attends_self=self.attends_self,
-            has_past=bool(seen),
-            lent=tuple(pair.place for pair in lent),
+            attending=Attending(
+                table=self.shared.table,
+                table_sums=self.shared.table_sums,
+                view=view,
+                num_heads=self.num_heads,
+                attends_self=self.attends_self,
+                dropout=self.dropout,
+            ),
+            slots=tuple(pair.slot for pair in lent),
             shares_past=self.shares_past,
-            dropout=self.dropout,
             dtype=self.dtype,
             recompute=self.recompute,
         )
@@ -73,35 +83,37 @@ class FusedCore:
         before = [[pair] for pair in seen] or [[] for _ in layers]
         return Trip([hidden, *levels], [[*old, *new] for old, new in zip(before, own, strict=True)])
 
-    def _different(self, past: Sequence[Sequence[KeysValues]]) -> Sequence[Sequence[KeysValues]]:
-        return past[:1] if self.shares_past else past
-
     def _seen(self, pieces: Sequence[KeysValues]) -> KeysValues:
-        """Pieces as one: where they lie, if there is only one of a buffer; else a copy in kind."""
+        """Pieces as one: in place, if there is only one and it lies in a buffer; else a copy."""
         if len(pieces) == 1 and isinstance(pieces[0], Lent):
             return pieces[0]
-        copies = [piece.tracked() if isinstance(piece, Lent) else piece for piece in pieces]
-        return join(copies).map(self._in_kind)
+        return join([_tracked(piece) for piece in pieces]).map(self._cast)
 
-    def _in_kind(self, tensor: Tensor) -> Tensor:
+    def _cast(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.dtype)
 
-    def new_cache(self, held: Sequence[KeysValues], tokens: range, *, num_new: int) -> Cache:
-        """What cached tokens left behind, to which at most `num_new` others will come."""
+    def new_cache(
+        self, held: Sequence[KeysValues], positions: tuple[range, ...], *, num_new: int
+    ) -> Cache:
+        """The cache of a stream, to which at most `num_new` tokens will be added."""
         if not torch.is_grad_enabled():
-            return JoinedCache(held, tokens)
-        return BufferedCache(held, tokens, num_new=num_new, dtype=self.dtype, tap=self.tap)
+            return JoinedCache(held, positions)
+        return BufferedCache(held, positions, num_new=num_new, dtype=self.dtype, tap=self.tap)
 
     def freeze(self, levels: Sequence[Float[Tensor, "batch time width"]]) -> list[KeysValues]:
-        """The keys and values that tokens leave behind: for each layer, or one pair for all."""
+        """The keys and values of cached tokens: for each layer, or one pair for all."""
         remembered = self.core.memory.remember(levels)
         with torch.cuda.device_of(remembered):  # type: ignore[no-untyped-call]
             parts = FusedFreezing.apply(self.shared, self.tap, remembered, self.num_heads)  # type: ignore[no-untyped-call]
         return [KeysValues(*pair) for pair in zip(parts[::2], parts[1::2], strict=True)]
 
 
+def _tracked(piece: KeysValues) -> KeysValues:
+    return piece.tracked() if isinstance(piece, Lent) else piece
+
+
 class FusedFreezing(torch.autograd.Function):
-    """Tokens as they are remembered, to keys and values: of every layer, or one pair for all."""
+    """Keys and values of cached tokens, of every layer or one pair for all: project(norm(x))."""
 
     @staticmethod
     def forward(
@@ -136,7 +148,7 @@ class FusedFreezing(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        """The gradient of the tokens; the weights' go to their sums."""
+        """The gradient of the tokens; the weights' are added to their sums."""
         ctx.shared.join_backward_pass()
         flat, *kept = ctx.saved_tensors
         d_total: Tensor | None = None

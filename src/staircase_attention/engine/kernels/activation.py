@@ -1,40 +1,43 @@
+"""The step between the two products of a feed-forward block: bias, ReLU and dropout, in place.
+
+Backward, the ReLU's gate is part of the product that comes to it. The product's result is as wide
+as the feed-forward block, four times its input: to write it, read it again for the gate, and write
+it once more takes longer than the product itself.
+"""
+
 # mypy: disable-error-code="untyped-decorator"
-"""The step between the two products of a feed-forward block: bias, ReLU and dropout, in place."""
+
+from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
+from jaxtyping import Float
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
-from staircase_attention.engine.kernels.rows import sum_columns
+from staircase_attention.engine.kernels.rows import add_to, sum_columns
 
 NUM_PROGRAMS = 132
-"""Programs that share the rows of a backward pass: the first size of `sums`."""
+"""Programs that share the rows of a backward pass: the first size of `sums`. One per processor."""
 
 ROWS = 4
 """Rows of one block; a program works on four blocks, one for each number of a Philox call."""
 COLUMNS = 256
 
-
-@triton.jit
-def _finish(
-    inner_ptr: tl.tensor,
-    offset: tl.tensor,
-    inside: tl.tensor,
-    value: tl.tensor,
-    bias: tl.tensor,
-    bits: tl.tensor,
-    threshold: tl.tensor,
-    scale: tl.tensor,
-    DROPS: tl.constexpr,
-) -> None:
-    value = value.to(tl.float32) + bias[None, :]
-    value = tl.where(value <= 0.0, 0.0, value)
-    if DROPS:
-        value = tl.where(bits.to(tl.int32, bitcast=True) >= threshold, value * scale, 0.0)
-    tl.store(inner_ptr + offset, value.to(inner_ptr.dtype.element_ty), mask=inside)
+FEWEST_ROWS = 1024
+"""Fewer rows do not fill the processors; PyTorch's product is faster then."""
+WIDEST_KEPT = 256
+"""Up to this many inputs, a program keeps the weights of all its columns."""
+GENERATIONS = (9, 10)
+"""Major compute capabilities with bulk copies, and with as much shared memory as the tiles take."""
 
 
+# Equation: inner = dropout(relu(inner + bias)), in place.
+# Tiles: four blocks of [ROWS, COLUMNS] for each program, one below the other. Element (row, column)
+# of the four blocks has the four numbers of Philox(seed, counter) with a counter of its own.
+# Reads `inner` and `bias` once, writes `inner`.
+# Precision: float32, rounded to the dtype of `inner`.
 @triton.jit
 def _relu_dropout_kernel(
     inner_ptr: tl.tensor,
@@ -46,53 +49,55 @@ def _relu_dropout_kernel(
     WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
-    DROPS: tl.constexpr,
 ) -> None:
     block = tl.program_id(0)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     within = column < WIDTH
     row = block * (4 * ROWS) + tl.arange(0, ROWS)
-    first = row.to(tl.int64)[:, None] * WIDTH + column[None, :]
-    second = first + ROWS * WIDTH
-    third = second + ROWS * WIDTH
-    fourth = third + ROWS * WIDTH
-    in_first = (row < rows)[:, None] & within[None, :]
-    in_second = (row + ROWS < rows)[:, None] & within[None, :]
-    in_third = (row + 2 * ROWS < rows)[:, None] & within[None, :]
-    in_fourth = (row + 3 * ROWS < rows)[:, None] & within[None, :]
-    # Everything is asked for before anything is worked on.
-    a = tl.load(inner_ptr + first, mask=in_first, other=0.0)
-    b = tl.load(inner_ptr + second, mask=in_second, other=0.0)
-    c = tl.load(inner_ptr + third, mask=in_third, other=0.0)
-    d = tl.load(inner_ptr + fourth, mask=in_fourth, other=0.0)
+    first = inner_ptr + row.to(tl.int64)[:, None] * WIDTH + column[None, :]
+    # All four blocks are asked for before anything is worked on.
+    blocks = (0, 1, 2, 3)
+    values = [
+        tl.load(
+            first + part * ROWS * WIDTH,
+            mask=(row + part * ROWS < rows)[:, None] & within[None, :],
+            other=0.0,
+        )
+        for part in blocks
+    ]
     bias = tl.zeros([COLUMNS], dtype=tl.float32)
     if bias_ptr is not None:
         bias = tl.load(bias_ptr + column, mask=within, other=0.0).to(tl.float32)
-    if DROPS:
+    if seed_ptr is not None:
         counter = (block * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None] * WIDTH
-        p, q, r, s = tl.randint4x(tl.load(seed_ptr), counter + column[None, :])
-    else:
-        p, q, r, s = 0, 0, 0, 0
-    _finish(inner_ptr, first, in_first, a, bias, p, threshold, scale, DROPS)
-    _finish(inner_ptr, second, in_second, b, bias, q, threshold, scale, DROPS)
-    _finish(inner_ptr, third, in_third, c, bias, r, threshold, scale, DROPS)
-    _finish(inner_ptr, fourth, in_fourth, d, bias, s, threshold, scale, DROPS)
+        bits = tl.randint4x(tl.load(seed_ptr), counter + column[None, :])
+    for part in tl.static_range(4):
+        value = values[part].to(tl.float32) + bias[None, :]
+        # NaN is not <= 0, and stays.
+        value = tl.where(value <= 0.0, 0.0, value)
+        if seed_ptr is not None:
+            kept = bits[part].to(tl.int32, bitcast=True) >= threshold
+            value = tl.where(kept, value * scale, 0.0)
+        inside = (row + part * ROWS < rows)[:, None] & within[None, :]
+        stored = value.to(inner_ptr.dtype.element_ty)
+        tl.store(first + part * ROWS * WIDTH, stored, mask=inside)
 
 
 def relu_dropout_(
-    inner: Tensor, bias: Tensor | None, *, dropout: float, seed: Tensor | None
-) -> Tensor:
-    """dropout(relu(inner + bias)), in place of `inner` (rows, width).
+    inner: Float[Tensor, "rows width"],
+    bias: Float[Tensor, " width"] | None,
+    *,
+    dropout: float,
+    seed: Tensor | None,
+) -> Float[Tensor, "rows width"]:
+    """dropout(relu(inner + bias)), in place of `inner`.
 
     The seed is one int64 on the device. What is dropped depends on the seed and the place in
-    `inner` only, so that every call wants a seed of its own.
+    `inner` only, so every call needs a seed of its own.
     """
-    if not inner.is_contiguous():
-        raise ValueError("only a contiguous tensor can be changed in place")
-    if not 0 <= dropout < 1:
-        raise ValueError(f"dropout must be at least 0 and less than 1: {dropout}")
-    if dropout > 0 and seed is None:
-        raise ValueError("dropout needs a seed")
+    assert inner.is_contiguous()
+    assert 0 <= dropout < 1
+    assert dropout == 0 or seed is not None
     rows, width = inner.shape
     grid = (triton.cdiv(rows, 4 * ROWS), triton.cdiv(width, COLUMNS))
     _relu_dropout_kernel[grid](
@@ -100,29 +105,175 @@ def relu_dropout_(
         bias,
         seed if dropout > 0 else None,
         rows,
+        # Random bits are compared as signed 32-bit numbers.
         round(dropout * 2**32) - 2**31,
         1 / (1 - dropout),
         WIDTH=width,
         ROWS=ROWS,
         COLUMNS=COLUMNS,
-        DROPS=dropout > 0,
         num_warps=4,
     )
     return inner
 
 
-def relu_backward_(d_inner: Tensor, inner: Tensor, *, scale: float, sums: Tensor) -> Tensor:
+def relu_backward_(
+    d_inner: Float[Tensor, "rows width"],
+    inner: Float[Tensor, "rows width"],
+    *,
+    scale: float,
+    sums: Float[Tensor, "programs width"],
+) -> Float[Tensor, "rows width"]:
     """The gradient before bias, ReLU and dropout, in place of the one behind them.
 
     `inner` is what `relu_dropout_` left and `scale` is 1 / (1 - dropout). The gradient of the bias
-    is added to `sums` (programs, width); its sum over programs is the caller's.
+    is added to `sums`; the caller sums over programs.
     """
-    if not d_inner.is_contiguous():
-        raise ValueError("only a contiguous tensor can be changed in place")
+    assert d_inner.is_contiguous()
     sum_columns(d_inner, gate=inner.contiguous(), scale=scale, out=d_inner, sums=sums)
     return d_inner
 
 
-def new_sums(width: int, *, device: torch.device) -> Tensor:
-    """Zeros for `relu_backward_` to add to."""
+def new_sums(width: int, *, device: torch.device) -> Float[Tensor, "programs width"]:
+    """Zeros to which the backward pass adds the gradient of the bias."""
     return torch.zeros(NUM_PROGRAMS, width, device=device, dtype=torch.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """How the gated product is cut up."""
+
+    rows: int
+    columns: int
+    inputs: int
+    num_stages: int
+    num_warps: int
+    keeps_weights: bool
+
+    @classmethod
+    def of(cls, num_inputs: int) -> "Tiles":
+        """What was fastest on an H200."""
+        if num_inputs <= WIDEST_KEPT:
+            inputs = max(triton.next_power_of_2(num_inputs), 16)
+            return cls(64, 128, inputs, num_stages=3, num_warps=4, keeps_weights=True)
+        return cls(128, 256, 64, num_stages=3, num_warps=8, keeps_weights=False)
+
+
+# Equation: out = (gradients @ weights) * scale where gates > 0, else 0; sums += column sums of out.
+# Tiles: [ROWS, INPUTS] · [INPUTS, COLUMNS], by bulk copies. A program keeps to its COLUMNS columns,
+# whose sums stay in registers, and shares the rows with `num_shares` - 1 others. If all inputs fit
+# into one tile, it also keeps the weights.
+# Reads `gradients`, `weights` and `gates`, writes `out`, adds to its own row of `sums`.
+# Precision: products of bfloat16 are summed in float32; so are the columns, before rounding.
+@triton.jit
+def _gated_product_kernel(
+    gradients: tl.tensor,
+    weights: tl.tensor,
+    gates: tl.tensor,
+    out: tl.tensor,
+    sums_ptr: tl.tensor,
+    num_rows: tl.tensor,
+    num_inputs: tl.tensor,
+    scale: tl.tensor,
+    num_shares: tl.tensor,
+    WIDTH: tl.constexpr,
+    NUM_TILES: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    STAGES: tl.constexpr,
+    KEEPS_WEIGHTS: tl.constexpr,
+) -> None:
+    share = tl.program_id(0) // NUM_TILES
+    first = tl.program_id(0) % NUM_TILES * COLUMNS
+    total = tl.zeros([COLUMNS], dtype=tl.float32)
+    if KEEPS_WEIGHTS:
+        kept = weights.load([0, first])
+        for row in tl.range(share * ROWS, num_rows, num_shares * ROWS, num_stages=STAGES):
+            gradient = gradients.load([row, 0])
+            gate = gates.load([row, first])
+            found = tl.dot(gradient, kept, input_precision="ieee")
+            found = tl.where(gate > 0.0, found * scale, 0.0)
+            out.store([row, first], found.to(gate.dtype))
+            total += tl.sum(found, 0)
+    else:
+        for row in tl.range(share * ROWS, num_rows, num_shares * ROWS):
+            found = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
+            for start in tl.range(0, num_inputs, INPUTS, num_stages=STAGES):
+                gradient = gradients.load([row, start])
+                weight = weights.load([start, first])
+                found = tl.dot(gradient, weight, found, input_precision="ieee")
+            gate = gates.load([row, first])
+            found = tl.where(gate > 0.0, found * scale, 0.0)
+            out.store([row, first], found.to(gate.dtype))
+            total += tl.sum(found, 0)
+    column = first + tl.arange(0, COLUMNS)
+    add_to(sums_ptr + share * WIDTH + column, total, column < WIDTH)
+
+
+def gated_product(
+    gradients: Float[Tensor, "rows inputs"],
+    weights: Float[Tensor, "inputs width"],
+    gates: Float[Tensor, "rows width"],
+    *,
+    scale: float,
+    sums: Float[Tensor, "programs width"],
+) -> Float[Tensor, "rows width"]:
+    """(gradients @ weights) * scale where the gate is positive, and zero elsewhere.
+
+    The sums of its columns are added to `sums`; the caller sums over programs.
+    """
+    if not fits(gradients, weights, gates):
+        return relu_backward_(gradients @ weights, gates, scale=scale, sums=sums)
+    return launch_gated_product(gradients, weights, gates, scale=scale, sums=sums)
+
+
+def fits(gradients: Tensor, weights: Tensor, gates: Tensor) -> bool:
+    """Whether the kernel is the faster way, and its bulk copies can read all three."""
+    return (
+        gradients.dtype == torch.bfloat16
+        and len(gradients) >= FEWEST_ROWS
+        and gradients.is_cuda
+        and torch.cuda.get_device_capability(gradients.device)[0] in GENERATIONS
+        and all(can_be_copied(one) for one in (gradients, weights, gates))
+    )
+
+
+def can_be_copied(matrix: Tensor) -> bool:
+    """Whether rows begin where bulk copies can begin: at multiples of 16 bytes."""
+    in_bytes = matrix.stride(0) * matrix.element_size()
+    return matrix.stride(1) == 1 and in_bytes % 16 == 0 and matrix.data_ptr() % 16 == 0
+
+
+def launch_gated_product(
+    gradients: Tensor, weights: Tensor, gates: Tensor, *, scale: float, sums: Tensor
+) -> Tensor:
+    """What `gated_product` is, by its kernel."""
+    num_rows, num_inputs = gradients.shape
+    width = weights.shape[1]
+    tiles = Tiles.of(num_inputs)
+    out = torch.empty_like(gates)
+    num_tiles = triton.cdiv(width, tiles.columns)
+    num_shares = min(
+        max(NUM_PROGRAMS // num_tiles, 1), len(sums), triton.cdiv(num_rows, tiles.rows)
+    )
+    # What lies beyond the edges of a matrix is read as zero, and not written.
+    _gated_product_kernel[(num_shares * num_tiles,)](
+        TensorDescriptor.from_tensor(gradients, [tiles.rows, tiles.inputs]),
+        TensorDescriptor.from_tensor(weights, [tiles.inputs, tiles.columns]),
+        TensorDescriptor.from_tensor(gates, [tiles.rows, tiles.columns]),
+        TensorDescriptor.from_tensor(out, [tiles.rows, tiles.columns]),
+        sums,
+        num_rows,
+        num_inputs,
+        scale,
+        num_shares,
+        WIDTH=width,
+        NUM_TILES=num_tiles,
+        ROWS=tiles.rows,
+        COLUMNS=tiles.columns,
+        INPUTS=tiles.inputs,
+        STAGES=tiles.num_stages,
+        KEEPS_WEIGHTS=tiles.keeps_weights,
+        num_warps=tiles.num_warps,
+    )
+    return out

@@ -1,6 +1,7 @@
 """Cross-entropy behind a linear map, a chunk of rows at a time: never all the logits at once."""
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,10 +12,10 @@ from torch.nn import functional
 from staircase_attention.engine.kernels.products import add_product
 
 CHUNK_BYTES = 64 * 2**20
-"""What the logits of one chunk take, about."""
+"""About what the logits of one chunk take."""
 ROW_MULTIPLE = 128
 ALIGNMENT = 128
-"""Bytes that rows of logits begin at multiples of, for the sake of matrix products."""
+"""Rows of logits begin at multiples of this many bytes on a GPU, for fast matrix products."""
 
 
 def linear_cross_entropy(
@@ -28,9 +29,9 @@ def linear_cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     """Summed loss over targets that are not ignored, and how many of them were not first choice.
 
-    Logits are hidden (rows, width) @ weight.T + bias, in the kind of numbers of `hidden`; losses
-    are summed in float32 at least. If gradients are wanted they are found here, while the logits
-    are at hand, and those of weight and bias are summed in float32 at least too.
+    Logits are hidden (rows, width) @ weight.T + bias, in the dtype of `hidden`; losses are summed
+    in float32 at least. Gradients, where they are needed, are computed here, while the logits are
+    in memory, and those of weight and bias are summed in float32 at least too.
     """
     loss, num_wrong = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
         hidden, weight, bias, targets, ignore_index, chunk_rows, torch.is_grad_enabled()
@@ -86,7 +87,7 @@ def _score(
     chunk_rows: int,
     wanted: list[bool],
 ) -> tuple[Tensor, Tensor, list[Tensor | None]]:
-    """Loss, wrong first choices and the wanted gradients of hidden, weight and bias."""
+    """Loss, wrong first choices and the gradients asked for of hidden, weight and bias."""
     exact = torch.promote_types(hidden.dtype, torch.float32)
     weight = weight.to(hidden.dtype)
     bias = None if bias is None else bias.to(hidden.dtype)
@@ -104,8 +105,7 @@ def _score(
             torch.mm(hidden[part], weight.T, out=logits)
         else:
             torch.addmm(bias, hidden[part], weight.T, out=logits)
-        score_rows = _score_rows_fused if _fuses(hidden) else _score_rows
-        score_rows(
+        row_scorer(hidden)(
             logits,
             targets[part],
             losses[part],
@@ -113,6 +113,7 @@ def _score(
             ignore_index=ignore_index,
             overwrites=any(wanted),
         )
+        # From here on `logits` are the gradients of the loss with respect to the logits.
         if d_hidden is not None:
             torch.mm(logits, weight, out=d_hidden[part])
         if d_weight is not None:
@@ -122,7 +123,17 @@ def _score(
     return losses.sum(), wrong.sum(), [d_hidden, d_weight, d_bias]
 
 
-def _score_rows(
+def row_scorer(hidden: Tensor) -> Callable[..., None]:
+    """A Triton kernel where there is one for such rows, and its plain twin elsewhere."""
+    interprets = os.environ.get("TRITON_INTERPRET") == "1"
+    if hidden.dtype == torch.float64 or not (hidden.is_cuda or interprets):
+        return score_rows
+    from staircase_attention.engine.kernels import rows
+
+    return rows.score_rows
+
+
+def score_rows(
     logits: Tensor,
     targets: Tensor,
     losses: Tensor,
@@ -131,10 +142,7 @@ def _score_rows(
     ignore_index: int,
     overwrites: bool,
 ) -> None:
-    """Write every row's loss and whether its first choice is wrong; zeros for ignored rows.
-
-    If asked to, overwrite the logits by the gradients of the loss with respect to them.
-    """
+    """What `rows.score_rows` does, in PyTorch's operations."""
     asked = targets != ignore_index
     answers = torch.where(asked, targets, 0)[:, None]
     wrong.copy_((logits.argmax(-1) != targets) & asked)
@@ -146,28 +154,6 @@ def _score_rows(
         logits.copy_(slopes.masked_fill_(~asked[:, None], 0))
 
 
-def _score_rows_fused(
-    logits: Tensor,
-    targets: Tensor,
-    losses: Tensor,
-    wrong: Tensor,
-    *,
-    ignore_index: int,
-    overwrites: bool,
-) -> None:
-    """The same by a Triton kernel."""
-    from staircase_attention.engine.kernels.rows import score_rows
-
-    score_rows(logits, targets, losses, wrong, ignore_index=ignore_index, overwrites=overwrites)
-
-
-def _fuses(hidden: Tensor) -> bool:
-    """Whether Triton can score rows of this kind where they are."""
-    if hidden.dtype == torch.float64:
-        return False
-    return hidden.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
-
-
 def _default_chunk(size: int, element_size: int) -> int:
     rows = CHUNK_BYTES // (size * element_size)
     return max(rows // ROW_MULTIPLE, 1) * ROW_MULTIPLE
@@ -176,7 +162,7 @@ def _default_chunk(size: int, element_size: int) -> int:
 def _aligned(rows: int, width: int, *, like: Tensor) -> Tensor:
     """An uninitialised matrix; on a GPU its rows begin at multiples of ALIGNMENT bytes.
 
-    On a CPU they follow one another: products of bfloat16 read beyond the end of a row there.
+    On a CPU they are contiguous: products of bfloat16 read beyond the end of a row there.
     """
     multiple = ALIGNMENT // like.element_size() if like.is_cuda else 1
     padded = (width + multiple - 1) // multiple * multiple

@@ -1,14 +1,17 @@
-"""Kernels for one token a row: products that read their weights once.
+"""Kernels that take one token of every row through products with weights.
 
-A ring is a buffer of keys or values in which the token at position p lies at p modulo the buffer's
-capacity. Everything that changes from token to token follows from one position on the device, so
-that the same launches serve every token and can be captured once.
+Everything that changes from token to token follows from two things on the device: the `position`
+of the present token, and a `plan` of integers that the host derives from the timetable for a run
+of tokens (see `engine.decoding.plan`). So the same launches serve every token and can be captured
+once. Keys and values lie in memory of shape [layers, regions, rows, heads, CAPACITY, SIZE], banks
+first and the cache behind them; a plan gives the region and, added to the position, the place.
 
-Hidden vectors between layers are float32. `few` kernels are for batches of a few rows and multiply
-without tensor cores: each program reads whole rows of the weights in one go. `many` kernels are for
-larger batches; none of their programs has a whole row, so a kernel of its own norms rows for them.
-A kernel that is launched `early` begins before the one ahead of it has ended: until it waits, it
-may read nothing but weights.
+Hidden vectors between layers are float32 [rows, width]. Products multiply in the precision of the
+weights and sum in float32. `few` kernels are for batches of a few rows and multiply without tensor
+cores: each program reads whole rows of the weights in one go. `many` kernels are for larger
+batches; none of their programs has a whole row of the source, so `norm_rows` norms rows for them.
+A kernel that is launched `EARLY` begins before the one ahead of it has ended (programmatic
+dependent launch): until `gdc_wait` it may read nothing that a kernel of this token writes.
 """
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -17,24 +20,20 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-STORE = tl.constexpr(0)
-"""Targets: rows as they are,"""
+LOGITS = tl.constexpr(0)
+"""Targets of a product: rows of logits, after which the position moves on,"""
 RELU = tl.constexpr(1)
 """rows without what is negative,"""
 ADD = tl.constexpr(2)
 """a sum in place,"""
 KEEP = tl.constexpr(3)
-"""or queries to rows, and keys and values to rings."""
-
-
-@triton.jit
-def slot_of(position, pass_number, CHUNK: tl.constexpr, PASSES: tl.constexpr, STAIRS: tl.constexpr):
-    """Which of a layer's rings a pass reads and extends."""
-    if STAIRS:
-        slot = (position // CHUNK + pass_number - 1) % PASSES
-    else:
-        slot = tl.cast(pass_number - 1, tl.int64)
-    return slot
+"""or queries to rows, and keys and values to their memory."""
+NO_MIX = tl.constexpr(0)
+"""What a sum contributes to the mixture of levels that is cached: nothing,"""
+ADD_MIX = tl.constexpr(1)
+"""a weighted addend,"""
+START_MIX = tl.constexpr(2)
+"""or the first term."""
 
 
 @triton.jit
@@ -47,35 +46,35 @@ def layer_norm(x, inside, gains, shifts, epsilon, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def put_in_rings(result, row, columns, valid, queries, keys, values, base, position, layer,
-                 pass_number, rows, HEADS: tl.constexpr, SIZE: tl.constexpr,
-                 CAPACITY: tl.constexpr, CHUNK: tl.constexpr, PASSES: tl.constexpr,
-                 STAIRS: tl.constexpr):  # fmt: skip
-    """Queries to rows, keys and values to their places in the rings of this layer and pass."""
+def keep(result, row, columns, valid, queries, keys, values, base, position, plan, number, rows,
+         COLUMNS: tl.constexpr, HEADS: tl.constexpr, SIZE: tl.constexpr,
+         CAPACITY: tl.constexpr):  # fmt: skip
+    """Queries to rows, keys and values to memory: queries, keys, values; or only the last two.
+
+    `plan` points to a region and to what is added to the position. `number` counts layers from
+    `base` on, which counts vectors of SIZE.
+    """
     WIDTH: tl.constexpr = HEADS * SIZE
-    now = tl.load(position)
-    slot = slot_of(now, pass_number, CHUNK, PASSES, STAIRS)
-    kind = columns // WIDTH
+    FIRST: tl.constexpr = WIDTH if COLUMNS == 2 * WIDTH else 0
+    kind = (columns + FIRST) // WIDTH
     unit = columns % WIDTH
-    ring = ((layer * PASSES + slot) * rows + row) * HEADS + unit // SIZE
-    place = (base + ring * CAPACITY + now % CAPACITY) * SIZE + unit % SIZE
+    ring = ((tl.load(plan) + number) * rows + row) * HEADS + unit // SIZE
+    there = base + ring * CAPACITY + tl.load(position) + tl.load(plan + 1)
+    there = there * SIZE + unit % SIZE
     tl.store(queries + row * WIDTH + unit, result.to(queries.dtype.element_ty),
              mask=valid & (kind == 0))  # fmt: skip
-    tl.store(keys + place, result.to(keys.dtype.element_ty), mask=valid & (kind == 1))
-    tl.store(values + place, result.to(values.dtype.element_ty), mask=valid & (kind == 2))  # noqa: PLR2004
+    tl.store(keys + there, result.to(keys.dtype.element_ty), mask=valid & (kind == 1))
+    tl.store(values + there, result.to(values.dtype.element_ty), mask=valid & (kind == 2))  # noqa: PLR2004
 
 
 @triton.jit
-def finish(result, row, columns, valid, target, mix, mix_weight, queries, keys, values, base,
-           position, layer, pass_number, rows, COLUMNS: tl.constexpr, TARGET: tl.constexpr,
-           MIX: tl.constexpr, FIRST: tl.constexpr, HEADS: tl.constexpr, SIZE: tl.constexpr,
-           CAPACITY: tl.constexpr, CHUNK: tl.constexpr, PASSES: tl.constexpr,
-           STAIRS: tl.constexpr):  # fmt: skip
+def finish(result, row, columns, valid, target, mix, mix_weight, keys, values, base, position, plan,
+           number, rows, COLUMNS: tl.constexpr, TARGET: tl.constexpr, MIX: tl.constexpr,
+           HEADS: tl.constexpr, SIZE: tl.constexpr, CAPACITY: tl.constexpr):  # fmt: skip
     """Put a product where it belongs."""
     if TARGET == KEEP:
-        put_in_rings(result, row, columns + FIRST, valid, queries, keys, values, base, position,
-                     layer, pass_number, rows, HEADS, SIZE, CAPACITY, CHUNK, PASSES,
-                     STAIRS)  # fmt: skip
+        keep(result, row, columns, valid, target, keys, values, base, position, plan, number, rows,
+             COLUMNS, HEADS, SIZE, CAPACITY)  # fmt: skip
     else:
         place = row * COLUMNS + columns
         if TARGET == RELU:
@@ -83,27 +82,28 @@ def finish(result, row, columns, valid, target, mix, mix_weight, queries, keys, 
         if TARGET == ADD:
             result += tl.load(target + place, mask=valid, other=0.0)
         tl.store(target + place, result.to(target.dtype.element_ty), mask=valid)
-        if MIX:
-            so_far = tl.load(mix + place, mask=valid, other=0.0)
-            tl.store(mix + place, so_far + tl.load(mix_weight) * result, mask=valid)
+        if MIX != NO_MIX:
+            result *= tl.load(mix_weight)
+            if MIX == ADD_MIX:
+                result += tl.load(mix + place, mask=valid, other=0.0)
+            tl.store(mix + place, result, mask=valid)
 
 
-@triton.jit(do_not_specialize=["layer", "pass_number", "rows", "base"])
-def product_few(source, weights, bias, gain, shift, epsilon, target, mix, mix_weight, queries, keys,
-                values, base, position, layer, pass_number, rows, WEIGHT_STRIDE: tl.constexpr,
-                COLUMNS: tl.constexpr, INNER: tl.constexpr, NORM: tl.constexpr,
-                TARGET: tl.constexpr, BIAS: tl.constexpr, MIX: tl.constexpr, FIRST: tl.constexpr,
-                ADVANCE: tl.constexpr, HEADS: tl.constexpr, SIZE: tl.constexpr,
-                CAPACITY: tl.constexpr, CHUNK: tl.constexpr, PASSES: tl.constexpr,
-                STAIRS: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
+@triton.jit(do_not_specialize=["base"])
+def product_few(source, weights, bias, norm, epsilon, target, mix, mix_weight, keys, values, base,
+                position, plan, WEIGHT_STRIDE: tl.constexpr, COLUMNS: tl.constexpr,
+                INNER: tl.constexpr, NORM: tl.constexpr, TARGET: tl.constexpr, BIAS: tl.constexpr,
+                MIX: tl.constexpr, HEADS: tl.constexpr, SIZE: tl.constexpr,
+                CAPACITY: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
                 BLOCK_K: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
-    """Σ_k source[row, k] weights[column, k] for a few rows, each program a few columns whole.
+    """Σ_k source[row, k] weights[column, k] for ROWS rows; BLOCK_N whole columns per program.
 
-    With NORM the source is the layer norm of float32 rows.
+    With NORM the source is the layer norm of float32 rows, by gains and shifts that lie in `norm`
+    [layers, 2, INNER]. The second axis of the grid counts
+    layers where one launch serves them all.
     """
     if EARLY:
         gdc_launch_dependents()
-    # The second axis counts layers where one launch serves them all.
     number = tl.program_id(1)
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     inner = tl.arange(0, BLOCK_K)
@@ -114,8 +114,8 @@ def product_few(source, weights, bias, gain, shift, epsilon, target, mix, mix_we
     if BIAS:
         biases = tl.load(bias + columns, mask=valid, other=0.0)
     if NORM:
-        gains = tl.load(gain + number * INNER + inner, mask=inside, other=0.0)
-        shifts = tl.load(shift + number * INNER + inner, mask=inside, other=0.0)
+        gains = tl.load(norm + number * 2 * INNER + inner, mask=inside, other=0.0)
+        shifts = tl.load(norm + (number * 2 + 1) * INNER + inner, mask=inside, other=0.0)
     if EARLY:
         gdc_wait()
     for row in tl.static_range(ROWS):
@@ -126,17 +126,16 @@ def product_few(source, weights, bias, gain, shift, epsilon, target, mix, mix_we
         result = tl.sum(weight.to(tl.float32) * x[None, :], axis=1)
         if BIAS:
             result += biases
-        finish(result, row, columns, valid, target, mix, mix_weight, queries, keys, values, base,
-               position, layer + number, pass_number, rows, COLUMNS, TARGET, MIX, FIRST, HEADS,
-               SIZE, CAPACITY, CHUNK, PASSES, STAIRS)  # fmt: skip
-    if ADVANCE:  # noqa: SIM102
+        finish(result, row, columns, valid, target, mix, mix_weight, keys, values, base, position,
+               plan, number, ROWS, COLUMNS, TARGET, MIX, HEADS, SIZE, CAPACITY)  # fmt: skip
+    if TARGET == LOGITS:  # noqa: SIM102
         if tl.program_id(0) == 0:
             tl.store(position, tl.load(position) + 1)
 
 
 @triton.jit
 def send_for(rows, first, LENGTH: tl.constexpr, INNER: tl.constexpr):
-    """Ask for a part of some rows of numbers, so that they are near when they are needed."""
+    """Prefetch a part of some rows to the L2 cache, one address per cache line."""
     LINE: tl.constexpr = 1024 // rows.dtype.element_ty.primitive_bitwidth
     LINES: tl.constexpr = 4 if LENGTH > 2 * LINE else (2 if LENGTH > LINE else 1)
     for start in tl.static_range(0, LENGTH, LINES * LINE):
@@ -146,20 +145,18 @@ def send_for(rows, first, LENGTH: tl.constexpr, INNER: tl.constexpr):
                                   dtype=tl.int32, is_pure=False, pack=1)  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["layer", "pass_number", "rows", "base"])
-def product_many(source, weights, bias, partial, counts, target, mix, mix_weight, queries, keys,
-                 values, base, position, layer, pass_number, rows, WEIGHT_STRIDE: tl.constexpr,
-                 COLUMNS: tl.constexpr, INNER: tl.constexpr, TARGET: tl.constexpr,
-                 BIAS: tl.constexpr, MIX: tl.constexpr, FIRST: tl.constexpr,
-                 ADVANCE: tl.constexpr, HEADS: tl.constexpr, SIZE: tl.constexpr,
-                 CAPACITY: tl.constexpr, CHUNK: tl.constexpr, PASSES: tl.constexpr,
-                 STAIRS: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr,
-                 BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-                 EARLY: tl.constexpr):  # fmt: skip
-    """Σ_k source[row, k] weights[column, k] for many rows, the sum over k in `PARTS` parts.
+@triton.jit(do_not_specialize=["rows", "base"])
+def product_many(source, weights, bias, partial, counts, target, mix, mix_weight, keys, values,
+                 base, position, plan, rows, WEIGHT_STRIDE: tl.constexpr, COLUMNS: tl.constexpr,
+                 INNER: tl.constexpr, TARGET: tl.constexpr, BIAS: tl.constexpr, MIX: tl.constexpr,
+                 HEADS: tl.constexpr, SIZE: tl.constexpr, CAPACITY: tl.constexpr,
+                 PARTS: tl.constexpr, PART: tl.constexpr, BLOCK_M: tl.constexpr,
+                 BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+    """Σ_k source[row, k] weights[column, k] for many rows, the sum over k in PARTS parts.
 
-    Each part but the last to arrive leaves its sum behind; the last adds them up, always in the
-    same order, so that the result does not depend on which it is.
+    A program has a tile [BLOCK_M, BLOCK_N] of the product and PART of the sum. It leaves its part
+    in `partial` [PARTS, rows, COLUMNS], in float32; the last program to arrive adds all parts in a
+    fixed order, so that the result does not depend on which one is last.
     """
     tile, part = tl.program_id(0), tl.program_id(1)
     num_blocks = tl.cdiv(rows, BLOCK_M)
@@ -200,25 +197,25 @@ def product_many(source, weights, bias, partial, counts, target, mix, mix_weight
                                   cache_modifier=".cg")  # fmt: skip
             tl.store(count, 0)
     if is_last:
-        finish(result, row[:, None], columns[None, :], valid, target, mix, mix_weight, queries,
-               keys, values, base, position, layer + number, pass_number, rows, COLUMNS, TARGET,
-               MIX, FIRST, HEADS, SIZE, CAPACITY, CHUNK, PASSES, STAIRS)  # fmt: skip
-    if ADVANCE:  # noqa: SIM102
+        finish(result, row[:, None], columns[None, :], valid, target, mix, mix_weight, keys, values,
+               base, position, plan, number, rows, COLUMNS, TARGET, MIX, HEADS, SIZE,
+               CAPACITY)  # fmt: skip
+    if TARGET == LOGITS:  # noqa: SIM102
         if tile + part + tl.program_id(2) == 0:
             tl.store(position, tl.load(position) + 1)
 
 
 @triton.jit(do_not_specialize=["rows"])
-def norm_rows(source, gain, shift, target, rows, epsilon, WIDTH: tl.constexpr,
-              BLOCK: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
-    """The layer norm of each row, by one norm or by several."""
+def norm_rows(source, norm, target, rows, epsilon, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+              EARLY: tl.constexpr):  # fmt: skip
+    """The layer norm of each row, by one norm or by several: target [norms, rows, WIDTH]."""
     if EARLY:
         gdc_launch_dependents()
     row, number = tl.program_id(0), tl.program_id(1)
     columns = tl.arange(0, BLOCK)
     inside = columns < WIDTH
-    gains = tl.load(gain + number * WIDTH + columns, mask=inside, other=0.0)
-    shifts = tl.load(shift + number * WIDTH + columns, mask=inside, other=0.0)
+    gains = tl.load(norm + number * 2 * WIDTH + columns, mask=inside, other=0.0)
+    shifts = tl.load(norm + (number * 2 + 1) * WIDTH + columns, mask=inside, other=0.0)
     if EARLY:
         gdc_wait()
     x = tl.load(source + row * WIDTH + columns, mask=inside, other=0.0)
@@ -228,9 +225,9 @@ def norm_rows(source, gain, shift, target, rows, epsilon, WIDTH: tl.constexpr,
 
 
 @triton.jit
-def embed_rows(tokens, table, hidden, kept, mix, mix_weight, num_tokens, WIDTH: tl.constexpr,
-               COPY: tl.constexpr, MIX: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """Each row's token as a vector; a token that is none gives zeros."""
+def embed_rows(tokens, table, hidden, mix, mix_weight, num_tokens, WIDTH: tl.constexpr,
+               MIX: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """The embedding of each row's token; a token outside the vocabulary gives zeros."""
     row = tl.program_id(0)
     columns = tl.arange(0, BLOCK)
     inside = columns < WIDTH
@@ -239,7 +236,5 @@ def embed_rows(tokens, table, hidden, kept, mix, mix_weight, num_tokens, WIDTH: 
     x = tl.load(table + token * WIDTH + columns, mask=inside & known, other=0.0).to(tl.float32)
     place = row * WIDTH + columns
     tl.store(hidden + place, x, mask=inside)
-    if COPY:
-        tl.store(kept + place, x, mask=inside)
     if MIX:
         tl.store(mix + place, x * tl.load(mix_weight), mask=inside)

@@ -1,4 +1,4 @@
-"""CUDA graphs, captured with nothing else going on."""
+"""Capture of CUDA graphs, and memory that they share."""
 
 import gc
 from collections.abc import Iterator
@@ -10,31 +10,30 @@ import torch
 class Pool:
     """Memory that several graphs share, made on the current device.
 
-    What a graph needs only while it runs, another may use as well. So they must run one after
-    another, and whatever is to outlast a run must be held by somebody when the others are captured,
-    and be read before these run.
+    Graphs reuse each other's temporary memory, so they must run one after another. A tensor that
+    outlives a run must be referenced while other graphs are captured, and read before they run.
     """
 
     def __init__(self) -> None:
         self.handle = torch.cuda.graph_pool_handle()
-        # One for all of them: memory that is free again serves only the stream that had it.
+        # One stream for all graphs: freed memory can be reused only on the stream that used it.
         self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
 
 @contextmanager
 def captured(graph: torch.cuda.CUDAGraph, pool: Pool | None = None) -> Iterator[None]:
-    """Capture what is launched inside, on the current device; without a pool, in memory of its own.
+    """Capture what is launched inside, on the current device; without a pool, in separate memory.
 
-    Python's collector rests meanwhile: it could come upon an older graph, and to destroy one
-    breaks a capture.
+    Python's garbage collector is off meanwhile: it could destroy an older graph, which breaks a
+    capture.
     """
     gc.collect()
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        # A stream of our own: PyTorch's default is on whichever device captured first.
+        # PyTorch's default stream for captures is on whichever device captured first.
         pool = pool or Pool()
-        # Where a capture fails at its very end, PyTorch leaves its stream the current one.
+        # If a capture fails at its very end, PyTorch leaves its stream the current one.
         with (
             torch.cuda.stream(torch.cuda.current_stream()),
             torch.cuda.graph(

@@ -1,15 +1,16 @@
-# mypy: disable-error-code="untyped-decorator"
 """Residual sums and the layer norms behind them, in one pass over memory each way."""
+
+# mypy: disable-error-code="untyped-decorator"
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from staircase_attention.engine.kernels.rows import sum_columns
+from staircase_attention.engine.kernels.rows import add_to, sum_columns
 
 NUM_PROGRAMS = 264
-"""Programs that share the rows of a backward pass: the first size of `sums`."""
+"""Programs that share the rows of a backward pass: the first size of `sums`. Two per processor."""
 
 FORWARD_ELEMENTS = 4096
 """Elements that a program reads of a matrix at once, if a row has no more."""
@@ -19,9 +20,15 @@ BACKWARD_PER_WARP = 256
 MAX_ROWS = 64
 MAX_WARPS = 16
 STAGES = 3
-"""Blocks of rows under way in a backward pass while one is worked on."""
+"""Blocks of rows in use or on their way from memory in a backward pass."""
 
 
+# Equation: total = hidden + addend + addend_bias; normed = (total - mean) rstd weight + bias, with
+# mean and variance over the WIDTH elements of a row and rstd = 1 / sqrt(variance + eps).
+# Tiles: [ROWS, COLUMNS] with COLUMNS >= WIDTH: whole rows, one tile for each program.
+# Reads every input once; writes `total` where there is an addend, and `normed`, `mean` and `rstd`
+# where a norm is asked for.
+# Precision: float32. What is normalised is the total as it is stored, rounded to hidden's dtype.
 @triton.jit
 def _forward_kernel(
     hidden_ptr: tl.tensor,
@@ -44,6 +51,7 @@ def _forward_kernel(
     within = column < WIDTH
     inside = (row < rows)[:, None] & within[None, :]
     offset = row.to(tl.int64)[:, None] * WIDTH + column[None, :]
+    # [ROWS, COLUMNS]; zero outside of the matrix
     total = tl.load(hidden_ptr + offset, mask=inside, other=0.0).to(tl.float32)
     if addend_ptr is not None:
         total += tl.load(addend_ptr + offset, mask=inside, other=0.0).to(tl.float32)
@@ -53,6 +61,7 @@ def _forward_kernel(
         tl.store(total_ptr + offset, stored, mask=inside)
         total = stored.to(tl.float32)
     if normed_ptr is not None:
+        # [ROWS]; the variance is that of the centred row, in a second pass over registers.
         mean = tl.sum(total, 1) / WIDTH
         centred = tl.where(within[None, :], total - mean[:, None], 0.0)
         rstd = tl.rsqrt(tl.sum(centred * centred, 1) / WIDTH + eps)
@@ -64,6 +73,14 @@ def _forward_kernel(
         tl.store(rstd_ptr + row, rstd, mask=row < rows)
 
 
+# Equation, with x = (total - mean) rstd and g = d_normed weight:
+#   d_hidden = d_addend = (g - mean(g) - x mean(g x)) rstd + d_total + d_more
+#   d_weight = Σ_rows d_normed x,  d_bias = Σ_rows d_normed,  d_addend_bias = Σ_rows d_addend
+# Tiles: [ROWS, COLUMNS] with COLUMNS >= WIDTH: whole rows. A program takes every
+# tl.num_programs(0)-th block of rows, and sums over rows at the end only.
+# Reads gradients, `total`, `mean` and `rstd` once; writes `d_hidden` and, where its dtype differs,
+# `d_addend`; adds to its own row of `sums` [programs, 3, WIDTH].
+# Precision: float32; gradients are rounded to the dtype they are stored in, after they are summed.
 @triton.jit
 def _backward_kernel(
     d_total_ptr: tl.tensor,
@@ -90,6 +107,7 @@ def _backward_kernel(
     d_weight = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
     d_bias = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
     d_addend_bias = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
+    # Blocks of rows in turn: neighbours in memory are read at the same time.
     step = tl.num_programs(0) * ROWS
     for start in tl.range(program * ROWS, rows, step, num_stages=STAGES):
         row = start + tl.arange(0, ROWS)
@@ -99,9 +117,10 @@ def _backward_kernel(
         total = tl.load(total_ptr + offset, mask=inside, other=0.0).to(tl.float32)
         mean = tl.load(mean_ptr + row, mask=row < rows, other=0.0)
         rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0.0)
-        # Where nothing is, d_normed is zero, and so is everything that is summed.
+        # Outside of the matrix d_normed is zero, and so is everything that is summed.
         scaled = (total - mean[:, None]) * rstd[:, None]
         d_scaled = d_normed * weight[None, :]
+        # [ROWS]: the parts along the row itself and along ones, which the norm takes away.
         along = tl.sum(d_scaled * scaled, 1) / WIDTH
         level = tl.sum(d_scaled, 1) / WIDTH
         gradient = (d_scaled - level[:, None] - scaled * along[:, None]) * rstd[:, None]
@@ -114,19 +133,18 @@ def _backward_kernel(
         if d_addend_ptr is not None:
             d_addend = gradient.to(d_addend_ptr.dtype.element_ty)
             tl.store(d_addend_ptr + offset, d_addend, mask=inside)
+        # [ROWS, COLUMNS]: one sum for each thread's elements, over all blocks.
         d_weight += d_normed * scaled
         d_bias += d_normed
         if HAS_ADDEND:
             d_addend_bias += gradient
+    # Programs without rows have nothing to add.
     if program * ROWS < rows:
         own = sums_ptr + program * (3 * WIDTH) + column
-        tl.store(own, tl.load(own, mask=within, other=0.0) + tl.sum(d_weight, 0), mask=within)
-        own += WIDTH
-        tl.store(own, tl.load(own, mask=within, other=0.0) + tl.sum(d_bias, 0), mask=within)
+        add_to(own, tl.sum(d_weight, 0), within)
+        add_to(own + WIDTH, tl.sum(d_bias, 0), within)
         if HAS_ADDEND:
-            own += WIDTH
-            addition = tl.sum(d_addend_bias, 0)
-            tl.store(own, tl.load(own, mask=within, other=0.0) + addition, mask=within)
+            add_to(own + 2 * WIDTH, tl.sum(d_addend_bias, 0), within)
 
 
 def forward(
@@ -139,10 +157,10 @@ def forward(
     eps: float,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(total, normed, mean, rstd) with total = hidden + addend + addend_bias in hidden's kind.
+    """(total, normed, mean, rstd) with total = hidden + addend + addend_bias in hidden's dtype.
 
-    What is normalised is the total as it is stored; `normed` is of the kind asked for. Without
-    an addend the total is `hidden` itself.
+    What is normalised is the total as it is stored; `normed` has the dtype asked for. Without an
+    addend the total is `hidden` itself.
     """
     hidden = hidden.contiguous()
     total = hidden if addend is None else torch.empty_like(hidden)
@@ -154,7 +172,7 @@ def forward(
 
 
 def add(hidden: Tensor, addend: Tensor, addend_bias: Tensor | None) -> Tensor:
-    """The sum of all three, in the kind of numbers of `hidden`."""
+    """The sum of all three, in the dtype of `hidden`."""
     hidden = hidden.contiguous()
     total = torch.empty_like(hidden)
     _launch_forward(hidden, addend, addend_bias, None, None, total, None, None, None, 0.0)
@@ -177,7 +195,7 @@ def backward(
 
     The total's own gradient is `d_total` plus `d_more`, where they are given. Those of weight, bias
     and addend_bias are added to `sums` (programs, 3, width), the last only if there was an addend;
-    their sum over programs is the caller's.
+    the caller sums over programs.
     """
     rows, width = total.shape
     d_hidden = torch.empty_like(total)
@@ -244,8 +262,7 @@ def _launch_forward(
     rstd: Tensor | None,
     eps: float,
 ) -> None:
-    if addend is None and addend_bias is not None:
-        raise ValueError("a bias of the addend needs an addend")
+    assert addend is not None or addend_bias is None
     rows, width = hidden.shape
     num_rows, columns, num_warps = _tile(rows, width, FORWARD_ELEMENTS, FORWARD_PER_WARP)
     _forward_kernel[(triton.cdiv(rows, num_rows),)](
@@ -268,7 +285,7 @@ def _launch_forward(
 
 
 def _tile(rows: int, width: int, elements: int, per_warp: int) -> tuple[int, int, int]:
-    """Rows, columns and warps of a program: fewer rows where all programs would not get some."""
+    """Rows, columns and warps of a tile: fewer rows where some programs would get none."""
     columns = triton.next_power_of_2(width)
     share = triton.next_power_of_2(max(triton.cdiv(rows, NUM_PROGRAMS), 1))
     num_rows = max(min(elements // columns, share, MAX_ROWS), 1)

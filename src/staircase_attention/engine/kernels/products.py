@@ -1,4 +1,4 @@
-"""Matrix products whose sums are kept in float32, whatever is multiplied."""
+"""Matrix products that are summed in float32, whatever the dtype of their factors."""
 
 import torch
 from jaxtyping import Float
@@ -10,7 +10,7 @@ def add_product(
     left: Float[Tensor, "rows inner"],
     right: Float[Tensor, "inner columns"],
 ) -> None:
-    """Total += left @ right, in place; `total` is of float32."""
+    """Total += left @ right, in place; `total` is float32."""
     if left.dtype == total.dtype:
         total.addmm_(left, right)
     elif left.is_cuda:

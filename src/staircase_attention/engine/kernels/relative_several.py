@@ -1,30 +1,34 @@
-"""Relative-position attention when there are several tiles of pairs: launches of its kernels.
+"""Relative-position attention where a matrix has several tiles of pairs: launches of its kernels.
 
 Two forward: scores by position, written down, and attention over them. Five backward: scores by
 position again, gradients of keys and values, which leave those of the scores where the scores were,
 and from these the gradients of the queries, in two parts, and of the table.
 """
 
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from staircase_attention.engine.kernels.relative_call import Call, block_for, strides
-from staircase_attention.engine.kernels.relative_pairs import (
+from staircase_attention.engine.kernels.relative_call import (
+    SMALLEST_BLOCK,
+    Call,
+    Gradients,
+    Shape,
+    block_for,
+    heads,
+)
+from staircase_attention.engine.kernels.relative_several_kernels import (
     attend_kernel,
     keys_kernel,
     queries_by_key_kernel,
-)
-from staircase_attention.engine.kernels.relative_positions import (
     queries_by_table_kernel,
     scores_kernel,
     table_kernel,
 )
-from staircase_attention.engine.kernels.relative_tiling import Tiling
 
-Pair = tuple[Tensor, Tensor]
 Kernel = Literal["scores", "attend", "keys", "queries by table", "queries by key", "table"]
 
 
@@ -32,12 +36,12 @@ class Tuning(NamedTuple):
     """How a kernel is launched."""
 
     rows: int
-    """The most of a tile: matrices, or queries for the kernels of pairs."""
+    """Limit of a tile's rows: matrices, or queries for the kernels of pairs."""
     num_warps: int
     num_stages: int
-    """Of its pipeline."""
+    """Stages of its software pipeline."""
     registers: int | None = None
-    """The most of a thread."""
+    """Limit of registers per thread."""
 
     @property
     def options(self) -> dict[str, int]:
@@ -66,8 +70,10 @@ TUNED: dict[tuple[torch.dtype, bool], dict[Kernel, Tuning]] = {
     (torch.float32, False): dict.fromkeys(get_args(Kernel), Tuning(16, 4, 1)),
     (torch.float32, True): dict.fromkeys(get_args(Kernel), Tuning(16, 4, 1)),
 }
-"""For each kind of numbers, and for heads that are wide or not. The fastest of those tried on an
-H200 for windows of 256 tokens in bfloat16."""
+"""By dtype and by whether heads are wide. The fastest of those tried on an H200 for windows of 256
+tokens in bfloat16."""
+LARGEST_SIDE = {torch.bfloat16: 64, torch.float32: 32}
+"""The most queries and keys of a tile."""
 ENOUGH_PROGRAMS = 264
 """Two for each processor of an H200; for as many, tiles of matrices are cut down to `EFFICIENT`."""
 EFFICIENT = 64
@@ -75,170 +81,181 @@ MOST_CLASSES = 8
 """Neighbours in a row of score gradients that the table's kernel reads at once: 16 bytes."""
 
 
-def forward(
-    call: Call,
-    inputs: tuple[Tensor, ...],
-    out: Tensor,
-    logsumexp: Tensor,
-    *,
-    before: Pair,
-    has_past: bool,
-    first_visible: Tensor | None,
-    dropout: float,
-    seed: Tensor | None,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """How the pairs of a call are cut into tiles of `block_q` queries times `block_k` keys.
+
+    Without a past, the first query begins a tile as the own keys do with one: tiles, and with them
+    all results, are the same whether or not the past lies elsewhere.
+    """
+
+    call: Call
+    block_q: int
+    block_k: int
+
+    @classmethod
+    def of(cls, call: Call) -> "Tiling":
+        """Tiles for a call; in bfloat16 products of 64 rows are the fast ones."""
+        largest = LARGEST_SIDE[call.queries.dtype]
+        block_q = block_for(call.num_queries, largest)
+        if call.queries.dtype == torch.bfloat16 and block_q > SMALLEST_BLOCK:
+            block_q = largest
+        return cls(call, block_q, block_for(call.num_keys, largest))
+
+    @property
+    def num_hidden(self) -> int:
+        """Places before the first key."""
+        return -(self.call.num_past or self.call.first_query) % self.block_k
+
+    @property
+    def num_query_blocks(self) -> int:
+        """Tiles above one another."""
+        return -(-self.call.num_queries // self.block_q)
+
+    @property
+    def num_key_blocks(self) -> int:
+        """Tiles beside one another."""
+        return -(-(self.call.num_keys + self.num_hidden) // self.block_k)
+
+    @property
+    def width(self) -> int:
+        """Elements of a query's row of keys; rows begin at multiples of 16 bytes, for any tiles."""
+        return -(-(self.call.num_keys + self.num_hidden) // 64) * 64
+
+    @property
+    def shape(self) -> Shape:
+        """Sizes and positions, for a kernel."""
+        return self.call.shape(self.num_hidden)
+
+    @property
+    def blocks(self) -> dict[str, int]:
+        """How each kernel is compiled."""
+        return {"block_q": self.block_q, "block_k": self.block_k, "size": self.call.size}
+
+    def new_scores(self) -> Tensor:
+        """Room for a score of each pair, in as many bytes as the inputs' elements have."""
+        call = self.call
+        dtype = torch.float16 if call.queries.dtype == torch.bfloat16 else torch.float32
+        shape = (call.num_matrices, call.num_queries, self.width)
+        return torch.empty(shape, dtype=dtype, device=call.queries.device)
+
+    def matrices_per_tile(self, largest: int) -> int:
+        """Matrices of a tile at one query: fewer where there would be too few programs."""
+        call = self.call
+        block = block_for(call.num_matrices, largest)
+        while (
+            block > EFFICIENT
+            and call.num_queries * -(-call.num_matrices // block) < ENOUGH_PROGRAMS
+        ):
+            block //= 2
+        return block
+
+
+def forward(call: Call, out: Tensor, logsumexp: Tensor) -> None:
     """Attention, written to `out` and `logsumexp`."""
     tiling = Tiling.of(call)
-    queries, keys, values, table = inputs
-    scores = new_scores(tiling, queries.device)
-    launch_scores(tiling, queries, table, scores, first_visible)
+    scores = tiling.new_scores()
+    launch_scores(tiling, scores)
     block_q, block_k = tiling.block_q, tiling.block_k
     attend_kernel[(call.num_matrices * tiling.num_query_blocks,)](
-        vectors_of(queries, block_q),
-        *(vectors_of(one, block_k) for one in (keys, values, *before)),
-        described(scores, 1, block_q, block_k),
-        vectors_of(out, block_q),
+        described_vectors(call.queries, block_q),
+        described_vectors(call.keys, block_k),
+        described_vectors(call.values, block_k),
+        described_vectors(call.past[0], block_k) if call.past else None,
+        described_vectors(call.past[1], block_k) if call.past else None,
+        TensorDescriptor.from_tensor(scores, [1, block_q, block_k]),
+        described_vectors(out, block_q),
         logsumexp,
-        seed,
-        *tiling.shape,
+        call.noise,
+        tiling.shape,
         call.scale,
-        dropout,
-        has_past=has_past,
-        has_dropout=dropout > 0,
         **tiling.blocks,
         **TUNED[call.kind]["attend"].options,
     )
 
 
 def backward(
-    call: Call,
-    inputs: tuple[Tensor, ...],
-    gradients: tuple[Tensor, Tensor, Tensor],
-    table_sums: Tensor,
-    *,
-    before: Pair,
-    d_before: Pair,
-    has_past: bool,
-    stores_past: bool,
-    adds_past: bool,
-    first_visible: Tensor | None,
-    dropout: float,
-    seed: Tensor | None,
+    call: Call, d_out: Tensor, out: Tensor, logsumexp: Tensor, gradients: Gradients
 ) -> None:
     """Gradients by way of those of the scores, which are written down."""
     tiling = Tiling.of(call)
-    d_out, queries, keys, values, table, out, logsumexp = inputs
-    d_queries, *d_own = gradients
-    scores = new_scores(tiling, queries.device)
-    d_scores = scores.view(queries.dtype)
+    scores = tiling.new_scores()
+    d_scores = scores.view(call.queries.dtype)
     # Rows begin at multiples of 16 bytes.
     rows_width = -(-call.num_queries // 4) * 4
     normalisers, agreement = torch.empty(
-        (2, call.num_matrices, rows_width), dtype=torch.float32, device=queries.device
+        (2, call.num_matrices, rows_width), dtype=torch.float32, device=scores.device
     )
-    launch_scores(
-        tiling,
-        queries,
-        table,
-        scores,
-        first_visible,
-        outputs=(out, d_out, logsumexp),
-        found=(normalisers, agreement),
-    )
+    launch_scores(tiling, scores, Outputs(out, d_out, logsumexp, normalisers, agreement))
     tuning = TUNED[call.kind]["keys"]
     rows_q = min(block_for(call.num_queries, tuning.rows), tiling.block_q)
     keys_kernel[(call.num_matrices * tiling.num_key_blocks,)](
-        vectors_of(queries, rows_q),
-        keys,
-        values,
-        *before,
-        described(scores, 1, rows_q, tiling.block_k),
-        described(d_scores, 1, rows_q, tiling.block_k),
-        vectors_of(d_out, rows_q),
+        described_vectors(call.queries, rows_q),
+        *call.joined,
+        TensorDescriptor.from_tensor(scores, [1, rows_q, tiling.block_k]),
+        TensorDescriptor.from_tensor(d_scores, [1, rows_q, tiling.block_k]),
+        described_vectors(d_out, rows_q),
         # What is beyond the queries must not be read: it was never written.
-        *(described(one[:, : call.num_queries], 1, rows_q) for one in (normalisers, agreement)),
-        *d_own,
-        *d_before,
-        seed,
-        *strides(keys, values, *before, *d_own, *d_before),
-        d_before[0].shape[2],
-        *tiling.shape,
+        *(
+            TensorDescriptor.from_tensor(one[:, : call.num_queries], [1, rows_q])
+            for one in (normalisers, agreement)
+        ),
+        *gradients.joined,
+        call.noise,
+        tiling.shape,
+        gradients.num_stored,
         call.scale,
-        dropout,
-        has_past=has_past,
-        stores_past=stores_past,
-        adds_past=adds_past,
-        has_dropout=dropout > 0,
+        adds_past=gradients.adds_past,
         rows_q=rows_q,
         **tiling.blocks,
         **tuning.options,
     )
-    launch_queries(tiling, keys, before[0], table, d_scores, d_queries, has_past=has_past)
-    launch_table(tiling, queries, d_scores, table_sums)
+    launch_queries(tiling, d_scores, gradients.queries)
+    launch_table(tiling, d_scores, gradients.table_sums)
 
 
-def launch_scores(
-    tiling: Tiling,
-    queries: Tensor,
-    table: Tensor,
-    scores: Tensor,
-    first_visible: Tensor | None,
-    *,
-    outputs: tuple[Tensor, Tensor, Tensor] | None = None,
-    found: tuple[Tensor, Tensor] | None = None,
-) -> None:
+class Outputs(NamedTuple):
+    """What the backward pass has from the forward pass, and room for one number for each query."""
+
+    out: Tensor
+    d_out: Tensor
+    logsumexp: Tensor
+    normalisers: Tensor
+    agreement: Tensor
+
+
+def launch_scores(tiling: Tiling, scores: Tensor, outputs: Outputs | None = None) -> None:
     """Scores by position; and for the way back, what else the kernels need of every query."""
     call, tuning = tiling.call, TUNED[tiling.call.kind]["scores"]
-    block_m = filling_block(call, tuning.rows)
-    out, d_out, logsumexp = outputs or (queries, queries, None)
-    normalisers, agreement = found or (None, None)
+    block_m = tiling.matrices_per_tile(tuning.rows)
     scores_kernel[(call.num_queries, -(-call.num_matrices // block_m))](
-        queries,
-        table,
+        heads(call.queries),
+        call.table,
         scores,
-        first_visible,
-        out,
-        d_out,
-        logsumexp,
-        normalisers,
-        agreement,
-        *strides(queries, out, d_out),
-        call.num_matrices,
-        *tiling.shape,
+        call.first_visible,
+        *((heads(outputs.out), heads(outputs.d_out), *outputs[2:]) if outputs else (None,) * 5),
+        tiling.shape,
         tiling.width,
-        0 if normalisers is None else normalisers.stride(0),
+        outputs.agreement.stride(0) if outputs else 0,
         call.scale,
-        has_first_visible=first_visible is not None,
-        has_gradients=outputs is not None,
         block_m=block_m,
         **tiling.blocks,
         **tuning.options,
     )
 
 
-def launch_queries(
-    tiling: Tiling,
-    keys: Tensor,
-    past_keys: Tensor,
-    table: Tensor,
-    d_scores: Tensor,
-    d_queries: Tensor,
-    *,
-    has_past: bool,
-) -> None:
+def launch_queries(tiling: Tiling, d_scores: Tensor, d_queries: Tensor) -> None:
     """Gradients of the queries: what the table adds, and on top of it what the keys add."""
     call, tuning = tiling.call, TUNED[tiling.call.kind]["queries by table"]
-    block_m = filling_block(call, tuning.rows)
+    block_m = tiling.matrices_per_tile(tuning.rows)
     room = d_queries
     if not is_describable(room):
         room = torch.empty_like(d_queries, memory_format=torch.contiguous_format)
     queries_by_table_kernel[(call.num_queries, -(-call.num_matrices // block_m))](
-        table,
+        call.table,
         d_scores,
-        room,
-        *strides(room),
-        call.num_matrices,
-        *tiling.shape,
+        heads(room),
+        tiling.shape,
         tiling.width,
         call.scale,
         block_m=block_m,
@@ -246,13 +263,12 @@ def launch_queries(
         **tuning.options,
     )
     queries_by_key_kernel[(call.num_matrices * tiling.num_query_blocks,)](
-        vectors_of(keys, tiling.block_k),
-        vectors_of(past_keys, tiling.block_k),
-        described(d_scores, 1, tiling.block_q, tiling.block_k),
-        vectors_of(room, tiling.block_q),
-        *tiling.shape,
+        described_vectors(call.keys, tiling.block_k),
+        described_vectors(call.past[0], tiling.block_k) if call.past else None,
+        TensorDescriptor.from_tensor(d_scores, [1, tiling.block_q, tiling.block_k]),
+        described_vectors(room, tiling.block_q),
+        tiling.shape,
         call.scale,
-        has_past=has_past,
         **tiling.blocks,
         **TUNED[call.kind]["queries by key"].options,
     )
@@ -260,7 +276,7 @@ def launch_queries(
         d_queries.copy_(room)
 
 
-def launch_table(tiling: Tiling, queries: Tensor, d_scores: Tensor, table_sums: Tensor) -> None:
+def launch_table(tiling: Tiling, d_scores: Tensor, table_sums: Tensor) -> None:
     """Gradients of the table, added to as many of the sums as there is work for."""
     call, tuning = tiling.call, TUNED[tiling.call.kind]["table"]
     num_sums = len(table_sums)
@@ -274,15 +290,13 @@ def launch_table(tiling: Tiling, queries: Tensor, d_scores: Tensor, table_sums: 
     num_parts = max(1, min(num_groups // num_row_blocks, call.num_queries // (2 * num_classes)))
     num_groups = min(num_groups // num_parts, num_row_blocks) * num_parts
     table_kernel[(num_classes * num_owners * num_groups,)](
-        queries,
+        heads(call.queries),
         d_scores,
         table_sums,
-        *strides(queries),
-        call.num_matrices,
+        tiling.shape,
         num_blocks,
         num_groups,
         num_parts,
-        *tiling.shape,
         tiling.width,
         call.scale,
         num_classes=num_classes,
@@ -292,38 +306,17 @@ def launch_table(tiling: Tiling, queries: Tensor, d_scores: Tensor, table_sums: 
     )
 
 
-def new_scores(tiling: Tiling, device: torch.device) -> Tensor:
-    """Room for a score of each pair, in as many bytes as the inputs' numbers have."""
-    call = tiling.call
-    kind = torch.float16 if call.dtype == torch.bfloat16 else torch.float32
-    shape = (call.num_matrices, call.num_queries, tiling.width)
-    return torch.empty(shape, dtype=kind, device=device)
-
-
-def filling_block(call: Call, largest: int) -> int:
-    """Matrices of a tile at one query: fewer where there would be too few programs."""
-    block = block_for(call.num_matrices, largest)
-    while block > EFFICIENT and call.num_queries * -(-call.num_matrices // block) < ENOUGH_PROGRAMS:
-        block //= 2
-    return block
-
-
-def vectors_of(tensor: Tensor, rows: int) -> TensorDescriptor:
+def described_vectors(tensor: Tensor, rows: int) -> TensorDescriptor:
     """A descriptor of a (batch, heads, time, size) tensor for blocks of `rows` vectors.
 
     Of a copy, where none can be made of the tensor.
     """
-    block = (1, 1, rows, tensor.shape[-1])
+    block = [1, 1, rows, tensor.shape[-1]]
     if tensor.numel() == 0:
         tensor = tensor.new_empty(block)  # Nothing is read from it, but it must not be empty.
     elif not is_describable(tensor):
         tensor = tensor.clone(memory_format=torch.contiguous_format)
-    return described(tensor, *block)
-
-
-def described(tensor: Tensor, *block: int) -> TensorDescriptor:
-    """A descriptor of a tensor for such blocks."""
-    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), list(block))
+    return TensorDescriptor.from_tensor(tensor, block)
 
 
 def is_describable(tensor: Tensor) -> bool:

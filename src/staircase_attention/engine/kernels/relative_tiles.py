@@ -1,250 +1,228 @@
-"""Pieces that the kernels of relative-position attention share."""
+"""Parts of tiles that all kernels of relative-position attention share.
+
+Query i of a head, key j and the table's vector of their distance give the score
+
+    s[i, j] = q[i] · (k[j] + table[min(i + first_query - j, num_rows - 1)]) / sqrt(size)
+
+A matrix is what belongs to one batch row and one head: (time, size). Kernels count the matrices
+from 0 to batch * heads - 1. Factors of products have the inputs' dtype; sums, the softmax and all
+accumulators are float32. Scores are in bits (multiplied by log2(e)) wherever exp2 is taken of them.
+"""
 
 # mypy: disable-error-code="untyped-decorator"
 
 import triton
 import triton.language as tl
 
+from staircase_attention.engine.kernels.relative_call import Heads, Joined, Noise, Shape
+
 LOG2E = tl.constexpr(1.4426950408889634)
-"""exp(x) = 2 ** (x log2(e)): scores times this are in bits."""
+"""exp(x) = 2 ** (x log2(e))"""
 LN2 = tl.constexpr(0.6931471805599453)
 
-
-@triton.jit
-def head_base(
-    base: tl.tensor,
-    head: tl.tensor,
-    num_heads: tl.tensor,
-    batch_stride: tl.tensor,
-    head_stride: tl.tensor,
-) -> tl.tensor:
-    """Where the matrix of one batch row and head starts."""
-    row = (head // num_heads).to(tl.int64)
-    column = (head % num_heads).to(tl.int64)
-    return base + row * batch_stride + column * head_stride
+# Where things lie.
 
 
 @triton.jit
-def earliest_key(
-    first_visible: tl.tensor, head: tl.tensor, num_heads: tl.tensor, has_first_visible: tl.constexpr
+def start_of(tensor: Heads, matrix: tl.tensor, shape: Shape) -> tl.tensor:
+    """Where the first vector of a matrix lies, or of each of several matrices."""
+    # 64 bits: tensors may have more than 2^31 elements.
+    row = (matrix // shape.num_heads).to(tl.int64)
+    head = (matrix % shape.num_heads).to(tl.int64)
+    return tensor.data + row * tensor.batch + head * tensor.head
+
+
+@triton.jit
+def vectors_at(
+    start: tl.tensor, rows: tl.tensor, stride: tl.tensor, size: tl.constexpr
 ) -> tl.tensor:
+    """Where the elements of these vectors of a matrix lie: [rows, size]."""
+    return start + (rows.to(tl.int64) * stride)[:, None] + tl.arange(0, size)[None, :]
+
+
+@triton.jit
+def earliest_key(first_visible: tl.tensor, matrix: tl.tensor, shape: Shape) -> tl.tensor:
     """The first key that belongs to the stream of this batch row."""
     earliest = tl.full((), 0, tl.int32)
-    if has_first_visible:
-        earliest = tl.maximum(tl.load(first_visible + head // num_heads).to(tl.int32), 0)
+    if first_visible is not None:
+        earliest = tl.maximum(tl.load(first_visible + matrix // shape.num_heads).to(tl.int32), 0)
     return earliest
 
 
 @triton.jit
 def load_rows(
-    base: tl.tensor,
+    tensor: Heads,
+    matrix: tl.tensor,
+    shape: Shape,
     first: tl.tensor,
-    stride: tl.tensor,
     limit: tl.tensor,
     num_rows: tl.constexpr,
     size: tl.constexpr,
 ) -> tl.tensor:
-    """Rows `first`, `first` + 1, ... of a matrix; zeros before row 0 and from row `limit` on."""
+    """Vectors `first`, `first` + 1, ... of a matrix; zeros before 0 and from `limit` on."""
     rows = tl.arange(0, num_rows)
-    places = base + tl.cast(first, tl.int64) * stride + rows[:, None] * stride
+    # The first one in 64 bits, the others relative to it in 32.
+    places = start_of(tensor, matrix, shape) + tl.cast(first, tl.int64) * tensor.row
+    places = places + rows[:, None] * tensor.row + tl.arange(0, size)[None, :]
     inside = ((first + rows >= 0) & (first + rows < limit))[:, None]
-    return tl.load(places + tl.arange(0, size)[None, :], mask=inside, other=0.0)
-
-
-@triton.jit
-def load_keys(
-    past: tl.tensor,
-    own: tl.tensor,
-    first: tl.tensor,
-    past_stride: tl.tensor,
-    own_stride: tl.tensor,
-    num_past: tl.tensor,
-    limit: tl.tensor,
-    num_rows: tl.constexpr,
-    size: tl.constexpr,
-    has_past: tl.constexpr,
-) -> tl.tensor:
-    """Rows of two matrices, one below the other: `num_past` rows of the past, then the own."""
-    rows = first + tl.arange(0, num_rows)
-    if has_past:
-        inside = (rows < limit)[:, None]
-        before = past + rows.to(tl.int64)[:, None] * past_stride
-        after = own + (rows - num_past).to(tl.int64)[:, None] * own_stride
-        places = tl.where((rows < num_past)[:, None], before, after)
-        return tl.load(places + tl.arange(0, size)[None, :], mask=inside, other=0.0)
-    else:  # noqa: RET505
-        return load_rows(own, first, own_stride, limit, num_rows, size)
+    return tl.load(places, mask=inside, other=0.0)
 
 
 @triton.jit
 def store_rows(
-    base: tl.tensor,
+    tensor: Heads,
+    matrix: tl.tensor,
+    shape: Shape,
     first: tl.tensor,
-    stride: tl.tensor,
     limit: tl.tensor,
-    rows_of: tl.tensor,
+    found: tl.tensor,
     num_rows: tl.constexpr,
     size: tl.constexpr,
 ) -> None:
-    """Write what `load_rows` would load, in the type of the memory."""
+    """Write what `load_rows` would load, in the dtype of the tensor."""
     rows = tl.arange(0, num_rows)
-    places = base + tl.cast(first, tl.int64) * stride + rows[:, None] * stride
+    places = start_of(tensor, matrix, shape) + tl.cast(first, tl.int64) * tensor.row
+    places = places + rows[:, None] * tensor.row + tl.arange(0, size)[None, :]
     inside = ((first + rows >= 0) & (first + rows < limit))[:, None]
-    found = rows_of.to(base.dtype.element_ty)
-    tl.store(places + tl.arange(0, size)[None, :], found, mask=inside)
+    tl.store(places, found.to(tensor.data.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def store_past(
-    past: tl.tensor,
+def load_keys(
+    keys: Joined,
+    matrix: tl.tensor,
+    shape: Shape,
     first: tl.tensor,
-    stride: tl.tensor,
-    num_past: tl.tensor,
-    num_stored: tl.tensor,
-    rows_of: tl.tensor,
     num_rows: tl.constexpr,
     size: tl.constexpr,
-    adds_past: tl.constexpr,
-) -> None:
-    """Write rows of the past, `num_past` in all, of which the last `num_stored` lie in `past`.
-
-    With `adds_past` they are added to what is there.
-    """
-    rows = first + tl.arange(0, num_rows)
-    first_stored = num_past - num_stored
-    inside = ((rows >= first_stored) & (rows < num_past))[:, None]
-    places = past + (rows - first_stored).to(tl.int64)[:, None] * stride
-    places += tl.arange(0, size)[None, :]
-    if adds_past:
-        rows_of += tl.load(places, mask=inside, other=0.0).to(tl.float32)
-    tl.store(places, rows_of.to(past.dtype.element_ty), mask=inside)
+) -> tl.tensor:
+    """The keys or values from place `first` on, past and own, [num_rows, size]; zeros elsewhere."""
+    if keys.past is not None:
+        rows = first + tl.arange(0, num_rows)
+        inside = (rows >= shape.num_hidden) & (rows < shape.num_keys)
+        # Each row [num_rows, 1] picks its tensor: a tile may hold parts of both.
+        before = start_of(keys.past, matrix, shape)
+        before = before + ((rows - shape.num_hidden).to(tl.int64) * keys.past.row)[:, None]
+        after = start_of(keys.own, matrix, shape)
+        after = after + ((rows - shape.boundary).to(tl.int64) * keys.own.row)[:, None]
+        places = tl.where((rows < shape.boundary)[:, None], before, after)
+        return tl.load(places + tl.arange(0, size)[None, :], mask=inside[:, None], other=0.0)
+    else:  # noqa: RET505
+        num_own = shape.num_keys - shape.boundary
+        return load_rows(keys.own, matrix, shape, first - shape.boundary, num_own, num_rows, size)
 
 
 @triton.jit
 def store_keys(
-    past: tl.tensor,
-    own: tl.tensor,
+    keys: Joined,
+    matrix: tl.tensor,
+    shape: Shape,
     first: tl.tensor,
-    past_stride: tl.tensor,
-    own_stride: tl.tensor,
-    num_past: tl.tensor,
     num_stored: tl.tensor,
-    limit: tl.tensor,
-    rows_of: tl.tensor,
+    found: tl.tensor,
+    adds_past: tl.constexpr,
     num_rows: tl.constexpr,
     size: tl.constexpr,
-    has_past: tl.constexpr,
-    stores_past: tl.constexpr,
-    adds_past: tl.constexpr,
 ) -> None:
-    """Write what `load_keys` would load; of the past, if any, as `store_past` does."""
-    if has_past:
+    """Write what `load_keys` would load, in the dtype of each tensor.
+
+    Of the past, `keys.past` has room for the last `num_stored`, if it is given at all; with
+    `adds_past` its part is added to what is there.
+    """
+    num_own = shape.num_keys - shape.boundary
+    store_rows(keys.own, matrix, shape, first - shape.boundary, num_own, found, num_rows, size)
+    if keys.past is not None:
         rows = first + tl.arange(0, num_rows)
-        inside = ((rows >= num_past) & (rows < limit))[:, None]
-        places = own + (rows - num_past).to(tl.int64)[:, None] * own_stride
-        places += tl.arange(0, size)[None, :]
-        tl.store(places, rows_of.to(own.dtype.element_ty), mask=inside)
-        if stores_past:
-            store_past(
-                past,
-                first,
-                past_stride,
-                num_past,
-                num_stored,
-                rows_of,
-                num_rows,
-                size,
-                adds_past,
-            )
-    else:
-        store_rows(own, first, own_stride, limit, rows_of, num_rows, size)
+        # Places of the past that have room: [first_stored, boundary).
+        first_stored = shape.boundary - num_stored
+        inside = ((rows >= first_stored) & (rows < shape.boundary))[:, None]
+        start = start_of(keys.past, matrix, shape)
+        places = vectors_at(start, rows - first_stored, keys.past.row, size)
+        if adds_past:
+            found += tl.load(places, mask=inside, other=0.0).to(tl.float32)
+        tl.store(places, found.to(keys.past.data.dtype.element_ty), mask=inside)
+
+
+# The table of distances, (num_rows, size). Its last row stands for all greater distances too.
 
 
 @triton.jit
 def load_distances(
-    table: tl.tensor, distances: tl.tensor, num_rows: tl.tensor, size: tl.constexpr
+    table: tl.tensor, distances: tl.tensor, shape: Shape, size: tl.constexpr
 ) -> tl.tensor:
-    """Vectors of these distances, clipped to the table."""
-    rows = tl.minimum(tl.maximum(distances, 0), num_rows - 1)
+    """Vectors of these distances, clipped to the table: [distances, size]."""
+    # Negative distances are those of keys out of sight: any row will do.
+    rows = tl.minimum(tl.maximum(distances, 0), shape.num_rows - 1)
     return tl.load(table + rows[:, None] * size + tl.arange(0, size)[None, :])
 
 
 @triton.jit
 def add_to_table(
-    base: tl.tensor,
+    sums: tl.tensor,
     distances: tl.tensor,
     d_vectors: tl.tensor,
     d_last: tl.tensor,
-    num_rows: tl.tensor,
+    shape: Shape,
     size: tl.constexpr,
 ) -> tl.tensor:
     """Add gradients to the rows short of the last; what is beyond goes to `d_last`."""
-    columns = tl.arange(0, size)
-    inside = ((distances >= 0) & (distances < num_rows - 1))[:, None]
-    places = base + distances[:, None] * size + columns[None, :]
+    last = shape.num_rows - 1
+    inside = ((distances >= 0) & (distances < last))[:, None]
+    places = sums + distances[:, None] * size + tl.arange(0, size)[None, :]
     tl.store(places, tl.load(places, mask=inside, other=0.0) + d_vectors, mask=inside)
-    return d_last + tl.sum(tl.where((distances >= num_rows - 1)[:, None], d_vectors, 0.0), 0)
+    return d_last + tl.sum(tl.where((distances >= last)[:, None], d_vectors, 0.0), 0)
 
 
 @triton.jit
-def add_to_last(
-    base: tl.tensor, d_last: tl.tensor, num_rows: tl.tensor, size: tl.constexpr
-) -> None:
-    """Add to the table's last row, which stands for all greater distances too."""
-    places = base + (num_rows - 1) * size + tl.arange(0, size)
+def add_to_last(sums: tl.tensor, d_last: tl.tensor, shape: Shape, size: tl.constexpr) -> None:
+    """Add to the table's last row."""
+    places = sums + (shape.num_rows - 1) * size + tl.arange(0, size)
     tl.store(places, tl.load(places) + d_last)
 
 
-@triton.jit
-def kept_pairs(
-    seed: tl.tensor,
-    head: tl.tensor,
-    queries: tl.tensor,
-    keys: tl.tensor,
-    num_keys: tl.tensor,
-    dropout: tl.tensor,
-) -> tl.tensor:
-    """Which weights survive dropout: a function of the seed and the pair alone.
+# Dropout.
 
-    Queries and keys are numbered along two axes, in either order. Counters of 32 bits: one word
-    says the pair, another one the batch row and head.
+
+@triton.jit
+def kept_weights(noise: Noise, matrix: tl.tensor, pairs: tl.tensor) -> tl.tensor:
+    """Which weights survive dropout: a function of seed, matrix and pair alone.
+
+    Pair number query * num_keys + key is one of Philox's four 32-bit counters, the matrix another.
     """
-    pairs = queries * num_keys + keys
     zeros = pairs * 0
-    noise, _, _, _ = tl.philox(tl.load(seed), pairs, zeros + head, zeros, zeros)
-    return tl.uint_to_uniform_float(noise) >= dropout
+    bits, _, _, _ = tl.philox(tl.load(noise.seed), pairs, zeros + matrix, zeros, zeros)
+    return tl.uint_to_uniform_float(bits) >= noise.rate
 
 
 @triton.jit
-def dropped_alike(
-    weights: tl.tensor,
-    d_weights: tl.tensor,
-    seed: tl.tensor,
-    head: tl.tensor,
-    queries: tl.tensor,
-    keys: tl.tensor,
-    num_keys: tl.tensor,
-    dropout: tl.tensor,
-    has_dropout: tl.constexpr,
-) -> tl.tensor:
+def drop_again(
+    weights: tl.tensor, d_weights: tl.tensor, noise: Noise, matrix: tl.tensor, pairs: tl.tensor
+) -> tuple[tl.tensor, tl.tensor]:
     """The weights as the forward kernel used them, and the gradients of those it kept."""
     used = weights
-    if has_dropout:
-        kept = kept_pairs(seed, head, queries, keys, num_keys, dropout)
-        used = tl.where(kept, weights / (1 - dropout), 0.0)
-        d_weights = tl.where(kept, d_weights / (1 - dropout), 0.0)
+    if noise.seed is not None:
+        kept = kept_weights(noise, matrix, pairs)
+        # out = Σ (P kept / (1 - rate)) v, so dP = (d_out vᵀ) kept / (1 - rate).
+        used = tl.where(kept, weights / (1 - noise.rate), 0.0)
+        d_weights = tl.where(kept, d_weights / (1 - noise.rate), 0.0)
     return used, d_weights
 
 
+# The softmax over tiles of keys, one after the other:
+#   highest' = max(highest, max_j s[j])
+#   total' = total 2^(highest - highest') + Σ_j 2^(s[j] - highest')
+#   gathered' = gathered 2^(highest - highest') + Σ_j 2^(s[j] - highest') v[j]
+# and gathered / total after the last tile.
+
+
 @triton.jit
-def no_softmax(block_q: tl.constexpr, size: tl.constexpr) -> tl.tensor:
-    """Highest scores, sums and gathered values before the first tile.
+def no_softmax(block_q: tl.constexpr, size: tl.constexpr) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Highest scores [block_q], sums [block_q] and gathered values [block_q, size] of no keys.
 
     A finite floor: a row with nothing in sight must not subtract infinities.
     """
     highest = tl.full((block_q,), -1e30, tl.float32)
-    total = tl.zeros((block_q,), tl.float32)
-    return highest, total, tl.zeros((block_q, size), tl.float32)
+    return highest, tl.zeros((block_q,), tl.float32), tl.zeros((block_q, size), tl.float32)
 
 
 @triton.jit
@@ -254,22 +232,19 @@ def add_tile(
     gathered: tl.tensor,
     scores: tl.tensor,
     value: tl.tensor,
-    seed: tl.tensor,
-    head: tl.tensor,
-    queries: tl.tensor,
-    keys: tl.tensor,
-    num_keys: tl.tensor,
-    dropout: tl.tensor,
-    has_dropout: tl.constexpr,
-) -> tl.tensor:
-    """The softmax with a tile of scores more, in bits and -inf out of sight, and its values."""
+    noise: Noise,
+    matrix: tl.tensor,
+    pairs: tl.tensor,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """The softmax with one more tile: scores [block_q, block_k] in bits, -inf out of sight."""
+    # [block_q]: the new maximum of each query, and below how much of the old sums is left.
     raised = tl.maximum(highest, tl.max(scores, 1))
     weights = tl.exp2(scores - raised[:, None])
     shrunk = tl.exp2(highest - raised)
     total = total * shrunk + tl.sum(weights, 1)
-    if has_dropout:
-        kept = kept_pairs(seed, head, queries, keys, num_keys, dropout)
-        weights = tl.where(kept, weights, 0.0)
+    if noise.seed is not None:
+        weights = tl.where(kept_weights(noise, matrix, pairs), weights, 0.0)
+    # [block_q, block_k] · [block_k, size], on top of what was gathered
     gathered = tl.dot(
         weights.to(value.dtype), value, gathered * shrunk[:, None], input_precision="ieee"
     )
@@ -277,24 +252,28 @@ def add_tile(
 
 
 @triton.jit
-def divided(
+def end_softmax(
     highest: tl.tensor,
     total: tl.tensor,
     gathered: tl.tensor,
+    noise: Noise,
     logsumexp: tl.tensor,
-    head: tl.tensor,
+    matrix: tl.tensor,
+    shape: Shape,
     first: tl.tensor,
-    num_queries: tl.tensor,
-    dropout: tl.tensor,
     block_q: tl.constexpr,
 ) -> tl.tensor:
-    """What is gathered after the last tile, divided; the divisors' logarithms are stored."""
+    """The gathered values divided, and zero where nothing is in sight.
+
+    The divisors' natural logarithms are stored for the backward pass: [matrices, queries] float32.
+    """
+    # A query with nothing in sight divides by 1, and finds zero.
     sees = total > 0
     divisor = tl.where(sees, total, 1.0)
     rows = first + tl.arange(0, block_q)
     tl.store(
-        logsumexp + head.to(tl.int64) * num_queries + rows,
+        logsumexp + matrix.to(tl.int64) * shape.num_queries + rows,
         tl.where(sees, highest * LN2 + tl.log(divisor), -float("inf")),
-        mask=rows < num_queries,
+        mask=rows < shape.num_queries,
     )
-    return gathered * (1.0 / (divisor * (1 - dropout)))[:, None]
+    return gathered * (1.0 / (divisor * (1 - noise.rate)))[:, None]

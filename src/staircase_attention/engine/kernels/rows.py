@@ -1,5 +1,6 @@
-# mypy: disable-error-code="untyped-decorator"
 """Kernels that go over the rows of a matrix: sums of its columns, and scores of its rows."""
+
+# mypy: disable-error-code="untyped-decorator"
 
 import triton
 import triton.language as tl
@@ -8,16 +9,27 @@ from torch import Tensor
 COLUMNS = 256
 """Columns that one program sums."""
 ROWS = 8
-"""Rows it reads at once."""
+"""Rows that it reads at once."""
 STAGES = 3
-"""Blocks of rows under way while one is worked on."""
+"""Blocks of rows in use or on their way from memory."""
 
 SCORED = 2048
-"""Logits that a program reads at once."""
+"""Logits that a program reads at once, of one row or of several."""
 SCORED_PER_WARP = 256
 MAX_SCORED_ROWS = 64
 
 
+@triton.jit
+def add_to(places: tl.tensor, found: tl.tensor, mask: tl.tensor) -> None:
+    """Add to what memory holds; no other program may write there."""
+    tl.store(places, tl.load(places, mask=mask, other=0.0) + found, mask=mask)
+
+
+# Equation: out = source * scale where gate > 0, or without a gate source; sums += Σ_rows out.
+# Tiles: [ROWS, COLUMNS]. Programs along axis 1 share the columns, those along axis 0 the rows: each
+# takes every tl.num_programs(0)-th block.
+# Reads `source` and `gate` once, writes `out` (which may be the source), adds to its row of `sums`.
+# Precision: float32; `out` is rounded to its dtype, what is summed is not.
 @triton.jit
 def _sum_columns_kernel(
     source_ptr: tl.tensor,
@@ -40,16 +52,18 @@ def _sum_columns_kernel(
         row = start + tl.arange(0, ROWS)
         inside = (row < rows)[:, None] & within[None, :]
         offset = row.to(tl.int64)[:, None] * WIDTH + column[None, :]
+        # [ROWS, COLUMNS]; zero outside of the matrix
         value = tl.load(source_ptr + offset, mask=inside, other=0.0).to(tl.float32)
         if gate_ptr is not None:
             gate = tl.load(gate_ptr + offset, mask=inside, other=0.0).to(tl.float32)
+            # A gate that is NaN lets the gradient through, as NaN stays NaN forward.
             value = tl.where(gate <= 0.0, 0.0, value * scale)
         if out_ptr is not None:
             tl.store(out_ptr + offset, value.to(out_ptr.dtype.element_ty), mask=inside)
         total += value
+    # Programs without rows have nothing to add.
     if program * ROWS < rows:
-        own = sums_ptr + program * WIDTH + column
-        tl.store(own, tl.load(own, mask=within, other=0.0) + tl.sum(total, 0), mask=within)
+        add_to(sums_ptr + program * WIDTH + column, tl.sum(total, 0), within)
 
 
 def sum_columns(
@@ -60,9 +74,9 @@ def sum_columns(
     gate: Tensor | None = None,
     scale: float = 1.0,
 ) -> None:
-    """Add the sums of columns to `sums` (programs, width), every row of it by its own program.
+    """Add the sums of columns to `sums` (programs, width), each row of it by its own program.
 
-    With a gate, source * scale is taken where the gate is positive, and nothing elsewhere. What is
+    With a gate, source * scale is summed where the gate is positive, and zero elsewhere. What is
     summed is also written to `out`, which may be the source itself.
     """
     rows, width = source.shape
@@ -82,6 +96,12 @@ def sum_columns(
     )
 
 
+# Equation: loss = log Σ_j exp(logit[j]) - logit[target]; wrong = argmax_j logit[j] != target; and
+# if OVERWRITES, logit[j] = softmax_j(logits) - [j = target]. Ignored rows give zeros.
+# Tiles: [ROWS, COLUMNS], for one block of columns after the other. Rows begin STRIDE apart.
+# Reads the logits once, and once more if they are overwritten; writes a loss (float32) and a flag
+# (int8) for each row.
+# Precision: float32; gradients are rounded to the dtype of the logits.
 @triton.jit
 def _score_kernel(
     logits_ptr: tl.tensor,
@@ -102,9 +122,9 @@ def _score_kernel(
     asked = within & (target != ignore_index)
     target = target.to(tl.int32)
     base = logits_ptr + row.to(tl.int64)[:, None] * STRIDE
-
-    # Every lane keeps its own maximum, where it stands first, and its sum relative to it. The
-    # lowest number instead of -inf keeps the differences of lanes without logits defined.
+    # Every lane [ROWS, COLUMNS] keeps its own maximum, the column where that stands first, and its
+    # sum relative to it. The lowest number instead of -inf keeps the differences of lanes without
+    # logits defined.
     top = tl.full([ROWS, COLUMNS], -3.4028234663852886e38, dtype=tl.float32)
     place = tl.full([ROWS, COLUMNS], SIZE, dtype=tl.int32)
     total = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
@@ -114,11 +134,13 @@ def _score_kernel(
         inside = within[:, None] & (column < STRIDE)
         logit = tl.load(base + column, mask=inside, other=0.0).to(tl.float32)
         logit = tl.where(column < SIZE, logit, float("-inf"))
+        # exp(top - higher) brings the lane's sum to its new maximum.
         higher = tl.maximum(top, logit)
         total = total * tl.exp(top - higher) + tl.exp(logit - higher)
         place = tl.where(logit > top, column, place)
         answer = tl.where(column == target[:, None], logit, answer)
         top = higher
+    # Lanes [ROWS, COLUMNS] become rows [ROWS]; of equal maxima the first counts.
     best = tl.max(top, 1)
     total_of_row = tl.sum(total * tl.exp(top - best[:, None]), 1)
     choice = tl.min(tl.where(top == best[:, None], place, SIZE), 1)
@@ -126,8 +148,8 @@ def _score_kernel(
     tl.store(losses_ptr + row, tl.where(asked, loss, 0.0), mask=within)
     wrong = asked & (choice != target)
     tl.store(wrong_ptr + row, wrong.to(tl.int8), mask=within)
-
     if OVERWRITES:
+        # All threads have read a row before any of them overwrites it.
         tl.debug_barrier()
         share = (1.0 / total_of_row)[:, None]
         for start in tl.range(0, SIZE, COLUMNS):
@@ -151,9 +173,9 @@ def score_rows(
 ) -> None:
     """Write every row's loss and whether its first choice is wrong; zeros for ignored rows.
 
-    If asked to, overwrite the logits by the gradients of the loss with respect to them. What lies
-    between the end of a row and the next one may be overwritten too, so that rows which begin at
-    multiples of 16 bytes are read and written as widely as possible.
+    With `overwrites`, the gradients of the loss replace the logits. What lies between the end of a
+    row and the next one may be overwritten too, so that rows which begin at multiples of 16 bytes
+    are read and written as widely as possible.
     """
     rows, size = logits.shape
     columns = min(triton.next_power_of_2(size), SCORED)

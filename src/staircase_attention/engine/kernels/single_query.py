@@ -1,24 +1,45 @@
-"""The forward of relative-position attention with one query for each batch row and head.
+"""Relative-position attention with one query for each matrix.
 
 With one query there is no matrix to multiply by, and time goes into reading keys and values once.
-A program takes one head through its keys in blocks, and block after block adds to the same lanes:
-lanes are summed up after the last, so that the threads of a program need not meet before. The
-same weights are dropped as by the kernels for many queries.
+A program takes one matrix through its keys in blocks, and block after block adds to the same lanes:
+lanes are summed up after the last, so that the threads of a program need not meet before. The same
+weights are dropped as by the kernels for many queries.
+
+Gradients of keys and values are as large as these, that of the query is one vector. So the backward
+of a query writes its own gradient only, and leaves notes: weights, gradients of scores, the query
+and the gradient of its output. Other kernels make the rest of them, and where queries of several
+layers see the same keys and values, they do so once for all: what layers share is written once.
 """
 
 # mypy: disable-error-code="untyped-decorator"
 
+from dataclasses import replace
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from staircase_attention.engine.kernels.relative_call import Call
-from staircase_attention.engine.kernels.relative_tiles import earliest_key, head_base
+from staircase_attention.engine.kernels.relative_call import (
+    Call,
+    Gradients,
+    Heads,
+    Noise,
+    Shape,
+    heads,
+    with_rows,
+)
+from staircase_attention.engine.kernels.relative_tiles import (
+    LN2,
+    LOG2E,
+    earliest_key,
+    kept_weights,
+    start_of,
+    vectors_at,
+)
 
-PLACE_ARGUMENTS = ["num_heads", "num_keys", "num_rows", "first_query", "span"]
-"""Numbers that change from call to call: one kernel serves them all."""
 STAGES = 3
-"""Blocks of keys at hand or on their way from memory; shared memory holds one less."""
+"""Blocks of keys in use or on their way from memory; shared memory holds one less."""
 ROOM = 100 * 1024
 """Bytes of shared memory for them: two programs fit on a processor."""
 SMALLEST_BLOCK, LARGEST_BLOCK = 16, 64
@@ -27,114 +48,85 @@ LARGEST_TILE = 4096
 ELEMENTS_PER_WARP = 256
 """As many as its threads load at once in bfloat16."""
 MOST_WARPS = 8
+SUMS_PER_WARP = 1024
+"""Elements of a block of keys, and of values, that a warp sums up."""
+DISTANCES = 16
+"""Rows of the table that a program sums up."""
+MATRICES_AT_ONCE = 32
+MOST_GROUPS = 32
+"""Groups of matrices for which the table's gradient is summed up side by side."""
+
+
+# What the kernels share.
 
 
 @triton.jit
-def rows_at(base: tl.tensor, rows: tl.tensor, stride: tl.tensor, size: tl.constexpr) -> tl.tensor:
-    """Where the elements of these rows lie."""
-    return base + (rows.to(tl.int64) * stride)[:, None] + tl.arange(0, size)[None, :]
+def load_vector(tensor: Heads, matrix: tl.tensor, shape: Shape, size: tl.constexpr) -> tl.tensor:
+    """The only vector of a matrix, in float32: [size]."""
+    return tl.load(start_of(tensor, matrix, shape) + tl.arange(0, size)).to(tl.float32)
 
 
 @triton.jit
-def load_vector(
-    base: tl.tensor,
-    head: tl.tensor,
-    num_heads: tl.tensor,
-    batch_stride: tl.tensor,
-    head_stride: tl.tensor,
-    size: tl.constexpr,
-) -> tl.tensor:
-    """The only row of one head, in float32."""
-    start = head_base(base, head, num_heads, batch_stride, head_stride)
-    return tl.load(start + tl.arange(0, size)).to(tl.float32)
-
-
-@triton.jit
-def load_placed_keys(
-    keys: tl.tensor,
+def load_block(
+    keys: Heads,
+    values: Heads,
     table: tl.tensor,
+    matrix: tl.tensor,
+    shape: Shape,
     rows: tl.tensor,
     visible: tl.tensor,
-    stride: tl.tensor,
-    num_rows: tl.tensor,
-    first_query: tl.tensor,
     size: tl.constexpr,
-) -> tl.tensor:
-    """Keys, each with the vector of its distance added; zeros where nothing is in sight."""
-    key = tl.load(rows_at(keys, rows, stride, size), mask=visible[:, None], other=0.0)
-    distances = tl.minimum(first_query - rows, num_rows - 1)
-    vector = tl.load(rows_at(table, distances, size, size), mask=visible[:, None], other=0.0)
-    return key.to(tl.float32) + vector.to(tl.float32)
+) -> tuple[tl.tensor, tl.tensor]:
+    """Keys with the vectors of their distances added, and values, in float32: [rows, size] each.
+
+    Zeros where nothing is in sight.
+    """
+    seen = visible[:, None]
+    k_places = vectors_at(start_of(keys, matrix, shape), rows, keys.row, size)
+    key = tl.load(k_places, mask=seen, other=0.0)
+    distances = tl.minimum(shape.first_query - rows, shape.num_rows - 1)
+    vector = tl.load(vectors_at(table, distances, size, size), mask=seen, other=0.0)
+    v_places = vectors_at(start_of(values, matrix, shape), rows, values.row, size)
+    value = tl.load(v_places, mask=seen, other=0.0)
+    return key.to(tl.float32) + vector.to(tl.float32), value.to(tl.float32)
 
 
 @triton.jit
 def keys_in_sight(
-    first_visible: tl.tensor,
-    head: tl.tensor,
-    num_heads: tl.tensor,
-    num_keys: tl.tensor,
-    first_query: tl.tensor,
-    span: tl.tensor,
-    has_first_visible: tl.constexpr,
+    first_visible: tl.tensor, matrix: tl.tensor, shape: Shape
 ) -> tuple[tl.tensor, tl.tensor]:
-    """The first key that a head's query sees, and the one after the last."""
-    earliest = earliest_key(first_visible, head, num_heads, has_first_visible)
-    oldest = tl.maximum(first_query - span + 1, earliest)
-    return oldest, tl.minimum(num_keys, first_query + 1)
+    """The first key that a matrix's query sees, and the one after the last."""
+    earliest = earliest_key(first_visible, matrix, shape)
+    oldest = tl.maximum(shape.first_query - shape.span + 1, earliest)
+    return oldest, tl.minimum(shape.num_keys, shape.first_query + 1)
 
 
-@triton.jit
-def kept_keys(seed: tl.tensor, head: tl.tensor, rows: tl.tensor, dropout: tl.tensor) -> tl.tensor:
-    """Which weights survive dropout, as `relative_tiles.kept_pairs` says it for query 0."""
-    zeros = rows * 0
-    noise, _, _, _ = tl.philox(seed, rows, zeros + head, zeros, zeros)
-    return tl.uint_to_uniform_float(noise) >= dropout
-
-
-@triton.jit(do_not_specialize=PLACE_ARGUMENTS)
+# Equation: out = Σ_j softmax_j(q · (k[j] + table[first_query - j]) scale) v[j].
+# Tiles: keys as rows, [block, size], for one block of keys after the other. Each row of a block
+# has a softmax of its own until the last block is done.
+# Reads keys, values and the table's vectors once; writes `out`, and `logsumexp` [matrices] in
+# float32.
+# Precision: everything is multiplied and summed in float32.
+@triton.jit(do_not_specialize=["shape"])
 def forward_kernel(
-    queries: tl.tensor,
-    keys: tl.tensor,
-    values: tl.tensor,
+    queries: Heads,
+    keys: Heads,
+    values: Heads,
     table: tl.tensor,
-    out: tl.tensor,
+    out: Heads,
     logsumexp: tl.tensor,
     first_visible: tl.tensor,
-    seed: tl.tensor,
-    q_batch: tl.tensor,
-    q_head: tl.tensor,
-    o_batch: tl.tensor,
-    o_head: tl.tensor,
-    k_batch: tl.tensor,
-    k_head: tl.tensor,
-    k_row: tl.tensor,
-    v_batch: tl.tensor,
-    v_head: tl.tensor,
-    v_row: tl.tensor,
-    num_heads: tl.tensor,
-    num_keys: tl.tensor,
-    num_rows: tl.tensor,
-    first_query: tl.tensor,
-    span: tl.tensor,
+    noise: Noise,
+    shape: Shape,
     scale: tl.tensor,
-    dropout: tl.tensor,
-    has_first_visible: tl.constexpr,
-    has_dropout: tl.constexpr,
     block: tl.constexpr,
     size: tl.constexpr,
     stages: tl.constexpr,
 ) -> None:
-    """One head. Each lane of a block has a softmax of its own until the last block is done."""
-    head = tl.program_id(0)
-    oldest, stop = keys_in_sight(
-        first_visible, head, num_heads, num_keys, first_query, span, has_first_visible
-    )
-    k_base = head_base(keys, head, num_heads, k_batch, k_head)
-    v_base = head_base(values, head, num_heads, v_batch, v_head)
-    query = load_vector(queries, head, num_heads, q_batch, q_head, size)
-    query = query * (scale * 1.4426950408889634)  # exp(x) = 2 ** (x log2(e))
-    if has_dropout:
-        drawn_from = tl.load(seed)
+    """Attention of one query, that of one matrix per program."""
+    matrix = tl.program_id(0)
+    oldest, stop = keys_in_sight(first_visible, matrix, shape)
+    query = load_vector(queries, matrix, shape, size) * (scale * LOG2E)
     # A finite floor: a lane with nothing in sight must not subtract infinities.
     highest = tl.full((block,), -1e30, tl.float32)
     total = tl.zeros((block,), tl.float32)
@@ -142,27 +134,251 @@ def forward_kernel(
     for place in tl.range(oldest, stop, block, num_stages=stages):
         rows = place + tl.arange(0, block)
         visible = rows < stop
-        placed = load_placed_keys(k_base, table, rows, visible, k_row, num_rows, first_query, size)
-        value = tl.load(rows_at(v_base, rows, v_row, size), mask=visible[:, None], other=0.0)
-        scores = tl.where(visible, tl.sum(query[None, :] * placed, 1), -float("inf"))
+        # [block, size] each; the key includes the vector of its distance.
+        key, value = load_block(keys, values, table, matrix, shape, rows, visible, size)
+        scores = tl.where(visible, tl.sum(query[None, :] * key, 1), -float("inf"))
+        # [block]: every lane has its own maximum and sum.
         raised = tl.maximum(highest, scores)
         weights = tl.exp2(scores - raised)
         shrunk = tl.exp2(highest - raised)
         highest = raised
         total = total * shrunk + weights
-        if has_dropout:
-            weights = tl.where(kept_keys(drawn_from, head, rows, dropout), weights, 0.0)
-        gathered = gathered * shrunk[:, None] + weights[:, None] * value.to(tl.float32)
+        if noise.seed is not None:
+            weights = tl.where(kept_weights(noise, matrix, rows), weights, 0.0)
+        # [block, size]: no sum over the keys of a block yet.
+        gathered = gathered * shrunk[:, None] + weights[:, None] * value
+    # The lanes' softmaxes [block] become one.
     top = tl.max(highest, 0)
     shrunk = tl.exp2(highest - top)
     divisor = tl.sum(total * shrunk, 0)
     sees = divisor > 0
     divisor = tl.where(sees, divisor, 1.0)
-    found = tl.sum(gathered * shrunk[:, None], 0) / (divisor * (1 - dropout))
-    o_base = head_base(out, head, num_heads, o_batch, o_head)
-    tl.store(o_base + tl.arange(0, size), found.to(out.dtype.element_ty))
-    normaliser = top * 0.6931471805599453 + tl.log(divisor)
-    tl.store(logsumexp + head, tl.where(sees, normaliser, -float("inf")))
+    found = tl.sum(gathered * shrunk[:, None], 0) / (divisor * (1 - noise.rate))
+    o_start = start_of(out, matrix, shape)
+    tl.store(o_start + tl.arange(0, size), found.to(out.data.dtype.element_ty))
+    normaliser = top * LN2 + tl.log(divisor)
+    tl.store(logsumexp + matrix, tl.where(sees, normaliser, -float("inf")))
+
+
+# Equation: dS[j] = scale P[j] (d_out · v[j] - d_out · out), with P = softmax(s), and
+# dq = Σ_j dS[j] (k[j] + table[first_query - j]).
+# Tiles: as in `forward_kernel`.
+# Reads keys, values and the table's vectors once; writes the gradient, and notes by [matrix,
+# layer]: `noted_queries` and `noted_d_out` [size] in their dtype, `weights`, those that values
+# were multiplied by, and `d_scores` = dS [num_keys] in float32. Notes on keys out of sight are
+# not written.
+# Precision: everything is multiplied and summed in float32.
+@triton.jit(do_not_specialize=["shape", "layer", "num_layers"])
+def queries_kernel(
+    queries: Heads,
+    keys: Heads,
+    values: Heads,
+    table: tl.tensor,
+    out: Heads,
+    d_out: Heads,
+    logsumexp: tl.tensor,
+    d_queries: Heads,
+    noted_queries: tl.tensor,
+    noted_d_out: tl.tensor,
+    weights: tl.tensor,
+    d_scores: tl.tensor,
+    first_visible: tl.tensor,
+    noise: Noise,
+    shape: Shape,
+    layer: tl.tensor,
+    num_layers: tl.tensor,
+    scale: tl.tensor,
+    block: tl.constexpr,
+    size: tl.constexpr,
+    stages: tl.constexpr,
+) -> None:
+    """The gradient of one query, that of one matrix per program, and its notes."""
+    matrix = tl.program_id(0)
+    oldest, stop = keys_in_sight(first_visible, matrix, shape)
+    # Notes lie by matrix, then by layer.
+    note = matrix.to(tl.int64) * num_layers + layer
+    columns = tl.arange(0, size)
+    query = load_vector(queries, matrix, shape, size)
+    gradient = load_vector(d_out, matrix, shape, size)
+    found = load_vector(out, matrix, shape, size)
+    tl.store(noted_queries + note * size + columns, query.to(noted_queries.dtype.element_ty))
+    tl.store(noted_d_out + note * size + columns, gradient.to(noted_d_out.dtype.element_ty))
+    query = query * scale
+    # Their sum is what the softmax takes off every gradient. It is taken along with other sums in
+    # the loop: before it, loads would wait for it.
+    shifts = found * gradient
+    raised = 1 / (1 - noise.rate)
+    gradient = gradient * raised
+    normaliser = tl.load(logsumexp + matrix)
+    d_query = tl.zeros((block, size), tl.float32)
+    for place in tl.range(oldest, stop, block, num_stages=stages):
+        rows = place + tl.arange(0, block)
+        visible = rows < stop
+        # [block, size] each; the key includes the vector of its distance.
+        key, value = load_block(keys, values, table, matrix, shape, rows, visible, size)
+        scores = tl.sum(query[None, :] * key, 1)
+        excess = tl.where(visible, scores - normaliser, -float("inf"))
+        weight = tl.exp2(excess * LOG2E)
+        used = weight
+        if noise.seed is not None:
+            kept = kept_weights(noise, matrix, rows)
+            used = tl.where(kept, weight * raised, 0.0)
+            value = tl.where(kept[:, None], value, 0.0)
+        # [block]: P (d_out · v - d_out · out)
+        d_row = weight * tl.sum(gradient[None, :] * value - shifts[None, :], 1)
+        tl.store(weights + note * shape.num_keys + rows, used, mask=visible)
+        tl.store(d_scores + note * shape.num_keys + rows, d_row * scale, mask=visible)
+        # [block, size]: summed over keys after the last block.
+        d_query += d_row[:, None] * key
+    d_found = tl.sum(d_query, 0) * scale
+    dq_start = start_of(d_queries, matrix, shape)
+    tl.store(dq_start + columns, d_found.to(d_queries.data.dtype.element_ty))
+
+
+@triton.jit
+def put(
+    places: tl.tensor, found: tl.tensor, visible: tl.tensor, inside: tl.tensor, adds: tl.constexpr
+) -> None:
+    """Write rows that are inside, or add to those in sight."""
+    if adds:
+        found += tl.load(places, mask=visible[:, None], other=0.0).to(tl.float32)
+        tl.store(places, found.to(places.dtype.element_ty), mask=visible[:, None])
+    else:
+        tl.store(places, found.to(places.dtype.element_ty), mask=inside[:, None])
+
+
+# Equation: dk[j] = Σ_l dS[l, j] q[l] and dv[j] = Σ_l P[l, j] d_out[l] over `num_summed` layers l.
+# Tiles: keys as rows, [block, size].
+# Reads the notes once; writes `d_keys` and `d_values`, which have room for `num_stored` keys from
+# `first_key` on, or adds to what they hold.
+# Precision: sums over layers are float32, and are rounded once.
+@triton.jit(
+    do_not_specialize=[
+        "shape",
+        "first_layer",
+        "num_layers",
+        "first_key",
+        "num_stored",
+        "num_blocks",
+    ]
+)
+def keys_kernel(
+    noted_queries: tl.tensor,
+    noted_d_out: tl.tensor,
+    weights: tl.tensor,
+    d_scores: tl.tensor,
+    d_keys: Heads,
+    d_values: Heads,
+    first_visible: tl.tensor,
+    shape: Shape,
+    first_layer: tl.tensor,
+    num_layers: tl.tensor,
+    first_key: tl.tensor,
+    num_stored: tl.tensor,
+    num_blocks: tl.tensor,
+    num_summed: tl.constexpr,
+    adds: tl.constexpr,
+    block: tl.constexpr,
+    size: tl.constexpr,
+) -> None:
+    """Gradients of one block of keys and values of one matrix per program, over several layers."""
+    matrix = tl.program_id(0) // num_blocks
+    # [block]: places in `d_keys`, and the keys there.
+    places = tl.program_id(0) % num_blocks * block + tl.arange(0, block)
+    rows = first_key + places
+    oldest, stop = keys_in_sight(first_visible, matrix, shape)
+    inside = places < num_stored
+    visible = inside & (rows >= oldest) & (rows < stop)
+    # A row for every key, all the same: so each thread loads what it multiplies.
+    same = tl.zeros((block, 1), tl.int32) + tl.arange(0, size)[None, :]
+    d_key = tl.zeros((block, size), tl.float32)
+    d_value = tl.zeros((block, size), tl.float32)
+    first = matrix.to(tl.int64) * num_layers + first_layer
+    for layer in tl.static_range(num_summed):
+        # [block] scores and weights of one layer, times its query and output gradient [size]
+        note = first + layer
+        d_row = tl.load(d_scores + note * shape.num_keys + rows, mask=visible, other=0.0)
+        used = tl.load(weights + note * shape.num_keys + rows, mask=visible, other=0.0)
+        d_key += d_row[:, None] * tl.load(noted_queries + note * size + same).to(tl.float32)
+        d_value += used[:, None] * tl.load(noted_d_out + note * size + same).to(tl.float32)
+    k_places = vectors_at(start_of(d_keys, matrix, shape), places, d_keys.row, size)
+    v_places = vectors_at(start_of(d_values, matrix, shape), places, d_values.row, size)
+    put(k_places, d_key, visible, inside, adds)
+    put(v_places, d_value, visible, inside, adds)
+
+
+@triton.jit
+def load_scores(
+    d_scores: tl.tensor,
+    keys: tl.tensor,
+    oldest: tl.tensor,
+    matrices: tl.tensor,
+    earliest: tl.tensor,
+    shape: Shape,
+) -> tl.tensor:
+    """The scores' gradients, [keys, matrices]; zeros before key `oldest` and out of sight."""
+    inside = ((keys >= oldest) & (keys < shape.num_keys))[:, None]
+    inside = inside & (matrices < shape.num_matrices)[None, :]
+    visible = inside & (keys[:, None] >= earliest[None, :])
+    places = d_scores + matrices.to(tl.int64)[None, :] * shape.num_keys + keys[:, None]
+    return tl.load(places, mask=visible, other=0.0)
+
+
+# Equation: d_table[d] = Σ_m dS[m, first_query - d] q[m]; each layer counts as some more heads of
+# a batch row, and the table's last row stands for greater distances too.
+# Tiles: [block, block_m] · [block_m, size]. `nearest` is the least distance of a key.
+# Reads the notes; adds to the group's own row of `table_sums` [groups, num_rows, size].
+# Precision: dS is rounded to the queries' dtype; sums are float32.
+@triton.jit(do_not_specialize=["shape", "num_groups", "nearest"])
+def table_kernel(
+    queries: tl.tensor,
+    d_scores: tl.tensor,
+    table_sums: tl.tensor,
+    first_visible: tl.tensor,
+    shape: Shape,
+    num_groups: tl.tensor,
+    nearest: tl.tensor,
+    block: tl.constexpr,
+    block_m: tl.constexpr,
+    size: tl.constexpr,
+) -> None:
+    """Gradients of one block of the table's rows over one group of matrices per program."""
+    group = tl.program_id(0) % num_groups
+    last = shape.num_rows - 1
+    first = tl.minimum(nearest, last) + tl.program_id(0) // num_groups * block
+    # From the greatest distance to the least, as keys lie in memory.
+    lanes = tl.arange(0, block)
+    vectors = first + block - 1 - lanes
+    keys = shape.first_query - first - block + 1 + lanes
+    is_last = (vectors == last)[:, None]
+    oldest = shape.first_query - shape.span + 1
+    oldest_short = tl.maximum(oldest, shape.first_query - last + 1)
+    # Distances from which on all belong to this block's last row.
+    beyond = tl.where(first + block > last, tl.maximum(last, nearest), shape.span)
+    sums = table_sums + group.to(tl.int64) * shape.num_rows * size
+    places = vectors_at(sums, vectors, size, size)
+    inside = (vectors < tl.minimum(shape.num_rows, shape.span))[:, None] | is_last
+    before = tl.load(places, mask=inside, other=0.0)
+    d_vectors = tl.zeros((block, size), tl.float32)
+    for start in range(group * block_m, shape.num_matrices, num_groups * block_m):
+        matrices = start + tl.arange(0, block_m)
+        there = matrices < shape.num_matrices
+        earliest = tl.zeros((block_m,), tl.int32)
+        if first_visible is not None:
+            batch_rows = (matrices // shape.num_heads).to(tl.int64)
+            found = tl.load(first_visible + batch_rows, mask=there, other=0)
+            earliest = tl.maximum(found.to(tl.int32), 0)
+        # Shapes [block_m, size] and [block, block_m].
+        query = tl.load(vectors_at(queries, matrices, size, size), mask=there[:, None], other=0.0)
+        tile = load_scores(d_scores, keys, oldest_short, matrices, earliest, shape)
+        # What lies beyond the table, summed for each matrix, belongs to its last row.
+        d_last = tl.zeros((block_m,), tl.float32)
+        for distance in range(beyond, shape.span, block):
+            far = shape.first_query - distance - block + 1 + lanes
+            d_last += tl.sum(load_scores(d_scores, far, oldest, matrices, earliest, shape), 0)
+        tile += tl.where(is_last, d_last[None, :], 0.0)
+        d_vectors = tl.dot(tile.to(query.dtype), query, d_vectors, input_precision="ieee")
+    tl.store(places, before + d_vectors, mask=inside)
 
 
 def blocks(size: int, bytes_per_element: int) -> dict[str, int]:
@@ -173,40 +389,195 @@ def blocks(size: int, bytes_per_element: int) -> dict[str, int]:
     return {"block": block, "size": size, "stages": STAGES, "num_warps": num_warps}
 
 
-def place_of(call: Call) -> tuple[int, ...]:
-    """The kernels' arguments from `num_heads` to `span`."""
-    return call.num_heads, call.num_keys, call.num_rows, call.first_query, call.span
-
-
-def forward(
-    call: Call,
-    inputs: tuple[Tensor, Tensor, Tensor, Tensor],
-    out: Tensor,
-    logsumexp: Tensor,
-    *,
-    first_visible: Tensor | None,
-    dropout: float,
-    seed: Tensor | None,
-) -> None:
-    """Write the output and the logarithms of the divisors, in one launch."""
-    queries, keys, values, table = inputs
+def forward(call: Call, out: Tensor, logsumexp: Tensor) -> None:
+    """Attention, written to `out` and `logsumexp`, in one launch."""
+    call = with_past_joined(call)
     forward_kernel[(call.num_matrices,)](
-        queries,
-        keys,
-        values,
-        table,
+        heads(call.queries),
+        heads(call.keys),
+        heads(call.values),
+        call.table,
+        heads(out),
+        logsumexp,
+        call.first_visible,
+        call.noise,
+        call.shape(),
+        call.scale,
+        **blocks(call.size, 3 * call.keys.element_size()),
+    )
+
+
+def backward(
+    call: Call, d_out: Tensor, out: Tensor, logsumexp: Tensor, gradients: Gradients
+) -> None:
+    """Write all gradients of one layer."""
+    num_past = call.num_past
+    call = with_past_joined(call)
+    notes = Notes(
+        call.keys,
+        call.table,
+        num_layers=1,
+        first_query=call.first_query,
+        span=call.span,
+        first_visible=call.first_visible,
+    )
+    notes.add_query(
+        0,
+        d_out,
+        call.queries,
+        call.keys,
+        call.values,
         out,
         logsumexp,
-        first_visible,
-        seed,
-        *queries.stride()[:2],
-        *out.stride()[:2],
-        *keys.stride()[:3],
-        *values.stride()[:3],
-        *place_of(call),
-        call.scale,
-        dropout,
-        has_first_visible=first_visible is not None,
-        has_dropout=dropout > 0,
-        **blocks(call.size, 3 * keys.element_size()),
+        d_queries=gradients.queries,
+        dropout=call.dropout,
+        seed=call.seed,
     )
+    notes.sum_keys(range(1), gradients.keys, gradients.values, first_key=num_past, adds=False)
+    if gradients.past is not None:
+        first = num_past - gradients.num_stored
+        notes.sum_keys(range(1), *gradients.past, first_key=first, adds=gradients.adds_past)
+    notes.sum_table(gradients.table_sums)
+
+
+def with_past_joined(call: Call) -> Call:
+    """The call with a copy of past and own keys and values as the own ones."""
+    if call.past is None:
+        return call
+    keys, values = (
+        torch.cat(pair, dim=2) for pair in zip(call.past, (call.keys, call.values), strict=True)
+    )
+    return replace(call, keys=keys, values=values, past=None)
+
+
+class Notes:
+    """Notes on single queries of some layers, which see as many keys each from the same place."""
+
+    def __init__(
+        self,
+        keys: Tensor,
+        table: Tensor,
+        *,
+        num_layers: int,
+        first_query: int,
+        span: int | None,
+        first_visible: Tensor | None,
+    ) -> None:
+        self._num_layers = num_layers
+        # A query has the form of a key.
+        self._call = Call.of(
+            keys[:, :, :1],
+            keys,
+            keys,
+            table,
+            first_query=first_query,
+            span=span,
+            first_visible=first_visible,
+        )
+        shape = (self._call.num_matrices, num_layers)
+
+        def room(width: int, dtype: torch.dtype) -> Tensor:
+            return torch.empty((*shape, width), dtype=dtype, device=keys.device)
+
+        self._queries, self._d_out = (room(self._call.size, keys.dtype) for _ in range(2))
+        self._weights, self._d_scores = (room(self._call.num_keys, torch.float32) for _ in range(2))
+
+    def add_query(
+        self,
+        layer: int,
+        d_out: Tensor,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        out: Tensor,
+        logsumexp: Tensor,
+        *,
+        d_queries: Tensor,
+        dropout: float,
+        seed: Tensor | None,
+    ) -> None:
+        """Write the gradient of a layer's query, and note what others are made of."""
+        assert queries.shape[2] == 1
+        call = self._call
+        d_out, queries, keys, values, out = map(with_rows, (d_out, queries, keys, values, out))
+        queries_kernel[(call.num_matrices,)](
+            heads(queries),
+            heads(keys),
+            heads(values),
+            call.table,
+            heads(out),
+            heads(d_out),
+            logsumexp,
+            heads(d_queries),
+            self._queries,
+            self._d_out,
+            self._weights,
+            self._d_scores,
+            call.first_visible,
+            Noise(seed if dropout > 0 else None, dropout),
+            call.shape(),
+            layer,
+            self._num_layers,
+            call.scale,
+            **blocks(call.size, 3 * keys.element_size()),
+        )
+
+    def sum_keys(
+        self,
+        layers: range,
+        d_keys: Tensor,
+        d_values: Tensor,
+        *,
+        first_key: int,
+        adds: bool,
+    ) -> None:
+        """Write gradients that some layers give to keys and values together, or add them.
+
+        They are those of as many tokens as there is room for, from `first_key` on.
+        """
+        call, num_stored = self._call, d_keys.shape[2]
+        block = min(LARGEST_TILE // call.size, LARGEST_BLOCK)
+        num_blocks = -(-num_stored // block)
+        keys_kernel[(call.num_matrices * num_blocks,)](
+            self._queries,
+            self._d_out,
+            self._weights,
+            self._d_scores,
+            heads(d_keys),
+            heads(d_values),
+            call.first_visible,
+            call.shape(),
+            layers.start,
+            self._num_layers,
+            first_key,
+            num_stored,
+            num_blocks,
+            num_summed=len(layers),
+            adds=adds,
+            block=block,
+            size=call.size,
+            num_warps=max(block * call.size // SUMS_PER_WARP, 1),
+        )
+
+    def sum_table(self, table_sums: Tensor) -> None:
+        """Add what all layers give to the table, as if each were some more heads of a batch row."""
+        call, shape = self._call, self._call.shape()
+        nearest = max(call.first_query - call.num_keys + 1, 0)
+        if nearest >= call.span:
+            return  # no key is in sight
+        last = shape.num_rows - 1
+        num_blocks = -(-(min(call.span - 1, last) - min(nearest, last) + 1) // DISTANCES)
+        num_matrices = shape.num_matrices * self._num_layers
+        num_groups = min(-(-num_matrices // MATRICES_AT_ONCE), MOST_GROUPS, len(table_sums))
+        table_kernel[(num_blocks * num_groups,)](
+            self._queries,
+            self._d_scores,
+            table_sums,
+            call.first_visible,
+            shape._replace(num_matrices=num_matrices, num_heads=shape.num_heads * self._num_layers),
+            num_groups,
+            nearest,
+            block=DISTANCES,
+            block_m=MATRICES_AT_ONCE,
+            size=call.size,
+        )

@@ -1,0 +1,96 @@
+"""Attention by matrix products: the same function as the reference, and the one that models use.
+
+P = Q Rᵀ holds every query's score for every distance. Reading P along its skewed diagonals puts
+the score for distance i - j at (i, j); the skew is a change of strides, so that both directions
+cost no more than a copy and nothing is scattered.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional
+
+from staircase_attention.attention.reference import softmax_over_visible
+from staircase_attention.attention.view import View
+
+AttendFunction = Callable[..., Float[Tensor, "batch heads queries size"]]
+"""A function with the signature of `attend` that computes the same."""
+
+
+def attend(
+    queries: Float[Tensor, "batch heads queries size"],
+    keys: Float[Tensor, "batch heads keys size"],
+    values: Float[Tensor, "batch heads keys size"],
+    *,
+    table: Float[Tensor, "distances size"] | None,
+    view: View,
+    dropout: float,
+) -> Float[Tensor, "batch heads queries size"]:
+    """Attention as in `reference.attend`; without a table it is PyTorch's own."""
+    if view.needs_blocks:
+        # A mask over all pairs would mostly hide: cut the queries, and give each run its keys.
+        blocks = [
+            attend(
+                queries[:, :, rows],
+                keys[:, :, columns],
+                values[:, :, columns],
+                table=table,
+                view=part,
+                dropout=dropout,
+            )
+            for rows, columns, part in view.blocks()
+        ]
+        return torch.cat(blocks, dim=2)
+    if table is None:
+        seen = None if view.hidden is None else ~view.hidden
+        return functional.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=seen, dropout_p=dropout
+        )
+    # Scaled here, once, queries scale both terms of the score.
+    queries = queries / math.sqrt(queries.shape[-1])
+    by_distance = queries @ farthest_first(table, view.num_distances).T
+    scores = torch.matmul(queries, keys.transpose(-1, -2)) + skew(by_distance, view)
+    weights = functional.dropout(softmax_over_visible(scores, view), dropout)
+    return weights @ values
+
+
+def farthest_first(
+    table: Float[Tensor, "distances size"], num_distances: int
+) -> Float[Tensor, "num_distances size"]:
+    """The vectors for distances `num_distances` - 1 down to 0, clipped to the table's last row."""
+    num_rows = table.shape[0]
+    vectors = table[:num_distances].flip(0)
+    if num_distances <= num_rows:
+        return vectors
+    clipped = table[-1:].expand(num_distances - num_rows, -1)
+    return torch.cat([clipped, vectors])
+
+
+def skew(
+    by_distance: Float[Tensor, "batch heads queries distances"], view: View
+) -> Float[Tensor, "batch heads queries keys"]:
+    """Move each query's scores from distances, farthest first, to keys.
+
+    Row i must shift left by (queries - 1 - i). With one column of padding the rows are a stride of
+    (distances + 1) apart; read at a stride of (distances) from element (queries - 1) on, each row
+    starts one further left than the row above it. What runs over a row's end lies in the future,
+    where the mask hides it. Column j is now the place j; where keys have gaps, theirs are picked.
+    """
+    rows, columns = view.num_queries, view.num_distances
+    flat = functional.pad(by_distance, (0, 1)).flatten(-2)
+    run = flat[..., rows - 1 : rows - 1 + rows * columns]
+    by_place = torch.unflatten(run, -1, (rows, columns))
+    if view.has_gaps:
+        return by_place.index_select(-1, view.key_places)
+    return by_place[..., : view.num_keys]
+
+
+def attention_flops(view: View, *, has_table: bool) -> int:
+    """Floating-point operations of one head of size 1: scores, distances and weighted sum."""
+    if view.needs_blocks:
+        return sum(attention_flops(part, has_table=has_table) for _, _, part in view.blocks())
+    columns = 2 * view.num_keys + (view.num_distances if has_table else 0)
+    return 2 * view.num_queries * columns

@@ -1,0 +1,119 @@
+"""All commands, and how errors are reported: one line, a non-zero exit status, no traceback."""
+
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from staircase_attention.cli import INTERRUPTED
+from staircase_attention.cli.bench import bench
+from staircase_attention.cli.compare import compare
+from staircase_attention.cli.demo import demo
+from staircase_attention.cli.describe import describe
+from staircase_attention.cli.draw import draw
+from staircase_attention.cli.evaluate import evaluate
+from staircase_attention.cli.export import export, pack
+from staircase_attention.cli.prepare import prepare
+from staircase_attention.cli.recipes import recipes
+from staircase_attention.cli.reproduce import reproduce
+from staircase_attention.cli.sample import chat, sample
+from staircase_attention.cli.train import resume, train
+
+USER_ERROR = 2
+"""Exit status for what a user can get wrong."""
+NO_MEMORY = (
+    "this needs more memory than there is; use a smaller model, or in training fewer lanes, more "
+    "training.num_micro_batches, or training.recompute"
+)
+OUT_OF_MEMORY = (
+    "can't allocate memory",
+    "not enough memory",
+    "out of memory",
+    "Storage size calculation overflowed",
+    "Overflow when unpacking long",
+)
+"""PyTorch's messages when a size exceeds memory or 64 bits."""
+
+UsageError: Any = typer.BadParameter.__bases__[0]
+"""What typer raises for arguments it cannot parse; it has been in several packages over time."""
+
+app = typer.Typer(name="staircase", no_args_is_help=True, rich_markup_mode=None)
+
+
+def print_version(is_asked: bool) -> None:
+    """Print the version and exit."""
+    if is_asked:
+        from importlib.metadata import version
+
+        typer.echo(f"staircase-attention {version('staircase-attention')}")
+        raise typer.Exit
+
+
+@app.callback()
+def staircase(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=print_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Recurrent attention models: draw, describe, train, compare, generate."""
+
+
+app.command()(demo)
+app.command()(draw)
+app.command()(describe)
+app.command()(recipes)
+app.command()(train)
+app.command()(resume)
+app.command("eval")(evaluate)
+app.command()(sample)
+app.command()(chat)
+app.command()(compare)
+app.command()(reproduce)
+app.add_typer(prepare)
+app.command()(pack)
+app.command()(export)
+app.command()(bench)
+
+
+def run() -> None:
+    """Run the command that the user typed, and exit with its status."""
+    try:
+        status = app(standalone_mode=False)
+    except UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            typer.echo(error.format_message(), err=True)
+            sys.exit(USER_ERROR)
+        fail(error.format_message())
+    except MemoryError:
+        fail(NO_MEMORY)
+    except typer.Abort:
+        sys.exit(INTERRUPTED)
+    except Exception as error:
+        report(error)
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def report(error: Exception) -> None:
+    """Report an error in one line, or raise it if it is a bug."""
+    # A run that was asked to stop has saved itself, and knows its exit status.
+    status = getattr(error, "exit_status", None)
+    if status is not None:
+        typer.echo(f"staircase: {error}", err=True)
+        sys.exit(status)
+    is_ours = type(error).__module__.startswith("staircase_attention.")
+    is_memory = not is_ours and any(words in str(error) for words in OUT_OF_MEMORY)
+    is_known = is_ours or is_memory or isinstance(error, ValueError | TypeError | OSError)
+    if os.environ.get("STAIRCASE_TRACEBACK") or not is_known:
+        raise error
+    fail(NO_MEMORY if is_memory else str(error))
+
+
+def fail(message: str) -> None:
+    """Print one line and exit."""
+    typer.echo(f"staircase: {' '.join(message.split())}", err=True)
+    sys.exit(USER_ERROR)

@@ -1,0 +1,354 @@
+"""Tokenisers of the `tokenizers` library: byte-level BPE above all, and any tokenizer.json.
+
+Byte-level tokenisers write each byte as one printable character, as GPT-2 introduced: a printable
+byte of Latin-1 is itself, and the other 68 are the characters from U+0100 on, in order.
+"""
+
+import array
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from staircase_attention.checks import check_integer, input_error
+from staircase_attention.data.pieces import END_OF_LINE, LETTER, LONGEST_PIECE, pieces
+
+# The library takes long to import, and most users of this package do not need it.
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer, models
+
+Tokens = NDArray[np.unsignedinteger[Any]]
+"""Token numbers, of any width."""
+NUM_BYTES = 256
+SETTINGS = "settings.json"
+"""The file that names the kind of tokeniser in a folder."""
+TOKENIZER_FILE = "tokenizer.json"
+"""A tokeniser as the `tokenizers` library writes it."""
+MOST_SYMBOLS = 1_000_000
+"""The library allocates all symbols before it learns the first, and aborts if it cannot."""
+SHORTEST_PIECE = 1 << 14
+"""Bytes that are encoded as one piece; small enough for one long document to use all cores."""
+KINDS = {"BPE": "byte-pair", "Unigram": "unigram", "WordPiece": "word-piece", "WordLevel": "words"}
+END_NAME = "<|endoftext|>"
+KNOWN_ENDS = (END_NAME, "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>", "[SEP]")
+"""Names of the end of a text in well-known tokenisers, the likeliest first."""
+# Bytes that are not UTF-8, as Python escapes them.
+STRAY_BYTES = re.compile("([\udc80-\udcff]+)")
+TRIAL = (
+    "The quick  brown fox, aged 1,234 years, jumps over\n\n the lazy dog's \tback: isn't it "
+    "naïve?  Voilà une idée of it (Ещё одна мысль and 一个主意 too)...\n  \r\n"
+    "<p class='x'>Yes</p> \n"
+)
+"""A text with many ends of words and lines."""
+
+MOST_WORD_BYTES = 4_000_000
+"""While it learns, the library holds every distinct word, in a hundred bytes per byte of it.
+32 MB of novels, encyclopaedia and dialogues have 1,400,000 bytes of distinct words."""
+LONGEST_WORD = 1_000
+"""Bytes of a word to learn from: the time grows with the square of its length."""
+# Roughly how GPT-2 splits words; a byte that is not ASCII counts as a letter.
+WORDS = re.compile(rb" ?[A-Za-z\x80-\xff]+| ?[0-9]+| ?[^\sA-Za-z0-9\x80-\xff]+|\s+")
+
+_PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+_OTHERS = (byte for byte in range(NUM_BYTES) if byte not in _PRINTABLE)
+BYTE_OF_CHARACTER = {chr(byte): byte for byte in _PRINTABLE} | {
+    chr(0x100 + number): byte for number, byte in enumerate(_OTHERS)
+}
+Plan = Mapping[str, Any]
+"""A parsed tokenizer.json."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BytePairTraining:
+    """A byte-level BPE tokeniser to be learnt from the corpus.
+
+    Bytes come first, then merges in the order in which they are learnt, the end symbol last.
+    The same corpus always gives the same tokeniser.
+    """
+
+    vocab_size: int = 8_008
+    """Symbols in all: 256 bytes, merges, the end symbol. The paper's models of Reddit and BASE
+    have 8,008. A small corpus may give fewer."""
+    sample_bytes: int = 32_000_000
+    """Text to learn from: training documents, spread evenly over the corpus. Less is used where
+    there are more distinct words than prose has (see MOST_WORD_BYTES)."""
+
+    def __post_init__(self) -> None:
+        """Refuse a vocabulary without room for the bytes and the end symbol, or a huge one."""
+        check_integer(
+            "vocab_size",
+            self.vocab_size,
+            minimum=NUM_BYTES + 1,
+            maximum=MOST_SYMBOLS,
+            example=8_008,
+        )
+        check_integer("sample_bytes", self.sample_bytes, minimum=1, example=32_000_000)
+
+
+class BytePairTokeniser:
+    """A tokeniser of the `tokenizers` library, with an end symbol.
+
+    Special tokens are not recognised in text: a document that contains "<|endoftext|>" is encoded
+    letter by letter, and an end symbol is always the end of a document. Nothing is added, padded
+    or truncated.
+
+    Text that is not UTF-8: a byte-level tokeniser encodes each stray byte as that byte's own
+    token, so that it is lossless for all bytes. Any other tokeniser gets U+FFFD instead.
+    """
+
+    def __init__(self, tokenizer: "Tokenizer", *, end_symbol: int) -> None:
+        """Take over a tokenizer; this changes its settings.
+
+        Args:
+            tokenizer: encodes and decodes.
+            end_symbol: the token after every document; may be a new number after all tokens.
+        """
+        self._tokenizer = tokenizer
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        tokenizer.encode_special_tokens = True
+        self._vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+        plan = json.loads(tokenizer.to_str())
+        self.end_symbol = end_symbol
+        self.vocab_size = max(*self._vocabulary.values(), end_symbol) + 1
+        self.name = f"{KINDS.get(plan['model']['type'], 'other')}-{self.vocab_size}"
+        self.is_lossless = _is_lossless(plan)
+        self.shortest_piece = SHORTEST_PIECE if _may_be_cut(tokenizer) else LONGEST_PIECE
+
+    def encode_batch(self, texts: Sequence[bytes]) -> list[Tokens]:
+        """The tokens of each text; the library's threads share the work."""
+        decoded = [_utf8(text) for text in texts]
+        encoded = iter(self._encode([text for text in decoded if text is not None]))
+        return [
+            self._encode_stray(data) if text is None else next(encoded)
+            for data, text in zip(texts, decoded, strict=True)
+        ]
+
+    def decode(self, tokens: Tokens) -> bytes:
+        """The text of some tokens."""
+        kept = tokens[tokens != self.end_symbol].tolist()
+        if self.is_lossless:
+            return b"".join(map(self._bytes_of_token.__getitem__, kept))
+        return self._tokenizer.decode(kept, skip_special_tokens=False).encode()
+
+    def save(self, folder: Path) -> None:
+        """Write the tokenizer.json, which other programs can read, and the settings."""
+        settings = {"kind": "tokenizers", "end_symbol": self.end_symbol}
+        (folder / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n")
+        (folder / TOKENIZER_FILE).write_text(self._tokenizer.to_str(pretty=True))
+
+    def _encode(self, texts: Sequence[str]) -> list[Tokens]:
+        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        # By way of `array` this takes half the time of np.array.
+        return [np.frombuffer(array.array("I", one.ids), dtype=np.uint32) for one in encodings]
+
+    def _encode_stray(self, text: bytes) -> Tokens:
+        """The tokens of a text that is not UTF-8."""
+        if not self.is_lossless:
+            return self._encode([text.decode(errors="replace")])[0]
+        # Every second part is a run of stray bytes.
+        parts = STRAY_BYTES.split(text.decode(errors="surrogateescape"))
+        readable = iter(self._encode(parts[::2]))
+        return np.concatenate(
+            [
+                self._tokens_of_bytes[list(part.encode(errors="surrogateescape"))]
+                if number % 2
+                else next(readable)
+                for number, part in enumerate(parts)
+            ]
+        )
+
+    @cached_property
+    def _bytes_of_token(self) -> dict[int, bytes]:
+        added = self._tokenizer.get_added_tokens_decoder()
+        meanings = {number: bytes_of(token) for token, number in self._vocabulary.items()}
+        # An added token is matched in the text itself, not in the byte alphabet.
+        return meanings | {number: token.content.encode() for number, token in added.items()}
+
+    @cached_property
+    def _tokens_of_bytes(self) -> NDArray[np.uint32]:
+        tokens = np.empty(NUM_BYTES, dtype=np.uint32)
+        for character, byte in BYTE_OF_CHARACTER.items():
+            tokens[byte] = self._vocabulary[character]
+        return tokens
+
+
+def _utf8(data: bytes) -> str | None:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def bytes_of(token: str) -> bytes:
+    """The bytes of a token; a token outside the byte alphabet stands for itself.
+
+    >>> bytes_of("Ġdog"), bytes_of("<| end |>")
+    (b' dog', b'<| end |>')
+    """
+    try:
+        return bytes(BYTE_OF_CHARACTER[character] for character in token)
+    except KeyError:
+        return token.encode()
+
+
+def _is_lossless(plan: Plan) -> bool:
+    """Whether every text can be restored from its tokens, judged by the tokeniser's parts.
+
+    It is certain for BPE over all 256 characters of the byte alphabet if earlier steps only divide
+    the text. Another tokeniser may be lossless too, but this is not known.
+    """
+    model = plan["model"]
+    *divisions, last = _steps(plan["pre_tokenizer"], "pretokenizers") or [{"type": None}]
+    return (
+        not _steps(plan["normalizer"], "normalizers")
+        and all(step["type"] in ("Split", "Punctuation", "Digits") for step in divisions)
+        and all(step.get("behavior") != "Removed" for step in divisions)
+        and last["type"] == "ByteLevel"
+        and not last["add_prefix_space"]
+        and model["type"] == "BPE"
+        and not model.get("continuing_subword_prefix")
+        and not model.get("end_of_word_suffix")
+        and model["vocab"].keys() >= BYTE_OF_CHARACTER.keys()
+        and all(_is_harmless(token, model["vocab"]) for token in plan["added_tokens"])
+    )
+
+
+def _steps(part: Plan | None, name: str) -> list[Plan]:
+    """The steps of a normaliser or a pre-tokeniser as a flat list."""
+    if part is None or part["type"] != "Sequence":
+        return [] if part is None else [part]
+    return [inner for step in part[name] for inner in _steps(step, name)]
+
+
+def _is_harmless(token: Plan, vocabulary: Mapping[str, int]) -> bool:
+    """Whether an added token stands for its own content, and strips nothing around it."""
+    if token["special"]:
+        return True
+    content: str = token["content"]
+    is_unambiguous = content not in vocabulary or bytes_of(content) == content.encode()
+    return is_unambiguous and not (token["lstrip"] or token["rstrip"])
+
+
+def _may_be_cut(tokenizer: "Tokenizer") -> bool:
+    """Whether cutting TRIAL at any end of a word or line leaves its tokens unchanged."""
+    data = TRIAL.encode()
+
+    def encoded(part: bytes) -> list[int]:
+        tokens: list[int] = tokenizer.encode(part.decode(), add_special_tokens=False).ids
+        return tokens
+
+    whole = encoded(data)
+    cuts = [found.end() for pattern in (LETTER, END_OF_LINE) for found in pattern.finditer(data)]
+    return all(encoded(data[:cut]) + encoded(data[cut:]) == whole for cut in cuts)
+
+
+def from_vocabulary_and_merges(vocabulary: Path, merges: Path) -> BytePairTokeniser:
+    """GPT-2's tokeniser, or another in the format of its two files."""
+    from tokenizers import models
+
+    try:
+        model = models.BPE.from_file(str(vocabulary), str(merges))
+    # The library raises plain Exception.
+    except Exception as error:
+        rule = "a vocabulary and its merges must be in GPT-2's format"
+        received = f"{vocabulary} and {merges} ({error})"
+        raise input_error(rule, received, "fetch both files again") from error
+    tokenizer = _byte_level(model)
+    tokenizer.add_special_tokens([END_NAME])
+    end_symbol = tokenizer.token_to_id(END_NAME)
+    assert end_symbol is not None
+    return BytePairTokeniser(tokenizer, end_symbol=end_symbol)
+
+
+def from_tokenizer_json(path: Path) -> BytePairTokeniser:
+    """Any tokeniser in the format of Hugging Face's tokenizer.json.
+
+    Documents end with the first of KNOWN_ENDS that it has, or else with a new number after all
+    tokens.
+    """
+    tokenizer = read_tokenizer(path)
+    added = tokenizer.get_added_tokens_decoder().items()
+    special = {token.content: number for number, token in added if token.special}
+    new = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+    end_symbol = next((special[name] for name in KNOWN_ENDS if name in special), new)
+    return BytePairTokeniser(tokenizer, end_symbol=end_symbol)
+
+
+def read_tokenizer(path: Path) -> "Tokenizer":
+    """The library's own tokeniser in a tokenizer.json."""
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_file(str(path))
+    # The library raises plain Exception.
+    except Exception as error:
+        rule = "a tokenizer.json must be in the format of the tokenizers library"
+        raise input_error(rule, f"{path} ({error})", "fetch it again") from error
+
+
+def _byte_level(model: "models.BPE") -> "Tokenizer":
+    """A tokenizer that splits words as GPT-2 does, and adds no space before the first."""
+    from tokenizers import Tokenizer, decoders, pre_tokenizers
+
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def train_bpe(texts: Iterable[bytes], *, vocab_size: int = 8_008) -> BytePairTokeniser:
+    """Learn a tokeniser from texts; bytes that are not UTF-8 are ignored."""
+    from tokenizers import models, pre_tokenizers, trainers
+
+    # Its check is the one for this value, too.
+    training = BytePairTraining(vocab_size=vocab_size)
+    tokenizer = _byte_level(models.BPE())
+    trainer = trainers.BpeTrainer(
+        vocab_size=training.vocab_size - 1,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+        special_tokens=[],
+    )
+    bounded = bound_words(texts)
+    tokenizer.train_from_iterator((text.decode(errors="ignore") for text in bounded), trainer)
+    end_symbol = tokenizer.get_vocab_size()
+    tokenizer.add_special_tokens([END_NAME])
+    return BytePairTokeniser(tokenizer, end_symbol=end_symbol)
+
+
+def sample_evenly(texts: Iterable[tuple[bytes, float]], num_bytes: int) -> Iterator[bytes]:
+    """Texts of about `num_bytes` in all, spread evenly.
+
+    Args:
+        texts: each with the share of the whole, from 0 to 1, that has been read with it.
+        num_bytes: the size of the sample; a text is taken whenever the sample is behind.
+    """
+    num_taken = 0
+    for text, share in texts:
+        if num_taken < share * num_bytes:
+            num_taken += len(text)
+            yield text
+
+
+def bound_words(texts: Iterable[bytes]) -> Iterator[bytes]:
+    """Texts in pieces, without overlong words, until distinct words have MOST_WORD_BYTES."""
+    seen: set[bytes] = set()
+    num_bytes = 0
+    for piece in (piece for text in texts for piece in pieces(text, LONGEST_PIECE // 2)):
+        words = WORDS.findall(piece)
+        if any(len(word) > LONGEST_WORD for word in words):
+            words = [word for word in words if len(word) <= LONGEST_WORD]
+            piece = b"".join(words)
+        new = set(words) - seen
+        seen |= new
+        num_bytes += sum(map(len, new))
+        if num_bytes > MOST_WORD_BYTES:
+            return
+        yield piece

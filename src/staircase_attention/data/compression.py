@@ -1,0 +1,226 @@
+"""Files as they come, plain or compressed: one function opens them all for reading.
+
+The first bytes of a file say how it is compressed, not its name.
+"""
+
+import bz2
+import gzip
+import importlib
+import io
+import lzma
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from staircase_attention.checks import InputError, input_error
+
+Compression = Literal["gz", "bz2", "xz", "zst", "zip"]
+
+BLOCK_BYTES = 1 << 20
+"""Bytes of content that are decompressed at a time."""
+ZST_INPUT_BYTES = 1 << 12
+"""Compressed bytes given to zstandard at a time. They expand to 128 MiB at most."""
+ZST_MAX_WINDOW = 1 << 31
+"""The window of `zstd --long=31`, which Pushshift's dumps need. It is held in memory."""
+
+MAGIC_BYTES: dict[bytes, Compression] = {
+    b"\x1f\x8b": "gz",
+    b"BZh": "bz2",
+    b"\xfd7zXZ\x00": "xz",
+    b"\x28\xb5\x2f\xfd": "zst",
+    # A skippable frame: parallel compressors write one at the front.
+    b"\x50\x2a\x4d\x18": "zst",
+    b"PK\x03\x04": "zip",
+}
+DAMAGE = (
+    EOFError,
+    OSError,
+    lzma.LZMAError,
+    zlib.error,
+    zipfile.BadZipFile,
+    NotImplementedError,
+    RuntimeError,
+)
+"""What the libraries raise for a file that they cannot decompress."""
+
+
+class DamagedFileError(InputError):
+    """A compressed file that ends early or is corrupt."""
+
+
+def compression_of(path: Path) -> Compression | None:
+    """How a file is compressed; None for a plain file."""
+    with path.open("rb") as file:
+        start = file.read(max(map(len, MAGIC_BYTES)))
+    return next((name for magic, name in MAGIC_BYTES.items() if start.startswith(magic)), None)
+
+
+def open_decompressed(path: Path) -> "DecompressedFile":
+    """Open a file for reading its content from front to back, as bytes.
+
+    A damaged file gives all content before the damage, then raises DamagedFileError.
+    """
+    compression = compression_of(path)
+    stored = path.open("rb")
+    try:
+        content = _OPENERS[compression](stored)
+    except (InputError, *DAMAGE) as error:
+        stored.close()
+        raise _explained(error, path) from error
+    return DecompressedFile(_DecompressedBlocks(path, stored, content), BLOCK_BYTES)
+
+
+class DecompressedFile(io.BufferedReader):
+    """The content of a file, with its usual `read`, `readline` and `tell`."""
+
+    raw: "_DecompressedBlocks"
+
+    @property
+    def num_stored_read(self) -> int:
+        """Bytes of the file, as stored, that were read to get here.
+
+        It depends only on `tell()`, since content is always decompressed in the same blocks.
+        """
+        return self.raw.num_stored_read
+
+    def skip_to(self, offset: int) -> None:
+        """Go forward to an offset: by a seek in a plain file, by reading in a compressed one."""
+        if self.raw.seekable():
+            self.seek(offset - offset % BLOCK_BYTES)
+        skip_bytes(self, offset - self.tell())
+
+
+def skip_bytes(file: IO[bytes], num_bytes: int) -> None:
+    """Read and drop the next bytes of a file."""
+    while num_bytes > 0 and (dropped := file.read(min(num_bytes, BLOCK_BYTES))):
+        num_bytes -= len(dropped)
+
+
+class _DecompressedBlocks(io.RawIOBase):
+    """The content in blocks of BLOCK_BYTES; only the last one may be shorter."""
+
+    def __init__(self, path: Path, stored: IO[bytes], content: Any) -> None:  # noqa: ANN401
+        self.name = str(path)
+        self.num_stored_read = 0
+        self._stored, self._content = stored, content
+        self._offset = 0
+        self._damage: Exception | None = None
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return self._content is self._stored
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        assert self.seekable()
+        self._offset = self._stored.seek(offset, whence)
+        return self._offset
+
+    def tell(self) -> int:
+        return self._offset
+
+    def readinto(self, buffer: Any) -> int:  # noqa: ANN401
+        if self._damage is not None:
+            raise self._damage
+        view, num_bytes = memoryview(buffer)[:BLOCK_BYTES], 0
+        try:
+            # Unlike read, read1 loses nothing of what comes before damage.
+            while num_bytes < len(view) and (piece := self._content.read1(len(view) - num_bytes)):
+                view[num_bytes : num_bytes + len(piece)] = piece
+                num_bytes += len(piece)
+        except DAMAGE as error:
+            self._damage = _explained(error, self.name)
+            if not num_bytes:
+                raise self._damage from error
+        self._offset += num_bytes
+        self.num_stored_read = self._stored.tell()
+        return num_bytes
+
+    def close(self) -> None:
+        if not self.closed:
+            self._content.close()
+            self._stored.close()
+        super().close()
+
+
+def _explained(error: Exception, path: str | Path) -> Exception:
+    """A clear line for a decompression error; an error of the system is left as it is."""
+    if isinstance(error, InputError) or getattr(error, "errno", None) is not None:
+        return error
+    return DamagedFileError(
+        f"a file must be whole, got {path} ({error}); fetch it again, or leave it out"
+    )
+
+
+class _ZstandardFrames(io.RawIOBase):
+    """Zstandard frames one after another. The package's own reader misses a truncated file."""
+
+    def __init__(self, stored: IO[bytes]) -> None:
+        self._zstandard = import_extra("zstandard", needed_for="a .zst file")
+        self._decompressor = self._zstandard.ZstdDecompressor(max_window_size=ZST_MAX_WINDOW)
+        self._stored = stored
+        self._frame: Any = None
+        self._compressed = b""
+        self._content = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:  # noqa: ANN401
+        while not self._content:
+            compressed = self._compressed or self._stored.read(ZST_INPUT_BYTES)
+            if not compressed:
+                if self._frame is not None:
+                    raise EOFError("it ends inside a frame")
+                return 0
+            self._decompress(compressed)
+        view = memoryview(buffer)
+        size = min(len(view), len(self._content))
+        view[:size] = self._content[:size]
+        self._content = self._content[size:]
+        return size
+
+    def _decompress(self, compressed: bytes) -> None:
+        self._frame = self._frame or self._decompressor.decompressobj()
+        try:
+            self._content = memoryview(self._frame.decompress(compressed))
+        except self._zstandard.ZstdError as error:
+            if "not enough memory" in str(error):
+                raise MemoryError(str(error)) from error
+            raise EOFError(str(error)) from error
+        self._compressed = b""
+        if self._frame.eof:
+            self._compressed, self._frame = self._frame.unused_data, None
+
+
+def _open_zip(stored: IO[bytes]) -> IO[bytes]:
+    archive = zipfile.ZipFile(stored)
+    members = [member for member in archive.infolist() if not member.is_dir()]
+    if len(members) != 1:
+        raise input_error(
+            "a .zip must hold one file", f"{len(members)} in {stored.name}", "unpack it"
+        )
+    return archive.open(members[0])
+
+
+_OPENERS: dict[Compression | None, Callable[[IO[bytes]], Any]] = {
+    None: lambda stored: stored,
+    "gz": lambda stored: gzip.GzipFile(fileobj=stored, mode="rb"),
+    "bz2": bz2.BZ2File,
+    "xz": lzma.LZMAFile,
+    "zst": lambda stored: io.BufferedReader(_ZstandardFrames(stored), BLOCK_BYTES),
+    "zip": _open_zip,
+}
+
+
+def import_extra(name: str, *, needed_for: str) -> Any:  # noqa: ANN401
+    """Import a package of the extra `corpora`, which only some inputs need."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        rule = f"{needed_for} needs the package {name.partition('.')[0]}"
+        remedy = "run pip install 'staircase-attention[corpora]'"
+        raise input_error(rule, "none installed", remedy) from error

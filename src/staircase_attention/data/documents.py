@@ -1,0 +1,126 @@
+"""Documents, the sources that give them, and the split that each belongs to."""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from staircase_attention.checks import input_error
+
+SPLITS = ("train", "valid", "test")
+HASHED_BYTES = 1 << 16
+"""Only the first bytes of a document are hashed; documents that share them count as the same."""
+DIGEST_BYTES = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Document:
+    """A text that stays in one split, or a part of one that is too long for memory."""
+
+    text: str | bytes
+    """A str is written as UTF-8. It may be any str that JSON can hold: half a surrogate pair
+    becomes the three bytes that UTF-8 would use if it allowed them."""
+    split: str | None = None
+    """'train', 'valid' or 'test'; None to choose by a hash of the text."""
+    is_continued: bool = False
+    """Whether the source's next Document is the rest of this one."""
+
+    @property
+    def data(self) -> bytes:
+        r"""The text as bytes.
+
+        >>> Document(text="é").data
+        b'\xc3\xa9'
+        """
+        if isinstance(self.text, bytes):
+            return self.text
+        return self.text.encode("utf-8", "surrogatepass")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cursor:
+    """A position between two documents of a source, from which it can continue."""
+
+    place: Mapping[str, Any]
+    """Plain data that JSON can write and only the source itself reads."""
+    num_read: int
+    """Bytes of the source's files, as stored, before this position, roughly. Progress and the
+    mixing of sources use it. It must depend on the position alone."""
+    skipped: Mapping[str, int] = field(default_factory=dict)
+    """What could not be used so far, with counts: {'broken lines in a.jsonl': 3}."""
+
+
+class DocumentSource(Protocol):
+    """Documents in an order that never changes, available from any cursor on.
+
+    What comes after a cursor must not depend on how the cursor was reached: a killed preparation
+    resumes from the last cursor that it saved, and its result is the same byte for byte.
+    """
+
+    @property
+    def name(self) -> str:
+        """The source's name in the manifest and in messages."""
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """Every option that its documents depend on, as plain data."""
+
+    @property
+    def files(self) -> Sequence[Path]:
+        """The files that it reads. The manifest records their checksums."""
+
+    @property
+    def total_bytes(self) -> int:
+        """`num_read` at its end: usually the size of its files."""
+
+    def documents(self, cursor: Cursor | None) -> Iterator[tuple[Document, Cursor]]:
+        """Documents after a cursor (None: from the first), each with the cursor after it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldOut:
+    """How much is held out, as fractions of all documents.
+
+    The split of a document depends on its text alone: not on a seed, on the order or on other
+    documents. So copies are in the same split, and stay there when documents are added.
+    """
+
+    valid: float = 0.005
+    """Fraction for validation; 0 for no such split."""
+    test: float = 0.005
+    """Fraction for the final number; 0 for no such split."""
+
+    def __post_init__(self) -> None:
+        """Refuse fractions that leave nothing for training."""
+        # Comparisons with NaN are false, so this asks for what must hold.
+        if not (self.valid >= 0 and self.test >= 0 and self.valid + self.test < 1):
+            rule = "valid and test must be fractions of at least 0, below 1 together"
+            received = f"valid={self.valid}, test={self.test}"
+            raise input_error(rule, received, "use for example valid=0.005, test=0.005")
+
+    def split_of(self, data: bytes) -> str:
+        """The split of a document.
+
+        >>> HeldOut(valid=0.5, test=0.4).split_of(b"It was a bright cold day in April")
+        'test'
+        """
+        share = hashed(data, "split")
+        if share < self.valid:
+            return "valid"
+        return "test" if share < self.valid + self.test else "train"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The splits that must have tokens."""
+        shares = {"train": 1.0, "valid": self.valid, "test": self.test}
+        return tuple(name for name in SPLITS if shares[name] > 0)
+
+
+def hashed(data: bytes, purpose: str) -> float:
+    """A pseudorandom number in [0, 1) that depends on the first bytes and the purpose alone."""
+    digest = hashlib.blake2b(
+        data[:HASHED_BYTES], digest_size=DIGEST_BYTES, person=purpose.encode()
+    ).digest()
+    # A float holds 53 bits exactly; with more, rounding could give 1.0.
+    return (int.from_bytes(digest) >> 11) / 2**53

@@ -1,0 +1,362 @@
+"""Prepares a corpus from any sources: checksums, tokeniser, encoding, manifest.
+
+Bounded memory: documents are read ahead in batches, encoded on all cores and written in order.
+"""
+
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from staircase_attention.checks import InputError, check_integer, input_error
+from staircase_attention.data.byte_pair import (
+    BytePairTraining,
+    Tokens,
+    sample_evenly,
+    train_bpe,
+)
+from staircase_attention.data.corpus import Corpus, sha256_of
+from staircase_attention.data.documents import HeldOut
+from staircase_attention.data.manifest import (
+    FileRecord,
+    Manifest,
+    Preparation,
+    SourceRecord,
+    TokeniserRecord,
+)
+from staircase_attention.data.mixture import Mixture, MixturePosition, Part, Piece
+from staircase_attention.data.pieces import pieces
+from staircase_attention.data.progress import PreparationProgress
+from staircase_attention.data.readers import ReadingOptions, TextSource
+from staircase_attention.data.tokenisers import (
+    Tokeniser,
+    load_tokeniser,
+    named_tokeniser,
+)
+from staircase_attention.data.work_folder import WorkFolder
+from staircase_attention.data.workers import in_order
+from staircase_attention.data.writer import CorpusWriter
+from staircase_attention.files import FULL_DISK
+
+SHARD_TOKENS = 1 << 28
+"""Tokens per file: half a gibibyte, at two bytes each."""
+COMMIT_SECONDS = 5.0
+"""Between two durable points: the most work that a kill can cost, apart from reading again."""
+BATCH_BYTES = min(max(1 << 20, (os.cpu_count() or 1) << 17), 1 << 22)
+"""Text that is encoded in one call: enough for several pieces per core. The library takes about a
+hundred bytes per token for an encoding, so this bounds memory."""
+NUM_ENCODERS = 2
+"""Calls at the same time: while one hands over its result, the library's threads serve another."""
+REPORTED_BYTES = 1 << 20
+"""Bytes read between two reports of progress, while a tokeniser is learnt."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Storing:
+    """How a preparation writes its files; nothing that a model sees depends on it."""
+
+    shard_tokens: int = SHARD_TOKENS
+    """Tokens per file at most."""
+    commit_seconds: float = COMMIT_SECONDS
+    """Between two points from which a killed preparation can resume."""
+
+    def __post_init__(self) -> None:
+        """Refuse files without tokens."""
+        check_integer("shard_tokens", self.shard_tokens, minimum=1, example=SHARD_TOKENS)
+
+
+def prepare_text(
+    paths: Sequence[str | Path | TextSource] | str | Path | TextSource,
+    folder: str | Path,
+    *,
+    weights: Sequence[float] | None = None,
+    tokeniser: Tokeniser | BytePairTraining | str | None = None,
+    held_out: HeldOut | None = None,
+    options: ReadingOptions | None = None,
+    storing: Storing | None = None,
+    progress: PreparationProgress | None = None,
+) -> Corpus:
+    """Turn files and folders of text into a corpus.
+
+    Args:
+        paths: one or several files and folders: .txt, .jsonl, .parquet, .tar or Wikipedia dumps,
+            compressed or not. A TextSource has its own options and, if wanted, its own split.
+        folder: the output folder; must not exist.
+        weights: one per path, 1 by default: how often its training documents come. 2 is twice, in
+            two passes; 0.5 is half of the documents.
+        tokeniser: a tokeniser, its name (as "bytes"), or how to learn one; None learns one of
+            8,008 symbols.
+        held_out: fractions for valid and test.
+        options: how texts are extracted from files.
+        storing: how files are written.
+        progress: receives reports.
+    """
+    progress = progress or PreparationProgress()
+    paths = [paths] if isinstance(paths, str | Path | TextSource) else paths
+    weights = [1.0] * len(paths) if weights is None else weights
+    if len(weights) != len(paths):
+        rule = f"there must be one weight for each of {len(paths)} inputs"
+        raise input_error(rule, len(weights), "give one for each, or none at all")
+    if isinstance(tokeniser, str):
+        tokeniser = named_tokeniser(tokeniser)
+    parts = []
+    for path, weight in zip(paths, weights, strict=True):
+        source = path if isinstance(path, TextSource) else TextSource(path, options=options)
+        if source.others:
+            count, example = len(source.others), source.others[0]
+            progress.say(f"skipped: {count:,} files of other kinds, such as {example}")
+        parts.append(Part(source=source, weight=weight))
+    return prepare(
+        parts,
+        folder,
+        kind="text",
+        tokeniser=tokeniser or BytePairTraining(),
+        held_out=held_out,
+        storing=storing,
+        progress=progress,
+    )
+
+
+def prepare(
+    parts: Sequence[Part],
+    folder: str | Path,
+    *,
+    kind: str,
+    tokeniser: Tokeniser | BytePairTraining,
+    held_out: HeldOut | None = None,
+    splits: Sequence[str] | None = None,
+    storing: Storing | None = None,
+    progress: PreparationProgress | None = None,
+) -> Corpus:
+    """Turn sources into a corpus; a killed preparation resumes when it is run again.
+
+    Work is done in `folder` + '.unfinished'; `folder` appears when it is complete. Refused input
+    leaves nothing behind. If the very same corpus exists already, it is opened.
+
+    Args:
+        parts: the sources and their weights.
+        folder: the output folder.
+        kind: its kind in the manifest.
+        tokeniser: a tokeniser, or how to learn one from the corpus.
+        held_out: fractions for valid and test, for documents without a split of their own.
+        splits: those that must have tokens; None for train and those that held_out asks for.
+        storing: how files are written.
+        progress: receives reports.
+    """
+    held_out, storing = held_out or HeldOut(), storing or Storing()
+    progress = progress or PreparationProgress()
+    work = WorkFolder(Path(folder))
+    mixture = Mixture(parts=parts, held_out=held_out)
+    with work.locked():
+        plan = _plan(work, mixture, kind, tokeniser, storing.shard_tokens)
+        if work.is_done(plan):
+            progress.say(f"{folder} is already there")
+            return Corpus.open(folder)
+        work.claim(plan)
+        try:
+            if not work.tokeniser.exists():
+                if isinstance(tokeniser, BytePairTraining):
+                    tokeniser = _learn_tokeniser(tokeniser, mixture, progress)
+                work.save_tokeniser(tokeniser)
+            manifest = _encode(work, mixture, plan, storing, progress)
+            _check_splits(manifest, splits or held_out.names)
+        except InputError:
+            work.discard()
+            raise
+        except OSError as error:
+            if error.errno not in FULL_DISK:
+                raise
+            raise OSError(
+                f"a corpus needs room on its disk, got none at {folder} ({error.strerror}); "
+                "free some room and run this again to resume it"
+            ) from error
+        work.finish(manifest)
+    return Corpus.open(folder)
+
+
+def _plan(
+    work: WorkFolder,
+    mixture: Mixture,
+    kind: str,
+    tokeniser: Tokeniser | BytePairTraining,
+    shard_tokens: int,
+) -> Preparation:
+    """All that the corpus will depend on."""
+    sums = work.checksums({path for part in mixture.parts for path in part.source.files})
+    if isinstance(tokeniser, BytePairTraining):
+        planned: Mapping[str, Any] = {"training": asdict(tokeniser)}
+    else:
+        with tempfile.TemporaryDirectory() as scratch:
+            tokeniser.save(Path(scratch))
+            planned = {"files": _file_checksums(Path(scratch))}
+    return Preparation(
+        kind=kind,
+        sources=tuple(
+            SourceRecord(
+                name=part.source.name,
+                weight=float(part.weight),
+                parameters=part.source.parameters,
+                files=tuple(
+                    FileRecord(path=str(path), num_bytes=path.stat().st_size, sha256=sums[path])
+                    for path in part.source.files
+                ),
+            )
+            for part in mixture.parts
+        ),
+        parameters={
+            "tokeniser": planned,
+            "held_out": asdict(mixture.held_out),
+            "shard_tokens": shard_tokens,
+        },
+    )
+
+
+def _file_checksums(folder: Path) -> dict[str, str]:
+    return {path.name: sha256_of(path) for path in sorted(folder.iterdir())}
+
+
+def _learn_tokeniser(
+    training: BytePairTraining, mixture: Mixture, progress: PreparationProgress
+) -> Tokeniser:
+    """A tokeniser learnt from a sample of the training documents."""
+    progress.say(f"learning a tokeniser of {training.vocab_size:,} symbols from a sample")
+    progress.begin(mixture.total_bytes, 0)
+    try:
+        sample = sample_evenly(_training_texts(mixture, progress), training.sample_bytes)
+        return train_bpe(sample, vocab_size=training.vocab_size)
+    finally:
+        progress.end()
+
+
+def _training_texts(
+    mixture: Mixture, progress: PreparationProgress
+) -> Iterator[tuple[bytes, float]]:
+    """Training texts, each with the share of the corpus that has been read with it."""
+    total, num_reported = max(mixture.total_bytes, 1), 0
+    for piece, position in mixture.read(mixture.first_position()):
+        num_read = mixture.num_read(position)
+        if num_read - num_reported >= REPORTED_BYTES:
+            progress.advance(num_read - num_reported, {})
+            num_reported = num_read
+        if piece is not None and piece.split == "train":
+            yield piece.data, num_read / total
+
+
+def _encode(
+    work: WorkFolder,
+    mixture: Mixture,
+    plan: Preparation,
+    storing: Storing,
+    progress: PreparationProgress,
+) -> Manifest:
+    """Encode all documents that are not written yet, and describe the corpus."""
+    tokeniser = load_tokeniser(work.tokeniser)
+    writer = CorpusWriter(
+        work.path, tokeniser, num_sources=len(mixture.parts), shard_tokens=storing.shard_tokens
+    )
+    with closing(writer):
+        position = _write_documents(mixture, tokeniser, writer, progress, storing.commit_seconds)
+        splits = writer.finish()
+    sources = tuple(
+        replace(source, counts={name: counts[name] for name in splits}, skipped=skipped)
+        for source, counts, skipped in zip(
+            plan.sources, writer.counts, mixture.skipped(position), strict=True
+        )
+    )
+    for source in sources:
+        for what, count in source.skipped.items():
+            progress.say(f"skipped: {count:,} {what}")
+    return Manifest(
+        preparation=replace(plan, sources=sources),
+        tokeniser=TokeniserRecord(
+            name=tokeniser.name,
+            vocab_size=tokeniser.vocab_size,
+            end_symbol=tokeniser.end_symbol,
+            is_lossless=tokeniser.is_lossless,
+            files=_file_checksums(work.tokeniser),
+        ),
+        dtype=writer.dtype.name,
+        splits=splits,
+    )
+
+
+_Batch = tuple[list[Piece], MixturePosition | None]
+"""Pieces that are encoded in one call, and the position of the mixture after them. It is None
+inside a piece of the mixture, where a preparation cannot resume."""
+
+
+def _write_documents(
+    mixture: Mixture,
+    tokeniser: Tokeniser,
+    writer: CorpusWriter,
+    progress: PreparationProgress,
+    commit_seconds: float,
+) -> MixturePosition:
+    """Write all documents from the writer's position on; the position at the end."""
+    position = writer.position or mixture.first_position()
+    num_read, last_commit = mixture.num_read(position), time.monotonic()
+    batches = _batches(mixture, position, tokeniser.shortest_piece)
+
+    def encode(batch: _Batch) -> tuple[_Batch, list[Tokens]]:
+        return batch, tokeniser.encode_batch([piece.data for piece in batch[0]])
+
+    progress.begin(mixture.total_bytes, num_read)
+    try:
+        with ThreadPoolExecutor(NUM_ENCODERS, thread_name_prefix="encode") as pool:
+            results = in_order(pool, encode, batches, num_ahead=NUM_ENCODERS)
+            for (batch, after), encoded in results:
+                writer.add(batch, encoded)
+                position = after or position
+                now_read = mixture.num_read(position)
+                progress.advance(now_read - num_read, writer.facts)
+                num_read = now_read
+                if after is not None and time.monotonic() - last_commit >= commit_seconds:
+                    writer.make_durable(position)
+                    last_commit = time.monotonic()
+    finally:
+        progress.end()
+    return position
+
+
+def _batches(mixture: Mixture, start: MixturePosition, shortest_piece: int) -> Iterator[_Batch]:
+    """Pieces cut to the tokeniser's size, in batches of about BATCH_BYTES."""
+    batch: list[Piece] = []
+    size, position = 0, start
+    for piece, position in mixture.read(start):
+        for part in _cut(piece, shortest_piece) if piece else ():
+            if size >= BATCH_BYTES:
+                yield batch, None
+                batch, size = [], 0
+            batch.append(part)
+            size += len(part.data)
+        if size >= BATCH_BYTES:
+            yield batch, position
+            batch, size = [], 0
+    yield batch, position
+
+
+def _cut(piece: Piece, shortest: int) -> list[Piece]:
+    if len(piece.data) <= shortest:
+        return [piece]
+    parts = [replace(piece, data=data, is_last=False) for data in pieces(piece.data, shortest)]
+    return [*parts[:-1], replace(parts[-1], is_last=piece.is_last)]
+
+
+def _check_splits(manifest: Manifest, names: Sequence[str]) -> None:
+    """Refuse a corpus without text, or without a split that was asked for."""
+    sources = manifest.preparation.sources
+    if not manifest.splits:
+        found = [f"{count} {what}" for source in sources for what, count in source.skipped.items()]
+        remedy = "name other files, or the field that their text is in"
+        raise input_error("a corpus must have text", ", ".join(["none", *found]), remedy)
+    for name in names:
+        if name not in manifest.splits:
+            num_documents = sum(split.num_documents for split in manifest.splits.values())
+            received = f"none, with {num_documents} documents in all"
+            remedy = "hold out more, or 0 for no such split, or cut texts into smaller documents"
+            raise input_error(f"the split {name} must have tokens", received, remedy)

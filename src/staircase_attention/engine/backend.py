@@ -1,0 +1,154 @@
+"""The fast backend of a model: where it applies, how it is installed, and how it is removed.
+
+Triton is imported where it is used: it is not there on every machine, and takes its time.
+"""
+
+import os
+from importlib.util import find_spec
+from typing import TypeVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from staircase_attention.attention import View
+from staircase_attention.attention import attend as plain_attend
+from staircase_attention.layers.core import Core
+from staircase_attention.layers.embedding import Embedding
+from staircase_attention.layers.layer import Attention, FeedForward, Layer
+from staircase_attention.layers.memory import LayerMix, Memory
+from staircase_attention.layers.positions import RelativePositions, RotaryPositions
+from staircase_attention.models.backend import CoreRunner, PlainBackend
+from staircase_attention.models.sequence_model import SequenceModel
+
+Model = TypeVar("Model", bound=nn.Module)
+
+KINDS = (
+    SequenceModel,
+    Embedding,
+    nn.Embedding,
+    Core,
+    Layer,
+    Attention,
+    FeedForward,
+    Memory,
+    LayerMix,
+    RelativePositions,
+    RotaryPositions,
+    nn.ModuleList,
+    nn.Linear,
+    nn.LayerNorm,
+)
+"""What a model is made of."""
+HEAD_SIZES = (16, 32, 64, 128)
+"""Those that the kernels of training are written for."""
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def accelerate(model: Model) -> Model:
+    """Let a model use kernels wherever they apply; the same model, changed in place.
+
+    They apply on a GPU, in float32 and bfloat16, to models of the family with relative positions.
+    Everywhere else, and for other models, nothing changes.
+    """
+    if isinstance(model, SequenceModel):
+        model.backend = FusedBackend()
+        if isinstance(model.core.positions, RelativePositions):
+            model.core.positions.kernel = attend
+    return model
+
+
+def plain(model: Model) -> Model:
+    """Undo `accelerate`: the model consists of PyTorch's operations alone."""
+    if isinstance(model, SequenceModel):
+        model.backend = PlainBackend()
+        if isinstance(model.core.positions, RelativePositions):
+            model.core.positions.kernel = None
+    return model
+
+
+class FusedBackend:
+    """The fused core where it applies, the plain one elsewhere."""
+
+    def runner(
+        self, core: Core, embedded: Float[Tensor, "rows time width"], *, recompute: bool
+    ) -> CoreRunner:
+        """The core that takes these tokens, in the fastest form that computes the same."""
+        if not can_fuse(core, embedded):
+            return PlainBackend().runner(core, embedded, recompute=recompute)
+        from staircase_attention.engine.fused.core import FusedCore
+
+        return FusedCore(core, dtype=compute_dtype(embedded), recompute=recompute)
+
+
+def can_fuse(core: Core, embedded: Tensor) -> bool:
+    """Whether the fused core computes what this core does."""
+    positions, memory = core.positions, core.memory
+    return (
+        can_run_on(embedded.device)
+        and {compute_dtype(embedded), embedded.dtype} <= {torch.float32, torch.bfloat16}
+        and isinstance(positions, RelativePositions)
+        and positions.table.shape[1] in HEAD_SIZES
+        and not (memory.shares_keys_values and core.attends_self)
+        and is_plain(core)
+        # Transformations such as torch.func.grad cannot see through gradients by hand.
+        and not torch._C._are_functorch_transforms_active()
+    )
+
+
+def attend(
+    queries: Float[Tensor, "batch heads queries size"],
+    keys: Float[Tensor, "batch heads keys size"],
+    values: Float[Tensor, "batch heads keys size"],
+    *,
+    table: Float[Tensor, "distances size"] | None,
+    view: View,
+    dropout: float,
+) -> Float[Tensor, "batch heads queries size"]:
+    """Attention by one pass over tiles in fast memory; plain where the kernels do not fit."""
+    has_kernels = can_run_on(queries.device) and not torch._C._are_functorch_transforms_active()
+    if table is None or view.has_gaps or not has_kernels:
+        return plain_attend(queries, keys, values, table=table, view=view, dropout=dropout)
+    from staircase_attention.engine.kernels import relative_attention
+
+    if not relative_attention.fits(queries):
+        return plain_attend(queries, keys, values, table=table, view=view, dropout=dropout)
+    with torch.cuda.device_of(queries):  # type: ignore[no-untyped-call]
+        return relative_attention.relative_attention(
+            queries,
+            keys,
+            values,
+            table=table,
+            first_query=view.first_query,
+            span=view.span,
+            first_visible=view.first_visible,
+            dropout=dropout,
+        )
+
+
+def compute_dtype(like: Tensor) -> torch.dtype:
+    """The dtype of products with such a tensor: autocast's, or its own."""
+    if torch.is_autocast_enabled(like.device.type):
+        return torch.get_autocast_dtype(like.device.type)
+    return like.dtype
+
+
+def can_run_on(device: torch.device) -> bool:
+    """Whether kernels run on a device; on a CPU only Triton's interpreter runs them."""
+    if find_spec("triton") is None:
+        return False
+    return device.type == "cuda" or (
+        device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
+    )
+
+
+def is_plain(module: nn.Module) -> bool:
+    """Whether a module and all in it are of our own types, without hooks.
+
+    The engine reads weights and calls no module. A hook, an adapter around a layer or a
+    parametrised weight takes effect only where modules are called.
+    """
+    return all(
+        type(one) in KINDS and not any(getattr(one, name) for name in HOOKS)
+        for one in module.modules()
+    )

@@ -1,0 +1,211 @@
+"""Scores: every answer is counted once, and state is carried through every lane."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from staircase_attention.batches import IGNORED, Batch
+from staircase_attention.checks import input_error
+from staircase_attention.tasks import Episodes, evaluation_batches
+
+Place = Literal["episode", "position"]
+"""The place of an answer: the number of its episode in the lane, counted from 1, or its position in
+the episode, counted from 0. The first episode of a lane starts from an empty state."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Score:
+    """Loss and error over a number of answers."""
+
+    loss: float
+    """Mean negative log-likelihood per answer, in nats."""
+    error: float
+    """Fraction of answers that were not the model's first choice."""
+    num_answers: int
+
+    @classmethod
+    def of(cls, loss: float, num_wrong: float, num_answers: int) -> "Score":
+        """From sums over the answers."""
+        count = max(num_answers, 1)
+        return cls(loss=loss / count, error=num_wrong / count, num_answers=num_answers)
+
+    @classmethod
+    def together(cls, parts: Iterable["Score"]) -> "Score":
+        """The score over the answers of all parts.
+
+        >>> Score.together([Score.of(2.0, 1, 1), Score.of(2.0, 0, 3)])
+        Score(loss=1.0, error=0.25, num_answers=4)
+        """
+        known = list(parts)
+        return cls.of(
+            sum(part.loss * part.num_answers for part in known),
+            sum(part.error * part.num_answers for part in known),
+            sum(part.num_answers for part in known),
+        )
+
+    def to_plain(self) -> dict[str, Any]:
+        """The score as plain data."""
+        return asdict(self)
+
+
+def evaluate(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    *,
+    device: torch.device | str,
+    precision: torch.dtype = torch.float32,
+    carries_state: bool = True,
+) -> Score:
+    """Score a model on consecutive batches; afterwards it is in its former mode again.
+
+    Without `carries_state` every batch starts from an empty state, as episodes that fill their
+    segments do.
+    """
+    device = torch.device(device)
+    totals = torch.zeros(2, dtype=torch.float64, device=device)
+    num_answers = 0
+    for batch, logits, targets in answered(
+        model, batches, device=device, precision=precision, carries_state=carries_state
+    ):
+        totals += torch.stack([part.double() for part in loss_and_wrong(logits, targets)])
+        num_answers += batch.num_answers
+    if num_answers == 0:
+        raise input_error(
+            "batches must ask for at least one answer",
+            "none",
+            "make them again if they have been iterated over before",
+        )
+    loss, wrong = totals.tolist()
+    return Score.of(loss, wrong, num_answers)
+
+
+def score_by_place(
+    model: nn.Module,
+    episodes: Episodes,
+    places: Sequence[Place],
+    *,
+    num_lanes: int,
+    segment_length: int,
+    device: torch.device | str,
+    precision: torch.dtype = torch.float32,
+) -> dict[Place, dict[int, Score]]:
+    """For each kind of place, the scores of the answers at places 0, 1, 2 to 3, 4 to 7, ...
+
+    The key is the lower bound of each range. Every answer is counted once, as in `evaluate`.
+    """
+    if isinstance(places, str) or not {*places} <= {*get_args(Place)}:
+        known = " or ".join(map(repr, get_args(Place)))
+        raise input_error(f"places must be a list of {known}", repr(places), "use ['position']")
+    deal = partial(evaluation_batches, num_lanes=num_lanes, segment_length=segment_length)
+    numbers: dict[Place, NDArray[np.int64]] = {
+        "episode": np.repeat(1 + np.arange(len(episodes)) // num_lanes, episodes.lengths),
+        "position": np.arange(len(episodes.inputs)) - np.repeat(episodes.starts, episodes.lengths),
+    }
+    # Places are dealt into lanes in the same way as the tokens they belong to.
+    dealt = {place: deal(replace(episodes, inputs=doubling(numbers[place]))) for place in places}
+    answers = answered(model, deal(episodes), device=torch.device(device), precision=precision)
+    found = score_by(answers, {place: (batch.inputs for batch in dealt[place]) for place in places})
+    return {place: found[place] for place in places}
+
+
+def score_by(
+    answers: Iterable[tuple[Batch, Tensor, Tensor]],
+    groups: Mapping[Any, Iterable[NDArray[np.int64]]],
+) -> dict[Any, dict[int, Score]]:
+    """For each kind of group, the scores of its groups.
+
+    `groups` gives, for every batch, an array of its shape with the group of each token.
+    """
+    sums: dict[Any, dict[int, Any]] = {kind: defaultdict(float) for kind in groups}
+    for (batch, logits, targets), *numbers in zip(answers, *groups.values(), strict=True):
+        asked = batch.targets != IGNORED
+        losses = token_losses(logits, targets, reduction="none").view(targets.shape)
+        wrong = logits.argmax(-1) != targets
+        facts = np.stack([part.double().cpu().numpy()[asked] for part in (losses, wrong)], -1)
+        for found, number in zip(sums.values(), numbers, strict=True):
+            of_answers = number[asked]
+            for group in np.unique(of_answers).tolist():
+                here = facts[of_answers == group]
+                found[group] += np.array([*here.sum(0), len(here)])
+    return {
+        kind: {
+            group: Score.of(loss, wrong, round(count))
+            for group, (loss, wrong, count) in sorted(
+                (group, total.tolist()) for group, total in found.items()
+            )
+        }
+        for kind, found in sums.items()
+    }
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Without gradients and dropout; afterwards the model is in its former mode again."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(was_training)
+
+
+def answered(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    *,
+    device: torch.device,
+    precision: torch.dtype = torch.float32,
+    carries_state: bool = True,
+) -> Iterator[tuple[Batch, Tensor, Tensor]]:
+    """Each batch with the model's logits and the targets, both on the device."""
+    state = None
+    with evaluating(model):
+        for batch in batches:
+            inputs, targets = (
+                torch.from_numpy(part).to(device) for part in (batch.inputs, batch.targets)
+            )
+            with autocast(device, precision):
+                logits, state = model(inputs, state if carries_state else None)
+            yield batch, logits, targets
+
+
+def loss_and_wrong(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Summed loss over the answers, and the number of wrong ones."""
+    wrong = ((logits.argmax(-1) != targets) & (targets != IGNORED)).sum()
+    return token_losses(logits, targets, reduction="sum"), wrong
+
+
+def token_losses(logits: Tensor, targets: Tensor, *, reduction: str) -> Tensor:
+    """Cross-entropy, in float32 at least."""
+    flat = logits.flatten(0, 1)
+    if flat.dtype in (torch.bfloat16, torch.float16):
+        flat = flat.float()
+    return functional.cross_entropy(
+        flat, targets.flatten(), ignore_index=IGNORED, reduction=reduction
+    )
+
+
+def autocast(device: torch.device, precision: torch.dtype) -> torch.autocast:
+    """Matrix products in `precision`; nothing changes if that is float32."""
+    enabled = precision != torch.float32
+    return torch.autocast(device.type, dtype=precision if enabled else None, enabled=enabled)
+
+
+def doubling(numbers: NDArray[Any]) -> NDArray[np.int64]:
+    """The lower bound of each number's range: 0, 1, 2 to 3, 4 to 7, ...
+
+    >>> doubling(np.arange(10)).tolist()
+    [0, 1, 2, 2, 4, 4, 4, 4, 8, 8]
+    """
+    exponents = np.frexp(np.maximum(numbers, 1))[1] - 1
+    return np.where(numbers > 0, 2 ** exponents.astype(np.int64), 0)

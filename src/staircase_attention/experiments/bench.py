@@ -1,0 +1,526 @@
+"""`staircase bench`: times of updates and decoding, memory, and the share of the device's peak.
+
+Tokens are random, so no corpus is needed. The set `engine` has the four sizes at which the authors'
+public code was timed, `relative` the models of the Reddit table at one size. In both, dropout is 0
+and numbers are bfloat16 on a GPU, float32 on a CPU. Results are plain dictionaries, as in the file.
+"""
+
+import contextlib
+import datetime
+import functools
+import gc
+import itertools
+import math
+import os
+import resource
+import shlex
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from staircase_attention.batches import Batch
+from staircase_attention.checks import check_choice, check_integer, input_error
+from staircase_attention.data import Corpus
+from staircase_attention.experiments.catalog import find_recipe, recipes
+from staircase_attention.generation import SamplingConfig, stream
+from staircase_attention.models.cost import segment_cost, warm_up_length
+from staircase_attention.tasks import load_task
+from staircase_attention.training import FamilyModel, LSTMModel, Recipe, TaskChoice
+from staircase_attention.training.build import NumSymbols, build_model, precision_of
+from staircase_attention.training.learner import Learner
+from staircase_attention.training.optimizer import learning_rate
+from staircase_attention.training.processes import Processes
+from staircase_attention.training.run_folder import environment
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+Plain = dict[str, Any]
+Say = Callable[[str], None]
+
+FORMAT = 1
+"""Incremented when the layout of the file changes."""
+SECONDS = 3.0
+"""About how long is timed, where the number of repeats is not given."""
+LEAST_LAPS, MOST_LAPS = 5, 2000
+LEAST_WARM_UP = 5
+LEAST_PROMPT = 256
+"""Tokens before those that are timed, so that windows are full."""
+PRODUCT_SIZE = {"cuda": 8192, "cpu": 1024}
+"""Rows and columns of the matrices whose product is the peak of operations."""
+TRAINING_FACTOR = 3
+"""An update costs a forward pass and a backward pass of twice its operations."""
+
+REDDIT = ("transformer-xl", "cached-staircase-c128", "staircase-n8-c32", "ladder-8", "feedback")
+SETS: dict[str, dict[str, tuple[str, int]]] = {
+    "engine": {
+        "algorithm": ("algorithm/staircase-n4-c16", 256),
+        "random-walk": ("random-walk/staircase-n8-c8", 512),
+        "enwik8": ("enwik8/staircase-n4-c64", 128),
+        "reddit": ("reddit/staircase-n8-c32", 32),
+    },
+    "relative": {row: (f"reddit/{row}", 32) for row in REDDIT},
+}
+"""Named sets: rows, each with its recipe and its number of lanes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Subject:
+    """A model to time: a recipe, and the numbers of symbols that replace its data."""
+
+    recipe: Recipe
+    symbols: NumSymbols
+
+    @property
+    def carries_state(self) -> bool:
+        """Whether an update continues from the state of the one before."""
+        task = self.recipe.task
+        return isinstance(task, TaskChoice) or task.form == "stream"
+
+    @property
+    def chunk_length(self) -> int:
+        """C of its schedule; 1 for an LSTM."""
+        model = self.recipe.model
+        return model.schedule.chunk_length if isinstance(model, FamilyModel) else 1
+
+    @property
+    def reach(self) -> int:
+        """Tokens after which a stream's state has its full size, where that has a bound."""
+        model = self.recipe.model
+        return model.schedule.default_max_distance if isinstance(model, FamilyModel) else 1
+
+
+def find_subjects(
+    names: Iterable[str], *, overrides: Mapping[str, Any], device: torch.device
+) -> list[Subject]:
+    """The recipes, sets and rows of sets with these names, each once, checked."""
+    rows = {f"{name}/{row}": size for name, one in SETS.items() for row, size in one.items()}
+    found: dict[str, Subject] = {}
+    for name in names:
+        check_choice("a recipe or set to bench", name, [*SETS, *rows, *recipes()])
+        for full in [f"{name}/{row}" for row in SETS[name]] if name in SETS else [name]:
+            recipe = _set_recipe(full, *rows[full], device) if full in rows else find_recipe(full)
+            recipe = recipe.override(overrides)
+            symbols = num_symbols(recipe, opens_corpus=full not in rows)
+            with torch.device("meta"):
+                build_model(recipe, symbols)
+            found[full] = Subject(recipe=recipe, symbols=symbols)
+    if not found:
+        raise input_error("bench needs a recipe or a set", "none", "name one")
+    return list(found.values())
+
+
+def _set_recipe(name: str, recipe: str, num_lanes: int, device: torch.device) -> Recipe:
+    settings = {
+        "model.core.dropout": 0.0,
+        "model.core.embedding_dropout": 0.0,
+        "training.num_lanes": num_lanes,
+        "training.precision": "bfloat16" if device.type == "cuda" else "float32",
+    }
+    return replace(find_recipe(recipe).override(settings), name=name)
+
+
+def num_symbols(recipe: Recipe, *, opens_corpus: bool) -> NumSymbols:
+    """Symbols of a recipe's data; those of the paper where its corpus is missing or not opened."""
+    choice = recipe.task
+    if isinstance(choice, TaskChoice):
+        task = load_task(choice.reference, **choice.options)
+        return NumSymbols(num_inputs=task.num_inputs, num_outputs=task.num_outputs)
+    size = 256 if "enwik8" in choice.folder else 8008
+    if opens_corpus:
+        with contextlib.suppress(ValueError, OSError):
+            size = Corpus.open(choice.folder).vocab_size
+    return NumSymbols(num_inputs=size, num_outputs=size)
+
+
+def run_bench(
+    subjects: Sequence[Subject],
+    *,
+    device: torch.device,
+    updates: bool = True,
+    decode: bool = False,
+    batches: Sequence[int] = (1, 64),
+    repeats: int | None = None,
+    say: Say = lambda text: None,
+    save: Callable[[Plain], None] = lambda report: None,
+) -> Plain:
+    """Time the subjects one after another; what fails is reported and stops nothing else.
+
+    Args:
+        subjects: in this order.
+        device: where.
+        updates: whether to time updates.
+        decode: whether to time decoding.
+        batches: rows that are decoded together, one number after another.
+        repeats: updates, and tokens per row; None: as many as take about three seconds.
+        say: called with what happens.
+        save: called with the report after every subject, so that a kill costs one at most.
+    """
+    if not (updates or decode):
+        rule = "a bench times updates or decoding"
+        raise input_error(rule, "neither", "leave --no-updates out, or add --decode")
+    for number in batches:
+        check_integer("batch", number, minimum=1, example=64)
+    if repeats is not None:
+        check_integer("repeats", repeats, minimum=1, example=20)
+    say("the peaks of the device")
+    precisions = dict.fromkeys(one.recipe.training.precision for one in subjects)
+    report: Plain = {
+        "format": FORMAT,
+        "is_complete": False,
+        "written": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "environment": bench_environment(device),
+        "peaks": attempt(lambda: measure_peaks(device, precisions)),
+        "rows": [],
+        "notes": [],
+    }
+    for number, subject in enumerate(subjects, start=1):
+        row: Plain = {
+            "name": subject.recipe.name,
+            "precision": subject.recipe.training.precision,
+            "config": {
+                "recipe": subject.recipe.to_plain(),
+                "num_inputs": subject.symbols.num_inputs,
+                "num_outputs": subject.symbols.num_outputs,
+                "carries_state": subject.carries_state,
+            },
+            "updates": None,
+            "decoding": [],
+        }
+        report["rows"].append(row)
+        if updates:
+            row["updates"] = attempt(lambda: time_updates(subject, device, repeats, say))  # noqa: B023
+        for num_rows in dict.fromkeys(batches) if decode else ():
+            found = attempt(lambda: time_decoding(subject, num_rows, device, repeats, say))  # noqa: B023
+            row["decoding"].append({"num_rows": num_rows} | found)
+        product = report["peaks"].get("products", {}).get(row["precision"])
+        if product and "flops_per_second" in (row["updates"] or {}):
+            share = row["updates"]["flops_per_second"] / product["flops_per_second"]
+            row["updates"]["share_of_peak"] = share
+        report["is_complete"] = number == len(subjects)
+        save(report)
+    return report
+
+
+def attempt(action: Callable[[], Plain]) -> Plain:
+    """What an action returns, or why it failed; memory is free again either way."""
+    gc.collect()
+    with contextlib.suppress(RuntimeError):
+        torch.cuda.empty_cache()
+    try:
+        return action()
+    except Exception as error:
+        text = " ".join(str(error).split())[:160]
+        # The CPU's allocator raises a plain RuntimeError.
+        is_memory = isinstance(error, (torch.OutOfMemoryError, MemoryError))
+        is_memory |= "not enough memory" in text
+        reason = "out of memory" if is_memory else f"{type(error).__name__}: {text}"
+        return {"failure": reason, "traceback": "".join(traceback.format_exception(error))}
+
+
+def failures(report: Plain) -> list[str]:
+    """The reasons of all that failed."""
+    parts = [report["peaks"]]
+    for row in report["rows"]:
+        parts += [row["updates"] or {}, *row["decoding"]]
+    return [part["failure"] for part in parts if "failure" in part]
+
+
+def laps(action: Callable[[], object], count: int, device: torch.device) -> Plain:
+    """Time an action repeatedly: the device's events on a GPU, the wall clock elsewhere.
+
+    The total is by the wall clock, with the device synchronised before and after; in between
+    nothing waits.
+    """
+    is_cuda = device.type == "cuda"
+    marks: list[Any] = []
+
+    def mark() -> None:
+        if is_cuda:
+            marks.append(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
+            marks[-1].record()
+        else:
+            marks.append(time.perf_counter())
+
+    synchronize(device)
+    began = time.perf_counter()
+    mark()
+    for _ in range(count):
+        action()
+        mark()
+    synchronize(device)
+    total = time.perf_counter() - began
+    pairs = itertools.pairwise(marks)
+    # Events count milliseconds.
+    each = [a.elapsed_time(b) / 1e3 if is_cuda else b - a for a, b in pairs]
+    return {
+        "num_laps": count,
+        "seconds_in_all": total,
+        "seconds_each": each,
+        "mean_seconds": total / count,
+        "median_seconds": statistics.median(each),
+    }
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done all its work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def num_laps(seconds: float) -> int:
+    """How many laps of about these seconds are timed.
+
+    >>> num_laps(0.1), num_laps(60.0), num_laps(1e-6)
+    (30, 5, 2000)
+    """
+    return max(LEAST_LAPS, min(MOST_LAPS, math.ceil(SECONDS / max(seconds, 1e-9))))
+
+
+def measure_peaks(device: torch.device, precisions: Iterable[str]) -> Plain:
+    """The speed of a large matrix product in each precision."""
+    size, products = PRODUCT_SIZE[device.type], {}
+    warm_up, count = (10, 30) if device.type == "cuda" else (2, 7)
+    for name in precisions:
+        dtype = getattr(torch, name)
+        left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+        multiply = functools.partial(torch.mm, left, right)
+        laps(multiply, warm_up, device)
+        found = laps(multiply, count, device)
+        speed = 2 * size**3 / found["median_seconds"]
+        products[name] = {"size": size, "flops_per_second": speed, **found}
+    return {"products": products}
+
+
+def _memory(device: torch.device) -> Plain:
+    if device.type == "cuda":
+        peak, of = torch.cuda.max_memory_allocated(device), "tensors on the GPU"
+    else:
+        # Linux counts kibibytes, macOS bytes.
+        unit = 1 if sys.platform == "darwin" else 1024
+        peak = unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        of = "the whole process since it began"
+    return {"peak_memory_bytes": peak, "peak_memory_of": of}
+
+
+def time_updates(subject: Subject, device: torch.device, repeats: int | None, say: Say) -> Plain:
+    """Time the trainer's own updates on random tokens, after a warm-up."""
+    name, training = subject.recipe.name, subject.recipe.training
+    say(f"{name}: first update")
+    began = time.perf_counter()
+    remarks: list[str] = []
+    torch.manual_seed(subject.recipe.seed)
+    learner = Learner(
+        subject.recipe,
+        build_model(subject.recipe, subject.symbols),
+        device,
+        Processes(),
+        carries_state=subject.carries_state,
+        report=remarks.append,
+    )
+    skipped: list[bool] = []
+    numbers, batches = itertools.count(), itertools.cycle(random_batches(subject))
+
+    def update() -> None:
+        number = min(next(numbers), training.num_updates - 1)
+        rate = learning_rate(training.optimizer, number, training.num_updates)
+        lanes = range(training.num_lanes)
+        outcome = learner.update(next(batches), lanes=lanes, rate=rate, wants_stop=False)
+        skipped.append(not outcome.was_applied)
+
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    warm_up = laps(update, 1, device)["seconds_each"]
+    first_after = time.perf_counter() - began
+    wanted = num_warm_up(subject)
+    say(f"{name}: {wanted - 1} more to warm up")
+    # A last update that still took long, for example to compile, gets some more.
+    while len(warm_up) < wanted or (warm_up[-1] > 2 * min(warm_up) and len(warm_up) < 2 * wanted):
+        warm_up += laps(update, 1, device)["seconds_each"]
+    count = repeats or num_laps(min(warm_up[-2:]))
+    say(f"{name}: {count} updates")
+    found = laps(update, count, device)
+    model, flops = subject.recipe.model, update_flops(subject)
+    if isinstance(model, FamilyModel) and not model.schedule.is_state_bounded:
+        remarks.append("its state grows: operations are those of an early update")
+    tokens = training.num_lanes * training.segment_length
+    return {
+        "first_update_after_seconds": first_after,
+        "warm_up_seconds_each": warm_up,
+        **found,
+        "tokens_per_update": tokens,
+        "tokens_per_second": tokens / found["mean_seconds"],
+        "flops_per_update": flops,
+        "flops_per_second": flops / found["mean_seconds"],
+        **_memory(device),
+        "num_skipped_updates": sum(skipped),
+        "remarks": remarks,
+        "num_parameters": sum(one.numel() for one in learner.model.parameters()),
+    }
+
+
+def num_warm_up(subject: Subject) -> int:
+    """Updates until the state has had all the shapes that it takes, and some more.
+
+    Where a segment is not a whole number of chunks, several shapes alternate. Each runs once as
+    written, and once to be captured.
+    """
+    length, chunk = subject.recipe.training.segment_length, subject.chunk_length
+    num_shapes = min(16, chunk // math.gcd(chunk, length))
+    return max(LEAST_WARM_UP, math.ceil(subject.reach / length) + 2 * (num_shapes - 1) + 3)
+
+
+def random_batches(subject: Subject) -> list[Batch]:
+    """Four batches of random tokens with random targets, always the same ones."""
+    training = subject.recipe.training
+    shape = (training.num_lanes, training.segment_length)
+    generator = np.random.default_rng(0)
+    return [
+        Batch(
+            inputs=generator.integers(subject.symbols.num_inputs, size=shape),
+            targets=generator.integers(subject.symbols.num_outputs, size=shape),
+            is_padding=np.zeros(shape, dtype=np.bool_),
+        )
+        for _ in range(4)
+    ]
+
+
+def update_flops(subject: Subject) -> int:
+    """Operations of all lanes of one update; recomputed activations are not counted."""
+    model, training = subject.recipe.model, subject.recipe.training
+    length = training.segment_length
+    if isinstance(model, LSTMModel):
+        gates = model.num_layers * 2 * 4 * 2 * model.width**2
+        forward = length * (gates + 2 * model.width * subject.symbols.num_outputs)
+    else:
+        forward = segment_cost(
+            core=model.core,
+            schedule=model.schedule,
+            output_size=subject.symbols.num_outputs,
+            start=warm_up_length(model.schedule, length) if subject.carries_state else 0,
+            segment=length,
+        ).flops
+    return TRAINING_FACTOR * training.num_lanes * forward
+
+
+def time_decoding(
+    subject: Subject, num_rows: int, device: torch.device, repeats: int | None, say: Say
+) -> Plain:
+    """Time new tokens of several rows, after random prompts that fill every window."""
+    torch.manual_seed(subject.recipe.seed)
+    model = build_model(subject.recipe, subject.symbols)
+    model = model.to(device=device, dtype=precision_of(subject.recipe)).eval()
+    chunk = subject.chunk_length
+    # Whole chunks, and one token that goes in with the first round.
+    length = math.ceil(max(LEAST_PROMPT, subject.reach) / chunk) * chunk + 1
+    generator = torch.Generator().manual_seed(0)
+    prompts = torch.randint(subject.symbols.num_inputs, (num_rows, length), generator=generator)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    say(f"{subject.recipe.name}: prompts of {num_rows} rows")
+    synchronize(device)
+    began = time.perf_counter()
+    tokens = stream(model, prompts, max_tokens=None, sampling=SamplingConfig(temperature=0.0))
+    synchronize(device)
+    prompt_seconds = time.perf_counter() - began
+    # A round's cost depends on its position in a chunk, so whole chunks are timed.
+    warm = laps(tokens.next_round, max(LEAST_WARM_UP, chunk), device)
+    likely = min(warm["median_seconds"], laps(tokens.next_round, 3, device)["median_seconds"])
+    count = repeats or math.ceil(num_laps(likely) / chunk) * chunk
+    say(f"{subject.recipe.name}: {count} tokens of {num_rows} rows")
+    found = laps(tokens.next_round, count, device)
+    return {
+        "num_prompt_tokens": length,
+        "prompt_seconds": prompt_seconds,
+        **found,
+        "tokens_per_second": num_rows / found["mean_seconds"],
+        **_memory(device),
+    }
+
+
+def bench_environment(device: torch.device) -> Plain:
+    """What times depend on apart from the recipe; the name of the machine is left out."""
+    known = {key: value for key, value in environment().items() if key != "command"}
+    matters = ("STAIRCASE_", "OMP_", "MKL_", "PYTORCH_", "TRITON_", "CUDA_LAUNCH_")
+    variables = {name: os.environ[name] for name in sorted(os.environ) if name.startswith(matters)}
+    is_cuda = device.type == "cuda"
+    return known | {
+        "num_cores": os.cpu_count(),
+        "cuda": torch.version.cuda if is_cuda else None,
+        "memory_bytes": torch.cuda.get_device_properties(device).total_memory if is_cuda else None,
+        "float32_products": torch.get_float32_matmul_precision(),
+        "variables": variables,
+    }
+
+
+UPDATE_COLUMNS = {
+    "parameters\nmillions": ("num_parameters", 1e-6, "{:.2f}"),
+    "first\ns": ("first_update_after_seconds", 1, "{:.1f}"),
+    "mean\nms": ("mean_seconds", 1e3, "{:,.2f}"),
+    "median\nms": ("median_seconds", 1e3, "{:,.2f}"),
+    "tokens\n/s": ("tokens_per_second", 1, "{:,.0f}"),
+    "of\npeak": ("share_of_peak", 100, "{:.1f}%"),
+    "memory\nGiB": ("peak_memory_bytes", 2**-30, "{:.2f}"),
+}
+"""Headings, each with the key of its values, their unit and how to write them."""
+DECODING_COLUMNS = {
+    "batch": ("num_rows", 1, "{}"),
+    "mean\nms": ("mean_seconds", 1e3, "{:,.3f}"),
+    "median\nms": ("median_seconds", 1e3, "{:,.3f}"),
+    "tokens\n/s": ("tokens_per_second", 1, "{:,.0f}"),
+    "memory\nGiB": ("peak_memory_bytes", 2**-30, "{:.2f}"),
+}
+
+
+def tables(report: Plain) -> list["Table"]:
+    """The report for a terminal: a table of updates, a table of decoding, as far as timed."""
+    rows = report["rows"]
+    updates = [(row["name"], row["updates"]) for row in rows if row["updates"]]
+    decoding = [(row["name"], times) for row in rows for times in row["decoding"]]
+    found = [("updates", UPDATE_COLUMNS, updates), ("decoding", DECODING_COLUMNS, decoding)]
+    return [_table(name, columns, lines) for name, columns, lines in found if lines]
+
+
+def _table(
+    name: str, columns: Mapping[str, tuple[str, float, str]], rows: Sequence[tuple[str, Plain]]
+) -> "Table":
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    grid.add_column(name, max_width=30, overflow="fold")
+    for heading in columns:
+        grid.add_column(heading, justify="right", no_wrap=True)
+    for label, found in rows:
+        text = Text(label)
+        for remark in [found["failure"]] if "failure" in found else found.get("remarks", ()):
+            text.append(f"\n{remark}", style="red")
+        cells = [
+            form.format(unit * found[key]) if found.get(key) is not None else "-"
+            for key, unit, form in columns.values()
+        ]
+        grid.add_row(text, *cells)
+    return grid
+
+
+def describe_machine(report: Plain) -> str:
+    """The machine, and its peaks."""
+    known, peaks = report["environment"], report["peaks"]
+    words = f"{known['device']}, torch {known['packages'].get('torch', '?')}"
+    if "failure" in peaks:
+        return f"{words}; peaks: {peaks['failure']}"
+    products = [
+        f"{name} products of {one['size']}³ {one['flops_per_second'] / 1e12:.3g} TFLOP/s"
+        for name, one in peaks["products"].items()
+    ]
+    return "; ".join([words, *products])

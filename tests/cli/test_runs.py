@@ -1,0 +1,164 @@
+"""Training, resuming, scoring and packing from the command line."""
+
+import json
+import os
+
+import pytest
+
+TINY = ("training.num_updates=2", "task.options.num_valid=20", "task.options.num_test=20")
+
+
+@pytest.fixture
+def scores(output_of):
+    """Run `eval --json`; give the lines."""
+    return lambda *words: [
+        json.loads(line) for line in output_of("eval", *words, "--json").splitlines()
+    ]
+
+
+def test_a_run_folder_holds_all_that_is_needed_to_understand_it(task_run):
+    assert {entry.name for entry in task_run.iterdir()} == {
+        "checkpoints",
+        "config.json",
+        "environment.json",
+        "metrics.jsonl",
+        "result.json",
+        "tensorboard",
+        "timing.jsonl",
+    }
+    config = json.loads((task_run / "config.json").read_text())["recipe"]
+    assert config["training"]["num_updates"] == 6
+    assert json.loads((task_run / "environment.json").read_text())["packages"]["torch"]
+
+
+def test_a_finished_run_resumes_to_its_result_and_continues_with_more_updates(output_of, tmp_path):
+    folder = tmp_path / "run"
+    out = output_of("train", "parity/lstm", *TINY, "--output", folder)
+    assert "test: error" in out
+    assert "finished after 2 updates" in output_of("resume", folder)
+    assert "finished after 4 updates" in output_of("resume", folder, "--updates", 4)
+
+
+def test_a_run_starts_from_the_weights_of_another(output_of, scores, task_run, tmp_path):
+    words = ("training.optimizer.learning_rate=1e-12", "--init", task_run)
+    output_of("train", "parity/staircase", *TINY, *words, "--output", tmp_path / "run")
+    expected = scores(task_run)[0]["loss"]
+    assert scores(tmp_path / "run")[0]["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_recipe_may_be_a_file(output_of, tmp_path):
+    plain = json.loads(output_of("recipes", "parity/lstm"))
+    plain["training"]["num_updates"] = 3
+    (tmp_path / "mine.json").write_text(json.dumps(plain))
+    out = output_of("train", tmp_path / "mine.json", *TINY[1:], "--output", tmp_path / "run")
+    assert "finished after 3 updates" in out
+
+
+def test_runs_without_a_folder_are_numbered(output_of, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for number in ("001", "002"):
+        out = output_of("train", "parity/lstm", *TINY, "--quiet")
+        assert os.path.join("runs", "parity", "lstm", number) in out
+
+
+def test_recipes_are_listed_and_printed_whole(output_of):
+    assert {"random-walk/staircase-n8-c8", "parity/lstm"} < {*output_of("recipes").split()}
+    recipe = json.loads(output_of("recipes", "algorithm/ladder-8"))
+    assert recipe["model"]["schedule"]["num_passes"] == 8
+
+
+def test_eval_gives_the_score_of_the_result_and_of_other_lengths(scores, task_run):
+    result = json.loads((task_run / "result.json").read_text())
+    assert scores(task_run)[0]["error"] == result["test"]["error"]
+    lines = scores(task_run, "--length", 48, "--length", 12)
+    assert [line["num_answers"] for line in lines] == [20 * 48, 20 * 12]
+
+
+def test_eval_runs_another_number_of_passes(scores, refused, task_run, output_of, tmp_path):
+    same, other = scores(task_run, "--passes", 2), scores(task_run, "--passes", 1)
+    assert same == scores(task_run)
+    assert other[0]["loss"] != same[0]["loss"]
+    output_of("train", "parity/lstm", *TINY, "--output", tmp_path / "run", "--quiet")
+    line = refused("eval", tmp_path / "run", "--passes", 2)
+    assert "--passes is for schedules with num_passes, got lstm; leave it out" in line
+
+
+def test_eval_scores_by_episode_and_by_position(output_of, scores, task_run):
+    words = (task_run, "--lanes", 4, "--length", 12, "--length", 9, "--by-episode", "--by-position")
+    lines = scores(*words)
+    for length, number in ((12, 0), (9, 8)):
+        whole, *parts = lines[number : number + 8]
+        assert {line["length"] for line in (whole, *parts)} == {length}
+        # Twenty episodes in four lanes: five in each.
+        episodes = {
+            part["episode_of_its_lane_from"]: part["num_answers"]
+            for part in parts
+            if "episode_of_its_lane_from" in part
+        }
+        positions = {
+            part["position_in_the_episode_from"]: part["num_answers"]
+            for part in parts
+            if "position_in_the_episode_from" in part
+        }
+        assert episodes == {1: 4 * length, 2: 8 * length, 4: 8 * length}
+        assert positions == {1: 20, 2: 40, 4: 80, 8: 20 * (length - 7)}
+        [plain] = scores(task_run, "--lanes", 4, "--length", length)
+        for name in ("error", "loss", "num_answers"):
+            assert whole[name] == pytest.approx(plain[name], rel=1e-6)
+    out = output_of("eval", *words)
+    assert "test at length 9: error " in out
+    assert "episode of its lane from 4: error " in out
+    assert "position in the episode from 8: error " in out
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul")
+def test_a_packed_run_scores_the_same_in_either_precision(output_of, scores, task_run, tmp_path):
+    packed = tmp_path / "packed"
+    out = output_of("pack", task_run, packed, "--numbers", "float32")
+    assert out.startswith(f"wrote {packed}, ")
+    assert scores(packed) == scores(task_run)
+    losses = [scores(packed, "--precision", name)[0]["loss"] for name in ("float32", "bfloat16")]
+    assert losses[0] != losses[1]
+    assert losses[0] == pytest.approx(losses[1], rel=0.1)
+
+
+def test_a_pretrained_run_is_scored(scores):
+    assert scores("pretrained:parity-staircase")[0]["error"] == 0.0
+
+
+OWN_TASK = """
+from dataclasses import dataclass
+from staircase_attention.tasks import Episodes, SplitSizes, Task
+
+@dataclass(frozen=True)
+class Echo(Task):
+    length: int = 24
+    input_symbols = ("a", "b")
+    output_symbols = ("a", "b")
+    split_sizes = SplitSizes(valid=20, test=20)
+
+    def generate(self, generator, num_episodes):
+        inputs = generator.integers(0, 2, size=(num_episodes, self.length))
+        return Episodes.from_grid(inputs, inputs)
+
+    def with_length(self, length):
+        return Echo(length)
+"""
+
+
+def test_code_of_ones_own_runs_and_code_of_others_only_if_trusted(
+    output_of, refused, scores, tmp_path, monkeypatch
+):
+    code = tmp_path / "echo.py"
+    code.write_text(OWN_TASK)
+    words = (f"task.reference={code}:Echo", "training.num_updates=2")
+    run = tmp_path / "run"
+    output_of("train", "parity/lstm", *words, "--output", run)
+    whole = scores(run)
+    assert "finished after 3 updates" in output_of("resume", run, "--updates", 3)
+    # Another user, who has not trained with this file.
+    monkeypatch.setenv("STAIRCASE_STATE_HOME", str(tmp_path / "other"))
+    for command in ("eval", "resume"):
+        assert f"got {code}, which you never trained with" in refused(command, run)
+    assert scores(run, "--trust-code")[0]["num_answers"] == whole[0]["num_answers"]
+    assert "finished after 3 updates" in output_of("resume", run, "--trust-code")

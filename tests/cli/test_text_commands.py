@@ -1,0 +1,182 @@
+"""From a trained byte model to text: `eval`, `sample`, `chat`, `export`."""
+
+import io
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from staircase_attention import CoreConfig, SequenceModel, TransformerXL
+from staircase_attention.cli import sample as command
+from staircase_attention.generation import load_text_stream
+
+LETTERS = [b"a", b"b", b"\xc3", b"\xa9", "\u20ac".encode()[:2], "\u20ac".encode()[2:], b""]
+"""Whole characters, parts of others, and nothing."""
+
+
+def test_eval_prints_bits_per_byte_and_scores_by_position_and_past(output_of, text_run):
+    words = ("--lanes", 1, "--by-position", "--past", 0, "--past", 16)
+    out = output_of("eval", text_run, *words)
+    assert "bits per byte" in out
+    assert "position in the document from 1: loss " in out
+    assert "tokens of past in the state 16: loss " in out
+    assert "(0 tokens)" not in out
+
+
+@pytest.mark.parametrize("kind", ["text_run", "episodic_run"])
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_losses_by_position_add_up_to_the_score(output_of, request, kind, lanes):
+    run = request.getfixturevalue(kind)
+    out = output_of("eval", run, "--by-position", "--json", "--lanes", lanes)
+    score, *parts = [json.loads(line) for line in out.splitlines()]
+    assert sum(part["num_tokens"] for part in parts) == score["num_answers"]
+    loss = sum(part["loss"] * part["num_tokens"] for part in parts) / score["num_answers"]
+    assert loss == pytest.approx(score["loss"], rel=1e-5)
+
+
+def test_export_writes_what_transformers_reads(output_of, text_run, tmp_path):
+    auto = pytest.importorskip("transformers")
+    output_of("export", text_run, tmp_path / "exported")
+    model = auto.AutoModelForCausalLM.from_pretrained(tmp_path / "exported")
+    tokenizer = auto.AutoTokenizer.from_pretrained(tmp_path / "exported")
+    words = tokenizer("it was", return_tensors="pt").input_ids
+    assert tokenizer.decode(words[0]) == "it was"
+    assert model(words).logits.shape[-1] == 257
+
+
+def test_sample_echoes_the_prompt_unless_it_is_told_not_to(output_of, text_run):
+    words = ("sample", text_run, "--max-tokens", 9, "--seed", 3)
+    whole = output_of(*words, "--prompt", "it was")
+    assert whole == "it was" + output_of(*words, "--prompt", "it was", "--no-echo")
+    both = output_of(*words, "--prompt", "it was", "--prompt", "a")
+    assert both.startswith(f"--- 0\n{whole}--- 1\na")
+
+
+def test_a_resumed_stream_accepts_no_other_settings(output_of, refused, text_run, tmp_path):
+    saved = tmp_path / "saved"
+    output_of("sample", text_run, "--max-tokens", 2, "--save", saved)
+    options = {
+        "--prompt": "a", "--temperature": "1.0", "--top-k": "1", "--top-p": "0.5",
+        "--min-p": "0.1", "--repetition-penalty": "1.1", "--stop": "x", "--seed": "0",
+    }  # fmt: skip
+    words = [word for pair in options.items() for word in pair]
+    line = refused("sample", text_run, "--resume", saved, *words)
+    assert f"got {', '.join(options)} with --resume" in line
+    assert output_of("sample", text_run, "--resume", saved, "--max-tokens", 2)
+
+
+def test_chat_replies_until_an_empty_line_and_refuses_bytes_that_are_no_text(
+    staircase, text_run, monkeypatch
+):
+    lines = io.TextIOWrapper(io.BytesIO(b"\xff\xfe\nhello\nwhy?\n\n"), encoding="utf-8")
+    monkeypatch.setattr(sys, "stdin", lines)
+    status, out, err = staircase("chat", text_run, "--max-tokens", 5)
+    assert status == 0, err
+    assert out.count("you: ") == 4
+    assert out.count("it:  ") == 2
+    assert err.count("a turn must be text in UTF-8, got") == 1
+
+
+class Rounds:
+    """How many tokens a model has been asked for."""
+
+    def __init__(self, model):
+        self.num = 0
+        model.register_forward_hook(self._count)
+
+    def _count(self, *_):
+        self.num += 1
+
+
+@pytest.fixture
+def language(monkeypatch):
+    """A model of seven pieces of text, in place of one that was trained."""
+    torch.manual_seed(0)
+    core = CoreConfig(width=8, num_layers=1, num_heads=2)
+    schedule = TransformerXL(span=4)
+    language = SimpleNamespace(
+        model=SequenceModel(vocab_size=len(LETTERS), core=core, schedule=schedule).double().eval(),
+        encode=lambda text: [LETTERS.index(letter.encode()) for letter in text],
+        decode=lambda tokens: b"".join(LETTERS[token] for token in tokens),
+        tokeniser=SimpleNamespace(end_symbol=None),
+    )
+    monkeypatch.setattr(command, "load", lambda *_, **__: language)
+    return language
+
+
+def always(language, tokens):
+    """Let a model make these tokens only."""
+    with torch.no_grad():
+        language.model.output.weight.zero_()
+        language.model.output.bias.fill_(-99)
+        language.model.output.bias[tokens] = 9
+
+
+@pytest.fixture
+def written(output_of, tmp_path):
+    """Sample from a model, in as many steps as there are numbers; give what each step prints."""
+
+    def write(*numbers, options=(), saved=False):
+        path, texts = tmp_path / "saved", []
+        for place, number in enumerate(numbers):
+            words = ["--resume", path] if place else ["--no-echo", "--prompt", "a", *options]
+            words += ["--save", path] if saved or place < len(numbers) - 1 else []
+            texts.append(output_of("sample", "run", *words, "--max-tokens", number))
+        assert all(text.endswith("\n") for text in texts)
+        return [text[:-1] for text in texts]
+
+    return write
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_text_in_several_steps_is_the_text_in_one(language, written, seed):
+    """Cut inside characters and inside what may become a stop string, nothing lost or twice."""
+    options = ("--seed", seed, "--stop", "ab\u00e9", "--stop", "bbb")
+    [whole] = written(12, options=options)
+    assert whole
+    for first in range(1, 12):
+        assert "".join(written(first, 12 - first, options=options)) == whole
+    assert "".join(written(*[1] * 12, options=options)) == whole
+
+
+@pytest.mark.parametrize("token", [0, 2, 6])
+def test_no_more_tokens_are_made_than_asked_for(language, written, tmp_path, token):
+    """Even if they may start a stop string or a character, or have no text at all."""
+    always(language, token)
+    options = ("--stop", "a" * 50 + "b", "--temperature", 0)
+    rounds = Rounds(language.model)
+    written(5, options=options, saved=True)
+    stream = load_text_stream(tmp_path / "saved", language.model, decode=language.decode)
+    assert stream.tokens.status.num_made == rounds.num == 5
+    assert not stream.finished
+    written(5, 3, options=options)
+    assert rounds.num == 5 + 8
+
+
+def test_what_a_saved_stream_holds_back_appears_when_it_is_resumed(language, written):
+    always(language, 0)
+    options = ("--stop", "a" * 6 + "b", "--temperature", 0)
+    assert written(5, 4, saved=True, options=options) == ["", "aaa"]
+    assert written(5, 4, options=options) == ["", "a" * 9]
+
+
+def test_a_stream_that_has_ended_shows_all_that_was_held_back(language, written):
+    language.tokeniser.end_symbol = 1
+    always(language, [0, 1])
+    options = ("--stop", "a" * 50 + "b", "--seed", 1)
+    [whole] = written(40, options=options)
+    assert set(whole) == {"a"}
+    assert written(40, 3, options=options, saved=True) == [whole, ""]
+    assert written(1, 40, options=options, saved=True) == ["", whole]
+
+
+def test_several_texts_stop_at_the_number_too(language, output_of, tmp_path):
+    always(language, 0)
+    words = ("sample", "run", "--no-echo", "--prompt", "a", "--prompt", "ab")
+    words += ("--stop", "a" * 50 + "b", "--max-tokens", 3)
+    assert output_of(*words) == "--- 0\naaa\n--- 1\naaa\n"
+    assert output_of(*words, "--save", tmp_path / "saved") == "--- 0\n\n--- 1\n\n"
+    out = output_of("sample", "run", "--resume", tmp_path / "saved", "--max-tokens", 2)
+    assert out == "--- 0\naaaaa\n--- 1\naaaaa\n"

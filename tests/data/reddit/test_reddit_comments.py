@@ -1,0 +1,167 @@
+"""Every line is parsed as a comment or counted once by its flaw; lines come in bounded batches."""
+
+import json
+import random
+
+import pytest
+from reddit_dumps import COMPRESSORS, as_lines, random_comments, write_dump
+
+from staircase_attention.data.reddit import partitions
+from staircase_attention.data.reddit.cleaning import Cleaning
+from staircase_attention.data.reddit.comments import Comment, number_of, parse_comment, parse_lines
+from staircase_attention.data.reddit.partitions import line_batches
+
+USUAL = {
+    "id": "c7",
+    "parent_id": "t1_c2",
+    "link_id": "t3_x1",
+    "author": "ann",
+    "body": "So.",
+    "created_utc": 1134365188,
+}
+PARSED = Comment("c7", "c2", "x1", "ann", "So.", 1134365188)
+
+
+def parse(fields, **changes):
+    return parse_comment(json.dumps({**fields, **changes}).encode())
+
+
+def test_fields_may_come_in_any_order_and_with_others():
+    draw = random.Random(0)
+    for _ in range(20):
+        pairs = [*USUAL.items(), ("score", 3), ("edited", False), ("gildings", {"gid_1": [0]})]
+        draw.shuffle(pairs)
+        assert parse(dict(pairs)) == PARSED
+
+
+@pytest.mark.parametrize(
+    "time", [1134365188, 1134365188.0, "1134365188", "1134365188.0", " 1134365188 "]
+)
+def test_a_time_may_be_a_number_or_a_string(time):
+    assert parse(USUAL, created_utc=time) == PARSED
+
+
+@pytest.mark.parametrize(
+    ("changes", "parent"),
+    [
+        ({"parent_id": "t3_x1"}, None),
+        ({"parent_id": "t1_c2"}, "c2"),
+        ({"parent_id": "c2"}, "c2"),
+        ({"parent_id": "x1"}, None),
+        # A comment may have the same digits as its post.
+        ({"parent_id": "t1_x1"}, "x1"),
+        # Pushshift's later interface.
+        ({"parent_id": None}, None),
+        ({"parent_id": 36 * 12 + 2}, "c2"),
+        ({"link_id": "x1", "id": "t1_c7"}, "c2"),
+    ],
+)
+def test_ids_come_with_prefixes_without_them_or_as_numbers(changes, parent):
+    found = parse(USUAL, **changes)
+    assert (found.id, found.link_id, found.parent_id) == ("c7", "x1", parent)
+
+
+INCOMPLETE = [
+    *[{**USUAL, "id": value} for value in ("", None, 7)],
+    *[{**USUAL, "parent_id": value} for value in (True, -3, "t1_")],
+    *[{**USUAL, "body": value} for value in (["So."], 0)],
+    *[
+        {**USUAL, "created_utc": value}
+        for value in ("yesterday", None, True, -1, 1e300, float("nan"), float("inf"))
+    ],
+    {**USUAL, "link_id": "t3_"},
+    *[
+        {name: value for name, value in USUAL.items() if name != gone}
+        for gone in ("id", "parent_id", "link_id", "body", "created_utc")
+    ],
+    {},
+]
+
+
+@pytest.mark.parametrize(
+    ("line", "flaw"),
+    [
+        (b"", "blank"),
+        (b" \r", "blank"),
+        (json.dumps(USUAL).encode()[:-20], "not_json"),
+        (b"\x00" * 50, "not_json"),
+        (b"[" * 100_000, "not_json"),
+        (b'{"a": ' + b"9" * 5_000 + b"}", "not_json"),
+        (json.dumps(USUAL).encode().replace(b"So.", b"S\xff"), "not_text"),
+        (b"7", "not_object"),
+        (b'["c7"]', "not_object"),
+        *[(json.dumps(fields).encode(), "incomplete") for fields in INCOMPLETE],
+    ],
+)
+def test_a_line_that_is_not_a_comment_is_counted_by_its_flaw(line, flaw):
+    assert parse_comment(line) == flaw
+    counts, comments = parse_lines(line + b"\n", Cleaning())
+    assert getattr(counts, flaw) == counts.lines == 1
+    assert len(comments) == 0
+
+
+def test_harmless_defects_are_repaired():
+    assert parse_comment(b"\xef\xbb\xbf" + json.dumps(USUAL).encode() + b"\r") == PARSED
+    assert parse(USUAL, author=None).author == parse(USUAL, author=7).author == "[deleted]"
+    assert parse(USUAL, body=None).body == ""
+    # Half a surrogate pair, which JSON can encode and UTF-8 cannot.
+    assert parse(USUAL, body="a\ud83db").body == "a\ufffdb"
+    assert parse(USUAL, body="a\U0001f600b").body == "a\U0001f600b"
+
+
+def test_different_ids_have_different_numbers():
+    ids = ["c1", "1c", "c01", "C1", "c1 ", "0c1", "é", "c_1", "+c1", "a" * 12, "a" * 13, "\ud800"]
+    assert len({number_of(identity) for identity in ids}) == len(ids)
+    assert all(0 < number_of(identity) < 2**64 for identity in ids)
+    assert number_of("zz") < number_of("100")
+
+
+@pytest.mark.parametrize("compression", COMPRESSORS)
+def test_batches_are_whole_lines_and_reading_resumes_after_any(tmp_path, compression, monkeypatch):
+    monkeypatch.setattr(partitions, "BLOCK_BYTES", 1_000)
+    content = as_lines(random_comments(0, 50)) + b"the last line has no newline"
+    # The first bytes say how a file is compressed, not its name.
+    path = write_dump(tmp_path / "dump.misnamed", content, compression)
+    batches = list(line_batches(path, 0))
+    assert b"".join(lines for lines, _ in batches) == content
+    assert all(lines.endswith(b"\n") for lines, _ in batches[:-1])
+    assert [after.is_done for _, after in batches] == [False] * (len(batches) - 1) + [True]
+    assert batches[-1][1].offset == len(content)
+    assert batches[-1][1].num_stored == path.stat().st_size
+    for number, (_, after) in enumerate(batches[:-1]):
+        assert list(line_batches(path, after.offset)) == batches[number + 1 :]
+
+
+@pytest.mark.parametrize("compression", sorted(set(COMPRESSORS) - {"plain"}))
+@pytest.mark.parametrize("defect", ["truncated", "garbled"])
+def test_a_damaged_file_gives_the_lines_before_the_damage(tmp_path, compression, defect):
+    content = as_lines(random_comments(0, 5_000))
+    path = write_dump(tmp_path / "dump", content, compression)
+    stored = path.read_bytes()
+    cut = 3 * len(stored) // 4
+    path.write_bytes(stored[:cut] + (b"" if defect == "truncated" else bytes(len(stored) - cut)))
+    batches = list(line_batches(path, 0))
+    read = b"".join(lines for lines, _ in batches)
+    # What a decoder makes of garbage before it notices may differ, but the beginning may not.
+    assert content.startswith(read[: len(content) // 2])
+    # bz2 has blocks of 900 kB, so that all of this little may be lost.
+    assert len(read) > len(content) // 2 or compression == "bz2"
+    assert batches[-1][1].damage
+    assert batches[-1][1].is_done
+
+
+def test_overlong_lines_are_counted_and_not_held(tmp_path, monkeypatch):
+    monkeypatch.setattr(partitions, "LONGEST_LINE", 60)
+    monkeypatch.setattr(partitions, "BLOCK_BYTES", 100)
+    draw = random.Random(0)
+    for _ in range(50):
+        sizes = draw.choices([0, 1, 5, 40, 59, 60, 61, 200], k=12)
+        written = [bytes([97 + number]) * size for number, size in enumerate(sizes)]
+        content = b"\n".join(written)
+        batches = list(line_batches(write_dump(tmp_path / "dump", content), 0))
+        assert max(len(lines) for lines, _ in batches) < 100 + 60
+        kept = b"".join(lines for lines, _ in batches).split(b"\n")
+        assert [line for line in kept if line] == [line for line in written if 0 < len(line) < 60]
+        num_overlong = sum(after.lines.overlong for _, after in batches)
+        assert num_overlong == sum(size >= 60 for size in sizes)
+        assert batches[-1][1].offset == len(content)

@@ -1,0 +1,190 @@
+"""Texts become a corpus; refused input leaves nothing behind; memory is bounded."""
+
+import itertools
+import tracemalloc
+
+import pytest
+from small_corpora import (
+    ALL_TRAIN,
+    SOME,
+    RecordedProgress,
+    contents,
+    small_bpe,
+    text_of,
+    texts_of,
+    write_lines,
+)
+
+from staircase_attention.data import (
+    BytePairTraining,
+    ByteTokeniser,
+    Corpus,
+    InputError,
+    ProgressLines,
+    ReadingOptions,
+    Storing,
+    TextSource,
+    pieces,
+    preparation,
+    prepare_text,
+)
+
+
+def test_documents_of_many_files_become_one_corpus(tmp_path, monkeypatch):
+    """Also documents that are longer than a piece or a batch: with the tokens of the whole."""
+    monkeypatch.setattr(pieces, "LONGEST_PIECE", 200)
+    monkeypatch.setattr(preparation, "BATCH_BYTES", 300)
+    monkeypatch.setattr("staircase_attention.data.byte_pair.SHORTEST_PIECE", 50)
+    texts = [text_of(number) for number in range(20)]
+    long = [text_of(number, 300) for number in range(3)]
+    write_lines(tmp_path / "a.jsonl", texts)
+    for number, text in enumerate(long):
+        (tmp_path / f"b{number}.txt").write_text(text)
+    corpus = prepare_text(
+        [tmp_path], tmp_path / "corpus", tokeniser=small_bpe(), held_out=ALL_TRAIN
+    )
+    expected = [text.encode() for text in (*texts, *long)]
+    assert texts_of(corpus, "train") == expected
+    for number, tokens in enumerate(small_bpe().encode_batch(expected)):
+        assert corpus.split("train").document(number)[:-1].tolist() == tokens.tolist()
+    assert corpus.splits == ("train",)
+    assert sorted(contents(corpus.folder)) == [
+        "manifest.json",
+        "tokeniser/settings.json",
+        "tokeniser/tokenizer.json",
+        "train-00000.bin",
+        "train-documents.bin",
+    ]
+
+
+def test_a_tokeniser_is_learnt_from_training_documents(tmp_path, monkeypatch):
+    monkeypatch.setattr(preparation, "REPORTED_BYTES", 100)
+    write_lines(tmp_path / "a.jsonl", [text_of(number) for number in range(100)])
+    options = {"tokeniser": BytePairTraining(vocab_size=300), "held_out": SOME}
+    progress = RecordedProgress()
+    corpus = prepare_text(tmp_path / "a.jsonl", tmp_path / "corpus", progress=progress, **options)
+    assert corpus.vocab_size == 300
+    corpus.verify()
+    kinds = [report[0] for report in progress.reports]
+    assert kinds[:3] == ["say", "begin", "advance"]
+    assert kinds.count("begin") == kinds.count("end") == 2
+    other = prepare_text(tmp_path / "a.jsonl", tmp_path / "other", **options)
+    assert contents(corpus.folder) == contents(other.folder)
+
+
+def test_a_source_may_have_its_own_split_and_field(tmp_path):
+    write_lines(tmp_path / "a.jsonl", ["one", "two"])
+    (tmp_path / "b.jsonl").write_text('{"body": "three"}\n')
+    named = TextSource(
+        tmp_path / "b.jsonl", split="valid", options=ReadingOptions(text_field="body")
+    )
+    corpus = prepare_text(
+        [str(tmp_path / "a.jsonl"), named],
+        tmp_path / "corpus",
+        tokeniser=ByteTokeniser(),
+        held_out=ALL_TRAIN,
+    )
+    assert texts_of(corpus, "train") == [b"one", b"two"]
+    assert texts_of(corpus, "valid") == [b"three"]
+
+
+def test_the_manifest_and_the_reports_say_what_became_of_sources(tmp_path, capsys, monkeypatch):
+    lines = '{"text": "one"}\nbroken\n{"text": ""}\n{"text": "two"}\n'
+    (tmp_path / "a.jsonl").write_text(lines)
+    progress = RecordedProgress()
+
+    def prepared(folder, progress):
+        return prepare_text(
+            tmp_path / "a.jsonl",
+            tmp_path / folder,
+            weights=[2],
+            tokeniser="bytes",
+            held_out=ALL_TRAIN,
+            progress=progress,
+        )
+
+    (source,) = prepared("corpus", progress).manifest.preparation.sources
+    assert source.weight == 2
+    assert source.skipped == {"broken lines in a.jsonl": 1}
+    assert source.counts["train"].num_documents == 4
+    assert progress.reports[0] == ("begin", 2 * len(lines), 0)
+    assert ("say", "skipped: 1 broken lines in a.jsonl") in progress.reports
+    assert sum(report[1] for report in progress.reports if report[0] == "advance") == 2 * len(lines)
+    assert ("end",) in progress.reports
+    prepared("other", ProgressLines(every_seconds=0))
+    assert "100.0%  4 documents  16 tokens  00:00 left\n" in capsys.readouterr().err
+
+
+def prepared(tmp_path, **options):
+    lines = write_lines(tmp_path / "a.jsonl", [text_of(number) for number in range(20)])
+    chosen = {"tokeniser": ByteTokeniser(), "held_out": SOME} | options
+    return prepare_text([lines], tmp_path / "corpus", **chosen)
+
+
+def test_the_same_preparation_again_opens_what_is_there(tmp_path):
+    (tmp_path / "corpus").mkdir()
+    first = prepared(tmp_path)
+    assert Corpus.open(tmp_path / "corpus").splits == ("train", "valid", "test")
+    times = {path: path.stat().st_mtime_ns for path in first.folder.iterdir()}
+    progress = RecordedProgress()
+    prepared(tmp_path, progress=progress)
+    assert [report[0] for report in progress.reports] == ["say"]
+    assert {path: path.stat().st_mtime_ns for path in first.folder.iterdir()} == times
+    with pytest.raises(InputError, match="from the same files with the same options as before"):
+        prepared(tmp_path, storing=Storing(shard_tokens=7))
+    assert {path: path.stat().st_mtime_ns for path in first.folder.iterdir()} == times
+    assert not (tmp_path / "corpus.unfinished").exists()
+
+
+def test_a_folder_with_other_files_is_refused_and_left_alone(tmp_path):
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "thesis.tex").write_text("years of work")
+    with pytest.raises(InputError, match="must be new or empty, got a folder with other files"):
+        prepared(tmp_path)
+    assert contents(tmp_path / "corpus") == {"thesis.tex": b"years of work"}
+    assert not (tmp_path / "corpus.unfinished").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "line"),
+    [
+        ("", {}, "a corpus must have text, got none; name other files, or the field"),
+        ('{"text": ""}\n{"body": "x"}\n', {}, "got none, 1 broken lines in a.jsonl; name other"),
+        ('{"text": "one"}\n', {}, "the split valid must have tokens, got none, with 1 documents"),
+        ('{"text": "one"}\n', {"weights": [1, 2]}, "one weight for each of 1 inputs, got 2; give"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line_and_leaves_nothing(content, options, line, tmp_path):
+    (tmp_path / "a.jsonl").write_text(content)
+    with pytest.raises(InputError, match=line) as refused:
+        prepare_text([tmp_path / "a.jsonl"], tmp_path / "corpus", tokeniser="bytes", **options)
+    assert "\n" not in str(refused.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
+
+
+@pytest.mark.parametrize("tokeniser", ["bytes", "bpe-300"])
+def test_a_damaged_file_found_later_leaves_nothing(tokeniser, tmp_path):
+    write_lines(tmp_path / "a.jsonl", [text_of(number) for number in range(100)])
+    (tmp_path / "b.txt").write_bytes(b"\x1f\x8bno gzip")
+    with pytest.raises(InputError, match=r"a file must be whole, got .*b\.txt"):
+        prepare_text(
+            [tmp_path / "a.jsonl", tmp_path / "b.txt"],
+            tmp_path / "corpus",
+            tokeniser=tokeniser,
+            storing=Storing(commit_seconds=0),
+        )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "b.txt"]
+
+
+def test_memory_does_not_grow_with_the_input(tmp_path):
+    text = "".join(text_of(number, 200) for number in range(100)).encode()
+    peaks = []
+    for size in (4_000_000, 24_000_000):
+        path = tmp_path / f"{size}.txt"
+        path.write_bytes(b"".join(itertools.repeat(text, size // len(text))))
+        tracemalloc.start()
+        prepare_text(path, tmp_path / f"corpus-{size}", tokeniser="bytes", held_out=ALL_TRAIN)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert max(peaks) < 20_000_000
+    assert peaks[1] < 1.5 * peaks[0]

@@ -1,0 +1,204 @@
+"""Files of every format become the documents that they hold, from any position on."""
+
+import io
+import json
+import sys
+import tarfile
+from dataclasses import asdict
+
+import pytest
+from small_corpora import compressed, skipped_by, text_of, whole_documents, write_lines
+
+from staircase_attention.data import (
+    Cursor,
+    InputError,
+    ReadingOptions,
+    TextSource,
+    compression,
+    pieces,
+    readers,
+)
+
+PARAGRAPHS = ReadingOptions(text_unit="paragraphs")
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Blocks, pieces and records so small that every test text has many."""
+    monkeypatch.setattr(compression, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(pieces, "LONGEST_PIECE", 100)
+    monkeypatch.setattr(readers, "PARQUET_ROWS", 3)
+
+
+def make_tar(path, members):
+    with tarfile.open(path, "w") as archive:
+        for name, data in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return path
+
+
+def make_parquet(path, columns, group_rows):
+    pyarrow = pytest.importorskip("pyarrow")
+    writer = pytest.importorskip("pyarrow.parquet")
+    writer.write_table(pyarrow.table(columns), path, row_group_size=group_rows)
+    return path
+
+
+def wikipedia(*articles):
+    pages = "".join(
+        f"  <page>\n    <title>T</title>\n    <text bytes='9'>{article}</text>\n  </page>\n"
+        for article in articles
+    )
+    return f'<mediawiki xmlns="x">\n  <siteinfo>\n  </siteinfo>\n{pages}'
+
+
+def test_a_long_text_comes_in_parts_that_are_cut_between_words(tmp_path, small_blocks):
+    text = text_of(4, 500).encode()
+    (tmp_path / "long.txt").write_bytes(text)
+    found = [document for document, _ in TextSource(tmp_path / "long.txt").documents(None)]
+    assert b"".join(document.data for document in found) == text
+    assert len(found) > 10
+    assert [document.is_continued for document in found] == [True] * (len(found) - 1) + [False]
+    assert all(document.data[:1] in (b" ", b"\n") for document in found[1:])
+
+
+def test_blank_lines_separate_paragraphs_and_an_overlong_one_loses_nothing(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("\n\nOne\nstill one\n \t\n\nTwo\r\n\r\nThree")
+    source = TextSource(tmp_path / "a.txt", options=PARAGRAPHS)
+    assert whole_documents(source) == [b"One\nstill one", b"Two", b"Three"]
+    monkeypatch.setattr(readers, "LONGEST_RECORD", 150)
+    text = b"word " * 200
+    (tmp_path / "a.txt").write_bytes(text)
+    found = whole_documents(TextSource(tmp_path / "a.txt", options=PARAGRAPHS))
+    assert len(found) > 1
+    assert b"".join(found) == text
+
+
+def test_json_lines_give_one_field_and_count_what_is_broken(tmp_path, monkeypatch):
+    monkeypatch.setattr(readers, "LONGEST_RECORD", 150)
+    good = [{"body": "Eins"}, {"body": [["Ann", "Hi"], ["Bob", "Yo"]]}, {"body": "half \ud83d"}]
+    bad = [
+        '{"body": "cut',
+        '{"other": 1}',
+        "[1]",
+        '{"body": 3}',
+        '{"body": [[["deep"]]]}',
+        "3",
+        "null",
+        json.dumps({"body": "too long " * 100}),
+    ]
+    lines = [*map(json.dumps, good), *bad, "", "  "]
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(
+        "\n".join(lines).encode() + b'\n{"body": "\xff"}\n\xef\xbb\xbf{"body": "mark"}'
+    )
+    source = TextSource(path, options=ReadingOptions(text_field="body"))
+    assert whole_documents(source) == [b"Eins", b"Ann: Hi\nBob: Yo", b"half \xed\xa0\xbd", b"mark"]
+    assert skipped_by(source) == {"broken lines in a.jsonl": len(bad) + 1}
+
+
+def test_parquet_gives_one_column_which_must_be_there(tmp_path):
+    texts = [text_of(number) for number in range(200)]
+    path = make_parquet(tmp_path / "a.parquet", {"id": range(201), "text": [*texts, None]}, 70)
+    assert whole_documents(TextSource(path)) == [text.encode() for text in texts]
+    *_, (_, cursor) = TextSource(path).documents(None)
+    assert cursor.skipped == {"rows without text in a.parquet": 1}
+    assert cursor.num_read == path.stat().st_size
+    make_parquet(path, {"content": ["x"]}, 1)
+    with pytest.raises(InputError, match=r"the column 'text' of .*, got 'content'; name its"):
+        TextSource(path)
+    path.write_bytes(b"PAR1 and no more")
+    with pytest.raises(InputError, match=r"a \.parquet file must be whole"):
+        TextSource(path)
+
+
+def test_members_of_an_archive_are_documents(tmp_path, small_blocks):
+    long = text_of(5, 400).encode()
+    members = {
+        "b/one.txt": b"One",
+        "c/cover.jpg": b"\xff\xd8",
+        "a/two.txt": long,
+        "README": b"Three",
+    }
+    path = make_tar(tmp_path / "texts.tar", members)
+    content = path.read_bytes()
+    path.write_bytes(compressed(content, "xz"))
+    assert whole_documents(TextSource(path)) == [b"One", long, b"Three"]
+    assert skipped_by(TextSource(path)) == {"members that are not text in texts.tar": 1}
+    path.write_bytes(content[:3_000])
+    with pytest.raises(InputError, match=r"an archive must be whole, got .*texts\.tar"):
+        whole_documents(TextSource(path))
+
+
+def test_a_folder_is_read_in_the_order_of_names_without_hidden_files(tmp_path):
+    (tmp_path / "b").mkdir()
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "b" / "1.txt").write_text("second")
+    write_lines(tmp_path / "a.jsonl", ["first"])
+    (tmp_path / "c.txt.gz").write_bytes(compressed(b"third", "gz"))
+    for other in (".hidden.txt", ".git/x.txt", "LICENSE", "table.csv"):
+        (tmp_path / other).write_text("no")
+    source = TextSource(tmp_path)
+    assert whole_documents(source) == [b"first", b"second", b"third"]
+    assert [path.name for path in source.others] == ["LICENSE", "table.csv"]
+
+
+@pytest.mark.parametrize("options", [ReadingOptions(), PARAGRAPHS], ids=["files", "paragraphs"])
+@pytest.mark.parametrize("kind", ["plain", "xz"])
+def test_every_format_resumes_from_any_cursor(options, kind, tmp_path, small_blocks):
+    texts = [text_of(number, 5 + number * 11 % 60) for number in range(25)]
+    (tmp_path / "1.txt").write_text("\n\n".join(texts))
+    path = write_lines(tmp_path / "2.jsonl", texts)
+    path.write_text(path.read_text() + 'broken\n{"text": "after"}\n')
+    names = (f"{number}.{'jpg' if number % 5 == 0 else 'txt'}" for number in range(25))
+    make_tar(tmp_path / "4.tar", dict(zip(names, map(str.encode, texts), strict=True)))
+    (tmp_path / "5.xml").write_text(wikipedia(*texts, "#REDIRECT [[x]]", "last"))
+    for path in tmp_path.iterdir():
+        path.write_bytes(compressed(path.read_bytes(), kind))
+    make_parquet(tmp_path / "3.parquet", {"text": texts}, 8)
+    source = TextSource(tmp_path, options=options)
+    found = list(source.documents(None))
+    assert len(found) > 100
+    num_read = [cursor.num_read for _, cursor in found]
+    assert num_read == sorted(num_read)
+    for number, (_, cursor) in enumerate(found):
+        plain = json.loads(json.dumps(asdict(cursor)))
+        # The next file, too, but not all of them, is read from here.
+        expected = found[number + 1 : number + 40]
+        resumed = source.documents(Cursor(**plain))
+        assert [next(resumed) for _ in expected] == expected
+    assert not list(source.documents(found[-1][1]))
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("nowhere.txt", r"an input must be a file or a folder, got .*nowhere.txt, not there"),
+        ("table.csv", r"an input must be or hold \.txt, .*, got .*table\.csv; name another"),
+        ("folder", r"an input must be or hold \.txt, .*, got .*folder; name another"),
+        ("a.parquet", "needs the package pyarrow, got none installed; run pip install"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_in_one_line(name, line, tmp_path, monkeypatch):
+    (tmp_path / "table.csv").write_text("a,b")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "a.parquet").write_bytes(b"PAR1")
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(InputError, match=line) as refused:
+        TextSource(tmp_path / name)
+    assert "\n" not in str(refused.value)
+
+
+def test_an_unknown_unit_of_text_is_refused():
+    with pytest.raises(InputError, match="text_unit must be one of files, paragraphs, got 'lines'"):
+        ReadingOptions(text_unit="lines")
+
+
+def test_a_wikipedia_dump_is_known_by_its_first_bytes_and_read_without_markup(tmp_path):
+    path = tmp_path / "dump"
+    articles = ("'''Bee''' &amp;amp; [[wasp]]", "#REDIRECT [[Bee]]", "{{stub}}", "Honey")
+    path.write_text(wikipedia(*articles) + "  <page>\n    <text>cut o")
+    assert whole_documents(TextSource(path)) == [b"Bee & wasp", b"Honey", b"cut o"]
+    assert skipped_by(TextSource(path)) == {"redirects and pages without text in dump": 2}

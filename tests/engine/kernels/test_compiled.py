@@ -1,0 +1,151 @@
+"""Kernels compile for the GPU they are written for, as calls there would compile them."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+MOST_PARAMETERS = 30
+SHARED_MEMORY = 227 * 1024
+"""Bytes that a program can have on Hopper."""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the other tests compile the kernels")
+def test_kernels_compile_for_hopper():
+    """The interpreter lets things pass that the compiler does not."""
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    subprocess.run([sys.executable, __file__], env=environment, check=True)
+
+
+def compile_launches(compiled: set[str]) -> None:
+    """Let launches compile their kernels for Hopper instead, specialised as for these arguments."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+    from triton.compiler.compiler import make_backend
+    from triton.runtime.jit import JITFunction, create_function_from_signature
+
+    target = GPUTarget("cuda", 90, 32)
+    backend = make_backend(target)
+
+    def run(self, *args, grid, warmup, **kwargs):
+        kwargs |= {"debug": False, "instrumentation_mode": ""}
+        bind = create_function_from_signature(self.signature, self.params, backend)
+        bound, specialization, options = bind(*args, **kwargs)
+        options, *source = self._pack_args(backend, kwargs, bound, specialization, options)
+        made = triton.compile(ASTSource(self, *source), target=target, options=options.__dict__)
+        assert made.metadata.shared <= SHARED_MEMORY, (self, made.metadata.shared)
+        assert len(self.params) <= MOST_PARAMETERS, self
+        compiled.add(f"{self.__module__.split('.')[-1]}.{self.__name__}")
+        return made
+
+    JITFunction.run = run
+
+
+def attend(
+    num_queries: int, num_past: int, *, dtype: torch.dtype, heads: int = 2, plain: bool = False
+) -> None:
+    """Forward and backward; not plain: with everything that can be asked for."""
+    from staircase_attention.engine.kernels import relative_attention
+
+    queries, keys, values = torch.zeros(3, 1, heads, num_queries, 64, dtype=dtype)
+    past = torch.zeros(2, 1, heads, num_past, 64, dtype=dtype)
+    table = torch.zeros(1 if plain else 99, 64, dtype=dtype)
+    options = {"first_query": num_past, "span": 1 if plain else None, "past": tuple(past)}
+    if not plain:
+        options |= {"dropout": 0.1, "seed": torch.zeros(1, dtype=torch.int64)}
+        options["first_visible"] = torch.zeros(1, dtype=torch.int64)
+    out, logsumexp = relative_attention.forward(queries, keys, values, table, **options)
+    relative_attention.backward(
+        out,
+        queries,
+        keys,
+        values,
+        table,
+        out,
+        logsumexp,
+        table_sums=torch.zeros(8, *table.shape),
+        d_past=None if plain else tuple(torch.zeros_like(past)),
+        adds_past=not plain,
+        **options,
+    )
+
+
+def note_layers() -> None:
+    """Gradients of keys and values that eight layers share."""
+    from staircase_attention.engine.kernels.single_query import Notes
+
+    keys = torch.zeros(1, 2, 70, 128, dtype=torch.bfloat16)
+    table = torch.zeros(99, 128, dtype=torch.bfloat16)
+    notes = Notes(keys, table, num_layers=8, first_query=70, span=None, first_visible=None)
+    notes.sum_keys(range(8), keys, keys, first_key=0, adds=True)
+    notes.sum_table(torch.zeros(8, *table.shape))
+
+
+def launch_row_kernels(num_rows: int, width: int) -> None:
+    """Norms, activation, gated product and cross-entropy."""
+    from staircase_attention.engine.kernels import activation, norm, rows
+
+    hidden, vector = torch.zeros(num_rows, width), torch.zeros(width)
+    addend = hidden.bfloat16()
+    total, normed, mean, rstd = norm.forward(
+        hidden, addend, vector, vector, vector, eps=1e-5, dtype=torch.bfloat16
+    )
+    norm.add(hidden, addend, None)
+    sums = norm.new_sums(width, device=hidden.device)
+    norm.backward(hidden, normed, total, vector, mean, rstd, sums=sums, addend_dtype=torch.bfloat16)
+    inner = torch.zeros(num_rows, 4 * width, dtype=torch.bfloat16)
+    seed = torch.zeros(1, dtype=torch.int64)
+    activation.relu_dropout_(inner, vector.repeat(4), dropout=0.1, seed=seed)
+    sums = activation.new_sums(4 * width, device=hidden.device)
+    activation.relu_backward_(inner, inner, scale=1.0, sums=sums)
+    weights = torch.zeros(width, 4 * width, dtype=torch.bfloat16)
+    activation.launch_gated_product(addend, weights, inner, scale=1.0, sums=sums)
+    losses, wrong = torch.zeros(num_rows), torch.zeros(num_rows, dtype=torch.int8)
+    targets = torch.zeros(num_rows, dtype=torch.int64)
+    rows.score_rows(inner, targets, losses, wrong, ignore_index=-1, overwrites=True)
+
+
+def main() -> None:
+    """Compile each kernel with most of its options, and with numbers that Triton takes as 1."""
+    compiled: set[str] = set()
+    compile_launches(compiled)
+    bfloat16 = torch.bfloat16
+    attend(20, 12, dtype=bfloat16)
+    attend(40, 30, dtype=bfloat16)
+    attend(1, 9, dtype=bfloat16)
+    attend(2, 1, dtype=bfloat16, heads=1, plain=True)
+    attend(70, 1, dtype=bfloat16, heads=1, plain=True)
+    attend(1, 0, dtype=bfloat16, heads=1, plain=True)
+    attend(20, 13, dtype=torch.float32, plain=True)
+    note_layers()
+    launch_row_kernels(64, 256)
+    launch_row_kernels(1, 1024)
+    assert compiled == {
+        "activation._gated_product_kernel",
+        "activation._relu_dropout_kernel",
+        "norm._backward_kernel",
+        "norm._forward_kernel",
+        "relative_several_kernels.attend_kernel",
+        "relative_several_kernels.keys_kernel",
+        "relative_several_kernels.queries_by_key_kernel",
+        "relative_several_kernels.queries_by_table_kernel",
+        "relative_several_kernels.scores_kernel",
+        "relative_several_kernels.table_kernel",
+        "relative_single.backward_kernel",
+        "relative_single.forward_kernel",
+        "rows._score_kernel",
+        "rows._sum_columns_kernel",
+        "single_query.forward_kernel",
+        "single_query.keys_kernel",
+        "single_query.queries_kernel",
+        "single_query.table_kernel",
+    }, compiled
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""Accelerating a model changes how it is computed, not what; where kernels cannot run, nothing."""
+
+import copy
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from building import random_tokens
+from staircase_attention import CoreConfig, FeedbackTransformer, SequenceModel, Staircase, engine
+from staircase_attention.engine.backend import FusedBackend, attend
+from staircase_attention.models import LSTMSequenceModel
+from staircase_attention.models.backend import PlainBackend
+
+
+def build(schedule=None, *, positions="relative", width=32):
+    core = CoreConfig(width=width, num_layers=1, num_heads=2, positions=positions)
+    schedule = schedule or Staircase(chunk_size=2, num_passes=2)
+    return SequenceModel(vocab_size=7, core=core, schedule=schedule)
+
+
+def runner(model, **options):
+    hidden = torch.zeros(1, 2, model.config.width, **options)
+    return model.backend.runner(model.core, hidden, recompute=False)
+
+
+def test_a_model_is_accelerated_in_place_and_back():
+    model = build()
+    assert engine.accelerate(model) is model
+    assert copy.deepcopy(model).core.positions.kernel is attend
+    assert isinstance(copy.deepcopy(model).backend, FusedBackend)
+    assert engine.plain(model) is model
+    assert isinstance(model.backend, PlainBackend)
+    assert model.core.positions.kernel is None
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        (build(positions="rotary"), {}),
+        (build(width=24), {}),
+        (build(FeedbackTransformer(span=3, attend_self=True)), {}),
+        (build().double(), {"dtype": torch.float64}),
+        (build(), {"device": "meta"}),
+    ],
+    ids=["rotary", "head size", "shared keys", "float64", "meta"],
+)
+def test_the_plain_core_runs_what_the_fused_one_cannot(model, options):
+    assert runner(engine.accelerate(model), **options) is model.core
+
+
+def test_a_kernel_that_does_not_fit_leaves_attention_to_products():
+    model = build(width=24)
+    expected, _ = model(random_tokens(1, 5))
+    found, _ = engine.accelerate(model)(random_tokens(1, 5))
+    assert torch.equal(found, expected)
+
+
+def test_other_models_are_left_as_they_are():
+    model = LSTMSequenceModel(vocab_size=7, output_size=7, width=8, num_layers=1)
+    assert engine.plain(engine.accelerate(model)) is model
+
+
+def test_the_engine_is_imported_without_triton():
+    program = (
+        "import sys; from staircase_attention import engine; engine.accelerate, engine.Decoder"
+    )
+    check = "assert 'triton' not in sys.modules"
+    subprocess.run([sys.executable, "-c", f"{program}; {check}"], check=True)

@@ -1,0 +1,48 @@
+"""Runs that take no time: `fake_staircase.py` in place of the command `staircase`."""
+
+import json
+import sys
+from pathlib import Path
+
+import fake_staircase
+
+from staircase_attention.experiments import experiment, figures
+from staircase_attention.training import run_folder
+
+
+class FakeStaircase:
+    """Lets runs do what a test wants, and knows what was called."""
+
+    def __init__(self, patch, calls):
+        self._patch, self._calls = patch, calls
+        self.waiting = Path(f"{calls}.waiting")
+        """There once a run waits to be stopped."""
+        patch.setattr(
+            experiment, "STAIRCASE", [sys.executable, "-I", "-S", fake_staircase.__file__]
+        )
+        patch.setattr(figures, "draw_figures", lambda *_: {})
+        patch.setenv("FAKE_CALLS", str(calls))
+        patch.setenv("FAKE_FORMAT", str(run_folder.FORMAT))
+        self.let(error=0.25)
+
+    def let(self, error=0.25, trouble=()):
+        """The error of seed 0, and what happens once in runs, by "name, seed"."""
+        self._patch.setenv("FAKE_ERROR", str(error))
+        self._patch.setenv("FAKE_TROUBLE", json.dumps(dict(trouble)))
+
+    @property
+    def processes(self):
+        """Their numbers."""
+        return [call[3] for call in self._read()]
+
+    @property
+    def calls(self):
+        """Command, recipe's name and seed, in order."""
+        return [tuple(call[:3]) for call in self._read()]
+
+    def forget(self):
+        self._calls.write_text("")
+
+    def _read(self):
+        text = self._calls.read_text() if self._calls.exists() else ""
+        return [json.loads(line) for line in text.splitlines()]

@@ -1,0 +1,381 @@
+"""Runs of an experiment: their order, how they are resumed, stopped and failed, what is refused."""
+
+import dataclasses
+import fcntl
+import json
+import os
+import shlex
+import signal
+import sys
+import threading
+import time
+
+import pytest
+from small_runs import small_recipe
+
+from staircase_attention.experiments import TABLES, compare, find_recipe, reproduce, table_rows
+from staircase_attention.experiments.comparisons import (
+    TITLES,
+    chosen_names,
+    labelled_rows,
+    with_updates,
+)
+from staircase_attention.experiments.experiment import PlannedRun
+from staircase_attention.experiments.runner import child_environment
+from staircase_attention.experiments.state_tracking import ROWS as ALL_ROWS
+from staircase_attention.training import StopRequested
+
+ROWS = ["staircase-n8-c8", "ladder-2"]
+STAIRCASE, LADDER = (f"random-walk/{row}" for row in ROWS)
+
+
+def go(folder, table="random-walk", **options):
+    return reproduce(table, folder=folder, **{"rows": ROWS, "seeds": 2, "updates": 40} | options)
+
+
+def named(*names):
+    return [dataclasses.replace(small_recipe(), name=name) for name in names]
+
+
+def rows_of(report):
+    return {summary.row.name: summary for summary in report.rows}
+
+
+def is_alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def send_when(waiting, *numbers):
+    """Send signals to this process as soon as a run waits."""
+
+    def send():
+        latest = time.monotonic() + 60
+        while not waiting.exists() and time.monotonic() < latest:
+            time.sleep(0.01)
+        for number in numbers:
+            os.kill(os.getpid(), number)
+            time.sleep(0.2)
+
+    threading.Thread(target=send, daemon=True).start()
+
+
+def test_all_rows_get_their_first_seed_before_any_gets_its_second(tmp_path, fake):
+    go(tmp_path, rows=list(reversed(ROWS)))
+    order = [(STAIRCASE, 0), (LADDER, 0), (STAIRCASE, 1), (LADDER, 1)]
+    assert fake.calls == [("train", *run) for run in order]
+    assert (tmp_path / "ladder-2" / "seed-1" / "result.json").exists()
+
+
+def test_finished_runs_are_read_and_not_run_again(tmp_path, fake):
+    go(tmp_path, rows=["ladder-2"], seeds=1)
+    fake.forget()
+    report = go(tmp_path, rows=["ladder-2"], seeds=2)
+    assert fake.calls == [("train", LADDER, 1)]
+    assert len(rows_of(report)["ladder-2"].results) == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_all_runs_and_the_next_call_resumes_them(tmp_path, fake, number):
+    before = signal.getsignal(number)
+    fake.let(trouble={"a, 0": "wait"})
+    send_when(fake.waiting, number)
+    with pytest.raises(StopRequested) as caught:
+        compare(named("a", "b", "c"), folder=tmp_path, jobs=1, command="the command")
+    assert caught.value.exit_status == 128 + number
+    assert str(caught.value) == (
+        "stopped with 0 of 3 runs finished, the others saved; resume with: the command"
+    )
+    assert signal.getsignal(number) is before
+    assert fake.calls == [("train", "a", 0)]
+    assert not any(is_alive(pid) for pid in fake.processes)
+    assert "a, seed 0: unfinished; the next call" in (tmp_path / "report.md").read_text()
+
+    report = compare(named("a", "b", "c"), folder=tmp_path)
+    assert fake.calls[1:] == [("resume", "a", 0), ("train", "b", 0), ("train", "c", 0)]
+    assert [len(row.results) for row in report.rows] == [1, 1, 1]
+    assert "unfinished" not in (tmp_path / "report.md").read_text()
+
+
+def test_a_second_interrupt_stops_at_once_and_leaves_a_report_and_no_process(tmp_path, fake):
+    fake.let(trouble={"a, 0": "ignore", "b, 0": "ignore"})
+    send_when(fake.waiting, signal.SIGINT, signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        compare(named("a", "b"), folder=tmp_path, jobs=2)
+    assert fake.processes
+    assert not any(is_alive(pid) for pid in fake.processes)
+    assert (tmp_path / "report.json").exists()
+
+
+def test_a_failed_run_is_listed_and_tried_again_while_the_others_go_on(tmp_path, fake, capsys):
+    fake.let(trouble={f"{STAIRCASE}, 0": "fail"})
+    report = go(tmp_path, progress=True)
+    assert len(fake.calls) == 4
+    [(row, run)] = report.failures
+    assert (row, run.seed, run.status) == ("staircase-n8-c8", 0, "failed")
+    assert run.failure == "CUDA out of memory"
+    line = "staircase-n8-c8, seed 0: failed (CUDA out of memory)"
+    assert line in (tmp_path / "report.md").read_text()
+    shown = capsys.readouterr().err
+    assert f"run 1 of 4: {STAIRCASE}, seed 0\n" in shown
+    assert f"{STAIRCASE}, seed 0: failed (CUDA out of memory)\n" in shown
+    assert f"{LADDER}, seed 0: finished, test error 25.10%, 1:02:05\n" in shown
+    kept = (tmp_path / "staircase-n8-c8" / "seed-0.failure.txt").read_text()
+    assert kept == "CUDA out of memory\n\nTraceback\n  somewhere\nstaircase: CUDA out of memory\n"
+
+    assert go(tmp_path).failures == []
+    assert fake.calls[4:] == [("resume", STAIRCASE, 0)]
+
+
+@pytest.mark.parametrize(
+    ("trouble", "reason"),
+    [
+        ("SIGKILL", "killed by SIGKILL, perhaps out of memory"),
+        ("SIGSEGV", "killed by SIGSEGV"),
+        ("exit 3", "exit status 3, but no result"),
+        ("exit 0", "exit status 0, but no result"),
+        ("refuse", "no such thing"),
+    ],
+)
+def test_whatever_ends_a_process_is_one_line(tmp_path, fake, trouble, reason):
+    fake.let(trouble={"a, 0": trouble, "c, 0": trouble})
+    report = compare(named("a", "b", "c"), folder=tmp_path, jobs=2)
+    assert [(name, run.failure) for name, run in report.failures] == [("a", reason), ("c", reason)]
+    assert not compare(named("a", "b", "c"), folder=tmp_path).failures
+    again = "train" if trouble == "refuse" else "resume"
+    assert fake.calls[3:] == [(again, "a", 0), (again, "c", 0)]
+
+
+def test_a_failed_run_that_somebody_else_finished_is_well_at_the_next_call(tmp_path, fake):
+    fake.let(trouble={"a, 0": "fail"})
+    assert compare(named("a"), folder=tmp_path).failures
+    os.spawnv(os.P_WAIT, sys.executable, [*fake_command(), "resume", f"{tmp_path}/a/seed-0"])
+    fake.forget()
+    report = compare(named("a"), folder=tmp_path)
+    assert not report.failures
+    assert fake.calls == []
+    assert not list((tmp_path / "a").glob("*.failure.txt"))
+
+
+def fake_command():
+    from staircase_attention.experiments import experiment
+
+    return experiment.STAIRCASE
+
+
+def test_a_run_that_another_process_works_on_is_left_to_it(tmp_path, fake, capsys):
+    fake.let(trouble={"a, 0": "fail"})
+    compare(named("a"), folder=tmp_path)
+    (tmp_path / "a" / "seed-0.failure.txt").unlink()
+    folder = os.open(tmp_path / "a" / "seed-0", os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)
+    report = compare(named("a"), folder=tmp_path, progress=True)
+    os.close(folder)
+    assert not report.failures
+    assert len(fake.calls) == 1
+    assert "by one run at a time" in capsys.readouterr().err
+
+
+def test_times_of_runs_beside_others_are_marked_until_a_run_starts_again(tmp_path, fake):
+    fake.let(trouble={"a, 0": "slow", "b, 0": "slow"})
+    report = compare(named("a", "b"), folder=tmp_path, jobs=2)
+    assert all(run.is_shared for row in report.rows for run in row.runs)
+    text = (tmp_path / "report.md").read_text()
+    assert "| 1:02:05 (shared) |" in text
+    assert "Times marked (shared) are of runs that shared the machine" in text
+    for path in (tmp_path / "a" / "seed-0").iterdir():
+        path.unlink()
+    report = compare(named("a", "b"), folder=tmp_path, jobs=2)
+    assert [run.is_shared for row in report.rows for run in row.runs] == [False, True]
+
+
+def test_a_run_with_another_recipe_is_refused_in_one_line_before_any_work(tmp_path, fake):
+    go(tmp_path, rows=["ladder-2"], seeds=1)
+    fake.forget()
+    with pytest.raises(ValueError, match="training") as error:
+        go(tmp_path, updates=80)
+    assert fake.calls == []
+    message = str(error.value)
+    for words in ("training.num_updates = 80", "which has 40", "name another folder"):
+        assert words in message
+    assert "\n" not in message
+
+
+def test_runs_of_rows_that_are_not_asked_for_keep_their_own_length_and_are_reported(tmp_path, fake):
+    go(tmp_path, rows=["ladder-2"], updates=40, seeds=1)
+    rows = rows_of(go(tmp_path, rows=["ladder-4"], updates=80, seeds=1))
+    assert (rows["ladder-2"].num_updates, rows["ladder-4"].num_updates) == ([40], [80])
+
+
+def test_overrides_change_the_runs_and_are_reported(tmp_path, fake):
+    go(tmp_path, rows=["ladder-2"], seeds=1, overrides={"training.num_lanes": 8})
+    config = json.loads((tmp_path / "ladder-2" / "seed-0" / "config.json").read_text())
+    assert config["recipe"]["training"]["num_lanes"] == 8
+    assert "`training.num_lanes=8`" in (tmp_path / "report.md").read_text()
+
+
+def test_every_row_is_checked_before_any_is_run(tmp_path, fake):
+    good, bad = find_recipe("parity/lstm"), find_recipe("parity/staircase")
+    bad = bad.override({"task.options.length": -1})
+    with pytest.raises(ValueError, match=r"length must be .* at least 1, got -1"):
+        compare([good, bad], folder=tmp_path)
+    assert not fake.calls
+
+
+def test_permutations_are_a_table_without_the_papers_numbers(tmp_path, fake):
+    report = go(tmp_path, table="permutations", rows=["ladder-2"], seeds=1)
+    assert "paper" not in (tmp_path / "report.md").read_text().lower()
+    assert {row.row.name for row in report.rows} >= {"staircase-n4-c16", "ladder-8", "lstm"}
+
+
+def test_a_short_run_is_evaluated_often_enough_for_a_curve(tmp_path, fake):
+    report = go(tmp_path, updates=100, seeds=1, rows=["ladder-2"])
+    assert len(rows_of(report)["ladder-2"].runs[0].curve) == 20
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"table": "random-wlak"}, "permutations-fast, got 'random-wlak'; did you"),
+        ({"rows": ["lader-2"]}, "got 'lader-2'; did you mean 'ladder-2'"),
+        ({"overrides": {"seed": 3}}, "rows are run with the seeds 0, 1, ..., got seed=...; use"),
+        ({"lengths": [400, 0]}, "length must be"),
+        ({"seeds": 0}, "seeds must be an integer of at least 1, got 0; use"),
+        ({"updates": -5}, "updates must be an integer of at least 1, got -5; use"),
+        ({"jobs": True}, "jobs must be an integer of at least 1, got True; use"),
+        ({"processes": 0}, "processes must be an integer of at least 1, got 0; use"),
+        ({"overrides": {"training.num_lane": 8}}, "did you mean 'num_lanes'"),
+        (
+            {"updates": 3, "overrides": {"training.num_updates": 5}},
+            "updates and training.num_updates must agree, got 3 and 5; give one of them",
+        ),
+    ],
+)
+def test_what_cannot_be_run_is_refused_in_one_line(tmp_path, fake, options, message):
+    with pytest.raises(ValueError, match="got") as error:
+        go(tmp_path / "runs", **options)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+    assert fake.calls == []
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_folder_that_cannot_hold_results_is_refused(tmp_path, fake):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(ValueError, match=r"need a writable folder, got .*name another"):
+        go(tmp_path / "file" / "runs")
+    compare(named("a"), folder=tmp_path)
+    with pytest.raises(ValueError, match=r"a folder of their own, got .*, which is a run folder;"):
+        compare(named("a"), folder=tmp_path / "a" / "seed-0")
+
+
+def test_torchrun_starts_processes_of_a_run_and_not_of_an_experiment(tmp_path, monkeypatch):
+    run = PlannedRun(recipe=small_recipe(), folder=tmp_path / "seed-0")
+    command = run.next_command(processes=8)
+    assert command[3:7] == [
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=8",
+        "--no-python",
+    ]
+    assert command[-3:] == ["--output", str(tmp_path / "seed-0"), "--quiet"]
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    with pytest.raises(ValueError, match="one process, got torchrun; use --processes"):
+        compare([small_recipe()], folder=tmp_path / "runs")
+
+
+@pytest.mark.parametrize(
+    ("num_cores", "alone", "jobs", "share"),
+    [(16, None, 4, "4"), (16, "8", 3, "5"), (16, "1", 4, "1"), (2, None, 5, "1"), (8, "3", 1, "3")],
+)
+def test_a_run_gets_its_share_of_the_cores(monkeypatch, num_cores, alone, jobs, share):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(num_cores)), raising=False)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if alone:
+        monkeypatch.setenv("OMP_NUM_THREADS", alone)
+    assert child_environment(jobs)["OMP_NUM_THREADS"] == share
+    assert child_environment(jobs, threads=1)["OMP_NUM_THREADS"] == "1"
+
+
+def test_any_recipes_can_be_compared(tmp_path, fake, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/staircase", "compare", "random walk"])
+    chosen = [find_recipe("parity/staircase"), find_recipe("parity/transformer-xl")]
+    report = compare(chosen, folder=tmp_path, seeds=2, title="Parity")
+    assert [call[1:] for call in fake.calls] == [
+        (recipe.name, seed) for seed in (0, 1) for recipe in chosen
+    ]
+    assert (tmp_path / "parity" / "staircase" / "seed-1").is_dir()
+    assert [summary.row.model for summary in report.rows] == ["Staircase", "Transformer-XL"]
+    text = (tmp_path / "report.md").read_text()
+    assert text.startswith("# Parity\n")
+    assert "paper" not in text
+    assert shlex.split(report.experiment.command) == ["staircase", "compare", "random walk"]
+    with pytest.raises(ValueError, match="different names, got 'parity/staircase' twice; rename"):
+        compare([chosen[0], chosen[0]], folder=tmp_path)
+
+
+def test_rows_are_labelled_by_the_task_that_they_really_use():
+    clock = {"task.reference": "tasks/clock.py:Clock", "task.options": {}}
+    names = ("parity/staircase", "permutations-small/staircase", "parity/lstm")
+    chosen = [find_recipe(name).override(clock) for name in names]
+    text = find_recipe("enwik8-small/lstm").override({"task.folder": "corpora/mine"})
+    rows = labelled_rows([*chosen, text, find_recipe("base-small/lstm"), small_recipe()])
+    assert [row.shown for row in rows] == [
+        "Clock/staircase (parity/staircase)",
+        "Clock/staircase (permutations-small/staircase)",
+        "Clock/lstm",
+        "mine/lstm",
+        "base-small/lstm",
+        "small",
+    ]
+    assert rows[0].name == "parity/staircase"
+
+
+def test_every_table_has_a_title_and_the_same_rows_all_of_which_are_run_by_default():
+    assert set(TITLES) == set(TABLES)
+    for table in TABLES:
+        assert chosen_names(None, table_rows(table)) == ALL_ROWS
+
+
+@pytest.mark.parametrize("table", [name for name in TABLES if name.endswith("-fast")])
+def test_our_own_settings_end_on_whole_episodes(table):
+    for row in table_rows(table):
+        training = row.recipe.training
+        assert training.growth.longest(0) is not None
+        assert training.growth.longest(2 * training.num_updates // 3) is None
+
+
+def test_episodes_grow_in_proportion_to_a_shorter_run():
+    fast, usual = (
+        find_recipe(f"{table}/staircase-n4-c16") for table in ("random-walk-fast", "random-walk")
+    )
+    short = with_updates(fast, 1000).training.growth
+    grows = dataclasses.replace(fast.training.growth, first_updates=300, double_every=100)
+    assert short == grows
+    assert short.longest(999) is None
+    even = fast.override({"training.growth.first_updates": None})
+    evenly = dataclasses.replace(grows, first_updates=None)
+    assert with_updates(even, 1000).training.growth == evenly
+    assert with_updates(usual, 500).training.growth == usual.training.growth
+
+
+@pytest.mark.slow
+def test_real_runs_are_trained_scored_at_other_lengths_and_drawn(tmp_path):
+    recipe = small_recipe(training__evaluate_every=3)
+    report = compare([recipe], folder=tmp_path, lengths=[10, 30])
+    assert not report.failures
+    [small] = report.rows
+    assert small.lengths == [10, 30]
+    assert small.length_error(10).mean == small.error("test").mean
+    [run] = small.runs
+    assert [update for update, _ in run.curve] == list(run.seconds) == [3, 6, 9, 12]
+    assert run.result.wall_seconds == pytest.approx(run.seconds[12], abs=1e-3)
+    assert run.environment["command"][:2] == ["staircase", "train"]
+    text = (tmp_path / "report.md").read_text()
+    assert "| Row | 10 | 30 | Seeds |" in text
+    for name in ("learning-curves", "learning-times", "lengths"):
+        assert f"({name}.png)" in text
+        assert (tmp_path / f"{name}.svg").exists()

@@ -1,0 +1,219 @@
+"""Filters against slow, obvious twins; draws that depend on seed, row and count alone."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from staircase_attention.generation import Sampler, SamplingConfig, sampling
+from staircase_attention.generation.sampling import pick, uniform
+
+# Few distinct values, so that ties are common.
+logits_of_a_row = st.lists(st.integers(-6, 6).map(lambda half: half / 2), min_size=1, max_size=9)
+
+
+@st.composite
+def batches(draw):
+    """Logits of a few rows of equal length."""
+    first = draw(logits_of_a_row)
+    row = st.lists(st.floats(-4, 4), min_size=len(first), max_size=len(first))
+    return torch.tensor([first, *draw(st.lists(row, max_size=3))], dtype=torch.float64)
+
+
+def probabilities(row: list[float]) -> list[float]:
+    weights = [math.exp(one - max(row)) for one in row]
+    return [weight / math.fsum(weights) for weight in weights]
+
+
+def likeliest_first(row: list[float]) -> list[int]:
+    return sorted(range(len(row)), key=lambda token: (-row[token], token))
+
+
+def kept(before: torch.Tensor, after: torch.Tensor) -> list[set[int]]:
+    """The tokens that a filter keeps, with their scores unchanged."""
+    assert ((after == before) | (after == -math.inf)).all()
+    return [{token for token, one in enumerate(row) if one > -math.inf} for row in after.tolist()]
+
+
+@given(logits=batches(), k=st.integers(1, 12))
+def test_top_k_keeps_the_k_likeliest(logits, k):
+    expected = [set(likeliest_first(row)[:k]) for row in logits.tolist()]
+    assert kept(logits, sampling.top_k(logits, k=k)) == expected
+
+
+@given(logits=batches(), p=st.floats(0.01, 0.999))
+def test_top_p_keeps_the_smallest_set_of_probability_p(logits, p):
+    found = kept(logits, sampling.top_p(logits, p=p))
+    for row, tokens in zip(logits.tolist(), found, strict=True):
+        chances, order = probabilities(row), likeliest_first(row)
+        assert tokens == set(order[: len(tokens)])
+        # Where a sum is p to the last digits, either answer is right.
+        assert math.fsum(chances[token] for token in tokens) >= p - 1e-12
+        assert math.fsum(chances[token] for token in order[: len(tokens) - 1]) < p + 1e-12
+
+
+def test_top_p_of_one_keeps_everything():
+    logits = torch.tensor([[0.0, -50.0, -700.0]], dtype=torch.float64)
+    assert sampling.top_p(logits, p=1.0).equal(logits)
+
+
+@given(logits=batches(), p=st.floats(0, 1))
+def test_min_p_keeps_tokens_near_the_likeliest(logits, p):
+    found = kept(logits, sampling.min_p(logits, p=p))
+    for row, tokens in zip(logits.tolist(), found, strict=True):
+        assert tokens == {token for token, one in enumerate(row) if math.exp(one - max(row)) >= p}
+
+
+@given(logits=batches(), temperature=st.floats(0.05, 20))
+def test_temperature_divides_logits(logits, temperature):
+    config = SamplingConfig(temperature=temperature)
+    recent = Sampler(config).begin([[0]] * len(logits))
+    found = sampling.filtered(logits, recent, config).softmax(-1)
+    for row, chances in zip(logits.tolist(), found.tolist(), strict=True):
+        assert chances == pytest.approx(probabilities([one / temperature for one in row]))
+
+
+@given(logits=batches(), penalty=st.floats(0.2, 5), data=st.data())
+def test_repetition_penalty_divides_positive_and_multiplies_other_logits(logits, penalty, data):
+    rows, vocab_size = logits.shape
+    # -1 where there was no token yet, and ids that are inputs only.
+    one = st.lists(st.integers(-1, vocab_size + 1), min_size=4, max_size=4)
+    recent = [data.draw(one) for _ in range(rows)]
+    found = sampling.penalised(logits, torch.tensor(recent), penalty=penalty)
+    for row, tokens, changed in zip(logits.tolist(), recent, found.tolist(), strict=True):
+        for token, before in enumerate(row):
+            after = before / penalty if before > 0 else before * penalty
+            assert changed[token] == (after if token in tokens else before)
+
+
+def test_the_penalty_applies_to_the_window_only():
+    sampler = Sampler(SamplingConfig(repetition_penalty=2.0, repetition_window=3))
+    recent = sampler.begin([[5, 6, 7, 8], [9]])
+    assert recent.tolist() == [[6, 7, 8], [-1, -1, 9]]
+    assert sampler.remember(recent, torch.tensor([1, 2])).tolist() == [[7, 8, 1], [-1, 9, 2]]
+    without = Sampler(SamplingConfig())
+    assert without.remember(without.begin([[5, 6], [9]]), torch.tensor([1, 2])).shape == (2, 0)
+
+
+configs = st.builds(
+    SamplingConfig,
+    repetition_penalty=st.sampled_from([1.0, 1.3]),
+    temperature=st.sampled_from([0.3, 1.0, 2.5]),
+    top_k=st.none() | st.integers(1, 6),
+    top_p=st.none() | st.floats(0.1, 1),
+    min_p=st.none() | st.floats(0, 1),
+    seed=st.integers(0, 5),
+)
+
+
+@given(logits=batches(), config=configs)
+def test_after_all_filters_probabilities_sum_to_one_and_the_likeliest_is_there(logits, config):
+    recent = Sampler(config).begin([[0, 1]] * len(logits))
+    scores = sampling.filtered(logits, recent, config)
+    torch.testing.assert_close(
+        scores.softmax(-1).sum(-1), torch.ones(len(logits)).double(), rtol=0.0, atol=1e-12
+    )
+    penalised = sampling.penalised(logits, recent, penalty=config.repetition_penalty)
+    assert (scores.gather(-1, penalised.argmax(-1, keepdim=True)) > -math.inf).all()
+
+
+@given(logits=batches(), config=configs, count=st.integers(0, 99))
+def test_a_row_is_sampled_as_if_it_were_alone(logits, config, count):
+    sampler = Sampler(config)
+    rows = range(3, 3 + len(logits))
+    recent = sampler.begin([[row % 4] for row in rows])
+    together = sampler.choose(logits, recent, rows=rows, count=count).tokens.tolist()
+    for place, row in enumerate(rows):
+        part = slice(place, place + 1)
+        found = sampler.choose(logits[part], recent[part], rows=[row], count=count)
+        assert found.tokens.tolist() == [together[place]]
+
+
+@given(logits=batches(), draw=st.floats(0, 1, exclude_max=True))
+def test_a_draw_falls_where_the_running_sum_first_exceeds_it(logits, draw):
+    found = pick(logits, torch.full((len(logits),), draw).double()).tolist()
+    for row, token in zip(logits.tolist(), found, strict=True):
+        chances = probabilities(row)
+        assert math.fsum(chances[:token]) <= draw + 1e-12
+        assert math.fsum(chances[: token + 1]) > draw - 1e-12
+
+
+@pytest.mark.parametrize(("draw", "expected"), [(0.0, [1, 0]), (1 - 2**-53, [2, 0])])
+def test_no_draw_gives_a_token_that_was_dropped(draw, expected):
+    scores = torch.tensor([[-math.inf, 0.0, 0.1, -math.inf], [0.0, -800.0, -900.0, -math.inf]])
+    assert pick(scores.double(), torch.tensor([draw, draw]).double()).tolist() == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@given(logits=batches(), seed=st.integers(0, 9))
+def test_greedy_is_temperature_zero_is_top_one_is_the_limit_of_low_temperature(dtype, logits, seed):
+    logits = logits.to(dtype)
+    expected = [likeliest_first(row)[0] for row in logits.tolist()]
+    for config in (
+        SamplingConfig(temperature=0, seed=seed),
+        SamplingConfig(temperature=0, top_p=0.1, seed=seed),
+        SamplingConfig(top_k=1, seed=seed),
+        SamplingConfig(top_p=1e-9, seed=seed),
+        SamplingConfig(min_p=1.0, top_k=1, temperature=5.0, seed=seed),
+        SamplingConfig(temperature=1e-300, top_k=1, seed=seed),
+    ):
+        sampler = Sampler(config)
+        recent = sampler.begin([[0]] * len(logits))
+        choice = sampler.choose(logits, recent, rows=range(len(logits)), count=0)
+        assert choice.tokens.tolist() == expected
+
+
+def test_tokens_are_as_frequent_as_their_probabilities():
+    """Twenty thousand draws; each count within five standard deviations."""
+    sampler = Sampler(SamplingConfig(temperature=1.5, top_k=3, seed=3))
+    number = 20_000
+    batch = torch.tensor([[0.0, 1.0, 2.0, -1.0]], dtype=torch.float64).expand(number, -1)
+    choice = sampler.choose(batch, sampler.begin([[0]] * number), rows=range(number), count=7)
+    counts = torch.bincount(choice.tokens, minlength=4).tolist()
+    for count, chance in zip(counts, [*probabilities([0.0, 1 / 1.5, 2 / 1.5]), 0.0], strict=True):
+        assert abs(count - number * chance) <= 5 * math.sqrt(number * chance * (1 - chance))
+
+
+@pytest.mark.parametrize("varied", ["seed", "row", "count"])
+def test_draws_are_spread_evenly(varied):
+    """Each tenth of [0, 1) gets a tenth of the draws, within five standard deviations."""
+    fixed = {"seed": 0, "row": 0, "count": 0}
+    draws = [uniform(**fixed | {varied: number}) for number in range(5000)]
+    assert len(set(draws)) == 5000
+    for tenth in range(10):
+        number = sum(tenth <= 10 * draw < tenth + 1 for draw in draws)
+        assert abs(number - 500) < 5 * math.sqrt(5000 * 0.1 * 0.9)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": -0.1}, "temperature must be a number of at least 0, got -0.1"),
+        ({"temperature": math.nan}, "temperature must be a number of at least 0, got nan"),
+        ({"temperature": math.inf}, "temperature must be a number of at least 0, got inf"),
+        ({"temperature": "warm"}, "temperature must be a number of at least 0, got 'warm'"),
+        ({"top_k": 0}, "top_k must be an integer of at least 1, got 0"),
+        ({"top_k": 2.5}, "top_k must be an integer of at least 1, got 2.5"),
+        ({"top_p": 0}, "top_p must be a probability above 0, got 0"),
+        ({"top_p": 1.01}, "top_p must be a probability above 0, got 1.01"),
+        ({"min_p": -1}, "min_p must be a number of at least 0, got -1"),
+        ({"min_p": 2}, "min_p must be a probability, got 2"),
+        ({"min_p": True}, "min_p must be a number of at least 0, got True"),
+        ({"repetition_penalty": 0}, "repetition_penalty must be above 0, got 0"),
+        ({"repetition_window": 0}, "repetition_window must be an integer of at least 1, got 0"),
+        ({"seed": -1}, "seed must be an integer of at least 0, got -1"),
+    ],
+)
+def test_wrong_settings_are_refused_in_one_line(options, message):
+    with pytest.raises(ValueError, match=f"^{message}; use .*$"):
+        SamplingConfig(**options)
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_logits_that_are_not_finite_are_refused_by_row(wrong):
+    logits = torch.tensor([[0.0, 1.0], [wrong, 0.0]])
+    sampler = Sampler(SamplingConfig())
+    with pytest.raises(ValueError, match="in row 9"):
+        sampler.choose(logits, sampler.begin([[0], [0]]), rows=[4, 9], count=0)

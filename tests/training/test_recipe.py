@@ -1,0 +1,114 @@
+"""A recipe is plain data and back, and settings are changed by their paths."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small_runs import small_recipe
+
+from staircase_attention import Ladder, Staircase
+from staircase_attention.training import OptimizerConfig, load_run, train
+
+ALTERNATE = f"{Path(__file__).parents[1]}/examples/alternate.py:AlternateCached"
+
+
+def test_a_dictionary_changes_the_settings_that_it_names_and_no_others():
+    recipe = small_recipe().override({"training.optimizer": {"beta1": 0.8}})
+    assert recipe.training.optimizer == OptimizerConfig(learning_rate=1e-2, warm_up=3, beta1=0.8)
+    recipe = small_recipe().override(
+        {"training": {"num_lanes": 8, "optimizer": {"kind": "adamw", "warm_up": 5}}}
+    )
+    assert (recipe.training.num_lanes, recipe.training.segment_length) == (8, 7)
+    expected = OptimizerConfig(kind="adamw", learning_rate=1e-2, warm_up=5)
+    assert recipe.training.optimizer == expected
+    assert small_recipe().override({"task.options": {"length": 12}}).task.options["num_valid"] == 20
+    recipe = small_recipe().override({"model.schedule": {"name": "staircase", "num_passes": 4}})
+    assert recipe.model.schedule == Staircase(chunk_size=3, num_passes=4)
+
+
+@pytest.mark.parametrize("given", [Ladder(num_passes=2, span=5), OptimizerConfig(beta2=0.5)])
+def test_a_config_or_another_thing_takes_the_place_of_the_old_one(given):
+    path = "training.optimizer" if isinstance(given, OptimizerConfig) else "model.schedule"
+    recipe = small_recipe().override({path: given})
+    assert given in (recipe.training.optimizer, recipe.model.schedule)
+    for task in (
+        {"task": {"kind": "task", "reference": "random-walk", "options": {"length": 7}}},
+        {"task.options.length": 7, "task.reference": "random-walk"},
+    ):
+        assert small_recipe().override(task).task.options == {"length": 7}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {
+            "model.schedule.num_window_chunks": 4,
+            "model.schedule.reference": ALTERNATE,
+        },
+        {"model.schedule": {"reference": ALTERNATE, "chunk_size": 3, "num_window_chunks": 4,
+                            "num_passes": 2}},
+    ],
+    ids=["path by path", "as a whole"],
+)  # fmt: skip
+def test_a_schedule_of_one_s_own_trains_by_reference(tmp_path, changes):
+    recipe = small_recipe().override(changes)
+    train(recipe, tmp_path / "run")
+    schedule = load_run(tmp_path / "run").model.schedule
+    assert schedule.name == "alternate-cached"
+    assert (schedule.chunk_size, schedule.num_window_chunks, schedule.num_passes) == (3, 4, 2)
+    # Back to one of the family.
+    recipe = recipe.override({"model.schedule.name": "cached-staircase"})
+    assert recipe.model.schedule.name == "cached-staircase"
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("training.keep_every", 0),
+        ("training.optimizer.learning_rate", -1.0),
+        ("training.optimizer.beta1", 2.0),
+        ("training.optimizer.gradient_clip", 0.0),
+        ("training.optimizer.adamw_fraction", 0.5),
+        ("training.optimizer.warm_up", -5),
+        ("training.optimizer.final_fraction", 7.0),
+        ("training.divergence.smoothing", 2.0),
+        ("training.divergence.patience", 0),
+        ("training.divergence.max_rollbacks", -1),
+        ("training.num_micro_batches", 3),
+        ("training.num_updates", 1e1),
+        ("training.num_updates", True),
+        ("training.recompute", 1),
+        ("training.precision", "bf16"),
+        ("training.optimizer", OptimizerConfig(kind="Adam")),
+        ("training.evaluation_tokens", 64),
+        ("seed", -1),
+        ("data_seed", 2**70),
+        ("name", "../elsewhere"),
+        ("name", "/elsewhere"),
+        ("task.options", 5),
+        ("model.schedule", 3),
+        ("model.schedule.chunk_sise", 3),
+        ("training.optimiser", {}),
+        ("training.num_updates.more", 1),
+    ],
+)
+def test_a_wrong_setting_is_refused_in_one_line(setting, value):
+    with pytest.raises(ValueError, match=r"got .*; ") as caught:
+        small_recipe().override({setting: value})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("changes", [{"precision": "bf16"}, {"num_updates": 1e1}])
+def test_a_recipe_that_could_not_be_read_again_is_not_trained(tmp_path, changes):
+    recipe = small_recipe()
+    recipe = replace(recipe, training=replace(recipe.training, **changes))
+    with pytest.raises(ValueError, match=r"recipe\.training\.\w+ must be .*, got"):
+        train(recipe, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_settings_may_be_numbers_of_numpy():
+    recipe = small_recipe(seed=np.int64(3), training__optimizer__beta1=np.float32(0.5))
+    assert (recipe.seed, type(recipe.seed)) == (3, int)
+    assert type(recipe.training.optimizer.beta1) is float

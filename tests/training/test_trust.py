@@ -1,0 +1,97 @@
+"""Code that a run folder names is executed only if this user trained with it."""
+
+import json
+
+import pytest
+from small_runs import small_recipe
+
+from staircase_attention.training import load_run, pack, resume, train
+
+TASK = """
+from pathlib import Path
+from staircase_attention.tasks import Permutations
+
+Path(__file__).with_suffix(".executed").touch()
+
+class Mine(Permutations):
+    pass
+"""
+
+
+@pytest.fixture(autouse=True)
+def state_home(tmp_path, monkeypatch):
+    """An empty store."""
+    monkeypatch.setenv("STAIRCASE_STATE_HOME", str(tmp_path / "state"))
+
+
+@pytest.fixture
+def own_run(tmp_path):
+    """A run on a user's own task, the task's file, and the trace of its execution."""
+    file = tmp_path / "mine.py"
+    file.write_text(TASK)
+    recipe = small_recipe(training__num_updates=2)
+    task = recipe.to_plain()["task"] | {"reference": f"{file}:Mine"}
+    train(recipe.override({"task": task}), tmp_path / "run")
+    trace = file.with_suffix(".executed")
+    trace.unlink()
+    return tmp_path / "run", file, trace
+
+
+def test_one_s_own_run_is_loaded_and_resumed(own_run, tmp_path):
+    run, _, trace = own_run
+    assert load_run(run).update == load_run(pack(run, tmp_path / "packed")).update
+    (run / "result.json").unlink()
+    assert resume(run).status == "finished"
+    assert trace.exists()
+
+
+@pytest.mark.parametrize("is_packed", [False, True], ids=["run folder", "packed run"])
+def test_a_run_of_another_user_executes_nothing(own_run, tmp_path, monkeypatch, is_packed):
+    run, file, trace = own_run
+    run = pack(run, tmp_path / "packed") if is_packed else run
+    trace.unlink(missing_ok=True)
+    monkeypatch.setenv("STAIRCASE_STATE_HOME", str(tmp_path / "elsewhere"))
+    for use in (load_run, resume):
+        with pytest.raises(ValueError, match=f"got {file}, which you never trained with") as caught:
+            use(run)
+        assert "\n" not in str(caught.value)
+        assert "--trust-code" in str(caught.value)
+    assert not trace.exists()
+    assert load_run(run, trust_code=True).update <= 2
+    assert trace.exists()
+
+
+def test_a_file_that_changed_is_refused_until_it_is_trained_with(own_run, tmp_path):
+    run, file, trace = own_run
+    file.write_text(TASK + "\n# changed\n")
+    with pytest.raises(ValueError, match="which changed since you trained with it"):
+        load_run(run)
+    assert not trace.exists()
+    train(load_run(run, trust_code=True).recipe, tmp_path / "again")
+    load_run(run)
+
+
+@pytest.mark.parametrize(
+    "setting", ["task.reference", "model.schedule.reference", "model.schedule.name"]
+)
+@pytest.mark.parametrize("reference", ["evil.py:Cls", "evil:Cls"])
+def test_no_setting_of_a_downloaded_run_can_name_other_code(
+    small_run, tmp_path, monkeypatch, setting, reference
+):
+    packed = pack(small_run, tmp_path / "packed")
+    config = json.loads((packed / "config.json").read_text())
+    *groups, last = setting.split(".")
+    place = config["recipe"]
+    for name in groups:
+        place = place[name]
+    place[last] = reference
+    (packed / "config.json").write_text(json.dumps(config))
+    (tmp_path / "evil.py").write_text("raise SystemExit('executed')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match=r"code named by a run folder must be .*evil"):
+        load_run(packed)
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "trusted_code.json").write_text("damaged")
+    with pytest.raises(ValueError, match="code named by a run folder"):
+        load_run(packed)
