@@ -6,6 +6,7 @@ import io
 import json
 import lzma
 import zipfile
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from staircase_attention.data import (
     HeldOut,
     PreparationProgress,
     TextSource,
+    preparation,
     train_bpe,
 )
 
@@ -79,14 +81,20 @@ class RecordedProgress(PreparationProgress):
     def begin(self, total_bytes, done_bytes):
         self.reports.append(("begin", total_bytes, done_bytes))
 
-    def advance(self, num_bytes, facts):
-        self.reports.append(("advance", num_bytes, facts))
+    def advance(self, done_bytes, facts):
+        self.reports.append(("advance", done_bytes, facts))
 
     def say(self, text):
         self.reports.append(("say", text))
 
-    def end(self):
-        self.reports.append(("end",))
+
+@contextmanager
+def storing(*, shard_tokens: int = 1 << 28, commit_seconds: float = 5.0):
+    """Let preparations write smaller files, and commit more often."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(preparation, "SHARD_TOKENS", shard_tokens)
+        patch.setattr(preparation, "COMMIT_SECONDS", commit_seconds)
+        yield
 
 
 def whole_documents(source: TextSource) -> list[bytes]:

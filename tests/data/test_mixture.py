@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from small_corpora import ALL_TRAIN, SOME, ListedSource
 
 from staircase_attention.data import HeldOut, InputError, Part
-from staircase_attention.data.mixture import Mixture, MixturePosition
+from staircase_attention.data.mixture import Mixture, PartPosition
 
 TEXTS = [f"text {number}" for number in range(300)]
 
@@ -80,8 +80,9 @@ def test_a_mixture_resumes_from_any_saved_position(weights, data):
     mixture = mixture_of((TEXTS[:20], weights[0]), (TEXTS[20:27], weights[1]), held_out=SOME)
     pairs = list(mixture.read(mixture.first_position()))
     number = data.draw(st.integers(0, len(pairs) - 1))
-    plain = json.loads(json.dumps(asdict(pairs[number][1])))
-    assert list(mixture.read(MixturePosition.from_plain(plain))) == pairs[number + 1 :]
+    plain = json.loads(json.dumps([asdict(part) for part in pairs[number][1]]))
+    position = tuple(map(PartPosition.from_plain, plain))
+    assert list(mixture.read(position)) == pairs[number + 1 :]
     assert mixture.num_read(pairs[-1][1]) == mixture.total_bytes
 
 

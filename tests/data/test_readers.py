@@ -15,7 +15,7 @@ from staircase_attention.data import (
     ReadingOptions,
     TextSource,
     compression,
-    pieces,
+    documents,
     readers,
 )
 
@@ -26,7 +26,7 @@ PARAGRAPHS = ReadingOptions(text_unit="paragraphs")
 def small_blocks(monkeypatch):
     """Blocks, pieces and records so small that every test text has many."""
     monkeypatch.setattr(compression, "BLOCK_BYTES", 64)
-    monkeypatch.setattr(pieces, "LONGEST_PIECE", 100)
+    monkeypatch.setattr(documents, "LONGEST_PIECE", 100)
     monkeypatch.setattr(readers, "PARQUET_ROWS", 3)
 
 

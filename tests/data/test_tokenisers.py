@@ -18,9 +18,9 @@ from staircase_attention.data import (
     ByteTokeniser,
     InputError,
     byte_pair,
+    documents,
     load_tokeniser,
     named_tokeniser,
-    pieces,
     train_bpe,
 )
 from staircase_attention.data.byte_pair import bound_words, from_tokenizer_json, sample_evenly
@@ -66,7 +66,7 @@ def test_a_batch_is_its_texts_one_by_one(texts):
 @given(text=PROSE, shortest=st.integers(1, 20))
 def test_a_text_in_pieces_has_the_tokens_of_the_whole(text, shortest):
     data = text.encode()
-    cut = list(pieces.pieces(data, shortest))
+    cut = list(documents.pieces(data, shortest))
     assert b"".join(cut) == data
     together = np.concatenate(BPE.encode_batch(cut))
     assert together.tolist() == once_encoded(BPE, data).tolist()
@@ -75,9 +75,9 @@ def test_a_text_in_pieces_has_the_tokens_of_the_whole(text, shortest):
 @given(data=st.binary(min_size=1, max_size=300), shortest=st.integers(1, 40))
 def test_data_without_a_good_place_to_cut_is_cut_between_characters(data, shortest):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pieces, "LONGEST_PIECE", 50)
-        cut = list(pieces.pieces(data, shortest))
-        characters = list(pieces.pieces("一😀é".encode() * 40, shortest))
+        patch.setattr(documents, "LONGEST_PIECE", 50)
+        cut = list(documents.pieces(data, shortest))
+        characters = list(documents.pieces("一😀é".encode() * 40, shortest))
     assert b"".join(cut) == data
     assert all(0 < len(piece) <= 50 for piece in cut)
     assert all(piece.decode() for piece in characters)
@@ -246,8 +246,8 @@ def test_an_end_symbol_is_a_known_one_or_new(tmp_path):
 
 def test_pieces_are_long_where_a_cut_would_change_tokens(tmp_path):
     whole = word_level(pre_tokenizer=pre_tokenizers.Split(",", "isolated"))
-    assert from_tokenizer_json(saved(whole, tmp_path)).shortest_piece == pieces.LONGEST_PIECE
-    assert BPE.shortest_piece < pieces.LONGEST_PIECE
+    assert from_tokenizer_json(saved(whole, tmp_path)).shortest_piece == documents.LONGEST_PIECE
+    assert BPE.shortest_piece < documents.LONGEST_PIECE
 
 
 def test_names_of_tokenisers(tmp_path):

@@ -155,7 +155,7 @@ def _explained(error: Exception, path: str | Path) -> Exception:
     )
 
 
-class _ZstandardFrames(io.RawIOBase):
+class _ZstandardFrames:
     """Zstandard frames one after another. The package's own reader misses a truncated file."""
 
     def __init__(self, stored: IO[bytes]) -> None:
@@ -166,31 +166,28 @@ class _ZstandardFrames(io.RawIOBase):
         self._compressed = b""
         self._content = memoryview(b"")
 
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:  # noqa: ANN401
+    def read1(self, size: int) -> memoryview:
         while not self._content:
             compressed = self._compressed or self._stored.read(ZST_INPUT_BYTES)
             if not compressed:
                 if self._frame is not None:
                     raise EOFError("it ends inside a frame")
-                return 0
+                break
             self._decompress(compressed)
-        view = memoryview(buffer)
-        size = min(len(view), len(self._content))
-        view[:size] = self._content[:size]
-        self._content = self._content[size:]
-        return size
+        piece, self._content = self._content[:size], self._content[size:]
+        return piece
+
+    def close(self) -> None:
+        self._frame = None
 
     def _decompress(self, compressed: bytes) -> None:
         self._frame = self._frame or self._decompressor.decompressobj()
         try:
             self._content = memoryview(self._frame.decompress(compressed))
         except self._zstandard.ZstdError as error:
-            if "not enough memory" in str(error):
-                raise MemoryError(str(error)) from error
-            raise EOFError(str(error)) from error
+            # A window may be larger than the memory of this machine: the file is not to blame.
+            kind = MemoryError if "not enough memory" in str(error) else EOFError
+            raise kind(str(error)) from error
         self._compressed = b""
         if self._frame.eof:
             self._compressed, self._frame = self._frame.unused_data, None
@@ -211,7 +208,7 @@ _OPENERS: dict[Compression | None, Callable[[IO[bytes]], Any]] = {
     "gz": lambda stored: gzip.GzipFile(fileobj=stored, mode="rb"),
     "bz2": bz2.BZ2File,
     "xz": lzma.LZMAFile,
-    "zst": lambda stored: io.BufferedReader(_ZstandardFrames(stored), BLOCK_BYTES),
+    "zst": _ZstandardFrames,
     "zip": _open_zip,
 }
 

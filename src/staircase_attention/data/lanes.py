@@ -1,6 +1,6 @@
 """Batches of a split whose rows are contiguous streams, straight from mapped memory."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -24,13 +24,8 @@ class TokenPosition:
     """The number of lanes, which determines where they start."""
 
     def as_plain(self) -> dict[str, Any]:
-        """The position as numbers, for a checkpoint or a JSON file."""
+        """The arguments of a TokenPosition, for a checkpoint or a JSON file."""
         return asdict(self)
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> "TokenPosition":
-        """The position that as_plain returned."""
-        return cls(**{name: int(value) for name, value in plain.items()})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +47,6 @@ class TokenLanes:
     """Tokens of a lane in one batch."""
 
     def __post_init__(self) -> None:
-        """Refuse an empty batch, and more lanes than tokens."""
         check_integer("num_lanes", self.num_lanes, minimum=1, example=512)
         check_integer("segment_length", self.segment_length, minimum=1, example=256)
         if self.split.num_tokens < self.num_lanes:

@@ -19,8 +19,7 @@ from staircase_attention.data.compression import (
     open_decompressed,
     skip_bytes,
 )
-from staircase_attention.data.documents import Cursor, Document
-from staircase_attention.data.pieces import streamed_pieces
+from staircase_attention.data.documents import Cursor, Document, streamed_pieces
 from staircase_attention.data.wikipedia import FIRST_BYTES, articles
 
 Unit = Literal["files", "paragraphs"]
@@ -32,8 +31,6 @@ PARQUET_ROWS = 64
 """Rows of a .parquet file that are decoded at once."""
 PARQUET_BUFFER = 1 << 20
 """Bytes of a column that are read at once, so that a large row group is never held whole."""
-# json.loads would look for encodings and options at every line.
-DECODE = json.JSONDecoder().decode
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +44,6 @@ class ReadingOptions:
     separate."""
 
     def __post_init__(self) -> None:
-        """Refuse an unknown unit."""
         check_choice("text_unit", self.text_unit, get_args(Unit))
 
 
@@ -76,10 +72,6 @@ class FileFormat:
     """The documents of a file from a position on."""
     skipped_name: str = "texts"
     """Name of records that cannot be used."""
-    check: Callable[[Path, ReadingOptions], None] = lambda path, options: open_decompressed(
-        path
-    ).close()
-    """Refuses a file that cannot be opened, before any work is done."""
 
 
 class TextSource:
@@ -100,7 +92,7 @@ class TextSource:
         options: ReadingOptions | None = None,
         split: str | None = None,
     ) -> None:
-        """Find the files and check that they can be opened.
+        """Find the files and read the beginning of each.
 
         Args:
             path: a file or a folder.
@@ -115,7 +107,8 @@ class TextSource:
         """In the order in which they are read."""
         self._formats = tuple(found.values())
         for file, file_format in found.items():
-            file_format.check(file, self.options)
+            # A file that cannot be read is refused before any work is done.
+            next(file_format.read(file, ReadPosition(), self.options), None)
         self._sizes = [file.stat().st_size for file in self.files]
         self.total_bytes = sum(self._sizes)
 
@@ -259,7 +252,7 @@ def _json_texts(file: DecompressedFile, options: ReadingOptions) -> Iterator[str
 def _json_text(line: bytes, field: str) -> str | None:
     try:
         # Some programs start a file with a byte order mark, which is not part of its content.
-        return _flattened(DECODE(line.removeprefix(codecs.BOM_UTF8).decode())[field])
+        return _flattened(json.loads(line.removeprefix(codecs.BOM_UTF8).decode())[field])
     except (ValueError, LookupError, TypeError, RecursionError):
         return None
 
@@ -369,8 +362,4 @@ WIKIPEDIA = FileFormat(
     skipped_name="redirects and pages without text",
 )
 TAR = FileFormat(read=_read_tar, skipped_name="members that are not text")
-PARQUET = FileFormat(
-    read=_read_parquet,
-    skipped_name="rows without text",
-    check=lambda path, options: _open_parquet(path, options).close(),
-)
+PARQUET = FileFormat(read=_read_parquet, skipped_name="rows without text")

@@ -72,7 +72,6 @@ class Algorithm(SizedTask):
     """Training programs; None for endless fresh ones."""
 
     def __post_init__(self) -> None:
-        """Check the options."""
         most = len(VARIABLES)
         check_integer("num_variables", self.num_variables, minimum=2, maximum=most, example=3)
         check_integer("num_statements", self.num_statements, minimum=1, example=100)

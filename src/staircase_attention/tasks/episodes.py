@@ -46,7 +46,6 @@ class Episodes:
     """(num_episodes,) index of each episode's first token, increasing from 0; kept as int64."""
 
     def __post_init__(self) -> None:
-        """Check that the arrays fit together, and convert their types."""
         for name, kind in (("inputs", np.int32), ("targets", np.int32), ("starts", np.int64)):
             object.__setattr__(self, name, _whole_numbers(name, getattr(self, name), kind))
         _check_layout(self.inputs, self.targets, self.starts)

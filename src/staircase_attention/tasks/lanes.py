@@ -37,7 +37,6 @@ class Growth:
     """Number of doublings; after the last one, episodes are whole."""
 
     def __post_init__(self) -> None:
-        """Check the values."""
         group = "training.growth"
         if self.first_tokens is not None:
             check_integer(
@@ -131,7 +130,6 @@ class Lanes:
     """Replaces the last token of an episode that is cut; None: nothing does."""
 
     def __post_init__(self) -> None:
-        """Check the sizes."""
         check_integer("num_lanes", self.num_lanes, minimum=1, example=256)
         check_integer("segment_length", self.segment_length, minimum=1, example=128)
 

@@ -46,7 +46,6 @@ class Permutations(SizedTask):
     identity and, for Sn, the swaps of neighbours; for An, the cycles 1 -> 2 -> k -> 1."""
 
     def __post_init__(self) -> None:
-        """Check the options."""
         group_elements(self.group)
         check_integer("length", self.length, minimum=1, example=64)
         check_choice("inputs", self.inputs, get_args(Inputs))

@@ -51,7 +51,6 @@ class RandomWalk(SizedTask):
     """The first direction; rows grow to the south, columns to the east."""
 
     def __post_init__(self) -> None:
-        """Check the options."""
         check_integer("length", self.length, minimum=1, example=400)
         check_integer("height", self.height, minimum=1, maximum=256, example=8)
         check_integer("width", self.width, minimum=1, maximum=256, example=8)

@@ -24,7 +24,6 @@ class SplitSizes:
     """Test episodes."""
 
     def __post_init__(self) -> None:
-        """Check the sizes."""
         if self.train is not None:
             check_integer("num_train", self.train, minimum=1, example=10_000)
         check_integer("num_valid", self.valid, minimum=1, example=1_000)
@@ -112,7 +111,6 @@ class SizedTask(Task):
     """Test episodes."""
 
     def __post_init__(self) -> None:
-        """Check the sizes."""
         _ = self.split_sizes
 
     @property

@@ -61,7 +61,6 @@ class Filters:
     """Whether the first character may be outside ASCII."""
 
     def __post_init__(self) -> None:
-        """Check the limits."""
         check_integer("fewest_characters", self.fewest_characters, minimum=1, example=5)
         if self.most_characters_without_space is not None:
             limit = self.most_characters_without_space
@@ -108,7 +107,6 @@ class Cleaning:
     """Which texts are accepted."""
 
     def __post_init__(self) -> None:
-        """Check the choice and the expression."""
         check_choice("whitespace", self.whitespace, get_args(Whitespace))
         try:
             re.compile(self.bot_names or "")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
 from string import ascii_lowercase, ascii_uppercase
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -38,6 +38,9 @@ COUNT_OF_STATUS: dict[int, str] = {
 }
 REMOVED_TEXT = "[removed]"
 MISSING_TEXT = "[missing]"
+GroupCounts = dict[str, Any]
+"""Of a group of threads: `comments`, the arguments of a CommentCounts, and `splits`, those of a
+TextCounts for each split."""
 NO_SPEAKER = "?"
 """The mark of a deleted account, and of the fifty-third and later authors of a document."""
 
@@ -71,7 +74,6 @@ class RedditOptions:
     """Another seed holds out other threads."""
 
     def __post_init__(self) -> None:
-        """Check the values."""
         for name, choices in (("form", Form), ("removed", Gap), ("missing", Gap)):
             check_choice(name, getattr(self, name), get_args(choices))
         if self.maximum_depth is not None:
@@ -266,8 +268,8 @@ def _speakers(authors: Sequence[int | None]) -> list[str]:
     return [marks[author] for author in authors]
 
 
-def count(comments: pa.Table, options: RedditOptions) -> tuple[CommentCounts, list[TextCounts]]:
-    """Count comments, and what is written in each of the SPLITS."""
+def count(comments: pa.Table, options: RedditOptions) -> GroupCounts:
+    """Count comments, and what is written in each split."""
     found: Counter[str] = Counter()
     texts: dict[str, Counter[str]] = {split: Counter() for split in SPLITS}
     num_rows = 0
@@ -284,4 +286,4 @@ def count(comments: pa.Table, options: RedditOptions) -> tuple[CommentCounts, li
             distinct_characters=sum(map(len, written)),
         )
     found["duplicates"] = len(comments) - num_rows
-    return CommentCounts(**found), [TextCounts(**texts[split]) for split in SPLITS]
+    return {"comments": found, "splits": texts}
