@@ -73,16 +73,23 @@ class ListedSource:
 
 
 class RecordedProgress(PreparationProgress):
-    """Records all reports."""
+    """Records all reports, and may act on the number of advances."""
 
-    def __init__(self):
-        self.reports = []
+    def __init__(self, action=None):
+        self.reports, self.num_advances, self.action = [], 0, action
+
+    @property
+    def said(self):
+        return [report[1] for report in self.reports if report[0] == "say"]
 
     def begin(self, total_bytes, done_bytes):
         self.reports.append(("begin", total_bytes, done_bytes))
 
     def advance(self, done_bytes, facts):
         self.reports.append(("advance", done_bytes, facts))
+        self.num_advances += 1
+        if self.action is not None:
+            self.action(self.num_advances)
 
     def say(self, text):
         self.reports.append(("say", text))
