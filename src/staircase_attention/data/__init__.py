@@ -12,12 +12,11 @@ from staircase_attention.data.byte_pair import (
     BytePairTraining,
     train_bpe,
 )
-from staircase_attention.data.corpus import Corpus, TokenSplit
+from staircase_attention.data.corpus import Corpus, Manifest, TokenSplit
 from staircase_attention.data.documents import SPLITS, Cursor, Document, DocumentSource, HeldOut
 from staircase_attention.data.enwik8 import prepare_enwik8
 from staircase_attention.data.jobs import PreparationProgress, ProgressLines
 from staircase_attention.data.lanes import TokenLanes, TokenPosition, evaluation_batches
-from staircase_attention.data.manifest import Manifest
 from staircase_attention.data.mixture import Part
 from staircase_attention.data.preparation import prepare, prepare_text
 from staircase_attention.data.readers import ReadingOptions, TextSource

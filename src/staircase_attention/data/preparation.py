@@ -15,16 +15,17 @@ from typing import Any
 
 from staircase_attention.checks import InputError, input_error
 from staircase_attention.data.byte_pair import BytePairTraining, Tokens, sample_evenly, train_bpe
-from staircase_attention.data.corpus import Corpus, sha256_of
-from staircase_attention.data.documents import HeldOut, pieces
-from staircase_attention.data.jobs import PreparationProgress, in_order
-from staircase_attention.data.manifest import (
+from staircase_attention.data.corpus import (
+    Corpus,
     FileRecord,
     Manifest,
     Preparation,
     SourceRecord,
     TokeniserRecord,
+    sha256_of,
 )
+from staircase_attention.data.documents import HeldOut, pieces
+from staircase_attention.data.jobs import PreparationProgress, in_order
 from staircase_attention.data.mixture import Mixture, MixturePosition, Part, Piece
 from staircase_attention.data.readers import ReadingOptions, TextSource
 from staircase_attention.data.tokenisers import Tokeniser, load_tokeniser, named_tokeniser

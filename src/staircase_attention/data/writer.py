@@ -20,20 +20,18 @@ import numpy as np
 from staircase_attention.checks import input_error
 from staircase_attention.data.byte_pair import Tokens
 from staircase_attention.data.corpus import (
+    MANIFEST,
     STARTS_DTYPE,
     TOKENISER_FOLDER,
-    sha256_of,
-    unfinished_folder,
-)
-from staircase_attention.data.documents import SPLITS
-from staircase_attention.data.manifest import (
-    MANIFEST,
     ArrayRecord,
     Counts,
     Manifest,
     Preparation,
     SplitRecord,
+    sha256_of,
+    unfinished_folder,
 )
+from staircase_attention.data.documents import SPLITS
 from staircase_attention.data.mixture import MixturePosition, PartPosition, Piece
 from staircase_attention.data.tokenisers import Tokeniser
 from staircase_attention.files import locked, sync_folder, write_json

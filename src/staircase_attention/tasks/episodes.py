@@ -83,16 +83,14 @@ class Episodes:
 
     def __getitem__(self, index: int) -> tuple[Integers, Integers]:
         """Inputs and targets of one episode, as views."""
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"episode {index} of {len(self)}")
-        first = self.starts[index]
-        last = first + self.lengths[index]
-        return self.inputs[first:last], self.targets[first:last]
+        # A range has the index errors of a list, and its count from the end.
+        number = range(len(self))[index]
+        stop = self.starts[number + 1] if number + 1 < len(self) else None
+        here = slice(self.starts[number], stop)
+        return self.inputs[here], self.targets[here]
 
     def __iter__(self) -> Iterator[tuple[Integers, Integers]]:
-        ends = self.starts + self.lengths
-        for first, last in zip(self.starts, ends, strict=True):
-            yield self.inputs[first:last], self.targets[first:last]
+        return map(self.__getitem__, range(len(self)))
 
     @property
     def lengths(self) -> Integers:

@@ -230,8 +230,7 @@ def lanes_of_process(process: int, num_processes: int, num_lanes: int) -> range:
     >>> lanes_of_process(1, 4, 32)
     range(8, 16)
     """
-    check_integer("num_processes", num_processes, minimum=1, example=1)
-    check_integer("process", process, minimum=0, maximum=num_processes - 1, example=0)
+    assert 0 <= process < num_processes
     share, rest = divmod(num_lanes, num_processes)
     if rest or not share:
         rule = f"num_lanes must be a multiple of the {num_processes} processes"

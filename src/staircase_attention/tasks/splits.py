@@ -56,10 +56,9 @@ def split(task: Task, name: Split, seed: int) -> Episodes:
     if num_train is None:
         received = f"{task.name} with endless training data"
         raise input_error("a train split must have a size", received, "use Endless(task, seed)")
-    forbidden = held_out_fingerprints(task, seed)
-    numbers = range(-(-num_train // BLOCK_SIZE))
-    blocks = [train_block(task, seed, number, forbidden) for number in numbers]
-    train = Episodes.concatenate(blocks).take(np.arange(num_train))
+    # A finite split is the beginning of the endless one.
+    blocks, indices = Endless(task, seed).find(np.arange(num_train))
+    train = blocks.take(indices)
     _check_asks(task, "train", train)
     return train
 
@@ -84,19 +83,6 @@ def try_out(task: Task, seed: int) -> None:
     generator = random_generator(seed, TRIAL_STREAM)
     if not checked_episodes(task, generator, NUM_TRIED).num_answers:
         held_out(task, seed)
-
-
-def held_out_fingerprints(task: Task, seed: int) -> Fingerprints:
-    """Fingerprints that no training episode may have."""
-    return np.concatenate([fingerprints(part) for part in held_out(task, seed)])
-
-
-def train_block(task: Task, seed: int, number: int, forbidden: Fingerprints) -> Episodes:
-    """Block `number` of the training data, without drawing those before it.
-
-    The blocks are one endless sequence; a train split of a given size is its beginning.
-    """
-    return _draw(task, seed, (TRAIN_STREAM, number), BLOCK_SIZE, forbidden, distinct=False)
 
 
 def random_generator(seed: int, *key: int) -> np.random.Generator:
@@ -176,13 +162,13 @@ class EpisodeSource(Protocol):
 class Endless:
     """Fresh episodes without end, none of them in valid or test.
 
-    Block k of BLOCK_SIZE episodes depends on the seed and k alone. The blocks from the lowest to
-    the highest number of the last look-up are held: lanes advance together.
+    Block k of BLOCK_SIZE episodes depends on the seed and k alone, and is drawn without those
+    before it. The blocks of the last look-up are held: lanes advance together.
     """
 
     def __init__(self, task: Task, seed: int) -> None:
         self._task, self._seed = task, seed
-        self._forbidden = held_out_fingerprints(task, seed)
+        self._forbidden = np.concatenate([fingerprints(part) for part in held_out(task, seed)])
         self._blocks: dict[int, Episodes] = {}
         self._held: Episodes | None = None
 
@@ -198,7 +184,8 @@ class Endless:
     def _block(self, number: int) -> Episodes:
         if number in self._blocks:
             return self._blocks[number]
-        return train_block(self._task, self._seed, number, self._forbidden)
+        key = (TRAIN_STREAM, number)
+        return _draw(self._task, self._seed, key, BLOCK_SIZE, self._forbidden, distinct=False)
 
 
 class Epochs:

@@ -77,7 +77,7 @@ class Task(ABC):
     @property
     def name(self) -> str:
         """The class name in lower case with hyphens: RandomWalk is random-walk."""
-        return task_name(type(self))
+        return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", type(self).__name__).lower()
 
     @property
     def num_inputs(self) -> int:
@@ -117,8 +117,3 @@ class SizedTask(Task):
     def split_sizes(self) -> SplitSizes:
         """The sizes of the options."""
         return SplitSizes(train=self.num_train, valid=self.num_valid, test=self.num_test)
-
-
-def task_name(task_class: type) -> str:
-    """The name of a task class in recipes: RandomWalk is random-walk."""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", task_class.__name__).lower()
