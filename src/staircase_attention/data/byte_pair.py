@@ -23,35 +23,35 @@ from staircase_attention.data.documents import END_OF_LINE, LETTER, LONGEST_PIEC
 if TYPE_CHECKING:
     from tokenizers import Tokenizer, models
 
+# Token numbers, of any width.
 Tokens = NDArray[np.unsignedinteger[Any]]
-"""Token numbers, of any width."""
 NUM_BYTES = 256
+# The file that names the kind of tokeniser in a folder.
 SETTINGS = "settings.json"
-"""The file that names the kind of tokeniser in a folder."""
+# A tokeniser as the `tokenizers` library writes it.
 TOKENIZER_FILE = "tokenizer.json"
-"""A tokeniser as the `tokenizers` library writes it."""
+# The library allocates all symbols before it learns the first, and aborts if it cannot.
 MOST_SYMBOLS = 1_000_000
-"""The library allocates all symbols before it learns the first, and aborts if it cannot."""
+# Bytes that are encoded as one piece; small enough for one long document to use all cores.
 SHORTEST_PIECE = 1 << 14
-"""Bytes that are encoded as one piece; small enough for one long document to use all cores."""
 KINDS = {"BPE": "byte-pair", "Unigram": "unigram", "WordPiece": "word-piece", "WordLevel": "words"}
 END_NAME = "<|endoftext|>"
+# Names of the end of a text in well-known tokenisers, the likeliest first.
 KNOWN_ENDS = (END_NAME, "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>", "[SEP]")
-"""Names of the end of a text in well-known tokenisers, the likeliest first."""
 # Bytes that are not UTF-8, as Python escapes them.
 STRAY_BYTES = re.compile("([\udc80-\udcff]+)")
+# A text with many ends of words and lines.
 TRIAL = (
     "The quick  brown fox, aged 1,234 years, jumps over\n\n the lazy dog's \tback: isn't it "
     "naïve?  Voilà une idée of it (Ещё одна мысль and 一个主意 too)...\n  \r\n"
     "<p class='x'>Yes</p> \n"
 )
-"""A text with many ends of words and lines."""
 
+# While it learns, the library holds every distinct word, in a hundred bytes per byte of it.
+# 32 MB of novels, encyclopaedia and dialogues have 1,400,000 bytes of distinct words.
 MOST_WORD_BYTES = 4_000_000
-"""While it learns, the library holds every distinct word, in a hundred bytes per byte of it.
-32 MB of novels, encyclopaedia and dialogues have 1,400,000 bytes of distinct words."""
+# Bytes of a word to learn from: the time grows with the square of its length.
 LONGEST_WORD = 1_000
-"""Bytes of a word to learn from: the time grows with the square of its length."""
 # Roughly how GPT-2 splits words; a byte that is not ASCII counts as a letter.
 WORDS = re.compile(rb" ?[A-Za-z\x80-\xff]+| ?[0-9]+| ?[^\sA-Za-z0-9\x80-\xff]+|\s+")
 
@@ -60,8 +60,8 @@ _OTHERS = (byte for byte in range(NUM_BYTES) if byte not in _PRINTABLE)
 BYTE_OF_CHARACTER = {chr(byte): byte for byte in _PRINTABLE} | {
     chr(0x100 + number): byte for number, byte in enumerate(_OTHERS)
 }
+# A parsed tokenizer.json.
 Plan = Mapping[str, Any]
-"""A parsed tokenizer.json."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,12 +18,12 @@ from staircase_attention.checks import InputError, input_error
 
 Compression = Literal["gz", "bz2", "xz", "zst", "zip"]
 
+# Bytes of content that are decompressed at a time.
 BLOCK_BYTES = 1 << 20
-"""Bytes of content that are decompressed at a time."""
+# Compressed bytes given to zstandard at a time. They expand to 128 MiB at most.
 ZST_INPUT_BYTES = 1 << 12
-"""Compressed bytes given to zstandard at a time. They expand to 128 MiB at most."""
+# The window of `zstd --long=31`, which Pushshift's dumps need. It is held in memory.
 ZST_MAX_WINDOW = 1 << 31
-"""The window of `zstd --long=31`, which Pushshift's dumps need. It is held in memory."""
 
 MAGIC_BYTES: dict[bytes, Compression] = {
     b"\x1f\x8b": "gz",
@@ -34,6 +34,7 @@ MAGIC_BYTES: dict[bytes, Compression] = {
     b"\x50\x2a\x4d\x18": "zst",
     b"PK\x03\x04": "zip",
 }
+# What the libraries raise for a file that they cannot decompress.
 DAMAGE = (
     EOFError,
     OSError,
@@ -43,7 +44,6 @@ DAMAGE = (
     NotImplementedError,
     RuntimeError,
 )
-"""What the libraries raise for a file that they cannot decompress."""
 
 
 class DamagedFileError(InputError):

@@ -20,12 +20,12 @@ from staircase_attention.files import write_json
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+# The token widths that a manifest may name. Numpy would take 'O' for pointers into memory.
 TOKEN_DTYPES = {"uint8": "<u1", "uint16": "<u2", "uint32": "<u4"}
-"""The token widths that a manifest may name. Numpy would take 'O' for pointers into memory."""
 TOKENISER_FOLDER = "tokeniser"
 STARTS_DTYPE = np.dtype("<u8")
+# Tokens that are decoded at once.
 DECODED_TOKENS = 1 << 20
-"""Tokens that are decoded at once."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,15 +18,15 @@ from typing import Any, Protocol
 from staircase_attention.checks import input_error
 
 SPLITS = ("train", "valid", "test")
+# Only the first bytes of a document are hashed; documents that share them count as the same.
 HASHED_BYTES = 1 << 16
-"""Only the first bytes of a document are hashed; documents that share them count as the same."""
 DIGEST_BYTES = 8
+# Bytes of a document that are held, or encoded, at once.
 LONGEST_PIECE = 1 << 18
-"""Bytes of a document that are held, or encoded, at once."""
+# Within this many bytes a letter before a space is preferred to a nearer end of a line.
 NEAR = 1 << 12
-"""Within this many bytes a letter before a space is preferred to a nearer end of a line."""
+# The first two bits of a byte that continues a character of UTF-8, of four bytes at most.
 CONTINUATION = 0b10
-"""The first two bits of a byte that continues a character of UTF-8, of four bytes at most."""
 
 # Both match the character before the cut.
 LETTER = re.compile(rb"[A-Za-z](?= )")

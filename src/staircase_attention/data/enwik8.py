@@ -14,10 +14,10 @@ from staircase_attention.data.mixture import Part
 from staircase_attention.data.preparation import prepare
 from staircase_attention.data.tokenisers import ByteTokeniser
 
+# In the order of the file.
 SPLIT_BYTES = {"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000}
-"""In the order of the file."""
+# Of the whole file.
 MD5 = "a1fa5ffddb56f4953e226637dabbb36a"
-"""Of the whole file."""
 
 
 class SplitFile:

@@ -80,8 +80,8 @@ class PartPosition:
         return cls(**{**plain, "cursor": plain["cursor"] and Cursor(**plain["cursor"])})
 
 
+# How far each source has been read: all that is needed to resume.
 MixturePosition = tuple[PartPosition, ...]
-"""How far each source has been read: all that is needed to resume."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

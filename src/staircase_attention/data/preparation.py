@@ -32,17 +32,17 @@ from staircase_attention.data.tokenisers import Tokeniser, load_tokeniser, named
 from staircase_attention.data.writer import CorpusWriter, WorkFolder
 from staircase_attention.files import FULL_DISK
 
+# Tokens per file: half a gibibyte, at two bytes each.
 SHARD_TOKENS = 1 << 28
-"""Tokens per file: half a gibibyte, at two bytes each."""
+# Between two durable points: the most work that a kill can cost, apart from reading again.
 COMMIT_SECONDS = 5.0
-"""Between two durable points: the most work that a kill can cost, apart from reading again."""
+# Text that is encoded in one call: enough for several pieces per core. The library takes about a
+# hundred bytes per token for an encoding, so this bounds memory.
 BATCH_BYTES = min(max(1 << 20, (os.cpu_count() or 1) << 17), 1 << 22)
-"""Text that is encoded in one call: enough for several pieces per core. The library takes about a
-hundred bytes per token for an encoding, so this bounds memory."""
+# Calls at the same time: while one hands over its result, the library's threads serve another.
 NUM_ENCODERS = 2
-"""Calls at the same time: while one hands over its result, the library's threads serve another."""
+# Bytes read between two reports of progress, while a tokeniser is learnt.
 REPORTED_BYTES = 1 << 20
-"""Bytes read between two reports of progress, while a tokeniser is learnt."""
 
 
 def prepare_text(
@@ -240,9 +240,9 @@ def _encode(
     )
 
 
+# Pieces that are encoded in one call, and the position of the mixture after them. It is None
+# inside a piece of the mixture, where a preparation cannot resume.
 _Batch = tuple[list[Piece], MixturePosition | None]
-"""Pieces that are encoded in one call, and the position of the mixture after them. It is None
-inside a piece of the mixture, where a preparation cannot resume."""
 
 
 def _write_documents(

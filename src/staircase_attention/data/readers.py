@@ -25,12 +25,12 @@ from staircase_attention.data.wikipedia import FIRST_BYTES, articles
 Unit = Literal["files", "paragraphs"]
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 SHORT_TAR = (".tgz", ".tbz2", ".txz", ".tzst")
+# Bytes of a line or a paragraph that are held at once.
 LONGEST_RECORD = 1 << 25
-"""Bytes of a line or a paragraph that are held at once."""
+# Rows of a .parquet file that are decoded at once.
 PARQUET_ROWS = 64
-"""Rows of a .parquet file that are decoded at once."""
+# Bytes of a column that are read at once, so that a large row group is never held whole.
 PARQUET_BUFFER = 1 << 20
-"""Bytes of a column that are read at once, so that a large row group is never held whole."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,8 +60,8 @@ class ReadPosition(NamedTuple):
     """Records before it that could not be used."""
 
 
+# Documents, each with the position after it. One without text only reports a position.
 Positioned = Iterator[tuple[Document, ReadPosition]]
-"""Documents, each with the position after it. One without text only reports a position."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

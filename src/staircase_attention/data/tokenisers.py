@@ -18,8 +18,8 @@ from staircase_attention.data.byte_pair import (
 )
 from staircase_attention.data.documents import LONGEST_PIECE
 
+# The two pairs of names of GPT-2's files.
 VOCABULARY_AND_MERGES = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
-"""The two pairs of names of GPT-2's files."""
 
 
 class Tokeniser(Protocol):

@@ -31,8 +31,8 @@ PAD, END, STOP, THEN, EQUALS, PLUS, MINUS, LESS, GREATER, IF_WORD, PRINT_WORD = 
 FIRST_CONSTANT = len(WORDS)
 FIRST_VARIABLE = FIRST_CONSTANT + len(CONSTANTS)
 
+# Tokens of `if x > 3 : y = 4 ;`.
 LONGEST_STATEMENT = 9
-"""Tokens of `if x > 3 : y = 4 ;`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

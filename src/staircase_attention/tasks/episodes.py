@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from staircase_attention.batches import IGNORED
 from staircase_attention.checks import input_error
 
+# An array of integers of any width.
 Integers = NDArray[np.signedinteger]
-"""An array of integers of any width."""
 
 
 def ragged_range(firsts: Integers, counts: Integers) -> NDArray[np.int64]:

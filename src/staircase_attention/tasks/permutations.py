@@ -16,8 +16,8 @@ from staircase_attention.tasks.task import SizedTask
 Inputs = Literal["elements", "generators"]
 Permutation = tuple[int, ...]
 
+# S6 has 720 elements; the multiplication table of S7 would have 25 million entries.
 MAXIMUM_POINTS = 6
-"""S6 has 720 elements; the multiplication table of S7 would have 25 million entries."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

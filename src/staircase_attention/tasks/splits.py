@@ -29,14 +29,14 @@ Split = Literal["train", "valid", "test"]
 Fingerprints = NDArray[np.uint64]
 Value = TypeVar("Value")
 
+# Training episodes drawn at a time. Another size would change the data of every seed.
 BLOCK_SIZE = 1_024
-"""Training episodes drawn at a time. Another size would change the data of every seed."""
+# Episodes drawn to replace those that may not be used.
 NUM_REDRAWN = 256
-"""Episodes drawn to replace those that may not be used."""
+# Draws after which a task is said to have too few different episodes.
 NUM_ATTEMPTS = 100
-"""Draws after which a task is said to have too few different episodes."""
+# Episodes by which a task is tried out.
 NUM_TRIED = 4
-"""Episodes by which a task is tried out."""
 
 # First entry of a spawn key, so that no two uses of a seed share random numbers.
 VALID_STREAM, TEST_STREAM, TRAIN_STREAM, EPOCH_STREAM, TRIAL_STREAM = range(5)

@@ -25,8 +25,8 @@ KNOWN_BOTS = (
     "TweetPoster",
     "WikiTextBot",
 )
+# Matches `RemindMeBot`, `gifv-bot` and `HelperBot_2`, but neither `abbot` nor `robotics_fan`.
 BOT_NAMES = r"(?:[-_][Bb]ot|[a-z0-9]Bot|BOT)(?:[-_]?\d*)$"
-"""Matches `RemindMeBot`, `gifv-bot` and `HelperBot_2`, but neither `abbot` nor `robotics_fan`."""
 
 LINK = re.compile(r"https?://|\bwww\.", re.IGNORECASE)
 # The semicolon is required: `&copy=1` occurs in many URLs.

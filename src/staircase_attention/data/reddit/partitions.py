@@ -24,14 +24,14 @@ from staircase_attention.data.reddit.cleaning import Cleaning
 from staircase_attention.data.reddit.comments import SCHEMA, LineCounts, parse_lines
 from staircase_attention.files import read_json, write_json
 
+# Lines that are parsed at a time.
 BLOCK_BYTES = 1 << 20
-"""Lines that are parsed at a time."""
+# Longer lines are skipped. No comment is that long, but a line of a corrupt file may be.
 LONGEST_LINE = 4 << 20
-"""Longer lines are skipped. No comment is that long, but a line of a corrupt file may be."""
+# Comments that are held before they are stored.
 BUFFER_BYTES = 128 << 20
-"""Comments that are held before they are stored."""
+# Time after which they are stored in any case: the most work that a kill can cost.
 COMMIT_SECONDS = 10.0
-"""Time after which they are stored in any case: the most work that a kill can cost."""
 GOLDEN_RATIO = np.uint64(0x9E3779B97F4A7C15)
 HALF = np.uint64(32)
 

@@ -31,19 +31,19 @@ from staircase_attention.files import locked, read_json, write_json
 
 Prepared = tuple[Partitions, list[ThreadGroup], list[GroupCounts]]
 
+# Changes when files in a work folder get another meaning.
 FORMAT = 2
-"""Changes when files in a work folder get another meaning."""
 FEWEST_PARTITIONS, MOST_PARTITIONS = 16, 1 << 14
+# Comments in a partition, if the estimate of their total size is right.
 PARTITION_BYTES = 32 << 20
-"""Comments in a partition, if the estimate of their total size is right."""
+# Comments that are held at once. A larger partition is processed in parts; one thread is not.
 LARGEST_GROUP_BYTES = 64 << 20
-"""Comments that are held at once. A larger partition is processed in parts; one thread is not."""
+# Estimated bytes of comments per byte of a dump.
 SIZE_IF_PLAIN, SIZE_IF_COMPRESSED = 0.5, 3.0
-"""Estimated bytes of comments per byte of a dump."""
+# Bytes of comments below which another process takes longer to start than it saves.
 WORTH_A_WORKER = 4 << 20
-"""Bytes of comments below which another process takes longer to start than it saves."""
+# Bytes at the beginning of a dump that identify it.
 FINGERPRINT_BYTES = 1 << 16
-"""Bytes at the beginning of a dump that identify it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

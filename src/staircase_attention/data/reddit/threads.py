@@ -23,12 +23,12 @@ from staircase_attention.data.reddit.comments import Counts
 Form = Literal["paths", "leaves", "threads"]
 Gap = Literal["drop", "cut", "placeholder"]
 
+# The parent of a comment that answers the post.
 POST = -1
-"""The parent of a comment that answers the post."""
+# The parent of an orphan: a comment that is in no file, or not in the same thread.
 MISSING = -2
-"""The parent of an orphan: a comment that is in no file, or not in the same thread."""
+# The depth of a comment whose path is dropped.
 NO_PATH = 1 << 60
-"""The depth of a comment whose path is dropped."""
 COUNT_OF_STATUS: dict[int, str] = {
     Status.DELETED: "deleted",
     Status.REMOVED: "removed",
@@ -38,11 +38,11 @@ COUNT_OF_STATUS: dict[int, str] = {
 }
 REMOVED_TEXT = "[removed]"
 MISSING_TEXT = "[missing]"
+# Of a group of threads: `comments`, the arguments of a CommentCounts, and `splits`, those of a
+# TextCounts for each split.
 GroupCounts = dict[str, Any]
-"""Of a group of threads: `comments`, the arguments of a CommentCounts, and `splits`, those of a
-TextCounts for each split."""
+# The mark of a deleted account, and of the fifty-third and later authors of a document.
 NO_SPEAKER = "?"
-"""The mark of a deleted account, and of the fifty-third and later authors of a document."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
