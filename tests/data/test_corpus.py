@@ -169,12 +169,6 @@ def test_a_damaged_corpus_is_not_opened(name, content, line, corpus):
     assert "\n" not in str(refused.value)
 
 
-def test_an_unfinished_corpus_is_not_opened_and_the_remedy_is_named(corpus):
-    corpus.folder.rename(corpus.folder.with_name("corpus.unfinished"))
-    with pytest.raises(InputError, match="run its preparation again to resume it"):
-        Corpus.open(corpus.folder)
-
-
 def test_a_split_or_tokens_that_do_not_exist_are_refused(whole_corpus):
     with pytest.raises(InputError, match="must be one of train, valid, test, got 'dev'; use for"):
         whole_corpus.split("dev")

@@ -1,10 +1,6 @@
 """A preparation that is killed anywhere resumes, and ends with the same bytes as without."""
 
 import errno
-import os
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,8 +12,11 @@ from small_corpora import (
     RecordedProgress,
     compressed,
     contents,
+    killed,
+    started,
     storing,
     text_of,
+    wait_until,
     write_lines,
 )
 
@@ -25,7 +24,6 @@ from staircase_attention.data import (
     BytePairTraining,
     Corpus,
     InputError,
-    PreparationProgress,
     byte_pair,
     compression,
     documents,
@@ -47,19 +45,9 @@ def kill(*_):
     raise Killed
 
 
-class KilledAfter(RecordedProgress):
+def killed_after(num_batches):
     """Dies when this many batches have been written."""
-
-    def __init__(self, num_batches):
-        super().__init__()
-        self.num_left = num_batches
-
-    def advance(self, done_bytes, facts):
-        # While a tokeniser is learnt there are no facts.
-        self.num_left -= bool(facts)
-        if self.num_left < 0:
-            raise Killed
-        super().advance(done_bytes, facts)
+    return RecordedProgress(lambda number: number > num_batches and kill())
 
 
 def make_inputs(folder: Path) -> list[Path]:
@@ -107,7 +95,7 @@ def test_kills_anywhere_leave_no_trace(kills, rarely, inputs, straight, tmp_path
     commit_seconds = 0.003 if rarely else 0.0
     for num_batches in kills:
         try:
-            run(inputs, folder, progress=KilledAfter(num_batches), commit_seconds=commit_seconds)
+            run(inputs, folder, progress=killed_after(num_batches), commit_seconds=commit_seconds)
         except Killed:
             assert not folder.exists()
             with pytest.raises(InputError, match="run its preparation again"):
@@ -117,15 +105,16 @@ def test_kills_anywhere_leave_no_trace(kills, rarely, inputs, straight, tmp_path
 
 
 def test_work_that_was_done_is_not_done_again(inputs, tmp_path, monkeypatch):
-    killed, resumed = KilledAfter(30), RecordedProgress()
+    interrupted, resumed = killed_after(30), RecordedProgress()
     with pytest.raises(Killed):
-        run(inputs, tmp_path / "corpus", progress=killed)
+        run(inputs, tmp_path / "corpus", progress=interrupted)
     monkeypatch.setattr(preparation, "train_bpe", None)
     # Only the checksums of new shards are computed.
     monkeypatch.setattr(writer, "sha256_of", lambda path: {".bin": sha256_of}[path.suffix](path))
     run(inputs, tmp_path / "corpus", progress=resumed)
     _, total_bytes, done_bytes = resumed.reports[0]
-    assert 0 < killed.reports[-1][1] == done_bytes
+    # The last batch was reported, but not committed.
+    assert 0 < interrupted.reports[-2][1] == done_bytes
     assert resumed.reports[-1][1] == total_bytes
 
 
@@ -164,7 +153,7 @@ def test_resuming_with_other_options_or_changed_files_is_refused_and_loses_nothi
 ):
     inputs = make_inputs(tmp_path / "inputs")
     with pytest.raises(Killed):
-        run(inputs, tmp_path / "corpus", progress=KilledAfter(20))
+        run(inputs, tmp_path / "corpus", progress=killed_after(20))
     with pytest.raises(InputError, match=r"corpus\.unfinished must be prepared from the same"):
         run(inputs, tmp_path / "corpus", tokeniser="bytes")
     before = inputs[0].read_text()
@@ -178,42 +167,19 @@ def test_resuming_with_other_options_or_changed_files_is_refused_and_loses_nothi
 
 
 def test_two_processes_do_not_prepare_the_same_corpus(inputs, tmp_path):
-    class SecondPreparation(PreparationProgress):
-        def begin(self, total_bytes, done_bytes):
-            with pytest.raises(ValueError, match=r"by one process at a time, got two for .*; wait"):
-                run(inputs, tmp_path / "corpus")
+    def prepare_again(_):
+        with pytest.raises(ValueError, match=r"by one process at a time, got two for .*; wait"):
+            run(inputs, tmp_path / "corpus")
 
-    run(inputs, tmp_path / "corpus", progress=SecondPreparation())
-
-
-PROGRAM = """
-import sys, time
-from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-import pytest
-import test_killed_preparation as here
-
-class Slow(here.PreparationProgress):
-    def advance(self, done_bytes, facts):
-        time.sleep(0.05)
-
-here.make_all_small(pytest.MonkeyPatch())
-here.run([Path(path) for path in sys.argv[3:]], Path(sys.argv[2]), progress=Slow())
-"""
+    run(inputs, tmp_path / "corpus", progress=RecordedProgress(prepare_again))
 
 
 def test_a_process_killed_by_the_system_leaves_no_trace(inputs, straight, tmp_path):
     folder = tmp_path / "corpus"
-    here = str(Path(__file__).parent)
-    command = [sys.executable, "-c", PROGRAM, here, str(folder), *map(str, inputs)]
-    process = subprocess.Popen(command)
-    journal = tmp_path / "corpus.unfinished" / "journal.json"
-    deadline = time.monotonic() + 60
-    while not journal.exists() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.01)
-    time.sleep(0.4)
-    os.kill(process.pid, signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    slow = RecordedProgress(lambda _: time.sleep(0.05))
+    process = started(run, inputs, folder, progress=slow)
+    wait_until((tmp_path / "corpus.unfinished" / "journal.json").exists)
+    time.sleep(0.2)
+    killed(process)
     assert not folder.exists()
-    assert journal.exists()
     assert contents(run(inputs, folder).folder) == straight

@@ -37,12 +37,10 @@ def test_a_weight_is_a_number_of_passes(weight):
     assert abs(sum(often) - len(TEXTS) * weight) <= 4 * deviation + 1e-6
 
 
-def test_a_greater_weight_keeps_the_same_documents_and_more():
+def test_a_greater_weight_keeps_the_same_documents_and_more_in_passes():
     few = [piece.data for piece in mixed((TEXTS, 0.2))]
     assert set(few) < {piece.data for piece in mixed((TEXTS, 0.7))}
-
-
-def test_passes_follow_one_another_so_that_copies_are_far_apart():
+    # Copies are a whole pass apart.
     assert [piece.data.decode() for piece in mixed((TEXTS[:10], 2))] == TEXTS[:10] * 2
 
 

@@ -4,10 +4,10 @@ import hashlib
 import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -65,13 +65,6 @@ class SourceRecord:
     skipped: Mapping[str, int] = field(default_factory=dict)
     """What could not be used."""
 
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> "SourceRecord":
-        """The record of a JSON file."""
-        files = tuple(FileRecord(**file) for file in plain["files"])
-        counts = {split: Counts(**counts) for split, counts in plain["counts"].items()}
-        return cls(**{**plain, "files": files, "counts": counts})
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArrayRecord:
@@ -98,12 +91,6 @@ class SplitRecord:
     """With end symbols."""
     text_crc32: int
     """Of the concatenated text of all documents; decoding must reproduce it."""
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> "SplitRecord":
-        """The record of a JSON file."""
-        shards = tuple(ArrayRecord(**shard) for shard in plain["shards"])
-        return cls(**{**plain, "shards": shards, "starts": ArrayRecord(**plain["starts"])})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -167,16 +154,8 @@ class Manifest:
                 rule, received = f"a corpus must have format {FORMAT}", plain["format"]
                 raise input_error(rule, received, "prepare it again, or use another version")
             check_choice("the dtype of a corpus", plain["dtype"], TOKEN_DTYPES)
-            preparation = plain["preparation"]
-            sources = tuple(map(SourceRecord.from_plain, preparation["sources"]))
-            return cls(
-                preparation=Preparation(**{**preparation, "sources": sources}),
-                tokeniser=TokeniserRecord(**plain["tokeniser"]),
-                dtype=plain["dtype"],
-                splits={
-                    name: SplitRecord.from_plain(split) for name, split in plain["splits"].items()
-                },
-            )
+            manifest: Manifest = _restored(cls, plain)
+            return manifest
         except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
             rule, received = "a manifest must be as it was written", f"{path} ({error!r})"
             raise input_error(rule, received, "prepare the corpus again") from error
@@ -184,6 +163,18 @@ class Manifest:
     def write(self, folder: Path) -> None:
         """Make a folder a corpus."""
         write_json(folder / MANIFEST, asdict(self))
+
+
+def _restored(hint: Any, plain: Any) -> Any:  # noqa: ANN401
+    """What `asdict` turned into plain data, by the types of the fields."""
+    if is_dataclass(hint):
+        hints = get_type_hints(hint)
+        return hint(**{name: _restored(hints[name], value) for name, value in plain.items()})  # type: ignore[operator]
+    if get_origin(hint) is tuple:
+        return tuple(_restored(get_args(hint)[0], item) for item in plain)
+    if get_origin(hint) is Mapping:
+        return {key: _restored(get_args(hint)[1], value) for key, value in plain.items()}
+    return plain
 
 
 def unfinished_folder(corpus: Path) -> Path:

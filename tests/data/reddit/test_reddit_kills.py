@@ -1,16 +1,12 @@
 """A preparation that is killed at any time ends with the same result."""
 
-import multiprocessing
 import os
-import signal
-import time
-import warnings
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from reddit_dumps import random_comments, write_dump
-from small_corpora import RecordedProgress
+from small_corpora import RecordedProgress, killed, started, wait_until
 
 from staircase_attention.data.reddit import RedditSource, partitions, source
 
@@ -103,37 +99,18 @@ def test_a_killed_process_leaves_no_workers_and_the_next_one_resumes(tmp_path, m
     ]
     expected = everything(dumps, tmp_path / "whole")
     folder = tmp_path / "killed"
+
+    def stored_bytes(folder):
+        return sum(path.stat().st_size for path in folder.rglob("*.arrow"))
+
     half = stored_bytes(tmp_path / "whole") // 2
     process = started(everything, dumps, folder, num_workers=2)
     wait_until(lambda: stored_bytes(folder) >= half)
     workers = children(process.pid)
-    os.kill(process.pid, signal.SIGKILL)
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
+    killed(process)
     assert len(workers) == 2
     wait_until(lambda: not any(is_running(pid) for pid in workers))
     assert everything(dumps, folder, num_workers=2) == expected
-
-
-def stored_bytes(folder):
-    return sum(path.stat().st_size for path in folder.rglob("*.arrow"))
-
-
-def started(function, *arguments, **choices):
-    """A process of its own, which need not import anything again."""
-    context = multiprocessing.get_context("fork")
-    process = context.Process(target=function, args=arguments, kwargs=choices)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        process.start()
-    return process
-
-
-def wait_until(condition, seconds=20):
-    limit = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < limit
-        time.sleep(0.002)
 
 
 def children(pid):

@@ -156,13 +156,16 @@ def test_every_line_and_every_comment_is_counted_once(tmp_path):
     assert report.skipped()["broken lines in dump"] == report.lines.broken == 10
 
 
-def test_a_damaged_dump_is_reported_and_the_others_are_read(tmp_path):
+def test_a_dump_may_be_damaged_or_without_a_comment(tmp_path):
     whole = write_dump(tmp_path / "whole.gz", [comment("c1")], "gz")
     damaged = write_dump(tmp_path / "damaged.gz", [comment("c2")], "gz")
     damaged.write_bytes(damaged.read_bytes()[:-12])
     source = RedditSource([damaged, whole], tmp_path / "work", num_workers=1)
     assert "body of c1" in [document.text for document in documents(source)]
     assert list(source.report.damage) == [str(damaged)]
+    write_dump(whole, b"\n\nnothing\n")
+    given, report = everything(RedditSource([whole], tmp_path / "work", num_workers=1))
+    assert (given, report.lines.lines) == ([], 3)
 
 
 def test_other_options_use_the_same_partitions_and_other_dumps_others(tmp_path):
@@ -230,10 +233,3 @@ def test_invalid_paths_are_refused_with_a_remedy(tmp_path):
     dump = write_dump(tmp_path / "dump", [comment("c1")])
     with pytest.raises(ValueError, match="num_workers must be an integer of at least 1"):
         RedditSource([dump], tmp_path, num_workers=0)
-
-
-def test_dumps_without_a_comment_give_no_document(tmp_path):
-    dump = write_dump(tmp_path / "dump", b"\n\nnothing\n")
-    given, report = everything(RedditSource([dump], tmp_path / "work", num_workers=1))
-    assert given == []
-    assert report.lines.lines == 3

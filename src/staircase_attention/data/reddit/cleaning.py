@@ -38,9 +38,12 @@ UNWANTED = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u200b\ufeff]+")
 
 
 class Status(IntEnum):
-    """Whether a comment has a text, and if not, why. The numbers are stored on disk."""
+    """Whether a comment has a text, and if not, why.
 
-    LIVING, DELETED, REMOVED, EMPTY, BOT, FILTERED = range(6)
+    The numbers are stored on disk, and in lower case the names are those of CommentCounts.
+    """
+
+    LIVING, DELETED, REMOVED, EMPTY, BOTS, FILTERED = range(6)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,7 +125,7 @@ class Cleaning:
         >>> Cleaning().clean("someone", "1 &lt; 2 &amp;amp; so on  ")
         (<Status.LIVING: 0>, '1 < 2 & so on')
         >>> Cleaning().clean("AutoModerator", "Welcome!")
-        (<Status.BOT: 4>, None)
+        (<Status.BOTS: 4>, None)
         """
         text = clean_text(body, self.whitespace)
         status = self._status(author, text)
@@ -138,7 +141,7 @@ class Cleaning:
                 return Status.REMOVED
         is_bot = author.casefold() in _casefolded(self.bots)
         if is_bot or (self.bot_names is not None and re.search(self.bot_names, author)):
-            return Status.BOT
+            return Status.BOTS
         return Status.LIVING if self.filters.allow(text) else Status.FILTERED
 
 

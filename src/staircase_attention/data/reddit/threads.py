@@ -29,13 +29,6 @@ POST = -1
 MISSING = -2
 # The depth of a comment whose path is dropped.
 NO_PATH = 1 << 60
-COUNT_OF_STATUS: dict[int, str] = {
-    Status.DELETED: "deleted",
-    Status.REMOVED: "removed",
-    Status.EMPTY: "empty",
-    Status.BOT: "bots",
-    Status.FILTERED: "filtered",
-}
 REMOVED_TEXT = "[removed]"
 MISSING_TEXT = "[missing]"
 # Of a group of threads: `comments`, the arguments of a CommentCounts, and `splits`, those of a
@@ -177,7 +170,7 @@ def _thread(rows: list[Row], options: RedditOptions) -> Thread:
     answers: defaultdict[int, list[int]] = defaultdict(list)
     for place, parent in enumerate(parents):
         answers[parent].append(place)
-    counts = Counter(COUNT_OF_STATUS[row.status] for row in rows if row.text is None)
+    counts = Counter(Status(row.status).name.lower() for row in rows if row.text is None)
     counts["orphans"] = len(answers[MISSING])
 
     before, examples = parents.copy(), []
