@@ -83,7 +83,7 @@ class ListedSource:
 
 
 class RecordedProgress(PreparationProgress):
-    """Records all reports, and may act on the number of advances."""
+    """Records all reports, and may act on the number of those that have facts."""
 
     def __init__(self, action=None):
         self.reports, self.num_advances, self.action = [], 0, action
@@ -97,8 +97,8 @@ class RecordedProgress(PreparationProgress):
 
     def advance(self, done_bytes, facts):
         self.reports.append(("advance", done_bytes, facts))
-        self.num_advances += 1
-        if self.action is not None:
+        self.num_advances += bool(facts)
+        if facts and self.action is not None:
             self.action(self.num_advances)
 
     def say(self, text):

@@ -58,8 +58,7 @@ def test_documents_of_many_files_become_one_corpus(tmp_path, monkeypatch):
     ]
 
 
-def test_a_tokeniser_is_learnt_from_training_documents(tmp_path, monkeypatch):
-    monkeypatch.setattr(preparation, "REPORTED_BYTES", 100)
+def test_a_tokeniser_is_learnt_from_training_documents(tmp_path):
     write_lines(tmp_path / "a.jsonl", [text_of(number) for number in range(100)])
     options = {"tokeniser": BytePairTraining(vocab_size=300), "held_out": SOME}
     progress = RecordedProgress()
@@ -89,29 +88,22 @@ def test_a_source_may_have_its_own_split_and_field(tmp_path):
     assert texts_of(corpus, "valid") == [b"three"]
 
 
-def test_the_manifest_and_the_reports_say_what_became_of_sources(tmp_path, capsys, monkeypatch):
+def test_the_manifest_and_the_reports_say_what_became_of_sources(tmp_path, capsys):
     lines = '{"text": "one"}\nbroken\n{"text": ""}\n{"text": "two"}\n'
     (tmp_path / "a.jsonl").write_text(lines)
     progress = RecordedProgress()
-
-    def prepared(folder, progress):
-        return prepare_text(
-            tmp_path / "a.jsonl",
-            tmp_path / folder,
-            weights=[2],
-            tokeniser="bytes",
-            held_out=ALL_TRAIN,
-            progress=progress,
-        )
-
-    (source,) = prepared("corpus", progress).manifest.preparation.sources
+    inputs = {"paths": tmp_path / "a.jsonl", "weights": [2]}
+    options = {"tokeniser": "bytes", "held_out": ALL_TRAIN}
+    corpus = prepare_text(folder=tmp_path / "corpus", progress=progress, **inputs, **options)
+    (source,) = corpus.manifest.preparation.sources
     assert source.weight == 2
     assert source.skipped == {"broken lines in a.jsonl": 1}
     assert source.counts["train"].num_documents == 4
     assert progress.reports[0] == ("begin", 2 * len(lines), 0)
     assert ("say", "skipped: 1 broken lines in a.jsonl") in progress.reports
     assert progress.reports[-2][:2] == ("advance", 2 * len(lines))
-    prepared("other", ProgressLines(every_seconds=0))
+    shown = ProgressLines(every_seconds=0)
+    prepare_text(folder=tmp_path / "other", progress=shown, **inputs, **options)
     assert "100.0%  4 documents  16 tokens  00:00 left\n" in capsys.readouterr().err
 
 

@@ -67,6 +67,7 @@ def open_decompressed(path: Path) -> "DecompressedFile":
     try:
         content = _OPENERS[compression](stored)
     except (InputError, *DAMAGE) as error:
+        # A zip is checked when it is opened, the others when they are read.
         stored.close()
         raise _explained(error, path) from error
     return DecompressedFile(_DecompressedBlocks(path, stored, content), BLOCK_BYTES)

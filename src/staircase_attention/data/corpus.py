@@ -239,6 +239,7 @@ class TokenSplit:
         starts = starts % self.num_tokens
         rows = np.empty((len(starts), length), dtype=self.dtype)
         shards = np.searchsorted(self._ends, starts, side="right")
+        # Nearly all rows lie in one shard and are copied by one index; the others one by one.
         is_in_one_shard = starts + length <= self._ends[shards]
         for shard in np.unique(shards[is_in_one_shard]).tolist():
             here = np.flatnonzero(is_in_one_shard & (shards == shard))

@@ -60,6 +60,7 @@ def prepare_enwik8(
         progress: receives reports.
     """
     source = SplitFile(path, SPLIT_BYTES)
+    # Before anything is written: another file would give other numbers than the paper's.
     check_content(Path(path), sum(SPLIT_BYTES.values()), MD5)
     return prepare(
         [Part(source=source)],

@@ -163,6 +163,7 @@ class _PartReading:
         before = self.position
         found = next(self._documents, None)
         if found is None:
+            # Every pass skips the same records, so they are reported for one pass.
             skipped = before.cursor.skipped if before.cursor else {}
             self.position = PartPosition(pass_number=before.pass_number + 1, skipped=skipped)
             self._documents = self._part.source.documents(None)
@@ -183,6 +184,7 @@ class _PartReading:
 
     def _is_kept(self, split: str, data: bytes) -> bool:
         """Whether a document is used in this pass."""
+        # Valid and test come once, whatever the weight.
         if split != "train":
             return self.position.pass_number == 0
         weight_left = self._part.weight - self.position.pass_number

@@ -41,8 +41,6 @@ COMMIT_SECONDS = 5.0
 BATCH_BYTES = min(max(1 << 20, (os.cpu_count() or 1) << 17), 1 << 22)
 # Calls at the same time: while one hands over its result, the library's threads serve another.
 NUM_ENCODERS = 2
-# Bytes read between two reports of progress, while a tokeniser is learnt.
-REPORTED_BYTES = 1 << 20
 
 
 def prepare_text(
@@ -135,6 +133,7 @@ def prepare(
             manifest = _encode(work, mixture, plan, progress)
             _check_splits(manifest, splits or held_out.names)
         except InputError:
+            # The same input would be refused again; any other stop can be resumed.
             work.discard()
             raise
         except OSError as error:
@@ -156,6 +155,7 @@ def _plan(
     if isinstance(tokeniser, BytePairTraining):
         planned: Mapping[str, Any] = {"training": asdict(tokeniser)}
     else:
+        # A tokeniser is known by the checksums of its files, as they will be in the corpus.
         with tempfile.TemporaryDirectory() as scratch:
             tokeniser.save(Path(scratch))
             planned = {"files": _file_checksums(Path(scratch))}
@@ -199,12 +199,10 @@ def _training_texts(
     mixture: Mixture, progress: PreparationProgress
 ) -> Iterator[tuple[bytes, float]]:
     """Training texts, each with the share of the corpus that has been read with it."""
-    total, num_reported = max(mixture.total_bytes, 1), 0
+    total = max(mixture.total_bytes, 1)
     for piece, position in mixture.read(mixture.first_position()):
         num_read = mixture.num_read(position)
-        if num_read - num_reported >= REPORTED_BYTES:
-            progress.advance(num_read, {})
-            num_reported = num_read
+        progress.advance(num_read, {})
         if piece is not None and piece.split == "train":
             yield piece.data, num_read / total
 
@@ -260,6 +258,7 @@ def _write_documents(
     with ThreadPoolExecutor(NUM_ENCODERS, thread_name_prefix="encode") as pool:
         for (batch, after), encoded in in_order(pool, encode, batches, num_ahead=NUM_ENCODERS):
             writer.add(batch, encoded)
+            # Batches may end inside a piece, from where reading cannot resume.
             position = after or position
             progress.advance(mixture.num_read(position), writer.facts)
             if after is not None and time.monotonic() - last_commit >= COMMIT_SECONDS:

@@ -335,6 +335,7 @@ def _members(file: DecompressedFile, start: ReadPosition) -> Positioned:
                 continue
             content = archive.extractfile(member)
             assert content is not None
+            # Reading may resume inside the first member.
             offset = start.offset if record == start.record else 0
             skip_bytes(content, offset)
             for data, is_last in streamed_pieces(content.read):

@@ -103,6 +103,7 @@ def named_tokeniser(name: str) -> Tokeniser | BytePairTraining:
     path = Path(name)
     if path.is_file():
         return byte_pair.from_tokenizer_json(path)
+    # A corpus's own tokeniser names its end symbol; in any other it is looked for.
     if (path / SETTINGS).is_file():
         return load_tokeniser(path)
     if (path / TOKENIZER_FILE).is_file():

@@ -70,6 +70,7 @@ class Episodes:
         if len(parts) == 1:
             return parts[0]
         sizes = [part.num_tokens for part in parts]
+        # Starts count from the first token of all parts, not of their own.
         before = np.cumsum(sizes) - sizes
         shifted = [part.starts + shift for part, shift in zip(parts, before, strict=True)]
         return cls(

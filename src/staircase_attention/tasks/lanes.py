@@ -141,6 +141,7 @@ class Lanes:
     def batch(self, position: Position) -> tuple[Batch, Position]:
         """The batch at a position, and the position after it."""
         self._check(position)
+        # All [lanes]: episode and offset within it, and tokens of the segment that are filled.
         number, offset = np.array(position.episodes), np.array(position.offsets)
         filled = np.zeros(self.num_lanes, dtype=np.int64)
         batch = _empty_batch(self.num_lanes, self.segment_length)
@@ -152,6 +153,7 @@ class Lanes:
             whole = store.lengths[indices]
             length = whole if longest is None else np.minimum(whole, longest)
             left = length - offset
+            # Only another growth can leave a lane beyond the end of its episode.
             if left.min() < 1:
                 rule = f"a position must lie within episodes of {length.max()} tokens at most"
                 raise input_error(
@@ -161,6 +163,7 @@ class Lanes:
             _copy(store, store.starts[indices] + offset, count, batch, row_starts + filled)
             is_over = count == left
             filled += count
+            # The last token of a cut episode becomes the symbol that closes a whole one.
             self._close(batch, (row_starts + filled - 1)[is_over & (length < whole)])
             number += self.num_lanes * is_over
             offset = np.where(is_over, 0, offset + count)
@@ -207,6 +210,7 @@ def evaluation_batches(
     check_integer("num_lanes", num_lanes, minimum=1, example=256)
     check_integer("segment_length", segment_length, minimum=1, example=128)
     num_lanes = min(num_lanes, len(episodes))
+    # All episodes of lane 0, then all of lane 1, ...: each lane is one run of tokens.
     order = np.argsort(np.arange(len(episodes)) % num_lanes, kind="stable")
     by_lane = episodes.take(order)
     counts = np.bincount(order % num_lanes, weights=by_lane.lengths, minlength=num_lanes)

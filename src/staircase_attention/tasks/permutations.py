@@ -117,6 +117,7 @@ def multiplication_table(group: str, drawn: tuple[Permutation, ...]) -> NDArray[
     """(elements, drawn): the index of the product of an element and something drawn."""
     elements = np.array(group_elements(group))
     num_points = elements.shape[1]
+    # A table over all n^n digit strings, of which n! are permutations: 46,656 entries for S6.
     digits = num_points ** np.arange(num_points)
     index_of_number = np.zeros(num_points**num_points, dtype=np.int64)
     index_of_number[elements @ digits] = np.arange(len(elements))

@@ -103,6 +103,7 @@ def walk_transitions(height: int, width: int, walls: Walls) -> NDArray[np.int64]
     state = np.arange(height * width * len(HEADINGS))
     cell, heading = state // len(HEADINGS), state % len(HEADINGS)
     moves = np.array(MOVES)[heading]
+    # Where a move forward leads, perhaps off the grid: clipped, or around to the other side.
     row, column = cell // width + moves[:, 0], cell % width + moves[:, 1]
     if walls == "block":
         row, column = row.clip(0, height - 1), column.clip(0, width - 1)

@@ -80,6 +80,7 @@ def try_out(task: Task, seed: int) -> None:
     A few episodes are drawn, which belong to no split; if they ask nothing, valid and test too.
     """
     sizes_of(task)
+    # Drawing whole splits takes seconds; four episodes show most mistakes at once.
     generator = random_generator(seed, TRIAL_STREAM)
     if not checked_episodes(task, generator, NUM_TRIED).num_answers:
         held_out(task, seed)
@@ -98,11 +99,14 @@ def fingerprints(episodes: Episodes) -> Fingerprints:
     episodes collide with a chance of about 2^-63; a collision costs one needless redraw.
     """
     lengths = episodes.lengths
+    # The weights are the same in every process and version: fingerprints of a seed never change.
     weights = np.random.default_rng(0).integers(
         2**64, size=lengths.max(initial=0), dtype=np.uint64, endpoint=False
     )
+    # Symbol 0 must count too: otherwise an episode would equal its prefixes.
     symbols = (episodes.inputs + 1).astype(np.uint64)
     if np.all(lengths == weights.size):
+        # [episodes, length] · [length], modulo 2^64.
         prints: Fingerprints = symbols.reshape(len(episodes), weights.size) @ weights
         return prints
     offsets = ragged_range(np.zeros_like(lengths), lengths)
@@ -122,11 +126,13 @@ def _draw(
     kept: list[Episodes] = []
     missing = num_episodes
     for attempt in range(NUM_ATTEMPTS):
+        # A number of its own for each attempt: what is drawn does not depend on how many failed.
         generator = random_generator(seed, *key, attempt)
         fresh = checked_episodes(task, generator, missing if attempt == 0 else NUM_REDRAWN)
         prints = fingerprints(fresh)
         is_new = ~np.isin(prints, forbidden)
         if distinct:
+            # Of equal episodes in one draw the first is kept, and later draws avoid all of them.
             is_first = np.zeros_like(is_new)
             is_first[np.unique(prints, return_index=True)[1]] = True
             is_new &= is_first

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from reddit_dumps import random_comments, write_dump
-from small_corpora import RecordedProgress, killed, started, wait_until
+from small_corpora import killed, started, wait_until
 
 from staircase_attention.data.reddit import RedditSource, partitions, source
 
@@ -76,16 +76,6 @@ def test_a_kill_at_any_moment_of_writing_changes_nothing(tmp_path, dumps, monkey
                 path.write_bytes(path.read_bytes() + b"part of a batch")
         assert everything(dumps, folder) == expected
     assert moment > 25
-
-
-def test_finished_work_is_not_repeated(tmp_path, dumps):
-    everything(dumps, tmp_path / "work")
-    files = sorted((tmp_path / "work").rglob("*.*"))
-    times = [file.stat().st_mtime_ns for file in files]
-    watcher = RecordedProgress()
-    everything(dumps, tmp_path / "work", progress=watcher)
-    assert watcher.said == []
-    assert [file.stat().st_mtime_ns for file in files] == times
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for processes in /proc")

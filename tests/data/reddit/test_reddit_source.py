@@ -172,6 +172,8 @@ def test_other_options_use_the_same_partitions_and_other_dumps_others(tmp_path):
     dump = write_dump(tmp_path / "dump", random_comments(7, 50))
     first = RedditSource([dump], tmp_path / "work", num_workers=1)
     expected = everything(first)
+    files = [path for path in (tmp_path / "work").rglob("*") if path.is_file()]
+    times = [path.stat().st_mtime_ns for path in files]
     said = []
     for options in (RedditOptions(form="leaves"), RedditOptions(), RedditOptions(speakers=True)):
         watcher = RecordedProgress()
@@ -179,6 +181,7 @@ def test_other_options_use_the_same_partitions_and_other_dumps_others(tmp_path):
         assert source.report.comments == first.report.comments
         said.append(watcher.said)
     assert said == [["rebuilding the threads"], [], ["rebuilding the threads"]]
+    assert [path.stat().st_mtime_ns for path in files] == times
     write_dump(dump, random_comments(8, 50))
     changed = everything(RedditSource([dump], tmp_path / "work", num_workers=1))
     assert changed == everything(RedditSource([dump], tmp_path / "fresh", num_workers=1))
