@@ -56,12 +56,10 @@ class ReadPosition(NamedTuple):
     """Bytes of content before it; in an archive, of the current member."""
     num_read: int = 0
     """Bytes of the file, as stored, that were read to get here."""
-    num_skipped: int = 0
-    """Records before it that could not be used."""
 
 
-# Documents, each with the position after it. One without text only reports a position.
-Positioned = Iterator[tuple[Document, ReadPosition]]
+# Documents, each with the position after it; None for a record that cannot be used.
+Positioned = Iterator[tuple[Document | None, ReadPosition]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,9 +121,11 @@ class TextSource:
         for number in range(first, len(self.files)):
             path, file_format = self.files[number], self._formats[number]
             for document, position in file_format.read(path, start, self.options):
-                if position.num_skipped:
+                if document is None:
                     key = f"{file_format.skipped_name} in {path.name}"
-                    skipped = skipped | {key: position.num_skipped}
+                    skipped = skipped | {key: skipped.get(key, 0) + 1}
+                    # Without text it only reports a position.
+                    document = Document(text="")
                 if self.split is not None:
                     document = replace(document, split=self.split)
                 num_read = num_before + min(position.num_read, self._sizes[number])
@@ -213,11 +213,9 @@ def _read_records(
     """One document per record; `texts` gives None for a record that cannot be used."""
     with open_decompressed(path) as file:
         file.skip_to(start.offset)
-        num_skipped = start.num_skipped
         for record, text in enumerate(texts(file, options), start.record + 1):
-            num_skipped += text is None
-            after = ReadPosition(record, file.tell(), file.num_stored_read, num_skipped)
-            yield Document(text=text or ""), after
+            after = ReadPosition(record, file.tell(), file.num_stored_read)
+            yield None if text is None else Document(text=text), after
 
 
 def _paragraphs(file: DecompressedFile, options: ReadingOptions) -> Iterator[bytes]:
@@ -275,12 +273,10 @@ def _read_parquet(path: Path, start: ReadPosition, options: ReadingOptions) -> P
     """One document per row."""
     with _open_parquet(path, options) as file:
         num_rows, num_bytes = file.metadata.num_rows, path.stat().st_size
-        num_skipped = start.num_skipped
         for record, value in enumerate(_column(file, start.record, options), start.record + 1):
             text = _flattened(value)
-            num_skipped += text is None
-            after = ReadPosition(record, 0, num_bytes * record // num_rows, num_skipped)
-            yield Document(text=text or ""), after
+            after = ReadPosition(record, 0, num_bytes * record // num_rows)
+            yield None if text is None else Document(text=text), after
 
 
 def _open_parquet(path: Path, options: ReadingOptions) -> Any:  # noqa: ANN401
@@ -320,7 +316,6 @@ def _read_tar(path: Path, start: ReadPosition, options: ReadingOptions) -> Posit
 
 
 def _members(file: DecompressedFile, start: ReadPosition) -> Positioned:
-    num_skipped = start.num_skipped
     # "r|" reads front to back and never seeks back: the archive may be compressed.
     with tarfile.open(fileobj=file, mode="r|") as archive:
         for record, member in enumerate(archive):
@@ -329,9 +324,7 @@ def _members(file: DecompressedFile, start: ReadPosition) -> Positioned:
             if record < start.record or not member.isfile():
                 continue
             if not _is_text(member.name):
-                num_skipped += 1
-                after = ReadPosition(record + 1, 0, file.num_stored_read, num_skipped)
-                yield Document(text=b""), after
+                yield None, ReadPosition(record + 1, 0, file.num_stored_read)
                 continue
             content = archive.extractfile(member)
             assert content is not None
@@ -341,7 +334,7 @@ def _members(file: DecompressedFile, start: ReadPosition) -> Positioned:
             for data, is_last in streamed_pieces(content.read):
                 offset += len(data)
                 at = (record + 1, 0) if is_last else (record, offset)
-                after = ReadPosition(*at, file.num_stored_read, num_skipped)
+                after = ReadPosition(*at, file.num_stored_read)
                 yield Document(text=data, is_continued=not is_last), after
 
 
