@@ -246,16 +246,16 @@ def count_reddit(corpus: Path, files: Sequence[Path], table: Table) -> None:
 def reddit_counts(corpus: Path) -> tuple[Counter[str], Counter[str], int]:
     """What the work folder beside a corpus says: of lines, of comments, of threads."""
     work = corpus.with_name(f"{corpus.name}.threads")
-    (folder,) = work.glob("counts-*")
+    (folder,) = work.glob("partitions-*")
+    (counts,) = folder.glob("counts-*.json")
     lines: Counter[str] = Counter()
     comments: Counter[str] = Counter()
     num_threads = 0
-    for path in (work / "runs").glob("*.json"):
-        lines.update(json.loads(path.read_text())["lines"])
-    for path in folder.glob("*.json"):
-        content = json.loads(path.read_text())
-        comments.update(content["comments"])
-        num_threads += sum(split["threads"] for split in content["splits"].values())
+    for dump in json.loads((folder / "read.json").read_text())["dumps"]:
+        lines.update(dump["lines"])
+    for group in json.loads(counts.read_text()):
+        comments.update(group["comments"])
+        num_threads += sum(split.get("threads", 0) for split in group["splits"].values())
     return lines, comments, num_threads
 
 

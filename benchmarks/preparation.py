@@ -22,9 +22,15 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from staircase_attention.data import Corpus, HeldOut, TextSource, TokenLanes, prepare_text
+from staircase_attention.data import (
+    Corpus,
+    HeldOut,
+    TextSource,
+    TokenLanes,
+    named_tokeniser,
+    prepare_text,
+)
 from staircase_attention.data.byte_pair import BytePairTokeniser
-from staircase_attention.data.tokenisers import tokeniser_from
 
 BATCH_DOCUMENTS = 1_000
 LANE_SECONDS = 2.0
@@ -122,7 +128,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     chosen = parser.parse_args()
     documents = read_documents(chosen.text, int(chosen.megabytes * 1e6))
-    tokeniser = tokeniser_from(chosen.tokeniser)
+    tokeniser = named_tokeniser(str(chosen.tokeniser))
     assert isinstance(tokeniser, BytePairTokeniser)
     load = ", ".join(f"{one:.1f}" for one in os.getloadavg())
     size = sum(len(text.encode()) for text in documents) / len(documents)

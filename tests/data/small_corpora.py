@@ -5,7 +5,15 @@ import gzip
 import io
 import json
 import lzma
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
 import zipfile
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,6 +25,7 @@ from staircase_attention.data import (
     HeldOut,
     PreparationProgress,
     TextSource,
+    preparation,
     train_bpe,
 )
 
@@ -24,6 +33,9 @@ REAL = Path(__file__).parents[2].parent / "shared" / "data"
 """The folder of the real data, which may be missing."""
 
 needs_real_data = pytest.mark.skipif(not REAL.is_dir(), reason=f"there is no real data in {REAL}")
+
+COUNTER = Path(__file__).parents[2] / "benchmarks" / "independent_counts.py"
+"""Counts a corpus again from its raw files, and shares no code with the package."""
 
 ALL_TRAIN = HeldOut(valid=0, test=0)
 SOME = HeldOut(valid=0.2, test=0.2)
@@ -71,22 +83,35 @@ class ListedSource:
 
 
 class RecordedProgress(PreparationProgress):
-    """Records all reports."""
+    """Records all reports, and may act on the number of those that have facts."""
 
-    def __init__(self):
-        self.reports = []
+    def __init__(self, action=None):
+        self.reports, self.num_advances, self.action = [], 0, action
+
+    @property
+    def said(self):
+        return [report[1] for report in self.reports if report[0] == "say"]
 
     def begin(self, total_bytes, done_bytes):
         self.reports.append(("begin", total_bytes, done_bytes))
 
-    def advance(self, num_bytes, facts):
-        self.reports.append(("advance", num_bytes, facts))
+    def advance(self, done_bytes, facts):
+        self.reports.append(("advance", done_bytes, facts))
+        self.num_advances += bool(facts)
+        if facts and self.action is not None:
+            self.action(self.num_advances)
 
     def say(self, text):
         self.reports.append(("say", text))
 
-    def end(self):
-        self.reports.append(("end",))
+
+@contextmanager
+def storing(*, shard_tokens: int = 1 << 28, commit_seconds: float = 5.0):
+    """Let preparations write smaller files, and commit more often."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(preparation, "SHARD_TOKENS", shard_tokens)
+        patch.setattr(preparation, "COMMIT_SECONDS", commit_seconds)
+        yield
 
 
 def whole_documents(source: TextSource) -> list[bytes]:
@@ -123,6 +148,36 @@ def contents(folder: Path) -> dict[str, bytes]:
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
+
+
+def counted_again(kind: str, corpus: Corpus, *files: Path) -> str:
+    """A table of independent counts; fails if one of them differs from the corpus's own."""
+    command = [sys.executable, COUNTER, kind, corpus.folder, *files]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def started(function, *arguments, **options):
+    """A process of its own, which need not import anything again."""
+    context = multiprocessing.get_context("fork")
+    process = context.Process(target=function, args=arguments, kwargs=options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        process.start()
+    return process
+
+
+def wait_until(condition, seconds=60):
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit
+        time.sleep(0.002)
+
+
+def killed(process):
+    """Kill a process as the system does."""
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
 
 
 def small_bpe():

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from small_corpora import SOME, contents, small_bpe, text_of, texts_of, write_lines
+from small_corpora import SOME, contents, small_bpe, storing, text_of, texts_of, write_lines
 
 from staircase_attention.data import (
     ByteTokeniser,
     Corpus,
     InputError,
-    Storing,
     TokenLanes,
     TokenPosition,
     TokenSplit,
@@ -32,13 +31,8 @@ FORMAT_1 = Path(__file__).parent / "corpus_format_1"
 def whole_corpus(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
     lines = write_lines(folder / "a.jsonl", [text_of(number) for number in range(30)])
-    return prepare_text(
-        [lines],
-        folder / "corpus",
-        tokeniser=small_bpe(),
-        held_out=SOME,
-        storing=Storing(shard_tokens=100),
-    )
+    with storing(shard_tokens=100):
+        return prepare_text(lines, folder / "corpus", tokeniser=small_bpe(), held_out=SOME)
 
 
 @pytest.fixture
@@ -111,24 +105,14 @@ def test_a_corpus_of_the_first_version_loads_and_is_reproduced(tmp_path, monkeyp
     corpus.verify()
     assert texts_of(corpus, "valid") == ["Line 8: naïve.".encode()]
     lanes = TokenLanes(split=corpus.split("train"), num_lanes=2, segment_length=16)
-    position = TokenPosition.from_plain({"update": 2, "offset": 32, "num_lanes": 2})
+    position = TokenPosition(update=2, offset=32, num_lanes=2)
     batch, _ = lanes.batch(position)
     assert bytes(batch.inputs[0, :-1].astype(np.uint8)) == "Line 4: naïve.".encode()
     monkeypatch.chdir(tmp_path)
-    write_lines(Path("a.jsonl"), [])
-    with Path("a.jsonl").open("a") as file:
-        file.writelines(
-            json.dumps({"text": f"Line {number}: naïve."}) + "\n" for number in range(12)
-        )
-        file.write("broken\n")
-    again = prepare_text(
-        ["a.jsonl"],
-        "corpus",
-        weights=[2],
-        tokeniser="bytes",
-        held_out=SOME,
-        storing=Storing(shard_tokens=100),
-    )
+    lines = write_lines(Path("a.jsonl"), [f"Line {number}: naïve." for number in range(12)])
+    lines.write_text(lines.read_text() + "broken\n")
+    with storing(shard_tokens=100):
+        again = prepare_text("a.jsonl", "corpus", weights=[2], tokeniser="bytes", held_out=SOME)
     assert contents(again.folder) == contents(FORMAT_1)
 
 
@@ -183,12 +167,6 @@ def test_a_damaged_corpus_is_not_opened(name, content, line, corpus):
     with pytest.raises(InputError, match=line) as refused:
         Corpus.open(corpus.folder)
     assert "\n" not in str(refused.value)
-
-
-def test_an_unfinished_corpus_is_not_opened_and_the_remedy_is_named(corpus):
-    corpus.folder.rename(corpus.folder.with_name("corpus.unfinished"))
-    with pytest.raises(InputError, match="run its preparation again to resume it"):
-        Corpus.open(corpus.folder)
 
 
 def test_a_split_or_tokens_that_do_not_exist_are_refused(whole_corpus):

@@ -1,33 +1,38 @@
 """A preparation that is killed anywhere resumes, and ends with the same bytes as without."""
 
 import errno
-import os
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_corpora import SOME, RecordedProgress, compressed, contents, text_of, write_lines
+from small_corpora import (
+    SOME,
+    RecordedProgress,
+    compressed,
+    contents,
+    killed,
+    started,
+    storing,
+    text_of,
+    wait_until,
+    write_lines,
+)
 
 from staircase_attention.data import (
     BytePairTraining,
     Corpus,
     InputError,
-    PreparationProgress,
-    Storing,
     byte_pair,
     compression,
-    pieces,
+    documents,
     preparation,
     prepare_text,
+    writer,
 )
-from staircase_attention.data import work_folder as work_folder_module
-from staircase_attention.data.work_folder import WorkFolder
-from staircase_attention.data.writer import CorpusWriter
+from staircase_attention.data.corpus import sha256_of
+from staircase_attention.data.writer import CorpusWriter, WorkFolder
 
 TRAINING = BytePairTraining(vocab_size=280, sample_bytes=5_000)
 
@@ -40,19 +45,9 @@ def kill(*_):
     raise Killed
 
 
-class KilledAfter(RecordedProgress):
+def killed_after(num_batches):
     """Dies when this many batches have been written."""
-
-    def __init__(self, num_batches):
-        super().__init__()
-        self.num_left = num_batches
-
-    def advance(self, num_bytes, facts):
-        # While a tokeniser is learnt there are no facts.
-        self.num_left -= bool(facts)
-        if self.num_left < 0:
-            raise Killed
-        super().advance(num_bytes, facts)
+    return RecordedProgress(lambda number: number > num_batches and kill())
 
 
 def make_inputs(folder: Path) -> list[Path]:
@@ -69,21 +64,15 @@ def make_inputs(folder: Path) -> list[Path]:
 def make_all_small(patch):
     """Pieces, blocks and batches so small that a short text has many."""
     patch.setattr(compression, "BLOCK_BYTES", 256)
-    patch.setattr(pieces, "LONGEST_PIECE", 300)
+    patch.setattr(documents, "LONGEST_PIECE", 300)
     patch.setattr(preparation, "BATCH_BYTES", 400)
     patch.setattr(byte_pair, "SHORTEST_PIECE", 80)
 
 
 def run(inputs, folder, *, progress=None, commit_seconds=0.0, tokeniser=TRAINING):
-    return prepare_text(
-        inputs,
-        folder,
-        weights=[1.5, 2, 1],
-        tokeniser=tokeniser,
-        held_out=SOME,
-        storing=Storing(shard_tokens=200, commit_seconds=commit_seconds),
-        progress=progress,
-    )
+    options = {"weights": [1.5, 2, 1], "tokeniser": tokeniser, "held_out": SOME}
+    with storing(shard_tokens=200, commit_seconds=commit_seconds):
+        return prepare_text(inputs, folder, progress=progress, **options)
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +95,7 @@ def test_kills_anywhere_leave_no_trace(kills, rarely, inputs, straight, tmp_path
     commit_seconds = 0.003 if rarely else 0.0
     for num_batches in kills:
         try:
-            run(inputs, folder, progress=KilledAfter(num_batches), commit_seconds=commit_seconds)
+            run(inputs, folder, progress=killed_after(num_batches), commit_seconds=commit_seconds)
         except Killed:
             assert not folder.exists()
             with pytest.raises(InputError, match="run its preparation again"):
@@ -116,19 +105,17 @@ def test_kills_anywhere_leave_no_trace(kills, rarely, inputs, straight, tmp_path
 
 
 def test_work_that_was_done_is_not_done_again(inputs, tmp_path, monkeypatch):
-    killed, resumed = KilledAfter(30), RecordedProgress()
+    interrupted, resumed = killed_after(30), RecordedProgress()
     with pytest.raises(Killed):
-        run(inputs, tmp_path / "corpus", progress=killed)
-    for module, name in ((preparation, "train_bpe"), (work_folder_module, "sha256_of")):
-        monkeypatch.setattr(module, name, None)
+        run(inputs, tmp_path / "corpus", progress=interrupted)
+    monkeypatch.setattr(preparation, "train_bpe", None)
+    # Only the checksums of new shards are computed.
+    monkeypatch.setattr(writer, "sha256_of", lambda path: {".bin": sha256_of}[path.suffix](path))
     run(inputs, tmp_path / "corpus", progress=resumed)
-
-    def num_bytes(progress):
-        return sum(one[1] for one in progress.reports if one[0] == "advance" and one[2])
-
     _, total_bytes, done_bytes = resumed.reports[0]
-    assert 0 < num_bytes(killed) == done_bytes
-    assert done_bytes + num_bytes(resumed) == total_bytes
+    # The last batch was reported, but not committed.
+    assert 0 < interrupted.reports[-2][1] == done_bytes
+    assert resumed.reports[-1][1] == total_bytes
 
 
 @pytest.mark.parametrize("moment", ["save_tokeniser", "finish", "_publish"])
@@ -166,7 +153,7 @@ def test_resuming_with_other_options_or_changed_files_is_refused_and_loses_nothi
 ):
     inputs = make_inputs(tmp_path / "inputs")
     with pytest.raises(Killed):
-        run(inputs, tmp_path / "corpus", progress=KilledAfter(20))
+        run(inputs, tmp_path / "corpus", progress=killed_after(20))
     with pytest.raises(InputError, match=r"corpus\.unfinished must be prepared from the same"):
         run(inputs, tmp_path / "corpus", tokeniser="bytes")
     before = inputs[0].read_text()
@@ -180,42 +167,19 @@ def test_resuming_with_other_options_or_changed_files_is_refused_and_loses_nothi
 
 
 def test_two_processes_do_not_prepare_the_same_corpus(inputs, tmp_path):
-    class SecondPreparation(PreparationProgress):
-        def begin(self, total_bytes, done_bytes):
-            with pytest.raises(ValueError, match=r"by one process at a time, got two for .*; wait"):
-                run(inputs, tmp_path / "corpus")
+    def prepare_again(_):
+        with pytest.raises(ValueError, match=r"by one process at a time, got two for .*; wait"):
+            run(inputs, tmp_path / "corpus")
 
-    run(inputs, tmp_path / "corpus", progress=SecondPreparation())
-
-
-PROGRAM = """
-import sys, time
-from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-import pytest
-import test_killed_preparation as here
-
-class Slow(here.PreparationProgress):
-    def advance(self, num_bytes, facts):
-        time.sleep(0.05)
-
-here.make_all_small(pytest.MonkeyPatch())
-here.run([Path(path) for path in sys.argv[3:]], Path(sys.argv[2]), progress=Slow())
-"""
+    run(inputs, tmp_path / "corpus", progress=RecordedProgress(prepare_again))
 
 
 def test_a_process_killed_by_the_system_leaves_no_trace(inputs, straight, tmp_path):
     folder = tmp_path / "corpus"
-    here = str(Path(__file__).parent)
-    command = [sys.executable, "-c", PROGRAM, here, str(folder), *map(str, inputs)]
-    process = subprocess.Popen(command)
-    journal = tmp_path / "corpus.unfinished" / "journal.json"
-    deadline = time.monotonic() + 60
-    while not journal.exists() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.01)
-    time.sleep(0.4)
-    os.kill(process.pid, signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    slow = RecordedProgress(lambda _: time.sleep(0.05))
+    process = started(run, inputs, folder, progress=slow)
+    wait_until((tmp_path / "corpus.unfinished" / "journal.json").exists)
+    time.sleep(0.2)
+    killed(process)
     assert not folder.exists()
-    assert journal.exists()
     assert contents(run(inputs, folder).folder) == straight

@@ -49,7 +49,7 @@ def test_lanes_continue_from_batch_to_batch_around_the_ring(
         batch, position = lanes.batch(position)
         batches.append(batch)
         # Every position is restored from a file.
-        position = TokenPosition.from_plain(json.loads(json.dumps(position.as_plain())))
+        position = TokenPosition(**json.loads(json.dumps(position.as_plain())))
     assert position.as_plain() == {
         "update": num_batches,
         "offset": num_batches * segment_length,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from small_corpora import ALL_TRAIN, SOME, ListedSource
 
 from staircase_attention.data import HeldOut, InputError, Part
-from staircase_attention.data.mixture import Mixture, MixturePosition
+from staircase_attention.data.mixture import Mixture, PartPosition
 
 TEXTS = [f"text {number}" for number in range(300)]
 
@@ -37,12 +37,10 @@ def test_a_weight_is_a_number_of_passes(weight):
     assert abs(sum(often) - len(TEXTS) * weight) <= 4 * deviation + 1e-6
 
 
-def test_a_greater_weight_keeps_the_same_documents_and_more():
+def test_a_greater_weight_keeps_the_same_documents_and_more_in_passes():
     few = [piece.data for piece in mixed((TEXTS, 0.2))]
     assert set(few) < {piece.data for piece in mixed((TEXTS, 0.7))}
-
-
-def test_passes_follow_one_another_so_that_copies_are_far_apart():
+    # Copies are a whole pass apart.
     assert [piece.data.decode() for piece in mixed((TEXTS[:10], 2))] == TEXTS[:10] * 2
 
 
@@ -80,8 +78,9 @@ def test_a_mixture_resumes_from_any_saved_position(weights, data):
     mixture = mixture_of((TEXTS[:20], weights[0]), (TEXTS[20:27], weights[1]), held_out=SOME)
     pairs = list(mixture.read(mixture.first_position()))
     number = data.draw(st.integers(0, len(pairs) - 1))
-    plain = json.loads(json.dumps(asdict(pairs[number][1])))
-    assert list(mixture.read(MixturePosition.from_plain(plain))) == pairs[number + 1 :]
+    plain = json.loads(json.dumps([asdict(part) for part in pairs[number][1]]))
+    position = tuple(map(PartPosition.from_plain, plain))
+    assert list(mixture.read(position)) == pairs[number + 1 :]
     assert mixture.num_read(pairs[-1][1]) == mixture.total_bytes
 
 

@@ -15,9 +15,10 @@ from staircase_attention.data import (
     ReadingOptions,
     TextSource,
     compression,
-    pieces,
+    documents,
     readers,
 )
+from staircase_attention.data.wikipedia import plain_text
 
 PARAGRAPHS = ReadingOptions(text_unit="paragraphs")
 
@@ -26,7 +27,7 @@ PARAGRAPHS = ReadingOptions(text_unit="paragraphs")
 def small_blocks(monkeypatch):
     """Blocks, pieces and records so small that every test text has many."""
     monkeypatch.setattr(compression, "BLOCK_BYTES", 64)
-    monkeypatch.setattr(pieces, "LONGEST_PIECE", 100)
+    monkeypatch.setattr(documents, "LONGEST_PIECE", 100)
     monkeypatch.setattr(readers, "PARQUET_ROWS", 3)
 
 
@@ -189,9 +190,6 @@ def test_what_cannot_be_read_is_refused_in_one_line(name, line, tmp_path, monkey
     with pytest.raises(InputError, match=line) as refused:
         TextSource(tmp_path / name)
     assert "\n" not in str(refused.value)
-
-
-def test_an_unknown_unit_of_text_is_refused():
     with pytest.raises(InputError, match="text_unit must be one of files, paragraphs, got 'lines'"):
         ReadingOptions(text_unit="lines")
 
@@ -202,3 +200,21 @@ def test_a_wikipedia_dump_is_known_by_its_first_bytes_and_read_without_markup(tm
     path.write_text(wikipedia(*articles) + "  <page>\n    <text>cut o")
     assert whole_documents(TextSource(path)) == [b"Bee & wasp", b"Honey", b"cut o"]
     assert skipped_by(TextSource(path)) == {"redirects and pages without text in dump": 2}
+
+
+@pytest.mark.parametrize(
+    ("markup", "text"),
+    [
+        ("a [[b|c]] d [[e]]s", "a c d es"),
+        ("x [[Image:a.jpg|thumb|A [[bee]] flies]] y", "x  y"),
+        ("a<ref name='r'>no</ref> b<ref name=r/> c<!-- no -->", "a b c"),
+        ("a {{b {{c}} d}} e", "a  e"),
+        ("a\n{| class=x\n|-\n{| y |}\n| z\n|}\nb", "a\n\nb"),
+        ("[http://x.org label] [http://x.org]", "label"),
+        ("== Head ==\n* one\n** two\n# three\n:four\n----", "Head\none\ntwo\nthree\nfour"),
+        ("a &lt;b&gt;bold&lt;/b&gt; &amp;nbsp;c 1 &lt; 2", "a bold \xa0c 1 < 2"),
+        ("unclosed {{a [[b ''c", "unclosed {{a [[b c"),
+    ],
+)
+def test_markup_is_removed(markup, text):
+    assert plain_text(markup) == text

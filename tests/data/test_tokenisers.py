@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from small_corpora import REAL, needs_real_data, small_bpe, text_of
+from small_corpora import small_bpe, text_of
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from staircase_attention.data import (
@@ -18,9 +18,9 @@ from staircase_attention.data import (
     ByteTokeniser,
     InputError,
     byte_pair,
+    documents,
     load_tokeniser,
     named_tokeniser,
-    pieces,
     train_bpe,
 )
 from staircase_attention.data.byte_pair import bound_words, from_tokenizer_json, sample_evenly
@@ -66,7 +66,7 @@ def test_a_batch_is_its_texts_one_by_one(texts):
 @given(text=PROSE, shortest=st.integers(1, 20))
 def test_a_text_in_pieces_has_the_tokens_of_the_whole(text, shortest):
     data = text.encode()
-    cut = list(pieces.pieces(data, shortest))
+    cut = list(documents.pieces(data, shortest))
     assert b"".join(cut) == data
     together = np.concatenate(BPE.encode_batch(cut))
     assert together.tolist() == once_encoded(BPE, data).tolist()
@@ -75,9 +75,9 @@ def test_a_text_in_pieces_has_the_tokens_of_the_whole(text, shortest):
 @given(data=st.binary(min_size=1, max_size=300), shortest=st.integers(1, 40))
 def test_data_without_a_good_place_to_cut_is_cut_between_characters(data, shortest):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pieces, "LONGEST_PIECE", 50)
-        cut = list(pieces.pieces(data, shortest))
-        characters = list(pieces.pieces("一😀é".encode() * 40, shortest))
+        patch.setattr(documents, "LONGEST_PIECE", 50)
+        cut = list(documents.pieces(data, shortest))
+        characters = list(documents.pieces("一😀é".encode() * 40, shortest))
     assert b"".join(cut) == data
     assert all(0 < len(piece) <= 50 for piece in cut)
     assert all(piece.decode() for piece in characters)
@@ -154,14 +154,6 @@ def test_gpt2_files_make_a_tokeniser(tmp_path):
     assert (tokeniser.vocab_size, tokeniser.end_symbol, tokeniser.is_lossless) == (350, 349, True)
     text = text_of(3).encode()
     assert once_encoded(tokeniser, text).tolist() == once_encoded(BPE, text).tolist()
-
-
-@needs_real_data
-def test_gpt2_gives_its_known_tokens():
-    tokeniser = named_tokeniser(str(REAL))
-    assert (tokeniser.vocab_size, tokeniser.end_symbol) == (50_257, 50_256)
-    assert once_encoded(tokeniser, b"Hello world").tolist() == [15496, 995]
-    assert tokeniser.is_lossless
 
 
 def changed(tokenizer, **parts):
@@ -246,8 +238,8 @@ def test_an_end_symbol_is_a_known_one_or_new(tmp_path):
 
 def test_pieces_are_long_where_a_cut_would_change_tokens(tmp_path):
     whole = word_level(pre_tokenizer=pre_tokenizers.Split(",", "isolated"))
-    assert from_tokenizer_json(saved(whole, tmp_path)).shortest_piece == pieces.LONGEST_PIECE
-    assert BPE.shortest_piece < pieces.LONGEST_PIECE
+    assert from_tokenizer_json(saved(whole, tmp_path)).shortest_piece == documents.LONGEST_PIECE
+    assert BPE.shortest_piece < documents.LONGEST_PIECE
 
 
 def test_names_of_tokenisers(tmp_path):
@@ -256,6 +248,15 @@ def test_names_of_tokenisers(tmp_path):
     assert named_tokeniser("bpe-300").vocab_size == 300
     BPE.save(tmp_path)
     assert named_tokeniser(str(tmp_path)).name == BPE.name == "byte-pair-350"
+
+
+FILES = {
+    "empty/other": "",
+    "saved/settings.json": "{}",
+    "bad.json": "{}",
+    "gpt2/vocab.json": "{}",
+    "gpt2/merges.txt": "a b\n",
+}
 
 
 @pytest.mark.parametrize(
@@ -271,14 +272,9 @@ def test_names_of_tokenisers(tmp_path):
 )
 def test_what_is_not_a_tokeniser_is_refused_in_one_line(name, line, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for folder, files in {"empty": {}, "saved": {"settings.json": "{}"}}.items():
-        (tmp_path / folder).mkdir()
-        for file, content in files.items():
-            (tmp_path / folder / file).write_text(content)
-    (tmp_path / "bad.json").write_text("{}")
-    (tmp_path / "gpt2").mkdir()
-    (tmp_path / "gpt2" / "vocab.json").write_text("{}")
-    (tmp_path / "gpt2" / "merges.txt").write_text("a b\n")
+    for file, content in FILES.items():
+        Path(file).parent.mkdir(exist_ok=True)
+        Path(file).write_text(content)
     with pytest.raises(InputError, match=line) as refused:
         named_tokeniser(name)
     assert "\n" not in str(refused.value)

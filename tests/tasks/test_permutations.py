@@ -18,12 +18,8 @@ def check_against_the_oracle(task, num_episodes, seed=0):
         assert expected[1:] == outputs_named[targets[1:]].tolist()
 
 
-def test_words_of_s5_agree_with_the_oracle():
-    check_against_the_oracle(Permutations(), 2_000)
-
-
 @pytest.mark.parametrize("inputs", ["elements", "generators"])
-@pytest.mark.parametrize("group", ["S2", "S3", "S4", "S6", "A3", "A4", "A5", "A6"])
+@pytest.mark.parametrize("group", ["S2", "S3", "S4", "S5", "S6", "A3", "A4", "A5", "A6"])
 def test_every_group_agrees_with_the_oracle(group, inputs):
     check_against_the_oracle(Permutations(group=group, inputs=inputs, length=20), 100)
 
@@ -46,13 +42,6 @@ def test_generators_reach_the_whole_group(group):
     asked = episodes.targets[episodes.targets != IGNORED]
     assert set(asked.tolist()) == set(range(task.num_outputs))
     assert task.num_inputs < 8
-
-
-def test_s2_is_parity():
-    task = Permutations(group="S2", length=24)
-    episodes = task.generate(np.random.default_rng(0), 100)
-    bits = episodes.inputs.reshape(100, 25)[:, 1:] - 1
-    assert np.array_equal(episodes.targets.reshape(100, 25)[:, 1:], np.cumsum(bits, axis=1) % 2)
 
 
 def test_elements_and_products_are_uniform():

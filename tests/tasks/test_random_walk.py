@@ -17,10 +17,6 @@ def check_against_the_oracle(task, num_episodes, seed=0):
         assert expected[1:] == names[1][targets[1:]].tolist()
 
 
-def test_walks_agree_with_the_oracle():
-    check_against_the_oracle(RandomWalk(), 2_000)
-
-
 @pytest.mark.parametrize("walls", ["block", "wrap"])
 @pytest.mark.parametrize("start", ["corner", "centre"])
 @pytest.mark.parametrize("heading", ["north", "east", "south", "west"])
@@ -29,18 +25,9 @@ def test_every_option_agrees_with_the_oracle(walls, start, heading):
     check_against_the_oracle(task, 100)
 
 
-@pytest.mark.parametrize(("height", "width"), [(1, 2), (5, 1), (2, 9), (16, 16)])
+@pytest.mark.parametrize(("height", "width"), [(1, 2), (5, 1), (2, 9), (8, 8), (16, 16)])
 def test_every_grid_agrees_with_the_oracle(height, width):
-    check_against_the_oracle(RandomWalk(length=50, height=height, width=width), 50)
-
-
-def test_an_episode_is_a_start_symbol_and_length_actions():
-    episodes = RandomWalk(length=30).generate(np.random.default_rng(0), 7)
-    assert episodes.lengths.tolist() == [31] * 7
-    assert episodes.num_answers == 30 * 7
-    grid = episodes.inputs.reshape(7, 31)
-    assert np.all(grid[:, 0] == 0)
-    assert np.all(grid[:, 1:] > 0)
+    check_against_the_oracle(RandomWalk(height=height, width=width), 100)
 
 
 def test_actions_are_uniform():
@@ -48,9 +35,3 @@ def test_actions_are_uniform():
     counts = np.bincount(episodes.inputs)[1:]
     # Four standard deviations of a share of 1/3 in 400,000 draws.
     assert np.all(np.abs(counts / counts.sum() - 1 / 3) < 0.003)
-
-
-def test_the_walk_spreads_over_the_whole_grid():
-    episodes = RandomWalk().generate(np.random.default_rng(0), 2_000)
-    last = episodes.targets[episodes.starts + 400]
-    assert np.bincount(last, minlength=64).min() > 10

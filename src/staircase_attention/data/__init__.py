@@ -12,14 +12,13 @@ from staircase_attention.data.byte_pair import (
     BytePairTraining,
     train_bpe,
 )
-from staircase_attention.data.corpus import Corpus, TokenSplit
+from staircase_attention.data.corpus import Corpus, Manifest, TokenSplit
 from staircase_attention.data.documents import SPLITS, Cursor, Document, DocumentSource, HeldOut
 from staircase_attention.data.enwik8 import prepare_enwik8
+from staircase_attention.data.jobs import PreparationProgress, ProgressLines
 from staircase_attention.data.lanes import TokenLanes, TokenPosition, evaluation_batches
-from staircase_attention.data.manifest import Manifest
 from staircase_attention.data.mixture import Part
-from staircase_attention.data.preparation import Storing, prepare, prepare_text
-from staircase_attention.data.progress import PreparationProgress, ProgressLines
+from staircase_attention.data.preparation import prepare, prepare_text
 from staircase_attention.data.readers import ReadingOptions, TextSource
 from staircase_attention.data.tokenisers import (
     ByteTokeniser,
@@ -45,7 +44,6 @@ __all__ = [
     "PreparationProgress",
     "ProgressLines",
     "ReadingOptions",
-    "Storing",
     "TextSource",
     "TokenLanes",
     "TokenPosition",

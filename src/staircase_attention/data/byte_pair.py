@@ -17,41 +17,41 @@ import numpy as np
 from numpy.typing import NDArray
 
 from staircase_attention.checks import check_integer, input_error
-from staircase_attention.data.pieces import END_OF_LINE, LETTER, LONGEST_PIECE, pieces
+from staircase_attention.data.documents import END_OF_LINE, LETTER, LONGEST_PIECE, pieces
 
 # The library takes long to import, and most users of this package do not need it.
 if TYPE_CHECKING:
     from tokenizers import Tokenizer, models
 
+# Token numbers, of any width.
 Tokens = NDArray[np.unsignedinteger[Any]]
-"""Token numbers, of any width."""
 NUM_BYTES = 256
+# The file that names the kind of tokeniser in a folder.
 SETTINGS = "settings.json"
-"""The file that names the kind of tokeniser in a folder."""
+# A tokeniser as the `tokenizers` library writes it.
 TOKENIZER_FILE = "tokenizer.json"
-"""A tokeniser as the `tokenizers` library writes it."""
+# The library allocates all symbols before it learns the first, and aborts if it cannot.
 MOST_SYMBOLS = 1_000_000
-"""The library allocates all symbols before it learns the first, and aborts if it cannot."""
+# Bytes that are encoded as one piece; small enough for one long document to use all cores.
 SHORTEST_PIECE = 1 << 14
-"""Bytes that are encoded as one piece; small enough for one long document to use all cores."""
 KINDS = {"BPE": "byte-pair", "Unigram": "unigram", "WordPiece": "word-piece", "WordLevel": "words"}
 END_NAME = "<|endoftext|>"
+# Names of the end of a text in well-known tokenisers, the likeliest first.
 KNOWN_ENDS = (END_NAME, "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>", "[SEP]")
-"""Names of the end of a text in well-known tokenisers, the likeliest first."""
 # Bytes that are not UTF-8, as Python escapes them.
 STRAY_BYTES = re.compile("([\udc80-\udcff]+)")
+# A text with many ends of words and lines.
 TRIAL = (
     "The quick  brown fox, aged 1,234 years, jumps over\n\n the lazy dog's \tback: isn't it "
     "naïve?  Voilà une idée of it (Ещё одна мысль and 一个主意 too)...\n  \r\n"
     "<p class='x'>Yes</p> \n"
 )
-"""A text with many ends of words and lines."""
 
+# While it learns, the library holds every distinct word, in a hundred bytes per byte of it.
+# 32 MB of novels, encyclopaedia and dialogues have 1,400,000 bytes of distinct words.
 MOST_WORD_BYTES = 4_000_000
-"""While it learns, the library holds every distinct word, in a hundred bytes per byte of it.
-32 MB of novels, encyclopaedia and dialogues have 1,400,000 bytes of distinct words."""
+# Bytes of a word to learn from: the time grows with the square of its length.
 LONGEST_WORD = 1_000
-"""Bytes of a word to learn from: the time grows with the square of its length."""
 # Roughly how GPT-2 splits words; a byte that is not ASCII counts as a letter.
 WORDS = re.compile(rb" ?[A-Za-z\x80-\xff]+| ?[0-9]+| ?[^\sA-Za-z0-9\x80-\xff]+|\s+")
 
@@ -60,8 +60,8 @@ _OTHERS = (byte for byte in range(NUM_BYTES) if byte not in _PRINTABLE)
 BYTE_OF_CHARACTER = {chr(byte): byte for byte in _PRINTABLE} | {
     chr(0x100 + number): byte for number, byte in enumerate(_OTHERS)
 }
+# A parsed tokenizer.json.
 Plan = Mapping[str, Any]
-"""A parsed tokenizer.json."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,7 +80,6 @@ class BytePairTraining:
     there are more distinct words than prose has (see MOST_WORD_BYTES)."""
 
     def __post_init__(self) -> None:
-        """Refuse a vocabulary without room for the bytes and the end symbol, or a huge one."""
         check_integer(
             "vocab_size",
             self.vocab_size,
@@ -123,11 +122,21 @@ class BytePairTokeniser:
 
     def encode_batch(self, texts: Sequence[bytes]) -> list[Tokens]:
         """The tokens of each text; the library's threads share the work."""
-        decoded = [_utf8(text) for text in texts]
-        encoded = iter(self._encode([text for text in decoded if text is not None]))
+        if not self.is_lossless:
+            return self._encode([text.decode(errors="replace") for text in texts])
+        # Every second part of a text is a run of stray bytes; nearly all texts have one part.
+        divided = [STRAY_BYTES.split(text.decode(errors="surrogateescape")) for text in texts]
+        readable = iter(self._encode([part for parts in divided for part in parts[::2]]))
         return [
-            self._encode_stray(data) if text is None else next(encoded)
-            for data, text in zip(texts, decoded, strict=True)
+            np.concatenate(
+                [
+                    self._tokens_of_bytes[list(part.encode(errors="surrogateescape"))]
+                    if number % 2
+                    else next(readable)
+                    for number, part in enumerate(parts)
+                ]
+            )
+            for parts in divided
         ]
 
     def decode(self, tokens: Tokens) -> bytes:
@@ -148,22 +157,6 @@ class BytePairTokeniser:
         # By way of `array` this takes half the time of np.array.
         return [np.frombuffer(array.array("I", one.ids), dtype=np.uint32) for one in encodings]
 
-    def _encode_stray(self, text: bytes) -> Tokens:
-        """The tokens of a text that is not UTF-8."""
-        if not self.is_lossless:
-            return self._encode([text.decode(errors="replace")])[0]
-        # Every second part is a run of stray bytes.
-        parts = STRAY_BYTES.split(text.decode(errors="surrogateescape"))
-        readable = iter(self._encode(parts[::2]))
-        return np.concatenate(
-            [
-                self._tokens_of_bytes[list(part.encode(errors="surrogateescape"))]
-                if number % 2
-                else next(readable)
-                for number, part in enumerate(parts)
-            ]
-        )
-
     @cached_property
     def _bytes_of_token(self) -> dict[int, bytes]:
         added = self._tokenizer.get_added_tokens_decoder()
@@ -177,13 +170,6 @@ class BytePairTokeniser:
         for character, byte in BYTE_OF_CHARACTER.items():
             tokens[byte] = self._vocabulary[character]
         return tokens
-
-
-def _utf8(data: bytes) -> str | None:
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return None
 
 
 def bytes_of(token: str) -> bytes:

@@ -18,12 +18,12 @@ from staircase_attention.checks import InputError, input_error
 
 Compression = Literal["gz", "bz2", "xz", "zst", "zip"]
 
+# Bytes of content that are decompressed at a time.
 BLOCK_BYTES = 1 << 20
-"""Bytes of content that are decompressed at a time."""
+# Compressed bytes given to zstandard at a time. They expand to 128 MiB at most.
 ZST_INPUT_BYTES = 1 << 12
-"""Compressed bytes given to zstandard at a time. They expand to 128 MiB at most."""
+# The window of `zstd --long=31`, which Pushshift's dumps need. It is held in memory.
 ZST_MAX_WINDOW = 1 << 31
-"""The window of `zstd --long=31`, which Pushshift's dumps need. It is held in memory."""
 
 MAGIC_BYTES: dict[bytes, Compression] = {
     b"\x1f\x8b": "gz",
@@ -34,6 +34,7 @@ MAGIC_BYTES: dict[bytes, Compression] = {
     b"\x50\x2a\x4d\x18": "zst",
     b"PK\x03\x04": "zip",
 }
+# What the libraries raise for a file that they cannot decompress.
 DAMAGE = (
     EOFError,
     OSError,
@@ -43,7 +44,6 @@ DAMAGE = (
     NotImplementedError,
     RuntimeError,
 )
-"""What the libraries raise for a file that they cannot decompress."""
 
 
 class DamagedFileError(InputError):
@@ -67,6 +67,7 @@ def open_decompressed(path: Path) -> "DecompressedFile":
     try:
         content = _OPENERS[compression](stored)
     except (InputError, *DAMAGE) as error:
+        # A zip is checked when it is opened, the others when they are read.
         stored.close()
         raise _explained(error, path) from error
     return DecompressedFile(_DecompressedBlocks(path, stored, content), BLOCK_BYTES)
@@ -155,7 +156,7 @@ def _explained(error: Exception, path: str | Path) -> Exception:
     )
 
 
-class _ZstandardFrames(io.RawIOBase):
+class _ZstandardFrames:
     """Zstandard frames one after another. The package's own reader misses a truncated file."""
 
     def __init__(self, stored: IO[bytes]) -> None:
@@ -166,31 +167,28 @@ class _ZstandardFrames(io.RawIOBase):
         self._compressed = b""
         self._content = memoryview(b"")
 
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:  # noqa: ANN401
+    def read1(self, size: int) -> memoryview:
         while not self._content:
             compressed = self._compressed or self._stored.read(ZST_INPUT_BYTES)
             if not compressed:
                 if self._frame is not None:
                     raise EOFError("it ends inside a frame")
-                return 0
+                break
             self._decompress(compressed)
-        view = memoryview(buffer)
-        size = min(len(view), len(self._content))
-        view[:size] = self._content[:size]
-        self._content = self._content[size:]
-        return size
+        piece, self._content = self._content[:size], self._content[size:]
+        return piece
+
+    def close(self) -> None:
+        self._frame = None
 
     def _decompress(self, compressed: bytes) -> None:
         self._frame = self._frame or self._decompressor.decompressobj()
         try:
             self._content = memoryview(self._frame.decompress(compressed))
         except self._zstandard.ZstdError as error:
-            if "not enough memory" in str(error):
-                raise MemoryError(str(error)) from error
-            raise EOFError(str(error)) from error
+            # A window may be larger than the memory of this machine: the file is not to blame.
+            kind = MemoryError if "not enough memory" in str(error) else EOFError
+            raise kind(str(error)) from error
         self._compressed = b""
         if self._frame.eof:
             self._compressed, self._frame = self._frame.unused_data, None
@@ -211,7 +209,7 @@ _OPENERS: dict[Compression | None, Callable[[IO[bytes]], Any]] = {
     "gz": lambda stored: gzip.GzipFile(fileobj=stored, mode="rb"),
     "bz2": bz2.BZ2File,
     "xz": lzma.LZMAFile,
-    "zst": lambda stored: io.BufferedReader(_ZstandardFrames(stored), BLOCK_BYTES),
+    "zst": _ZstandardFrames,
     "zip": _open_zip,
 }
 

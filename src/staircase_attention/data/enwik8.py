@@ -8,17 +8,16 @@ from typing import Any
 from staircase_attention.checks import input_error
 from staircase_attention.data.compression import open_decompressed
 from staircase_attention.data.corpus import Corpus
-from staircase_attention.data.documents import Cursor, Document, HeldOut
+from staircase_attention.data.documents import LONGEST_PIECE, Cursor, Document, HeldOut
+from staircase_attention.data.jobs import PreparationProgress
 from staircase_attention.data.mixture import Part
-from staircase_attention.data.pieces import LONGEST_PIECE
-from staircase_attention.data.preparation import Storing, prepare
-from staircase_attention.data.progress import PreparationProgress
+from staircase_attention.data.preparation import prepare
 from staircase_attention.data.tokenisers import ByteTokeniser
 
+# In the order of the file.
 SPLIT_BYTES = {"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000}
-"""In the order of the file."""
+# Of the whole file.
 MD5 = "a1fa5ffddb56f4953e226637dabbb36a"
-"""Of the whole file."""
 
 
 class SplitFile:
@@ -51,7 +50,6 @@ def prepare_enwik8(
     path: str | Path,
     folder: str | Path,
     *,
-    storing: Storing | None = None,
     progress: PreparationProgress | None = None,
 ) -> Corpus:
     """Enwik8 as in the paper: 256 symbols; 90, 5 and 5 million bytes; no end symbol.
@@ -59,10 +57,10 @@ def prepare_enwik8(
     Args:
         path: the file, plain or compressed: .zip, .gz, .bz2, .xz or .zst.
         folder: the output folder; must not exist.
-        storing: how files are written.
         progress: receives reports.
     """
     source = SplitFile(path, SPLIT_BYTES)
+    # Before anything is written: another file would give other numbers than the paper's.
     check_content(Path(path), sum(SPLIT_BYTES.values()), MD5)
     return prepare(
         [Part(source=source)],
@@ -71,7 +69,6 @@ def prepare_enwik8(
         tokeniser=ByteTokeniser(has_end_symbol=False),
         held_out=HeldOut(valid=0, test=0),
         splits=tuple(SPLIT_BYTES),
-        storing=storing,
         progress=progress,
     )
 

@@ -1,6 +1,6 @@
 """Batches of a split whose rows are contiguous streams, straight from mapped memory."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -24,13 +24,8 @@ class TokenPosition:
     """The number of lanes, which determines where they start."""
 
     def as_plain(self) -> dict[str, Any]:
-        """The position as numbers, for a checkpoint or a JSON file."""
+        """The arguments of a TokenPosition, for a checkpoint or a JSON file."""
         return asdict(self)
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> "TokenPosition":
-        """The position that as_plain returned."""
-        return cls(**{name: int(value) for name, value in plain.items()})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +47,6 @@ class TokenLanes:
     """Tokens of a lane in one batch."""
 
     def __post_init__(self) -> None:
-        """Refuse an empty batch, and more lanes than tokens."""
         check_integer("num_lanes", self.num_lanes, minimum=1, example=512)
         check_integer("segment_length", self.segment_length, minimum=1, example=256)
         if self.split.num_tokens < self.num_lanes:
@@ -70,6 +64,7 @@ class TokenLanes:
             remedy = "resume with the num_lanes that the position was saved with"
             raise input_error(rule, position.num_lanes, remedy)
         starts = lane_starts(self.split.num_tokens, self.num_lanes) + position.offset
+        # One token more: the target of the last input.
         rows = self.split.rows(starts, self.segment_length + 1)
         batch = Batch(
             inputs=rows[:, :-1].astype(np.int64),
@@ -114,6 +109,7 @@ def evaluation_batches(
     num_targets = split.num_tokens - first_target
     if num_tokens is not None:
         num_targets = min(num_tokens, num_targets)
+    # Both [lanes]: the first target of each lane, and the one after its last.
     starts = first_target + lane_starts(num_targets, num_lanes)
     ends = np.append(starts[1:], first_target + num_targets)
     for offset in range(0, int((ends - starts).max(initial=0)), segment_length):
@@ -124,6 +120,7 @@ def _evaluation_batch(
     split: TokenSplit, targets: NDArray[np.int64], ends: NDArray[np.int64], length: int
 ) -> Batch:
     """The batch that predicts the tokens from these positions on, up to the ends of the lanes."""
+    # [lanes, length + 1]: the token before each lane's targets, then the targets.
     rows = split.rows(targets - 1, length + 1).astype(np.int64)
     if split.end_symbol is not None:
         rows[targets == 0, 0] = split.end_symbol

@@ -13,7 +13,7 @@ them in the proportions of the whole.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 from staircase_attention.checks import check_choice, input_error
 from staircase_attention.data.documents import (
@@ -34,7 +34,6 @@ class Part:
     """Passes over its training documents."""
 
     def __post_init__(self) -> None:
-        """Refuse a weight that is not a finite number above 0."""
         weight: object = self.weight
         is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
         if not (is_number and 0 < self.weight < math.inf):
@@ -75,24 +74,14 @@ class PartPosition:
     skipped: Mapping[str, int] = field(default_factory=dict)
     """What could not be used in the previous pass."""
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MixturePosition:
-    """How far all sources have been read: all that is needed to resume."""
-
-    parts: tuple[PartPosition, ...]
-    """One per source."""
-    current: int | None = None
-    """The source of the current document; None between documents."""
-
     @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> "MixturePosition":
+    def from_plain(cls, plain: Mapping[str, Any]) -> Self:
         """The position that `asdict` turned into plain data."""
-        parts = tuple(
-            PartPosition(**{**part, "cursor": part["cursor"] and Cursor(**part["cursor"])})
-            for part in plain["parts"]
-        )
-        return cls(parts=parts, current=plain["current"])
+        return cls(**{**plain, "cursor": plain["cursor"] and Cursor(**plain["cursor"])})
+
+
+# How far each source has been read: all that is needed to resume.
+MixturePosition = tuple[PartPosition, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,7 +93,6 @@ class Mixture:
     """For documents without a split of their own."""
 
     def __post_init__(self) -> None:
-        """Refuse a mixture of nothing."""
         if not self.parts:
             raise input_error("a corpus must have a source", "none", "name a file or a folder")
 
@@ -117,18 +105,16 @@ class Mixture:
         """The bytes of these that have been read."""
         return sum(
             at.pass_number * part.source.total_bytes + (at.cursor.num_read if at.cursor else 0)
-            for part, at in zip(self.parts, position.parts, strict=True)
+            for part, at in zip(self.parts, position, strict=True)
         )
 
     def skipped(self, position: MixturePosition) -> list[dict[str, int]]:
         """What could not be used of each source."""
-        return [
-            dict(at.skipped) | dict(at.cursor.skipped if at.cursor else {}) for at in position.parts
-        ]
+        return [dict(at.skipped) | dict(at.cursor.skipped if at.cursor else {}) for at in position]
 
     def first_position(self) -> MixturePosition:
         """The position before all documents."""
-        return MixturePosition(parts=(PartPosition(),) * len(self.parts))
+        return (PartPosition(),) * len(self.parts)
 
     def read(self, start: MixturePosition) -> Iterator[tuple[Piece | None, MixturePosition]]:
         """The pieces after a position, each with the position after it.
@@ -136,22 +122,17 @@ class Mixture:
         A piece is None where reading has advanced but nothing is used.
         """
         readings = [
-            _PartReading(number, part, self.held_out, start.parts[number])
+            _PartReading(number, part, self.held_out, start[number])
             for number, part in enumerate(self.parts)
         ]
         unfinished = [reading for reading in readings if not reading.is_over]
-        current = start.current
         while unfinished:
-            if current is None:
-                reading = min(unfinished, key=_PartReading.share_done)
-            else:
-                reading = readings[current]
+            # A source that is inside a document comes first, so that documents stay whole.
+            reading = min(unfinished, key=lambda one: (one.is_between_documents, one.share_done))
             piece = reading.next()
-            current = None if reading.position.split is None else reading.number
             if reading.is_over:
                 unfinished.remove(reading)
-            parts = tuple(reading.position for reading in readings)
-            yield piece, MixturePosition(parts=parts, current=current)
+            yield piece, tuple(reading.position for reading in readings)
 
 
 class _PartReading:
@@ -166,6 +147,11 @@ class _PartReading:
     def is_over(self) -> bool:
         return self.position.pass_number == self._part.num_passes
 
+    @property
+    def is_between_documents(self) -> bool:
+        return self.position.split is None
+
+    @property
     def share_done(self) -> float:
         """The share of all passes that is over."""
         cursor, total = self.position.cursor, max(self._part.source.total_bytes, 1)
@@ -177,6 +163,7 @@ class _PartReading:
         before = self.position
         found = next(self._documents, None)
         if found is None:
+            # Every pass skips the same records, so they are reported for one pass.
             skipped = before.cursor.skipped if before.cursor else {}
             self.position = PartPosition(pass_number=before.pass_number + 1, skipped=skipped)
             self._documents = self._part.source.documents(None)
@@ -197,6 +184,7 @@ class _PartReading:
 
     def _is_kept(self, split: str, data: bytes) -> bool:
         """Whether a document is used in this pass."""
+        # Valid and test come once, whatever the weight.
         if split != "train":
             return self.position.pass_number == 0
         weight_left = self._part.weight - self.position.pass_number

@@ -9,65 +9,38 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from staircase_attention.checks import InputError, check_integer, input_error
-from staircase_attention.data.byte_pair import (
-    BytePairTraining,
-    Tokens,
-    sample_evenly,
-    train_bpe,
-)
-from staircase_attention.data.corpus import Corpus, sha256_of
-from staircase_attention.data.documents import HeldOut
-from staircase_attention.data.manifest import (
+from staircase_attention.checks import InputError, input_error
+from staircase_attention.data.byte_pair import BytePairTraining, Tokens, sample_evenly, train_bpe
+from staircase_attention.data.corpus import (
+    Corpus,
     FileRecord,
     Manifest,
     Preparation,
     SourceRecord,
     TokeniserRecord,
+    sha256_of,
 )
+from staircase_attention.data.documents import HeldOut, pieces
+from staircase_attention.data.jobs import PreparationProgress, in_order
 from staircase_attention.data.mixture import Mixture, MixturePosition, Part, Piece
-from staircase_attention.data.pieces import pieces
-from staircase_attention.data.progress import PreparationProgress
 from staircase_attention.data.readers import ReadingOptions, TextSource
-from staircase_attention.data.tokenisers import (
-    Tokeniser,
-    load_tokeniser,
-    named_tokeniser,
-)
-from staircase_attention.data.work_folder import WorkFolder
-from staircase_attention.data.workers import in_order
-from staircase_attention.data.writer import CorpusWriter
+from staircase_attention.data.tokenisers import Tokeniser, load_tokeniser, named_tokeniser
+from staircase_attention.data.writer import CorpusWriter, WorkFolder
 from staircase_attention.files import FULL_DISK
 
+# Tokens per file: half a gibibyte, at two bytes each.
 SHARD_TOKENS = 1 << 28
-"""Tokens per file: half a gibibyte, at two bytes each."""
+# Between two durable points: the most work that a kill can cost, apart from reading again.
 COMMIT_SECONDS = 5.0
-"""Between two durable points: the most work that a kill can cost, apart from reading again."""
+# Text that is encoded in one call: enough for several pieces per core. The library takes about a
+# hundred bytes per token for an encoding, so this bounds memory.
 BATCH_BYTES = min(max(1 << 20, (os.cpu_count() or 1) << 17), 1 << 22)
-"""Text that is encoded in one call: enough for several pieces per core. The library takes about a
-hundred bytes per token for an encoding, so this bounds memory."""
+# Calls at the same time: while one hands over its result, the library's threads serve another.
 NUM_ENCODERS = 2
-"""Calls at the same time: while one hands over its result, the library's threads serve another."""
-REPORTED_BYTES = 1 << 20
-"""Bytes read between two reports of progress, while a tokeniser is learnt."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Storing:
-    """How a preparation writes its files; nothing that a model sees depends on it."""
-
-    shard_tokens: int = SHARD_TOKENS
-    """Tokens per file at most."""
-    commit_seconds: float = COMMIT_SECONDS
-    """Between two points from which a killed preparation can resume."""
-
-    def __post_init__(self) -> None:
-        """Refuse files without tokens."""
-        check_integer("shard_tokens", self.shard_tokens, minimum=1, example=SHARD_TOKENS)
 
 
 def prepare_text(
@@ -78,7 +51,6 @@ def prepare_text(
     tokeniser: Tokeniser | BytePairTraining | str | None = None,
     held_out: HeldOut | None = None,
     options: ReadingOptions | None = None,
-    storing: Storing | None = None,
     progress: PreparationProgress | None = None,
 ) -> Corpus:
     """Turn files and folders of text into a corpus.
@@ -93,7 +65,6 @@ def prepare_text(
             8,008 symbols.
         held_out: fractions for valid and test.
         options: how texts are extracted from files.
-        storing: how files are written.
         progress: receives reports.
     """
     progress = progress or PreparationProgress()
@@ -117,7 +88,6 @@ def prepare_text(
         kind="text",
         tokeniser=tokeniser or BytePairTraining(),
         held_out=held_out,
-        storing=storing,
         progress=progress,
     )
 
@@ -130,7 +100,6 @@ def prepare(
     tokeniser: Tokeniser | BytePairTraining,
     held_out: HeldOut | None = None,
     splits: Sequence[str] | None = None,
-    storing: Storing | None = None,
     progress: PreparationProgress | None = None,
 ) -> Corpus:
     """Turn sources into a corpus; a killed preparation resumes when it is run again.
@@ -145,15 +114,13 @@ def prepare(
         tokeniser: a tokeniser, or how to learn one from the corpus.
         held_out: fractions for valid and test, for documents without a split of their own.
         splits: those that must have tokens; None for train and those that held_out asks for.
-        storing: how files are written.
         progress: receives reports.
     """
-    held_out, storing = held_out or HeldOut(), storing or Storing()
-    progress = progress or PreparationProgress()
+    held_out, progress = held_out or HeldOut(), progress or PreparationProgress()
     work = WorkFolder(Path(folder))
     mixture = Mixture(parts=parts, held_out=held_out)
     with work.locked():
-        plan = _plan(work, mixture, kind, tokeniser, storing.shard_tokens)
+        plan = _plan(work, mixture, kind, tokeniser)
         if work.is_done(plan):
             progress.say(f"{folder} is already there")
             return Corpus.open(folder)
@@ -163,9 +130,10 @@ def prepare(
                 if isinstance(tokeniser, BytePairTraining):
                     tokeniser = _learn_tokeniser(tokeniser, mixture, progress)
                 work.save_tokeniser(tokeniser)
-            manifest = _encode(work, mixture, plan, storing, progress)
+            manifest = _encode(work, mixture, plan, progress)
             _check_splits(manifest, splits or held_out.names)
         except InputError:
+            # The same input would be refused again; any other stop can be resumed.
             work.discard()
             raise
         except OSError as error:
@@ -180,17 +148,14 @@ def prepare(
 
 
 def _plan(
-    work: WorkFolder,
-    mixture: Mixture,
-    kind: str,
-    tokeniser: Tokeniser | BytePairTraining,
-    shard_tokens: int,
+    work: WorkFolder, mixture: Mixture, kind: str, tokeniser: Tokeniser | BytePairTraining
 ) -> Preparation:
     """All that the corpus will depend on."""
     sums = work.checksums({path for part in mixture.parts for path in part.source.files})
     if isinstance(tokeniser, BytePairTraining):
         planned: Mapping[str, Any] = {"training": asdict(tokeniser)}
     else:
+        # A tokeniser is known by the checksums of its files, as they will be in the corpus.
         with tempfile.TemporaryDirectory() as scratch:
             tokeniser.save(Path(scratch))
             planned = {"files": _file_checksums(Path(scratch))}
@@ -211,7 +176,7 @@ def _plan(
         parameters={
             "tokeniser": planned,
             "held_out": asdict(mixture.held_out),
-            "shard_tokens": shard_tokens,
+            "shard_tokens": SHARD_TOKENS,
         },
     )
 
@@ -226,53 +191,41 @@ def _learn_tokeniser(
     """A tokeniser learnt from a sample of the training documents."""
     progress.say(f"learning a tokeniser of {training.vocab_size:,} symbols from a sample")
     progress.begin(mixture.total_bytes, 0)
-    try:
-        sample = sample_evenly(_training_texts(mixture, progress), training.sample_bytes)
-        return train_bpe(sample, vocab_size=training.vocab_size)
-    finally:
-        progress.end()
+    sample = sample_evenly(_training_texts(mixture, progress), training.sample_bytes)
+    return train_bpe(sample, vocab_size=training.vocab_size)
 
 
 def _training_texts(
     mixture: Mixture, progress: PreparationProgress
 ) -> Iterator[tuple[bytes, float]]:
     """Training texts, each with the share of the corpus that has been read with it."""
-    total, num_reported = max(mixture.total_bytes, 1), 0
+    total = max(mixture.total_bytes, 1)
     for piece, position in mixture.read(mixture.first_position()):
         num_read = mixture.num_read(position)
-        if num_read - num_reported >= REPORTED_BYTES:
-            progress.advance(num_read - num_reported, {})
-            num_reported = num_read
+        progress.advance(num_read, {})
         if piece is not None and piece.split == "train":
             yield piece.data, num_read / total
 
 
 def _encode(
-    work: WorkFolder,
-    mixture: Mixture,
-    plan: Preparation,
-    storing: Storing,
-    progress: PreparationProgress,
+    work: WorkFolder, mixture: Mixture, plan: Preparation, progress: PreparationProgress
 ) -> Manifest:
     """Encode all documents that are not written yet, and describe the corpus."""
     tokeniser = load_tokeniser(work.tokeniser)
     writer = CorpusWriter(
-        work.path, tokeniser, num_sources=len(mixture.parts), shard_tokens=storing.shard_tokens
+        work.path, tokeniser, num_sources=len(mixture.parts), shard_tokens=SHARD_TOKENS
     )
     with closing(writer):
-        position = _write_documents(mixture, tokeniser, writer, progress, storing.commit_seconds)
+        position = _write_documents(mixture, tokeniser, writer, progress)
         splits = writer.finish()
-    sources = tuple(
-        replace(source, counts={name: counts[name] for name in splits}, skipped=skipped)
-        for source, counts, skipped in zip(
-            plan.sources, writer.counts, mixture.skipped(position), strict=True
-        )
-    )
-    for source in sources:
-        for what, count in source.skipped.items():
+    sources = []
+    for number, skipped in enumerate(mixture.skipped(position)):
+        counts = {name: writer.counts(number, name) for name in splits}
+        sources.append(replace(plan.sources[number], counts=counts, skipped=skipped))
+        for what, count in skipped.items():
             progress.say(f"skipped: {count:,} {what}")
     return Manifest(
-        preparation=replace(plan, sources=sources),
+        preparation=replace(plan, sources=tuple(sources)),
         tokeniser=TokeniserRecord(
             name=tokeniser.name,
             vocab_size=tokeniser.vocab_size,
@@ -285,41 +238,32 @@ def _encode(
     )
 
 
+# Pieces that are encoded in one call, and the position of the mixture after them. It is None
+# inside a piece of the mixture, where a preparation cannot resume.
 _Batch = tuple[list[Piece], MixturePosition | None]
-"""Pieces that are encoded in one call, and the position of the mixture after them. It is None
-inside a piece of the mixture, where a preparation cannot resume."""
 
 
 def _write_documents(
-    mixture: Mixture,
-    tokeniser: Tokeniser,
-    writer: CorpusWriter,
-    progress: PreparationProgress,
-    commit_seconds: float,
+    mixture: Mixture, tokeniser: Tokeniser, writer: CorpusWriter, progress: PreparationProgress
 ) -> MixturePosition:
     """Write all documents from the writer's position on; the position at the end."""
     position = writer.position or mixture.first_position()
-    num_read, last_commit = mixture.num_read(position), time.monotonic()
+    last_commit = time.monotonic()
     batches = _batches(mixture, position, tokeniser.shortest_piece)
 
     def encode(batch: _Batch) -> tuple[_Batch, list[Tokens]]:
         return batch, tokeniser.encode_batch([piece.data for piece in batch[0]])
 
-    progress.begin(mixture.total_bytes, num_read)
-    try:
-        with ThreadPoolExecutor(NUM_ENCODERS, thread_name_prefix="encode") as pool:
-            results = in_order(pool, encode, batches, num_ahead=NUM_ENCODERS)
-            for (batch, after), encoded in results:
-                writer.add(batch, encoded)
-                position = after or position
-                now_read = mixture.num_read(position)
-                progress.advance(now_read - num_read, writer.facts)
-                num_read = now_read
-                if after is not None and time.monotonic() - last_commit >= commit_seconds:
-                    writer.make_durable(position)
-                    last_commit = time.monotonic()
-    finally:
-        progress.end()
+    progress.begin(mixture.total_bytes, mixture.num_read(position))
+    with ThreadPoolExecutor(NUM_ENCODERS, thread_name_prefix="encode") as pool:
+        for (batch, after), encoded in in_order(pool, encode, batches, num_ahead=NUM_ENCODERS):
+            writer.add(batch, encoded)
+            # Batches may end inside a piece, from where reading cannot resume.
+            position = after or position
+            progress.advance(mixture.num_read(position), writer.facts)
+            if after is not None and time.monotonic() - last_commit >= COMMIT_SECONDS:
+                writer.make_durable(position)
+                last_commit = time.monotonic()
     return position
 
 

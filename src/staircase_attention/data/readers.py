@@ -19,21 +19,18 @@ from staircase_attention.data.compression import (
     open_decompressed,
     skip_bytes,
 )
-from staircase_attention.data.documents import Cursor, Document
-from staircase_attention.data.pieces import streamed_pieces
+from staircase_attention.data.documents import Cursor, Document, streamed_pieces
 from staircase_attention.data.wikipedia import FIRST_BYTES, articles
 
 Unit = Literal["files", "paragraphs"]
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 SHORT_TAR = (".tgz", ".tbz2", ".txz", ".tzst")
+# Bytes of a line or a paragraph that are held at once.
 LONGEST_RECORD = 1 << 25
-"""Bytes of a line or a paragraph that are held at once."""
+# Rows of a .parquet file that are decoded at once.
 PARQUET_ROWS = 64
-"""Rows of a .parquet file that are decoded at once."""
+# Bytes of a column that are read at once, so that a large row group is never held whole.
 PARQUET_BUFFER = 1 << 20
-"""Bytes of a column that are read at once, so that a large row group is never held whole."""
-# json.loads would look for encodings and options at every line.
-DECODE = json.JSONDecoder().decode
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +44,6 @@ class ReadingOptions:
     separate."""
 
     def __post_init__(self) -> None:
-        """Refuse an unknown unit."""
         check_choice("text_unit", self.text_unit, get_args(Unit))
 
 
@@ -60,12 +56,10 @@ class ReadPosition(NamedTuple):
     """Bytes of content before it; in an archive, of the current member."""
     num_read: int = 0
     """Bytes of the file, as stored, that were read to get here."""
-    num_skipped: int = 0
-    """Records before it that could not be used."""
 
 
-Positioned = Iterator[tuple[Document, ReadPosition]]
-"""Documents, each with the position after it. One without text only reports a position."""
+# Documents, each with the position after it; None for a record that cannot be used.
+Positioned = Iterator[tuple[Document | None, ReadPosition]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,10 +70,6 @@ class FileFormat:
     """The documents of a file from a position on."""
     skipped_name: str = "texts"
     """Name of records that cannot be used."""
-    check: Callable[[Path, ReadingOptions], None] = lambda path, options: open_decompressed(
-        path
-    ).close()
-    """Refuses a file that cannot be opened, before any work is done."""
 
 
 class TextSource:
@@ -100,7 +90,7 @@ class TextSource:
         options: ReadingOptions | None = None,
         split: str | None = None,
     ) -> None:
-        """Find the files and check that they can be opened.
+        """Find the files and read the beginning of each.
 
         Args:
             path: a file or a folder.
@@ -115,7 +105,8 @@ class TextSource:
         """In the order in which they are read."""
         self._formats = tuple(found.values())
         for file, file_format in found.items():
-            file_format.check(file, self.options)
+            # A file that cannot be read is refused before any work is done.
+            next(file_format.read(file, ReadPosition(), self.options), None)
         self._sizes = [file.stat().st_size for file in self.files]
         self.total_bytes = sum(self._sizes)
 
@@ -130,9 +121,11 @@ class TextSource:
         for number in range(first, len(self.files)):
             path, file_format = self.files[number], self._formats[number]
             for document, position in file_format.read(path, start, self.options):
-                if position.num_skipped:
+                if document is None:
                     key = f"{file_format.skipped_name} in {path.name}"
-                    skipped = skipped | {key: position.num_skipped}
+                    skipped = skipped | {key: skipped.get(key, 0) + 1}
+                    # Without text it only reports a position.
+                    document = Document(text="")
                 if self.split is not None:
                     document = replace(document, split=self.split)
                 num_read = num_before + min(position.num_read, self._sizes[number])
@@ -220,11 +213,9 @@ def _read_records(
     """One document per record; `texts` gives None for a record that cannot be used."""
     with open_decompressed(path) as file:
         file.skip_to(start.offset)
-        num_skipped = start.num_skipped
         for record, text in enumerate(texts(file, options), start.record + 1):
-            num_skipped += text is None
-            after = ReadPosition(record, file.tell(), file.num_stored_read, num_skipped)
-            yield Document(text=text or ""), after
+            after = ReadPosition(record, file.tell(), file.num_stored_read)
+            yield None if text is None else Document(text=text), after
 
 
 def _paragraphs(file: DecompressedFile, options: ReadingOptions) -> Iterator[bytes]:
@@ -259,7 +250,7 @@ def _json_texts(file: DecompressedFile, options: ReadingOptions) -> Iterator[str
 def _json_text(line: bytes, field: str) -> str | None:
     try:
         # Some programs start a file with a byte order mark, which is not part of its content.
-        return _flattened(DECODE(line.removeprefix(codecs.BOM_UTF8).decode())[field])
+        return _flattened(json.loads(line.removeprefix(codecs.BOM_UTF8).decode())[field])
     except (ValueError, LookupError, TypeError, RecursionError):
         return None
 
@@ -282,12 +273,10 @@ def _read_parquet(path: Path, start: ReadPosition, options: ReadingOptions) -> P
     """One document per row."""
     with _open_parquet(path, options) as file:
         num_rows, num_bytes = file.metadata.num_rows, path.stat().st_size
-        num_skipped = start.num_skipped
         for record, value in enumerate(_column(file, start.record, options), start.record + 1):
             text = _flattened(value)
-            num_skipped += text is None
-            after = ReadPosition(record, 0, num_bytes * record // num_rows, num_skipped)
-            yield Document(text=text or ""), after
+            after = ReadPosition(record, 0, num_bytes * record // num_rows)
+            yield None if text is None else Document(text=text), after
 
 
 def _open_parquet(path: Path, options: ReadingOptions) -> Any:  # noqa: ANN401
@@ -327,7 +316,6 @@ def _read_tar(path: Path, start: ReadPosition, options: ReadingOptions) -> Posit
 
 
 def _members(file: DecompressedFile, start: ReadPosition) -> Positioned:
-    num_skipped = start.num_skipped
     # "r|" reads front to back and never seeks back: the archive may be compressed.
     with tarfile.open(fileobj=file, mode="r|") as archive:
         for record, member in enumerate(archive):
@@ -336,18 +324,17 @@ def _members(file: DecompressedFile, start: ReadPosition) -> Positioned:
             if record < start.record or not member.isfile():
                 continue
             if not _is_text(member.name):
-                num_skipped += 1
-                after = ReadPosition(record + 1, 0, file.num_stored_read, num_skipped)
-                yield Document(text=b""), after
+                yield None, ReadPosition(record + 1, 0, file.num_stored_read)
                 continue
             content = archive.extractfile(member)
             assert content is not None
+            # Reading may resume inside the first member.
             offset = start.offset if record == start.record else 0
             skip_bytes(content, offset)
             for data, is_last in streamed_pieces(content.read):
                 offset += len(data)
                 at = (record + 1, 0) if is_last else (record, offset)
-                after = ReadPosition(*at, file.num_stored_read, num_skipped)
+                after = ReadPosition(*at, file.num_stored_read)
                 yield Document(text=data, is_continued=not is_last), after
 
 
@@ -369,8 +356,4 @@ WIKIPEDIA = FileFormat(
     skipped_name="redirects and pages without text",
 )
 TAR = FileFormat(read=_read_tar, skipped_name="members that are not text")
-PARQUET = FileFormat(
-    read=_read_parquet,
-    skipped_name="rows without text",
-    check=lambda path, options: _open_parquet(path, options).close(),
-)
+PARQUET = FileFormat(read=_read_parquet, skipped_name="rows without text")

@@ -16,10 +16,10 @@ from staircase_attention.data.byte_pair import (
     BytePairTraining,
     Tokens,
 )
-from staircase_attention.data.pieces import LONGEST_PIECE
+from staircase_attention.data.documents import LONGEST_PIECE
 
+# The two pairs of names of GPT-2's files.
 VOCABULARY_AND_MERGES = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
-"""The two pairs of names of GPT-2's files."""
 
 
 class Tokeniser(Protocol):
@@ -100,13 +100,10 @@ def named_tokeniser(name: str) -> Tokeniser | BytePairTraining:
     kind, _, number = name.partition("-")
     if kind == "bpe" and (number.isdecimal() or name == "bpe"):
         return BytePairTraining(vocab_size=int(number)) if number else BytePairTraining()
-    return tokeniser_from(Path(name))
-
-
-def tokeniser_from(path: Path) -> Tokeniser:
-    """The tokeniser of a tokenizer.json, or of a folder with one or with GPT-2's two files."""
+    path = Path(name)
     if path.is_file():
         return byte_pair.from_tokenizer_json(path)
+    # A corpus's own tokeniser names its end symbol; in any other it is looked for.
     if (path / SETTINGS).is_file():
         return load_tokeniser(path)
     if (path / TOKENIZER_FILE).is_file():

@@ -5,10 +5,10 @@ import re
 from collections.abc import Callable, Iterator
 from typing import IO
 
+# How a dump starts.
 FIRST_BYTES = b"<mediawiki"
-"""How a dump starts."""
+# Bytes of a page that are read; the rest of a longer page is dropped.
 LONGEST_PAGE = 1 << 25
-"""Bytes of a page that are read; the rest of a longer page is dropped."""
 TEXT = re.compile(rb"<text[^>]*?(/?)>")
 
 # An unclosed element extends to the end, as in a browser. This also keeps the time linear.
@@ -27,8 +27,8 @@ HEADINGS = re.compile(r"^=+[ \t]*(.*?)[ \t]*=+[ \t]*$", re.MULTILINE)
 # Bold and italics, words like __NOTOC__, bullets and rules.
 SIGNS = re.compile(r"'{2,5}|__[A-Z]+__|^(?:[*#:;]+[ \t]*|-{4,})", re.MULTILINE)
 BLANK_LINES = re.compile(r"[ \t]*\n(?:[ \t]*\n)+")
+# Nested templates, tables and links are removed from the inside out, at most this often.
 MAX_DEPTH = 12
-"""Nested templates, tables and links are removed from the inside out, at most this often."""
 
 
 def articles(file: IO[bytes]) -> Iterator[str | None]:

@@ -1,27 +1,135 @@
-"""Writes the splits of a corpus: files that only grow, and a journal of durable points.
+"""Writes an unfinished corpus: files that only grow, and a journal of durable points.
 
-A killed preparation truncates all files to the last durable point, and resumes there.
+A killed preparation truncates all files to the last durable point, and resumes there. The folder
+lies beside the corpus; when everything is written, it is renamed to it.
 """
 
 import json
 import os
+import shutil
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
+from staircase_attention.checks import input_error
 from staircase_attention.data.byte_pair import Tokens
-from staircase_attention.data.corpus import STARTS_DTYPE, sha256_of
+from staircase_attention.data.corpus import (
+    MANIFEST,
+    STARTS_DTYPE,
+    TOKENISER_FOLDER,
+    ArrayRecord,
+    Counts,
+    Manifest,
+    Preparation,
+    SplitRecord,
+    sha256_of,
+    unfinished_folder,
+)
 from staircase_attention.data.documents import SPLITS
-from staircase_attention.data.manifest import ArrayRecord, Counts, SplitRecord
-from staircase_attention.data.mixture import MixturePosition, Piece
+from staircase_attention.data.mixture import MixturePosition, PartPosition, Piece
 from staircase_attention.data.tokenisers import Tokeniser
-from staircase_attention.files import write_json
+from staircase_attention.files import locked, sync_folder, write_json
 
 JOURNAL = "journal.json"
+PREPARATION = "preparation.json"
+CHECKSUMS = "checksums.json"
+
+
+class WorkFolder:
+    """An unfinished corpus. Its name ends in .unfinished, so that it is not taken for a corpus."""
+
+    def __init__(self, corpus: Path) -> None:
+        self.corpus = corpus
+        self.path = unfinished_folder(corpus)
+        self.tokeniser = self.path / TOKENISER_FOLDER
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes out. A folder in which no work was started is removed again."""
+        if self.corpus.exists() and not self.corpus.is_dir():
+            raise input_error("a corpus must be a folder", self.corpus, "name another path")
+        self.path.mkdir(parents=True, exist_ok=True)
+        with locked(self.path):
+            try:
+                yield
+            finally:
+                if not any((self.path / name).exists() for name in (PREPARATION, MANIFEST)):
+                    self.discard()
+
+    def checksums(self, paths: Iterable[Path]) -> dict[Path, str]:
+        """The SHA-256 of each file, by all cores; saved, and reused while a file is unchanged."""
+        cache = self.path / CHECKSUMS
+        known = json.loads(cache.read_text()) if cache.exists() else {}
+        keys = {}
+        for path in paths:
+            status = path.stat()
+            keys[path] = f"{path.absolute()} {status.st_size} {status.st_mtime_ns}"
+        unknown = [path for path, key in keys.items() if key not in known]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            found = dict(zip(unknown, pool.map(sha256_of, unknown), strict=True))
+        sums = {path: found.get(path) or known[key] for path, key in keys.items()}
+        if found:
+            write_json(cache, {keys[path]: value for path, value in sums.items()})
+        return sums
+
+    def is_done(self, preparation: Preparation) -> bool:
+        """Whether this very corpus exists already; a different one is refused."""
+        if (self.path / MANIFEST).exists():
+            self._publish()
+        if not self.corpus.exists() or not any(self.corpus.iterdir()):
+            return False
+        if not (self.corpus / MANIFEST).exists():
+            rule = f"{self.corpus} must be new or empty"
+            raise input_error(rule, "a folder with other files", "name another folder")
+        before = Manifest.read(self.corpus).preparation.without_results()
+        _check_same(before.as_plain(), preparation.as_plain(), self.corpus)
+        return True
+
+    def claim(self, preparation: Preparation) -> None:
+        """Record what is prepared here, or check that it is the same as before."""
+        path = self.path / PREPARATION
+        if path.exists():
+            _check_same(json.loads(path.read_text()), preparation.as_plain(), self.path)
+        else:
+            write_json(path, preparation.as_plain())
+
+    def save_tokeniser(self, tokeniser: Tokeniser) -> None:
+        """Save a tokeniser, completely or not at all."""
+        scratch = self.path / f".{TOKENISER_FOLDER}.partial"
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir()
+        tokeniser.save(scratch)
+        scratch.rename(self.tokeniser)
+        sync_folder(self.path)
+
+    def finish(self, manifest: Manifest) -> None:
+        """Turn the folder into the corpus. Once the manifest is there, only a rename is left."""
+        manifest.write(self.path)
+        self._publish()
+
+    def discard(self) -> None:
+        """Remove everything."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def _publish(self) -> None:
+        for name in (JOURNAL, PREPARATION, CHECKSUMS):
+            (self.path / name).unlink(missing_ok=True)
+        self.path.rename(self.corpus)
+        sync_folder(self.corpus.parent)
+
+
+def _check_same(before: object, now: object, folder: Path) -> None:
+    """Refuse to mix two preparations."""
+    if before != now:
+        rule = f"{folder} must be prepared from the same files with the same options as before"
+        remedy = f"name another folder, or remove {folder}"
+        raise input_error(rule, "others", remedy)
 
 
 class CorpusWriter:
@@ -31,26 +139,26 @@ class CorpusWriter:
         self, folder: Path, tokeniser: Tokeniser, *, num_sources: int, shard_tokens: int
     ) -> None:
         self._folder = folder
-        self.dtype = dtype_for(tokeniser.vocab_size)
-        end = tokeniser.end_symbol
-        self._end: Tokens = np.array([] if end is None else [end], dtype=self.dtype)
+        # The narrowest width that holds all tokens: 2 bytes for 8,008 symbols.
+        self.dtype = np.min_scalar_type(tokeniser.vocab_size - 1).newbyteorder("<")
         journal = folder / JOURNAL
-        state = json.loads(journal.read_text()) if journal.exists() else None
-        self.position = MixturePosition.from_plain(state["place"]) if state else None
+        state = json.loads(journal.read_text()) if journal.exists() else {}
+        self.position: MixturePosition | None = None
         """Where to resume the mixture; None for its start."""
-        self._is_inside_document: bool = state["is_open"] if state else False
-        self.counts = [
-            {split: Counts(**(state["counts"][source][split] if state else {})) for split in SPLITS}
-            for source in range(num_sources)
-        ]
-        """For each source, what it has given to each split."""
+        self._is_inside_document = False
+        # Earlier versions wrote other journals: theirs count as none, and all is encoded again.
+        is_resumed = "position" in state
+        if is_resumed:
+            self.position = tuple(map(PartPosition.from_plain, state["position"]))
+            self._is_inside_document = state["is_inside_document"]
+        new = {"counts": [{}] * num_sources, "crc32": 0, "shards": [], "num_open_tokens": 0}
         self._writers = {
             split: _SplitWriter(
-                folder,
-                split,
+                folder / split,
                 dtype=self.dtype,
+                end_symbol=tokeniser.end_symbol,
                 shard_tokens=shard_tokens,
-                state=state["splits"][split] if state else None,
+                state=state["splits"][split] if is_resumed else new,
             )
             for split in SPLITS
         }
@@ -58,24 +166,20 @@ class CorpusWriter:
     @property
     def facts(self) -> dict[str, int]:
         """Counts so far."""
-        counts = [writer.counts for writer in self._writers.values()]
+        totals = [writer.total for writer in self._writers.values()]
         return {
-            "documents": sum(count.num_documents for count in counts),
-            "tokens": sum(count.num_tokens for count in counts),
+            "documents": sum(total.num_documents for total in totals),
+            "tokens": sum(total.num_tokens for total in totals),
         }
+
+    def counts(self, source: int, split: str) -> Counts:
+        """What a source has given to a split."""
+        return self._writers[split].counts[source]
 
     def add(self, pieces: Sequence[Piece], encoded: Sequence[Tokens]) -> None:
         """Append pieces and their tokens."""
         for piece, tokens in zip(pieces, encoded, strict=True):
-            writer = self._writers[piece.split]
-            if not self._is_inside_document:
-                writer.start_document()
-            parts = [tokens, self._end] if piece.is_last else [tokens]
-            writer.add(piece.data, parts)
-            counts = self.counts[piece.source][piece.split]
-            counts.num_documents += not self._is_inside_document
-            counts.num_bytes += len(piece.data)
-            counts.num_tokens += sum(map(len, parts))
+            self._writers[piece.split].add(piece, tokens, is_first=not self._is_inside_document)
             self._is_inside_document = not piece.is_last
         for writer in self._writers.values():
             writer.write()
@@ -84,11 +188,8 @@ class CorpusWriter:
         """Save this point: a preparation that is killed later resumes here, without loss."""
         state = {
             "splits": {name: writer.durable_state() for name, writer in self._writers.items()},
-            "counts": [
-                {split: asdict(count) for split, count in counts.items()} for counts in self.counts
-            ],
-            "is_open": self._is_inside_document,
-            "place": asdict(position),
+            "is_inside_document": self._is_inside_document,
+            "position": [asdict(part) for part in position],
         }
         write_json(self._folder / JOURNAL, state)
 
@@ -98,22 +199,14 @@ class CorpusWriter:
             writer.close()
 
     def finish(self) -> dict[str, SplitRecord]:
-        """Close all files, and remove those of splits without tokens."""
+        """Close all files, and remove those without tokens."""
         records = {name: writer.finish() for name, writer in self._writers.items()}
-        for name, record in records.items():
-            if not record.num_tokens:
-                for path in self._folder.glob(f"{name}-*.bin"):
-                    path.unlink()
-        return {name: record for name, record in records.items() if record.num_tokens}
-
-
-def dtype_for(vocab_size: int) -> np.dtype[Any]:
-    """The narrowest width that holds all tokens.
-
-    >>> [dtype_for(size).name for size in (256, 257, 50_257, 100_000)]
-    ['uint8', 'uint16', 'uint16', 'uint32']
-    """
-    return np.dtype(np.min_scalar_type(vocab_size - 1)).newbyteorder("<")
+        records = {name: record for name, record in records.items() if record.num_tokens}
+        arrays = [array for one in records.values() for array in (*one.shards, one.starts)]
+        for path in self._folder.glob("*.bin"):
+            if path.name not in {array.file for array in arrays}:
+                path.unlink()
+        return records
 
 
 class _SplitWriter:
@@ -121,39 +214,46 @@ class _SplitWriter:
 
     def __init__(
         self,
-        folder: Path,
-        name: str,
+        path: Path,
         *,
         dtype: np.dtype[Any],
+        end_symbol: int | None,
         shard_tokens: int,
-        state: Mapping[str, Any] | None = None,
+        state: Mapping[str, Any],
     ) -> None:
         """Start a split, or resume from what `durable_state` returned."""
-        state = state or {"counts": {}, "crc32": 0, "shards": [], "num_open_tokens": 0}
-        self._folder, self._name, self._dtype = folder, name, dtype
-        self._shard_tokens = shard_tokens
-        self.counts = Counts(**state["counts"])
+        self._path, self._dtype, self._shard_tokens = path, dtype, shard_tokens
+        self._end: Tokens = np.array([] if end_symbol is None else [end_symbol], dtype=dtype)
+        self.counts = [Counts(**counts) for counts in state["counts"]]
+        """One per source."""
         self._crc32: int = state["crc32"]
         self._finished = [ArrayRecord(**shard) for shard in state["shards"]]
         self._num_open_tokens: int = state["num_open_tokens"]
         # A shard that was started after the durable point is emptied when its turn comes again.
         self._shard = self._open_shard()
-        starts_bytes = self.counts.num_documents * STARTS_DTYPE.itemsize
-        self._starts = open_truncated(folder / f"{name}-documents.bin", starts_bytes)
+        starts_bytes = self.total.num_documents * STARTS_DTYPE.itemsize
+        self._starts = _open_truncated(f"{path}-documents.bin", starts_bytes)
         self._new_tokens: list[Tokens] = []
         self._new_starts: list[int] = []
 
-    def start_document(self) -> None:
-        """Note that the next text starts a document."""
-        self._new_starts.append(self.counts.num_tokens)
-        self.counts.num_documents += 1
+    @property
+    def total(self) -> Counts:
+        return Counts(
+            num_documents=sum(counts.num_documents for counts in self.counts),
+            num_bytes=sum(counts.num_bytes for counts in self.counts),
+            num_tokens=sum(counts.num_tokens for counts in self.counts),
+        )
 
-    def add(self, data: bytes, encoded: Sequence[Tokens]) -> None:
-        """Append some text and its tokens."""
-        self._crc32 = zlib.crc32(data, self._crc32)
-        self._new_tokens += encoded
-        self.counts.num_bytes += len(data)
-        self.counts.num_tokens += sum(map(len, encoded))
+    def add(self, piece: Piece, tokens: Tokens, *, is_first: bool) -> None:
+        counts = self.counts[piece.source]
+        if is_first:
+            self._new_starts.append(self.total.num_tokens)
+            counts.num_documents += 1
+        parts = [tokens, self._end] if piece.is_last else [tokens]
+        self._new_tokens += parts
+        self._crc32 = zlib.crc32(piece.data, self._crc32)
+        counts.num_bytes += len(piece.data)
+        counts.num_tokens += sum(map(len, parts))
 
     def write(self) -> None:
         """Write what was added."""
@@ -173,12 +273,11 @@ class _SplitWriter:
                 self._shard = self._open_shard()
 
     def durable_state(self) -> dict[str, Any]:
-        """Write and sync everything; the plain data from which a new writer can resume."""
-        self.write()
+        """Sync everything; the plain data from which a new writer can resume."""
         _sync(self._shard)
         _sync(self._starts)
         return {
-            "counts": asdict(self.counts),
+            "counts": [asdict(counts) for counts in self.counts],
             "crc32": self._crc32,
             "shards": [asdict(shard) for shard in self._finished],
             "num_open_tokens": self._num_open_tokens,
@@ -186,40 +285,31 @@ class _SplitWriter:
 
     def finish(self) -> SplitRecord:
         """Close all files and describe them."""
-        self.write()
-        if self._num_open_tokens or not self._finished:
+        if self._num_open_tokens:
             self._finish_shard()
-        else:
-            self._shard.close()
-            (self._folder / self._shard_name).unlink()
+        total = self.total
+        starts = _finished_array(self._starts, total.num_documents)
+        self.close()
         return SplitRecord(
-            shards=tuple(self._finished),
-            starts=_finished_array(self._starts, self.counts.num_documents),
-            text_crc32=self._crc32,
-            **asdict(self.counts),
+            shards=tuple(self._finished), starts=starts, text_crc32=self._crc32, **asdict(total)
         )
 
     def close(self) -> None:
-        """Close the files as they are."""
         self._shard.close()
         self._starts.close()
 
-    @property
-    def _shard_name(self) -> str:
-        return f"{self._name}-{len(self._finished):05d}.bin"
-
     def _open_shard(self) -> IO[bytes]:
         num_bytes = self._num_open_tokens * self._dtype.itemsize
-        return open_truncated(self._folder / self._shard_name, num_bytes)
+        return _open_truncated(f"{self._path}-{len(self._finished):05d}.bin", num_bytes)
 
     def _finish_shard(self) -> None:
         self._finished.append(_finished_array(self._shard, self._num_open_tokens))
         self._num_open_tokens = 0
 
 
-def open_truncated(path: Path, num_bytes: int) -> IO[bytes]:
+def _open_truncated(path: str, num_bytes: int) -> IO[bytes]:
     """Open a file for appending after its first `num_bytes`; the rest of it is dropped."""
-    file = path.open("ab")
+    file = Path(path).open("ab")  # noqa: SIM115
     assert file.tell() >= num_bytes, f"{path} has lost bytes that were synced"
     file.truncate(num_bytes)
     return file

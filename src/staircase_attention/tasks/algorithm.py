@@ -31,8 +31,8 @@ PAD, END, STOP, THEN, EQUALS, PLUS, MINUS, LESS, GREATER, IF_WORD, PRINT_WORD = 
 FIRST_CONSTANT = len(WORDS)
 FIRST_VARIABLE = FIRST_CONSTANT + len(CONSTANTS)
 
+# Tokens of `if x > 3 : y = 4 ;`.
 LONGEST_STATEMENT = 9
-"""Tokens of `if x > 3 : y = 4 ;`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,7 +72,6 @@ class Algorithm(SizedTask):
     """Training programs; None for endless fresh ones."""
 
     def __post_init__(self) -> None:
-        """Check the options."""
         most = len(VARIABLES)
         check_integer("num_variables", self.num_variables, minimum=2, maximum=most, example=3)
         check_integer("num_statements", self.num_statements, minimum=1, example=100)
@@ -100,6 +99,7 @@ class Algorithm(SizedTask):
 
     def generate(self, generator: np.random.Generator, num_episodes: int) -> Episodes:
         """Draw independent programs, all of them statement by statement."""
+        # [variables, programs]: one step of all programs is contiguous.
         values = np.full((self.num_variables, num_episodes), UNSET)
         shape = (num_episodes, self.num_statements, LONGEST_STATEMENT)
         tokens, targets = np.empty(shape, dtype=np.int8), np.full(shape, IGNORED, dtype=np.int8)
@@ -121,6 +121,8 @@ def _next_statement(
     num_variables, num_programs = values.shape
     programs = np.arange(num_programs)
     shares = chances(values, distribution)
+    # Everything is drawn for every program, needed or not, so that a seed fixes the programs
+    # whatever their statements are.
     choice = _choose(generator, shares)
     guarded = _choose(generator, shares[: PRINT * num_variables])
     constant, compared = generator.integers(LOWEST, HIGHEST + 1, size=(2, num_programs))
@@ -133,6 +135,7 @@ def _next_statement(
 
     old, left_value = values[variable, programs], values[left, programs]
     is_assign = body == ASSIGN
+    # A pair of a variable with itself stands for a comparison with a constant.
     right_value = np.where(left == right, compared, values[right, programs])
     holds = np.where(is_greater, left_value > right_value, left_value < right_value)
     new = np.where(is_assign, constant, old + np.array([0, 1, -1, 0])[body])
@@ -186,6 +189,7 @@ def chances(values: Integers, distribution: Distribution) -> Integers:
 
 def _choose(generator: np.random.Generator, shares: Integers) -> Integers:
     """Draw a row for each column, in proportion to its shares."""
+    # The number of cumulated shares up to a uniform draw is the chosen row.
     upto = np.cumsum(shares, axis=0)
     chosen: Integers = (upto <= generator.integers(upto[-1])).sum(axis=0)
     return chosen

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from staircase_attention.batches import IGNORED
 from staircase_attention.checks import input_error
 
+# An array of integers of any width.
 Integers = NDArray[np.signedinteger]
-"""An array of integers of any width."""
 
 
 def ragged_range(firsts: Integers, counts: Integers) -> NDArray[np.int64]:
@@ -46,7 +46,6 @@ class Episodes:
     """(num_episodes,) index of each episode's first token, increasing from 0; kept as int64."""
 
     def __post_init__(self) -> None:
-        """Check that the arrays fit together, and convert their types."""
         for name, kind in (("inputs", np.int32), ("targets", np.int32), ("starts", np.int64)):
             object.__setattr__(self, name, _whole_numbers(name, getattr(self, name), kind))
         _check_layout(self.inputs, self.targets, self.starts)
@@ -71,6 +70,7 @@ class Episodes:
         if len(parts) == 1:
             return parts[0]
         sizes = [part.num_tokens for part in parts]
+        # Starts count from the first token of all parts, not of their own.
         before = np.cumsum(sizes) - sizes
         shifted = [part.starts + shift for part, shift in zip(parts, before, strict=True)]
         return cls(
@@ -84,16 +84,14 @@ class Episodes:
 
     def __getitem__(self, index: int) -> tuple[Integers, Integers]:
         """Inputs and targets of one episode, as views."""
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"episode {index} of {len(self)}")
-        first = self.starts[index]
-        last = first + self.lengths[index]
-        return self.inputs[first:last], self.targets[first:last]
+        # A range has the index errors of a list, and its count from the end.
+        number = range(len(self))[index]
+        stop = self.starts[number + 1] if number + 1 < len(self) else None
+        here = slice(self.starts[number], stop)
+        return self.inputs[here], self.targets[here]
 
     def __iter__(self) -> Iterator[tuple[Integers, Integers]]:
-        ends = self.starts + self.lengths
-        for first, last in zip(self.starts, ends, strict=True):
-            yield self.inputs[first:last], self.targets[first:last]
+        return map(self.__getitem__, range(len(self)))
 
     @property
     def lengths(self) -> Integers:

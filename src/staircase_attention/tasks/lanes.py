@@ -37,7 +37,6 @@ class Growth:
     """Number of doublings; after the last one, episodes are whole."""
 
     def __post_init__(self) -> None:
-        """Check the values."""
         group = "training.growth"
         if self.first_tokens is not None:
             check_integer(
@@ -131,7 +130,6 @@ class Lanes:
     """Replaces the last token of an episode that is cut; None: nothing does."""
 
     def __post_init__(self) -> None:
-        """Check the sizes."""
         check_integer("num_lanes", self.num_lanes, minimum=1, example=256)
         check_integer("segment_length", self.segment_length, minimum=1, example=128)
 
@@ -143,6 +141,7 @@ class Lanes:
     def batch(self, position: Position) -> tuple[Batch, Position]:
         """The batch at a position, and the position after it."""
         self._check(position)
+        # All [lanes]: episode and offset within it, and tokens of the segment that are filled.
         number, offset = np.array(position.episodes), np.array(position.offsets)
         filled = np.zeros(self.num_lanes, dtype=np.int64)
         batch = _empty_batch(self.num_lanes, self.segment_length)
@@ -154,6 +153,7 @@ class Lanes:
             whole = store.lengths[indices]
             length = whole if longest is None else np.minimum(whole, longest)
             left = length - offset
+            # Only another growth can leave a lane beyond the end of its episode.
             if left.min() < 1:
                 rule = f"a position must lie within episodes of {length.max()} tokens at most"
                 raise input_error(
@@ -163,6 +163,7 @@ class Lanes:
             _copy(store, store.starts[indices] + offset, count, batch, row_starts + filled)
             is_over = count == left
             filled += count
+            # The last token of a cut episode becomes the symbol that closes a whole one.
             self._close(batch, (row_starts + filled - 1)[is_over & (length < whole)])
             number += self.num_lanes * is_over
             offset = np.where(is_over, 0, offset + count)
@@ -209,6 +210,7 @@ def evaluation_batches(
     check_integer("num_lanes", num_lanes, minimum=1, example=256)
     check_integer("segment_length", segment_length, minimum=1, example=128)
     num_lanes = min(num_lanes, len(episodes))
+    # All episodes of lane 0, then all of lane 1, ...: each lane is one run of tokens.
     order = np.argsort(np.arange(len(episodes)) % num_lanes, kind="stable")
     by_lane = episodes.take(order)
     counts = np.bincount(order % num_lanes, weights=by_lane.lengths, minlength=num_lanes)
@@ -232,8 +234,7 @@ def lanes_of_process(process: int, num_processes: int, num_lanes: int) -> range:
     >>> lanes_of_process(1, 4, 32)
     range(8, 16)
     """
-    check_integer("num_processes", num_processes, minimum=1, example=1)
-    check_integer("process", process, minimum=0, maximum=num_processes - 1, example=0)
+    assert 0 <= process < num_processes
     share, rest = divmod(num_lanes, num_processes)
     if rest or not share:
         rule = f"num_lanes must be a multiple of the {num_processes} processes"

@@ -16,8 +16,8 @@ from staircase_attention.tasks.task import SizedTask
 Inputs = Literal["elements", "generators"]
 Permutation = tuple[int, ...]
 
+# S6 has 720 elements; the multiplication table of S7 would have 25 million entries.
 MAXIMUM_POINTS = 6
-"""S6 has 720 elements; the multiplication table of S7 would have 25 million entries."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +46,6 @@ class Permutations(SizedTask):
     identity and, for Sn, the swaps of neighbours; for An, the cycles 1 -> 2 -> k -> 1."""
 
     def __post_init__(self) -> None:
-        """Check the options."""
         group_elements(self.group)
         check_integer("length", self.length, minimum=1, example=64)
         check_choice("inputs", self.inputs, get_args(Inputs))
@@ -118,6 +117,7 @@ def multiplication_table(group: str, drawn: tuple[Permutation, ...]) -> NDArray[
     """(elements, drawn): the index of the product of an element and something drawn."""
     elements = np.array(group_elements(group))
     num_points = elements.shape[1]
+    # A table over all n^n digit strings, of which n! are permutations: 46,656 entries for S6.
     digits = num_points ** np.arange(num_points)
     index_of_number = np.zeros(num_points**num_points, dtype=np.int64)
     index_of_number[elements @ digits] = np.arange(len(elements))

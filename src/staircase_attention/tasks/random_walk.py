@@ -51,7 +51,6 @@ class RandomWalk(SizedTask):
     """The first direction; rows grow to the south, columns to the east."""
 
     def __post_init__(self) -> None:
-        """Check the options."""
         check_integer("length", self.length, minimum=1, example=400)
         check_integer("height", self.height, minimum=1, maximum=256, example=8)
         check_integer("width", self.width, minimum=1, maximum=256, example=8)
@@ -104,6 +103,7 @@ def walk_transitions(height: int, width: int, walls: Walls) -> NDArray[np.int64]
     state = np.arange(height * width * len(HEADINGS))
     cell, heading = state // len(HEADINGS), state % len(HEADINGS)
     moves = np.array(MOVES)[heading]
+    # Where a move forward leads, perhaps off the grid: clipped, or around to the other side.
     row, column = cell // width + moves[:, 0], cell % width + moves[:, 1]
     if walls == "block":
         row, column = row.clip(0, height - 1), column.clip(0, width - 1)

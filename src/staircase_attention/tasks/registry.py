@@ -5,10 +5,12 @@ from staircase_attention.references import check_options, load_reference
 from staircase_attention.tasks.algorithm import Algorithm
 from staircase_attention.tasks.permutations import Permutations
 from staircase_attention.tasks.random_walk import RandomWalk
-from staircase_attention.tasks.task import Task, task_name
+from staircase_attention.tasks.task import Task
 
 BUILT_IN: dict[str, type[Task]] = {
-    task_name(task_class): task_class for task_class in (RandomWalk, Algorithm, Permutations)
+    "random-walk": RandomWalk,
+    "algorithm": Algorithm,
+    "permutations": Permutations,
 }
 
 
@@ -22,7 +24,13 @@ def load_task(reference: str, **options: object) -> Task:
         reference: a name in BUILT_IN, or 'path/to/file.py:ClassName' for a user's task.
         options: the arguments of the class, as Python values.
     """
-    task_class = _find_task(reference)
+    if reference in BUILT_IN:
+        task_class = BUILT_IN[reference]
+    elif ":" in reference or reference.endswith(".py"):
+        task_class = load_reference(reference, Task)  # type: ignore[type-abstract]
+    else:
+        rule = f"a task must be one of {', '.join(BUILT_IN)}, or path/to/file.py:ClassName"
+        raise input_error(rule, repr(reference), suggestion(reference, BUILT_IN))
     check_options(reference, task_class, options)
     try:
         return task_class(**options)
@@ -32,12 +40,3 @@ def load_task(reference: str, **options: object) -> Task:
         rule = f"options of {reference} must be values that it can use"
         remedy = "check them, and what it does with them"
         raise input_error(rule, one_line(error), remedy) from error
-
-
-def _find_task(reference: str) -> type[Task]:
-    if reference in BUILT_IN:
-        return BUILT_IN[reference]
-    if ":" in reference or reference.endswith(".py"):
-        return load_reference(reference, Task)  # type: ignore[type-abstract]
-    rule = f"a task must be one of {', '.join(BUILT_IN)}, or path/to/file.py:ClassName"
-    raise input_error(rule, repr(reference), suggestion(reference, BUILT_IN))

@@ -29,14 +29,14 @@ Split = Literal["train", "valid", "test"]
 Fingerprints = NDArray[np.uint64]
 Value = TypeVar("Value")
 
+# Training episodes drawn at a time. Another size would change the data of every seed.
 BLOCK_SIZE = 1_024
-"""Training episodes drawn at a time. Another size would change the data of every seed."""
+# Episodes drawn to replace those that may not be used.
 NUM_REDRAWN = 256
-"""Episodes drawn to replace those that may not be used."""
+# Draws after which a task is said to have too few different episodes.
 NUM_ATTEMPTS = 100
-"""Draws after which a task is said to have too few different episodes."""
+# Episodes by which a task is tried out.
 NUM_TRIED = 4
-"""Episodes by which a task is tried out."""
 
 # First entry of a spawn key, so that no two uses of a seed share random numbers.
 VALID_STREAM, TEST_STREAM, TRAIN_STREAM, EPOCH_STREAM, TRIAL_STREAM = range(5)
@@ -56,10 +56,9 @@ def split(task: Task, name: Split, seed: int) -> Episodes:
     if num_train is None:
         received = f"{task.name} with endless training data"
         raise input_error("a train split must have a size", received, "use Endless(task, seed)")
-    forbidden = held_out_fingerprints(task, seed)
-    numbers = range(-(-num_train // BLOCK_SIZE))
-    blocks = [train_block(task, seed, number, forbidden) for number in numbers]
-    train = Episodes.concatenate(blocks).take(np.arange(num_train))
+    # A finite split is the beginning of the endless one.
+    blocks, indices = Endless(task, seed).find(np.arange(num_train))
+    train = blocks.take(indices)
     _check_asks(task, "train", train)
     return train
 
@@ -81,22 +80,10 @@ def try_out(task: Task, seed: int) -> None:
     A few episodes are drawn, which belong to no split; if they ask nothing, valid and test too.
     """
     sizes_of(task)
+    # Drawing whole splits takes seconds; four episodes show most mistakes at once.
     generator = random_generator(seed, TRIAL_STREAM)
     if not checked_episodes(task, generator, NUM_TRIED).num_answers:
         held_out(task, seed)
-
-
-def held_out_fingerprints(task: Task, seed: int) -> Fingerprints:
-    """Fingerprints that no training episode may have."""
-    return np.concatenate([fingerprints(part) for part in held_out(task, seed)])
-
-
-def train_block(task: Task, seed: int, number: int, forbidden: Fingerprints) -> Episodes:
-    """Block `number` of the training data, without drawing those before it.
-
-    The blocks are one endless sequence; a train split of a given size is its beginning.
-    """
-    return _draw(task, seed, (TRAIN_STREAM, number), BLOCK_SIZE, forbidden, distinct=False)
 
 
 def random_generator(seed: int, *key: int) -> np.random.Generator:
@@ -112,11 +99,14 @@ def fingerprints(episodes: Episodes) -> Fingerprints:
     episodes collide with a chance of about 2^-63; a collision costs one needless redraw.
     """
     lengths = episodes.lengths
+    # The weights are the same in every process and version: fingerprints of a seed never change.
     weights = np.random.default_rng(0).integers(
         2**64, size=lengths.max(initial=0), dtype=np.uint64, endpoint=False
     )
+    # Symbol 0 must count too: otherwise an episode would equal its prefixes.
     symbols = (episodes.inputs + 1).astype(np.uint64)
     if np.all(lengths == weights.size):
+        # [episodes, length] · [length], modulo 2^64.
         prints: Fingerprints = symbols.reshape(len(episodes), weights.size) @ weights
         return prints
     offsets = ragged_range(np.zeros_like(lengths), lengths)
@@ -136,11 +126,13 @@ def _draw(
     kept: list[Episodes] = []
     missing = num_episodes
     for attempt in range(NUM_ATTEMPTS):
+        # A number of its own for each attempt: what is drawn does not depend on how many failed.
         generator = random_generator(seed, *key, attempt)
         fresh = checked_episodes(task, generator, missing if attempt == 0 else NUM_REDRAWN)
         prints = fingerprints(fresh)
         is_new = ~np.isin(prints, forbidden)
         if distinct:
+            # Of equal episodes in one draw the first is kept, and later draws avoid all of them.
             is_first = np.zeros_like(is_new)
             is_first[np.unique(prints, return_index=True)[1]] = True
             is_new &= is_first
@@ -176,13 +168,13 @@ class EpisodeSource(Protocol):
 class Endless:
     """Fresh episodes without end, none of them in valid or test.
 
-    Block k of BLOCK_SIZE episodes depends on the seed and k alone. The blocks from the lowest to
-    the highest number of the last look-up are held: lanes advance together.
+    Block k of BLOCK_SIZE episodes depends on the seed and k alone, and is drawn without those
+    before it. The blocks of the last look-up are held: lanes advance together.
     """
 
     def __init__(self, task: Task, seed: int) -> None:
         self._task, self._seed = task, seed
-        self._forbidden = held_out_fingerprints(task, seed)
+        self._forbidden = np.concatenate([fingerprints(part) for part in held_out(task, seed)])
         self._blocks: dict[int, Episodes] = {}
         self._held: Episodes | None = None
 
@@ -198,7 +190,8 @@ class Endless:
     def _block(self, number: int) -> Episodes:
         if number in self._blocks:
             return self._blocks[number]
-        return train_block(self._task, self._seed, number, self._forbidden)
+        key = (TRAIN_STREAM, number)
+        return _draw(self._task, self._seed, key, BLOCK_SIZE, self._forbidden, distinct=False)
 
 
 class Epochs:

@@ -24,7 +24,6 @@ class SplitSizes:
     """Test episodes."""
 
     def __post_init__(self) -> None:
-        """Check the sizes."""
         if self.train is not None:
             check_integer("num_train", self.train, minimum=1, example=10_000)
         check_integer("num_valid", self.valid, minimum=1, example=1_000)
@@ -78,7 +77,7 @@ class Task(ABC):
     @property
     def name(self) -> str:
         """The class name in lower case with hyphens: RandomWalk is random-walk."""
-        return task_name(type(self))
+        return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", type(self).__name__).lower()
 
     @property
     def num_inputs(self) -> int:
@@ -112,15 +111,9 @@ class SizedTask(Task):
     """Test episodes."""
 
     def __post_init__(self) -> None:
-        """Check the sizes."""
         _ = self.split_sizes
 
     @property
     def split_sizes(self) -> SplitSizes:
         """The sizes of the options."""
         return SplitSizes(train=self.num_train, valid=self.num_valid, test=self.num_test)
-
-
-def task_name(task_class: type) -> str:
-    """The name of a task class in recipes: RandomWalk is random-walk."""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", task_class.__name__).lower()

@@ -117,7 +117,7 @@ class CorpusData:
     def position(self, plain: Mapping[str, Any]) -> "corpora.TokenPosition | EpisodePosition":
         """The position that `as_plain` wrote."""
         if self.form == "stream":
-            return corpora.TokenPosition.from_plain(plain)
+            return corpora.TokenPosition(**plain)
         return EpisodePosition(**plain)
 
     def batches(self, name: SplitName, *, num_lanes: int, segment_length: int) -> Iterator[Batch]:

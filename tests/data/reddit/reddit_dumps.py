@@ -1,20 +1,9 @@
 """Dumps for the tests, and a slow and simple reconstruction of what is in them."""
 
-import bz2
-import gzip
 import json
-import lzma
 import random
 
-import zstandard
-
-COMPRESSORS = {
-    "plain": bytes,
-    "gz": gzip.compress,
-    "bz2": bz2.compress,
-    "xz": lzma.compress,
-    "zst": lambda content: zstandard.ZstdCompressor().compress(content),
-}
+from small_corpora import compressed
 
 
 def comment(identity, parent=None, link="x1", body=None, created=None, **fields):
@@ -37,7 +26,7 @@ def as_lines(comments):
 def write_dump(path, content, compression="plain"):
     """Write comments, or bytes, as a dump."""
     content = content if isinstance(content, bytes) else as_lines(content)
-    path.write_bytes(COMPRESSORS[compression](content))
+    path.write_bytes(compressed(content, compression))
     return path
 
 
@@ -60,30 +49,6 @@ def random_comments(seed, num_comments, num_threads=7):
     comments += [dict(fields) for fields in draw.sample(comments, num_comments // 20)]
     draw.shuffle(comments)
     return comments
-
-
-class Watcher:
-    """Records reports on progress, and may act on each."""
-
-    def __init__(self, action=None):
-        self.said, self.done, self.totals, self.num_told = [], [], [], 0
-        self.action = action
-
-    def begin(self, total_bytes, done_bytes):
-        self.totals.append(total_bytes)
-        self.done.append(done_bytes)
-
-    def advance(self, num_bytes, facts):
-        assert all(isinstance(count, int) for count in facts.values())
-        self.done[-1] += num_bytes
-        self.num_told += 1
-        if self.action is not None:
-            self.action(self.num_told)
-
-    def say(self, text):
-        self.said.append(text)
-
-    def end(self): ...
 
 
 def naive_paths(comments, *, removed="drop", missing="drop"):

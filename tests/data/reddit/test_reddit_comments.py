@@ -4,7 +4,7 @@ import json
 import random
 
 import pytest
-from reddit_dumps import COMPRESSORS, as_lines, random_comments, write_dump
+from reddit_dumps import as_lines, random_comments, write_dump
 
 from staircase_attention.data.reddit import partitions
 from staircase_attention.data.reddit.cleaning import Cleaning
@@ -116,12 +116,11 @@ def test_different_ids_have_different_numbers():
     assert number_of("zz") < number_of("100")
 
 
-@pytest.mark.parametrize("compression", COMPRESSORS)
+@pytest.mark.parametrize("compression", ["plain", "zst"])
 def test_batches_are_whole_lines_and_reading_resumes_after_any(tmp_path, compression, monkeypatch):
     monkeypatch.setattr(partitions, "BLOCK_BYTES", 1_000)
     content = as_lines(random_comments(0, 50)) + b"the last line has no newline"
-    # The first bytes say how a file is compressed, not its name.
-    path = write_dump(tmp_path / "dump.misnamed", content, compression)
+    path = write_dump(tmp_path / "dump", content, compression)
     batches = list(line_batches(path, 0))
     assert b"".join(lines for lines, _ in batches) == content
     assert all(lines.endswith(b"\n") for lines, _ in batches[:-1])
@@ -132,20 +131,14 @@ def test_batches_are_whole_lines_and_reading_resumes_after_any(tmp_path, compres
         assert list(line_batches(path, after.offset)) == batches[number + 1 :]
 
 
-@pytest.mark.parametrize("compression", sorted(set(COMPRESSORS) - {"plain"}))
-@pytest.mark.parametrize("defect", ["truncated", "garbled"])
-def test_a_damaged_file_gives_the_lines_before_the_damage(tmp_path, compression, defect):
+def test_a_damaged_file_gives_the_lines_before_the_damage(tmp_path):
     content = as_lines(random_comments(0, 5_000))
-    path = write_dump(tmp_path / "dump", content, compression)
-    stored = path.read_bytes()
-    cut = 3 * len(stored) // 4
-    path.write_bytes(stored[:cut] + (b"" if defect == "truncated" else bytes(len(stored) - cut)))
+    path = write_dump(tmp_path / "dump", content, "zst")
+    path.write_bytes(path.read_bytes()[: 3 * path.stat().st_size // 4])
     batches = list(line_batches(path, 0))
     read = b"".join(lines for lines, _ in batches)
-    # What a decoder makes of garbage before it notices may differ, but the beginning may not.
-    assert content.startswith(read[: len(content) // 2])
-    # bz2 has blocks of 900 kB, so that all of this little may be lost.
-    assert len(read) > len(content) // 2 or compression == "bz2"
+    assert content.startswith(read)
+    assert len(read) > len(content) // 2
     assert batches[-1][1].damage
     assert batches[-1][1].is_done
 

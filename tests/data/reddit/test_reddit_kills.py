@@ -1,15 +1,12 @@
 """A preparation that is killed at any time ends with the same result."""
 
-import multiprocessing
 import os
-import signal
-import time
-import warnings
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from reddit_dumps import Watcher, random_comments, write_dump
+from reddit_dumps import random_comments, write_dump
+from small_corpora import killed, started, wait_until
 
 from staircase_attention.data.reddit import RedditSource, partitions, source
 
@@ -81,16 +78,6 @@ def test_a_kill_at_any_moment_of_writing_changes_nothing(tmp_path, dumps, monkey
     assert moment > 25
 
 
-def test_finished_work_is_not_repeated(tmp_path, dumps):
-    everything(dumps, tmp_path / "work")
-    files = sorted((tmp_path / "work").rglob("*.*"))
-    times = [file.stat().st_mtime_ns for file in files]
-    watcher = Watcher()
-    everything(dumps, tmp_path / "work", progress=watcher)
-    assert watcher.said == []
-    assert [file.stat().st_mtime_ns for file in files] == times
-
-
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for processes in /proc")
 def test_a_killed_process_leaves_no_workers_and_the_next_one_resumes(tmp_path, monkeypatch):
     monkeypatch.setattr(partitions, "BLOCK_BYTES", 5_000)
@@ -102,38 +89,18 @@ def test_a_killed_process_leaves_no_workers_and_the_next_one_resumes(tmp_path, m
     ]
     expected = everything(dumps, tmp_path / "whole")
     folder = tmp_path / "killed"
-    whole = stored_bytes(tmp_path / "whole")
-    for wanted in (1, whole // 3, 2 * whole // 3):
-        process = started(everything, dumps, folder, num_workers=2)
-        wait_until(lambda size=wanted: stored_bytes(folder) >= size)
-        workers = children(process.pid)
-        os.kill(process.pid, signal.SIGKILL)
-        process.join()
-        assert process.exitcode == -signal.SIGKILL
-        assert len(workers) == 2
-        wait_until(lambda pids=workers: not any(is_running(pid) for pid in pids))
+
+    def stored_bytes(folder):
+        return sum(path.stat().st_size for path in folder.rglob("*.arrow"))
+
+    half = stored_bytes(tmp_path / "whole") // 2
+    process = started(everything, dumps, folder, num_workers=2)
+    wait_until(lambda: stored_bytes(folder) >= half)
+    workers = children(process.pid)
+    killed(process)
+    assert len(workers) == 2
+    wait_until(lambda: not any(is_running(pid) for pid in workers))
     assert everything(dumps, folder, num_workers=2) == expected
-
-
-def stored_bytes(folder):
-    return sum(path.stat().st_size for path in folder.rglob("*.arrow"))
-
-
-def started(function, *arguments, **choices):
-    """A process of its own, which need not import anything again."""
-    context = multiprocessing.get_context("fork")
-    process = context.Process(target=function, args=arguments, kwargs=choices)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        process.start()
-    return process
-
-
-def wait_until(condition, seconds=20):
-    limit = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < limit
-        time.sleep(0.002)
 
 
 def children(pid):

@@ -25,8 +25,8 @@ KNOWN_BOTS = (
     "TweetPoster",
     "WikiTextBot",
 )
+# Matches `RemindMeBot`, `gifv-bot` and `HelperBot_2`, but neither `abbot` nor `robotics_fan`.
 BOT_NAMES = r"(?:[-_][Bb]ot|[a-z0-9]Bot|BOT)(?:[-_]?\d*)$"
-"""Matches `RemindMeBot`, `gifv-bot` and `HelperBot_2`, but neither `abbot` nor `robotics_fan`."""
 
 LINK = re.compile(r"https?://|\bwww\.", re.IGNORECASE)
 # The semicolon is required: `&copy=1` occurs in many URLs.
@@ -38,9 +38,12 @@ UNWANTED = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u200b\ufeff]+")
 
 
 class Status(IntEnum):
-    """Whether a comment has a text, and if not, why. The numbers are stored on disk."""
+    """Whether a comment has a text, and if not, why.
 
-    LIVING, DELETED, REMOVED, EMPTY, BOT, FILTERED = range(6)
+    The numbers are stored on disk, and in lower case the names are those of CommentCounts.
+    """
+
+    LIVING, DELETED, REMOVED, EMPTY, BOTS, FILTERED = range(6)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +64,6 @@ class Filters:
     """Whether the first character may be outside ASCII."""
 
     def __post_init__(self) -> None:
-        """Check the limits."""
         check_integer("fewest_characters", self.fewest_characters, minimum=1, example=5)
         if self.most_characters_without_space is not None:
             limit = self.most_characters_without_space
@@ -108,7 +110,6 @@ class Cleaning:
     """Which texts are accepted."""
 
     def __post_init__(self) -> None:
-        """Check the choice and the expression."""
         check_choice("whitespace", self.whitespace, get_args(Whitespace))
         try:
             re.compile(self.bot_names or "")
@@ -124,7 +125,7 @@ class Cleaning:
         >>> Cleaning().clean("someone", "1 &lt; 2 &amp;amp; so on  ")
         (<Status.LIVING: 0>, '1 < 2 & so on')
         >>> Cleaning().clean("AutoModerator", "Welcome!")
-        (<Status.BOT: 4>, None)
+        (<Status.BOTS: 4>, None)
         """
         text = clean_text(body, self.whitespace)
         status = self._status(author, text)
@@ -140,7 +141,7 @@ class Cleaning:
                 return Status.REMOVED
         is_bot = author.casefold() in _casefolded(self.bots)
         if is_bot or (self.bot_names is not None and re.search(self.bot_names, author)):
-            return Status.BOT
+            return Status.BOTS
         return Status.LIVING if self.filters.allow(text) else Status.FILTERED
 
 

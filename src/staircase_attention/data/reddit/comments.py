@@ -24,10 +24,10 @@ SCHEMA = pa.schema(
         ("text", pa.large_string()),  # Null unless the status is LIVING.
     ]
 )
+# The author's name in a dump if the account was deleted.
 DELETED_ACCOUNT = "[deleted]"
-"""The author's name in a dump if the account was deleted."""
+# Seconds; a later time is invalid.
 LATEST = 1 << 53
-"""Seconds; a later time is invalid."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # Up to 36^12 < 2^63. With a leading zero two ids would have one number.
 USUAL_ID = re.compile(r"[1-9a-z][0-9a-z]{0,11}")

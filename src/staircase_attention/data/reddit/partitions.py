@@ -20,22 +20,21 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from staircase_attention.data.compression import DamagedFileError, open_decompressed
-from staircase_attention.data.progress import PreparationProgress
+from staircase_attention.data.jobs import PreparationProgress, in_order
 from staircase_attention.data.reddit.cleaning import Cleaning
 from staircase_attention.data.reddit.comments import SCHEMA, LineCounts, parse_lines
-from staircase_attention.data.workers import in_order
 from staircase_attention.files import read_json, write_json
 
+# Lines that are parsed at a time.
 BLOCK_BYTES = 1 << 20
-"""Lines that are parsed at a time."""
+# Longer lines are skipped. No comment is that long, but a line of a corrupt file may be.
 LONGEST_LINE = 4 << 20
-"""Longer lines are skipped. No comment is that long, but a line of a corrupt file may be."""
+# Comments that are held before they are stored.
 BUFFER_BYTES = 128 << 20
-"""Comments that are held before they are stored."""
+# Time after which they are stored in any case: the most work that a kill can cost.
 COMMIT_SECONDS = 10.0
-"""Time after which they are stored in any case: the most work that a kill can cost."""
+# Bytes of a comment besides its text, approximately.
 ROW_BYTES = 45
-"""Bytes of a comment besides its text, approximately."""
 GOLDEN_RATIO = np.uint64(0x9E3779B97F4A7C15)
 HALF = np.uint64(32)
 
@@ -193,23 +192,21 @@ def read_dumps(
         return
     partitions.truncate()
     progress.say("reading the dumps")
-    total = sum(path.stat().st_size for path in paths)
-    progress.begin(total, sum(dump.num_stored for dump in partitions.dumps))
+    num_done = sum(dump.num_stored for dump in partitions.dumps)
+    progress.begin(sum(path.stat().st_size for path in paths), num_done)
     num_comments = sum(dump.lines.comments for dump in partitions.dumps)
-    try:
-        for number, path in enumerate(paths):
-            dump, last_commit = partitions.dumps[number], time.monotonic()
-            buffer: list[pa.RecordBatch] = []
-            batches = () if dump.is_done else line_batches(path, dump.offset)
-            for after, comments in in_order(pool, partial(_parse, cleaning=cleaning), batches):
-                buffer.append(comments)
-                num_comments += len(comments)
-                progress.advance(after.num_stored - dump.num_stored, {"comments": num_comments})
-                dump = replace(after, lines=LineCounts.total([dump.lines, after.lines]))
-                is_full = sum(batch.nbytes for batch in buffer) >= BUFFER_BYTES
-                is_late = time.monotonic() - last_commit >= COMMIT_SECONDS
-                if dump.is_done or is_full or is_late:
-                    partitions.commit(buffer, number, dump)
-                    buffer, last_commit = [], time.monotonic()
-    finally:
-        progress.end()
+    for number, path in enumerate(paths):
+        dump, last_commit = partitions.dumps[number], time.monotonic()
+        buffer: list[pa.RecordBatch] = []
+        batches = () if dump.is_done else line_batches(path, dump.offset)
+        for after, comments in in_order(pool, partial(_parse, cleaning=cleaning), batches):
+            buffer.append(comments)
+            num_comments += len(comments)
+            num_done += after.num_stored - dump.num_stored
+            progress.advance(num_done, {"comments": num_comments})
+            dump = replace(after, lines=LineCounts.total([dump.lines, after.lines]))
+            is_full = sum(batch.nbytes for batch in buffer) >= BUFFER_BYTES
+            is_late = time.monotonic() - last_commit >= COMMIT_SECONDS
+            if dump.is_done or is_full or is_late:
+                partitions.commit(buffer, number, dump)
+                buffer, last_commit = [], time.monotonic()

@@ -15,37 +15,35 @@ from staircase_attention.checks import check_integer, input_error
 from staircase_attention.cores import available_cores
 from staircase_attention.data.compression import compression_of
 from staircase_attention.data.documents import SPLITS, Cursor, Document
-from staircase_attention.data.progress import PreparationProgress
+from staircase_attention.data.jobs import PreparationProgress, in_order, worker_pool
 from staircase_attention.data.reddit.comments import LineCounts
 from staircase_attention.data.reddit.partitions import Partitions, ThreadGroup, read_dumps
 from staircase_attention.data.reddit.threads import (
     CommentCounts,
+    GroupCounts,
     RedditOptions,
     TextCounts,
     count,
     documents,
     rebuild,
 )
-from staircase_attention.data.workers import in_order, worker_pool
 from staircase_attention.files import locked, read_json, write_json
 
-GroupCounts = dict[str, Any]
-"""Of a group of threads: `comments`, a CommentCounts, and `splits`, a TextCounts for each split."""
 Prepared = tuple[Partitions, list[ThreadGroup], list[GroupCounts]]
 
+# Changes when files in a work folder get another meaning.
 FORMAT = 2
-"""Changes when files in a work folder get another meaning."""
 FEWEST_PARTITIONS, MOST_PARTITIONS = 16, 1 << 14
+# Comments in a partition, if the estimate of their total size is right.
 PARTITION_BYTES = 32 << 20
-"""Comments in a partition, if the estimate of their total size is right."""
+# Comments that are held at once. A larger partition is processed in parts; one thread is not.
 LARGEST_GROUP_BYTES = 64 << 20
-"""Comments that are held at once. A larger partition is processed in parts; one thread is not."""
+# Estimated bytes of comments per byte of a dump.
 SIZE_IF_PLAIN, SIZE_IF_COMPRESSED = 0.5, 3.0
-"""Estimated bytes of comments per byte of a dump."""
+# Bytes of comments below which another process takes longer to start than it saves.
 WORTH_A_WORKER = 4 << 20
-"""Bytes of comments below which another process takes longer to start than it saves."""
+# Bytes at the beginning of a dump that identify it.
 FINGERPRINT_BYTES = 1 << 16
-"""Bytes at the beginning of a dump that identify it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,6 +90,8 @@ class RedditSource:
     and id.
     """
 
+    name = "reddit"
+
     def __init__(
         self,
         paths: Sequence[Path | str],
@@ -100,7 +100,6 @@ class RedditSource:
         *,
         num_workers: int | None = None,
         progress: PreparationProgress | None = None,
-        name: str = "reddit",
     ) -> None:
         """Name the dumps and the work folder.
 
@@ -112,7 +111,6 @@ class RedditSource:
             options: what an example is, and how it is written.
             num_workers: worker processes; None for one per core, if there is enough to do.
             progress: receives reports on the preparation.
-            name: the name of this source in the manifest.
         """
         if isinstance(paths, Path | str) or not paths:
             rule = "paths must be a list of one dump or more"
@@ -127,7 +125,6 @@ class RedditSource:
             check_integer("num_workers", num_workers, minimum=1, example=2)
         self.num_workers = num_workers
         self.progress = progress or PreparationProgress()
-        self.name = name
 
     @property
     def parameters(self) -> Mapping[str, Any]:
@@ -161,24 +158,21 @@ class RedditSource:
     def documents(self, cursor: Cursor | None = None) -> Iterator[tuple[Document, Cursor]]:
         """The documents after a cursor, or all for None; each with the cursor after it."""
         partitions, groups, counts = self._prepared
-        first_group, first_document = _place(cursor, len(groups))
-        numbers = [sum(texts["documents"] for texts in each["splits"].values()) for each in counts]
+        place = {"group": 0, "document": 0} if cursor is None else cursor.place
+        first_group, first_document = place["group"], place["document"]
+        numbers = [
+            sum(texts.get("documents", 0) for texts in each["splits"].values()) for each in counts
+        ]
         num_before = [0, *accumulate(numbers)]
         skipped = self.report.skipped()
         for number in range(first_group, len(groups)):
             threads = rebuild(partitions.read(groups[number]), self.options)
             written = (document for each in threads for document in documents(each, self.options))
-            numbered = enumerate(written, start=1)
-            for place, document in islice(numbered, first_document, None):
-                num_done = num_before[number] + place
-                yield (
-                    document,
-                    Cursor(
-                        place={"group": number, "document": place},
-                        num_read=self.total_bytes * num_done // num_before[-1],
-                        skipped=skipped,
-                    ),
-                )
+            for index, document in islice(enumerate(written, start=1), first_document, None):
+                num_done = num_before[number] + index
+                num_read = self.total_bytes * num_done // num_before[-1]
+                place = {"group": number, "document": index}
+                yield document, Cursor(place=place, num_read=num_read, skipped=skipped)
             first_document = 0
 
     @cached_property
@@ -208,24 +202,20 @@ class RedditSource:
         self, partitions: Partitions, groups: list[ThreadGroup], pool: Executor | None
     ) -> list[GroupCounts]:
         """The counts of each group."""
-        counts, num_examples = [], 0
+        counts, num_done, num_examples = [], 0, 0
         self.progress.say("rebuilding the threads")
         self.progress.begin(sum(group.num_bytes for group in groups), 0)
-        try:
-            results = in_order(pool, partial(_count, partitions, self.options), groups)
-            for group, result in zip(groups, results, strict=True):
-                counts.append(result)
-                num_examples += result["comments"]["examples"]
-                self.progress.advance(group.num_bytes, {"examples": num_examples})
-        finally:
-            self.progress.end()
+        results = in_order(pool, partial(_count, partitions, self.options), groups)
+        for group, result in zip(groups, results, strict=True):
+            counts.append(result)
+            num_done += group.num_bytes
+            num_examples += result["comments"]["examples"]
+            self.progress.advance(num_done, {"examples": num_examples})
         return counts
 
 
 def _count(partitions: Partitions, options: RedditOptions, group: ThreadGroup) -> GroupCounts:
-    comments, texts = count(partitions.read(group), options)
-    splits = {split: asdict(written) for split, written in zip(SPLITS, texts, strict=True)}
-    return {"comments": asdict(comments), "splits": splits}
+    return count(partitions.read(group), options)
 
 
 def _description(path: Path) -> list[Any]:
@@ -237,13 +227,3 @@ def _description(path: Path) -> list[Any]:
 def _digest(plain: Any) -> str:  # noqa: ANN401
     content = json.dumps([FORMAT, plain], sort_keys=True).encode()
     return hashlib.blake2b(content, digest_size=6).hexdigest()
-
-
-def _place(cursor: Cursor | None, num_groups: int) -> tuple[int, int]:
-    if cursor is None:
-        return 0, 0
-    group, document = cursor.place.get("group", -1), cursor.place.get("document", -1)
-    if not (0 <= group < num_groups and document >= 0):
-        remedy = "use a cursor that this source gave, with the same work folder"
-        raise input_error("a cursor must be a place in the source", dict(cursor.place), remedy)
-    return group, document

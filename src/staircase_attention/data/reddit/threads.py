@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
 from string import ascii_lowercase, ascii_uppercase
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -23,23 +23,19 @@ from staircase_attention.data.reddit.comments import Counts
 Form = Literal["paths", "leaves", "threads"]
 Gap = Literal["drop", "cut", "placeholder"]
 
+# The parent of a comment that answers the post.
 POST = -1
-"""The parent of a comment that answers the post."""
+# The parent of an orphan: a comment that is in no file, or not in the same thread.
 MISSING = -2
-"""The parent of an orphan: a comment that is in no file, or not in the same thread."""
+# The depth of a comment whose path is dropped.
 NO_PATH = 1 << 60
-"""The depth of a comment whose path is dropped."""
-COUNT_OF_STATUS: dict[int, str] = {
-    Status.DELETED: "deleted",
-    Status.REMOVED: "removed",
-    Status.EMPTY: "empty",
-    Status.BOT: "bots",
-    Status.FILTERED: "filtered",
-}
 REMOVED_TEXT = "[removed]"
 MISSING_TEXT = "[missing]"
+# Of a group of threads: `comments`, the arguments of a CommentCounts, and `splits`, those of a
+# TextCounts for each split.
+GroupCounts = dict[str, Any]
+# The mark of a deleted account, and of the fifty-third and later authors of a document.
 NO_SPEAKER = "?"
-"""The mark of a deleted account, and of the fifty-third and later authors of a document."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +67,6 @@ class RedditOptions:
     """Another seed holds out other threads."""
 
     def __post_init__(self) -> None:
-        """Check the values."""
         for name, choices in (("form", Form), ("removed", Gap), ("missing", Gap)):
             check_choice(name, getattr(self, name), get_args(choices))
         if self.maximum_depth is not None:
@@ -175,7 +170,7 @@ def _thread(rows: list[Row], options: RedditOptions) -> Thread:
     answers: defaultdict[int, list[int]] = defaultdict(list)
     for place, parent in enumerate(parents):
         answers[parent].append(place)
-    counts = Counter(COUNT_OF_STATUS[row.status] for row in rows if row.text is None)
+    counts = Counter(Status(row.status).name.lower() for row in rows if row.text is None)
     counts["orphans"] = len(answers[MISSING])
 
     before, examples = parents.copy(), []
@@ -266,8 +261,8 @@ def _speakers(authors: Sequence[int | None]) -> list[str]:
     return [marks[author] for author in authors]
 
 
-def count(comments: pa.Table, options: RedditOptions) -> tuple[CommentCounts, list[TextCounts]]:
-    """Count comments, and what is written in each of the SPLITS."""
+def count(comments: pa.Table, options: RedditOptions) -> GroupCounts:
+    """Count comments, and what is written in each split."""
     found: Counter[str] = Counter()
     texts: dict[str, Counter[str]] = {split: Counter() for split in SPLITS}
     num_rows = 0
@@ -284,4 +279,4 @@ def count(comments: pa.Table, options: RedditOptions) -> tuple[CommentCounts, li
             distinct_characters=sum(map(len, written)),
         )
     found["duplicates"] = len(comments) - num_rows
-    return CommentCounts(**found), [TextCounts(**texts[split]) for split in SPLITS]
+    return {"comments": found, "splits": texts}
