@@ -99,7 +99,8 @@ def reddit(
 
     held_out = HeldOut(valid=valid, test=test)
     options = RedditOptions(form=form, held_out=held_out)  # type: ignore[arg-type]
-    source = RedditSource(dumps, output.with_name(f"{output.name}.threads"), options)
+    work = output.with_name(f"{output.name}.threads")
+    source = RedditSource(dumps, work, options, progress=progress(quiet))
     output.parent.mkdir(parents=True, exist_ok=True)
     corpus = prepare_corpus(
         [Part(source=source)],
