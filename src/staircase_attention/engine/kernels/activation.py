@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from staircase_attention.engine.kernels.rows import add_to, sum_columns
+from staircase_attention.engine.kernels.rows import add_to, load_float, sum_columns
 
 NUM_PROGRAMS = 132
 """Programs that share the rows of a backward pass: the first size of `sums`. One per processor."""
@@ -67,7 +67,7 @@ def _relu_dropout_kernel(
     ]
     bias = tl.zeros([COLUMNS], dtype=tl.float32)
     if bias_ptr is not None:
-        bias = tl.load(bias_ptr + column, mask=within, other=0.0).to(tl.float32)
+        bias = load_float(bias_ptr + column, within)
     if seed_ptr is not None:
         counter = (block * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None] * WIDTH
         bits = tl.randint4x(tl.load(seed_ptr), counter + column[None, :])

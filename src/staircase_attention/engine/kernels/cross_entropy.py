@@ -5,11 +5,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
-
-from staircase_attention.engine.kernels.products import add_product
 
 CHUNK_BYTES = 64 * 2**20
 """About what the logits of one chunk take."""
@@ -121,6 +120,21 @@ def _score(
         if d_bias is not None:
             d_bias += logits.sum(0, dtype=exact)
     return losses.sum(), wrong.sum(), [d_hidden, d_weight, d_bias]
+
+
+def add_product(
+    total: Float[Tensor, "rows columns"],
+    left: Float[Tensor, "rows inner"],
+    right: Float[Tensor, "inner columns"],
+) -> None:
+    """Total += left @ right, in place; `total` is float32, whatever the factors are."""
+    if left.dtype == total.dtype:
+        total.addmm_(left, right)
+    elif left.is_cuda:
+        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
+    else:
+        # PyTorch has no product with a wider result on a CPU.
+        total.addmm_(left.to(total.dtype), right.to(total.dtype))
 
 
 def row_scorer(hidden: Tensor) -> Callable[..., None]:

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from staircase_attention.engine.kernels.rows import add_to, sum_columns
+from staircase_attention.engine.kernels.rows import add_to, load_float, sum_columns, tile_at
 
 NUM_PROGRAMS = 264
 """Programs that share the rows of a backward pass: the first size of `sums`. Two per processor."""
@@ -49,14 +49,13 @@ def _forward_kernel(
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)
     within = column < WIDTH
-    inside = (row < rows)[:, None] & within[None, :]
-    offset = row.to(tl.int64)[:, None] * WIDTH + column[None, :]
+    offset, inside = tile_at(row, column, rows, WIDTH)
     # [ROWS, COLUMNS]; zero outside of the matrix
-    total = tl.load(hidden_ptr + offset, mask=inside, other=0.0).to(tl.float32)
+    total = load_float(hidden_ptr + offset, inside)
     if addend_ptr is not None:
-        total += tl.load(addend_ptr + offset, mask=inside, other=0.0).to(tl.float32)
+        total += load_float(addend_ptr + offset, inside)
         if addend_bias_ptr is not None:
-            total += tl.load(addend_bias_ptr + column, mask=within, other=0.0).to(tl.float32)
+            total += load_float(addend_bias_ptr + column, within)
         stored = total.to(total_ptr.dtype.element_ty)
         tl.store(total_ptr + offset, stored, mask=inside)
         total = stored.to(tl.float32)
@@ -65,8 +64,8 @@ def _forward_kernel(
         mean = tl.sum(total, 1) / WIDTH
         centred = tl.where(within[None, :], total - mean[:, None], 0.0)
         rstd = tl.rsqrt(tl.sum(centred * centred, 1) / WIDTH + eps)
-        weight = tl.load(weight_ptr + column, mask=within, other=0.0).to(tl.float32)
-        bias = tl.load(bias_ptr + column, mask=within, other=0.0).to(tl.float32)
+        weight = load_float(weight_ptr + column, within)
+        bias = load_float(bias_ptr + column, within)
         normed = centred * rstd[:, None] * weight[None, :] + bias[None, :]
         tl.store(normed_ptr + offset, normed.to(normed_ptr.dtype.element_ty), mask=inside)
         tl.store(mean_ptr + row, mean, mask=row < rows)
@@ -103,7 +102,7 @@ def _backward_kernel(
     program = tl.program_id(0)
     column = tl.arange(0, COLUMNS)
     within = column < WIDTH
-    weight = tl.load(weight_ptr + column, mask=within, other=0.0).to(tl.float32)
+    weight = load_float(weight_ptr + column, within)
     d_weight = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
     d_bias = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
     d_addend_bias = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
@@ -111,10 +110,9 @@ def _backward_kernel(
     step = tl.num_programs(0) * ROWS
     for start in tl.range(program * ROWS, rows, step, num_stages=STAGES):
         row = start + tl.arange(0, ROWS)
-        inside = (row < rows)[:, None] & within[None, :]
-        offset = row.to(tl.int64)[:, None] * WIDTH + column[None, :]
-        d_normed = tl.load(d_normed_ptr + offset, mask=inside, other=0.0).to(tl.float32)
-        total = tl.load(total_ptr + offset, mask=inside, other=0.0).to(tl.float32)
+        offset, inside = tile_at(row, column, rows, WIDTH)
+        d_normed = load_float(d_normed_ptr + offset, inside)
+        total = load_float(total_ptr + offset, inside)
         mean = tl.load(mean_ptr + row, mask=row < rows, other=0.0)
         rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0.0)
         # Outside of the matrix d_normed is zero, and so is everything that is summed.
@@ -125,9 +123,9 @@ def _backward_kernel(
         level = tl.sum(d_scaled, 1) / WIDTH
         gradient = (d_scaled - level[:, None] - scaled * along[:, None]) * rstd[:, None]
         if d_total_ptr is not None:
-            gradient += tl.load(d_total_ptr + offset, mask=inside, other=0.0).to(tl.float32)
+            gradient += load_float(d_total_ptr + offset, inside)
         if d_more_ptr is not None:
-            gradient += tl.load(d_more_ptr + offset, mask=inside, other=0.0).to(tl.float32)
+            gradient += load_float(d_more_ptr + offset, inside)
         d_hidden = gradient.to(d_hidden_ptr.dtype.element_ty)
         tl.store(d_hidden_ptr + offset, d_hidden, mask=inside)
         if d_addend_ptr is not None:

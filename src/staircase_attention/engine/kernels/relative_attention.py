@@ -41,33 +41,13 @@ def forward(
     keys: Float[Tensor, "batch heads keys size"],
     values: Float[Tensor, "batch heads keys size"],
     table: Float[Tensor, "distances size"],
-    *,
-    first_query: int,
-    span: int | None = None,
-    first_visible: Int[Tensor, " batch"] | None = None,
-    dropout: float = 0.0,
-    seed: Int[Tensor, " 1"] | None = None,
-    past: Pair | None = None,
+    **options: Any,
 ) -> tuple[Float[Tensor, "batch heads queries size"], Float[Tensor, "batch heads queries"]]:
     """Attention, and the logarithm of each softmax's divisor (-inf where nothing is in sight).
 
-    The output lies in memory as [batch, queries, heads, size]. `seed` is one int64 on the device:
-    the same one drops the same weights. `past` comes before the keys and values, where it lies:
-    queries and distances are counted from its first key.
+    The options are those of `Call.of`. The output lies in memory as [batch, queries, heads, size].
     """
-    call = Call.of(
-        queries,
-        keys,
-        values,
-        table,
-        first_query=first_query,
-        span=span,
-        first_visible=first_visible,
-        dropout=dropout,
-        seed=seed,
-        past=past,
-    )
-    return attend(call)
+    return attend(Call.of(queries, keys, values, table, **options))
 
 
 def backward(

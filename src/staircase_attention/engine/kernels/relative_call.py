@@ -51,6 +51,19 @@ class Noise(NamedTuple):
     rate: Any
 
 
+class Inputs(NamedTuple):
+    """What attention reads. Scores are multiplied by `scale`, 1 / sqrt(size)."""
+
+    queries: Any
+    # Triton's own tuples have an attribute `values`.
+    joined_keys: Any
+    joined_values: Any
+    table: Any
+    first_visible: Any
+    noise: Any
+    scale: Any
+
+
 class Shape(NamedTuple):
     """Numbers that change from call to call.
 
@@ -86,6 +99,7 @@ class Call:
     first_visible: Int[Tensor, " batch"] | None
     dropout: float
     seed: Int[Tensor, " 1"] | None
+    """An int64 on the device; None where nothing is dropped."""
 
     @classmethod
     def of(
@@ -102,7 +116,11 @@ class Call:
         seed: Tensor | None = None,
         past: Pair | None = None,
     ) -> "Call":
-        """The call with these arguments, laid out as the kernels read them."""
+        """The call with these arguments, laid out as the kernels read them.
+
+        `past` comes before the keys and values, and may lie elsewhere: queries and distances are
+        counted from its first key. The same seed drops the same weights.
+        """
         num_distances = first_query + queries.shape[2]
         has_past = past is not None and past[0].shape[2] > 0
         return cls(
@@ -144,11 +162,6 @@ class Call:
         return self.queries.shape[3]
 
     @property
-    def scale(self) -> float:
-        """The factor of the scores."""
-        return 1 / math.sqrt(self.size)
-
-    @property
     def kind(self) -> tuple[torch.dtype, bool]:
         """What tuning depends on: the dtype, and whether heads are wide."""
         return self.queries.dtype, self.size >= WIDE_HEAD
@@ -159,15 +172,18 @@ class Call:
         return max(self.num_queries, self.num_keys) <= LARGEST_TILE[self.kind]
 
     @property
-    def noise(self) -> Noise:
-        """Dropout, for a kernel."""
-        return Noise(self.seed, self.dropout)
-
-    @property
-    def joined(self) -> tuple[Joined, Joined]:
-        """Keys and values, for a kernel."""
+    def inputs(self) -> Inputs:
+        """Tensors and dropout, for a kernel."""
         past_keys, past_values = self.past or (None, None)
-        return join(past_keys, self.keys), join(past_values, self.values)
+        return Inputs(
+            queries=heads(self.queries),
+            joined_keys=join(past_keys, self.keys),
+            joined_values=join(past_values, self.values),
+            table=self.table,
+            first_visible=self.first_visible,
+            noise=Noise(self.seed, self.dropout),
+            scale=1 / math.sqrt(self.size),
+        )
 
     def shape(self, num_hidden: int = 0) -> Shape:
         """Sizes and positions, for a kernel that counts keys from `num_hidden` before the first."""

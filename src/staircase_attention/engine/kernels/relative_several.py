@@ -153,7 +153,7 @@ class Tiling:
 
 def forward(call: Call, out: Tensor, logsumexp: Tensor) -> None:
     """Attention, written to `out` and `logsumexp`."""
-    tiling = Tiling.of(call)
+    tiling, inputs = Tiling.of(call), call.inputs
     scores = tiling.new_scores()
     launch_scores(tiling, scores)
     block_q, block_k = tiling.block_q, tiling.block_k
@@ -166,9 +166,9 @@ def forward(call: Call, out: Tensor, logsumexp: Tensor) -> None:
         TensorDescriptor.from_tensor(scores, [1, block_q, block_k]),
         described_vectors(out, block_q),
         logsumexp,
-        call.noise,
+        inputs.noise,
         tiling.shape,
-        call.scale,
+        inputs.scale,
         **tiling.blocks,
         **TUNED[call.kind]["attend"].options,
     )
@@ -178,7 +178,7 @@ def backward(
     call: Call, d_out: Tensor, out: Tensor, logsumexp: Tensor, gradients: Gradients
 ) -> None:
     """Gradients by way of those of the scores, which are written down."""
-    tiling = Tiling.of(call)
+    tiling, inputs = Tiling.of(call), call.inputs
     scores = tiling.new_scores()
     d_scores = scores.view(call.queries.dtype)
     # Rows begin at multiples of 16 bytes.
@@ -191,7 +191,8 @@ def backward(
     rows_q = min(block_for(call.num_queries, tuning.rows), tiling.block_q)
     keys_kernel[(call.num_matrices * tiling.num_key_blocks,)](
         described_vectors(call.queries, rows_q),
-        *call.joined,
+        inputs.joined_keys,
+        inputs.joined_values,
         TensorDescriptor.from_tensor(scores, [1, rows_q, tiling.block_k]),
         TensorDescriptor.from_tensor(d_scores, [1, rows_q, tiling.block_k]),
         described_vectors(d_out, rows_q),
@@ -201,10 +202,10 @@ def backward(
             for one in (normalisers, agreement)
         ),
         *gradients.joined,
-        call.noise,
+        inputs.noise,
         tiling.shape,
         gradients.num_stored,
-        call.scale,
+        inputs.scale,
         adds_past=gradients.adds_past,
         rows_q=rows_q,
         **tiling.blocks,
@@ -237,7 +238,7 @@ def launch_scores(tiling: Tiling, scores: Tensor, outputs: Outputs | None = None
         tiling.shape,
         tiling.width,
         outputs.agreement.stride(0) if outputs else 0,
-        call.scale,
+        call.inputs.scale,
         block_m=block_m,
         **tiling.blocks,
         **tuning.options,
@@ -257,7 +258,7 @@ def launch_queries(tiling: Tiling, d_scores: Tensor, d_queries: Tensor) -> None:
         heads(room),
         tiling.shape,
         tiling.width,
-        call.scale,
+        call.inputs.scale,
         block_m=block_m,
         **tiling.blocks,
         **tuning.options,
@@ -268,7 +269,7 @@ def launch_queries(tiling: Tiling, d_scores: Tensor, d_queries: Tensor) -> None:
         TensorDescriptor.from_tensor(d_scores, [1, tiling.block_q, tiling.block_k]),
         described_vectors(room, tiling.block_q),
         tiling.shape,
-        call.scale,
+        call.inputs.scale,
         **tiling.blocks,
         **TUNED[call.kind]["queries by key"].options,
     )
@@ -298,7 +299,7 @@ def launch_table(tiling: Tiling, d_scores: Tensor, table_sums: Tensor) -> None:
         num_groups,
         num_parts,
         tiling.width,
-        call.scale,
+        call.inputs.scale,
         num_classes=num_classes,
         block_m=block_m,
         **tiling.blocks,

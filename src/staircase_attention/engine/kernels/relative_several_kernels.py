@@ -21,6 +21,7 @@ there has a weight of 1 for every key, and nothing to multiply it by.
 """
 
 # mypy: disable-error-code="untyped-decorator"
+# ruff: noqa: D103 - parts of kernels have their headers in comments
 
 import triton
 import triton.language as tl
@@ -48,11 +49,11 @@ HIGHEST = tl.constexpr(3e38)
 # Which tiles are in sight, and where vectors are.
 
 
+# Where the tiles of keys that the queries from `first` on may see start and stop.
 @triton.jit
 def tiles_in_sight(
     first: tl.tensor, shape: Shape, block_q: tl.constexpr, block_k: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Where the tiles of keys that the queries from `first` on may see start and stop."""
     last_query = tl.minimum(first + block_q, shape.num_queries)
     stop = tl.minimum(shape.num_keys, shape.first_query + last_query)
     oldest = tl.maximum(shape.first_query + first - shape.span + 1, shape.num_hidden)
@@ -63,25 +64,23 @@ def tiles_in_sight(
     return start, stop
 
 
+# This program's matrix and first query, and where its tiles of keys start and stop.
+# The blocks with the most keys come first, so that the last programs to run are short.
 @triton.jit
 def block_of_queries(
     shape: Shape, block_q: tl.constexpr, block_k: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """This program's matrix and first query, and where its tiles of keys start and stop.
-
-    The blocks with the most keys come first, so that the last programs to run are short.
-    """
     num_blocks = tl.cdiv(shape.num_queries, block_q)
     first = (num_blocks - 1 - tl.program_id(0) % num_blocks) * block_q
     start, stop = tiles_in_sight(first, shape, block_q, block_k)
     return tl.program_id(0) // num_blocks, first, start, stop
 
 
+# Where the queries start and stop whose `tiles_in_sight` hold the tile of keys at `place`.
 @triton.jit
 def queries_in_sight(
     place: tl.tensor, shape: Shape, block_q: tl.constexpr, block_k: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Where the queries start and stop whose `tiles_in_sight` hold the tile of keys at `place`."""
     newest = tl.minimum(place + block_k, shape.num_keys)
     start = tl.maximum(place - shape.first_query, 0) // block_q * block_q
     # The first query that has all of these keys behind its span, rounded to whole tiles.
@@ -91,29 +90,37 @@ def queries_in_sight(
     return start, stop
 
 
+# The query of this program, the `block_m` matrices [block_m] it takes it of, and which are there.
+@triton.jit
+def query_of_matrices(
+    shape: Shape, block_m: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    matrices = tl.program_id(1) * block_m + tl.arange(0, block_m)
+    return tl.program_id(0), matrices, matrices < shape.num_matrices
+
+
+# Where the vectors of one query in some matrices lie: [matrices, size].
 @triton.jit
 def vectors_of_query(
     tensor: Heads, matrices: tl.tensor, query: tl.tensor, shape: Shape, size: tl.constexpr
 ) -> tl.tensor:
-    """Where the vectors of one query in some matrices lie: [matrices, size]."""
     starts = start_of(tensor, matrices, shape) + tl.cast(query, tl.int64) * tensor.row
     return starts[:, None] + tl.arange(0, size)[None, :]
 
 
+# Vectors `first`, `first` + 1, ... of a matrix: [rows, size].
 @triton.jit
 def load_vectors(
     tensor: tl.tensor_descriptor,
     matrix: tl.tensor,
     shape: Shape,
     first: tl.tensor,
-    num_rows: tl.constexpr,
-    size: tl.constexpr,
 ) -> tl.tensor:
-    """Vectors `first`, `first` + 1, ... of a matrix: [num_rows, size]."""
     place = [matrix // shape.num_heads, matrix % shape.num_heads, first, 0]
-    return tensor.load(place).reshape([num_rows, size])
+    return tensor.load(place).reshape([tensor.block_shape[2], tensor.block_shape[3]])
 
 
+# Write what `load_vectors` would load.
 @triton.jit
 def store_vectors(
     tensor: tl.tensor_descriptor,
@@ -121,17 +128,15 @@ def store_vectors(
     shape: Shape,
     first: tl.tensor,
     found: tl.tensor,
-    num_rows: tl.constexpr,
-    size: tl.constexpr,
 ) -> None:
-    """Write what `load_vectors` would load."""
     place = [matrix // shape.num_heads, matrix % shape.num_heads, first, 0]
-    tensor.store(place, found.to(tensor.dtype).reshape([1, 1, num_rows, size]))
+    tensor.store(place, found.to(tensor.dtype).reshape(tensor.block_shape))
 
 
 # Forward: scores by position, then attention. Scores by position are also the first step backward.
 
 
+# Scores by position of one query of `block_m` matrices.
 # Equation: scores[m, i, j] = q[m, i] · table[i - j] scale log2(e), -inf out of sight.
 # Tiles: [block_m, size] · [size, block_k]; the table's vectors are gathered, one for each key.
 # Reads the queries once and the table; writes `scores`. Backward, where `out` is given, it also
@@ -159,10 +164,7 @@ def scores_kernel(
     block_k: tl.constexpr,
     size: tl.constexpr,
 ) -> None:
-    """Scores by position of one query of `block_m` matrices."""
-    query = tl.program_id(0)
-    matrices = tl.program_id(1) * block_m + tl.arange(0, block_m)
-    there = matrices < shape.num_matrices
+    query, matrices, there = query_of_matrices(shape, block_m)
     places = vectors_of_query(queries, matrices, query, shape, size)
     # Their queries, [block_m, size].
     vectors = tl.load(places, mask=there[:, None], other=0.0)
@@ -203,6 +205,7 @@ def scores_kernel(
         tl.store(normalisers + places, divisor, mask=there)
 
 
+# The softmax with the tile at `place` more, of keys that begin at `begin`.
 @triton.jit
 def attend_tile(
     highest: tl.tensor,
@@ -223,10 +226,9 @@ def attend_tile(
     block_k: tl.constexpr,
     size: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """The softmax with the tile at `place` more, of keys that begin at `begin`."""
-    key = load_vectors(keys, matrix, shape, place - begin, block_k, size)
+    key = load_vectors(keys, matrix, shape, place - begin)
     by_place = scores.load([matrix, first, place]).reshape([block_q, block_k])
-    value = load_vectors(values, matrix, shape, place - begin, block_k, size)
+    value = load_vectors(values, matrix, shape, place - begin)
     # [block_q, size] · [size, block_k]
     content = tl.dot(query, tl.trans(key), input_precision="ieee")
     scores_of = content * (scale * LOG2E) + by_place.to(tl.float32)
@@ -240,6 +242,7 @@ def attend_tile(
     return highest, total, gathered
 
 
+# Attention of one block of queries of one matrix per program.
 # Equation: out[i] = Σ_j softmax_j(q[i] · k[j] scale log2(e) + scores[i, j]) v[j], in base 2.
 # Tiles: [block_q, size] · [size, block_k] for one tile of keys after the other, those of the past
 # first.
@@ -263,9 +266,8 @@ def attend_kernel(
     block_k: tl.constexpr,
     size: tl.constexpr,
 ) -> None:
-    """Attention of one block of queries of one matrix per program."""
     matrix, first, start, stop = block_of_queries(shape, block_q, block_k)
-    query = load_vectors(queries, matrix, shape, first, block_q, size)
+    query = load_vectors(queries, matrix, shape, first)
     highest, total, gathered = no_softmax(block_q, size)
     if past_keys is not None:
         for place in range(start, tl.minimum(stop, shape.boundary), block_k):
@@ -280,12 +282,13 @@ def attend_kernel(
             shape, first, place, shape.boundary, scale, block_q, block_k, size,
         )  # fmt: skip
     found = end_softmax(highest, total, gathered, noise, logsumexp, matrix, shape, first, block_q)
-    store_vectors(out, matrix, shape, first, found, block_q, size)
+    store_vectors(out, matrix, shape, first, found)
 
 
 # Backward, after `scores_kernel`: keys and values, and with them d_scores; then queries and table.
 
 
+# Gradients of one block of keys and values of one matrix per program, and of the scores.
 # Equation, with P = softmax(s) and dP = d_out vᵀ:
 #
 #     dv = Pᵀ d_out,  dS = P (dP - agreement),  dk = scale dSᵀ q
@@ -318,7 +321,6 @@ def keys_kernel(
     block_k: tl.constexpr,
     size: tl.constexpr,
 ) -> None:
-    """Gradients of one block of keys and values of one matrix per program, and of the scores."""
     num_blocks = tl.cdiv(shape.num_keys, block_k)
     matrix = tl.program_id(0) // num_blocks
     place = tl.program_id(0) % num_blocks * block_k
@@ -329,9 +331,9 @@ def keys_kernel(
     d_key = tl.zeros((block_k, size), tl.float32)
     d_value = tl.zeros((block_k, size), tl.float32)
     for first in range(start, stop, rows_q):
-        query = load_vectors(queries, matrix, shape, first, rows_q, size)
+        query = load_vectors(queries, matrix, shape, first)
         by_place = tl.trans(scores.load([matrix, first, place]).reshape([rows_q, block_k]))
-        gradient = load_vectors(d_out, matrix, shape, first, rows_q, size)
+        gradient = load_vectors(d_out, matrix, shape, first)
         # Both [1, rows_q]: one number for each column.
         normaliser = normalisers.load([matrix, first])
         shift = agreement.load([matrix, first])
@@ -353,6 +355,7 @@ def keys_kernel(
     store_keys(d_values, matrix, shape, place, num_stored, d_value, adds_past, block_k, size)
 
 
+# The table's part of the gradient of one query of `block_m` matrices.
 # Equation: dq[m, i] = scale Σ_j dS[m, i, j] table[i - j].
 # Tiles: [block_m, block_k] · [block_k, size]; the table's vectors are gathered, one for each key.
 # Reads `d_scores` once and the table; writes `d_queries`, to which `queries_by_key_kernel` adds.
@@ -370,24 +373,22 @@ def queries_by_table_kernel(
     block_k: tl.constexpr,
     size: tl.constexpr,
 ) -> None:
-    """The table's part of the gradient of one query of `block_m` matrices."""
-    query = tl.program_id(0)
-    matrices = tl.program_id(1) * block_m + tl.arange(0, block_m)
-    there = (matrices < shape.num_matrices)[:, None]
+    query, matrices, there = query_of_matrices(shape, block_m)
     start, stop = tiles_in_sight(query // block_q * block_q, shape, block_q, block_k)
     base = d_scores + (matrices.to(tl.int64) * shape.num_queries + query) * width
     d_query = tl.zeros((block_m, size), tl.float32)
     for place in range(start, stop, block_k):
         # The hint lets rows be read in wide steps.
         keys = tl.multiple_of(place, block_k) + tl.arange(0, block_k)
-        d_tile = tl.load(base[:, None] + keys[None, :], mask=there, other=0.0)
+        d_tile = tl.load(base[:, None] + keys[None, :], mask=there[:, None], other=0.0)
         # [block_k, size]: the vector of each key's distance.
         by_place = load_distances(table, shape.first_query + query - keys, shape, size)
         d_query = tl.dot(d_tile, by_place, d_query, input_precision="ieee")
     places = vectors_of_query(d_queries, matrices, query, shape, size)
-    tl.store(places, (d_query * scale).to(d_queries.data.dtype.element_ty), mask=there)
+    tl.store(places, (d_query * scale).to(d_queries.data.dtype.element_ty), mask=there[:, None])
 
 
+# The keys' part of the gradients of one block of queries of one matrix per program.
 # Equation: dq[i] += scale Σ_j dS[i, j] k[j].
 # Tiles: [block_q, block_k] · [block_k, size] for one tile of keys after the other.
 # Reads `d_scores`, keys and `d_queries` once; writes `d_queries`.
@@ -404,24 +405,24 @@ def queries_by_key_kernel(
     block_k: tl.constexpr,
     size: tl.constexpr,
 ) -> None:
-    """The keys' part of the gradients of one block of queries of one matrix per program."""
     matrix, first, start, stop = block_of_queries(shape, block_q, block_k)
     # What `queries_by_table_kernel` left: [block_q, size].
-    by_table = load_vectors(d_queries, matrix, shape, first, block_q, size).to(tl.float32)
+    by_table = load_vectors(d_queries, matrix, shape, first).to(tl.float32)
     d_query = tl.zeros((block_q, size), tl.float32)
     if past_keys is not None:
         for place in range(start, tl.minimum(stop, shape.boundary), block_k):
-            key = load_vectors(past_keys, matrix, shape, place - shape.num_hidden, block_k, size)
+            key = load_vectors(past_keys, matrix, shape, place - shape.num_hidden)
             d_tile = d_scores.load([matrix, first, place]).reshape([block_q, block_k])
             d_query = tl.dot(d_tile, key, d_query, input_precision="ieee")
         start = tl.maximum(start, shape.boundary)
     for place in range(start, stop, block_k):
-        key = load_vectors(keys, matrix, shape, place - shape.boundary, block_k, size)
+        key = load_vectors(keys, matrix, shape, place - shape.boundary)
         d_tile = d_scores.load([matrix, first, place]).reshape([block_q, block_k])
         d_query = tl.dot(d_tile, key, d_query, input_precision="ieee")
-    store_vectors(d_queries, matrix, shape, first, d_query * scale + by_table, block_q, size)
+    store_vectors(d_queries, matrix, shape, first, d_query * scale + by_table)
 
 
+# Gradients of blocks of `block_k` distances of the table.
 # Equation: d_table[d] = scale Σ_m Σ_i dS[m, i, i - d] q[m, i].
 # Tiles: [block_k, block_m] · [block_m, size] at one query after the other.
 # Reads `d_scores` along the skew, and the queries; adds to the program's own row of `table_sums`
@@ -450,7 +451,6 @@ def table_kernel(
     block_k: tl.constexpr,
     size: tl.constexpr,
 ) -> None:
-    """Gradients of blocks of `block_k` distances of the table."""
     program = tl.program_id(0)
     sums = table_sums + program.to(tl.int64) * shape.num_rows * size
     d_last = tl.zeros((size,), tl.float32)

@@ -10,6 +10,7 @@ accumulators are float32. Scores are in bits (multiplied by log2(e)) wherever ex
 """
 
 # mypy: disable-error-code="untyped-decorator"
+# ruff: noqa: D103 - parts of kernels have their headers in comments
 
 import triton
 import triton.language as tl
@@ -23,32 +24,33 @@ LN2 = tl.constexpr(0.6931471805599453)
 # Where things lie.
 
 
+# Where the first vector of a matrix lies, or of each of several matrices.
 @triton.jit
 def start_of(tensor: Heads, matrix: tl.tensor, shape: Shape) -> tl.tensor:
-    """Where the first vector of a matrix lies, or of each of several matrices."""
     # 64 bits: tensors may have more than 2^31 elements.
     row = (matrix // shape.num_heads).to(tl.int64)
     head = (matrix % shape.num_heads).to(tl.int64)
     return tensor.data + row * tensor.batch + head * tensor.head
 
 
+# Where the elements of these vectors of a matrix lie: [rows, size].
 @triton.jit
 def vectors_at(
     start: tl.tensor, rows: tl.tensor, stride: tl.tensor, size: tl.constexpr
 ) -> tl.tensor:
-    """Where the elements of these vectors of a matrix lie: [rows, size]."""
     return start + (rows.to(tl.int64) * stride)[:, None] + tl.arange(0, size)[None, :]
 
 
+# The first key that belongs to the stream of this batch row.
 @triton.jit
 def earliest_key(first_visible: tl.tensor, matrix: tl.tensor, shape: Shape) -> tl.tensor:
-    """The first key that belongs to the stream of this batch row."""
     earliest = tl.full((), 0, tl.int32)
     if first_visible is not None:
         earliest = tl.maximum(tl.load(first_visible + matrix // shape.num_heads).to(tl.int32), 0)
     return earliest
 
 
+# Vectors `first`, `first` + 1, ... of a matrix; zeros before 0 and from `limit` on.
 @triton.jit
 def load_rows(
     tensor: Heads,
@@ -59,7 +61,6 @@ def load_rows(
     num_rows: tl.constexpr,
     size: tl.constexpr,
 ) -> tl.tensor:
-    """Vectors `first`, `first` + 1, ... of a matrix; zeros before 0 and from `limit` on."""
     rows = tl.arange(0, num_rows)
     # The first one in 64 bits, the others relative to it in 32.
     places = start_of(tensor, matrix, shape) + tl.cast(first, tl.int64) * tensor.row
@@ -68,6 +69,7 @@ def load_rows(
     return tl.load(places, mask=inside, other=0.0)
 
 
+# Write what `load_rows` would load, in the dtype of the tensor.
 @triton.jit
 def store_rows(
     tensor: Heads,
@@ -79,7 +81,6 @@ def store_rows(
     num_rows: tl.constexpr,
     size: tl.constexpr,
 ) -> None:
-    """Write what `load_rows` would load, in the dtype of the tensor."""
     rows = tl.arange(0, num_rows)
     places = start_of(tensor, matrix, shape) + tl.cast(first, tl.int64) * tensor.row
     places = places + rows[:, None] * tensor.row + tl.arange(0, size)[None, :]
@@ -87,6 +88,7 @@ def store_rows(
     tl.store(places, found.to(tensor.data.dtype.element_ty), mask=inside)
 
 
+# The keys or values from place `first` on, past and own, [num_rows, size]; zeros elsewhere.
 @triton.jit
 def load_keys(
     keys: Joined,
@@ -96,7 +98,6 @@ def load_keys(
     num_rows: tl.constexpr,
     size: tl.constexpr,
 ) -> tl.tensor:
-    """The keys or values from place `first` on, past and own, [num_rows, size]; zeros elsewhere."""
     if keys.past is not None:
         rows = first + tl.arange(0, num_rows)
         inside = (rows >= shape.num_hidden) & (rows < shape.num_keys)
@@ -112,6 +113,9 @@ def load_keys(
         return load_rows(keys.own, matrix, shape, first - shape.boundary, num_own, num_rows, size)
 
 
+# Write what `load_keys` would load, in the dtype of each tensor.
+# Of the past, `keys.past` has room for the last `num_stored`, if it is given at all; with
+# `adds_past` its part is added to what is there.
 @triton.jit
 def store_keys(
     keys: Joined,
@@ -124,11 +128,6 @@ def store_keys(
     num_rows: tl.constexpr,
     size: tl.constexpr,
 ) -> None:
-    """Write what `load_keys` would load, in the dtype of each tensor.
-
-    Of the past, `keys.past` has room for the last `num_stored`, if it is given at all; with
-    `adds_past` its part is added to what is there.
-    """
     num_own = shape.num_keys - shape.boundary
     store_rows(keys.own, matrix, shape, first - shape.boundary, num_own, found, num_rows, size)
     if keys.past is not None:
@@ -146,16 +145,17 @@ def store_keys(
 # The table of distances, (num_rows, size). Its last row stands for all greater distances too.
 
 
+# Vectors of these distances, clipped to the table: [distances, size].
 @triton.jit
 def load_distances(
     table: tl.tensor, distances: tl.tensor, shape: Shape, size: tl.constexpr
 ) -> tl.tensor:
-    """Vectors of these distances, clipped to the table: [distances, size]."""
     # Negative distances are those of keys out of sight: any row will do.
     rows = tl.minimum(tl.maximum(distances, 0), shape.num_rows - 1)
     return tl.load(table + rows[:, None] * size + tl.arange(0, size)[None, :])
 
 
+# Add gradients to the rows short of the last; what is beyond goes to `d_last`.
 @triton.jit
 def add_to_table(
     sums: tl.tensor,
@@ -165,7 +165,6 @@ def add_to_table(
     shape: Shape,
     size: tl.constexpr,
 ) -> tl.tensor:
-    """Add gradients to the rows short of the last; what is beyond goes to `d_last`."""
     last = shape.num_rows - 1
     inside = ((distances >= 0) & (distances < last))[:, None]
     places = sums + distances[:, None] * size + tl.arange(0, size)[None, :]
@@ -173,9 +172,9 @@ def add_to_table(
     return d_last + tl.sum(tl.where((distances >= last)[:, None], d_vectors, 0.0), 0)
 
 
+# Add to the table's last row.
 @triton.jit
 def add_to_last(sums: tl.tensor, d_last: tl.tensor, shape: Shape, size: tl.constexpr) -> None:
-    """Add to the table's last row."""
     places = sums + (shape.num_rows - 1) * size + tl.arange(0, size)
     tl.store(places, tl.load(places) + d_last)
 
@@ -183,22 +182,20 @@ def add_to_last(sums: tl.tensor, d_last: tl.tensor, shape: Shape, size: tl.const
 # Dropout.
 
 
+# Which weights survive dropout: a function of seed, matrix and pair alone.
+# Pair number query * num_keys + key is one of Philox's four 32-bit counters, the matrix another.
 @triton.jit
 def kept_weights(noise: Noise, matrix: tl.tensor, pairs: tl.tensor) -> tl.tensor:
-    """Which weights survive dropout: a function of seed, matrix and pair alone.
-
-    Pair number query * num_keys + key is one of Philox's four 32-bit counters, the matrix another.
-    """
     zeros = pairs * 0
     bits, _, _, _ = tl.philox(tl.load(noise.seed), pairs, zeros + matrix, zeros, zeros)
     return tl.uint_to_uniform_float(bits) >= noise.rate
 
 
+# The weights as the forward kernel used them, and the gradients of those it kept.
 @triton.jit
 def drop_again(
     weights: tl.tensor, d_weights: tl.tensor, noise: Noise, matrix: tl.tensor, pairs: tl.tensor
 ) -> tuple[tl.tensor, tl.tensor]:
-    """The weights as the forward kernel used them, and the gradients of those it kept."""
     used = weights
     if noise.seed is not None:
         kept = kept_weights(noise, matrix, pairs)
@@ -215,16 +212,15 @@ def drop_again(
 # and gathered / total after the last tile.
 
 
+# Highest scores [block_q], sums [block_q] and gathered values [block_q, size] of no keys.
+# A finite floor: a row with nothing in sight must not subtract infinities.
 @triton.jit
 def no_softmax(block_q: tl.constexpr, size: tl.constexpr) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Highest scores [block_q], sums [block_q] and gathered values [block_q, size] of no keys.
-
-    A finite floor: a row with nothing in sight must not subtract infinities.
-    """
     highest = tl.full((block_q,), -1e30, tl.float32)
     return highest, tl.zeros((block_q,), tl.float32), tl.zeros((block_q, size), tl.float32)
 
 
+# The softmax with one more tile: scores [block_q, block_k] in bits, -inf out of sight.
 @triton.jit
 def add_tile(
     highest: tl.tensor,
@@ -236,7 +232,6 @@ def add_tile(
     matrix: tl.tensor,
     pairs: tl.tensor,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """The softmax with one more tile: scores [block_q, block_k] in bits, -inf out of sight."""
     # [block_q]: the new maximum of each query, and below how much of the old sums is left.
     raised = tl.maximum(highest, tl.max(scores, 1))
     weights = tl.exp2(scores - raised[:, None])
@@ -251,6 +246,8 @@ def add_tile(
     return raised, total, gathered
 
 
+# The gathered values divided, and zero where nothing is in sight.
+# The divisors' natural logarithms are stored for the backward pass: [matrices, queries] float32.
 @triton.jit
 def end_softmax(
     highest: tl.tensor,
@@ -263,10 +260,6 @@ def end_softmax(
     first: tl.tensor,
     block_q: tl.constexpr,
 ) -> tl.tensor:
-    """The gathered values divided, and zero where nothing is in sight.
-
-    The divisors' natural logarithms are stored for the backward pass: [matrices, queries] float32.
-    """
     # A query with nothing in sight divides by 1, and finds zero.
     sees = total > 0
     divisor = tl.where(sees, total, 1.0)
