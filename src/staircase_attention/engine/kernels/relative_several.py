@@ -21,6 +21,7 @@ from staircase_attention.engine.kernels.relative_call import (
     heads,
 )
 from staircase_attention.engine.kernels.relative_several_kernels import (
+    Outputs,
     attend_kernel,
     keys_kernel,
     queries_by_key_kernel,
@@ -186,7 +187,8 @@ def backward(
     normalisers, agreement = torch.empty(
         (2, call.num_matrices, rows_width), dtype=torch.float32, device=scores.device
     )
-    launch_scores(tiling, scores, Outputs(out, d_out, logsumexp, normalisers, agreement))
+    outputs = Outputs(heads(out), heads(d_out), logsumexp, normalisers, agreement)
+    launch_scores(tiling, scores, outputs)
     tuning = TUNED[call.kind]["keys"]
     rows_q = min(block_for(call.num_queries, tuning.rows), tiling.block_q)
     keys_kernel[(call.num_matrices * tiling.num_key_blocks,)](
@@ -215,16 +217,6 @@ def backward(
     launch_table(tiling, d_scores, gradients.table_sums)
 
 
-class Outputs(NamedTuple):
-    """What the backward pass has from the forward pass, and room for one number for each query."""
-
-    out: Tensor
-    d_out: Tensor
-    logsumexp: Tensor
-    normalisers: Tensor
-    agreement: Tensor
-
-
 def launch_scores(tiling: Tiling, scores: Tensor, outputs: Outputs | None = None) -> None:
     """Scores by position; and for the way back, what else the kernels need of every query."""
     call, tuning = tiling.call, TUNED[tiling.call.kind]["scores"]
@@ -234,7 +226,7 @@ def launch_scores(tiling: Tiling, scores: Tensor, outputs: Outputs | None = None
         call.table,
         scores,
         call.first_visible,
-        *((heads(outputs.out), heads(outputs.d_out), *outputs[2:]) if outputs else (None,) * 5),
+        outputs,
         tiling.shape,
         tiling.width,
         outputs.agreement.stride(0) if outputs else 0,

@@ -23,6 +23,8 @@ there has a weight of 1 for every key, and nothing to multiply it by.
 # mypy: disable-error-code="untyped-decorator"
 # ruff: noqa: D103 - parts of kernels have their headers in comments
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -44,6 +46,18 @@ from staircase_attention.engine.kernels.relative_tiles import (
 HIGHEST_HALF = tl.constexpr(60000.0)
 HIGHEST = tl.constexpr(3e38)
 """Bounds of scores in float16 and in float32: infinite ones are out of sight."""
+
+
+class Outputs(NamedTuple):
+    """What the backward pass has from the forward pass, and room for two numbers per query."""
+
+    out: Any
+    d_out: Any
+    logsumexp: Any
+    normalisers: Any
+    """The logarithm of the softmax's divisor in bits."""
+    agreement: Any
+    """out · d_out, which the softmax subtracts from every gradient."""
 
 
 # Which tiles are in sight, and where vectors are.
@@ -139,10 +153,9 @@ def store_vectors(
 # Scores by position of one query of `block_m` matrices.
 # Equation: scores[m, i, j] = q[m, i] · table[i - j] scale log2(e), -inf out of sight.
 # Tiles: [block_m, size] · [size, block_k]; the table's vectors are gathered, one for each key.
-# Reads the queries once and the table; writes `scores`. Backward, where `out` is given, it also
-# reads `out`, `d_out` and `logsumexp`, and writes one float32 for each query, in rows of
-# `rows_width`: `normalisers`, the logarithm of the softmax's divisor in bits, and `agreement` =
-# out · d_out, which the softmax subtracts from every gradient.
+# Reads the queries once and the table; writes `scores`. Backward it also has the `outputs` of the
+# forward pass: it reads `out`, `d_out` and `logsumexp`, and writes one float32 for each query, in
+# rows of `rows_width`: `normalisers` and `agreement`.
 # Precision: sums are float32; what is in sight is kept finite in the dtype of `scores`.
 @triton.jit(do_not_specialize=["shape", "rows_width"])
 def scores_kernel(
@@ -150,11 +163,7 @@ def scores_kernel(
     table: tl.tensor,
     scores: tl.tensor,
     first_visible: tl.tensor,
-    out: Heads,
-    d_out: Heads,
-    logsumexp: tl.tensor,
-    normalisers: tl.tensor,
-    agreement: tl.tensor,
+    outputs: Outputs,
     shape: Shape,
     width: tl.tensor,
     rows_width: tl.tensor,
@@ -192,25 +201,23 @@ def scores_kernel(
             found = tl.where(keys[None, :] >= earliest[:, None], found, -float("inf"))
         found = found.to(scores.dtype.element_ty)
         tl.store(base[:, None] + keys[None, :], found, mask=there[:, None])
-    if out is not None:
-        places = vectors_of_query(out, matrices, query, shape, size)
+    if outputs is not None:
+        places = vectors_of_query(outputs.out, matrices, query, shape, size)
         found = tl.load(places, mask=there[:, None], other=0.0).to(tl.float32)
-        places = vectors_of_query(d_out, matrices, query, shape, size)
+        places = vectors_of_query(outputs.d_out, matrices, query, shape, size)
         gradient = tl.load(places, mask=there[:, None], other=0.0).to(tl.float32)
         places = matrices.to(tl.int64) * rows_width + query
-        tl.store(agreement + places, tl.sum(found * gradient, 1), mask=there)
-        divisor = tl.load(logsumexp + rows, mask=there, other=0.0)
+        tl.store(outputs.agreement + places, tl.sum(found * gradient, 1), mask=there)
+        divisor = tl.load(outputs.logsumexp + rows, mask=there, other=0.0)
         # Where nothing is in sight, all scores are -inf: any finite number leaves weights of 0.
         divisor = tl.where(divisor == -float("inf"), 0.0, divisor * LOG2E)
-        tl.store(normalisers + places, divisor, mask=there)
+        tl.store(outputs.normalisers + places, divisor, mask=there)
 
 
 # The softmax with the tile at `place` more, of keys that begin at `begin`.
 @triton.jit
 def attend_tile(
-    highest: tl.tensor,
-    total: tl.tensor,
-    gathered: tl.tensor,
+    softmax: tl.tuple,
     query: tl.tensor,
     keys: tl.tensor_descriptor,
     values: tl.tensor_descriptor,
@@ -224,7 +231,6 @@ def attend_tile(
     scale: tl.tensor,
     block_q: tl.constexpr,
     block_k: tl.constexpr,
-    size: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     key = load_vectors(keys, matrix, shape, place - begin)
     by_place = scores.load([matrix, first, place]).reshape([block_q, block_k])
@@ -236,10 +242,7 @@ def attend_tile(
     keys_at = place - shape.num_hidden + tl.arange(0, block_k)[None, :]
     # Pairs are numbered as without hidden places, so that all kernels drop the same ones.
     pairs = queries_at * (shape.num_keys - shape.num_hidden) + keys_at
-    highest, total, gathered = add_tile(
-        highest, total, gathered, scores_of, value, noise, matrix, pairs
-    )
-    return highest, total, gathered
+    return add_tile(softmax, scores_of, value, noise, matrix, pairs)
 
 
 # Attention of one block of queries of one matrix per program.
@@ -268,20 +271,20 @@ def attend_kernel(
 ) -> None:
     matrix, first, start, stop = block_of_queries(shape, block_q, block_k)
     query = load_vectors(queries, matrix, shape, first)
-    highest, total, gathered = no_softmax(block_q, size)
+    softmax = no_softmax(block_q, size)
     if past_keys is not None:
         for place in range(start, tl.minimum(stop, shape.boundary), block_k):
-            highest, total, gathered = attend_tile(
-                highest, total, gathered, query, past_keys, past_values, scores, noise, matrix,
-                shape, first, place, shape.num_hidden, scale, block_q, block_k, size,
+            softmax = attend_tile(
+                softmax, query, past_keys, past_values, scores, noise, matrix,
+                shape, first, place, shape.num_hidden, scale, block_q, block_k,
             )  # fmt: skip
         start = tl.maximum(start, shape.boundary)
     for place in range(start, stop, block_k):
-        highest, total, gathered = attend_tile(
-            highest, total, gathered, query, keys, values, scores, noise, matrix,
-            shape, first, place, shape.boundary, scale, block_q, block_k, size,
+        softmax = attend_tile(
+            softmax, query, keys, values, scores, noise, matrix,
+            shape, first, place, shape.boundary, scale, block_q, block_k,
         )  # fmt: skip
-    found = end_softmax(highest, total, gathered, noise, logsumexp, matrix, shape, first, block_q)
+    found = end_softmax(softmax, noise, logsumexp, matrix, shape, first, block_q)
     store_vectors(out, matrix, shape, first, found)
 
 

@@ -160,18 +160,10 @@ def forward_kernel(
     scores *= inputs.scale * LOG2E
     # What is out of sight, or outside of the matrix, gets a score of -inf and a weight of 0.
     visible = visible_pairs(shape, earliest, block_q, block_k)
-    highest, total, gathered = no_softmax(block_q, size)
-    highest, total, gathered = add_tile(
-        highest,
-        total,
-        gathered,
-        tl.where(visible, scores, -float("inf")),
-        value,
-        noise,
-        matrix,
-        pair_numbers(shape, block_q, block_k),
-    )
-    found = end_softmax(highest, total, gathered, noise, logsumexp, matrix, shape, 0, block_q)
+    scores = tl.where(visible, scores, -float("inf"))
+    pairs = pair_numbers(shape, block_q, block_k)
+    softmax = add_tile(no_softmax(block_q, size), scores, value, noise, matrix, pairs)
+    found = end_softmax(softmax, noise, logsumexp, matrix, shape, 0, block_q)
     store_rows(out, matrix, shape, 0, shape.num_queries, found, block_q, size)
 
 

@@ -205,38 +205,39 @@ def drop_again(
     return used, d_weights
 
 
-# The softmax over tiles of keys, one after the other:
+# The softmax over tiles of keys, one after the other, is a tuple of highest scores [block_q], sums
+# [block_q] and gathered values [block_q, size], all float32:
 #   highest' = max(highest, max_j s[j])
 #   total' = total 2^(highest - highest') + Σ_j 2^(s[j] - highest')
 #   gathered' = gathered 2^(highest - highest') + Σ_j 2^(s[j] - highest') v[j]
 # and gathered / total after the last tile.
 
 
-# Highest scores [block_q], sums [block_q] and gathered values [block_q, size] of no keys.
-# A finite floor: a row with nothing in sight must not subtract infinities.
+# The softmax of no keys. A finite floor: a row with nothing in sight must not subtract infinities.
 @triton.jit
 def no_softmax(block_q: tl.constexpr, size: tl.constexpr) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     highest = tl.full((block_q,), -1e30, tl.float32)
     return highest, tl.zeros((block_q,), tl.float32), tl.zeros((block_q, size), tl.float32)
 
 
-# The softmax with one more tile: scores [block_q, block_k] in bits, -inf out of sight.
+# The softmax with one more tile: scores [block_q, block_k] in bits, -inf out of sight, and value
+# [block_k, size]. Pairs [block_q, block_k] are numbered for dropout.
 @triton.jit
 def add_tile(
-    highest: tl.tensor,
-    total: tl.tensor,
-    gathered: tl.tensor,
+    softmax: tl.tuple,
     scores: tl.tensor,
     value: tl.tensor,
     noise: Noise,
     matrix: tl.tensor,
     pairs: tl.tensor,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    highest, total, gathered = softmax
     # [block_q]: the new maximum of each query, and below how much of the old sums is left.
     raised = tl.maximum(highest, tl.max(scores, 1))
     weights = tl.exp2(scores - raised[:, None])
     shrunk = tl.exp2(highest - raised)
     total = total * shrunk + tl.sum(weights, 1)
+    # Dropout comes after the softmax: what is dropped still counts in the divisor.
     if noise.seed is not None:
         weights = tl.where(kept_weights(noise, matrix, pairs), weights, 0.0)
     # [block_q, block_k] · [block_k, size], on top of what was gathered
@@ -246,13 +247,11 @@ def add_tile(
     return raised, total, gathered
 
 
-# The gathered values divided, and zero where nothing is in sight.
-# The divisors' natural logarithms are stored for the backward pass: [matrices, queries] float32.
+# The gathered values divided, [block_q, size], and zero where nothing is in sight. The divisors'
+# natural logarithms are stored for the backward pass: [matrices, queries] float32.
 @triton.jit
 def end_softmax(
-    highest: tl.tensor,
-    total: tl.tensor,
-    gathered: tl.tensor,
+    softmax: tl.tuple,
     noise: Noise,
     logsumexp: tl.tensor,
     matrix: tl.tensor,
@@ -260,10 +259,12 @@ def end_softmax(
     first: tl.tensor,
     block_q: tl.constexpr,
 ) -> tl.tensor:
+    highest, total, gathered = softmax
     # A query with nothing in sight divides by 1, and finds zero.
     sees = total > 0
     divisor = tl.where(sees, total, 1.0)
     rows = first + tl.arange(0, block_q)
+    # `highest` is in bits, its natural logarithm is not.
     tl.store(
         logsumexp + matrix.to(tl.int64) * shape.num_queries + rows,
         tl.where(sees, highest * LN2 + tl.log(divisor), -float("inf")),
