@@ -23,7 +23,7 @@ def seed_of(value: int) -> Tensor:
 
 
 def assert_near(actual: Tensor, expected: Tensor, *, terms: Tensor | None = None) -> None:
-    """Within the errors of the dtype of `actual`: those of what was summed, where sums may cancel."""
+    """Within the errors of the dtype of `actual`: those of its terms, where sums may cancel."""
     size = (expected if terms is None else terms).norm() + 0.1
     assert (actual.double() - expected).norm() <= CLOSE[actual.dtype] * size
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from staircase_attention.engine.kernels import relative_several, relative_single, single_query
-from staircase_attention.engine.kernels.relative_call import Call, Gradients, Pair, with_rows
+from staircase_attention.engine.kernels.relative_parts import Call, Gradients, Pair, with_rows
 
 HEAD_SIZES = (16, 32, 64, 128)
 KINDS = (torch.bfloat16, torch.float32)
@@ -95,6 +95,8 @@ def attend(call: Call) -> tuple[Tensor, Tensor]:
     """What `forward` returns for a call; queries whose scores are too many come in pieces."""
     out = empty_by_time(call.queries)
     logsumexp = torch.empty(call.queries.shape[:3], dtype=torch.float32, device=out.device)
+    # Queries whose scores fit, in whole tiles of 64. Dropout numbers pairs within a call, so that
+    # pieces would drop other weights.
     num_at_once = max(MOST_SCORES // (call.num_matrices * call.num_keys) // 64 * 64, 64)
     if call.num_queries <= num_at_once or call.dropout > 0:
         kernels_for(call).forward(call, out, logsumexp)
@@ -152,6 +154,7 @@ class _RelativeAttention(torch.autograd.Function):
         seed: Tensor | None,
         options: dict[str, Any],
     ) -> Tensor:
+        # The table may be float32 for other inputs: its gradient is summed, and returned, in that.
         ctx.table_dtype, ctx.options = table.dtype, options
         inputs = (queries, keys, values, table.to(queries.dtype))
         results = forward(*inputs, first_visible=first_visible, seed=seed, **options)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from staircase_attention.engine.kernels.relative_call import (
+from staircase_attention.engine.kernels.relative_parts import (
     SMALLEST_BLOCK,
     Call,
     Gradients,
@@ -181,6 +181,7 @@ def backward(
     """Gradients by way of those of the scores, which are written down."""
     tiling, inputs = Tiling.of(call), call.inputs
     scores = tiling.new_scores()
+    # The same memory: a tile of scores is read before its gradients are written there.
     d_scores = scores.view(call.queries.dtype)
     # Rows begin at multiples of 16 bytes.
     rows_width = -(-call.num_queries // 4) * 4
@@ -190,6 +191,7 @@ def backward(
     outputs = Outputs(heads(out), heads(d_out), logsumexp, normalisers, agreement)
     launch_scores(tiling, scores, outputs)
     tuning = TUNED[call.kind]["keys"]
+    # Tiles of queries, at most those that the scores were written for.
     rows_q = min(block_for(call.num_queries, tuning.rows), tiling.block_q)
     keys_kernel[(call.num_matrices * tiling.num_key_blocks,)](
         described_vectors(call.queries, rows_q),
@@ -241,6 +243,7 @@ def launch_queries(tiling: Tiling, d_scores: Tensor, d_queries: Tensor) -> None:
     """Gradients of the queries: what the table adds, and on top of it what the keys add."""
     call, tuning = tiling.call, TUNED[tiling.call.kind]["queries by table"]
     block_m = tiling.matrices_per_tile(tuning.rows)
+    # Bulk copies read and write the gradient in between: they need rows at multiples of 16 bytes.
     room = d_queries
     if not is_describable(room):
         room = torch.empty_like(d_queries, memory_format=torch.contiguous_format)
@@ -274,9 +277,12 @@ def launch_table(tiling: Tiling, d_scores: Tensor, table_sums: Tensor) -> None:
     call, tuning = tiling.call, TUNED[tiling.call.kind]["table"]
     num_sums = len(table_sums)
     block_m = block_for(call.num_matrices, tuning.rows)
+    # A power of two, so that classes divide the blocks of distances.
     num_classes = 1 << (min(MOST_CLASSES, num_sums).bit_length() - 1)
     num_blocks = (call.span + num_classes - 2) // tiling.block_k + 1
+    # Each owner takes a block of many queries and one of few: near distances and far ones.
     num_owners = min(-(-num_blocks // 2), num_sums // num_classes)
+    # The sums that are left share the matrices.
     num_groups = num_sums // (num_owners * num_classes)
     num_row_blocks = -(-call.num_matrices // block_m)
     # Where there are few matrices, their queries are shared out too.

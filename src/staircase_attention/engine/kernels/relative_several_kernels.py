@@ -28,9 +28,12 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from staircase_attention.engine.kernels.relative_call import Heads, Joined, Noise, Shape
-from staircase_attention.engine.kernels.relative_tiles import (
+from staircase_attention.engine.kernels.relative_parts import (
     LOG2E,
+    Heads,
+    Joined,
+    Noise,
+    Shape,
     add_tile,
     add_to_last,
     add_to_table,

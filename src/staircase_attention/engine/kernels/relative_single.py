@@ -22,25 +22,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from staircase_attention.engine.kernels.relative_call import (
+from staircase_attention.engine.kernels.relative_parts import (
     LARGEST_TILE,
+    LOG2E,
     Call,
     Gradients,
     Heads,
     Inputs,
     Joined,
     Shape,
-    block_for,
-    heads,
-)
-from staircase_attention.engine.kernels.relative_tiles import (
-    LOG2E,
     add_tile,
     add_to_last,
     add_to_table,
+    block_for,
     drop_again,
     earliest_key,
     end_softmax,
+    heads,
     load_distances,
     load_keys,
     load_rows,

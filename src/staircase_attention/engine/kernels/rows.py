@@ -70,6 +70,7 @@ def _sum_columns_kernel(
         value = load_float(source_ptr + offset, inside)
         if gate_ptr is not None:
             gate = load_float(gate_ptr + offset, inside)
+            # The gate is what ReLU and dropout left: zero where nothing went through.
             # A gate that is NaN lets the gradient through, as NaN stays NaN forward.
             value = tl.where(gate <= 0.0, 0.0, value * scale)
         if out_ptr is not None:
@@ -158,6 +159,7 @@ def _score_kernel(
     best = tl.max(top, 1)
     total_of_row = tl.sum(total * tl.exp(top - best[:, None]), 1)
     choice = tl.min(tl.where(top == best[:, None], place, SIZE), 1)
+    # log Σ_j exp(logit[j]) = best + log Σ_j exp(logit[j] - best); one lane holds the answer.
     loss = (best - tl.sum(answer, 1)) + tl.log(total_of_row)
     tl.store(losses_ptr + row, tl.where(asked, loss, 0.0), mask=within)
     wrong = asked & (choice != target)
@@ -170,6 +172,7 @@ def _score_kernel(
             column = (start + tl.arange(0, COLUMNS))[None, :]
             inside = within[:, None] & (column < STRIDE)
             logit = load_float(base + column, inside)
+            # softmax_j(logits) - [j = target], [ROWS, COLUMNS]
             slope = tl.exp(logit - best[:, None]) * share
             slope -= tl.where(column == target[:, None], 1.0, 0.0)
             slope = tl.where(asked[:, None] & (column < SIZE), slope, 0.0)
@@ -192,6 +195,7 @@ def score_rows(
     are read and written as widely as possible.
     """
     rows, size = logits.shape
+    # Short rows are taken together, long ones in blocks of columns.
     columns = min(triton.next_power_of_2(size), SCORED)
     num_rows = min(SCORED // columns, MAX_SCORED_ROWS)
     # No element is held by two threads: one could read what the other has overwritten.

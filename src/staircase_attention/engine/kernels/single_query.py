@@ -22,22 +22,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from staircase_attention.engine.kernels.relative_call import (
+from staircase_attention.engine.kernels.relative_parts import (
+    LN2,
+    LOG2E,
     Call,
     Gradients,
     Heads,
     Inputs,
     Shape,
-    heads,
-    with_rows,
-)
-from staircase_attention.engine.kernels.relative_tiles import (
-    LN2,
-    LOG2E,
     earliest_key,
+    heads,
     kept_weights,
     start_of,
     vectors_at,
+    with_rows,
 )
 
 STAGES = 3
@@ -131,6 +129,7 @@ def forward_kernel(
 ) -> None:
     matrix, noise = tl.program_id(0), inputs.noise
     oldest, stop = keys_in_sight(inputs.first_visible, matrix, shape)
+    # [size]; scores are in bits.
     query = load_vector(inputs.queries, matrix, shape, size) * (inputs.scale * LOG2E)
     # A finite floor: a lane with nothing in sight must not subtract infinities.
     highest = tl.full((block,), -1e30, tl.float32)
@@ -158,6 +157,7 @@ def forward_kernel(
     divisor = tl.sum(total * shrunk, 0)
     sees = divisor > 0
     divisor = tl.where(sees, divisor, 1.0)
+    # [size]: weights that were not dropped are divided by 1 - rate.
     found = tl.sum(gathered * shrunk[:, None], 0) / (divisor * (1 - noise.rate))
     o_start = start_of(out, matrix, shape)
     tl.store(o_start + tl.arange(0, size), found.to(out.data.dtype.element_ty))
@@ -213,6 +213,7 @@ def queries_kernel(
         # [block, size] each; the key includes the vector of its distance.
         key, value = load_block(inputs, matrix, shape, rows, visible, size)
         scores = tl.sum(query[None, :] * key, 1)
+        # P[j] = exp(s[j] - logsumexp), [block]; 0 out of sight
         excess = tl.where(visible, scores - normaliser, -float("inf"))
         weight = tl.exp2(excess * LOG2E)
         used = weight
@@ -286,6 +287,7 @@ def keys_kernel(
     same = tl.zeros((block, 1), tl.int32) + tl.arange(0, size)[None, :]
     d_key = tl.zeros((block, size), tl.float32)
     d_value = tl.zeros((block, size), tl.float32)
+    # Notes lie by matrix, then by layer.
     first = matrix.to(tl.int64) * num_layers + first_layer
     for layer in tl.static_range(num_summed):
         # [block] scores and weights of one layer, times its query and output gradient [size]
@@ -348,6 +350,7 @@ def table_kernel(
     oldest_short = tl.maximum(oldest, shape.first_query - last + 1)
     # Distances from which on all belong to this block's last row.
     beyond = tl.where(first + block > last, tl.maximum(last, nearest), shape.span)
+    # The group's own part of the sums: no other program writes these rows of it.
     sums = table_sums + group.to(tl.int64) * shape.num_rows * size
     places = vectors_at(sums, vectors, size, size)
     inside = (vectors < tl.minimum(shape.num_rows, shape.span))[:, None] | is_last
@@ -370,12 +373,14 @@ def table_kernel(
             far = shape.first_query - distance - block + 1 + lanes
             d_last += tl.sum(load_scores(d_scores, far, oldest, matrices, earliest, shape), 0)
         tile += tl.where(is_last, d_last[None, :], 0.0)
+        # [block, block_m] · [block_m, size]
         d_vectors = tl.dot(tile.to(query.dtype), query, d_vectors, input_precision="ieee")
     tl.store(places, before + d_vectors, mask=inside)
 
 
 def blocks(size: int, bytes_per_element: int) -> dict[str, int]:
     """How a program is compiled that reads this many bytes for each element of a block."""
+    # Elements of a block that shared memory and registers hold, as rows of `size`.
     fitting = min(ROOM // ((STAGES - 1) * bytes_per_element), LARGEST_TILE) // size
     block = min(max(1 << (fitting.bit_length() - 1), SMALLEST_BLOCK), LARGEST_BLOCK)
     num_warps = min(max(block * size // ELEMENTS_PER_WARP, 1), MOST_WARPS)
@@ -437,30 +442,14 @@ def with_past_joined(call: Call) -> Call:
 class Notes:
     """Notes on single queries of some layers, which see as many keys each from the same place."""
 
-    def __init__(
-        self,
-        keys: Tensor,
-        table: Tensor,
-        *,
-        num_layers: int,
-        first_query: int,
-        span: int | None,
-        first_visible: Tensor | None,
-    ) -> None:
+    def __init__(self, keys: Tensor, table: Tensor, *, num_layers: int, **options: Any) -> None:
+        """The options are those of `Call.of`, except dropout, which may differ between queries."""
         self._num_layers = num_layers
-        # A query has the form of a key.
-        self._call = Call.of(
-            keys[:, :, :1],
-            keys,
-            keys,
-            table,
-            first_query=first_query,
-            span=span,
-            first_visible=first_visible,
-        )
-        shape, size = (self._call.num_matrices, num_layers), self._call.size
-        vectors = (keys.new_empty(*shape, size) for _ in range(2))
-        rows = (keys.new_empty(*shape, keys.shape[2], dtype=torch.float32) for _ in range(2))
+        # A query has the form of a key, and a value too.
+        self._call = Call.of(keys[:, :, :1], keys, keys, table, **options)
+        shape = (2, self._call.num_matrices, num_layers)
+        vectors = torch.empty((*shape, keys.shape[3]), dtype=keys.dtype, device=keys.device)
+        rows = torch.empty((*shape, keys.shape[2]), dtype=torch.float32, device=keys.device)
         self._noted = Noted(*vectors, *rows)
 
     def add_query(
