@@ -234,7 +234,7 @@ def attend_tile(
     scale: tl.tensor,
     block_q: tl.constexpr,
     block_k: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+) -> tl.tuple:
     key = load_vectors(keys, matrix, shape, place - begin)
     by_place = scores.load([matrix, first, place]).reshape([block_q, block_k])
     value = load_vectors(values, matrix, shape, place - begin)
