@@ -119,7 +119,9 @@ def assert_near(found: Tensor, expected: Tensor, name: str, tolerance: float) ->
     assert found.shape == expected.shape
     assert found.isfinite().all(), name
     error = (found.double() - expected).norm().item()
-    assert error <= tolerance * max(expected.norm().item(), 1), (name, error)
+    # Gradients of a query that sees one key are zero: what is left is rounded for each element.
+    size = max(expected.norm().item(), found.numel() ** 0.5 / 10, 1)
+    assert error <= tolerance * size, (name, error)
 
 
 @st.composite

@@ -13,7 +13,9 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 EPS = 1e-5
 CLOSE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 DTYPES = st.sampled_from(sorted(CLOSE, key=str))
-SHAPES = st.sampled_from([(1, 1), (7, 1), (7, 3), (1, 64), (130, 17), (7, 300), (7, 1024)])
+# No rows of 1 or 2 elements: their norms do not depend on them, so that nothing is left but
+# rounding errors, multiplied by up to 1 / sqrt(EPS) = 316.
+SHAPES = st.sampled_from([(1, 3), (7, 5), (1, 64), (130, 17), (7, 300), (7, 1024)])
 
 
 @pytest.fixture(autouse=True)

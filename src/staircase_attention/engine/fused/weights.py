@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from staircase_attention.engine.kernels import activation, norm, relative_attention
-from staircase_attention.engine.kernels.products import add_product
+from staircase_attention.engine.kernels.cross_entropy import add_product
 from staircase_attention.layers.core import Core
 from staircase_attention.layers.layer import Layer
 from staircase_attention.layers.memory import Memory

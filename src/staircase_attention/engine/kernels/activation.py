@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from staircase_attention.engine.kernels.rows import add_to, sum_columns
+from staircase_attention.engine.kernels.rows import add_to, load_float, sum_columns
 
 NUM_PROGRAMS = 132
 """Programs that share the rows of a backward pass: the first size of `sums`. One per processor."""
@@ -67,15 +67,18 @@ def _relu_dropout_kernel(
     ]
     bias = tl.zeros([COLUMNS], dtype=tl.float32)
     if bias_ptr is not None:
-        bias = tl.load(bias_ptr + column, mask=within, other=0.0).to(tl.float32)
+        bias = load_float(bias_ptr + column, within)
     if seed_ptr is not None:
+        # [ROWS, COLUMNS]: the four numbers of a counter serve one element of each of the blocks.
         counter = (block * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None] * WIDTH
         bits = tl.randint4x(tl.load(seed_ptr), counter + column[None, :])
     for part in tl.static_range(4):
+        # [ROWS, COLUMNS], rows 4 * ROWS * block + part * ROWS and on
         value = values[part].to(tl.float32) + bias[None, :]
         # NaN is not <= 0, and stays.
         value = tl.where(value <= 0.0, 0.0, value)
         if seed_ptr is not None:
+            # P(kept) = 1 - dropout; what is kept is scaled, so that the mean stays.
             kept = bits[part].to(tl.int32, bitcast=True) >= threshold
             value = tl.where(kept, value * scale, 0.0)
         inside = (row + part * ROWS < rows)[:, None] & within[None, :]
@@ -185,23 +188,29 @@ def _gated_product_kernel(
 ) -> None:
     share = tl.program_id(0) // NUM_TILES
     first = tl.program_id(0) % NUM_TILES * COLUMNS
+    # [COLUMNS]: sums over all rows of this share.
     total = tl.zeros([COLUMNS], dtype=tl.float32)
     if KEEPS_WEIGHTS:
+        # [INPUTS, COLUMNS], for all rows: a row block costs one product and no further weights.
         kept = weights.load([0, first])
         for row in tl.range(share * ROWS, num_rows, num_shares * ROWS, num_stages=STAGES):
             gradient = gradients.load([row, 0])
             gate = gates.load([row, first])
+            # [ROWS, INPUTS] · [INPUTS, COLUMNS]
             found = tl.dot(gradient, kept, input_precision="ieee")
+            # Dropped elements are zero behind the ReLU too: one gate serves both.
             found = tl.where(gate > 0.0, found * scale, 0.0)
             out.store([row, first], found.to(gate.dtype))
             total += tl.sum(found, 0)
     else:
         for row in tl.range(share * ROWS, num_rows, num_shares * ROWS):
             found = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
+            # [ROWS, INPUTS] · [INPUTS, COLUMNS], one block of inputs after the other
             for start in tl.range(0, num_inputs, INPUTS, num_stages=STAGES):
                 gradient = gradients.load([row, start])
                 weight = weights.load([start, first])
                 found = tl.dot(gradient, weight, found, input_precision="ieee")
+            # [ROWS, COLUMNS]; needed after the last block of inputs only.
             gate = gates.load([row, first])
             found = tl.where(gate > 0.0, found * scale, 0.0)
             out.store([row, first], found.to(gate.dtype))
@@ -253,6 +262,7 @@ def launch_gated_product(
     tiles = Tiles.of(num_inputs)
     out = torch.empty_like(gates)
     num_tiles = triton.cdiv(width, tiles.columns)
+    # No more shares than fill the processors, than `sums` has rows for, or than there is work for.
     num_shares = min(
         max(NUM_PROGRAMS // num_tiles, 1), len(sums), triton.cdiv(num_rows, tiles.rows)
     )

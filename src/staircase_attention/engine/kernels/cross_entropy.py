@@ -5,11 +5,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
-
-from staircase_attention.engine.kernels.products import add_product
 
 CHUNK_BYTES = 64 * 2**20
 """About what the logits of one chunk take."""
@@ -62,6 +61,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 chunk_rows=chunk_rows or _default_chunk(weight.shape[0], hidden.element_size()),
                 wanted=wanted,
             )
+        # Gradients for d_loss = 1: backward only multiplies.
         ctx.save_for_backward(*gradients)
         ctx.dtypes = [None if part is None else part.dtype for part in (hidden, weight, bias)]
         ctx.mark_non_differentiable(num_wrong)
@@ -97,10 +97,12 @@ def _score(
     d_hidden = torch.empty_like(hidden) if wanted[0] else None
     d_weight = torch.zeros_like(weight, dtype=exact) if wanted[1] else None
     d_bias = torch.zeros(size, dtype=exact, device=hidden.device) if wanted[2] else None
+    # One buffer for the logits of every chunk, and for their gradients.
     buffer = _aligned(min(chunk_rows, rows), size, like=hidden)
     for start in range(0, rows, chunk_rows):
         part = slice(start, min(start + chunk_rows, rows))
         logits = buffer[: part.stop - part.start]
+        # [chunk, width] · [width, size]
         if bias is None:
             torch.mm(hidden[part], weight.T, out=logits)
         else:
@@ -121,6 +123,21 @@ def _score(
         if d_bias is not None:
             d_bias += logits.sum(0, dtype=exact)
     return losses.sum(), wrong.sum(), [d_hidden, d_weight, d_bias]
+
+
+def add_product(
+    total: Float[Tensor, "rows columns"],
+    left: Float[Tensor, "rows inner"],
+    right: Float[Tensor, "inner columns"],
+) -> None:
+    """Total += left @ right, in place; `total` is float32, whatever the factors are."""
+    if left.dtype == total.dtype:
+        total.addmm_(left, right)
+    elif left.is_cuda:
+        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
+    else:
+        # PyTorch has no product with a wider result on a CPU.
+        total.addmm_(left.to(total.dtype), right.to(total.dtype))
 
 
 def row_scorer(hidden: Tensor) -> Callable[..., None]:
@@ -149,6 +166,7 @@ def score_rows(
     scores = functional.log_softmax(logits, -1, dtype=losses.dtype)
     losses.copy_(torch.where(asked, -scores.gather(1, answers)[:, 0], 0))
     if overwrites:
+        # softmax - one-hot targets, in place of the scores
         slopes = scores.exp_()
         slopes.scatter_add_(1, answers, slopes.new_full(answers.shape, -1))
         logits.copy_(slopes.masked_fill_(~asked[:, None], 0))

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from staircase_attention.engine.kernels.rows import add_to, sum_columns
+from staircase_attention.engine.kernels.rows import add_to, load_float, sum_columns, tile_at
 
 NUM_PROGRAMS = 264
 """Programs that share the rows of a backward pass: the first size of `sums`. Two per processor."""
@@ -49,14 +49,14 @@ def _forward_kernel(
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)
     within = column < WIDTH
-    inside = (row < rows)[:, None] & within[None, :]
-    offset = row.to(tl.int64)[:, None] * WIDTH + column[None, :]
+    offset, inside = tile_at(row, column, rows, WIDTH)
     # [ROWS, COLUMNS]; zero outside of the matrix
-    total = tl.load(hidden_ptr + offset, mask=inside, other=0.0).to(tl.float32)
+    total = load_float(hidden_ptr + offset, inside)
     if addend_ptr is not None:
-        total += tl.load(addend_ptr + offset, mask=inside, other=0.0).to(tl.float32)
+        total += load_float(addend_ptr + offset, inside)
         if addend_bias_ptr is not None:
-            total += tl.load(addend_bias_ptr + column, mask=within, other=0.0).to(tl.float32)
+            total += load_float(addend_bias_ptr + column, within)
+        # Backward reads the total as it is stored: so the norm is that of the rounded one.
         stored = total.to(total_ptr.dtype.element_ty)
         tl.store(total_ptr + offset, stored, mask=inside)
         total = stored.to(tl.float32)
@@ -65,8 +65,8 @@ def _forward_kernel(
         mean = tl.sum(total, 1) / WIDTH
         centred = tl.where(within[None, :], total - mean[:, None], 0.0)
         rstd = tl.rsqrt(tl.sum(centred * centred, 1) / WIDTH + eps)
-        weight = tl.load(weight_ptr + column, mask=within, other=0.0).to(tl.float32)
-        bias = tl.load(bias_ptr + column, mask=within, other=0.0).to(tl.float32)
+        weight = load_float(weight_ptr + column, within)
+        bias = load_float(bias_ptr + column, within)
         normed = centred * rstd[:, None] * weight[None, :] + bias[None, :]
         tl.store(normed_ptr + offset, normed.to(normed_ptr.dtype.element_ty), mask=inside)
         tl.store(mean_ptr + row, mean, mask=row < rows)
@@ -103,7 +103,8 @@ def _backward_kernel(
     program = tl.program_id(0)
     column = tl.arange(0, COLUMNS)
     within = column < WIDTH
-    weight = tl.load(weight_ptr + column, mask=within, other=0.0).to(tl.float32)
+    weight = load_float(weight_ptr + column, within)
+    # [ROWS, COLUMNS] each: summed over blocks here, over the rows of a block after the last one.
     d_weight = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
     d_bias = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
     d_addend_bias = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
@@ -111,10 +112,9 @@ def _backward_kernel(
     step = tl.num_programs(0) * ROWS
     for start in tl.range(program * ROWS, rows, step, num_stages=STAGES):
         row = start + tl.arange(0, ROWS)
-        inside = (row < rows)[:, None] & within[None, :]
-        offset = row.to(tl.int64)[:, None] * WIDTH + column[None, :]
-        d_normed = tl.load(d_normed_ptr + offset, mask=inside, other=0.0).to(tl.float32)
-        total = tl.load(total_ptr + offset, mask=inside, other=0.0).to(tl.float32)
+        offset, inside = tile_at(row, column, rows, WIDTH)
+        d_normed = load_float(d_normed_ptr + offset, inside)
+        total = load_float(total_ptr + offset, inside)
         mean = tl.load(mean_ptr + row, mask=row < rows, other=0.0)
         rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0.0)
         # Outside of the matrix d_normed is zero, and so is everything that is summed.
@@ -125,21 +125,22 @@ def _backward_kernel(
         level = tl.sum(d_scaled, 1) / WIDTH
         gradient = (d_scaled - level[:, None] - scaled * along[:, None]) * rstd[:, None]
         if d_total_ptr is not None:
-            gradient += tl.load(d_total_ptr + offset, mask=inside, other=0.0).to(tl.float32)
+            gradient += load_float(d_total_ptr + offset, inside)
         if d_more_ptr is not None:
-            gradient += tl.load(d_more_ptr + offset, mask=inside, other=0.0).to(tl.float32)
+            gradient += load_float(d_more_ptr + offset, inside)
+        # The total is a sum: hidden and addend have one gradient, stored twice if dtypes differ.
         d_hidden = gradient.to(d_hidden_ptr.dtype.element_ty)
         tl.store(d_hidden_ptr + offset, d_hidden, mask=inside)
         if d_addend_ptr is not None:
             d_addend = gradient.to(d_addend_ptr.dtype.element_ty)
             tl.store(d_addend_ptr + offset, d_addend, mask=inside)
-        # [ROWS, COLUMNS]: one sum for each thread's elements, over all blocks.
         d_weight += d_normed * scaled
         d_bias += d_normed
         if HAS_ADDEND:
             d_addend_bias += gradient
     # Programs without rows have nothing to add.
     if program * ROWS < rows:
+        # Row `program` of sums: d_weight, d_bias and d_addend_bias, WIDTH each.
         own = sums_ptr + program * (3 * WIDTH) + column
         add_to(own, tl.sum(d_weight, 0), within)
         add_to(own + WIDTH, tl.sum(d_bias, 0), within)
@@ -167,7 +168,7 @@ def forward(
     normed = torch.empty_like(hidden, dtype=dtype)
     mean = torch.empty(hidden.shape[0], device=hidden.device, dtype=torch.float32)
     rstd = torch.empty_like(mean)
-    _launch_forward(hidden, addend, addend_bias, weight, bias, total, normed, mean, rstd, eps)
+    _launch_forward(hidden, addend, addend_bias, weight, bias, total, normed, mean, rstd, eps=eps)
     return total, normed, mean, rstd
 
 
@@ -175,7 +176,7 @@ def add(hidden: Tensor, addend: Tensor, addend_bias: Tensor | None) -> Tensor:
     """The sum of all three, in the dtype of `hidden`."""
     hidden = hidden.contiguous()
     total = torch.empty_like(hidden)
-    _launch_forward(hidden, addend, addend_bias, None, None, total, None, None, None, 0.0)
+    _launch_forward(hidden, addend, addend_bias, None, None, total, None, None, None, eps=0.0)
     return total
 
 
@@ -199,6 +200,7 @@ def backward(
     """
     rows, width = total.shape
     d_hidden = torch.empty_like(total)
+    # `apart` is the addend's gradient where it needs memory of its own.
     d_addend, apart = None, None
     if addend_dtype == total.dtype:
         d_addend = d_hidden
@@ -251,30 +253,16 @@ def new_add_sums(width: int, *, device: torch.device) -> Tensor:
 
 
 def _launch_forward(
-    hidden: Tensor,
-    addend: Tensor | None,
-    addend_bias: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    total: Tensor,
-    normed: Tensor | None,
-    mean: Tensor | None,
-    rstd: Tensor | None,
-    eps: float,
+    hidden: Tensor, addend: Tensor | None, *others: Tensor | None, eps: float
 ) -> None:
-    assert addend is not None or addend_bias is None
+    """Launch the kernel; `others` are its other tensors, from `addend_bias` to `rstd`."""
+    assert addend is not None or others[0] is None
     rows, width = hidden.shape
     num_rows, columns, num_warps = _tile(rows, width, FORWARD_ELEMENTS, FORWARD_PER_WARP)
     _forward_kernel[(triton.cdiv(rows, num_rows),)](
         hidden,
         None if addend is None else addend.contiguous(),
-        addend_bias,
-        weight,
-        bias,
-        total,
-        normed,
-        mean,
-        rstd,
+        *others,
         rows,
         eps,
         WIDTH=width,
@@ -287,6 +275,7 @@ def _launch_forward(
 def _tile(rows: int, width: int, elements: int, per_warp: int) -> tuple[int, int, int]:
     """Rows, columns and warps of a tile: fewer rows where some programs would get none."""
     columns = triton.next_power_of_2(width)
+    # Rows for each program, if all of them are to have some.
     share = triton.next_power_of_2(max(triton.cdiv(rows, NUM_PROGRAMS), 1))
     num_rows = max(min(elements // columns, share, MAX_ROWS), 1)
     num_warps = min(max(num_rows * columns // per_warp, 1), MAX_WARPS)

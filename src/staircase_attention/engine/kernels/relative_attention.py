@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from staircase_attention.engine.kernels import relative_several, relative_single, single_query
-from staircase_attention.engine.kernels.relative_call import Call, Gradients, Pair, with_rows
+from staircase_attention.engine.kernels.relative_parts import Call, Gradients, Pair, with_rows
 
 HEAD_SIZES = (16, 32, 64, 128)
 KINDS = (torch.bfloat16, torch.float32)
@@ -41,33 +41,13 @@ def forward(
     keys: Float[Tensor, "batch heads keys size"],
     values: Float[Tensor, "batch heads keys size"],
     table: Float[Tensor, "distances size"],
-    *,
-    first_query: int,
-    span: int | None = None,
-    first_visible: Int[Tensor, " batch"] | None = None,
-    dropout: float = 0.0,
-    seed: Int[Tensor, " 1"] | None = None,
-    past: Pair | None = None,
+    **options: Any,
 ) -> tuple[Float[Tensor, "batch heads queries size"], Float[Tensor, "batch heads queries"]]:
     """Attention, and the logarithm of each softmax's divisor (-inf where nothing is in sight).
 
-    The output lies in memory as [batch, queries, heads, size]. `seed` is one int64 on the device:
-    the same one drops the same weights. `past` comes before the keys and values, where it lies:
-    queries and distances are counted from its first key.
+    The options are those of `Call.of`. The output lies in memory as [batch, queries, heads, size].
     """
-    call = Call.of(
-        queries,
-        keys,
-        values,
-        table,
-        first_query=first_query,
-        span=span,
-        first_visible=first_visible,
-        dropout=dropout,
-        seed=seed,
-        past=past,
-    )
-    return attend(call)
+    return attend(Call.of(queries, keys, values, table, **options))
 
 
 def backward(
@@ -115,6 +95,8 @@ def attend(call: Call) -> tuple[Tensor, Tensor]:
     """What `forward` returns for a call; queries whose scores are too many come in pieces."""
     out = empty_by_time(call.queries)
     logsumexp = torch.empty(call.queries.shape[:3], dtype=torch.float32, device=out.device)
+    # Queries whose scores fit, in whole tiles of 64. Dropout numbers pairs within a call, so that
+    # pieces would drop other weights.
     num_at_once = max(MOST_SCORES // (call.num_matrices * call.num_keys) // 64 * 64, 64)
     if call.num_queries <= num_at_once or call.dropout > 0:
         kernels_for(call).forward(call, out, logsumexp)
@@ -172,6 +154,7 @@ class _RelativeAttention(torch.autograd.Function):
         seed: Tensor | None,
         options: dict[str, Any],
     ) -> Tensor:
+        # The table may be float32 for other inputs: its gradient is summed, and returned, in that.
         ctx.table_dtype, ctx.options = table.dtype, options
         inputs = (queries, keys, values, table.to(queries.dtype))
         results = forward(*inputs, first_visible=first_visible, seed=seed, **options)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from staircase_attention.engine.kernels.relative_call import (
+from staircase_attention.engine.kernels.relative_parts import (
     SMALLEST_BLOCK,
     Call,
     Gradients,
@@ -21,6 +21,7 @@ from staircase_attention.engine.kernels.relative_call import (
     heads,
 )
 from staircase_attention.engine.kernels.relative_several_kernels import (
+    Outputs,
     attend_kernel,
     keys_kernel,
     queries_by_key_kernel,
@@ -153,7 +154,7 @@ class Tiling:
 
 def forward(call: Call, out: Tensor, logsumexp: Tensor) -> None:
     """Attention, written to `out` and `logsumexp`."""
-    tiling = Tiling.of(call)
+    tiling, inputs = Tiling.of(call), call.inputs
     scores = tiling.new_scores()
     launch_scores(tiling, scores)
     block_q, block_k = tiling.block_q, tiling.block_k
@@ -166,9 +167,9 @@ def forward(call: Call, out: Tensor, logsumexp: Tensor) -> None:
         TensorDescriptor.from_tensor(scores, [1, block_q, block_k]),
         described_vectors(out, block_q),
         logsumexp,
-        call.noise,
+        inputs.noise,
         tiling.shape,
-        call.scale,
+        inputs.scale,
         **tiling.blocks,
         **TUNED[call.kind]["attend"].options,
     )
@@ -178,20 +179,24 @@ def backward(
     call: Call, d_out: Tensor, out: Tensor, logsumexp: Tensor, gradients: Gradients
 ) -> None:
     """Gradients by way of those of the scores, which are written down."""
-    tiling = Tiling.of(call)
+    tiling, inputs = Tiling.of(call), call.inputs
     scores = tiling.new_scores()
+    # The same memory: a tile of scores is read before its gradients are written there.
     d_scores = scores.view(call.queries.dtype)
     # Rows begin at multiples of 16 bytes.
     rows_width = -(-call.num_queries // 4) * 4
     normalisers, agreement = torch.empty(
         (2, call.num_matrices, rows_width), dtype=torch.float32, device=scores.device
     )
-    launch_scores(tiling, scores, Outputs(out, d_out, logsumexp, normalisers, agreement))
+    outputs = Outputs(heads(out), heads(d_out), logsumexp, normalisers, agreement)
+    launch_scores(tiling, scores, outputs)
     tuning = TUNED[call.kind]["keys"]
+    # Tiles of queries, at most those that the scores were written for.
     rows_q = min(block_for(call.num_queries, tuning.rows), tiling.block_q)
     keys_kernel[(call.num_matrices * tiling.num_key_blocks,)](
         described_vectors(call.queries, rows_q),
-        *call.joined,
+        inputs.joined_keys,
+        inputs.joined_values,
         TensorDescriptor.from_tensor(scores, [1, rows_q, tiling.block_k]),
         TensorDescriptor.from_tensor(d_scores, [1, rows_q, tiling.block_k]),
         described_vectors(d_out, rows_q),
@@ -201,10 +206,10 @@ def backward(
             for one in (normalisers, agreement)
         ),
         *gradients.joined,
-        call.noise,
+        inputs.noise,
         tiling.shape,
         gradients.num_stored,
-        call.scale,
+        inputs.scale,
         adds_past=gradients.adds_past,
         rows_q=rows_q,
         **tiling.blocks,
@@ -212,16 +217,6 @@ def backward(
     )
     launch_queries(tiling, d_scores, gradients.queries)
     launch_table(tiling, d_scores, gradients.table_sums)
-
-
-class Outputs(NamedTuple):
-    """What the backward pass has from the forward pass, and room for one number for each query."""
-
-    out: Tensor
-    d_out: Tensor
-    logsumexp: Tensor
-    normalisers: Tensor
-    agreement: Tensor
 
 
 def launch_scores(tiling: Tiling, scores: Tensor, outputs: Outputs | None = None) -> None:
@@ -233,11 +228,11 @@ def launch_scores(tiling: Tiling, scores: Tensor, outputs: Outputs | None = None
         call.table,
         scores,
         call.first_visible,
-        *((heads(outputs.out), heads(outputs.d_out), *outputs[2:]) if outputs else (None,) * 5),
+        outputs,
         tiling.shape,
         tiling.width,
         outputs.agreement.stride(0) if outputs else 0,
-        call.scale,
+        call.inputs.scale,
         block_m=block_m,
         **tiling.blocks,
         **tuning.options,
@@ -248,6 +243,7 @@ def launch_queries(tiling: Tiling, d_scores: Tensor, d_queries: Tensor) -> None:
     """Gradients of the queries: what the table adds, and on top of it what the keys add."""
     call, tuning = tiling.call, TUNED[tiling.call.kind]["queries by table"]
     block_m = tiling.matrices_per_tile(tuning.rows)
+    # Bulk copies read and write the gradient in between: they need rows at multiples of 16 bytes.
     room = d_queries
     if not is_describable(room):
         room = torch.empty_like(d_queries, memory_format=torch.contiguous_format)
@@ -257,7 +253,7 @@ def launch_queries(tiling: Tiling, d_scores: Tensor, d_queries: Tensor) -> None:
         heads(room),
         tiling.shape,
         tiling.width,
-        call.scale,
+        call.inputs.scale,
         block_m=block_m,
         **tiling.blocks,
         **tuning.options,
@@ -268,7 +264,7 @@ def launch_queries(tiling: Tiling, d_scores: Tensor, d_queries: Tensor) -> None:
         TensorDescriptor.from_tensor(d_scores, [1, tiling.block_q, tiling.block_k]),
         described_vectors(room, tiling.block_q),
         tiling.shape,
-        call.scale,
+        call.inputs.scale,
         **tiling.blocks,
         **TUNED[call.kind]["queries by key"].options,
     )
@@ -281,9 +277,12 @@ def launch_table(tiling: Tiling, d_scores: Tensor, table_sums: Tensor) -> None:
     call, tuning = tiling.call, TUNED[tiling.call.kind]["table"]
     num_sums = len(table_sums)
     block_m = block_for(call.num_matrices, tuning.rows)
+    # A power of two, so that classes divide the blocks of distances.
     num_classes = 1 << (min(MOST_CLASSES, num_sums).bit_length() - 1)
     num_blocks = (call.span + num_classes - 2) // tiling.block_k + 1
+    # Each owner takes a block of many queries and one of few: near distances and far ones.
     num_owners = min(-(-num_blocks // 2), num_sums // num_classes)
+    # The sums that are left share the matrices.
     num_groups = num_sums // (num_owners * num_classes)
     num_row_blocks = -(-call.num_matrices // block_m)
     # Where there are few matrices, their queries are shared out too.
@@ -298,7 +297,7 @@ def launch_table(tiling: Tiling, d_scores: Tensor, table_sums: Tensor) -> None:
         num_groups,
         num_parts,
         tiling.width,
-        call.scale,
+        call.inputs.scale,
         num_classes=num_classes,
         block_m=block_m,
         **tiling.blocks,

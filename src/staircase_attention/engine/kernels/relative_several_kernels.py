@@ -21,13 +21,19 @@ there has a weight of 1 for every key, and nothing to multiply it by.
 """
 
 # mypy: disable-error-code="untyped-decorator"
+# ruff: noqa: D103 - parts of kernels have their headers in comments
+
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
-from staircase_attention.engine.kernels.relative_call import Heads, Joined, Noise, Shape
-from staircase_attention.engine.kernels.relative_tiles import (
+from staircase_attention.engine.kernels.relative_parts import (
     LOG2E,
+    Heads,
+    Joined,
+    Noise,
+    Shape,
     add_tile,
     add_to_last,
     add_to_table,
@@ -45,14 +51,26 @@ HIGHEST = tl.constexpr(3e38)
 """Bounds of scores in float16 and in float32: infinite ones are out of sight."""
 
 
+class Outputs(NamedTuple):
+    """What the backward pass has from the forward pass, and room for two numbers per query."""
+
+    out: Any
+    d_out: Any
+    logsumexp: Any
+    normalisers: Any
+    """The logarithm of the softmax's divisor in bits."""
+    agreement: Any
+    """out · d_out, which the softmax subtracts from every gradient."""
+
+
 # Which tiles are in sight, and where vectors are.
 
 
+# Where the tiles of keys that the queries from `first` on may see start and stop.
 @triton.jit
 def tiles_in_sight(
     first: tl.tensor, shape: Shape, block_q: tl.constexpr, block_k: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Where the tiles of keys that the queries from `first` on may see start and stop."""
     last_query = tl.minimum(first + block_q, shape.num_queries)
     stop = tl.minimum(shape.num_keys, shape.first_query + last_query)
     oldest = tl.maximum(shape.first_query + first - shape.span + 1, shape.num_hidden)
@@ -63,25 +81,23 @@ def tiles_in_sight(
     return start, stop
 
 
+# This program's matrix and first query, and where its tiles of keys start and stop.
+# The blocks with the most keys come first, so that the last programs to run are short.
 @triton.jit
 def block_of_queries(
     shape: Shape, block_q: tl.constexpr, block_k: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """This program's matrix and first query, and where its tiles of keys start and stop.
-
-    The blocks with the most keys come first, so that the last programs to run are short.
-    """
     num_blocks = tl.cdiv(shape.num_queries, block_q)
     first = (num_blocks - 1 - tl.program_id(0) % num_blocks) * block_q
     start, stop = tiles_in_sight(first, shape, block_q, block_k)
     return tl.program_id(0) // num_blocks, first, start, stop
 
 
+# Where the queries start and stop whose `tiles_in_sight` hold the tile of keys at `place`.
 @triton.jit
 def queries_in_sight(
     place: tl.tensor, shape: Shape, block_q: tl.constexpr, block_k: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Where the queries start and stop whose `tiles_in_sight` hold the tile of keys at `place`."""
     newest = tl.minimum(place + block_k, shape.num_keys)
     start = tl.maximum(place - shape.first_query, 0) // block_q * block_q
     # The first query that has all of these keys behind its span, rounded to whole tiles.
@@ -91,29 +107,37 @@ def queries_in_sight(
     return start, stop
 
 
+# The query of this program, the `block_m` matrices [block_m] it takes it of, and which are there.
+@triton.jit
+def query_of_matrices(
+    shape: Shape, block_m: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    matrices = tl.program_id(1) * block_m + tl.arange(0, block_m)
+    return tl.program_id(0), matrices, matrices < shape.num_matrices
+
+
+# Where the vectors of one query in some matrices lie: [matrices, size].
 @triton.jit
 def vectors_of_query(
     tensor: Heads, matrices: tl.tensor, query: tl.tensor, shape: Shape, size: tl.constexpr
 ) -> tl.tensor:
-    """Where the vectors of one query in some matrices lie: [matrices, size]."""
     starts = start_of(tensor, matrices, shape) + tl.cast(query, tl.int64) * tensor.row
     return starts[:, None] + tl.arange(0, size)[None, :]
 
 
+# Vectors `first`, `first` + 1, ... of a matrix: [rows, size].
 @triton.jit
 def load_vectors(
     tensor: tl.tensor_descriptor,
     matrix: tl.tensor,
     shape: Shape,
     first: tl.tensor,
-    num_rows: tl.constexpr,
-    size: tl.constexpr,
 ) -> tl.tensor:
-    """Vectors `first`, `first` + 1, ... of a matrix: [num_rows, size]."""
     place = [matrix // shape.num_heads, matrix % shape.num_heads, first, 0]
-    return tensor.load(place).reshape([num_rows, size])
+    return tensor.load(place).reshape([tensor.block_shape[2], tensor.block_shape[3]])
 
 
+# Write what `load_vectors` would load.
 @triton.jit
 def store_vectors(
     tensor: tl.tensor_descriptor,
@@ -121,23 +145,20 @@ def store_vectors(
     shape: Shape,
     first: tl.tensor,
     found: tl.tensor,
-    num_rows: tl.constexpr,
-    size: tl.constexpr,
 ) -> None:
-    """Write what `load_vectors` would load."""
     place = [matrix // shape.num_heads, matrix % shape.num_heads, first, 0]
-    tensor.store(place, found.to(tensor.dtype).reshape([1, 1, num_rows, size]))
+    tensor.store(place, found.to(tensor.dtype).reshape(tensor.block_shape))
 
 
 # Forward: scores by position, then attention. Scores by position are also the first step backward.
 
 
+# Scores by position of one query of `block_m` matrices.
 # Equation: scores[m, i, j] = q[m, i] · table[i - j] scale log2(e), -inf out of sight.
 # Tiles: [block_m, size] · [size, block_k]; the table's vectors are gathered, one for each key.
-# Reads the queries once and the table; writes `scores`. Backward, where `out` is given, it also
-# reads `out`, `d_out` and `logsumexp`, and writes one float32 for each query, in rows of
-# `rows_width`: `normalisers`, the logarithm of the softmax's divisor in bits, and `agreement` =
-# out · d_out, which the softmax subtracts from every gradient.
+# Reads the queries once and the table; writes `scores`. Backward it also has the `outputs` of the
+# forward pass: it reads `out`, `d_out` and `logsumexp`, and writes one float32 for each query, in
+# rows of `rows_width`: `normalisers` and `agreement`.
 # Precision: sums are float32; what is in sight is kept finite in the dtype of `scores`.
 @triton.jit(do_not_specialize=["shape", "rows_width"])
 def scores_kernel(
@@ -145,11 +166,7 @@ def scores_kernel(
     table: tl.tensor,
     scores: tl.tensor,
     first_visible: tl.tensor,
-    out: Heads,
-    d_out: Heads,
-    logsumexp: tl.tensor,
-    normalisers: tl.tensor,
-    agreement: tl.tensor,
+    outputs: Outputs,
     shape: Shape,
     width: tl.tensor,
     rows_width: tl.tensor,
@@ -159,10 +176,7 @@ def scores_kernel(
     block_k: tl.constexpr,
     size: tl.constexpr,
 ) -> None:
-    """Scores by position of one query of `block_m` matrices."""
-    query = tl.program_id(0)
-    matrices = tl.program_id(1) * block_m + tl.arange(0, block_m)
-    there = matrices < shape.num_matrices
+    query, matrices, there = query_of_matrices(shape, block_m)
     places = vectors_of_query(queries, matrices, query, shape, size)
     # Their queries, [block_m, size].
     vectors = tl.load(places, mask=there[:, None], other=0.0)
@@ -190,24 +204,23 @@ def scores_kernel(
             found = tl.where(keys[None, :] >= earliest[:, None], found, -float("inf"))
         found = found.to(scores.dtype.element_ty)
         tl.store(base[:, None] + keys[None, :], found, mask=there[:, None])
-    if out is not None:
-        places = vectors_of_query(out, matrices, query, shape, size)
+    if outputs is not None:
+        places = vectors_of_query(outputs.out, matrices, query, shape, size)
         found = tl.load(places, mask=there[:, None], other=0.0).to(tl.float32)
-        places = vectors_of_query(d_out, matrices, query, shape, size)
+        places = vectors_of_query(outputs.d_out, matrices, query, shape, size)
         gradient = tl.load(places, mask=there[:, None], other=0.0).to(tl.float32)
         places = matrices.to(tl.int64) * rows_width + query
-        tl.store(agreement + places, tl.sum(found * gradient, 1), mask=there)
-        divisor = tl.load(logsumexp + rows, mask=there, other=0.0)
+        tl.store(outputs.agreement + places, tl.sum(found * gradient, 1), mask=there)
+        divisor = tl.load(outputs.logsumexp + rows, mask=there, other=0.0)
         # Where nothing is in sight, all scores are -inf: any finite number leaves weights of 0.
         divisor = tl.where(divisor == -float("inf"), 0.0, divisor * LOG2E)
-        tl.store(normalisers + places, divisor, mask=there)
+        tl.store(outputs.normalisers + places, divisor, mask=there)
 
 
+# The softmax with the tile at `place` more, of keys that begin at `begin`.
 @triton.jit
 def attend_tile(
-    highest: tl.tensor,
-    total: tl.tensor,
-    gathered: tl.tensor,
+    softmax: tl.tuple,
     query: tl.tensor,
     keys: tl.tensor_descriptor,
     values: tl.tensor_descriptor,
@@ -221,12 +234,10 @@ def attend_tile(
     scale: tl.tensor,
     block_q: tl.constexpr,
     block_k: tl.constexpr,
-    size: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """The softmax with the tile at `place` more, of keys that begin at `begin`."""
-    key = load_vectors(keys, matrix, shape, place - begin, block_k, size)
+) -> tl.tuple:
+    key = load_vectors(keys, matrix, shape, place - begin)
     by_place = scores.load([matrix, first, place]).reshape([block_q, block_k])
-    value = load_vectors(values, matrix, shape, place - begin, block_k, size)
+    value = load_vectors(values, matrix, shape, place - begin)
     # [block_q, size] · [size, block_k]
     content = tl.dot(query, tl.trans(key), input_precision="ieee")
     scores_of = content * (scale * LOG2E) + by_place.to(tl.float32)
@@ -234,12 +245,10 @@ def attend_tile(
     keys_at = place - shape.num_hidden + tl.arange(0, block_k)[None, :]
     # Pairs are numbered as without hidden places, so that all kernels drop the same ones.
     pairs = queries_at * (shape.num_keys - shape.num_hidden) + keys_at
-    highest, total, gathered = add_tile(
-        highest, total, gathered, scores_of, value, noise, matrix, pairs
-    )
-    return highest, total, gathered
+    return add_tile(softmax, scores_of, value, noise, matrix, pairs)
 
 
+# Attention of one block of queries of one matrix per program.
 # Equation: out[i] = Σ_j softmax_j(q[i] · k[j] scale log2(e) + scores[i, j]) v[j], in base 2.
 # Tiles: [block_q, size] · [size, block_k] for one tile of keys after the other, those of the past
 # first.
@@ -263,29 +272,29 @@ def attend_kernel(
     block_k: tl.constexpr,
     size: tl.constexpr,
 ) -> None:
-    """Attention of one block of queries of one matrix per program."""
     matrix, first, start, stop = block_of_queries(shape, block_q, block_k)
-    query = load_vectors(queries, matrix, shape, first, block_q, size)
-    highest, total, gathered = no_softmax(block_q, size)
+    query = load_vectors(queries, matrix, shape, first)
+    softmax = no_softmax(block_q, size)
     if past_keys is not None:
         for place in range(start, tl.minimum(stop, shape.boundary), block_k):
-            highest, total, gathered = attend_tile(
-                highest, total, gathered, query, past_keys, past_values, scores, noise, matrix,
-                shape, first, place, shape.num_hidden, scale, block_q, block_k, size,
+            softmax = attend_tile(
+                softmax, query, past_keys, past_values, scores, noise, matrix,
+                shape, first, place, shape.num_hidden, scale, block_q, block_k,
             )  # fmt: skip
         start = tl.maximum(start, shape.boundary)
     for place in range(start, stop, block_k):
-        highest, total, gathered = attend_tile(
-            highest, total, gathered, query, keys, values, scores, noise, matrix,
-            shape, first, place, shape.boundary, scale, block_q, block_k, size,
+        softmax = attend_tile(
+            softmax, query, keys, values, scores, noise, matrix,
+            shape, first, place, shape.boundary, scale, block_q, block_k,
         )  # fmt: skip
-    found = end_softmax(highest, total, gathered, noise, logsumexp, matrix, shape, first, block_q)
-    store_vectors(out, matrix, shape, first, found, block_q, size)
+    found = end_softmax(softmax, noise, logsumexp, matrix, shape, first, block_q)
+    store_vectors(out, matrix, shape, first, found)
 
 
 # Backward, after `scores_kernel`: keys and values, and with them d_scores; then queries and table.
 
 
+# Gradients of one block of keys and values of one matrix per program, and of the scores.
 # Equation, with P = softmax(s) and dP = d_out vᵀ:
 #
 #     dv = Pᵀ d_out,  dS = P (dP - agreement),  dk = scale dSᵀ q
@@ -318,7 +327,6 @@ def keys_kernel(
     block_k: tl.constexpr,
     size: tl.constexpr,
 ) -> None:
-    """Gradients of one block of keys and values of one matrix per program, and of the scores."""
     num_blocks = tl.cdiv(shape.num_keys, block_k)
     matrix = tl.program_id(0) // num_blocks
     place = tl.program_id(0) % num_blocks * block_k
@@ -329,9 +337,9 @@ def keys_kernel(
     d_key = tl.zeros((block_k, size), tl.float32)
     d_value = tl.zeros((block_k, size), tl.float32)
     for first in range(start, stop, rows_q):
-        query = load_vectors(queries, matrix, shape, first, rows_q, size)
+        query = load_vectors(queries, matrix, shape, first)
         by_place = tl.trans(scores.load([matrix, first, place]).reshape([rows_q, block_k]))
-        gradient = load_vectors(d_out, matrix, shape, first, rows_q, size)
+        gradient = load_vectors(d_out, matrix, shape, first)
         # Both [1, rows_q]: one number for each column.
         normaliser = normalisers.load([matrix, first])
         shift = agreement.load([matrix, first])
@@ -353,6 +361,7 @@ def keys_kernel(
     store_keys(d_values, matrix, shape, place, num_stored, d_value, adds_past, block_k, size)
 
 
+# The table's part of the gradient of one query of `block_m` matrices.
 # Equation: dq[m, i] = scale Σ_j dS[m, i, j] table[i - j].
 # Tiles: [block_m, block_k] · [block_k, size]; the table's vectors are gathered, one for each key.
 # Reads `d_scores` once and the table; writes `d_queries`, to which `queries_by_key_kernel` adds.
@@ -370,24 +379,22 @@ def queries_by_table_kernel(
     block_k: tl.constexpr,
     size: tl.constexpr,
 ) -> None:
-    """The table's part of the gradient of one query of `block_m` matrices."""
-    query = tl.program_id(0)
-    matrices = tl.program_id(1) * block_m + tl.arange(0, block_m)
-    there = (matrices < shape.num_matrices)[:, None]
+    query, matrices, there = query_of_matrices(shape, block_m)
     start, stop = tiles_in_sight(query // block_q * block_q, shape, block_q, block_k)
     base = d_scores + (matrices.to(tl.int64) * shape.num_queries + query) * width
     d_query = tl.zeros((block_m, size), tl.float32)
     for place in range(start, stop, block_k):
         # The hint lets rows be read in wide steps.
         keys = tl.multiple_of(place, block_k) + tl.arange(0, block_k)
-        d_tile = tl.load(base[:, None] + keys[None, :], mask=there, other=0.0)
+        d_tile = tl.load(base[:, None] + keys[None, :], mask=there[:, None], other=0.0)
         # [block_k, size]: the vector of each key's distance.
         by_place = load_distances(table, shape.first_query + query - keys, shape, size)
         d_query = tl.dot(d_tile, by_place, d_query, input_precision="ieee")
     places = vectors_of_query(d_queries, matrices, query, shape, size)
-    tl.store(places, (d_query * scale).to(d_queries.data.dtype.element_ty), mask=there)
+    tl.store(places, (d_query * scale).to(d_queries.data.dtype.element_ty), mask=there[:, None])
 
 
+# The keys' part of the gradients of one block of queries of one matrix per program.
 # Equation: dq[i] += scale Σ_j dS[i, j] k[j].
 # Tiles: [block_q, block_k] · [block_k, size] for one tile of keys after the other.
 # Reads `d_scores`, keys and `d_queries` once; writes `d_queries`.
@@ -404,24 +411,24 @@ def queries_by_key_kernel(
     block_k: tl.constexpr,
     size: tl.constexpr,
 ) -> None:
-    """The keys' part of the gradients of one block of queries of one matrix per program."""
     matrix, first, start, stop = block_of_queries(shape, block_q, block_k)
     # What `queries_by_table_kernel` left: [block_q, size].
-    by_table = load_vectors(d_queries, matrix, shape, first, block_q, size).to(tl.float32)
+    by_table = load_vectors(d_queries, matrix, shape, first).to(tl.float32)
     d_query = tl.zeros((block_q, size), tl.float32)
     if past_keys is not None:
         for place in range(start, tl.minimum(stop, shape.boundary), block_k):
-            key = load_vectors(past_keys, matrix, shape, place - shape.num_hidden, block_k, size)
+            key = load_vectors(past_keys, matrix, shape, place - shape.num_hidden)
             d_tile = d_scores.load([matrix, first, place]).reshape([block_q, block_k])
             d_query = tl.dot(d_tile, key, d_query, input_precision="ieee")
         start = tl.maximum(start, shape.boundary)
     for place in range(start, stop, block_k):
-        key = load_vectors(keys, matrix, shape, place - shape.boundary, block_k, size)
+        key = load_vectors(keys, matrix, shape, place - shape.boundary)
         d_tile = d_scores.load([matrix, first, place]).reshape([block_q, block_k])
         d_query = tl.dot(d_tile, key, d_query, input_precision="ieee")
-    store_vectors(d_queries, matrix, shape, first, d_query * scale + by_table, block_q, size)
+    store_vectors(d_queries, matrix, shape, first, d_query * scale + by_table)
 
 
+# Gradients of blocks of `block_k` distances of the table.
 # Equation: d_table[d] = scale Σ_m Σ_i dS[m, i, i - d] q[m, i].
 # Tiles: [block_k, block_m] · [block_m, size] at one query after the other.
 # Reads `d_scores` along the skew, and the queries; adds to the program's own row of `table_sums`
@@ -450,7 +457,6 @@ def table_kernel(
     block_k: tl.constexpr,
     size: tl.constexpr,
 ) -> None:
-    """Gradients of blocks of `block_k` distances of the table."""
     program = tl.program_id(0)
     sums = table_sums + program.to(tl.int64) * shape.num_rows * size
     d_last = tl.zeros((size,), tl.float32)

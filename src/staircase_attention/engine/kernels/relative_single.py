@@ -13,6 +13,7 @@ gradients go back the same way.
 """
 
 # mypy: disable-error-code="untyped-decorator"
+# ruff: noqa: D103 - parts of kernels have their headers in comments
 
 from typing import Any, Literal
 
@@ -21,25 +22,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from staircase_attention.engine.kernels.relative_call import (
+from staircase_attention.engine.kernels.relative_parts import (
     LARGEST_TILE,
+    LOG2E,
     Call,
     Gradients,
     Heads,
+    Inputs,
     Joined,
-    Noise,
     Shape,
-    block_for,
-    heads,
-)
-from staircase_attention.engine.kernels.relative_tiles import (
-    LOG2E,
     add_tile,
     add_to_last,
     add_to_table,
+    block_for,
     drop_again,
     earliest_key,
     end_softmax,
+    heads,
     load_distances,
     load_keys,
     load_rows,
@@ -59,20 +58,21 @@ TUNED: dict[tuple[torch.dtype, bool], dict[Kernel, tuple[int, int]]] = {
 those tried on an H200 for windows of 64 tokens."""
 
 
+# Move (i, o) to (i, (i - o) mod `block_k`): from distances to keys, or back.
 @triton.jit
 def rotate(tile: tl.tensor, block_q: tl.constexpr, block_k: tl.constexpr) -> tl.tensor:
-    """Move (i, o) to (i, (i - o) mod `block_k`): from distances to keys, or back."""
     rows = tl.arange(0, block_q)[:, None]
     columns = tl.arange(0, block_k)[None, :]
     return tl.gather(tile, (rows - columns) & (block_k - 1), axis=1)
 
 
+# Which (i, o) of a tile by distances belong to the far block.
 @triton.jit
 def is_far(block_q: tl.constexpr, block_k: tl.constexpr) -> tl.tensor:
-    """Which (i, o) of a tile by distances belong to the far block."""
     return tl.arange(0, block_k)[None, :] <= tl.arange(0, block_q)[:, None]
 
 
+# The far and the near block of the table, each [block_k, size].
 @triton.jit
 def load_blocks(
     table: tl.tensor,
@@ -81,7 +81,6 @@ def load_blocks(
     block_k: tl.constexpr,
     size: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """The far and the near block of the table, each [block_k, size]."""
     columns = tl.arange(0, block_k)
     far = load_distances(table, shape.first_query + columns, shape, size)
     near = far
@@ -90,6 +89,7 @@ def load_blocks(
     return far, near
 
 
+# Unscaled scores, [block_q, block_k]: by position, rotated, and by content.
 @triton.jit
 def tile_scores(
     query: tl.tensor,
@@ -100,7 +100,6 @@ def tile_scores(
     block_q: tl.constexpr,
     block_k: tl.constexpr,
 ) -> tl.tensor:
-    """Unscaled scores, [block_q, block_k]: by position, rotated, and by content."""
     # [block_q, size] · [size, block_k]: columns are offsets o.
     by_distance = tl.dot(query, tl.trans(far), input_precision="ieee")
     if has_near:
@@ -111,14 +110,12 @@ def tile_scores(
     return content + rotate(by_distance, block_q, block_k)
 
 
+# Which pairs are there and in sight, [block_q, block_k].
+# Each query's oldest and newest key first: rows and columns take few registers, pairs many.
 @triton.jit
 def visible_pairs(
     shape: Shape, earliest: tl.tensor, block_q: tl.constexpr, block_k: tl.constexpr
 ) -> tl.tensor:
-    """Which pairs are there and in sight, [block_q, block_k].
-
-    Each query's oldest and newest key first: rows and columns take few registers, pairs many.
-    """
     queries = tl.arange(0, block_q)
     keys = tl.arange(0, block_k)[None, :]
     oldest = tl.maximum(shape.first_query + queries - shape.span + 1, earliest)
@@ -127,12 +124,13 @@ def visible_pairs(
     return (keys >= oldest[:, None]) & (keys <= newest[:, None])
 
 
+# What dropout counts pairs by, [block_q, block_k].
 @triton.jit
 def pair_numbers(shape: Shape, block_q: tl.constexpr, block_k: tl.constexpr) -> tl.tensor:
-    """What dropout counts pairs by, [block_q, block_k]."""
     return tl.arange(0, block_q)[:, None] * shape.num_keys + tl.arange(0, block_k)[None, :]
 
 
+# Attention of one matrix per program.
 # Equation: out[i] = Σ_j softmax_j(s[i, j]) v[j].
 # Tiles: queries [block_q, size]; keys, values, far and near block of the table [block_k, size];
 # scores [block_q, block_k].
@@ -140,47 +138,34 @@ def pair_numbers(shape: Shape, block_q: tl.constexpr, block_k: tl.constexpr) -> 
 # Precision: factors have the inputs' dtype (weights are rounded to it); sums are float32.
 @triton.jit(do_not_specialize=["shape"])
 def forward_kernel(
-    queries: Heads,
-    keys: Joined,
-    values: Joined,
-    table: tl.tensor,
+    inputs: Inputs,
     out: Heads,
     logsumexp: tl.tensor,
-    first_visible: tl.tensor,
-    noise: Noise,
     shape: Shape,
-    scale: tl.tensor,
     has_near: tl.constexpr,
     block_q: tl.constexpr,
     block_k: tl.constexpr,
     size: tl.constexpr,
 ) -> None:
-    """Attention of one matrix per program."""
-    matrix = tl.program_id(0)
-    earliest = earliest_key(first_visible, matrix, shape)
+    matrix, noise = tl.program_id(0), inputs.noise
+    earliest = earliest_key(inputs.first_visible, matrix, shape)
     # The query is [block_q, size]; key and value are [block_k, size].
-    query = load_rows(queries, matrix, shape, 0, shape.num_queries, block_q, size)
-    far, near = load_blocks(table, shape, has_near, block_k, size)
-    key = load_keys(keys, matrix, shape, 0, block_k, size)
-    value = load_keys(values, matrix, shape, 0, block_k, size)
-    scores = tile_scores(query, key, far, near, has_near, block_q, block_k) * (scale * LOG2E)
+    query = load_rows(inputs.queries, matrix, shape, 0, shape.num_queries, block_q, size)
+    far, near = load_blocks(inputs.table, shape, has_near, block_k, size)
+    key = load_keys(inputs.joined_keys, matrix, shape, 0, block_k, size)
+    value = load_keys(inputs.joined_values, matrix, shape, 0, block_k, size)
+    scores = tile_scores(query, key, far, near, has_near, block_q, block_k)
+    scores *= inputs.scale * LOG2E
     # What is out of sight, or outside of the matrix, gets a score of -inf and a weight of 0.
     visible = visible_pairs(shape, earliest, block_q, block_k)
-    highest, total, gathered = no_softmax(block_q, size)
-    highest, total, gathered = add_tile(
-        highest,
-        total,
-        gathered,
-        tl.where(visible, scores, -float("inf")),
-        value,
-        noise,
-        matrix,
-        pair_numbers(shape, block_q, block_k),
-    )
-    found = end_softmax(highest, total, gathered, noise, logsumexp, matrix, shape, 0, block_q)
+    scores = tl.where(visible, scores, -float("inf"))
+    pairs = pair_numbers(shape, block_q, block_k)
+    softmax = add_tile(no_softmax(block_q, size), scores, value, noise, matrix, pairs)
+    found = end_softmax(softmax, noise, logsumexp, matrix, shape, 0, block_q)
     store_rows(out, matrix, shape, 0, shape.num_queries, found, block_q, size)
 
 
+# All gradients of some matrices: every tl.num_programs(0)-th one.
 # Equation, with P = exp(s - logsumexp), dP = d_out vᵀ and dS = P (dP - Σ_j P dP):
 #
 #     dv = Pᵀ d_out,  dk = scale dSᵀ q,  dq = scale (dS k + dR B),  dB = scale dRᵀ q
@@ -193,38 +178,31 @@ def forward_kernel(
 # Precision: factors have the inputs' dtype (P, dS are rounded to it); sums are float32.
 @triton.jit(do_not_specialize=["shape", "num_stored"])
 def backward_kernel(
-    queries: Heads,
-    keys: Joined,
-    values: Joined,
-    table: tl.tensor,
+    inputs: Inputs,
     d_out: Heads,
     logsumexp: tl.tensor,
     d_queries: Heads,
     d_keys: Joined,
     d_values: Joined,
     table_sums: tl.tensor,
-    first_visible: tl.tensor,
-    noise: Noise,
     shape: Shape,
     num_stored: tl.tensor,
-    scale: tl.tensor,
     adds_past: tl.constexpr,
     has_near: tl.constexpr,
     block_q: tl.constexpr,
     block_k: tl.constexpr,
     size: tl.constexpr,
 ) -> None:
-    """All gradients of some matrices: every tl.num_programs(0)-th one."""
-    program = tl.program_id(0)
+    program, noise, scale = tl.program_id(0), inputs.noise, inputs.scale
     d_far = tl.zeros((block_k, size), tl.float32)
     d_near = tl.zeros((block_k, size), tl.float32)
-    far, near = load_blocks(table, shape, has_near, block_k, size)
+    far, near = load_blocks(inputs.table, shape, has_near, block_k, size)
     for matrix in range(program, shape.num_matrices, tl.num_programs(0)):
-        earliest = earliest_key(first_visible, matrix, shape)
+        earliest = earliest_key(inputs.first_visible, matrix, shape)
         # The query is [block_q, size]; key and value are [block_k, size].
-        query = load_rows(queries, matrix, shape, 0, shape.num_queries, block_q, size)
-        key = load_keys(keys, matrix, shape, 0, block_k, size)
-        value = load_keys(values, matrix, shape, 0, block_k, size)
+        query = load_rows(inputs.queries, matrix, shape, 0, shape.num_queries, block_q, size)
+        key = load_keys(inputs.joined_keys, matrix, shape, 0, block_k, size)
+        value = load_keys(inputs.joined_values, matrix, shape, 0, block_k, size)
         gradient = load_rows(d_out, matrix, shape, 0, shape.num_queries, block_q, size)
         scores = tile_scores(query, key, far, near, has_near, block_q, block_k) * scale
         # What is out of sight, or outside of the matrix, gets a score of -inf and a weight of 0.
@@ -291,17 +269,9 @@ def options_of(call: Call, kernel: Kernel) -> dict[str, Any]:
 
 def forward(call: Call, out: Tensor, logsumexp: Tensor) -> None:
     """Attention, written to `out` and `logsumexp`, in one launch."""
+    options = options_of(call, "forward")
     forward_kernel[(call.num_matrices,)](
-        heads(call.queries),
-        *call.joined,
-        call.table,
-        heads(out),
-        logsumexp,
-        call.first_visible,
-        call.noise,
-        call.shape(),
-        call.scale,
-        **options_of(call, "forward"),
+        call.inputs, heads(out), logsumexp, call.shape(), **options
     )
 
 
@@ -310,19 +280,14 @@ def backward(
 ) -> None:
     """All gradients in one launch."""
     backward_kernel[(min(call.num_matrices, len(gradients.table_sums)),)](
-        heads(call.queries),
-        *call.joined,
-        call.table,
+        call.inputs,
         heads(d_out),
         logsumexp,
         heads(gradients.queries),
         *gradients.joined,
         gradients.table_sums,
-        call.first_visible,
-        call.noise,
         call.shape(),
         gradients.num_stored,
-        call.scale,
         adds_past=gradients.adds_past,
         **options_of(call, "backward"),
     )

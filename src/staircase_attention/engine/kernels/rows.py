@@ -1,6 +1,7 @@
 """Kernels that go over the rows of a matrix: sums of its columns, and scores of its rows."""
 
 # mypy: disable-error-code="untyped-decorator"
+# ruff: noqa: D103 - parts of kernels have their headers in comments
 
 import triton
 import triton.language as tl
@@ -19,9 +20,25 @@ SCORED_PER_WARP = 256
 MAX_SCORED_ROWS = 64
 
 
+# Where elements (row, column) of a (rows, WIDTH) matrix lie, and which of them it has:
+# [ROWS, COLUMNS] each. 64 bits: matrices may have more than 2^31 elements.
+@triton.jit
+def tile_at(
+    row: tl.tensor, column: tl.tensor, rows: tl.tensor, WIDTH: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    inside = (row < rows)[:, None] & (column < WIDTH)[None, :]
+    return row.to(tl.int64)[:, None] * WIDTH + column[None, :], inside
+
+
+# Elements in float32; zero where the mask is false.
+@triton.jit
+def load_float(places: tl.tensor, mask: tl.tensor) -> tl.tensor:
+    return tl.load(places, mask=mask, other=0.0).to(tl.float32)
+
+
+# Add to what memory holds; no other program may write there.
 @triton.jit
 def add_to(places: tl.tensor, found: tl.tensor, mask: tl.tensor) -> None:
-    """Add to what memory holds; no other program may write there."""
     tl.store(places, tl.load(places, mask=mask, other=0.0) + found, mask=mask)
 
 
@@ -46,16 +63,14 @@ def _sum_columns_kernel(
     program = tl.program_id(0)
     step = tl.num_programs(0) * ROWS
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    within = column < WIDTH
     total = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
     for start in tl.range(program * ROWS, rows, step, num_stages=STAGES):
-        row = start + tl.arange(0, ROWS)
-        inside = (row < rows)[:, None] & within[None, :]
-        offset = row.to(tl.int64)[:, None] * WIDTH + column[None, :]
+        offset, inside = tile_at(start + tl.arange(0, ROWS), column, rows, WIDTH)
         # [ROWS, COLUMNS]; zero outside of the matrix
-        value = tl.load(source_ptr + offset, mask=inside, other=0.0).to(tl.float32)
+        value = load_float(source_ptr + offset, inside)
         if gate_ptr is not None:
-            gate = tl.load(gate_ptr + offset, mask=inside, other=0.0).to(tl.float32)
+            gate = load_float(gate_ptr + offset, inside)
+            # The gate is what ReLU and dropout left: zero where nothing went through.
             # A gate that is NaN lets the gradient through, as NaN stays NaN forward.
             value = tl.where(gate <= 0.0, 0.0, value * scale)
         if out_ptr is not None:
@@ -63,7 +78,7 @@ def _sum_columns_kernel(
         total += value
     # Programs without rows have nothing to add.
     if program * ROWS < rows:
-        add_to(sums_ptr + program * WIDTH + column, tl.sum(total, 0), within)
+        add_to(sums_ptr + program * WIDTH + column, tl.sum(total, 0), column < WIDTH)
 
 
 def sum_columns(
@@ -132,7 +147,7 @@ def _score_kernel(
     for start in tl.range(0, SIZE, COLUMNS, num_stages=2):
         column = (start + tl.arange(0, COLUMNS))[None, :]
         inside = within[:, None] & (column < STRIDE)
-        logit = tl.load(base + column, mask=inside, other=0.0).to(tl.float32)
+        logit = load_float(base + column, inside)
         logit = tl.where(column < SIZE, logit, float("-inf"))
         # exp(top - higher) brings the lane's sum to its new maximum.
         higher = tl.maximum(top, logit)
@@ -144,6 +159,7 @@ def _score_kernel(
     best = tl.max(top, 1)
     total_of_row = tl.sum(total * tl.exp(top - best[:, None]), 1)
     choice = tl.min(tl.where(top == best[:, None], place, SIZE), 1)
+    # log Σ_j exp(logit[j]) = best + log Σ_j exp(logit[j] - best); one lane holds the answer.
     loss = (best - tl.sum(answer, 1)) + tl.log(total_of_row)
     tl.store(losses_ptr + row, tl.where(asked, loss, 0.0), mask=within)
     wrong = asked & (choice != target)
@@ -155,7 +171,8 @@ def _score_kernel(
         for start in tl.range(0, SIZE, COLUMNS):
             column = (start + tl.arange(0, COLUMNS))[None, :]
             inside = within[:, None] & (column < STRIDE)
-            logit = tl.load(base + column, mask=inside, other=0.0).to(tl.float32)
+            logit = load_float(base + column, inside)
+            # softmax_j(logits) - [j = target], [ROWS, COLUMNS]
             slope = tl.exp(logit - best[:, None]) * share
             slope -= tl.where(column == target[:, None], 1.0, 0.0)
             slope = tl.where(asked[:, None] & (column < SIZE), slope, 0.0)
@@ -178,6 +195,7 @@ def score_rows(
     are read and written as widely as possible.
     """
     rows, size = logits.shape
+    # Short rows are taken together, long ones in blocks of columns.
     columns = min(triton.next_power_of_2(size), SCORED)
     num_rows = min(SCORED // columns, MAX_SCORED_ROWS)
     # No element is held by two threads: one could read what the other has overwritten.

@@ -12,30 +12,30 @@ layers see the same keys and values, they do so once for all: what layers share 
 """
 
 # mypy: disable-error-code="untyped-decorator"
+# ruff: noqa: D103 - parts of kernels have their headers in comments
 
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from staircase_attention.engine.kernels.relative_call import (
+from staircase_attention.engine.kernels.relative_parts import (
+    LN2,
+    LOG2E,
     Call,
     Gradients,
     Heads,
-    Noise,
+    Inputs,
     Shape,
-    heads,
-    with_rows,
-)
-from staircase_attention.engine.kernels.relative_tiles import (
-    LN2,
-    LOG2E,
     earliest_key,
+    heads,
     kept_weights,
     start_of,
     vectors_at,
+    with_rows,
 )
 
 STAGES = 3
@@ -60,47 +60,57 @@ MOST_GROUPS = 32
 # What the kernels share.
 
 
+class Noted(NamedTuple):
+    """Notes on queries, by [matrix, layer]."""
+
+    queries: Any
+    """[size] in the dtype of the queries."""
+    d_out: Any
+    """[size] in the dtype of the queries."""
+    weights: Any
+    """[num_keys] in float32: those that values were multiplied by."""
+    d_scores: Any
+    """[num_keys] in float32: gradients of the scores, times their scale."""
+
+
+# The only vector of a matrix, in float32: [size].
 @triton.jit
 def load_vector(tensor: Heads, matrix: tl.tensor, shape: Shape, size: tl.constexpr) -> tl.tensor:
-    """The only vector of a matrix, in float32: [size]."""
     return tl.load(start_of(tensor, matrix, shape) + tl.arange(0, size)).to(tl.float32)
 
 
+# Keys with the vectors of their distances added, and values, in float32: [rows, size] each.
+# Zeros where nothing is in sight.
 @triton.jit
 def load_block(
-    keys: Heads,
-    values: Heads,
-    table: tl.tensor,
+    inputs: Inputs,
     matrix: tl.tensor,
     shape: Shape,
     rows: tl.tensor,
     visible: tl.tensor,
     size: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Keys with the vectors of their distances added, and values, in float32: [rows, size] each.
-
-    Zeros where nothing is in sight.
-    """
-    seen = visible[:, None]
+    seen, keys, values = visible[:, None], inputs.joined_keys.own, inputs.joined_values.own
     k_places = vectors_at(start_of(keys, matrix, shape), rows, keys.row, size)
     key = tl.load(k_places, mask=seen, other=0.0)
     distances = tl.minimum(shape.first_query - rows, shape.num_rows - 1)
-    vector = tl.load(vectors_at(table, distances, size, size), mask=seen, other=0.0)
+    vector = tl.load(vectors_at(inputs.table, distances, size, size), mask=seen, other=0.0)
     v_places = vectors_at(start_of(values, matrix, shape), rows, values.row, size)
     value = tl.load(v_places, mask=seen, other=0.0)
     return key.to(tl.float32) + vector.to(tl.float32), value.to(tl.float32)
 
 
+# The first key that a matrix's query sees, and the one after the last.
 @triton.jit
 def keys_in_sight(
     first_visible: tl.tensor, matrix: tl.tensor, shape: Shape
 ) -> tuple[tl.tensor, tl.tensor]:
-    """The first key that a matrix's query sees, and the one after the last."""
     earliest = earliest_key(first_visible, matrix, shape)
     oldest = tl.maximum(shape.first_query - shape.span + 1, earliest)
     return oldest, tl.minimum(shape.num_keys, shape.first_query + 1)
 
 
+# Attention of one query, that of one matrix per program.
 # Equation: out = Σ_j softmax_j(q · (k[j] + table[first_query - j]) scale) v[j].
 # Tiles: keys as rows, [block, size], for one block of keys after the other. Each row of a block
 # has a softmax of its own until the last block is done.
@@ -109,24 +119,18 @@ def keys_in_sight(
 # Precision: everything is multiplied and summed in float32.
 @triton.jit(do_not_specialize=["shape"])
 def forward_kernel(
-    queries: Heads,
-    keys: Heads,
-    values: Heads,
-    table: tl.tensor,
+    inputs: Inputs,
     out: Heads,
     logsumexp: tl.tensor,
-    first_visible: tl.tensor,
-    noise: Noise,
     shape: Shape,
-    scale: tl.tensor,
     block: tl.constexpr,
     size: tl.constexpr,
     stages: tl.constexpr,
 ) -> None:
-    """Attention of one query, that of one matrix per program."""
-    matrix = tl.program_id(0)
-    oldest, stop = keys_in_sight(first_visible, matrix, shape)
-    query = load_vector(queries, matrix, shape, size) * (scale * LOG2E)
+    matrix, noise = tl.program_id(0), inputs.noise
+    oldest, stop = keys_in_sight(inputs.first_visible, matrix, shape)
+    # [size]; scores are in bits.
+    query = load_vector(inputs.queries, matrix, shape, size) * (inputs.scale * LOG2E)
     # A finite floor: a lane with nothing in sight must not subtract infinities.
     highest = tl.full((block,), -1e30, tl.float32)
     total = tl.zeros((block,), tl.float32)
@@ -135,7 +139,7 @@ def forward_kernel(
         rows = place + tl.arange(0, block)
         visible = rows < stop
         # [block, size] each; the key includes the vector of its distance.
-        key, value = load_block(keys, values, table, matrix, shape, rows, visible, size)
+        key, value = load_block(inputs, matrix, shape, rows, visible, size)
         scores = tl.where(visible, tl.sum(query[None, :] * key, 1), -float("inf"))
         # [block]: every lane has its own maximum and sum.
         raised = tl.maximum(highest, scores)
@@ -153,6 +157,7 @@ def forward_kernel(
     divisor = tl.sum(total * shrunk, 0)
     sees = divisor > 0
     divisor = tl.where(sees, divisor, 1.0)
+    # [size]: weights that were not dropped are divided by 1 - rate.
     found = tl.sum(gathered * shrunk[:, None], 0) / (divisor * (1 - noise.rate))
     o_start = start_of(out, matrix, shape)
     tl.store(o_start + tl.arange(0, size), found.to(out.data.dtype.element_ty))
@@ -160,6 +165,7 @@ def forward_kernel(
     tl.store(logsumexp + matrix, tl.where(sees, normaliser, -float("inf")))
 
 
+# The gradient of one query, that of one matrix per program, and its notes.
 # Equation: dS[j] = scale P[j] (d_out · v[j] - d_out · out), with P = softmax(s), and
 # dq = Σ_j dS[j] (k[j] + table[first_query - j]).
 # Tiles: as in `forward_kernel`.
@@ -170,39 +176,29 @@ def forward_kernel(
 # Precision: everything is multiplied and summed in float32.
 @triton.jit(do_not_specialize=["shape", "layer", "num_layers"])
 def queries_kernel(
-    queries: Heads,
-    keys: Heads,
-    values: Heads,
-    table: tl.tensor,
+    inputs: Inputs,
     out: Heads,
     d_out: Heads,
     logsumexp: tl.tensor,
     d_queries: Heads,
-    noted_queries: tl.tensor,
-    noted_d_out: tl.tensor,
-    weights: tl.tensor,
-    d_scores: tl.tensor,
-    first_visible: tl.tensor,
-    noise: Noise,
+    notes: Noted,
     shape: Shape,
     layer: tl.tensor,
     num_layers: tl.tensor,
-    scale: tl.tensor,
     block: tl.constexpr,
     size: tl.constexpr,
     stages: tl.constexpr,
 ) -> None:
-    """The gradient of one query, that of one matrix per program, and its notes."""
-    matrix = tl.program_id(0)
-    oldest, stop = keys_in_sight(first_visible, matrix, shape)
+    matrix, noise, scale = tl.program_id(0), inputs.noise, inputs.scale
+    oldest, stop = keys_in_sight(inputs.first_visible, matrix, shape)
     # Notes lie by matrix, then by layer.
     note = matrix.to(tl.int64) * num_layers + layer
     columns = tl.arange(0, size)
-    query = load_vector(queries, matrix, shape, size)
+    query = load_vector(inputs.queries, matrix, shape, size)
     gradient = load_vector(d_out, matrix, shape, size)
     found = load_vector(out, matrix, shape, size)
-    tl.store(noted_queries + note * size + columns, query.to(noted_queries.dtype.element_ty))
-    tl.store(noted_d_out + note * size + columns, gradient.to(noted_d_out.dtype.element_ty))
+    tl.store(notes.queries + note * size + columns, query.to(notes.queries.dtype.element_ty))
+    tl.store(notes.d_out + note * size + columns, gradient.to(notes.d_out.dtype.element_ty))
     query = query * scale
     # Their sum is what the softmax takes off every gradient. It is taken along with other sums in
     # the loop: before it, loads would wait for it.
@@ -215,8 +211,9 @@ def queries_kernel(
         rows = place + tl.arange(0, block)
         visible = rows < stop
         # [block, size] each; the key includes the vector of its distance.
-        key, value = load_block(keys, values, table, matrix, shape, rows, visible, size)
+        key, value = load_block(inputs, matrix, shape, rows, visible, size)
         scores = tl.sum(query[None, :] * key, 1)
+        # P[j] = exp(s[j] - logsumexp), [block]; 0 out of sight
         excess = tl.where(visible, scores - normaliser, -float("inf"))
         weight = tl.exp2(excess * LOG2E)
         used = weight
@@ -226,8 +223,8 @@ def queries_kernel(
             value = tl.where(kept[:, None], value, 0.0)
         # [block]: P (d_out · v - d_out · out)
         d_row = weight * tl.sum(gradient[None, :] * value - shifts[None, :], 1)
-        tl.store(weights + note * shape.num_keys + rows, used, mask=visible)
-        tl.store(d_scores + note * shape.num_keys + rows, d_row * scale, mask=visible)
+        tl.store(notes.weights + note * shape.num_keys + rows, used, mask=visible)
+        tl.store(notes.d_scores + note * shape.num_keys + rows, d_row * scale, mask=visible)
         # [block, size]: summed over keys after the last block.
         d_query += d_row[:, None] * key
     d_found = tl.sum(d_query, 0) * scale
@@ -235,11 +232,11 @@ def queries_kernel(
     tl.store(dq_start + columns, d_found.to(d_queries.data.dtype.element_ty))
 
 
+# Write rows that are inside, or add to those in sight.
 @triton.jit
 def put(
     places: tl.tensor, found: tl.tensor, visible: tl.tensor, inside: tl.tensor, adds: tl.constexpr
 ) -> None:
-    """Write rows that are inside, or add to those in sight."""
     if adds:
         found += tl.load(places, mask=visible[:, None], other=0.0).to(tl.float32)
         tl.store(places, found.to(places.dtype.element_ty), mask=visible[:, None])
@@ -247,6 +244,7 @@ def put(
         tl.store(places, found.to(places.dtype.element_ty), mask=inside[:, None])
 
 
+# Gradients of one block of keys and values of one matrix per program, over several layers.
 # Equation: dk[j] = Σ_l dS[l, j] q[l] and dv[j] = Σ_l P[l, j] d_out[l] over `num_summed` layers l.
 # Tiles: keys as rows, [block, size].
 # Reads the notes once; writes `d_keys` and `d_values`, which have room for `num_stored` keys from
@@ -263,10 +261,7 @@ def put(
     ]
 )
 def keys_kernel(
-    noted_queries: tl.tensor,
-    noted_d_out: tl.tensor,
-    weights: tl.tensor,
-    d_scores: tl.tensor,
+    notes: Noted,
     d_keys: Heads,
     d_values: Heads,
     first_visible: tl.tensor,
@@ -281,7 +276,6 @@ def keys_kernel(
     block: tl.constexpr,
     size: tl.constexpr,
 ) -> None:
-    """Gradients of one block of keys and values of one matrix per program, over several layers."""
     matrix = tl.program_id(0) // num_blocks
     # [block]: places in `d_keys`, and the keys there.
     places = tl.program_id(0) % num_blocks * block + tl.arange(0, block)
@@ -293,20 +287,22 @@ def keys_kernel(
     same = tl.zeros((block, 1), tl.int32) + tl.arange(0, size)[None, :]
     d_key = tl.zeros((block, size), tl.float32)
     d_value = tl.zeros((block, size), tl.float32)
+    # Notes lie by matrix, then by layer.
     first = matrix.to(tl.int64) * num_layers + first_layer
     for layer in tl.static_range(num_summed):
         # [block] scores and weights of one layer, times its query and output gradient [size]
         note = first + layer
-        d_row = tl.load(d_scores + note * shape.num_keys + rows, mask=visible, other=0.0)
-        used = tl.load(weights + note * shape.num_keys + rows, mask=visible, other=0.0)
-        d_key += d_row[:, None] * tl.load(noted_queries + note * size + same).to(tl.float32)
-        d_value += used[:, None] * tl.load(noted_d_out + note * size + same).to(tl.float32)
+        d_row = tl.load(notes.d_scores + note * shape.num_keys + rows, mask=visible, other=0.0)
+        used = tl.load(notes.weights + note * shape.num_keys + rows, mask=visible, other=0.0)
+        d_key += d_row[:, None] * tl.load(notes.queries + note * size + same).to(tl.float32)
+        d_value += used[:, None] * tl.load(notes.d_out + note * size + same).to(tl.float32)
     k_places = vectors_at(start_of(d_keys, matrix, shape), places, d_keys.row, size)
     v_places = vectors_at(start_of(d_values, matrix, shape), places, d_values.row, size)
     put(k_places, d_key, visible, inside, adds)
     put(v_places, d_value, visible, inside, adds)
 
 
+# The scores' gradients, [keys, matrices]; zeros before key `oldest` and out of sight.
 @triton.jit
 def load_scores(
     d_scores: tl.tensor,
@@ -316,7 +312,6 @@ def load_scores(
     earliest: tl.tensor,
     shape: Shape,
 ) -> tl.tensor:
-    """The scores' gradients, [keys, matrices]; zeros before key `oldest` and out of sight."""
     inside = ((keys >= oldest) & (keys < shape.num_keys))[:, None]
     inside = inside & (matrices < shape.num_matrices)[None, :]
     visible = inside & (keys[:, None] >= earliest[None, :])
@@ -324,6 +319,7 @@ def load_scores(
     return tl.load(places, mask=visible, other=0.0)
 
 
+# Gradients of one block of the table's rows over one group of matrices per program.
 # Equation: d_table[d] = Σ_m dS[m, first_query - d] q[m]; each layer counts as some more heads of
 # a batch row, and the table's last row stands for greater distances too.
 # Tiles: [block, block_m] · [block_m, size]. `nearest` is the least distance of a key.
@@ -342,7 +338,6 @@ def table_kernel(
     block_m: tl.constexpr,
     size: tl.constexpr,
 ) -> None:
-    """Gradients of one block of the table's rows over one group of matrices per program."""
     group = tl.program_id(0) % num_groups
     last = shape.num_rows - 1
     first = tl.minimum(nearest, last) + tl.program_id(0) // num_groups * block
@@ -355,6 +350,7 @@ def table_kernel(
     oldest_short = tl.maximum(oldest, shape.first_query - last + 1)
     # Distances from which on all belong to this block's last row.
     beyond = tl.where(first + block > last, tl.maximum(last, nearest), shape.span)
+    # The group's own part of the sums: no other program writes these rows of it.
     sums = table_sums + group.to(tl.int64) * shape.num_rows * size
     places = vectors_at(sums, vectors, size, size)
     inside = (vectors < tl.minimum(shape.num_rows, shape.span))[:, None] | is_last
@@ -377,12 +373,14 @@ def table_kernel(
             far = shape.first_query - distance - block + 1 + lanes
             d_last += tl.sum(load_scores(d_scores, far, oldest, matrices, earliest, shape), 0)
         tile += tl.where(is_last, d_last[None, :], 0.0)
+        # [block, block_m] · [block_m, size]
         d_vectors = tl.dot(tile.to(query.dtype), query, d_vectors, input_precision="ieee")
     tl.store(places, before + d_vectors, mask=inside)
 
 
 def blocks(size: int, bytes_per_element: int) -> dict[str, int]:
     """How a program is compiled that reads this many bytes for each element of a block."""
+    # Elements of a block that shared memory and registers hold, as rows of `size`.
     fitting = min(ROOM // ((STAGES - 1) * bytes_per_element), LARGEST_TILE) // size
     block = min(max(1 << (fitting.bit_length() - 1), SMALLEST_BLOCK), LARGEST_BLOCK)
     num_warps = min(max(block * size // ELEMENTS_PER_WARP, 1), MOST_WARPS)
@@ -392,18 +390,9 @@ def blocks(size: int, bytes_per_element: int) -> dict[str, int]:
 def forward(call: Call, out: Tensor, logsumexp: Tensor) -> None:
     """Attention, written to `out` and `logsumexp`, in one launch."""
     call = with_past_joined(call)
+    options = blocks(call.size, 3 * call.keys.element_size())
     forward_kernel[(call.num_matrices,)](
-        heads(call.queries),
-        heads(call.keys),
-        heads(call.values),
-        call.table,
-        heads(out),
-        logsumexp,
-        call.first_visible,
-        call.noise,
-        call.shape(),
-        call.scale,
-        **blocks(call.size, 3 * call.keys.element_size()),
+        call.inputs, heads(out), logsumexp, call.shape(), **options
     )
 
 
@@ -453,34 +442,15 @@ def with_past_joined(call: Call) -> Call:
 class Notes:
     """Notes on single queries of some layers, which see as many keys each from the same place."""
 
-    def __init__(
-        self,
-        keys: Tensor,
-        table: Tensor,
-        *,
-        num_layers: int,
-        first_query: int,
-        span: int | None,
-        first_visible: Tensor | None,
-    ) -> None:
+    def __init__(self, keys: Tensor, table: Tensor, *, num_layers: int, **options: Any) -> None:
+        """The options are those of `Call.of`, except dropout, which may differ between queries."""
         self._num_layers = num_layers
-        # A query has the form of a key.
-        self._call = Call.of(
-            keys[:, :, :1],
-            keys,
-            keys,
-            table,
-            first_query=first_query,
-            span=span,
-            first_visible=first_visible,
-        )
-        shape = (self._call.num_matrices, num_layers)
-
-        def room(width: int, dtype: torch.dtype) -> Tensor:
-            return torch.empty((*shape, width), dtype=dtype, device=keys.device)
-
-        self._queries, self._d_out = (room(self._call.size, keys.dtype) for _ in range(2))
-        self._weights, self._d_scores = (room(self._call.num_keys, torch.float32) for _ in range(2))
+        # A query has the form of a key, and a value too.
+        self._call = Call.of(keys[:, :, :1], keys, keys, table, **options)
+        shape = (2, self._call.num_matrices, num_layers)
+        vectors = torch.empty((*shape, keys.shape[3]), dtype=keys.dtype, device=keys.device)
+        rows = torch.empty((*shape, keys.shape[2]), dtype=torch.float32, device=keys.device)
+        self._noted = Noted(*vectors, *rows)
 
     def add_query(
         self,
@@ -498,27 +468,24 @@ class Notes:
     ) -> None:
         """Write the gradient of a layer's query, and note what others are made of."""
         assert queries.shape[2] == 1
-        call = self._call
-        d_out, queries, keys, values, out = map(with_rows, (d_out, queries, keys, values, out))
+        call = replace(
+            self._call,
+            queries=with_rows(queries),
+            keys=with_rows(keys),
+            values=with_rows(values),
+            dropout=dropout,
+            seed=seed if dropout > 0 else None,
+        )
         queries_kernel[(call.num_matrices,)](
-            heads(queries),
-            heads(keys),
-            heads(values),
-            call.table,
-            heads(out),
-            heads(d_out),
+            call.inputs,
+            heads(with_rows(out)),
+            heads(with_rows(d_out)),
             logsumexp,
             heads(d_queries),
-            self._queries,
-            self._d_out,
-            self._weights,
-            self._d_scores,
-            call.first_visible,
-            Noise(seed if dropout > 0 else None, dropout),
+            self._noted,
             call.shape(),
             layer,
             self._num_layers,
-            call.scale,
             **blocks(call.size, 3 * keys.element_size()),
         )
 
@@ -539,10 +506,7 @@ class Notes:
         block = min(LARGEST_TILE // call.size, LARGEST_BLOCK)
         num_blocks = -(-num_stored // block)
         keys_kernel[(call.num_matrices * num_blocks,)](
-            self._queries,
-            self._d_out,
-            self._weights,
-            self._d_scores,
+            self._noted,
             heads(d_keys),
             heads(d_values),
             call.first_visible,
@@ -570,8 +534,8 @@ class Notes:
         num_matrices = shape.num_matrices * self._num_layers
         num_groups = min(-(-num_matrices // MATRICES_AT_ONCE), MOST_GROUPS, len(table_sums))
         table_kernel[(num_blocks * num_groups,)](
-            self._queries,
-            self._d_scores,
+            self._noted.queries,
+            self._noted.d_scores,
             table_sums,
             call.first_visible,
             shape._replace(num_matrices=num_matrices, num_heads=shape.num_heads * self._num_layers),
