@@ -10,7 +10,7 @@ accumulators are float32. Scores are in bits (multiplied by log2(e)) wherever ex
 """
 
 # mypy: disable-error-code="untyped-decorator"
-# ruff: noqa: D103 - parts of kernels have their headers in comments
+
 
 import math
 from dataclasses import dataclass

@@ -21,7 +21,7 @@ there has a weight of 1 for every key, and nothing to multiply it by.
 """
 
 # mypy: disable-error-code="untyped-decorator"
-# ruff: noqa: D103 - parts of kernels have their headers in comments
+
 
 from typing import Any, NamedTuple
 

@@ -13,7 +13,7 @@ gradients go back the same way.
 """
 
 # mypy: disable-error-code="untyped-decorator"
-# ruff: noqa: D103 - parts of kernels have their headers in comments
+
 
 from typing import Any, Literal
 

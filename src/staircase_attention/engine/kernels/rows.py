@@ -1,7 +1,7 @@
 """Kernels that go over the rows of a matrix: sums of its columns, and scores of its rows."""
 
 # mypy: disable-error-code="untyped-decorator"
-# ruff: noqa: D103 - parts of kernels have their headers in comments
+
 
 import triton
 import triton.language as tl

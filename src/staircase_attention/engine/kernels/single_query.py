@@ -12,7 +12,7 @@ layers see the same keys and values, they do so once for all: what layers share 
 """
 
 # mypy: disable-error-code="untyped-decorator"
-# ruff: noqa: D103 - parts of kernels have their headers in comments
+
 
 from dataclasses import replace
 from typing import Any, NamedTuple
