@@ -41,8 +41,10 @@ def test_bench_decodes_when_asked(staircase):
     words = ("--no-updates", "--decode", "--batch", "1", "--batch", "2", "--quiet")
     status, out, err = staircase("bench", "parity/feedback", *TINY, *words)
     assert (status, err) == (0, "")
-    batches = [line.split()[1] for line in out.splitlines() if "parity/feedback" in line]
-    assert batches == ["1", "2"]
+    assert [line.strip() for line in out.splitlines() if "decoding" in line] == [
+        "decoding, batch 1",
+        "decoding, batch 2",
+    ]
 
 
 def test_a_failure_shows_in_its_row_and_in_the_exit_status(staircase, monkeypatch, tmp_path):
