@@ -83,12 +83,15 @@ def test_finished_runs_are_read_and_not_run_again(tmp_path, fake):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_stops_all_runs_and_the_next_call_resumes_them(tmp_path, fake, number):
+def test_a_signal_stops_all_runs_and_the_next_call_resumes_them(
+    tmp_path, fake, number, monkeypatch
+):
+    monkeypatch.setattr(sys, "argv", ["/bin/the", "command"])
     before = signal.getsignal(number)
     fake.let(trouble={"a, 0": "wait"})
     send_when(fake.waiting, number)
     with pytest.raises(StopRequested) as caught:
-        compare(named("a", "b", "c"), folder=tmp_path, jobs=1, command="the command")
+        compare(named("a", "b", "c"), folder=tmp_path, jobs=1)
     assert caught.value.exit_status == 128 + number
     assert str(caught.value) == (
         "stopped with 0 of 3 runs finished, the others saved; resume with: the command"
@@ -310,7 +313,7 @@ def test_any_recipes_can_be_compared(tmp_path, fake, monkeypatch):
     text = (tmp_path / "report.md").read_text()
     assert text.startswith("# Parity\n")
     assert "paper" not in text
-    assert shlex.split(report.experiment.command) == ["staircase", "compare", "random walk"]
+    assert shlex.split(report.command) == ["staircase", "compare", "random walk"]
     with pytest.raises(ValueError, match="different names, got 'parity/staircase' twice; rename"):
         compare([chosen[0], chosen[0]], folder=tmp_path)
 

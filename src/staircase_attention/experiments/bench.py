@@ -159,13 +159,14 @@ def run_bench(
     if output is not None:
         check_can_write(output, "--output")
     say("the peaks of the device")
+    known = bench_environment()
     precisions = dict.fromkeys(one.recipe.training.precision for one in subjects)
     report: Plain = {
         "format": FORMAT,
         "is_complete": False,
         "written": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "environment": bench_environment(),
+        "command": shlex.join(known.pop("command")),
+        "environment": known,
         "peaks": attempt(lambda: measure_peaks(device, precisions)),
         "rows": [],
     }
@@ -436,7 +437,7 @@ def time_decoding(
 def bench_environment() -> Plain:
     """What times depend on apart from the recipe; the name of the machine is left out."""
     matters = ("STAIRCASE_", "OMP_", "MKL_", "PYTORCH_", "TRITON_", "CUDA_LAUNCH_")
-    return {key: value for key, value in environment().items() if key != "command"} | {
+    return environment() | {
         "num_cores": os.cpu_count(),
         "cuda": torch.version.cuda,
         "float32_products": torch.get_float32_matmul_precision(),

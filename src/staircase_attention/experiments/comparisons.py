@@ -2,8 +2,6 @@
 
 import itertools
 import re
-import shlex
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -24,8 +22,6 @@ from staircase_attention.experiments.report import Report
 from staircase_attention.experiments.runner import carry_out
 from staircase_attention.training import Recipe, TaskChoice
 
-NUM_SEEDS = 10
-"""Runs of a setting in the paper."""
 LEAST_EVALUATIONS = 20
 """Points of a learning curve, however short the run."""
 LONGEST_LABEL = 200
@@ -43,7 +39,6 @@ def compare(
     seeds: int = 1,
     lengths: Sequence[int] = (),
     title: str = "A comparison",
-    command: str | None = None,
     jobs: int = 1,
     processes: int = 1,
     threads: int | None = None,
@@ -68,7 +63,6 @@ def compare(
         wanted=tuple(recipe.name for recipe in chosen),
         num_seeds=seeds,
         lengths=tuple(lengths),
-        command=this_command() if command is None else command,
     )
     return carry_out(experiment, jobs=jobs, processes=processes, threads=threads, progress=progress)
 
@@ -78,11 +72,10 @@ def reproduce(
     *,
     folder: Path,
     rows: Sequence[str] | None = None,
-    seeds: int = NUM_SEEDS,
+    seeds: int = 10,
     updates: int | None = None,
     overrides: Mapping[str, Any] | None = None,
     lengths: Sequence[int] = (),
-    command: str | None = None,
     jobs: int = 1,
     processes: int = 1,
     progress: bool = False,
@@ -93,11 +86,10 @@ def reproduce(
         table: random-walk, algorithm or permutations, or one of them with -fast at its end.
         folder: for everything; the run of a row with seed k is in row/seed-k.
         rows: names of rows; None: all of them, and an LSTM.
-        seeds: runs per row, with the seeds 0, 1, ...
+        seeds: runs per row, with the seeds 0, 1, ...; the paper has ten.
         updates: of every run; None: each row's own number, the paper's.
         overrides: other settings to change, each named by its path, as training.precision.
         lengths: also evaluate the best weights of every run at these episode lengths.
-        command: what the report gives as the command line; None: that of this process.
         jobs: runs at a time.
         processes: of each run, started by torchrun.
         progress: show progress on standard error.
@@ -108,10 +100,17 @@ def reproduce(
         check_integer("updates", updates, minimum=1, example=5000)
     if "seed" in (overrides or {}):
         raise input_error("rows are run with the seeds 0, 1, ...", "seed=...", "use seeds")
-    wanted = chosen_names(rows, everything)
-    changed = [
-        _changed(row, updates, overrides or {}) if row.name in wanted else row for row in everything
-    ]
+    wanted, changed = chosen_names(rows, everything), []
+    for row in everything:
+        recipe = row.recipe
+        if row.name in wanted:
+            recipe = recipe if updates is None else with_updates(recipe, updates)
+            recipe = recipe.override(overrides or {})
+            if updates not in (None, recipe.training.num_updates):
+                received = f"{updates} and {recipe.training.num_updates}"
+                rule = "updates and training.num_updates must agree"
+                raise input_error(rule, received, "give one of them")
+        changed.append(replace(row, recipe=recipe))
     experiment = Experiment(
         title=title,
         folder=Path(folder),
@@ -120,7 +119,6 @@ def reproduce(
         num_seeds=seeds,
         table=None if paper_name is None else paper_tables()[paper_name],
         lengths=tuple(lengths),
-        command=this_command() if command is None else command,
         overrides=overrides or {},
     )
     return carry_out(experiment, jobs=jobs, processes=processes, progress=progress)
@@ -141,18 +139,6 @@ def with_updates(recipe: Recipe, num_updates: int) -> Recipe:
         checkpoint_every=min(training.checkpoint_every, at_most),
     )
     return replace(recipe, training=config)
-
-
-def _changed(row: Row, updates: int | None, overrides: Mapping[str, Any]) -> Row:
-    recipe = row.recipe if updates is None else with_updates(row.recipe, updates)
-    recipe = recipe.override(overrides) if overrides else recipe
-    if updates is not None and recipe.training.num_updates != updates:
-        raise input_error(
-            "updates and training.num_updates must agree",
-            f"{updates} and {recipe.training.num_updates}",
-            "give one of them",
-        )
-    return replace(row, recipe=recipe)
 
 
 def chosen_names(names: Sequence[str] | None, rows: Sequence[Row]) -> tuple[str, ...]:
@@ -198,12 +184,6 @@ def task_label(recipe: Recipe) -> str:
     if named is None or used == task_name(named):
         return recipe.name
     return f"{used}/{recipe.name.partition('/')[2]}"
-
-
-def this_command() -> str:
-    """The command line that started this process."""
-    program, *arguments = sys.argv
-    return shlex.join([Path(program).name, *arguments])
 
 
 def variations(recipe: Recipe, varied: Mapping[str, Sequence[Any]]) -> list[Recipe]:

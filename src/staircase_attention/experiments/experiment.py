@@ -251,8 +251,6 @@ class Experiment:
     num_seeds: int
     table: PaperTable | None = None
     """The paper's table that the rows are compared with."""
-    command: str = ""
-    """The command line that runs the experiment."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
     """Settings in which the runs differ from the named recipes."""
     lengths: tuple[int, ...] = ()

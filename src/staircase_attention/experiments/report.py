@@ -1,6 +1,7 @@
 """The report of an experiment: as data, as a Markdown page with figures, as a terminal table."""
 
 import datetime
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -45,6 +46,11 @@ class Report:
             (row.name, run) for row in self.rows for run in row.with_status("failed", "diverged")
         ]
 
+    @property
+    def command(self) -> str:
+        """The command line that wrote it."""
+        return shlex.join(self.environment["command"])
+
     def to_plain(self) -> dict[str, Any]:
         """The report as plain data."""
         experiment, table = self.experiment, self.experiment.table
@@ -53,7 +59,7 @@ class Report:
             "title": experiment.title,
             "table": None if table is None else {"name": table.name, "label": table.label},
             "unit": "error %",
-            "command": experiment.command,
+            "command": self.command,
             "overrides": to_plain(experiment.overrides),
             "written": self.written,
             "environment": to_plain(self.environment),
@@ -304,9 +310,7 @@ def _origin(report: Report) -> list[str]:
     if experiment.overrides:
         changed = ", ".join(f"`{path}={value}`" for path, value in experiment.overrides.items())
         lines.append(f"Settings other than the recipes': {changed}")
-    if experiment.command:
-        lines.append(f"Command: `{experiment.command}`")
-    return lines
+    return [*lines, f"Command: `{report.command}`"]
 
 
 def _machine(known: Mapping[str, Any]) -> str:

@@ -105,7 +105,7 @@ def carry_out(
             raise StopRequested(
                 stop.number,
                 f"stopped with {num_over} of {len(runs)} runs finished, the others saved; "
-                f"resume with: {experiment.command or 'the same call'}",
+                f"resume with: {report.command}",
             )
     return report
 
