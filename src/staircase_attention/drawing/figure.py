@@ -165,6 +165,7 @@ class FigureLayout:
     def _draw_inputs(self) -> None:
         """The name and the tokens of each column, and a line to the row where it enters."""
         top = self.bottom - PADDING - 0.2
+        # Of each column, the row where it is first seen, which is always as a query.
         entrances: dict[int, int] = {}
         for number, row in enumerate(self.picture.rows):
             for box in row.boxes:
@@ -271,6 +272,7 @@ def draw_outline(figure: Figure, area: Area) -> None:
 
 def draw_box(figure: Figure, box: Box, area: Area, *, num_passes: int) -> None:
     """A box of any kind, with its pass number in the middle."""
+    # Cached chunks are hatched, kept ones dotted, queries filled: kinds differ without colour.
     style: dict[str, Any] = {"facecolor": CACHED, "edgecolor": PALE, "hatch": "/////"}
     ink, linewidth = DARK, 0.8
     if box.kind == "query":

@@ -118,6 +118,7 @@ def picture(
     _check_at_most(MAX_COLUMNS, "columns", -(-num_tokens // chunk), schedule)
     tokens = range(num_tokens)
     timetable = schedule.steps(tokens, num_layers=num_layers, order=order)
+    # A timetable may be endlessly long; one step too many is enough to refuse it.
     steps = tuple(islice(timetable, MAX_ROWS + 1))
     _check_at_most(MAX_ROWS, "rows", len(steps), schedule)
     columns = tuple(tokens[start : start + chunk] for start in tokens[::chunk])
@@ -194,6 +195,7 @@ def _columns_of(tokens: range, chunk: int) -> range:
 
 def _boxes_of(steps: Sequence[Step], chunk: int) -> Iterator[tuple[Step, tuple[Box, ...]]]:
     """Each step with its boxes: first cached ones, then those of earlier parts, then queries."""
+    # Later steps replace earlier ones: a chunk leaves in the last step that computes it.
     last_steps = {
         column: step
         for step in steps

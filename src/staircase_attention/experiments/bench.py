@@ -103,11 +103,12 @@ def find_subjects(
             recipe = find_recipe(rows[full][0] if full in rows else full)
             if full in rows:
                 precision = "bfloat16" if device.type == "cuda" else "float32"
-                same = {"model.core.dropout": 0.0, "model.core.embedding_dropout": 0.0}
+                same: Plain = {"model.core.dropout": 0.0, "model.core.embedding_dropout": 0.0}
                 same |= {"training.num_lanes": rows[full][1], "training.precision": precision}
                 recipe = replace(recipe.override(same), name=full)
             recipe = recipe.override(overrides)
             symbols = num_symbols(recipe)
+            # Settings that cannot be built are refused before anything is timed.
             with torch.device("meta"):
                 build_model(recipe, symbols)
             found[full] = Subject(recipe=recipe, symbols=symbols)
@@ -287,6 +288,7 @@ def measure_peaks(device: torch.device, precisions: Iterable[str]) -> Plain:
         multiply = functools.partial(torch.mm, left, right)
         laps(multiply, warm_up, device)
         found = laps(multiply, count, device)
+        # A product of matrices [size, size] has size³ multiplications and as many additions.
         speed = 2 * size**3 / found["median_seconds"]
         products[name] = {"size": size, "flops_per_second": speed, **found}
     return {"products": products}
@@ -334,6 +336,7 @@ def time_updates(subject: Subject, device: torch.device, repeats: int | None, sa
     # A last update that still took long, for example to compile, gets some more.
     while len(warm_up) < wanted or (warm_up[-1] > 2 * min(warm_up) and len(warm_up) < 2 * wanted):
         warm_up += laps(update, 1, device)["seconds_each"]
+    # Of the last two, one may have been slow by chance.
     count = repeats or num_laps(min(warm_up[-2:]))
     say(f"{name}: {count} updates")
     found = laps(update, count, device)
@@ -387,6 +390,7 @@ def update_flops(subject: Subject) -> int:
     model, training = subject.recipe.model, subject.recipe.training
     length = training.segment_length
     if isinstance(model, LSTMModel):
+        # Per layer: input and state, each times a matrix [width, 4 width], 2 operations per entry.
         gates = model.num_layers * 2 * 4 * 2 * model.width**2
         forward = length * (gates + 2 * model.width * subject.symbols.num_outputs)
     else:

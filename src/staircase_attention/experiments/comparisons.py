@@ -129,6 +129,7 @@ def with_updates(recipe: Recipe, num_updates: int) -> Recipe:
 
     Episodes grow in proportion.
     """
+    # Also saved often, so that a short run that is killed loses little.
     at_most = max(1, num_updates // LEAST_EVALUATIONS)
     training = recipe.training
     config = replace(
@@ -242,6 +243,7 @@ def value_words(value: Any) -> str:  # noqa: ANN401
         return str(value).lower()
     if isinstance(value, (int, float)):
         return str(value)
+    # What a shell or a file system gives a meaning to becomes a hyphen.
     return re.sub(r"[^\w.+-]+", "-", str(value), flags=re.ASCII).strip("-")
 
 

@@ -112,6 +112,7 @@ def curve_figure(rows: Sequence[Row], against: Axis) -> Figure | None:
     errors: list[float] = []
     for row, style in zip(run, row_styles([row.model for row in run]), strict=True):
         known = {one.seed: run_points(one, against) for one in row.runs}
+        # An unfinished run would end the mean where it stopped.
         finished = [known[one.seed] for one in row.with_status("finished") if known[one.seed]]
         seeds = [points for points in known.values() if points]
         mean = mean_points(finished or seeds, common=against != "length")
@@ -207,6 +208,7 @@ def error_limits(errors: Sequence[float]) -> tuple[float, float]:
     ((-1.2, 41.2), (39.5, 50.5))
     """
     low, high = min(errors, default=0.0), max(errors, default=100.0)
+    # Half is far: then the curves would lie in the upper half of the figure.
     low = 0.0 if low < high / 2 else low
     margin = (0.03 if low == 0 else 0.05) * (high - low) or 0.5
     return low - margin, high + margin
@@ -278,6 +280,7 @@ def recurrence_figure(rows: Sequence[Row]) -> Figure | None:
     _mark_steps(axes, points)
     axes.set_ylabel("Test error (%)")
     _tidy(axes, _legend(points, is_shortened=any(row.is_shortened for row in rows)))
+    # Markers at 0% stay whole.
     axes.set_ylim(bottom=-0.03 * axes.get_ylim()[1])
     return figure
 
@@ -288,7 +291,8 @@ def _draw_model(axes: Axes, points: Sequence[Point]) -> None:
     for is_ours in (False, True):
         known = []
         for row, _, position in points:
-            spread = row.error("test") if is_ours else row.paper and row.paper.test
+            printed = None if row.paper is None else row.paper.test
+            spread = row.error("test") if is_ours else printed
             shift = 0.0 if row.paper is None else -APART if is_ours else APART
             if spread is not None:
                 known.append((position + shift, spread.mean, spread.deviation or 0.0))
@@ -324,7 +328,7 @@ def _mark_steps(axes: Axes, points: Sequence[Point]) -> None:
     for row, _, position in points:
         if row.model == "Cached Staircase":
             # It has one recurrent step in all its rows; the forward size tells them apart.
-            spreads = [row.error("test"), row.paper and row.paper.test]
+            spreads = [row.error("test"), None if row.paper is None else row.paper.test]
             tops = [one.mean + (one.deviation or 0.0) for one in spreads if one is not None]
             axes.annotate(
                 f"C={row.words.forward_size}",

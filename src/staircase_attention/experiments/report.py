@@ -157,6 +157,7 @@ def page(report: Report, figures: Mapping[str, str]) -> str:
     """The report in Markdown; `figures` maps the names of PNG files to captions."""
     experiment, rows = report.experiment, report.rows
     headings, *cells = table_cells(report)
+    # The first two columns and the last are text, the others are numbers.
     rule = ["---", "---", *["--:"] * (len(headings) - 3), "---"]
     notes = [] if experiment.table is None else experiment.table.notes
     parts = [

@@ -122,6 +122,7 @@ def read_run(path: Path, seed: int) -> RunRecord:
 def latest_facts(path: Path) -> tuple[int, dict[str, float]]:
     """How far a run is: the last update on record, and its loss, errors and speed."""
     folder, update = RunFolder(path), 0
+    # Later lines replace earlier ones, so that the latest of each kind remain.
     facts: dict[str, float] = {}
     for line in _last_lines(folder.metrics):
         update = line["update"]

@@ -82,6 +82,7 @@ def carry_out(
     monitor = Monitor(is_shown=progress)
     with stop_requests() as stop, _children(experiment, monitor) as active:
         while waiting or active:
+            # After a stop request the loop continues until all runs have saved themselves.
             if stop.number:
                 waiting.clear()
                 for child in active:
@@ -166,6 +167,7 @@ class PlannedRun:
             recipe = beside(self.folder, "recipe.json")
             recipe.parent.mkdir(parents=True, exist_ok=True)
             write_json(recipe, self.recipe.to_plain())
+            # The times of an earlier run in this folder, which was removed, do not count.
             beside(self.folder, "shared.txt").unlink(missing_ok=True)
             return [*staircase, "train", str(recipe), "--output", str(self.folder), "--quiet"]
         if not self.is_trained:
@@ -215,7 +217,7 @@ def planned_runs(experiment: Experiment) -> list[PlannedRun]:
     if RunFolder(folder).config.exists():
         received = f"{str(folder)!r}, which is a run folder"
         raise input_error("results need a folder of their own", received, "name another")
-    check_can_hold(folder, "--output")
+    check_can_hold(folder, "the folder of results")
     for row in chosen:
         # Also runs with seeds that are not wanted now, as the report counts them.
         for seed in seeds_in(folder / row.name):
@@ -311,6 +313,7 @@ def _children(experiment: Experiment, monitor: "Monitor") -> Iterator[list[Child
     try:
         yield active
     except BaseException as error:
+        # All are asked before any is waited for, so that they save at the same time.
         for child in active:
             child.stop()
         for child in active:
@@ -336,6 +339,7 @@ def _is_in_use(run: PlannedRun, monitor: "Monitor") -> bool:
 
 def child_environment(num_processes: int, threads: int | None = None) -> dict[str, str]:
     """This environment, with modules found where this process finds them, and cores shared out."""
+    # An empty entry of sys.path is the working folder.
     folders = [folder or os.getcwd() for folder in sys.path]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(folders)}
     if threads is None and num_processes > 1:
