@@ -211,11 +211,13 @@ def test_runs_of_rows_that_are_not_asked_for_keep_their_own_length_and_are_repor
     assert (rows["ladder-2"].num_updates, rows["ladder-4"].num_updates) == ([40], [80])
 
 
-def test_overrides_change_the_runs_and_are_reported(tmp_path, fake):
-    go(tmp_path, rows=["ladder-2"], seeds=1, overrides={"training.num_lanes": 8})
+def test_overrides_change_the_runs_and_are_reported_and_short_runs_have_a_curve(tmp_path, fake):
+    overrides = {"training.num_lanes": 8}
+    report = go(tmp_path, rows=["ladder-2"], seeds=1, updates=100, overrides=overrides)
     config = json.loads((tmp_path / "ladder-2" / "seed-0" / "config.json").read_text())
     assert config["recipe"]["training"]["num_lanes"] == 8
     assert "`training.num_lanes=8`" in (tmp_path / "report.md").read_text()
+    assert len(rows_of(report)["ladder-2"].runs[0].curve) == 20
 
 
 def test_every_row_is_checked_before_any_is_run(tmp_path, fake):
@@ -230,11 +232,6 @@ def test_permutations_are_a_table_without_the_papers_numbers(tmp_path, fake):
     report = go(tmp_path, table="permutations", rows=["ladder-2"], seeds=1)
     assert "paper" not in (tmp_path / "report.md").read_text().lower()
     assert {row.name for row in report.rows} >= {"staircase-n4-c16", "ladder-8", "lstm"}
-
-
-def test_a_short_run_is_evaluated_often_enough_for_a_curve(tmp_path, fake):
-    report = go(tmp_path, updates=100, seeds=1, rows=["ladder-2"])
-    assert len(rows_of(report)["ladder-2"].runs[0].curve) == 20
 
 
 @pytest.mark.parametrize(
