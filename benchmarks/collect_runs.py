@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from staircase_attention.experiments.lengths import read_lengths
+from staircase_attention.experiments.results import read_lengths
 from staircase_attention.files import read_json
 from staircase_attention.training.run_folder import RunFolder
 

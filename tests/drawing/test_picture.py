@@ -7,7 +7,7 @@ from gallery import ALTERNATE, GALLERY, ORDERS, name_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from staircase_attention.drawing import Box, Picture, Row, picture
+from staircase_attention.drawing import Box, Row, picture
 from staircase_attention.drawing.picture import pass_colours
 from staircase_attention.schedules import (
     CachedStaircase,
@@ -31,74 +31,60 @@ def glyphs(row: Row) -> str:
     )
 
 
-def shorthand(drawn: Picture) -> list[str]:
-    return [glyphs(row) for row in drawn.rows]
+EXAMPLES = {
+    "a staircase fills its window, moves on and runs empty": (
+        picture(Staircase(chunk_size=2, num_passes=2), num_tokens=6),
+        ["q0:1", "q0:2! q1:1", "q1:2! q2:1", "q2:2!"],
+    ),
+    "frozen chunks have the pass they were frozen after": (
+        picture(CachedStaircase(chunk_size=1, num_window_chunks=3, num_passes=1), num_tokens=4),
+        ["q0:1!", "c0:1 q1:1!", "c0:1 c1:1 q2:1!", "c1:1 c2:1 q3:1!"],
+    ),
+    "a memory network sees tokens as embedded": (
+        picture(MemoryNetwork(span=2), num_tokens=3),
+        ["q0:1!", "c0:0 q1:1!", "c1:0 q2:1!"],
+    ),
+    "a global window never lets go": (
+        picture(GlobalCachedStaircase(chunk_size=1, num_passes=1), num_tokens=3),
+        ["q0:1!", "c0:1 q1:1!", "c0:1 c1:1 q2:1!"],
+    ),
+    "repeated layers are rows of their own": (
+        picture(Ladder(num_passes=2, span=3, order="AABB"), num_tokens=4),
+        ["q0:1", "q0:2", "q0:1", "q0:2!"],
+    ),
+    "chunk order shows what earlier goes left behind": (
+        picture(Staircase(chunk_size=2, num_passes=2), num_tokens=4, order="chunk"),
+        ["q0:1", "q0:2!", "k0:2 q1:1", "q1:2!"],
+    ),
+    "a ladder in chunk order keeps no more than its span": (
+        picture(Ladder(num_passes=1, span=2), num_tokens=3, order="chunk"),
+        ["q0:1!", "k0:1 q1:1!", "k1:1 q2:1!"],
+    ),
+}
 
 
-def test_a_staircase_fills_its_window_moves_on_and_runs_empty():
-    drawn = picture(Staircase(chunk_size=2, num_passes=2), num_tokens=6)
-    assert shorthand(drawn) == ["q0:1", "q0:2! q1:1", "q1:2! q2:1", "q2:2!"]
-    assert [row.label for row in drawn.rows] == ["step 1", "step 2", "step 3", "step 4"]
-    assert drawn.columns == (range(2), range(2, 4), range(4, 6))
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_rows_have_the_boxes_of_their_steps(name: str):
+    drawn, expected = EXAMPLES[name]
+    assert [glyphs(row) for row in drawn.rows] == expected
 
 
-def test_a_cached_staircase_shows_frozen_chunks_with_the_pass_they_were_frozen_after():
-    drawn = picture(CachedStaircase(chunk_size=1, num_window_chunks=3, num_passes=1), num_tokens=4)
-    assert shorthand(drawn) == ["q0:1!", "c0:1 q1:1!", "c0:1 c1:1 q2:1!", "c1:1 c2:1 q3:1!"]
+def test_rows_are_labelled_by_step_layer_and_part():
+    drawn, _ = EXAMPLES["repeated layers are rows of their own"]
+    labels = ["step 1 · layer 1", "step 2 · layer 1", "step 3 · layer 2", "step 4 · layer 2"]
+    assert [row.label for row in drawn.rows] == labels
+    drawn, _ = EXAMPLES["chunk order shows what earlier goes left behind"]
+    labels = ["go 1 · step 1", "go 2 · step 2", "go 3 · step 2", "go 4 · step 3"]
+    assert [row.label for row in drawn.rows] == labels
 
 
-def test_a_memory_network_sees_tokens_as_embedded():
-    assert shorthand(picture(MemoryNetwork(span=2), num_tokens=3)) == [
-        "q0:1!",
-        "c0:0 q1:1!",
-        "c1:0 q2:1!",
-    ]
-
-
-def test_a_global_window_never_lets_go():
-    drawn = picture(GlobalCachedStaircase(chunk_size=1, num_passes=1), num_tokens=3)
-    assert shorthand(drawn) == ["q0:1!", "c0:1 q1:1!", "c0:1 c1:1 q2:1!"]
-
-
-def test_a_ladder_is_one_block_a_row():
+def test_a_ladder_is_one_block_per_row_and_shows_what_its_last_token_sees():
     drawn = picture(Ladder(num_passes=2, span=3), num_tokens=4)
     first = Box(kind="query", columns=range(4), pass_number=1)
     second = Box(kind="query", columns=range(4), pass_number=2, leaves=True)
     assert [row.boxes for row in drawn.rows] == [(first,), (second,)]
     assert drawn.sight == range(1, 4)
-
-
-def test_a_ladder_that_repeats_layers_names_them():
-    drawn = picture(Ladder(num_passes=2, span=3, order="AABB"), num_tokens=4)
-    assert [row.label for row in drawn.rows] == [
-        "step 1 · layer 1",
-        "step 2 · layer 1",
-        "step 3 · layer 2",
-        "step 4 · layer 2",
-    ]
-    assert shorthand(drawn) == ["q0:1", "q0:2", "q0:1", "q0:2!"]
-
-
-def test_chunk_order_shows_what_earlier_goes_left_behind():
-    drawn = picture(Staircase(chunk_size=2, num_passes=2), num_tokens=4, order="chunk")
-    assert shorthand(drawn) == ["q0:1", "q0:2!", "k0:2 q1:1", "q1:2!"]
-    assert [row.label for row in drawn.rows] == [
-        "go 1 · step 1",
-        "go 2 · step 2",
-        "go 3 · step 2",
-        "go 4 · step 3",
-    ]
-
-
-def test_a_ladder_in_chunk_order_keeps_no_more_than_its_span():
-    drawn = picture(Ladder(num_passes=1, span=2), num_tokens=3, order="chunk")
-    assert shorthand(drawn) == ["q0:1!", "k0:1 q1:1!", "k1:1 q2:1!"]
-    assert drawn.sight is None
-
-
-def test_an_outline_goes_from_the_first_key_to_the_last_query():
-    drawn = picture(CachedStaircase(chunk_size=2, num_window_chunks=3, num_passes=1), num_tokens=8)
-    assert [row.outline for row in drawn.rows] == [range(1), range(2), range(3), range(1, 4)]
+    assert picture(Ladder(num_passes=1, span=2), num_tokens=3, order="chunk").sight is None
 
 
 @st.composite

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import fake_staircase
 
-from staircase_attention.experiments import experiment, figures
+from staircase_attention.experiments import figures, runner
 from staircase_attention.training import run_folder
 
 
@@ -17,10 +17,8 @@ class FakeStaircase:
         self._patch, self._calls = patch, calls
         self.waiting = Path(f"{calls}.waiting")
         """There once a run waits to be stopped."""
-        patch.setattr(
-            experiment, "STAIRCASE", [sys.executable, "-I", "-S", fake_staircase.__file__]
-        )
-        patch.setattr(figures, "draw_figures", lambda *_: {})
+        patch.setattr(runner, "STAIRCASE", [sys.executable, "-I", "-S", fake_staircase.__file__])
+        patch.setattr(figures, "draw_figures", lambda *_, **__: {})
         patch.setenv("FAKE_CALLS", str(calls))
         patch.setenv("FAKE_FORMAT", str(run_folder.FORMAT))
         self.let(error=0.25)

@@ -82,30 +82,15 @@ def test_the_relative_set_has_the_models_of_the_reddit_table_at_one_size():
     assert millions == pytest.approx([117.18, 117.20, 117.18, 117.18, 102.54], abs=0.01)
 
 
-def test_sets_rows_and_recipes_may_be_mixed_and_changed_and_come_once(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_sets_rows_and_recipes_may_be_mixed_and_changed_and_come_once():
     names = ("engine/reddit", "parity/lstm", "engine", "enwik8-small/ladder", "base/ladder-8")
     found = find(*names, training__num_lanes=4)
     assert list(found)[:3] == ["engine/reddit", "parity/lstm", "engine/algorithm"]
     assert len(found) == 7
     assert {one.recipe.training.num_lanes for one in found.values()} == {4}
     assert {one.recipe.training.precision for one in found.values()} == {"float32"}
-    # Corpora that are not there get likely vocabularies.
+    # Text has the paper's vocabularies.
     assert [one.symbols.num_inputs for one in found.values()][-2:] == [256, 8008]
-
-
-@pytest.mark.parametrize(
-    ("names", "words"),
-    [
-        (["engin"], "did you mean 'engine'?"),
-        (["parity/stairs"], "did you mean 'parity/staircase'?"),
-        ([], "got none"),
-    ],
-)
-def test_unknown_names_are_refused_with_a_hint(names, words):
-    with pytest.raises(ValueError, match="got") as caught:
-        bench.find_subjects(names, overrides={}, device=CPU)
-    assert words in str(caught.value)
 
 
 def test_operations_are_three_forward_passes_of_all_lanes():
@@ -138,14 +123,6 @@ def test_on_a_gpu_laps_are_counted_by_events_and_waited_for(monkeypatch):
     assert done == ["wait", "event", *["action", "event"] * 3, "wait"]
     assert laps["seconds_each"] == pytest.approx([0.007] * 3)
     assert laps["mean_seconds"] == laps["seconds_in_all"] / 3
-
-
-def test_the_peaks_are_measured_on_the_device(monkeypatch):
-    monkeypatch.setitem(bench.PRODUCT_SIZE, "cpu", 64)
-    found = bench.measure_peaks(CPU, ["float32", "bfloat16"])
-    assert list(found["products"]) == ["float32", "bfloat16"]
-    product = found["products"]["bfloat16"]
-    assert product["flops_per_second"] == 2 * 64**3 / product["median_seconds"]
 
 
 def test_updates_are_the_trainers_own_and_everything_is_in_the_file(known_peaks, monkeypatch):
@@ -195,7 +172,7 @@ def test_decoding_is_timed_with_several_numbers_of_rows(known_peaks, make, preci
         assert times["num_prompt_tokens"] > 16
 
 
-def test_what_fails_stops_nothing_else_and_is_shown(known_peaks, monkeypatch):
+def test_what_fails_stops_nothing_else_and_is_shown(known_peaks, monkeypatch, tmp_path):
     real = bench.time_updates
 
     def failing(subject, *options):
@@ -207,9 +184,12 @@ def test_what_fails_stops_nothing_else_and_is_shown(known_peaks, monkeypatch):
 
     monkeypatch.setattr(bench, "time_updates", failing)
     saved = []
+    monkeypatch.setattr(
+        bench, "write_json", lambda _, one: saved.append(json.loads(json.dumps(one)))
+    )
     subjects = [named(small_recipe(), name) for name in ("big", "good", "bad")]
     options = {"decode": True, "batches": (1,)}
-    report = run(*subjects, save=lambda one: saved.append(json.loads(json.dumps(one))), **options)
+    report = run(*subjects, output=tmp_path / "bench.json", **options)
     big, good, bad = (row["updates"] for row in report["rows"])
     assert big["failure"] == "out of memory"
     assert "Traceback" in big["traceback"]
@@ -231,25 +211,16 @@ def test_a_state_without_bound_is_remarked_upon(known_peaks):
 
 
 def printed(report):
-    """The tables in a terminal of 100 columns."""
+    """The table in a terminal of 100 columns."""
     console = Console(width=100, record=True, file=io.StringIO())
-    for table in bench.tables(report):
-        console.print(table)
+    console.print(bench.result_table(report))
     return console.export_text()
 
 
-def test_tables_fit_into_100_columns(known_peaks):
+def test_the_table_fits_into_100_columns(known_peaks):
     longest = named(small_recipe(), "reddit-layer-pattern/abababababababab")
     text = printed(run(longest, decode=True, batches=(1, 2)))
-    headings = text.split()
-    for word in ("updates", "mean", "median", "tokens", "peak", "memory", "decoding"):
-        assert word in headings
+    words = text.split()
+    for word in ("updates", "mean", "median", "tokens", "peak", "memory", "decoding,"):
+        assert word in words
     assert max(len(line) for line in text.splitlines()) <= 100
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"updates": False}, {"repeats": 0}, {"decode": True, "batches": (0,)}]
-)
-def test_what_cannot_be_timed_is_refused(wrong):
-    with pytest.raises(ValueError, match="got"):
-        run(named(small_recipe()), **wrong)

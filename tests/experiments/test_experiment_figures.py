@@ -1,26 +1,24 @@
 """Figures are files that open, and they show what they should."""
 
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
 from fake_staircase import result
 
-from staircase_attention.experiments import find_recipe, paper_rows, table_rows
-from staircase_attention.experiments.catalog import Row
-from staircase_attention.experiments.experiment import Experiment
+from staircase_attention.experiments import find_recipe, paper_tables, table_rows
+from staircase_attention.experiments.comparisons import labelled_rows
 from staircase_attention.experiments.figures import (
     FAMILIES,
     IN_FIGURE_2,
     OTHER_FAMILIES,
+    curve_figure,
     draw_figures,
-    learning_curves,
-    length_figure,
-    mean_curve,
     recurrence_figure,
     recurrence_points,
     row_styles,
 )
-from staircase_attention.experiments.results import RowSummary, RunRecord
+from staircase_attention.experiments.results import RunRecord
 from staircase_attention.training import RunResult
 
 
@@ -32,41 +30,34 @@ def summary(row, *, seeds=2, updates=100):
         curve = ((updates // 2, 50.0), (updates, 10.0 + 5 * seed))
         found = RunResult(**result(recipe.to_plain(), 0.1 + 0.05 * seed))
         runs.append(RunRecord(seed=seed, status="finished", result=found, curve=curve))
-    return RowSummary(row=row, runs=tuple(runs))
+    return replace(row, runs=tuple(runs))
 
 
 def table(name, run, **options):
     """A table of which some rows are run."""
-    return [
-        summary(row, **options) if row.name in run else RowSummary(row=row, runs=())
-        for row in table_rows(name)
-    ]
+    return [summary(row, **options) if row.name in run else row for row in table_rows(name)]
 
 
-def experiment(folder, rows, **options):
-    return Experiment(title="T", folder=folder, rows=(), wanted=(), num_seeds=1, **options)
-
-
-LSTM = Row(name="lstm", recipe=find_recipe("parity/lstm"))
+[LSTM] = labelled_rows([find_recipe("parity/lstm")])
 WALKS = table("random-walk", ["staircase-n8-c8", "staircase-n4-c16", "lstm"])
 
 
 @pytest.mark.parametrize(
-    ("rows", "is_table", "files"),
+    ("rows", "files"),
     [
+        ([summary(LSTM)], {"learning-curves"}),
         (
-            [summary(Row(name="lstm", recipe=find_recipe("parity/lstm")))],
-            False,
+            [summary(*labelled_rows([find_recipe("random-walk/ladder-2")]))],
             {"learning-curves"},
         ),
-        (table("algorithm", ["ladder-2"], seeds=1), True, {"figure-2", "learning-curves"}),
-        (table("permutations", ["ladder-2"], seeds=1), True, {"figure-2", "learning-curves"}),
-        (table("permutations", ["lstm"], seeds=1), True, {"learning-curves"}),
+        (table("algorithm", ["ladder-2"], seeds=1), {"figure-2", "learning-curves"}),
+        (table("permutations", ["ladder-2"], seeds=1), {"figure-2", "learning-curves"}),
+        (table("permutations", ["lstm"], seeds=1), {"learning-curves"}),
     ],
 )
-def test_a_report_has_the_figures_for_which_there_is_data(tmp_path, rows, is_table, files):
+def test_a_report_has_the_figures_for_which_there_is_data(tmp_path, rows, files):
     (tmp_path / "lengths.png").write_text("of an earlier report")
-    found = draw_figures(experiment(tmp_path, rows, is_table=is_table), rows, tmp_path)
+    found = draw_figures(rows, tmp_path, title="T")
     assert set(found) == {f"{name}.png" for name in files}
     assert {path.name for path in tmp_path.iterdir()} == {
         f"{name}.{ending}" for name in files for ending in ("png", "svg")
@@ -80,7 +71,7 @@ def test_every_family_has_its_own_colour_and_marker():
     everything = [*FAMILIES.values(), *OTHER_FAMILIES]
     for kind in zip(*everything, strict=True):
         assert len(set(kind)) == len(everything)
-    assert {row.model for row in paper_rows().values()} <= set(FAMILIES)
+    assert {row.model for row in paper_tables()["random-walk"].rows.values()} <= set(FAMILIES)
     drawn = row_styles(["Staircase", "mine", "LSTM", "Staircase", "yours", "mine"])
     assert [style.colour for style in drawn[:3]] != [style.colour for style in drawn[3:]]
     assert (drawn[0].colour, drawn[1].colour) == (drawn[3].colour, drawn[5].colour)
@@ -89,36 +80,32 @@ def test_every_family_has_its_own_colour_and_marker():
 
 def test_figure_2_has_a_position_for_every_row_of_its_models():
     points = recurrence_points(WALKS)
-    assert {point.model for point in points} == set(IN_FIGURE_2)
+    assert {point.row.model for point in points} == set(IN_FIGURE_2)
     assert len(points) == 11
     assert len({point.position for point in points}) == len(points)
-    steps = [point.recurrent_steps for point in sorted(points, key=lambda point: point.position)]
-    assert steps == sorted(steps)
-    found = {(point.model, point.recurrent_steps): point for point in points}
-    assert found["Staircase", 8].ours.mean == pytest.approx(12.6)
-    assert found["Staircase", 8].paper.mean == 0.2
-    assert found["Ladder", 8].ours is None
-    assert all(point.paper is not None for point in points)
+    for key in ("recurrent_steps", "position"):
+        values = [getattr(point, key) for point in points]
+        assert values == sorted(values)
 
 
 def test_without_the_papers_numbers_figure_2_shows_the_rows_that_were_run():
     run = ["cached-staircase-c4", "global-cached-staircase-c8", "ladder-2", "lstm"]
     rows = table("permutations-fast", run, seeds=1, updates=3000)
-    assert [point.model for point in recurrence_points(rows)] == ["Cached Staircase", "Ladder"]
-    [axes] = recurrence_figure(rows, title="S5").axes
+    assert [point.row.model for point in recurrence_points(rows)] == ["Cached Staircase", "Ladder"]
+    [axes] = recurrence_figure(rows).axes
     assert [text.get_text() for text in axes.texts] == ["C=4"]
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
     assert labels == ["Cached Staircase", "Ladder"]
 
 
 def test_figure_2_shows_when_our_points_come_from_fewer_updates():
-    [axes] = recurrence_figure(WALKS, title="Random Walk").axes
+    [axes] = recurrence_figure(WALKS).axes
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
     assert {"ours, from fewer updates", "the paper's"} <= set(labels)
 
 
 def test_learning_curves_have_a_line_per_row_and_a_thin_one_per_seed():
-    [axes] = learning_curves(WALKS, title="Random Walk").axes
+    [axes] = curve_figure(WALKS, "updates").axes
     widths = [line.get_linewidth() for line in axes.get_lines()]
     assert len([width for width in widths if width > 1]) == 3
     assert len([width for width in widths if width < 1]) == 6
@@ -131,8 +118,8 @@ def test_learning_curves_have_a_line_per_row_and_a_thin_one_per_seed():
 )
 def test_the_axis_of_a_curve_shows_its_data_and_not_more(curve, low, high):
     run = RunRecord(seed=0, status="finished", curve=curve)
-    row = RowSummary(row=table_rows("algorithm")[0], runs=(run,))
-    [axes] = learning_curves([row], title="Algorithm").axes
+    row = replace(LSTM, runs=(run,))
+    [axes] = curve_figure([row], "updates").axes
     bottom, top = axes.get_ylim()
     assert low <= bottom < min(error for _, error in curve)
     assert max(error for _, error in curve) < top <= high
@@ -142,12 +129,11 @@ def test_curves_of_runs_without_a_common_update_draw_nothing_and_break_nothing()
     runs = tuple(
         RunRecord(seed=seed, status="unfinished", curve=((10 + seed, 50.0),)) for seed in (0, 1)
     )
-    assert mean_curve([run.curve for run in runs]) == []
-    learning_curves([RowSummary(row=LSTM, runs=runs)], title="Algorithm")
+    [axes] = curve_figure([replace(LSTM, runs=runs)], "updates").axes
+    assert not axes.get_lines()
 
 
 def test_curves_against_time_lie_where_the_runs_were_on_the_average():
-    [row, *_] = table_rows("algorithm")
     curve = ((10, 80.0), (20, 40.0))
     runs = tuple(
         RunRecord(
@@ -155,22 +141,18 @@ def test_curves_against_time_lie_where_the_runs_were_on_the_average():
         )
         for seed, seconds in enumerate((0.0, 120.0))
     )
-    [axes] = learning_curves(
-        [RowSummary(row=row, runs=runs)], title="Algorithm", against="time"
-    ).axes
+    [axes] = curve_figure([replace(LSTM, runs=runs)], "time").axes
     [mean] = [line for line in axes.get_lines() if line.get_linewidth() > 1]
     assert list(mean.get_xdata()) == [60.0, 180.0]
     assert list(mean.get_ydata()) == [80.0, 40.0]
 
 
 def test_lengths_are_drawn_for_rows_that_have_some():
-    first, second, *_ = table_rows("random-walk")
     runs = tuple(
         RunRecord(seed=seed, status="finished", lengths={400: 1.0 + seed, 800: 3.0 + seed})
         for seed in (0, 1)
     )
-    rows = [RowSummary(row=first, runs=runs), RowSummary(row=second, runs=())]
-    [axes] = length_figure(rows, title="Random Walk").axes
+    [axes] = curve_figure([replace(LSTM, runs=runs), LSTM], "length").axes
     thick = [line for line in axes.get_lines() if line.get_linewidth() > 1]
     assert len(axes.get_lines()) - len(thick) == 2
     [line] = thick

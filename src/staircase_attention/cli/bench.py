@@ -1,7 +1,7 @@
 """`staircase bench`: how fast recipes run here, and what share of the peak they reach."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -42,10 +42,9 @@ def bench(
         describe_machine,
         failures,
         find_subjects,
+        result_table,
         run_bench,
-        tables,
     )
-    from staircase_attention.files import check_can_write, write_json
     from staircase_attention.training.build import choose_device
 
     if batch and not decode:
@@ -54,13 +53,6 @@ def bench(
     names = [word for word in words if "=" not in word]
     overrides = parse_assignments([word for word in words if "=" in word])
     subjects = find_subjects(names, overrides=overrides, device=device)
-    if output is not None:
-        check_can_write(output, "--output")
-
-    def save(report: dict[str, Any]) -> None:
-        if output is not None:
-            write_json(output, report)
-
     progress = Console(stderr=True, quiet=quiet)
     report = run_bench(
         subjects,
@@ -69,13 +61,12 @@ def bench(
         decode=decode,
         batches=batch or (1, 64),
         repeats=repeats,
+        output=output,
         say=lambda text: progress.print(text, highlight=False, markup=False),
-        save=save,
     )
     if output is not None:
         typer.echo(f"wrote {output}", err=True)
     console = Console()
     console.print(describe_machine(report), highlight=False, markup=False)
-    for table in tables(report):
-        console.print(table)
+    console.print(result_table(report))
     return 1 if failures(report) else 0

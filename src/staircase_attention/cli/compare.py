@@ -60,7 +60,7 @@ def compare(
 def chosen_recipes(words: Sequence[str], vary: Sequence[str]) -> "list[Recipe]":
     """The named recipes, with the given settings and every combination of the varied ones."""
     from staircase_attention.experiments.catalog import find_recipe
-    from staircase_attention.experiments.grid import variations
+    from staircase_attention.experiments.comparisons import variations
 
     settings = parse_assignments(word for word in words if "=" in word)
     varied = parse_variations(vary)

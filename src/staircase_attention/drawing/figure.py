@@ -6,7 +6,6 @@ There is no pyplot, so no state outside of the figure.
 import io
 import os
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +27,7 @@ from staircase_attention.drawing.picture import (
     output_names,
     pass_colours,
 )
-from staircase_attention.files import write_whole
+from staircase_attention.files import check_can_write, write_whole
 
 ENDINGS = (".svg", ".png")
 """The kinds of file that can be written."""
@@ -90,12 +89,7 @@ def save(picture: Picture, path: str | os.PathLike[str]) -> None:
     if ending not in ENDINGS:
         rule, example = f"a picture is saved as {' or '.join(ENDINGS)}", target.stem or "picture"
         raise input_error(rule, repr(str(target)), f"name it for example {example}.svg")
-    if target.is_dir():
-        rule = "a picture is saved as a file"
-        raise input_error(rule, f"the folder {str(target)!r}", "name a file in it")
-    if not target.parent.is_dir():
-        rule = "the folder of a picture must exist"
-        raise input_error(rule, repr(str(target.parent)), "create it, or name another")
+    check_can_write(target, "a picture")
     metadata = {"Title": picture.title, "Description": picture.caption}
     if ending == ".svg":
         metadata |= {"Date": None}  # type: ignore[dict-item]
@@ -105,11 +99,6 @@ def save(picture: Picture, path: str | os.PathLike[str]) -> None:
         resolution = min(DOTS_PER_INCH, MOST_DOTS / max(figure.get_size_inches()))
         figure.savefig(content, format=ending[1:], dpi=resolution, metadata=metadata)
     write_whole(target, content.getvalue())
-
-
-DrawSample = Callable[[Figure, Area], None]
-Entry = tuple[list[DrawSample], str]
-"""Samples side by side in the legend, and what they mean."""
 
 
 class FigureLayout:
@@ -122,12 +111,9 @@ class FigureLayout:
         inner = max(LEAST_WIDTH, labels + 0.1 + len(picture.columns) * PITCH)
         self.title = textwrap.wrap(picture.title, int(inner / text_width("x", LARGE) / BOLD))
         self.notes = textwrap.wrap(" ".join(picture.notes), int(inner / text_width("x", SMALL)))
-        self.samples: list[Entry] = [
-            *_box_samples(picture),
-            ([_draw_arrow], LEAVES),
-            ([_draw_frame], OUTLINE),
-        ]
-        self.legend_top = MARGIN + (len(self.samples) + len(self.notes)) * LEGEND_LINE
+        self.samples = box_samples(picture)
+        # Two more lines explain the arrow and the outline.
+        self.legend_top = MARGIN + (len(self.samples) + 2 + len(self.notes)) * LEGEND_LINE
         self.bottom = self.legend_top + 0.6
         self.bottom += 0.28 if picture.sight is not None else 0
         self.bottom += 0.17 if self.shows_tokens else 0
@@ -179,8 +165,13 @@ class FigureLayout:
     def _draw_inputs(self) -> None:
         """The name and the tokens of each column, and a line to the row where it enters."""
         top = self.bottom - PADDING - 0.2
+        # Of each column, the row where it is first seen, which is always as a query.
+        entrances: dict[int, int] = {}
+        for number, row in enumerate(self.picture.rows):
+            for box in row.boxes:
+                entrances |= {column: entrances.get(column, number) for column in box.columns}
         for column, tokens in enumerate(self.picture.columns):
-            entrance = self.area(self._first_row(column), range(column, column + 1))
+            entrance = self.area(entrances[column], range(column, column + 1))
             centre = entrance.centre[0]
             ends = ((centre, top), (centre, entrance.bottom - PADDING))
             draw_line(self.figure, *ends, color=PALE, linewidth=0.8, zorder=0.5)
@@ -189,13 +180,6 @@ class FigureLayout:
                 numbers = counted_from_one(tokens)
                 style: dict[str, Any] = {"size": TINY, "colour": GREY, "align": "center"}
                 write(self.figure, centre, top - 0.27, numbers, **style)
-
-    def _first_row(self, column: int) -> int:
-        """The number of the row in which a column is a query for the first time."""
-        for number, row in enumerate(self.picture.rows):
-            if any(box.kind == "query" and column in box.columns for box in row.boxes):
-                return number
-        raise AssertionError(f"a timetable must compute every chunk, but {column} is never a query")
 
     def _draw_sight(self, sight: range) -> None:
         """A bracket under the columns that the last token sees."""
@@ -209,43 +193,38 @@ class FigureLayout:
     def _draw_legend(self) -> None:
         """Samples with their meanings, then the notes; samples end where the words begin."""
         middle = self.legend_top - LEGEND_LINE / 2
-        num_places = max(len(samples) for samples, _ in self.samples)
-        words_left = MARGIN + num_places * SAMPLE_WIDTH + SAMPLE_GAP
-        for samples, words in self.samples:
-            for place, draw_sample in enumerate(reversed(samples), start=1):
-                left = words_left - SAMPLE_GAP - place * SAMPLE_WIDTH
-                area = Area(left, middle - SAMPLE_HEIGHT / 2, SAMPLE_WIDTH, SAMPLE_HEIGHT)
-                draw_sample(self.figure, area)
-            write(self.figure, words_left, middle, words, size=SMALL)
+        end = MARGIN + max(len(boxes) for boxes, _ in self.samples) * SAMPLE_WIDTH
+
+        def sample(place: int) -> Area:
+            left, bottom = end - place * SAMPLE_WIDTH, middle - SAMPLE_HEIGHT / 2
+            return Area(left, bottom, SAMPLE_WIDTH, SAMPLE_HEIGHT)
+
+        for boxes, words in [*self.samples, ([], LEAVES), ([], OUTLINE)]:
+            for place, box in enumerate(reversed(boxes), start=1):
+                draw_box(self.figure, box, sample(place), num_passes=self.picture.num_passes)
+            area = sample(1)
+            if words == LEAVES:
+                draw_arrow(self.figure, area.centre[0], area.bottom, area.top + 0.02)
+            elif words == OUTLINE:
+                left, width = area.left + INSET, area.width - 2 * INSET
+                draw_outline(self.figure, area._replace(left=left, width=width))
+            write(self.figure, end + SAMPLE_GAP, middle, words, size=SMALL)
             middle -= LEGEND_LINE
         for note in self.notes:
             write(self.figure, MARGIN, middle, note, size=SMALL, colour=GREY)
             middle -= LEGEND_LINE
 
 
-def _box_samples(picture: Picture) -> list[Entry]:
-    """Boxes of each kind: on the first pass with that kind, on one in the middle, on the last."""
+def box_samples(picture: Picture) -> list[tuple[list[Box], str]]:
+    """Boxes of each kind, on its first pass, one in the middle, and its last; what they mean."""
     entries = []
     for kind in KINDS:
         passes = sorted({box.pass_number for box in picture.boxes if box.kind == kind})
         if passes:
             shown = dict.fromkeys((passes[0], passes[len(passes) // 2], passes[-1]))
             boxes = [Box(kind=kind, columns=range(1), pass_number=number) for number in shown]
-            samples = [_box_sample(box, picture.num_passes) for box in boxes]
-            entries.append((samples, meaning(kind, passes[-1])))
+            entries.append((boxes, meaning(kind, passes[-1])))
     return entries
-
-
-def _box_sample(box: Box, num_passes: int) -> DrawSample:
-    return lambda figure, area: draw_box(figure, box, area, num_passes=num_passes)
-
-
-def _draw_arrow(figure: Figure, area: Area) -> None:
-    draw_arrow(figure, area.centre[0], area.bottom, area.top + 0.02)
-
-
-def _draw_frame(figure: Figure, area: Area) -> None:
-    draw_outline(figure, area._replace(left=area.left + INSET, width=area.width - 2 * INSET))
 
 
 def text_width(text: str, size: float) -> float:
@@ -278,16 +257,22 @@ def draw_line(figure: Figure, *corners: tuple[float, float], **style: Any) -> No
 
 def draw_outline(figure: Figure, area: Area) -> None:
     """The line around what is computed in parallel."""
-    style: dict[str, Any] = {"facecolor": "white", "edgecolor": DARK, "linewidth": 1.1}
-    shape = "round,pad=0,rounding_size=0.08"
-    patch = FancyBboxPatch(
-        area[:2], *area[2:], boxstyle=shape, transform=figure.dpi_scale_trans, **style
+    outline = FancyBboxPatch(
+        (area.left, area.bottom),
+        area.width,
+        area.height,
+        boxstyle="round,pad=0,rounding_size=0.08",
+        facecolor="white",
+        edgecolor=DARK,
+        linewidth=1.1,
+        transform=figure.dpi_scale_trans,
     )
-    figure.add_artist(patch)
+    figure.add_artist(outline)
 
 
 def draw_box(figure: Figure, box: Box, area: Area, *, num_passes: int) -> None:
     """A box of any kind, with its pass number in the middle."""
+    # Cached chunks are hatched, kept ones dotted, queries filled: kinds differ without colour.
     style: dict[str, Any] = {"facecolor": CACHED, "edgecolor": PALE, "hatch": "/////"}
     ink, linewidth = DARK, 0.8
     if box.kind == "query":
@@ -296,13 +281,9 @@ def draw_box(figure: Figure, box: Box, area: Area, *, num_passes: int) -> None:
     elif box.kind == "kept":
         style = {"facecolor": "white", "edgecolor": GREY, "linestyle": (0, (1, 1.5))}
         linewidth = 1.1
-    corner, width, scale = (
-        (area.left + INSET, area.bottom),
-        area.width - 2 * INSET,
-        figure.dpi_scale_trans,
-    )
-    patch = Rectangle(corner, width, area.height, transform=scale, linewidth=linewidth, **style)
-    figure.add_artist(patch)
+    corner, size = (area.left + INSET, area.bottom), (area.width - 2 * INSET, area.height)
+    style |= {"linewidth": linewidth, "transform": figure.dpi_scale_trans}
+    figure.add_artist(Rectangle(corner, *size, **style))
     for place in range(1, len(box.columns)):
         between = area.left + place * area.width / len(box.columns)
         ends = ((between, area.bottom), (between, area.top))
@@ -325,14 +306,15 @@ def draw_box(figure: Figure, box: Box, area: Area, *, num_passes: int) -> None:
 
 def draw_arrow(figure: Figure, centre: float, bottom: float, top: float) -> None:
     """An arrow that points up."""
-    style: dict[str, Any] = {
-        "color": DARK,
-        "linewidth": 1.2,
-        "shrinkA": 0,
-        "shrinkB": 0,
-        "mutation_scale": 10,
-    }
-    ends = ((centre, bottom), (centre, top))
-    head = "-|>,head_width=0.18,head_length=0.32"
-    transform = figure.dpi_scale_trans
-    figure.add_artist(FancyArrowPatch(*ends, arrowstyle=head, transform=transform, **style))
+    arrow = FancyArrowPatch(
+        (centre, bottom),
+        (centre, top),
+        arrowstyle="-|>,head_width=0.18,head_length=0.32",
+        mutation_scale=10,
+        shrinkA=0,
+        shrinkB=0,
+        linewidth=1.2,
+        color=DARK,
+        transform=figure.dpi_scale_trans,
+    )
+    figure.add_artist(arrow)

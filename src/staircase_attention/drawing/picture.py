@@ -5,7 +5,7 @@ each step. Everything is read off the steps of the timetable, so a new schedule 
 change here.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -19,12 +19,8 @@ Kind = Literal["query", "cached", "kept"]
 one was a query in an earlier part of the same step, whose keys and values are still there."""
 KINDS: tuple[Kind, ...] = ("query", "cached", "kept")
 """In the order in which a legend explains them."""
-MAX_COLUMNS = 40
-"""A picture has at most this many chunks, or tokens where these are the chunks."""
-MAX_ROWS = 96
-"""A picture has at most this many steps."""
-MAX_BOXES = 1000
-"""A picture has at most this many boxes: an SVG of some 700 kilobytes."""
+MAX_COLUMNS, MAX_ROWS, MAX_BOXES = 40, 96, 1000
+"""Of any picture. A thousand boxes are an SVG of some 700 kilobytes."""
 DEFAULT_COLUMNS = 12
 """By default a picture has at most this many columns, which fit into a terminal 80 wide."""
 SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
@@ -122,6 +118,7 @@ def picture(
     _check_at_most(MAX_COLUMNS, "columns", -(-num_tokens // chunk), schedule)
     tokens = range(num_tokens)
     timetable = schedule.steps(tokens, num_layers=num_layers, order=order)
+    # A timetable may be endlessly long; one step too many is enough to refuse it.
     steps = tuple(islice(timetable, MAX_ROWS + 1))
     _check_at_most(MAX_ROWS, "rows", len(steps), schedule)
     columns = tuple(tokens[start : start + chunk] for start in tokens[::chunk])
@@ -130,13 +127,16 @@ def picture(
         for number, (step, boxes) in enumerate(_boxes_of(steps, chunk), start=1)
     )
     _check_at_most(MAX_BOXES, "boxes", sum(len(row.boxes) for row in rows), schedule)
-    options = schedule.to_dict()
+    words, options = schedule.paper_row, schedule.to_dict()
+    facts = [words.recurrent_steps, words.step_size, words.forward_size]
+    # The paper's tables print dashes for what a model does not have.
+    shown = ["-" if fact is None else fact for fact in facts]
     # A schedule of the family has a name, a user's own a reference to its file.
     first = options.pop("name", None) or Path(options.pop("reference")).name
     title = [first, *(f"{name}={value}" for name, value in options.items())]
     return Picture(
         title=" ".join(title) + (", in chunk order" if order == "chunk" else ""),
-        caption=_caption(schedule),
+        caption="recurrent steps {}, step size {}, forward size {}".format(*shown),
         notes=tuple(_notes(schedule, columns)),
         columns=columns,
         rows=rows,
@@ -195,6 +195,7 @@ def _columns_of(tokens: range, chunk: int) -> range:
 
 def _boxes_of(steps: Sequence[Step], chunk: int) -> Iterator[tuple[Step, tuple[Box, ...]]]:
     """Each step with its boxes: first cached ones, then those of earlier parts, then queries."""
+    # Later steps replace earlier ones: a chunk leaves in the last step that computes it.
     last_steps = {
         column: step
         for step in steps
@@ -204,42 +205,26 @@ def _boxes_of(steps: Sequence[Step], chunk: int) -> Iterator[tuple[Step, tuple[B
     earlier: dict[tuple[int, int], list[Cell]] = {}
     cached: dict[int, int] = {}
     for step, held in Ledger().follow(steps):
-        same_bank = earlier.setdefault((step.bank, step.layers.start), [])
-        yield (
-            step,
-            (
-                *_cached(step.frozen, chunk, cached),
-                *_kept(same_bank, held, chunk),
-                *_queries(step, chunk, last_steps),
-            ),
-        )
-        same_bank.extend(step.cells)
-        for cell in step.cells:
-            if cell.cached:
-                cached[cell.chunk] = cell.pass_number if cell.cached == "output" else 0
-
-
-def _cached(frozen: Iterable[range], chunk: int, cached: dict[int, int]) -> Iterator[Box]:
-    for part in frozen:
-        for column in _columns_of(part, chunk):
+        boxes = []
+        for column in (column for part in step.frozen for column in _columns_of(part, chunk)):
             columns = range(column, column + 1)
-            yield Box(kind="cached", columns=columns, pass_number=cached[column])
-
-
-def _kept(cells: Iterable[Cell], held: range, chunk: int) -> Iterator[Box]:
-    """The earlier queries of a step's bank, as far as the bank still holds them."""
-    for cell in cells:
-        tokens = range(max(cell.tokens.start, held.start), min(cell.tokens.stop, held.stop))
-        if tokens:
-            columns = _columns_of(tokens, chunk)
-            yield Box(kind="kept", columns=columns, pass_number=cell.pass_number)
-
-
-def _queries(step: Step, chunk: int, last_steps: dict[int, Step]) -> Iterator[Box]:
-    for cell in step.cells:
-        columns = _columns_of(cell.tokens, chunk)
-        leaves = all(last_steps[column] is step for column in columns)
-        yield Box(kind="query", columns=columns, pass_number=cell.pass_number, leaves=leaves)
+            boxes.append(Box(kind="cached", columns=columns, pass_number=cached[column]))
+        # Earlier queries of the same bank and layers, as far as the bank still holds them.
+        same_bank = earlier.setdefault((step.bank, step.layers.start), [])
+        for cell in same_bank:
+            tokens = range(max(cell.tokens.start, held.start), min(cell.tokens.stop, held.stop))
+            if tokens:
+                columns = _columns_of(tokens, chunk)
+                boxes.append(Box(kind="kept", columns=columns, pass_number=cell.pass_number))
+        for cell in step.cells:
+            columns = _columns_of(cell.tokens, chunk)
+            leaves = all(last_steps[column] is step for column in columns)
+            number = cell.pass_number
+            boxes.append(Box(kind="query", columns=columns, pass_number=number, leaves=leaves))
+            if cell.cached:
+                cached[cell.chunk] = number if cell.cached == "output" else 0
+        same_bank.extend(step.cells)
+        yield step, tuple(boxes)
 
 
 def _sight(schedule: Schedule, outline: range, stop: int) -> range | None:
@@ -248,17 +233,6 @@ def _sight(schedule: Schedule, outline: range, stop: int) -> range | None:
         return None
     seen = _columns_of(range(max(0, stop - span), stop), schedule.chunk_length)
     return seen if seen.start > outline.start else None
-
-
-def _caption(schedule: Schedule) -> str:
-    """The schedule in the terms of the paper's tables, with dashes where they print dashes."""
-    row = schedule.paper_row
-    facts = {
-        "recurrent steps": row.recurrent_steps,
-        "step size": row.step_size,
-        "forward size": row.forward_size,
-    }
-    return ", ".join(f"{word} {'-' if fact is None else fact}" for word, fact in facts.items())
 
 
 def _notes(schedule: Schedule, columns: Sequence[range]) -> Iterator[str]:
@@ -325,11 +299,9 @@ LEAVES = "leaves with its output"
 OUTLINE = "one parallel computation; rows run from bottom to top, time to the right"
 """What the outline means."""
 
-Colour = tuple[int, int, int]
-"""Red, green and blue, 0 to 255."""
 # ColorBrewer's YlGnBu without its ends: lightness falls with every pass, so that passes differ for
 # any colour vision and in print.
-SCALE: tuple[Colour, ...] = (
+SCALE = (
     (199, 233, 180),
     (127, 205, 187),
     (65, 182, 196),

@@ -64,6 +64,7 @@ class TerminalPicture:
             *_packed(_legend(self.picture), options.max_width),
             *_packed(notes, options.max_width),
         ]
+        # Title, last border, names of columns and the prompt; borders give way if it is too high.
         num_lines = 2 * len(self.picture.rows) + len(legend) + 4
         is_tall = console.is_terminal and num_lines > options.max_height
         yield Text(self.picture.title, style="bold")
@@ -87,6 +88,7 @@ class Grid:
         margin = max(len(row.label) for row in picture.rows) + 1
         outputs = max(len(_outputs(row)) for row in picture.rows)
         pitch = min(WIDEST_PITCH, (width - margin - outputs - 1) // len(picture.columns))
+        # A number, an arrow, and a space or border.
         narrowest = len(str(picture.num_passes)) + len(ARROW) + 1
         if pitch < narrowest:
             needed = margin + outputs + 1 + narrowest * len(picture.columns)
@@ -143,6 +145,7 @@ class Grid:
         """The names of the columns, or of as many as there is room for."""
         num_columns = len(self.picture.columns)
         longest = len(name("x", num_columns))
+        # Names may be wider than columns: then only every second or third column has one.
         every = -(-(longest + 1) // self.pitch)
         width = every * self.pitch
         labels = [name("x", column + 1) for column in range(0, num_columns, every)]
@@ -153,6 +156,7 @@ class Grid:
         """A bracket under the columns that the last token sees."""
         width = len(sight) * self.pitch - 1
         words = f" seen by {name('x', sight.stop)} "
+        # A bracket too narrow for words stays a line.
         inner = words if len(words) <= width - 2 else ""
         bracket = " " * (sight.start * self.pitch + 1) + f"╰{inner:─^{width - 2}}╯"
         return self._line("", Text(bracket, style="dim"))

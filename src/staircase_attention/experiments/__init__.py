@@ -2,22 +2,13 @@
 
 from typing import TYPE_CHECKING
 
-from staircase_attention.experiments.catalog import (
-    TABLES,
-    Row,
-    find_recipe,
-    paper_rows,
-    recipes,
-    table_rows,
-)
-from staircase_attention.experiments.grid import variations
+from staircase_attention.experiments.catalog import find_recipe, recipes
 from staircase_attention.experiments.paper import (
     PaperResult,
     PaperTable,
     PaperTraining,
     Spread,
     SummaryEntry,
-    find_paper_row,
     paper_summary,
     paper_tables,
     paper_training,
@@ -25,8 +16,9 @@ from staircase_attention.experiments.paper import (
 from staircase_attention.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from staircase_attention.experiments.comparisons import compare, reproduce
-    from staircase_attention.experiments.report import Report, collect, write_report
+    from staircase_attention.experiments.comparisons import compare, reproduce, variations
+    from staircase_attention.experiments.experiment import TABLES, Row, table_rows
+    from staircase_attention.experiments.report import Report
 
 __all__ = [
     "TABLES",
@@ -37,11 +29,8 @@ __all__ = [
     "Row",
     "Spread",
     "SummaryEntry",
-    "collect",
     "compare",
-    "find_paper_row",
     "find_recipe",
-    "paper_rows",
     "paper_summary",
     "paper_tables",
     "paper_training",
@@ -49,10 +38,13 @@ __all__ = [
     "reproduce",
     "table_rows",
     "variations",
-    "write_report",
 ]
 # Recipes can be listed without PyTorch.
 __getattr__ = lazy_names(
     __name__,
-    {"comparisons": ["compare", "reproduce"], "report": ["Report", "collect", "write_report"]},
+    {
+        "comparisons": ["compare", "reproduce", "variations"],
+        "experiment": ["TABLES", "Row", "table_rows"],
+        "report": ["Report"],
+    },
 )

@@ -28,8 +28,8 @@ import torch
 
 from staircase_attention.batches import Batch
 from staircase_attention.checks import check_choice, check_integer, input_error
-from staircase_attention.data import Corpus
 from staircase_attention.experiments.catalog import find_recipe, recipes
+from staircase_attention.files import check_can_write, write_json
 from staircase_attention.generation import SamplingConfig, stream
 from staircase_attention.models.cost import segment_cost, warm_up_length
 from staircase_attention.tasks import load_task
@@ -56,9 +56,6 @@ LEAST_PROMPT = 256
 """Tokens before those that are timed, so that windows are full."""
 PRODUCT_SIZE = {"cuda": 8192, "cpu": 1024}
 """Rows and columns of the matrices whose product is the peak of operations."""
-TRAINING_FACTOR = 3
-"""An update costs a forward pass and a backward pass of twice its operations."""
-
 REDDIT = ("transformer-xl", "cached-staircase-c128", "staircase-n8-c32", "ladder-8", "feedback")
 SETS: dict[str, dict[str, tuple[str, int]]] = {
     "engine": {
@@ -86,16 +83,12 @@ class Subject:
         return isinstance(task, TaskChoice) or task.form == "stream"
 
     @property
-    def chunk_length(self) -> int:
-        """C of its schedule; 1 for an LSTM."""
+    def chunk_and_reach(self) -> tuple[int, int]:
+        """C of its schedule, and the tokens after which a bounded state has its full size."""
         model = self.recipe.model
-        return model.schedule.chunk_length if isinstance(model, FamilyModel) else 1
-
-    @property
-    def reach(self) -> int:
-        """Tokens after which a stream's state has its full size, where that has a bound."""
-        model = self.recipe.model
-        return model.schedule.default_max_distance if isinstance(model, FamilyModel) else 1
+        if isinstance(model, LSTMModel):
+            return 1, 1
+        return model.schedule.chunk_length, model.schedule.default_max_distance
 
 
 def find_subjects(
@@ -107,9 +100,15 @@ def find_subjects(
     for name in names:
         check_choice("a recipe or set to bench", name, [*SETS, *rows, *recipes()])
         for full in [f"{name}/{row}" for row in SETS[name]] if name in SETS else [name]:
-            recipe = _set_recipe(full, *rows[full], device) if full in rows else find_recipe(full)
+            recipe = find_recipe(rows[full][0] if full in rows else full)
+            if full in rows:
+                precision = "bfloat16" if device.type == "cuda" else "float32"
+                same: Plain = {"model.core.dropout": 0.0, "model.core.embedding_dropout": 0.0}
+                same |= {"training.num_lanes": rows[full][1], "training.precision": precision}
+                recipe = replace(recipe.override(same), name=full)
             recipe = recipe.override(overrides)
-            symbols = num_symbols(recipe, opens_corpus=full not in rows)
+            symbols = num_symbols(recipe)
+            # Settings that cannot be built are refused before anything is timed.
             with torch.device("meta"):
                 build_model(recipe, symbols)
             found[full] = Subject(recipe=recipe, symbols=symbols)
@@ -118,26 +117,13 @@ def find_subjects(
     return list(found.values())
 
 
-def _set_recipe(name: str, recipe: str, num_lanes: int, device: torch.device) -> Recipe:
-    settings = {
-        "model.core.dropout": 0.0,
-        "model.core.embedding_dropout": 0.0,
-        "training.num_lanes": num_lanes,
-        "training.precision": "bfloat16" if device.type == "cuda" else "float32",
-    }
-    return replace(find_recipe(recipe).override(settings), name=name)
-
-
-def num_symbols(recipe: Recipe, *, opens_corpus: bool) -> NumSymbols:
-    """Symbols of a recipe's data; those of the paper where its corpus is missing or not opened."""
+def num_symbols(recipe: Recipe) -> NumSymbols:
+    """The symbols of a recipe's task; for text the paper's, so that no corpus is needed."""
     choice = recipe.task
     if isinstance(choice, TaskChoice):
         task = load_task(choice.reference, **choice.options)
         return NumSymbols(num_inputs=task.num_inputs, num_outputs=task.num_outputs)
     size = 256 if "enwik8" in choice.folder else 8008
-    if opens_corpus:
-        with contextlib.suppress(ValueError, OSError):
-            size = Corpus.open(choice.folder).vocab_size
     return NumSymbols(num_inputs=size, num_outputs=size)
 
 
@@ -149,8 +135,8 @@ def run_bench(
     decode: bool = False,
     batches: Sequence[int] = (1, 64),
     repeats: int | None = None,
+    output: Path | None = None,
     say: Say = lambda text: None,
-    save: Callable[[Plain], None] = lambda report: None,
 ) -> Plain:
     """Time the subjects one after another; what fails is reported and stops nothing else.
 
@@ -161,8 +147,8 @@ def run_bench(
         decode: whether to time decoding.
         batches: rows that are decoded together, one number after another.
         repeats: updates, and tokens per row; None: as many as take about three seconds.
+        output: a JSON file, written after every subject, so that a kill costs one at most.
         say: called with what happens.
-        save: called with the report after every subject, so that a kill costs one at most.
     """
     if not (updates or decode):
         rule = "a bench times updates or decoding"
@@ -171,24 +157,27 @@ def run_bench(
         check_integer("batch", number, minimum=1, example=64)
     if repeats is not None:
         check_integer("repeats", repeats, minimum=1, example=20)
+    if output is not None:
+        check_can_write(output, "--output")
     say("the peaks of the device")
+    known = bench_environment()
     precisions = dict.fromkeys(one.recipe.training.precision for one in subjects)
     report: Plain = {
         "format": FORMAT,
         "is_complete": False,
         "written": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "environment": bench_environment(device),
+        "command": shlex.join(known.pop("command")),
+        "environment": known,
         "peaks": attempt(lambda: measure_peaks(device, precisions)),
         "rows": [],
-        "notes": [],
     }
     for number, subject in enumerate(subjects, start=1):
+        recipe = subject.recipe
         row: Plain = {
-            "name": subject.recipe.name,
-            "precision": subject.recipe.training.precision,
+            "name": recipe.name,
+            "precision": recipe.training.precision,
             "config": {
-                "recipe": subject.recipe.to_plain(),
+                "recipe": recipe.to_plain(),
                 "num_inputs": subject.symbols.num_inputs,
                 "num_outputs": subject.symbols.num_outputs,
                 "carries_state": subject.carries_state,
@@ -198,24 +187,28 @@ def run_bench(
         }
         report["rows"].append(row)
         if updates:
-            row["updates"] = attempt(lambda: time_updates(subject, device, repeats, say))  # noqa: B023
+            times = attempt(functools.partial(time_updates, subject, device, repeats, say))
+            peak = report["peaks"].get("products", {}).get(row["precision"])
+            if peak and "failure" not in times:
+                times["share_of_peak"] = times["flops_per_second"] / peak["flops_per_second"]
+            row["updates"] = times
         for num_rows in dict.fromkeys(batches) if decode else ():
-            found = attempt(lambda: time_decoding(subject, num_rows, device, repeats, say))  # noqa: B023
-            row["decoding"].append({"num_rows": num_rows} | found)
-        product = report["peaks"].get("products", {}).get(row["precision"])
-        if product and "flops_per_second" in (row["updates"] or {}):
-            share = row["updates"]["flops_per_second"] / product["flops_per_second"]
-            row["updates"]["share_of_peak"] = share
+            action = functools.partial(time_decoding, subject, num_rows, device, repeats, say)
+            row["decoding"].append({"num_rows": num_rows} | attempt(action))
         report["is_complete"] = number == len(subjects)
-        save(report)
+        if output is not None:
+            write_json(output, report)
     return report
 
 
 def attempt(action: Callable[[], Plain]) -> Plain:
-    """What an action returns, or why it failed; memory is free again either way."""
+    """What an action returns, or why it failed. It starts with free memory, counted from here."""
     gc.collect()
+    # After some failures, no call to the GPU succeeds; each action then reports its own failure.
     with contextlib.suppress(RuntimeError):
-        torch.cuda.empty_cache()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
     try:
         return action()
     except Exception as error:
@@ -229,9 +222,9 @@ def attempt(action: Callable[[], Plain]) -> Plain:
 
 def failures(report: Plain) -> list[str]:
     """The reasons of all that failed."""
-    parts = [report["peaks"]]
-    for row in report["rows"]:
-        parts += [row["updates"] or {}, *row["decoding"]]
+    rows = report["rows"]
+    parts = [report["peaks"], *(row["updates"] or {} for row in rows)]
+    parts += [times for row in rows for times in row["decoding"]]
     return [part["failure"] for part in parts if "failure" in part]
 
 
@@ -242,21 +235,20 @@ def laps(action: Callable[[], object], count: int, device: torch.device) -> Plai
     nothing waits.
     """
     is_cuda = device.type == "cuda"
-    marks: list[Any] = []
 
-    def mark() -> None:
-        if is_cuda:
-            marks.append(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
-            marks[-1].record()
-        else:
-            marks.append(time.perf_counter())
+    def mark() -> Any:  # noqa: ANN401
+        if not is_cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
 
     synchronize(device)
     began = time.perf_counter()
-    mark()
+    marks = [mark()]
     for _ in range(count):
         action()
-        mark()
+        marks.append(mark())
     synchronize(device)
     total = time.perf_counter() - began
     pairs = itertools.pairwise(marks)
@@ -296,6 +288,7 @@ def measure_peaks(device: torch.device, precisions: Iterable[str]) -> Plain:
         multiply = functools.partial(torch.mm, left, right)
         laps(multiply, warm_up, device)
         found = laps(multiply, count, device)
+        # A product of matrices [size, size] has size³ multiplications and as many additions.
         speed = 2 * size**3 / found["median_seconds"]
         products[name] = {"size": size, "flops_per_second": speed, **found}
     return {"products": products}
@@ -327,18 +320,15 @@ def time_updates(subject: Subject, device: torch.device, repeats: int | None, sa
         carries_state=subject.carries_state,
         report=remarks.append,
     )
-    skipped: list[bool] = []
-    numbers, batches = itertools.count(), itertools.cycle(random_batches(subject))
+    was_applied: list[bool] = []
+    batches, lanes = itertools.cycle(random_batches(subject)), range(training.num_lanes)
 
     def update() -> None:
-        number = min(next(numbers), training.num_updates - 1)
+        number = min(len(was_applied), training.num_updates - 1)
         rate = learning_rate(training.optimizer, number, training.num_updates)
-        lanes = range(training.num_lanes)
         outcome = learner.update(next(batches), lanes=lanes, rate=rate, wants_stop=False)
-        skipped.append(not outcome.was_applied)
+        was_applied.append(outcome.was_applied)
 
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
     warm_up = laps(update, 1, device)["seconds_each"]
     first_after = time.perf_counter() - began
     wanted = num_warm_up(subject)
@@ -346,6 +336,7 @@ def time_updates(subject: Subject, device: torch.device, repeats: int | None, sa
     # A last update that still took long, for example to compile, gets some more.
     while len(warm_up) < wanted or (warm_up[-1] > 2 * min(warm_up) and len(warm_up) < 2 * wanted):
         warm_up += laps(update, 1, device)["seconds_each"]
+    # Of the last two, one may have been slow by chance.
     count = repeats or num_laps(min(warm_up[-2:]))
     say(f"{name}: {count} updates")
     found = laps(update, count, device)
@@ -362,7 +353,7 @@ def time_updates(subject: Subject, device: torch.device, repeats: int | None, sa
         "flops_per_update": flops,
         "flops_per_second": flops / found["mean_seconds"],
         **_memory(device),
-        "num_skipped_updates": sum(skipped),
+        "num_skipped_updates": was_applied.count(False),
         "remarks": remarks,
         "num_parameters": sum(one.numel() for one in learner.model.parameters()),
     }
@@ -374,9 +365,9 @@ def num_warm_up(subject: Subject) -> int:
     Where a segment is not a whole number of chunks, several shapes alternate. Each runs once as
     written, and once to be captured.
     """
-    length, chunk = subject.recipe.training.segment_length, subject.chunk_length
+    length, (chunk, reach) = subject.recipe.training.segment_length, subject.chunk_and_reach
     num_shapes = min(16, chunk // math.gcd(chunk, length))
-    return max(LEAST_WARM_UP, math.ceil(subject.reach / length) + 2 * (num_shapes - 1) + 3)
+    return max(LEAST_WARM_UP, math.ceil(reach / length) + 2 * (num_shapes - 1) + 3)
 
 
 def random_batches(subject: Subject) -> list[Batch]:
@@ -399,6 +390,7 @@ def update_flops(subject: Subject) -> int:
     model, training = subject.recipe.model, subject.recipe.training
     length = training.segment_length
     if isinstance(model, LSTMModel):
+        # Per layer: input and state, each times a matrix [width, 4 width], 2 operations per entry.
         gates = model.num_layers * 2 * 4 * 2 * model.width**2
         forward = length * (gates + 2 * model.width * subject.symbols.num_outputs)
     else:
@@ -409,7 +401,8 @@ def update_flops(subject: Subject) -> int:
             start=warm_up_length(model.schedule, length) if subject.carries_state else 0,
             segment=length,
         ).flops
-    return TRAINING_FACTOR * training.num_lanes * forward
+    # A backward pass has twice the operations of a forward pass.
+    return 3 * training.num_lanes * forward
 
 
 def time_decoding(
@@ -419,13 +412,11 @@ def time_decoding(
     torch.manual_seed(subject.recipe.seed)
     model = build_model(subject.recipe, subject.symbols)
     model = model.to(device=device, dtype=precision_of(subject.recipe)).eval()
-    chunk = subject.chunk_length
+    chunk, reach = subject.chunk_and_reach
     # Whole chunks, and one token that goes in with the first round.
-    length = math.ceil(max(LEAST_PROMPT, subject.reach) / chunk) * chunk + 1
+    length = math.ceil(max(LEAST_PROMPT, reach) / chunk) * chunk + 1
     generator = torch.Generator().manual_seed(0)
     prompts = torch.randint(subject.symbols.num_inputs, (num_rows, length), generator=generator)
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
     say(f"{subject.recipe.name}: prompts of {num_rows} rows")
     synchronize(device)
     began = time.perf_counter()
@@ -447,22 +438,20 @@ def time_decoding(
     }
 
 
-def bench_environment(device: torch.device) -> Plain:
+def bench_environment() -> Plain:
     """What times depend on apart from the recipe; the name of the machine is left out."""
-    known = {key: value for key, value in environment().items() if key != "command"}
     matters = ("STAIRCASE_", "OMP_", "MKL_", "PYTORCH_", "TRITON_", "CUDA_LAUNCH_")
-    variables = {name: os.environ[name] for name in sorted(os.environ) if name.startswith(matters)}
-    is_cuda = device.type == "cuda"
-    return known | {
+    return environment() | {
         "num_cores": os.cpu_count(),
-        "cuda": torch.version.cuda if is_cuda else None,
-        "memory_bytes": torch.cuda.get_device_properties(device).total_memory if is_cuda else None,
+        "cuda": torch.version.cuda,
         "float32_products": torch.get_float32_matmul_precision(),
-        "variables": variables,
+        "variables": {
+            key: os.environ[key] for key in sorted(os.environ) if key.startswith(matters)
+        },
     }
 
 
-UPDATE_COLUMNS = {
+COLUMNS = {
     "parameters\nmillions": ("num_parameters", 1e-6, "{:.2f}"),
     "first\ns": ("first_update_after_seconds", 1, "{:.1f}"),
     "mean\nms": ("mean_seconds", 1e3, "{:,.2f}"),
@@ -472,44 +461,30 @@ UPDATE_COLUMNS = {
     "memory\nGiB": ("peak_memory_bytes", 2**-30, "{:.2f}"),
 }
 """Headings, each with the key of its values, their unit and how to write them."""
-DECODING_COLUMNS = {
-    "batch": ("num_rows", 1, "{}"),
-    "mean\nms": ("mean_seconds", 1e3, "{:,.3f}"),
-    "median\nms": ("median_seconds", 1e3, "{:,.3f}"),
-    "tokens\n/s": ("tokens_per_second", 1, "{:,.0f}"),
-    "memory\nGiB": ("peak_memory_bytes", 2**-30, "{:.2f}"),
-}
 
 
-def tables(report: Plain) -> list["Table"]:
-    """The report for a terminal: a table of updates, a table of decoding, as far as timed."""
-    rows = report["rows"]
-    updates = [(row["name"], row["updates"]) for row in rows if row["updates"]]
-    decoding = [(row["name"], times) for row in rows for times in row["decoding"]]
-    found = [("updates", UPDATE_COLUMNS, updates), ("decoding", DECODING_COLUMNS, decoding)]
-    return [_table(name, columns, lines) for name, columns, lines in found if lines]
-
-
-def _table(
-    name: str, columns: Mapping[str, tuple[str, float, str]], rows: Sequence[tuple[str, Plain]]
-) -> "Table":
+def result_table(report: Plain) -> "Table":
+    """The report for a terminal: a row for updates, and one for each batch that was decoded."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     grid = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    grid.add_column(name, max_width=30, overflow="fold")
-    for heading in columns:
+    grid.add_column("recipe", max_width=30, overflow="fold")
+    for heading in COLUMNS:
         grid.add_column(heading, justify="right", no_wrap=True)
-    for label, found in rows:
-        text = Text(label)
-        for remark in [found["failure"]] if "failure" in found else found.get("remarks", ()):
-            text.append(f"\n{remark}", style="red")
-        cells = [
-            form.format(unit * found[key]) if found.get(key) is not None else "-"
-            for key, unit, form in columns.values()
-        ]
-        grid.add_row(text, *cells)
+    for row in report["rows"]:
+        found = [("updates", row["updates"])] if row["updates"] else []
+        found += [(f"decoding, batch {times['num_rows']}", times) for times in row["decoding"]]
+        for what, times in found:
+            text = Text(f"{row['name']}\n{what}")
+            for remark in [times["failure"]] if "failure" in times else times.get("remarks", ()):
+                text.append(f"\n{remark}", style="red")
+            cells = [
+                form.format(unit * times[key]) if times.get(key) is not None else "-"
+                for key, unit, form in COLUMNS.values()
+            ]
+            grid.add_row(text, *cells)
     return grid
 
 

@@ -1,32 +1,34 @@
 """The two experiments: any recipes compared, and tables of the paper run again."""
 
-import shlex
-import sys
+import itertools
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from staircase_attention.checks import check_choice, check_integer, input_error
-from staircase_attention.experiments.catalog import SAME_TASK, Row, recipes, table_rows
-from staircase_attention.experiments.experiment import Experiment
+from staircase_attention.experiments.catalog import recipes
+from staircase_attention.experiments.experiment import (
+    TABLES,
+    Experiment,
+    Row,
+    model_name,
+    table_rows,
+)
 from staircase_attention.experiments.paper import paper_tables
 from staircase_attention.experiments.report import Report
 from staircase_attention.experiments.runner import carry_out
 from staircase_attention.training import Recipe, TaskChoice
 
-NUM_SEEDS = 10
-"""Runs of a setting in the paper."""
 LEAST_EVALUATIONS = 20
 """Points of a learning curve, however short the run."""
-TITLES = {
-    "random-walk": "Random Walk: our runs and the paper's",
-    "random-walk-fast": "Random Walk with our own settings: our runs and the paper's",
-    "algorithm": "Algorithm: our runs and the paper's",
-    "algorithm-fast": "Algorithm with our own settings: our runs and the paper's",
-    "permutations": "Permutations of five elements: the models of the Random Walk table",
-    "permutations-fast": "Permutations of five elements with our own settings",
+LONGEST_LABEL = 200
+"""Characters of a folder's name, with room for the suffixes of files beside it."""
+NOT_VARIED = {
+    "name": "names show what differs",
+    "seed": "every row is run with the seeds 0, 1, ...",
 }
 
 
@@ -37,7 +39,6 @@ def compare(
     seeds: int = 1,
     lengths: Sequence[int] = (),
     title: str = "A comparison",
-    command: str | None = None,
     jobs: int = 1,
     processes: int = 1,
     threads: int | None = None,
@@ -62,7 +63,6 @@ def compare(
         wanted=tuple(recipe.name for recipe in chosen),
         num_seeds=seeds,
         lengths=tuple(lengths),
-        command=this_command() if command is None else command,
     )
     return carry_out(experiment, jobs=jobs, processes=processes, threads=threads, progress=progress)
 
@@ -72,11 +72,10 @@ def reproduce(
     *,
     folder: Path,
     rows: Sequence[str] | None = None,
-    seeds: int = NUM_SEEDS,
+    seeds: int = 10,
     updates: int | None = None,
     overrides: Mapping[str, Any] | None = None,
     lengths: Sequence[int] = (),
-    command: str | None = None,
     jobs: int = 1,
     processes: int = 1,
     progress: bool = False,
@@ -87,34 +86,39 @@ def reproduce(
         table: random-walk, algorithm or permutations, or one of them with -fast at its end.
         folder: for everything; the run of a row with seed k is in row/seed-k.
         rows: names of rows; None: all of them, and an LSTM.
-        seeds: runs per row, with the seeds 0, 1, ...
+        seeds: runs per row, with the seeds 0, 1, ...; the paper has ten.
         updates: of every run; None: each row's own number, the paper's.
         overrides: other settings to change, each named by its path, as training.precision.
         lengths: also evaluate the best weights of every run at these episode lengths.
-        command: what the report gives as the command line; None: that of this process.
         jobs: runs at a time.
         processes: of each run, started by torchrun.
         progress: show progress on standard error.
     """
     everything = table_rows(table)
+    title, paper_name = TABLES[table]
     if updates is not None:
         check_integer("updates", updates, minimum=1, example=5000)
     if "seed" in (overrides or {}):
         raise input_error("rows are run with the seeds 0, 1, ...", "seed=...", "use seeds")
-    wanted = chosen_names(rows, everything)
-    changed = [
-        _changed(row, updates, overrides or {}) if row.name in wanted else row for row in everything
-    ]
+    wanted, changed = chosen_names(rows, everything), []
+    for row in everything:
+        recipe = row.recipe
+        if row.name in wanted:
+            recipe = recipe if updates is None else with_updates(recipe, updates)
+            recipe = recipe.override(overrides or {})
+            if updates not in (None, recipe.training.num_updates):
+                received = f"{updates} and {recipe.training.num_updates}"
+                rule = "updates and training.num_updates must agree"
+                raise input_error(rule, received, "give one of them")
+        changed.append(replace(row, recipe=recipe))
     experiment = Experiment(
-        title=TITLES[table],
+        title=title,
         folder=Path(folder),
         rows=tuple(changed),
         wanted=wanted,
         num_seeds=seeds,
-        table=paper_tables().get(SAME_TASK.get(table, table)),
-        is_table=True,
+        table=None if paper_name is None else paper_tables()[paper_name],
         lengths=tuple(lengths),
-        command=this_command() if command is None else command,
         overrides=overrides or {},
     )
     return carry_out(experiment, jobs=jobs, processes=processes, progress=progress)
@@ -125,6 +129,7 @@ def with_updates(recipe: Recipe, num_updates: int) -> Recipe:
 
     Episodes grow in proportion.
     """
+    # Also saved often, so that a short run that is killed loses little.
     at_most = max(1, num_updates // LEAST_EVALUATIONS)
     training = recipe.training
     config = replace(
@@ -135,18 +140,6 @@ def with_updates(recipe: Recipe, num_updates: int) -> Recipe:
         checkpoint_every=min(training.checkpoint_every, at_most),
     )
     return replace(recipe, training=config)
-
-
-def _changed(row: Row, updates: int | None, overrides: Mapping[str, Any]) -> Row:
-    recipe = row.recipe if updates is None else with_updates(row.recipe, updates)
-    recipe = recipe.override(overrides) if overrides else recipe
-    if updates is not None and recipe.training.num_updates != updates:
-        raise input_error(
-            "updates and training.num_updates must agree",
-            f"{updates} and {recipe.training.num_updates}",
-            "give one of them",
-        )
-    return replace(row, recipe=recipe)
 
 
 def chosen_names(names: Sequence[str] | None, rows: Sequence[Row]) -> tuple[str, ...]:
@@ -160,11 +153,15 @@ def chosen_names(names: Sequence[str] | None, rows: Sequence[Row]) -> tuple[str,
 def labelled_rows(chosen: Sequence[Recipe]) -> tuple[Row, ...]:
     """A row for each recipe, labelled by the task that it really uses."""
     labels = [task_label(recipe) for recipe in chosen]
-    rows = []
-    for recipe, label in zip(chosen, labels, strict=True):
-        clear = label if labels.count(label) == 1 else f"{label} ({recipe.name})"
-        rows.append(Row(name=recipe.name, label=clear, recipe=recipe))
-    return tuple(rows)
+    return tuple(
+        Row(
+            name=recipe.name,
+            label=label if labels.count(label) == 1 else f"{label} ({recipe.name})",
+            model=model_name(recipe),
+            recipe=recipe,
+        )
+        for recipe, label in zip(chosen, labels, strict=True)
+    )
 
 
 def task_label(recipe: Recipe) -> str:
@@ -176,20 +173,101 @@ def task_label(recipe: Recipe) -> str:
     >>> task_label(lstm), task_label(clock)
     ('parity/lstm', 'Clock/lstm')
     """
-    _, _, rest = recipe.name.partition("/")
-    named = recipes().get("/".join(recipe.name.split("/")[:2]))
-    used = task_name(recipe)
-    return recipe.name if named is None or used == task_name(named) else f"{used}/{rest}"
+
+    def task_name(one: Recipe) -> str:
+        if isinstance(one.task, TaskChoice):
+            return one.task.reference.rpartition(":")[2]
+        return Path(one.task.folder).name
+
+    # A variation has the name of its recipe and a third part.
+    group, row, *_ = [*recipe.name.split("/"), ""]
+    named, used = recipes().get(f"{group}/{row}"), task_name(recipe)
+    if named is None or used == task_name(named):
+        return recipe.name
+    return f"{used}/{recipe.name.partition('/')[2]}"
 
 
-def task_name(recipe: Recipe) -> str:
-    """The name of a task, the class of a user's task, or the folder of a corpus."""
-    if isinstance(recipe.task, TaskChoice):
-        return recipe.task.reference.rpartition(":")[2]
-    return Path(recipe.task.folder).name
+def variations(recipe: Recipe, varied: Mapping[str, Sequence[Any]]) -> list[Recipe]:
+    """The recipe with every combination of some settings, each named by its path.
+
+    The names end in the shortest form of each path that no other setting of the recipe shares.
+
+    >>> from staircase_attention.training.recipe import EXAMPLE
+    >>> rates = {"training.optimizer.learning_rate": [1e-3, 3e-3]}
+    >>> for recipe in variations(EXAMPLE, rates | {"training.num_lanes": [4]}):
+    ...     print(recipe.name, recipe.training.optimizer.learning_rate)
+    example/learning_rate=0.001,num_lanes=4 0.001
+    example/learning_rate=0.003,num_lanes=4 0.003
+    """
+    if not varied:
+        return [recipe]
+    _check_varied(varied)
+    known = list(_paths(recipe.to_plain()))
+    short = [shortest_tail(path, known) for path in varied]
+    made: dict[str, Recipe] = {}
+    for values in itertools.product(*varied.values()):
+        pairs = zip(short, values, strict=True)
+        label = ",".join(f"{name}={value_words(value)}" for name, value in pairs)
+        if len(label) > LONGEST_LABEL:
+            rule = f"the name of a variation has at most {LONGEST_LABEL} characters"
+            raise input_error(rule, f"{len(label)}: {label}", "vary fewer settings at once")
+        if label in made:
+            rule = "values must differ in their letters and digits"
+            raise input_error(rule, f"two that make {label}", "change one of them")
+        changed = recipe.override(dict(zip(varied, values, strict=True)))
+        made[label] = replace(changed, name=f"{recipe.name}/{label}")
+    return list(made.values())
 
 
-def this_command() -> str:
-    """The command line that started this process."""
-    program, *arguments = sys.argv
-    return shlex.join([Path(program).name, *arguments])
+def shortest_tail(path: str, known: Sequence[str]) -> str:
+    """The shortest end of a path that no other path has.
+
+    >>> shortest_tail("optimizer.kind", ["optimizer.kind", "model.kind", "model.width"])
+    'optimizer.kind'
+    >>> shortest_tail("model.width", ["optimizer.kind", "model.kind", "model.width"])
+    'width'
+    """
+    others = [f".{other}" for other in known if other != path]
+    parts = path.split(".")
+    tails = (".".join(parts[-count:]) for count in range(1, len(parts)))
+    return next((tail for tail in tails if not any(o.endswith(f".{tail}") for o in others)), path)
+
+
+def value_words(value: Any) -> str:  # noqa: ANN401
+    """A value as part of a folder's name.
+
+    >>> value_words(1e-3), value_words(None), value_words([1, 2]), value_words("clock.py:Clock")
+    ('0.001', 'none', '1-2', 'clock.py-Clock')
+    """
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (int, float)):
+        return str(value)
+    # What a shell or a file system gives a meaning to becomes a hyphen.
+    return re.sub(r"[^\w.+-]+", "-", str(value), flags=re.ASCII).strip("-")
+
+
+def _paths(plain: Mapping[str, Any], before: str = "") -> Iterator[str]:
+    """The paths of all settings and groups of settings."""
+    for name, value in plain.items():
+        yield f"{before}{name}"
+        if isinstance(value, Mapping):
+            yield from _paths(value, f"{before}{name}.")
+
+
+def _check_varied(varied: Mapping[str, Sequence[Any]]) -> None:
+    for path, values in varied.items():
+        if path in NOT_VARIED:
+            rule = "a setting that varies must be part of the run"
+            raise input_error(rule, f"{path!r}: {NOT_VARIED[path]}", "leave it out")
+        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+            rule = "a setting that varies needs a list of values"
+            raise input_error(rule, f"{values!r} for {path}", "give at least one")
+        for number, value in enumerate(values):
+            if value in values[:number]:
+                rule = "values of a setting must differ"
+                raise input_error(rule, f"{value!r} twice for {path}", "leave one of them out")
+        for other in varied:
+            if other.startswith(f"{path}."):
+                rule = "settings that vary must not contain each other"
+                raise input_error(rule, f"{path} and {other}", "vary one of them")

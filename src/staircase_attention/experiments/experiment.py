@@ -1,119 +1,241 @@
-"""An experiment: rows of recipes, several seeds each, and the run folder of every one.
+"""An experiment: rows of recipes that are run with several seeds, and what their runs show."""
 
-All rows with seed 0 come first, then all with seed 1, so that a report is useful long before
-everything is done.
-"""
-
-import sys
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import Any, Literal
 
-from staircase_attention.checks import check_integer, input_error
-from staircase_attention.experiments.catalog import Row
-from staircase_attention.experiments.lengths import check_lengths, missing_lengths
-from staircase_attention.experiments.paper import PaperTable
-from staircase_attention.experiments.results import beside, seed_folder, seeds_in
-from staircase_attention.files import write_json, write_whole
-from staircase_attention.training import Recipe
-from staircase_attention.training.build import check_recipe
-from staircase_attention.training.run_folder import RunFolder
+from staircase_attention.checks import check_choice, check_integer
+from staircase_attention.experiments.catalog import recipes
+from staircase_attention.experiments.paper import (
+    PaperResult,
+    PaperTable,
+    Spread,
+    paper_summary,
+    paper_tables,
+)
+from staircase_attention.experiments.results import RunRecord, Status
+from staircase_attention.schedules import PaperRow
+from staircase_attention.training import RunResult
+from staircase_attention.training.recipe import FamilyModel, Recipe
 
-# -P: the working folder is no place to import packages from.
-STAIRCASE = [sys.executable, "-P", "-m", "staircase_attention"]
-LENGTHS = [sys.executable, "-P", "-m", "staircase_attention.experiments.lengths"]
-TORCHRUN = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone"]
+SOLVED = 1.0
+"""Validation error in percent at which a task counts as solved, where times are compared."""
+TABLES: dict[str, tuple[str, str | None]] = {
+    "random-walk": ("Random Walk: our runs and the paper's", "random-walk"),
+    "algorithm": ("Algorithm: our runs and the paper's", "algorithm"),
+    "random-walk-fast": (
+        "Random Walk with our own settings: our runs and the paper's",
+        "random-walk",
+    ),
+    "algorithm-fast": ("Algorithm with our own settings: our runs and the paper's", "algorithm"),
+    "permutations": ("Permutations of five elements: the models of the Random Walk table", None),
+    "permutations-fast": ("Permutations of five elements with our own settings", None),
+}
+"""The tables that can be run: their titles, and the paper's table that has numbers for them."""
+MODEL_NAMES = {
+    "staircase": "Staircase",
+    "cached-staircase": "Cached Staircase",
+    "global-cached-staircase": "Global Cached Staircase",
+    "ladder": "Ladder",
+    "transformer-xl": "Transformer-XL",
+    "universal-transformer": "Universal Transformer",
+    "feedback-transformer": "Feedback Transformer",
+    "memory-network": "Memory Network",
+}
+"""The paper's names of the schedules."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PlannedRun:
-    """A recipe with its seed, and the folder in which it runs."""
+class Row:
+    """A recipe, its runs with several seeds, and what a report shows of them. Errors in percent.
 
-    recipe: Recipe
-    folder: Path
-    lengths: tuple[int, ...] = ()
-    """Episode lengths at which its best weights are also scored."""
-
-    @property
-    def title(self) -> str:
-        """The recipe's name and the seed."""
-        return f"{self.recipe.name}, seed {self.recipe.seed}"
-
-    @property
-    def is_trained(self) -> bool:
-        """Whether it has a result, good or bad."""
-        return RunFolder(self.folder).is_finished
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing is left to do: it has a result, all scores, and no failure on record."""
-        if beside(self.folder, "failure.txt").exists():
-            return False
-        return self.is_trained and not self._missing_lengths
-
-    @property
-    def _missing_lengths(self) -> list[int]:
-        """Lengths still to be scored; none for a run that diverged without a good checkpoint."""
-        has_weights = RunFolder(self.folder).read_result().best_update is not None
-        return missing_lengths(self.folder, self.lengths) if has_weights else []
-
-    def check(self) -> None:
-        """Refuse to resume a run whose recipe was another."""
-        folder = RunFolder(self.folder)
-        if folder.is_unbegun:
-            return
-        began, wanted = folder.recipe().to_plain(), self.recipe.to_plain()
-        if began != wanted:
-            path, old, new = first_difference(began, wanted)
-            raise input_error(
-                "a run is resumed with the recipe it began with",
-                f"{path} = {new!r} for {self.folder}, which has {old!r}",
-                f"use {old!r} again, or name another folder",
-            )
-
-    def next_command(self, *, processes: int = 1) -> list[str] | None:
-        """The command that brings the run further: train, resume, or score; None when it is over.
-
-        A recipe need not have a name on the command line, so `train` gets it as a file.
-        """
-        torchrun = [*TORCHRUN, f"--nproc-per-node={processes}", "--no-python"]
-        staircase = [*torchrun, *STAIRCASE] if processes > 1 else STAIRCASE
-        if RunFolder(self.folder).is_unbegun:
-            recipe = beside(self.folder, "recipe.json")
-            recipe.parent.mkdir(parents=True, exist_ok=True)
-            write_json(recipe, self.recipe.to_plain())
-            beside(self.folder, "shared.txt").unlink(missing_ok=True)
-            return [*staircase, "train", str(recipe), "--output", str(self.folder), "--quiet"]
-        if not self.is_trained:
-            return [*staircase, "resume", str(self.folder), "--quiet"]
-        lengths = self._missing_lengths
-        if lengths:
-            return [*LENGTHS, str(self.folder), *map(str, lengths)]
-        return None
-
-    def note_shared(self) -> None:
-        """Record beside the run that other runs ran at the same time, so its times are theirs."""
-        note = beside(self.folder, "shared.txt")
-        # The disk may be full; that must not end a run because of a note.
-        with suppress(OSError):
-            if self.folder.exists() and not note.exists():
-                write_whole(note, b"Other runs ran at the same time as this one.\n")
-
-
-def first_difference(old: Any, new: Any, path: str = "") -> tuple[str, Any, Any]:  # noqa: ANN401
-    """The first path at which two plain configs differ, and both values there.
-
-    >>> first_difference({"a": 1, "b": {"c": 2}}, {"a": 1, "b": {"c": 3}})
-    ('b.c', 2, 3)
+    A run that diverged counts with the score of its best weights, if it has one: leaving it out
+    would flatter the row.
     """
-    if isinstance(old, dict) and isinstance(new, dict):
-        for name in [*new, *(name for name in old if name not in new)]:
-            if old.get(name) != new.get(name):
-                inner = f"{path}.{name}" if path else name
-                return first_difference(old.get(name), new.get(name), inner)
-    return path, old, new
+
+    name: str
+    """Also the folder of its runs."""
+    label: str
+    """What reports and figures call it."""
+    model: str
+    """The name of the model: as printed, where the paper has it."""
+    recipe: Recipe
+    """As it is run, apart from the seed."""
+    full_recipe: Recipe | None = None
+    """With the budget that a table's row should have; None for a row that is in no table."""
+    paper: PaperResult | None = None
+    """The paper's result; None where it has none."""
+    runs: tuple[RunRecord, ...] = ()
+    """All its runs that are in the experiment's folder, whenever they were run."""
+
+    @property
+    def words(self) -> PaperRow:
+        """Recurrent steps, step size and forward size: as printed, where the paper has the row."""
+        return table_words(self.recipe) if self.paper is None else self.paper.words
+
+    @property
+    def full_updates(self) -> int | None:
+        """Updates that the row should have."""
+        return None if self.full_recipe is None else self.full_recipe.training.num_updates
+
+    @property
+    def full_tokens(self) -> int | None:
+        """Tokens of all lanes in these updates."""
+        if self.full_recipe is None:
+            return None
+        training = self.full_recipe.training
+        return training.num_updates * training.num_lanes * training.segment_length
+
+    @property
+    def paper_best(self) -> float | None:
+        """The test error of the paper's best seed, where its summary table has this row."""
+        if self.paper is None:
+            return None
+        best = {entry.row: entry.value for entry in paper_summary()}
+        return best.get(self.paper.identifier)
+
+    @property
+    def scored(self) -> list[RunRecord]:
+        """The runs that ended with a score."""
+        return [run for run in self.runs if run.result and run.result.valid and run.result.test]
+
+    @property
+    def results(self) -> list[RunResult]:
+        """Their results."""
+        return [run.result for run in self.scored if run.result is not None]
+
+    def error(self, split: Literal["valid", "test"]) -> Spread | None:
+        """Mean and deviation over the seeds; None where nothing was run."""
+        return Spread.over([percent(result, split) for result in self.results])
+
+    @property
+    def train_error(self) -> Spread | None:
+        """Mean and deviation over the seeds of the error at the end of training."""
+        return Spread.over([run.train for run in self.scored if run.train is not None])
+
+    @property
+    def best(self) -> RunResult | None:
+        """The seed with the lowest validation error, by which the paper chose; then by loss."""
+        return min(
+            self.results,
+            key=lambda one: (percent(one, "valid"), (one.valid or {})["loss"]),
+            default=None,
+        )
+
+    @property
+    def num_updates(self) -> list[int]:
+        """Fewest and most updates of a run; one number where they agree."""
+        return _extremes([result.num_updates for result in self.results])
+
+    @property
+    def num_tokens(self) -> list[int]:
+        """Fewest and most tokens of a run."""
+        return _extremes([result.num_tokens for result in self.results])
+
+    @property
+    def num_parameters(self) -> list[int]:
+        """Parameters of the model."""
+        return _extremes([result.num_parameters for result in self.results])
+
+    @property
+    def wall_seconds(self) -> float | None:
+        """Mean time of a run."""
+        return fmean(one.wall_seconds for one in self.results) if self.results else None
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether some of these times were taken while other runs ran at the same time."""
+        return any(run.is_shared for run in self.scored)
+
+    @property
+    def seconds_to_solve(self) -> Spread | None:
+        """Mean time until the validation error was SOLVED or less; None unless every run got there.
+
+        A mean over only the runs that solved the task would flatter the row.
+        """
+        times = [run.seconds_to(SOLVED) for run in self.scored]
+        known = [seconds for seconds in times if seconds is not None]
+        return Spread.over(known) if len(known) == len(times) else None
+
+    @property
+    def lengths(self) -> list[int]:
+        """Other episode lengths for which there are scores."""
+        return sorted({length for run in self.runs for length in run.lengths})
+
+    def length_error(self, length: int) -> Spread | None:
+        """Mean and deviation over seeds of the test error at a length."""
+        return Spread.over([run.lengths[length] for run in self.runs if length in run.lengths])
+
+    @property
+    def devices(self) -> list[str]:
+        """The devices of the runs."""
+        return sorted({result.device for result in self.results})
+
+    @property
+    def is_shortened(self) -> bool:
+        """Whether some run had fewer updates or tokens than it should have."""
+        if self.full_updates is None or self.full_tokens is None:
+            return False
+        return any(
+            result.num_updates < self.full_updates or result.num_tokens < self.full_tokens
+            for result in self.results
+        )
+
+    def with_status(self, *statuses: Status) -> list[RunRecord]:
+        """The runs that have one of these statuses."""
+        return [run for run in self.runs if run.status in statuses]
+
+
+def percent(result: RunResult, split: Literal["valid", "test"]) -> float:
+    """A result's error on a split, in percent."""
+    scores = result.valid if split == "valid" else result.test
+    assert scores is not None, "only results with scores are summarised"
+    return 100 * float(scores["error"])
+
+
+def _extremes(counts: list[int]) -> list[int]:
+    return sorted({min(counts), max(counts)}) if counts else []
+
+
+def table_rows(table: str) -> tuple[Row, ...]:
+    """The rows of a table, those of the paper first, then an LSTM."""
+    check_choice("a table to reproduce", table, TABLES)
+    _, paper_name = TABLES[table]
+    printed = {} if paper_name is None else paper_tables()[paper_name].rows
+    # All tables have the models of this one. By its recipe alone, a Global Cached Staircase would
+    # be called a Cached one, as it has a window.
+    models = {name: row.model for name, row in paper_tables()["random-walk"].rows.items()}
+    rows = []
+    for full_name, recipe in recipes().items():
+        group, name = full_name.split("/", 1)
+        if group == table:
+            row = Row(
+                name=name,
+                label=name,
+                model=models.get(name, model_name(recipe)),
+                recipe=recipe,
+                full_recipe=recipe,
+                paper=printed.get(name),
+            )
+            rows.append(row)
+    return tuple(rows)
+
+
+def model_name(recipe: Recipe) -> str:
+    """The paper's name of a recipe's model."""
+    if not isinstance(recipe.model, FamilyModel):
+        return "LSTM"
+    name = recipe.model.schedule.name
+    return MODEL_NAMES.get(name, name)
+
+
+def table_words(recipe: Recipe) -> PaperRow:
+    """The recipe in the terms of the paper's tables, which have none for an LSTM."""
+    if isinstance(recipe.model, FamilyModel):
+        return recipe.model.schedule.paper_row
+    return PaperRow(recurrent_steps=None, step_size=None, forward_size=None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,57 +251,10 @@ class Experiment:
     num_seeds: int
     table: PaperTable | None = None
     """The paper's table that the rows are compared with."""
-    command: str = ""
-    """The command line that runs the experiment."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
     """Settings in which the runs differ from the named recipes."""
     lengths: tuple[int, ...] = ()
     """Episode lengths at which all runs are also scored."""
-    is_table: bool = False
-    """Whether the rows are a table's, whose errors are drawn against recurrent steps."""
 
     def __post_init__(self) -> None:
         check_integer("seeds", self.num_seeds, minimum=1, example=3)
-
-    @property
-    def runs(self) -> list[PlannedRun]:
-        """All runs, in the order in which they start."""
-        return [self._run(row, seed) for seed in range(self.num_seeds) for row in self._chosen]
-
-    def check(self) -> None:
-        """Refuse, before any work is done, what cannot be built, written, or resumed."""
-        for row in self._chosen:
-            check_lengths(row.recipe, self.lengths)
-            if any(not self._run(row, seed).is_over for seed in range(self.num_seeds)):
-                check_recipe(row.recipe)
-        _check_folder(self.folder)
-        for row in self._chosen:
-            for seed in seeds_in(self.folder / row.name):
-                self._run(row, seed).check()
-
-    @property
-    def _chosen(self) -> list[Row]:
-        return [row for row in self.rows if row.name in self.wanted]
-
-    def _run(self, row: Row, seed: int) -> PlannedRun:
-        recipe = replace(row.recipe, seed=seed)
-        folder = seed_folder(self.folder / row.name, seed)
-        return PlannedRun(recipe=recipe, folder=folder, lengths=self.lengths)
-
-
-def _check_folder(folder: Path) -> None:
-    if RunFolder(folder).config.exists():
-        raise input_error(
-            "results need a folder of their own",
-            f"{str(folder)!r}, which is a run folder",
-            "name another with --output",
-        )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".probe"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise input_error(
-            "results need a writable folder", f"{str(folder)!r} ({error.strerror})", "name another"
-        ) from error

@@ -2,14 +2,12 @@
 
 import io
 import statistics
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle, groupby
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import matplotlib
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -17,9 +15,8 @@ from matplotlib.ticker import MultipleLocator
 
 from staircase_attention.clock import clock
 from staircase_attention.drawing.figure import SETTINGS
-from staircase_attention.experiments.experiment import Experiment
-from staircase_attention.experiments.paper import Spread
-from staircase_attention.experiments.results import RowSummary, RunRecord
+from staircase_attention.experiments.experiment import Row
+from staircase_attention.experiments.results import RunRecord
 from staircase_attention.files import write_whole
 
 DOTS_PER_INCH = 160
@@ -47,9 +44,10 @@ DASHES = ("-", "--", ":", "-.")
 """Line styles of the rows of one family."""
 NUM_MARKERS = 8
 """Markers along a curve, about."""
-Points = Sequence[tuple[float, float]]
-"""Positions along an axis, and errors in percent."""
-Against = Literal["updates", "time"]
+Axis = Literal["updates", "time", "length"]
+"""What errors are drawn against."""
+Points = Mapping[int, tuple[float, float]]
+"""By update or length: the position along the axis, and the error in percent."""
 
 
 class Style(NamedTuple):
@@ -71,44 +69,25 @@ def row_styles(models: Sequence[str]) -> list[Style]:
     ]
 
 
-def draw_figures(
-    experiment: Experiment, rows: Sequence[RowSummary], folder: Path
-) -> dict[str, str]:
+def draw_figures(rows: Sequence[Row], folder: Path, *, title: str) -> dict[str, str]:
     """Draw every figure for which there is data: names of PNG files, and captions.
 
     Figures of an earlier report that no longer have data are removed.
     """
-    title, runs, drawn = experiment.title, [run for row in rows for run in row.runs], {}
-    figures: dict[str, tuple[bool, Callable[[], Figure], str]] = {
-        "figure-2": (
-            experiment.is_table and bool(recurrence_points(rows)),
-            lambda: recurrence_figure(rows, title=title),
-            "Test error against recurrent steps",
-        ),
-        "learning-curves": (
-            any(run.curve for run in runs),
-            lambda: learning_curves(rows, title=title),
-            "Validation error against updates",
-        ),
-        "learning-times": (
-            any(run.seconds for run in runs),
-            lambda: learning_curves(rows, title=title, against="time"),
-            "Validation error against training time",
-        ),
-        "lengths": (
-            any(row.lengths for row in rows),
-            lambda: length_figure(rows, title=title),
-            "Test error against episode length",
-        ),
+    figures = {
+        "figure-2": (recurrence_figure(rows), "Test error against recurrent steps"),
+        "learning-curves": (curve_figure(rows, "updates"), "Validation error against updates"),
+        "learning-times": (curve_figure(rows, "time"), "Validation error against training time"),
+        "lengths": (curve_figure(rows, "length"), "Test error against episode length"),
     }
-    for name, (has_data, figure, caption) in figures.items():
-        if has_data:
-            save(figure(), folder / name)
-            drawn[f"{name}.png"] = caption
+    for name, (figure, _) in figures.items():
+        if figure is not None:
+            figure.axes[0].set_title(title, fontsize=11, loc="left")
+            save(figure, folder / name)
         else:
             for ending in ENDINGS:
                 (folder / name).with_suffix(ending).unlink(missing_ok=True)
-    return drawn
+    return {f"{name}.png": caption for name, (figure, caption) in figures.items() if figure}
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -120,63 +99,96 @@ def save(figure: Figure, path: Path) -> None:
             write_whole(path.with_suffix(ending), content.getvalue())
 
 
-def learning_curves(
-    rows: Sequence[RowSummary], *, title: str, against: Against = "updates"
-) -> Figure:
-    """Validation error against updates or time: the mean over seeds, and each seed as a thin line.
+def curve_figure(rows: Sequence[Row], against: Axis) -> Figure | None:
+    """Errors as curves: the mean over seeds, and each of several seeds as a thin line.
 
-    The mean is over finished runs or, before any is finished, over all.
+    The mean is over finished runs or, before any is finished, over all. None: there is no data.
     """
-    figure, axes = _axes(title)
-    ends: list[tuple[float, Line2D]] = []
-    for row, style in _styles(rows):
-        drawn = [run for run in row.runs if positions(run, against)]
-        averaged = [run for run in drawn if run.status == "finished"] or drawn
-        mean = _along(mean_curve([run.curve for run in averaged]), averaged, against)
-        if mean:
-            seeds = [_along(run.curve, [run], against) for run in drawn]
-            ends.append(_draw_row(axes, row.row.shown, mean, seeds, style))
-    axes.set_xlim(left=0)
-    axes.set_ylabel("Validation error (%)")
-    if against == "updates":
-        axes.set_xlabel("Updates")
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    else:
-        shared = any(run.is_shared for row in rows for run in row.runs if run.seconds)
-        label = "Time of training and validation"
-        axes.set_xlabel(label + (", of runs that shared the machine" if shared else ""))
-        axes.xaxis.set_major_locator(MultipleLocator(tick_seconds(axes.get_xlim()[1])))
-        axes.xaxis.set_major_formatter(lambda value, _: clock(value))
-    _finish(axes, ends)
+    run = [row for row in rows if any(run_points(one, against) for one in row.runs)]
+    if not run:
+        return None
+    figure, axes = _axes()
+    lines: list[Line2D] = []
+    errors: list[float] = []
+    for row, style in zip(run, row_styles([row.model for row in run]), strict=True):
+        known = {one.seed: run_points(one, against) for one in row.runs}
+        # An unfinished run would end the mean where it stopped.
+        finished = [known[one.seed] for one in row.with_status("finished") if known[one.seed]]
+        seeds = [points for points in known.values() if points]
+        mean = mean_points(finished or seeds, common=against != "length")
+        for points in [*seeds, mean] if mean else ():
+            errors += [error for _, error in points.values()]
+        lines += _draw_row(axes, row.label, mean, seeds, style) if mean else []
+    axes.set_ylim(*error_limits(errors))
+    # In the order in which the curves end from top to bottom.
+    _tidy(axes, sorted(lines, key=lambda line: -float(line.get_ydata()[-1])))  # type: ignore[index,arg-type]
+    _label_axis(axes, run, against)
     return figure
 
 
-def mean_curve(curves: Sequence[Sequence[tuple[int, float]]]) -> list[tuple[int, float]]:
-    """The mean over runs, at the updates that all of them have reached.
+def run_points(run: RunRecord, against: Axis) -> Points:
+    """A run's errors, each at its position along the axis, as far as that is known."""
+    if against == "length":
+        return {length: (float(length), run.lengths[length]) for length in sorted(run.lengths)}
+    if against == "time":
+        return {n: (run.seconds[n], error) for n, error in run.curve if n in run.seconds}
+    return {n: (float(n), error) for n, error in run.curve}
 
-    >>> mean_curve([[(10, 90.0), (20, 50.0)], [(10, 80.0)]])
-    [(10, 85.0)]
+
+def mean_points(runs: Sequence[Points], *, common: bool) -> Points:
+    """The mean position and error over the runs that have a point; in common: that all have.
+
+    >>> mean_points([{10: (10.0, 90.0), 20: (20.0, 50.0)}, {10: (10.0, 80.0)}], common=True)
+    {10: (10.0, 85.0)}
     """
-    tables = [dict(curve) for curve in curves]
-    common = sorted(set.intersection(*(set(table) for table in tables))) if tables else []
-    return [(update, statistics.fmean(table[update] for table in tables)) for update in common]
+    keys = set.intersection(*map(set, runs)) if common else set().union(*runs)
+    means = {}
+    for key in sorted(keys):
+        positions, errors = zip(*(points[key] for points in runs if key in points), strict=True)
+        means[key] = statistics.fmean(positions), statistics.fmean(errors)
+    return means
 
 
-def positions(run: RunRecord, against: Against) -> dict[int, float]:
-    """Where the updates of a run's curve lie along the axis, as far as that is known."""
-    return dict(run.seconds) if against == "time" else {n: float(n) for n, _ in run.curve}
+def _draw_row(
+    axes: Axes, label: str, mean: Points, seeds: Sequence[Points], style: Style
+) -> list[Line2D]:
+    """A thick line for the mean, which is returned, and thin ones for several seeds."""
+    for points in seeds if len(seeds) > 1 else ():
+        positions, errors = zip(*points.values(), strict=True)
+        axes.plot(positions, errors, color=style.colour, linewidth=0.6, alpha=0.45)
+    positions, errors = zip(*mean.values(), strict=True)
+    return axes.plot(
+        positions,
+        errors,
+        color=style.colour,
+        linestyle=style.dashes,
+        linewidth=1.9,
+        marker=style.marker,
+        markersize=5,
+        markevery=max(1, len(positions) // NUM_MARKERS),
+        label=f"{label}: {errors[-1]:.1f}%",
+    )
 
 
-def _along(
-    curve: Sequence[tuple[int, float]], runs: Sequence[RunRecord], against: Against
-) -> list[tuple[float, float]]:
-    """A curve of some runs, each update at its mean position over these runs."""
-    by_run = [positions(run, against) for run in runs]
-    return [
-        (statistics.fmean(known[update] for known in by_run), error)
-        for update, error in curve
-        if all(update in known for known in by_run)
-    ]
+def _label_axis(axes: Axes, rows: Sequence[Row], against: Axis) -> None:
+    axes.set_ylabel("Test error (%)" if against == "length" else "Validation error (%)")
+    if against == "length":
+        lengths = sorted({length for row in rows for length in row.lengths})
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
+        axes.minorticks_off()
+        axes.set_xlabel("Length of test episodes")
+        return
+    axes.set_xlim(left=0)
+    if against == "updates":
+        axes.set_xlabel("Updates")
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+        return
+    shared = any(run.is_shared for row in rows for run in row.runs if run.seconds)
+    label = "Time of training and validation"
+    axes.set_xlabel(label + (", of runs that shared the machine" if shared else ""))
+    axes.xaxis.set_major_locator(MultipleLocator(tick_seconds(axes.get_xlim()[1])))
+    axes.xaxis.set_major_formatter(lambda value, _: clock(value))
 
 
 def tick_seconds(end: float) -> int:
@@ -189,68 +201,6 @@ def tick_seconds(end: float) -> int:
     return next((step for step in steps if end / step <= 9), steps[-1])  # noqa: PLR2004
 
 
-def length_figure(rows: Sequence[RowSummary], *, title: str) -> Figure:
-    """Test error against episode length: the mean over seeds, and each seed as a thin line."""
-    figure, axes = _axes(title)
-    lengths = sorted({length for row in rows for length in row.lengths})
-    ends: list[tuple[float, Line2D]] = []
-    for row, style in _styles(rows):
-        known = [(float(length), row.length_error(length)) for length in row.lengths]
-        mean = [(length, spread.mean) for length, spread in known if spread is not None]
-        seeds = [sorted(run.lengths.items()) for run in row.runs if run.lengths]
-        if mean:
-            ends.append(_draw_row(axes, row.row.shown, mean, seeds, style))
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
-    axes.minorticks_off()
-    axes.set_xlabel("Length of test episodes")
-    axes.set_ylabel("Test error (%)")
-    _finish(axes, ends)
-    return figure
-
-
-def _styles(rows: Sequence[RowSummary]) -> Iterator[tuple[RowSummary, Style]]:
-    """The rows that were run, and how each is drawn."""
-    run = [row for row in rows if row.runs]
-    return zip(run, row_styles([row.row.model for row in run]), strict=True)
-
-
-def _axes(title: str) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(9.4, 5.2), layout="constrained")
-    axes = figure.add_subplot()
-    axes.set_title(title, fontsize=11, loc="left")
-    return figure, axes
-
-
-def _draw_row(
-    axes: Axes, name: str, mean: Points, seeds: Sequence[Points], style: Style
-) -> tuple[float, Line2D]:
-    """A thick line for the mean, thin ones for several seeds; the last error, and the line."""
-    if len(seeds) > 1:
-        for points in seeds:
-            axes.plot(*zip(*points, strict=True), color=style.colour, linewidth=0.6, alpha=0.45)
-    places, errors = zip(*mean, strict=True)
-    [line] = axes.plot(
-        places,
-        errors,
-        color=style.colour,
-        linestyle=style.dashes,
-        linewidth=1.9,
-        marker=style.marker,
-        markersize=5,
-        markevery=max(1, len(places) // NUM_MARKERS),
-        label=f"{name}: {errors[-1]:.1f}%",
-    )
-    return errors[-1], line
-
-
-def _finish(axes: Axes, ends: Sequence[tuple[float, Line2D]]) -> None:
-    """The legend, in the order in which the curves end from top to bottom; grid and limits."""
-    _tidy(axes, [line for _, line in sorted(ends, key=lambda end: -end[0])])
-    shown = [np.asarray(line.get_ydata(), dtype=float) for line in axes.get_lines()]
-    axes.set_ylim(*error_limits([error for errors in shown for error in errors.tolist()]))
-
-
 def error_limits(errors: Sequence[float]) -> tuple[float, float]:
     """The ends of an axis that shows all errors: from 0, unless all of them are far from it.
 
@@ -258,9 +208,15 @@ def error_limits(errors: Sequence[float]) -> tuple[float, float]:
     ((-1.2, 41.2), (39.5, 50.5))
     """
     low, high = min(errors, default=0.0), max(errors, default=100.0)
+    # Half is far: then the curves would lie in the upper half of the figure.
     low = 0.0 if low < high / 2 else low
     margin = (0.03 if low == 0 else 0.05) * (high - low) or 0.5
     return low - margin, high + margin
+
+
+def _axes() -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(9.4, 5.2), layout="constrained")
+    return figure, figure.add_subplot()
 
 
 def _tidy(axes: Axes, handles: Sequence[Line2D]) -> None:
@@ -278,140 +234,125 @@ IN_FIGURE_2 = (
     "Ladder",
 )
 """The models that the paper's Figure 2 shows."""
-PITCH = 0.3
-"""Between two rows with the same recurrent steps, side by side."""
+PITCH, GAP = 0.3, 0.3
+"""Between two rows with the same recurrent steps; between others, in addition to the pitch."""
 APART = 0.075
 """From the middle of a row to our point on the left, and to the paper's on the right, if any."""
-GAP = 0.3
-"""Between rows with different recurrent steps, in addition to the pitch."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Point:
-    """One row in Figure 2."""
+class Point(NamedTuple):
+    """A table's row in Figure 2. Rows with the same recurrent steps are side by side."""
 
-    model: str
+    row: Row
     recurrent_steps: int
     position: float
-    """Along the axis: rows with the same recurrent steps are side by side."""
-    forward_size: int | None
-    ours: Spread | None
-    paper: Spread | None
 
 
-def recurrence_points(rows: Sequence[RowSummary]) -> list[Point]:
-    """A point for every row that has a score, ours or the paper's, in the order of IN_FIGURE_2."""
-    shown = [row for row in rows if row.row.model in IN_FIGURE_2 and (row.row.paper or row.results)]
+def recurrence_points(rows: Sequence[Row]) -> list[Point]:
+    """A point for every row of a table that has a score, ours or the paper's, left to right."""
 
-    def key(row: RowSummary) -> tuple[int, int]:
+    def key(row: Row) -> tuple[int, int]:
         # A Transformer-XL, for which the tables print a dash, makes one pass.
-        return row.row.words.recurrent_steps or 1, IN_FIGURE_2.index(row.row.model)
+        return row.words.recurrent_steps or 1, IN_FIGURE_2.index(row.model)
 
+    shown = [
+        row
+        for row in rows
+        if row.full_recipe and row.model in IN_FIGURE_2 and (row.paper or row.results)
+    ]
     points, left = [], 0.0
     for steps, group in groupby(sorted(shown, key=key), key=lambda row: key(row)[0]):
         for row in group:
-            point = Point(
-                model=row.row.model,
-                recurrent_steps=steps,
-                position=left,
-                forward_size=row.row.words.forward_size,
-                ours=row.error("test"),
-                paper=None if row.row.paper is None else row.row.paper.test,
-            )
-            points.append(point)
+            points.append(Point(row, steps, left))
             left += PITCH
         left += GAP
-    return sorted(points, key=lambda point: (IN_FIGURE_2.index(point.model), point.position))
+    return points
 
 
-def recurrence_figure(rows: Sequence[RowSummary], *, title: str) -> Figure:
+def recurrence_figure(rows: Sequence[Row]) -> Figure | None:
     """Test error against recurrent steps: mean and deviation, ours filled, the paper's hollow."""
     points = recurrence_points(rows)
-    figure, axes = _axes(title)
-    for model, group in groupby(points, key=lambda point: point.model):
-        _draw_model(axes, model, list(group))
-    for point in points:
-        if point.model == "Cached Staircase":
+    if not points:
+        return None
+    figure, axes = _axes()
+    for model in IN_FIGURE_2:
+        _draw_model(axes, [point for point in points if point.row.model == model])
+    _mark_steps(axes, points)
+    axes.set_ylabel("Test error (%)")
+    _tidy(axes, _legend(points, is_shortened=any(row.is_shortened for row in rows)))
+    # Markers at 0% stay whole.
+    axes.set_ylim(bottom=-0.03 * axes.get_ylim()[1])
+    return figure
+
+
+def _draw_model(axes: Axes, points: Sequence[Point]) -> None:
+    """Ours and the paper's, with a line through each where there are several numbers of steps."""
+    is_line = len({point.recurrent_steps for point in points}) > 1
+    for is_ours in (False, True):
+        known = []
+        for row, _, position in points:
+            printed = None if row.paper is None else row.paper.test
+            spread = row.error("test") if is_ours else printed
+            shift = 0.0 if row.paper is None else -APART if is_ours else APART
+            if spread is not None:
+                known.append((position + shift, spread.mean, spread.deviation or 0.0))
+        if known:
+            colour, marker = FAMILIES[points[0].row.model]
+            positions, means, deviations = zip(*known, strict=True)
+            axes.errorbar(
+                positions,
+                means,
+                yerr=deviations,
+                color=colour,
+                marker=marker,
+                markersize=7,
+                markerfacecolor=colour if is_ours else "white",
+                linestyle=("-" if is_ours else ":") if is_line else "none",
+                linewidth=1.4 if is_ours else 1.0,
+                elinewidth=1.1,
+                capsize=2.5,
+            )
+
+
+def _mark_steps(axes: Axes, points: Sequence[Point]) -> None:
+    """Label the axis with recurrent steps, and shade every other group."""
+    margin, ticks = (PITCH + GAP) / 2, {}
+    for number, (steps, group) in enumerate(groupby(points, key=lambda one: one.recurrent_steps)):
+        here = [point.position for point in group]
+        ticks[str(steps)] = (here[0] + here[-1]) / 2
+        if number % 2 == 0:
+            axes.axvspan(here[0] - margin, here[-1] + margin, color=BAND, zorder=0)
+    axes.set_xticks(list(ticks.values()), list(ticks))
+    axes.set_xlim(points[0].position - margin, points[-1].position + margin)
+    axes.set_xlabel("Recurrent steps")
+    for row, _, position in points:
+        if row.model == "Cached Staircase":
             # It has one recurrent step in all its rows; the forward size tells them apart.
-            known = [spread for spread in (point.ours, point.paper) if spread is not None]
-            top = max(spread.mean + (spread.deviation or 0.0) for spread in known)
+            spreads = [row.error("test"), None if row.paper is None else row.paper.test]
+            tops = [one.mean + (one.deviation or 0.0) for one in spreads if one is not None]
             axes.annotate(
-                f"C={point.forward_size}",
-                (point.position, top),
+                f"C={row.words.forward_size}",
+                (position, max(tops)),
                 xytext=(0, 8),
                 textcoords="offset points",
                 ha="center",
                 fontsize=8,
                 color=GREY,
             )
-    _mark_steps(axes, points)
-    axes.set_ylabel("Test error (%)")
-    _tidy(axes, _legend(points, is_shortened=any(row.is_shortened for row in rows)))
-    axes.set_ylim(bottom=-0.03 * axes.get_ylim()[1])
-    return figure
-
-
-def _draw_model(axes: Axes, model: str, points: Sequence[Point]) -> None:
-    """A line through a model's points where it was run with several numbers of steps."""
-    colour, marker = FAMILIES[model]
-    is_line = len({point.recurrent_steps for point in points}) > 1
-    for is_ours in (False, True):
-        known = []
-        for point in points:
-            spread = point.ours if is_ours else point.paper
-            shift = 0.0 if point.paper is None else -APART if is_ours else APART
-            if spread is not None:
-                known.append((point.position + shift, spread))
-        if not known:
-            continue
-        axes.errorbar(
-            [position for position, _ in known],
-            [spread.mean for _, spread in known],
-            yerr=[spread.deviation or 0.0 for _, spread in known],
-            color=colour,
-            marker=marker,
-            markersize=7,
-            markerfacecolor=colour if is_ours else "white",
-            linestyle=("-" if is_ours else ":") if is_line else "none",
-            linewidth=1.4 if is_ours else 1.0,
-            elinewidth=1.1,
-            capsize=2.5,
-        )
-
-
-def _mark_steps(axes: Axes, points: Sequence[Point]) -> None:
-    """Label the axis with recurrent steps, and shade every other group."""
-    margin = (PITCH + GAP) / 2
-    groups: dict[int, list[float]] = {}
-    for point in sorted(points, key=lambda point: point.position):
-        groups.setdefault(point.recurrent_steps, []).append(point.position)
-    middles = {steps: (min(here) + max(here)) / 2 for steps, here in groups.items()}
-    axes.set_xticks(list(middles.values()), [str(steps) for steps in middles])
-    for number, here in enumerate(groups.values()):
-        if number % 2 == 0:
-            axes.axvspan(min(here) - margin, max(here) + margin, color=BAND, zorder=0)
-    everything = [point.position for point in points]
-    axes.set_xlim(min(everything) - margin, max(everything) + margin)
-    axes.set_xlabel("Recurrent steps")
 
 
 def _legend(points: Sequence[Point], *, is_shortened: bool) -> list[Line2D]:
-    models = dict.fromkeys(point.model for point in points)
-    entries = [(model, *FAMILIES[model], FAMILIES[model][0]) for model in models]
-    has_paper = any(point.paper is not None for point in points)
+    drawn = {point.row.model for point in points}
+    entries = [
+        (model, *FAMILIES[model], FAMILIES[model][0]) for model in IN_FIGURE_2 if model in drawn
+    ]
+    has_paper = any(point.row.paper for point in points)
     if has_paper or is_shortened:
         entries.append(("ours, from fewer updates" if is_shortened else "ours", GREY, "o", GREY))
     if has_paper:
         entries.append(("the paper's", GREY, "o", "white"))
+    style: dict[str, Any] = {"linestyle": "none"}
     return [
-        Line2D(
-            [],
-            [],
-            color=colour,
-            marker=marker,
-            markerfacecolor=face,
-            linestyle="none",
-            label=label,
-        )
+        Line2D([], [], color=colour, marker=marker, markerfacecolor=face, label=label, **style)
         for label, colour, marker, face in entries
     ]

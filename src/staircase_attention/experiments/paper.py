@@ -194,17 +194,6 @@ def paper_training(task: str) -> PaperTraining:
     return PaperTraining(**tasks[task] | {"notes": tuple(tasks[task]["notes"])})
 
 
-def find_paper_row(identifier: str) -> PaperResult:
-    """The row that is called table/row.
-
-    >>> find_paper_row("algorithm/staircase-n4-c16").words.step_size
-    64
-    """
-    rows = {row.identifier: row for table in paper_tables().values() for row in table.rows.values()}
-    check_choice("a row of the paper's tables", identifier, rows)
-    return rows[identifier]
-
-
 @cache
 def _data() -> dict[str, Any]:
     text = (files("staircase_attention.experiments") / FILE).read_text(encoding="utf-8")

@@ -1,21 +1,16 @@
 """The report of an experiment: as data, as a Markdown page with figures, as a terminal table."""
 
 import datetime
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from staircase_attention.clock import clock
-from staircase_attention.experiments.experiment import Experiment
+from staircase_attention.experiments.experiment import SOLVED, Experiment, Row, percent
 from staircase_attention.experiments.paper import Spread
-from staircase_attention.experiments.results import (
-    LAST_PART,
-    SOLVED,
-    RowSummary,
-    RunRecord,
-    summarize,
-)
+from staircase_attention.experiments.results import LAST_PART, RunRecord, read_runs
 from staircase_attention.files import write_json, write_whole
 from staircase_attention.training.plain import to_plain
 from staircase_attention.training.run_folder import environment
@@ -37,18 +32,24 @@ class Report:
     """The results of an experiment so far."""
 
     experiment: Experiment
-    rows: tuple[RowSummary, ...]
+    rows: tuple[Row, ...]
+    """The experiment's, with their runs."""
     written: str
     """Date and time, in UTC."""
+    environment: Mapping[str, Any]
+    """The machine and the packages that wrote it."""
 
     @property
     def failures(self) -> list[tuple[str, RunRecord]]:
         """Runs that failed or diverged, with the names of their rows."""
         return [
-            (row.row.name, run)
-            for row in self.rows
-            for run in row.with_status("failed", "diverged")
+            (row.name, run) for row in self.rows for run in row.with_status("failed", "diverged")
         ]
+
+    @property
+    def command(self) -> str:
+        """The command line that wrote it."""
+        return shlex.join(self.environment["command"])
 
     def to_plain(self) -> dict[str, Any]:
         """The report as plain data."""
@@ -58,23 +59,13 @@ class Report:
             "title": experiment.title,
             "table": None if table is None else {"name": table.name, "label": table.label},
             "unit": "error %",
-            "command": experiment.command,
+            "command": self.command,
             "overrides": to_plain(experiment.overrides),
             "written": self.written,
-            "environment": environment(),
+            "environment": to_plain(self.environment),
             "rows": [_plain_row(row) for row in self.rows],
             "notes": [] if table is None else list(table.notes),
         }
-
-
-def collect(experiment: Experiment) -> Report:
-    """Read all runs of an experiment's rows that are in its folder."""
-    now = datetime.datetime.now(datetime.UTC)
-    return Report(
-        experiment=experiment,
-        rows=summarize(experiment.rows, experiment.folder),
-        written=now.strftime("%Y-%m-%d %H:%M UTC"),
-    )
 
 
 def write_report(experiment: Experiment) -> Report:
@@ -82,24 +73,28 @@ def write_report(experiment: Experiment) -> Report:
     # Imported late: matplotlib takes a second.
     from staircase_attention.experiments.figures import draw_figures
 
-    report = collect(experiment)
-    folder, plain = experiment.folder, report.to_plain()
-    figures = draw_figures(experiment, report.rows, folder)
-    write_json(folder / "report.json", plain)
-    write_whole(folder / "report.md", page(report, plain["environment"], figures).encode())
+    folder = experiment.folder
+    report = Report(
+        experiment=experiment,
+        rows=tuple(replace(row, runs=read_runs(folder / row.name)) for row in experiment.rows),
+        written=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        environment=environment(),
+    )
+    figures = draw_figures(report.rows, folder, title=experiment.title)
+    write_json(folder / "report.json", report.to_plain())
+    write_whole(folder / "report.md", page(report, figures).encode())
     return report
 
 
-def _plain_row(summary: RowSummary) -> dict[str, Any]:
-    row = summary.row
+def _plain_row(row: Row) -> dict[str, Any]:
     return {
         "name": row.name,
-        "label": row.shown,
+        "label": row.label,
         "recipe": row.recipe.name,
         "model": row.model,
         **to_plain(row.words),
-        "is_run": summary.is_run,
-        "ours": _plain_ours(summary) if summary.is_run else None,
+        "is_run": bool(row.results),
+        "ours": _plain_ours(row) if row.results else None,
         "paper": None
         if row.paper is None
         else {
@@ -112,28 +107,32 @@ def _plain_row(summary: RowSummary) -> dict[str, Any]:
         },
         "full_updates": row.full_updates,
         "full_tokens": row.full_tokens,
-        "is_shortened": summary.is_shortened,
-        "runs": [_plain_run(run) for run in summary.runs],
+        "is_shortened": row.is_shortened,
+        "runs": [_plain_run(run) for run in row.runs],
     }
 
 
-def _plain_ours(summary: RowSummary) -> dict[str, Any]:
+def _plain_ours(row: Row) -> dict[str, Any]:
+    best = row.best
+    assert best is not None, "only rows with results have scores"
     return {
-        "train": to_plain(summary.train_error),
-        "valid": to_plain(summary.error("valid")),
-        "test": to_plain(summary.error("test")),
-        "best_seed": to_plain(summary.best),
-        "num_seeds": len(summary.results),
-        "num_updates": summary.num_updates,
-        "num_tokens": summary.num_tokens,
-        "num_parameters": summary.num_parameters,
-        "wall_seconds": summary.wall_seconds,
-        "seconds_to_solve": to_plain(summary.seconds_to_solve),
-        "is_shared": summary.is_shared,
-        "lengths": {
-            str(length): to_plain(summary.length_error(length)) for length in summary.lengths
+        "train": to_plain(row.train_error),
+        "valid": to_plain(row.error("valid")),
+        "test": to_plain(row.error("test")),
+        "best_seed": {
+            "seed": best.seed,
+            "valid": percent(best, "valid"),
+            "test": percent(best, "test"),
         },
-        "devices": summary.devices,
+        "num_seeds": len(row.results),
+        "num_updates": row.num_updates,
+        "num_tokens": row.num_tokens,
+        "num_parameters": row.num_parameters,
+        "wall_seconds": row.wall_seconds,
+        "seconds_to_solve": to_plain(row.seconds_to_solve),
+        "is_shared": row.is_shared,
+        "lengths": {str(length): to_plain(row.length_error(length)) for length in row.lengths},
+        "devices": row.devices,
     }
 
 
@@ -154,10 +153,11 @@ def _plain_run(run: RunRecord) -> dict[str, Any]:
     }
 
 
-def page(report: Report, written_on: Mapping[str, Any], figures: Mapping[str, str]) -> str:
+def page(report: Report, figures: Mapping[str, str]) -> str:
     """The report in Markdown; `figures` maps the names of PNG files to captions."""
     experiment, rows = report.experiment, report.rows
     headings, *cells = table_cells(report)
+    # The first two columns and the last are text, the others are numbers.
     rule = ["---", "---", *["--:"] * (len(headings) - 3), "---"]
     notes = [] if experiment.table is None else experiment.table.notes
     parts = [
@@ -168,12 +168,12 @@ def page(report: Report, written_on: Mapping[str, Any], figures: Mapping[str, st
         _list("Runs that failed, diverged or are unfinished", troubles(rows)),
         "\n\n".join(f"![{caption}]({name})" for name, caption in figures.items()),
         _list("Notes on the paper's numbers", notes),
-        _list("Origin", _origin(report, written_on)),
+        _list("Origin", _origin(report)),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _introduction(experiment: Experiment, rows: Sequence[RowSummary]) -> str:
+def _introduction(experiment: Experiment, rows: Sequence[Row]) -> str:
     lines = [
         "Errors in percent: mean ± sample standard deviation over seeds, of the weights with the "
         "best validation error. The best seed has the lowest validation error; its test error is "
@@ -214,60 +214,57 @@ def table_cells(report: Report) -> list[list[str]]:
     return [headings, *(_cells(row, with_paper=with_paper) for row in report.rows)]
 
 
-def _cells(summary: RowSummary, *, with_paper: bool) -> list[str]:
-    row, words = summary.row, summary.row.words
-    sizes = (words.recurrent_steps, words.step_size, words.forward_size)
+def _cells(row: Row, *, with_paper: bool) -> list[str]:
+    sizes = (row.words.recurrent_steps, row.words.step_size, row.words.forward_size)
     return [
-        row.model + (f" {MARK}" if summary.is_shortened else ""),
-        row.shown,
+        row.model + (f" {MARK}" if row.is_shortened else ""),
+        row.label,
         *(NONE if size is None else str(size) for size in sizes),
-        *_ours(summary),
-        *(_paper(summary) if with_paper else []),
-        *_budget(summary),
+        *_ours(row),
+        *(_paper(row) if with_paper else []),
+        *(_budget(row) if row.results else [NONE] * 7),
     ]
 
 
-def _ours(summary: RowSummary) -> list[str]:
-    best = summary.best
-    if best is None:
-        return [NONE, "no score" if summary.with_status("diverged") else "not run", NONE, NONE]
+def _ours(row: Row) -> list[str]:
+    if row.best is None:
+        return [NONE, "no score" if row.with_status("diverged") else "not run", NONE, NONE]
     return [
-        _spread(summary.train_error, digits=2),
-        _spread(summary.error("valid"), digits=2),
-        _spread(summary.error("test"), digits=2),
-        f"{best.test:.2f} (seed {best.seed})",
+        _spread(row.train_error, digits=2),
+        _spread(row.error("valid"), digits=2),
+        _spread(row.error("test"), digits=2),
+        f"{percent(row.best, 'test'):.2f} (seed {row.best.seed})",
     ]
 
 
-def _paper(summary: RowSummary) -> list[str]:
-    paper, best = summary.row.paper, summary.row.paper_best
-    if paper is None:
+def _paper(row: Row) -> list[str]:
+    if row.paper is None:
         return [NONE, NONE, NONE]
-    return [_spread(paper.valid), _spread(paper.test), NONE if best is None else f"{best:.1f}"]
+    best = NONE if row.paper_best is None else f"{row.paper_best:.1f}"
+    return [_spread(row.paper.valid), _spread(row.paper.test), best]
 
 
-def _budget(summary: RowSummary) -> list[str]:
+def _budget(row: Row) -> list[str]:
     """Seeds, updates, tokens, times, parameters and device of the runs."""
-    row, solved = summary.row, summary.seconds_to_solve
-    if not summary.is_run:
-        return [NONE] * 7
-    mark = f"{MARK} " if summary.is_shortened else ""
-    shared = f" {SHARED}" if summary.is_shared else ""
+    solved = row.seconds_to_solve
+    mark = f"{MARK} " if row.is_shortened else ""
+    shared = f" {SHARED}" if row.is_shared else ""
     paper_seeds = "" if row.paper is None else f" of {row.paper.num_seeds}"
     full_updates = "" if row.full_updates is None else f" of {row.full_updates:,}"
     full_tokens = "" if row.full_tokens is None else f" of {short(row.full_tokens)}"
     return [
-        f"{len(summary.results)}{paper_seeds}",
-        mark + " to ".join(f"{n:,}" for n in summary.num_updates) + full_updates,
-        " to ".join(short(n) for n in summary.num_tokens) + full_tokens,
-        NONE if summary.wall_seconds is None else clock(summary.wall_seconds) + shared,
+        f"{len(row.results)}{paper_seeds}",
+        mark + " to ".join(f"{n:,}" for n in row.num_updates) + full_updates,
+        " to ".join(short(n) for n in row.num_tokens) + full_tokens,
+        NONE if row.wall_seconds is None else clock(row.wall_seconds) + shared,
         NONE if solved is None else clock(solved.mean) + shared,
-        " to ".join(f"{n:,}" for n in summary.num_parameters),
-        ", ".join(summary.devices).replace("|", "/"),
+        " to ".join(f"{n:,}" for n in row.num_parameters),
+        # A vertical bar would end the cell.
+        ", ".join(row.devices).replace("|", "/"),
     ]
 
 
-def _lengths(rows: Sequence[RowSummary]) -> str:
+def _lengths(rows: Sequence[Row]) -> str:
     """Test errors on episodes of other lengths, for the rows that have some."""
     lengths = sorted({length for row in rows for length in row.lengths})
     if not lengths:
@@ -278,17 +275,17 @@ def _lengths(rows: Sequence[RowSummary]) -> str:
         errors = [_spread(row.length_error(length), digits=2) for length in lengths]
         counts = [str(sum(length in run.lengths for run in row.runs)) for length in lengths]
         seeds = counts[0] if len(set(counts)) == 1 else ", ".join(counts)
-        lines.append([row.row.shown, *errors, seeds])
+        lines.append([row.label, *errors, seeds])
     words = "Test error in percent of the same weights on episodes of these lengths."
     return "\n\n".join(["## Other lengths", words, _grid(lines)])
 
 
-def troubles(rows: Sequence[RowSummary]) -> list[str]:
+def troubles(rows: Sequence[Row]) -> list[str]:
     """A line for every run that failed, diverged or is unfinished."""
     lines = []
-    for summary in rows:
-        for run in summary.runs:
-            name = f"{summary.row.shown}, seed {run.seed}: "
+    for row in rows:
+        for run in row.runs:
+            name = f"{row.label}, seed {run.seed}: "
             if run.status == "failed":
                 lines.append(f"{name}failed ({run.failure}); the next call tries again")
             elif run.status == "unfinished":
@@ -302,21 +299,19 @@ def troubles(rows: Sequence[RowSummary]) -> list[str]:
     return lines
 
 
-def _origin(report: Report, written_on: Mapping[str, Any]) -> list[str]:
+def _origin(report: Report) -> list[str]:
     experiment = report.experiment
-    runs = [run.environment for summary in report.rows for run in summary.runs if run.environment]
-    counts = Counter(_machine(one) for one in runs)
+    runs = [run for row in report.rows for run in row.runs if run.environment]
+    counts = Counter(_machine(run.environment) for run in runs)
     lines = [
         f"Run on {machine} ({count} run{'' if count == 1 else 's'})"
         for machine, count in counts.most_common()
     ]
-    lines.append(f"Written {report.written} on {_machine(written_on)}")
+    lines.append(f"Written {report.written} on {_machine(report.environment)}")
     if experiment.overrides:
         changed = ", ".join(f"`{path}={value}`" for path, value in experiment.overrides.items())
         lines.append(f"Settings other than the recipes': {changed}")
-    if experiment.command:
-        lines.append(f"Command: `{experiment.command}`")
-    return lines
+    return [*lines, f"Command: `{report.command}`"]
 
 
 def _machine(known: Mapping[str, Any]) -> str:

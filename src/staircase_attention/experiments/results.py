@@ -1,19 +1,27 @@
-"""What run folders hold: status, result and learning curve of every run, then means per row."""
+"""What a run folder shows: status, result, learning curve, and scores at other episode lengths.
+
+    python -m staircase_attention.experiments.results RUN LENGTH...
+
+scores a run's best weights on test episodes of these lengths.
+"""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from staircase_attention.experiments.catalog import Row
-from staircase_attention.experiments.lengths import read_lengths
-from staircase_attention.experiments.paper import Spread
-from staircase_attention.files import read_json
-from staircase_attention.training import RunResult
+from staircase_attention.checks import input_error
+from staircase_attention.evaluation import Score
+from staircase_attention.files import read_json, write_json
+from staircase_attention.training import RunResult, load_run
+from staircase_attention.training.build import choose_device
+from staircase_attention.training.dataset import TaskData
 from staircase_attention.training.run_folder import RunFolder
+from staircase_attention.training.trainer import score_split
 
 Status = Literal["finished", "diverged", "failed", "unfinished"]
 """Failed: an error ended it; unfinished: it was stopped. Both are resumed by the next call."""
@@ -22,9 +30,9 @@ LAST_PART = 0.1
 
 Long enough that some lanes restart in it, which is when errors are highest.
 """
-SOLVED = 1.0
-"""Validation error in percent at which a task counts as solved, where times are compared."""
 PREFIX = "seed-"
+LENGTHS_FILE = "lengths.json"
+"""In a run folder: for each length, the score of the best weights on test episodes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,6 +122,7 @@ def read_run(path: Path, seed: int) -> RunRecord:
 def latest_facts(path: Path) -> tuple[int, dict[str, float]]:
     """How far a run is: the last update on record, and its loss, errors and speed."""
     folder, update = RunFolder(path), 0
+    # Later lines replace earlier ones, so that the latest of each kind remain.
     facts: dict[str, float] = {}
     for line in _last_lines(folder.metrics):
         update = line["update"]
@@ -176,134 +185,37 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BestSeed:
-    """The run with the lowest validation error, which is how the paper chose."""
-
-    seed: int
-    valid: float
-    test: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RowSummary:
-    """All that a report shows of a row. Errors are in percent.
-
-    A run that diverged counts with the score of its best weights, if it has one: leaving it out
-    would flatter the row.
-    """
-
-    row: Row
-    runs: tuple[RunRecord, ...]
-
-    @property
-    def scored(self) -> list[RunRecord]:
-        """The runs that ended with a score."""
-        return [run for run in self.runs if run.result and run.result.valid and run.result.test]
-
-    @property
-    def results(self) -> list[RunResult]:
-        """Their results."""
-        return [run.result for run in self.scored if run.result is not None]
-
-    @property
-    def is_run(self) -> bool:
-        """Whether there is anything to show."""
-        return bool(self.results)
-
-    def error(self, split: Literal["valid", "test"]) -> Spread | None:
-        """Mean and deviation over the seeds; None where nothing was run."""
-        return Spread.over([percent(result, split) for result in self.results])
-
-    @property
-    def train_error(self) -> Spread | None:
-        """Mean and deviation over the seeds of the error at the end of training."""
-        return Spread.over([run.train for run in self.scored if run.train is not None])
-
-    @property
-    def best(self) -> BestSeed | None:
-        """The best seed by its validation error, and by the loss between equals."""
-        if not self.results:
-            return None
-        best = min(self.results, key=lambda one: (percent(one, "valid"), (one.valid or {})["loss"]))
-        return BestSeed(seed=best.seed, valid=percent(best, "valid"), test=percent(best, "test"))
-
-    def extremes(self, count: Callable[[RunResult], int]) -> list[int]:
-        """The lowest and the highest of a count over the runs; one number where they agree."""
-        counts = [count(result) for result in self.results]
-        return sorted({min(counts), max(counts)}) if counts else []
-
-    @property
-    def num_updates(self) -> list[int]:
-        """Fewest and most updates of a run."""
-        return self.extremes(lambda result: result.num_updates)
-
-    @property
-    def num_tokens(self) -> list[int]:
-        """Fewest and most tokens of a run."""
-        return self.extremes(lambda result: result.num_tokens)
-
-    @property
-    def num_parameters(self) -> list[int]:
-        """Parameters of the model."""
-        return self.extremes(lambda result: result.num_parameters)
-
-    @property
-    def wall_seconds(self) -> float | None:
-        """Mean time of a run."""
-        return fmean(one.wall_seconds for one in self.results) if self.results else None
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether some of these times were taken while other runs ran at the same time."""
-        return any(run.is_shared for run in self.scored)
-
-    @property
-    def seconds_to_solve(self) -> Spread | None:
-        """Mean time until the validation error was SOLVED or less; None unless every run got there.
-
-        A mean over only the runs that solved the task would flatter the row.
-        """
-        times = [run.seconds_to(SOLVED) for run in self.scored]
-        known = [seconds for seconds in times if seconds is not None]
-        return Spread.over(known) if len(known) == len(times) else None
-
-    @property
-    def lengths(self) -> list[int]:
-        """Other episode lengths for which there are scores."""
-        return sorted({length for run in self.runs for length in run.lengths})
-
-    def length_error(self, length: int) -> Spread | None:
-        """Mean and deviation over seeds of the test error at a length."""
-        return Spread.over([run.lengths[length] for run in self.runs if length in run.lengths])
-
-    @property
-    def devices(self) -> list[str]:
-        """The devices of the runs."""
-        return sorted({result.device for result in self.results})
-
-    @property
-    def is_shortened(self) -> bool:
-        """Whether some run had fewer updates or tokens than it should have."""
-        updates, tokens = self.row.full_updates, self.row.full_tokens
-        if updates is None or tokens is None:
-            return False
-        return any(count < updates for count in self.num_updates) or any(
-            count < tokens for count in self.num_tokens
-        )
-
-    def with_status(self, *statuses: Status) -> list[RunRecord]:
-        """The runs that have one of these statuses."""
-        return [run for run in self.runs if run.status in statuses]
+def read_lengths(run: Path) -> dict[int, Score]:
+    """The scores that a run has so far, by length."""
+    try:
+        plain = read_json(run / LENGTHS_FILE)
+        return {int(length): Score(**score) for length, score in plain.items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise input_error(
+            f"a run's {LENGTHS_FILE} must be unchanged",
+            f"{run / LENGTHS_FILE} ({type(error).__name__})",
+            "delete it, and the lengths will be scored again",
+        ) from error
 
 
-def summarize(rows: Sequence[Row], folder: Path) -> tuple[RowSummary, ...]:
-    """Every row, with all of its runs that are in the folder, whenever they were run."""
-    return tuple(RowSummary(row=row, runs=read_runs(folder / row.name)) for row in rows)
+def missing_lengths(run: Path, lengths: Sequence[int]) -> list[int]:
+    """The lengths for which a run has no score yet."""
+    known = read_lengths(run)
+    return [length for length in lengths if length not in known]
 
 
-def percent(result: RunResult, split: Literal["valid", "test"]) -> float:
-    """A result's error on a split, in percent."""
-    scores = result.valid if split == "valid" else result.test
-    assert scores is not None, "only results with scores are summarised"
-    return 100 * float(scores["error"])
+def score_lengths(run: Path, lengths: Sequence[int]) -> None:
+    """Score a run's best weights on test episodes of these lengths."""
+    loaded, device, scores = load_run(run), choose_device(), read_lengths(run)
+    assert isinstance(loaded.data, TaskData), "checked before the run"
+    model = loaded.model.to(device)
+    for length in lengths:
+        data = loaded.data.with_length(length)
+        scores[length] = score_split(model, data, "test", recipe=loaded.recipe, device=device)
+        write_json(run / LENGTHS_FILE, {str(one): scores[one].to_plain() for one in sorted(scores)})
+
+
+if __name__ == "__main__":
+    score_lengths(Path(sys.argv[1]), [int(length) for length in sys.argv[2:]])

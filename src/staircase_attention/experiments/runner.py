@@ -12,29 +12,43 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from rich.progress import TaskID
 
 from staircase_attention.checks import check_integer, input_error
 from staircase_attention.clock import clock
 from staircase_attention.cores import available_cores
-from staircase_attention.experiments.experiment import Experiment, PlannedRun
+from staircase_attention.experiments.experiment import Experiment, Row
 from staircase_attention.experiments.report import Report, write_report
-from staircase_attention.experiments.results import beside, latest_facts, read_run
-from staircase_attention.files import write_whole
-from staircase_attention.training import StopRequested
+from staircase_attention.experiments.results import (
+    beside,
+    latest_facts,
+    missing_lengths,
+    read_run,
+    seed_folder,
+    seeds_in,
+)
+from staircase_attention.files import check_can_hold, write_json, write_whole
+from staircase_attention.tasks import load_task, split, with_length
+from staircase_attention.training import Recipe, StopRequested, TaskChoice
+from staircase_attention.training.build import check_recipe
 from staircase_attention.training.display import progress_bars, words
 from staircase_attention.training.processes import stop_requests
 from staircase_attention.training.run_folder import RunFolder, RunInUseError
 
+# -P: the working folder is no place to import packages from.
+STAIRCASE = [sys.executable, "-P", "-m", "staircase_attention"]
+LENGTHS = [sys.executable, "-P", "-m", "staircase_attention.experiments.results"]
+TORCHRUN = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone"]
 POLL_SECONDS = 0.05
 """How often children are asked whether they have ended."""
-SHOW_SECONDS = 0.5
-"""How often progress is read from their folders."""
-LINE_SECONDS = 10.0
-"""How often a line of progress is printed where there is no terminal."""
+BAR_SECONDS, LINE_SECONDS = 0.5, 10.0
+"""How often progress is shown: as bars in a terminal, as lines elsewhere."""
 
 
 def carry_out(
@@ -60,14 +74,15 @@ def carry_out(
         raise input_error(
             "several runs are started by one process", "torchrun", "use --processes instead of it"
         )
-    experiment.check()
+    runs = planned_runs(experiment)
+    experiment.folder.mkdir(parents=True, exist_ok=True)
     report = write_report(experiment)
-    runs = experiment.runs
     waiting = deque((place, run) for place, run in enumerate(runs, 1) if not run.is_over)
     environment = child_environment(jobs * processes, threads)
     monitor = Monitor(is_shown=progress)
     with stop_requests() as stop, _children(experiment, monitor) as active:
         while waiting or active:
+            # After a stop request the loop continues until all runs have saved themselves.
             if stop.number:
                 waiting.clear()
                 for child in active:
@@ -91,9 +106,133 @@ def carry_out(
             raise StopRequested(
                 stop.number,
                 f"stopped with {num_over} of {len(runs)} runs finished, the others saved; "
-                f"resume with: {experiment.command or 'the same call'}",
+                f"resume with: {report.command}",
             )
     return report
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedRun:
+    """A recipe with its seed, and the folder in which it runs."""
+
+    recipe: Recipe
+    folder: Path
+    lengths: tuple[int, ...] = ()
+    """Episode lengths at which its best weights are also scored."""
+
+    @property
+    def title(self) -> str:
+        """The recipe's name and the seed."""
+        return f"{self.recipe.name}, seed {self.recipe.seed}"
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether it has a result, good or bad."""
+        return RunFolder(self.folder).is_finished
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left to do: it has a result, all scores, and no failure on record."""
+        if beside(self.folder, "failure.txt").exists():
+            return False
+        return self.is_trained and not self._missing_lengths
+
+    @property
+    def _missing_lengths(self) -> list[int]:
+        """Lengths still to be scored; none for a run that diverged without a good checkpoint."""
+        has_weights = RunFolder(self.folder).read_result().best_update is not None
+        return missing_lengths(self.folder, self.lengths) if has_weights else []
+
+    def check(self) -> None:
+        """Refuse to resume a run whose recipe was another."""
+        if RunFolder(self.folder).is_unbegun:
+            return
+        began, wanted = RunFolder(self.folder).recipe().to_plain(), self.recipe.to_plain()
+        if began != wanted:
+            path, old, new = first_difference(began, wanted)
+            raise input_error(
+                "a run is resumed with the recipe it began with",
+                f"{path} = {new!r} for {self.folder}, which has {old!r}",
+                f"use {old!r} again, or name another folder",
+            )
+
+    def next_command(self, *, processes: int = 1) -> list[str] | None:
+        """The command that brings the run further: train, resume, or score; None when it is over.
+
+        A recipe need not have a name on the command line, so `train` gets it as a file.
+        """
+        torchrun = [*TORCHRUN, f"--nproc-per-node={processes}", "--no-python"]
+        staircase = [*torchrun, *STAIRCASE] if processes > 1 else STAIRCASE
+        if RunFolder(self.folder).is_unbegun:
+            recipe = beside(self.folder, "recipe.json")
+            recipe.parent.mkdir(parents=True, exist_ok=True)
+            write_json(recipe, self.recipe.to_plain())
+            # The times of an earlier run in this folder, which was removed, do not count.
+            beside(self.folder, "shared.txt").unlink(missing_ok=True)
+            return [*staircase, "train", str(recipe), "--output", str(self.folder), "--quiet"]
+        if not self.is_trained:
+            return [*staircase, "resume", str(self.folder), "--quiet"]
+        lengths = self._missing_lengths
+        if lengths:
+            return [*LENGTHS, str(self.folder), *map(str, lengths)]
+        return None
+
+
+def first_difference(old: Any, new: Any, path: str = "") -> tuple[str, Any, Any]:  # noqa: ANN401
+    """The first path at which two plain configs differ, and both values there.
+
+    >>> first_difference({"a": 1, "b": {"c": 2}}, {"a": 1, "b": {"c": 3}})
+    ('b.c', 2, 3)
+    """
+    if isinstance(old, dict) and isinstance(new, dict):
+        for name in [*new, *(name for name in old if name not in new)]:
+            if old.get(name) != new.get(name):
+                inner = f"{path}.{name}" if path else name
+                return first_difference(old.get(name), new.get(name), inner)
+    return path, old, new
+
+
+def planned_runs(experiment: Experiment) -> list[PlannedRun]:
+    """All runs: first all rows with seed 0, so that a report is useful long before the end.
+
+    What cannot be built, written or resumed is refused before any work is done.
+    """
+    folder, chosen = experiment.folder, [r for r in experiment.rows if r.name in experiment.wanted]
+
+    def run(row: Row, seed: int) -> PlannedRun:
+        recipe = replace(row.recipe, seed=seed)
+        place = seed_folder(folder / row.name, seed)
+        return PlannedRun(recipe=recipe, folder=place, lengths=experiment.lengths)
+
+    runs = [run(row, seed) for seed in range(experiment.num_seeds) for row in chosen]
+    checked: list[object] = []
+    for row in chosen:
+        # Rows often share their task, whose test episodes take a while to draw.
+        task = (row.recipe.task, row.recipe.data_seed)
+        if experiment.lengths and task not in checked:
+            check_lengths(row.recipe, experiment.lengths)
+            checked.append(task)
+    for recipe in {one.recipe.name: one.recipe for one in runs if not one.is_over}.values():
+        check_recipe(recipe)
+    if RunFolder(folder).config.exists():
+        received = f"{str(folder)!r}, which is a run folder"
+        raise input_error("results need a folder of their own", received, "name another")
+    check_can_hold(folder, "the folder of results")
+    for row in chosen:
+        # Also runs with seeds that are not wanted now, as the report counts them.
+        for seed in seeds_in(folder / row.name):
+            run(row, seed).check()
+    return runs
+
+
+def check_lengths(recipe: Recipe, lengths: Sequence[int]) -> None:
+    """Refuse lengths of which a recipe's task has no test episodes."""
+    if not isinstance(recipe.task, TaskChoice):
+        received = f"{recipe.name}, which trains on a corpus"
+        raise input_error("lengths are for tasks with episodes", received, "leave them out")
+    task = load_task(recipe.task.reference, **recipe.task.options)
+    for length in lengths:
+        split(with_length(task, length), "test", recipe.data_seed)
 
 
 class Child:
@@ -103,7 +242,6 @@ class Child:
         self.run = run
         self._processes, self._environment = processes, environment
         self._is_stopping = False
-        self._is_training = False
         beside(run.folder, "failure.txt").unlink(missing_ok=True)
         run.folder.parent.mkdir(parents=True, exist_ok=True)
         self._log_path = beside(run.folder, "log")
@@ -118,11 +256,7 @@ class Child:
             return None
         with self._log_path.open("ab") as log:
             return subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=self._environment,
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment
             )
 
     def has_ended(self) -> bool:
@@ -150,9 +284,12 @@ class Child:
         write_whole(beside(self.run.folder, "failure.txt"), f"{reason}\n\n{log}\n".encode())
 
     def note_shared(self) -> None:
-        """Record that its times are not its own; scores have none."""
-        if self._is_training:
-            self.run.note_shared()
+        """Record that other runs ran at the same time, so that times are not its own."""
+        note = beside(self.run.folder, "shared.txt")
+        # Only training is timed. A full disk must not end a run because of a note.
+        with suppress(OSError):
+            if self._is_training and self.run.folder.exists() and not note.exists():
+                write_whole(note, b"Other runs ran at the same time as this one.\n")
 
     def stop(self) -> None:
         """Ask the run to save itself and stop; once is enough."""
@@ -176,6 +313,7 @@ def _children(experiment: Experiment, monitor: "Monitor") -> Iterator[list[Child
     try:
         yield active
     except BaseException as error:
+        # All are asked before any is waited for, so that they save at the same time.
         for child in active:
             child.stop()
         for child in active:
@@ -201,6 +339,7 @@ def _is_in_use(run: PlannedRun, monitor: "Monitor") -> bool:
 
 def child_environment(num_processes: int, threads: int | None = None) -> dict[str, str]:
     """This environment, with modules found where this process finds them, and cores shared out."""
+    # An empty entry of sys.path is the working folder.
     folders = [folder or os.getcwd() for folder in sys.path]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(folders)}
     if threads is None and num_processes > 1:
@@ -218,7 +357,8 @@ class Monitor:
         if self._bars is not None:
             self._bars.start()
         self._tasks: dict[str, TaskID] = {}
-        self._last_shown = self._last_line = time.monotonic()
+        self._seconds = LINE_SECONDS if self._bars is None else BAR_SECONDS
+        self._last_shown = time.monotonic()
 
     def say(self, text: str) -> None:
         """Print a line, above the bars if there are any."""
@@ -231,26 +371,20 @@ class Monitor:
     def show(self, active: list[Child]) -> None:
         """Show how far the runs are, if that was some time ago."""
         now = time.monotonic()
-        if not self._is_shown or now - self._last_shown < SHOW_SECONDS:
+        if not self._is_shown or now - self._last_shown < self._seconds:
             return
         self._last_shown = now
-        if self._bars is None and now - self._last_line < LINE_SECONDS:
-            return
-        self._last_line = now
-        for child in active:
-            update, facts = latest_facts(child.run.folder)
-            self._show_run(child.run, update, words(facts))
-
-    def _show_run(self, run: PlannedRun, update: int, facts: str) -> None:
-        total = run.recipe.training.num_updates
-        if self._bars is None:
-            self.say(f"{run.title}: update {update:,} of {total:,}  {facts}")
-            return
-        if run.title not in self._tasks:
-            # A terminal may have no room for whole titles: their ends tell runs apart.
-            name = run.title.rpartition("/")[2]
-            self._tasks[run.title] = self._bars.add_task(name, total=total, facts="")
-        self._bars.update(self._tasks[run.title], completed=update, facts=facts)
+        for run in (child.run for child in active):
+            update, facts = latest_facts(run.folder)
+            total = run.recipe.training.num_updates
+            if self._bars is None:
+                self.say(f"{run.title}: update {update:,} of {total:,}  {words(facts)}")
+                continue
+            if run.title not in self._tasks:
+                # A terminal may have no room for whole titles: their ends tell runs apart.
+                name = run.title.rpartition("/")[2]
+                self._tasks[run.title] = self._bars.add_task(name, total=total, facts="")
+            self._bars.update(self._tasks[run.title], completed=update, facts=words(facts))
 
     def end(self, child: Child) -> None:
         """Print how a run ended, and remove its bar."""
