@@ -191,7 +191,7 @@ class Decoder:
     @property
     def num_kernels(self) -> int:
         """Kernels per token."""
-        return len(self._launches.all(self._plan.form))
+        return len(list(self._launches.all(self._plan.form)))
 
     def step(self, tokens: Int[Tensor, " batch"]) -> Float[Tensor, "batch output"]:
         """Logits after one more token of every row, in float32; the next step overwrites them."""
@@ -281,7 +281,7 @@ class Decoder:
         """What computes a token of the present run."""
         form = self._plan.form
         if form not in self._programs:
-            launches = self._launches.all(form)
+            launches = list(self._launches.all(form))
             self._programs[form] = partial(_run_all, launches)
             if self._captures:
                 try:
