@@ -145,6 +145,8 @@ class Launches:
 
     def _attention(self, layer: int, plan: Tensor) -> Iterator[Launch]:
         weights = self.weights
+        # [3 * width, width]: queries, keys, values; queries only where a token does not see itself
+        # or where all layers share the projections of keys and values.
         own = weights.projections[layer]
         queries = Product(
             self._hidden,
@@ -190,7 +192,7 @@ class Launches:
     def _freeze(self, remembered: Tensor, plan: Tensor) -> Iterator[Launch]:
         """Keys and values of the token as it is remembered, for all layers at once."""
         weights = self.weights
-        own = weights.projections[:, self.width :]
+        own = weights.projections[:, self.width :]  # [layers, 2 * width, width]
         yield from self._product(
             Product(
                 remembered,
@@ -207,6 +209,7 @@ class Launches:
     def _product(self, product: Product) -> Iterator[Launch]:
         norm = product.norm
         if self.rows <= MOST_FEW_ROWS:
+            # Each program has whole rows of the source, and norms them itself.
             yield self._few(product)
         elif norm is None:
             yield self._many(product)
@@ -251,6 +254,7 @@ class Launches:
             triton.cdiv(columns, tiles.columns),
             triton.cdiv(self.rows, tiles.rows),
         )
+        # The inner sum in parts: the program that comes last adds them up, in a fixed order.
         parts = 1 if product.num_layers > 1 else tiles.parts
         if parts > 1:
             # Launches that were made before keep the memory they were given.

@@ -182,10 +182,13 @@ class FusedTrip(torch.autograd.Function):
         contexts: list[Tensor | None] = []
         kept: list[Tensor | None] = [seeds]
         flat = hidden.flatten(0, 1).contiguous()
+        # total = hidden; normed = norm(total). What a layer adds to the total comes as `addend`
+        # and is added by the norm of the next one: total = middle + addend + bias.
         level = add_and_norm(flat, None, None, layers[0].layer.attention_norm, route.dtype)
         for number, (layer, seen) in enumerate(zip(layers, route.pasts(past), strict=True)):
             seed = None if seeds is None else seeds[number]
             saved, addend = _through(route, layer, level, seen, seed)
+            # All of `Saved`, or only the hidden state below the layer and its statistics.
             kept += saved[:LEVEL] if route.recompute else saved
             contexts += route.own_keys_values(saved.projected)
             if number + 1 < len(layers):
@@ -308,6 +311,8 @@ def _back(
     `d_own` are those of the layer's own keys and values. None: there was nothing to attend to.
     """
     layer = route.own_layers[number]
+    # y = total + out(attention(norm(total))); output = y + contract(relu(expand(norm(y)))): from
+    # the last product to the first, each adds its weights' gradient and passes its input's on.
     layer.contract.add(saved.inner, d_addend)
     d_inner = gated_product(
         d_addend,

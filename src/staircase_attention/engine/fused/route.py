@@ -74,6 +74,7 @@ class Route:
         """What the queries find; None where there is nothing to attend to."""
         if past is None and not self.attends_self:
             return None
+        # [rows, 3 * width], or [rows, width] where all layers share keys and values.
         projected = normed @ layer.projection.weight.T
         queries, *own = self._heads(projected)
         # Kernels put the past before the queries' own keys; without those, it takes their place.
@@ -109,6 +110,8 @@ class Route:
         Those of the past are written to `d_past`, if it is given. With `adds` they are added to
         what is there, and `d_past` may be that of the last tokens only.
         """
+        # Kernels write the gradients of queries, keys and values side by side, ready for the
+        # product with the weights of all three.
         d_projected = torch.empty_like(kept.projected)
         queries, keys, values = self._heads(kept.projected)
         d_queries, d_keys, d_values = self._heads(d_projected)
@@ -128,6 +131,7 @@ class Route:
             adds_past=adds,
             **self._options(past, seed),
         )
+        # Later steps saw the same keys and values as their past.
         for written, given in zip((d_keys, d_values), d_own, strict=True):
             if given is not None:
                 written += given
@@ -177,6 +181,7 @@ class Route:
     ) -> tuple[Float[Tensor, "batch heads time size"], ...]:
         """Queries alone, or queries, keys and values."""
         batch, time, width = self.shape
+        # Views of [batch, time, 1 or 3, heads, size]: nothing is copied.
         parts = projected.view(batch, time, -1, self.num_heads, width // self.num_heads)
         return parts.permute(2, 0, 3, 1, 4).unbind()
 

@@ -62,6 +62,7 @@ class SharedMatrix:
                 parts[0] if len(parts) == 1 else torch.cat(parts)
                 for parts in zip(*self._waiting, strict=True)
             )
+            # [outputs, rows] · [rows, inputs], added in float32 whatever the dtype of both.
             add_product(self._total, gradients.T, inputs)
         self._waiting, self._num_waiting = [], 0
 
@@ -166,7 +167,9 @@ class SharedLayer:
         projection = self.projection.take()
         if self.owns_keys_values:
             projection[self.width :] += self.freezing.matrix.take()
+        # Sums of a norm are [3, width]: its weight, its bias, and the bias added before it.
         *attention_norm, d_below = self.attention_norm_sums.take()
+        # Attention's output has no bias.
         *feed_forward_norm, _ = self.feed_forward_norm_sums.take()
         gradients = [
             *torch.split(projection, self.width),
@@ -245,6 +248,7 @@ class SharedCore:
             return
         self._check_versions()
         if self._backward_pass is not None:
+            # Of a pass that did not come to its end: taken, and thrown away.
             self.take_gradients()
         self._backward_pass = this
 
@@ -290,6 +294,7 @@ class _Tap(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, _: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        # Every step took in the tap, so that autograd comes here after all of them.
         ctx.shared.join_backward_pass()
         return None, *ctx.shared.take_gradients()
 
