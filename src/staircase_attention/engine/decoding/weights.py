@@ -123,12 +123,6 @@ class Weights:
         """L."""
         return self.output.shape[0]
 
-    @property
-    def bytes_per_pass(self) -> int:
-        """What each pass of a token through the core must read."""
-        matrices = (self.projections, self.output, self.expand, self.contract)
-        return sum(one.numel() * one.element_size() for one in matrices)
-
 
 def version_of(parameters: tuple[Tensor, ...]) -> int:
     """How often parameters have been changed in place; inference tensors do not count that."""
