@@ -93,8 +93,9 @@ def floor_seconds(decoder: Decoder, schedule: Schedule, bandwidth: float) -> flo
     """All layers' weights once per pass, and the output's once."""
     weights = decoder.weights
     num_passes = schedule.num_passes if isinstance(schedule, Staircase) else 1
-    output = weights.logits.numel() * weights.logits.element_size()
-    return (num_passes * weights.bytes_per_pass + output) / bandwidth
+    parts = (weights.projections, weights.output, weights.expand, weights.contract)
+    matrices = sum(one.nbytes for one in parts)
+    return (num_passes * matrices + weights.logits.nbytes) / bandwidth
 
 
 def measure(

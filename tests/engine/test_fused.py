@@ -1,7 +1,13 @@
-"""The fused core is the plain one: every model, outputs and gradients, through the interpreter."""
+"""The fused core is the plain one: logits, states, gradients; and no copy of a window per step.
+
+The kernels run through Triton's interpreter.
+"""
+
+from dataclasses import replace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from building import random_tokens
 from examples.alternate import AlternateCached
@@ -9,7 +15,9 @@ from staircase_attention import (
     CachedStaircase,
     CoreConfig,
     FeedbackTransformer,
+    GlobalCachedStaircase,
     Ladder,
+    MemoryNetwork,
     SequenceModel,
     Staircase,
     TransformerXL,
@@ -18,27 +26,45 @@ from staircase_attention import (
 from staircase_attention.engine import accelerate, plain
 from staircase_attention.engine.backend import FusedBackend
 from staircase_attention.engine.fused.core import FusedCore
+from staircase_attention.layers import JoinedCache
 
 VOCAB_SIZE = 7
-# Those that cache are in test_fused_cache.
-SCHEDULES = [
-    Staircase(chunk_size=3, num_passes=3),
-    Ladder(num_passes=2, span=5),
-    Ladder(num_passes=2, span=5, order="AABB"),
-    TransformerXL(span=5),
-    UniversalTransformer(num_passes=2, span=5),
-    AlternateCached(chunk_size=2, num_window_chunks=4, num_passes=2),
-]
-CACHED = CachedStaircase(chunk_size=2, num_window_chunks=4, num_passes=2)
-FEEDBACK = FeedbackTransformer(span=4)
-each_schedule = pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda one: one.name)
+CACHED = {
+    "once": CachedStaircase(chunk_size=2, num_window_chunks=3, num_passes=1),
+    "twice": CachedStaircase(chunk_size=2, num_window_chunks=4, num_passes=2),
+    "as it came": CachedStaircase(chunk_size=2, num_window_chunks=3, num_passes=0),
+    "global": GlobalCachedStaircase(chunk_size=3, num_passes=1),
+    "global, twice": GlobalCachedStaircase(chunk_size=2, num_passes=2),
+    "feedback": FeedbackTransformer(span=4),
+    "feedback, own keys": FeedbackTransformer(span=4, share_keys_values=False),
+    "feedback, itself": FeedbackTransformer(
+        span=3, share_keys_values=False, memory="top", attend_self=True
+    ),
+    "memory network": MemoryNetwork(span=4),
+}
+UNCACHED = {
+    "staircase": Staircase(chunk_size=3, num_passes=3),
+    "ladder": Ladder(num_passes=2, span=5),
+    "ladder, AABB": Ladder(num_passes=2, span=5, order="AABB"),
+    "transformer-xl": TransformerXL(span=5),
+    "universal": UniversalTransformer(num_passes=2, span=5),
+    "gaps": AlternateCached(chunk_size=2, num_window_chunks=4, num_passes=2),
+}
+SCHEDULES = CACHED | UNCACHED
+CLOSE = {"rtol": 1e-3, "atol": 1e-4}
+pytestmark = pytest.mark.usefixtures("with_kernels")
 
 
-def build(schedule, *, dropout=0.0):
+def build(name, *, dropout=0.0):
+    """Several heads where there is nothing cached, else several rows: the interpreter is slow."""
     torch.manual_seed(0)
-    layers = 1 if isinstance(schedule, UniversalTransformer) else 2
+    schedule, heads = SCHEDULES[name], 1 if name in CACHED else 2
     core = CoreConfig(
-        width=32, num_layers=layers, num_heads=2, feed_forward_width=24, dropout=dropout
+        width=16 * heads,
+        num_layers=1 if name == "universal" else 2,
+        num_heads=heads,
+        feed_forward_width=8,
+        dropout=dropout,
     )
     model = SequenceModel(vocab_size=VOCAB_SIZE, core=core, schedule=schedule)
     with torch.no_grad():
@@ -47,46 +73,187 @@ def build(schedule, *, dropout=0.0):
     return accelerate(model)
 
 
-def results(model, *, keeps_graph):
-    """Logits and gradients of two segments."""
-    tokens = random_tokens(1, 9)
-    first, state = model(tokens[:, :5])
-    second, _ = model(tokens[:, 5:], state if keeps_graph else state.detach())
-    logits = torch.cat([first, second], dim=1)
+def tensors(state):
+    """What a state holds; banks in their order."""
+    return [
+        part
+        for stream in state.streams
+        for held in (*(pair for _, pair in sorted(stream.banks.items())), *stream.cache)
+        for part in held
+    ]
+
+
+def weighed(outcomes):
+    """A number on which all of these have their own influence."""
     generator = torch.Generator().manual_seed(1)
-    weights = torch.randn(logits.shape, generator=generator).to(logits.dtype)
-    gradients = torch.autograd.grad((logits * weights).sum(), list(model.parameters()))
-    return [logits.detach(), *gradients]
+    return sum((one * torch.randn(one.shape, generator=generator)).sum() for one in outcomes)
 
 
-@each_schedule
-def test_outputs_and_gradients_are_those_of_the_plain_core(schedule, with_kernels):
-    model = build(schedule)
-    keeps_graph = not isinstance(schedule, TransformerXL)
-    found = results(model, keeps_graph=keeps_graph)
-    expected = results(plain(model).double(), keeps_graph=keeps_graph)
-    names = ["logits", *(name for name, _ in model.named_parameters())]
-    for name, exact, one in zip(names, expected, found, strict=True):
-        torch.testing.assert_close(one.double(), exact, rtol=1e-3, atol=1e-4, msg=name)
+def run(model, lengths, *, batch_size=2, state=None, change=lambda state: state, **options):
+    """Logits of some segments, and the last state; `change` is made to states between them."""
+    tokens = random_tokens(batch_size, sum(lengths))
+    outcomes = []
+    for segment in torch.split(tokens, lengths, dim=1):
+        logits, state = model(segment, None if state is None else change(state), **options)
+        outcomes.append(logits)
+    return [*outcomes, *tensors(state)], state
 
 
-@pytest.mark.parametrize(
-    ("schedule", "dropout"),
-    [(SCHEDULES[1], 0.0), (CACHED, 0.3), (FEEDBACK, 0.3)],
-)
-def test_recomputation_changes_not_a_bit(schedule, dropout, with_kernels):
-    model = build(schedule, dropout=dropout)
+def results(model, lengths, **options):
+    outcomes, _ = run(model, lengths, **options)
+    parameters = list(model.parameters())
+    gradients = torch.autograd.grad(weighed(outcomes), parameters, materialize_grads=True)
+    return [*(one.detach() for one in outcomes), *gradients]
+
+
+def joined(monkeypatch):
+    """Let the fused core join, as it does where no gradients are kept."""
+    monkeypatch.setattr(
+        FusedCore,
+        "new_cache",
+        lambda self, held, positions, *, num_new: JoinedCache(held, positions),
+    )
+
+
+def assert_equals_plain_core(model, lengths, **options):
+    found = results(model, lengths, **options)
+    expected = results(plain(model).double(), lengths, **options)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.double(), other, **CLOSE)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_gradients_flow_through_states_until_one_is_detached(name):
+    states = []
+
+    def detach_second(state):
+        states.append(state)
+        return state.detach() if len(states) % 2 == 0 else state
+
+    rows = 2 if name in CACHED else 1
+    assert_equals_plain_core(build(name), [5, 3, 4], batch_size=rows, change=detach_second)
+
+
+@pytest.mark.parametrize("name", ["once", "twice", "feedback"])
+def test_chunk_order_equals_the_plain_core(name):
+    assert_equals_plain_core(build(name), [5, 4], order="chunk")
+
+
+@pytest.mark.parametrize("name", ["once", "global", "feedback"])
+def test_rows_that_are_reset_equal_the_plain_core(name):
+    masks = iter(2 * [[True, False], [False, True]])
+
+    def reset(state):
+        """One row, and then the other one too: older tokens belong to nobody."""
+        return state.reset(next(masks))
+
+    assert_equals_plain_core(build(name), [6, 3, 6], change=reset)
+
+
+@pytest.mark.parametrize("name", ["once", "feedback"])
+def test_a_cache_without_tokens_equals_the_plain_core(name):
+    def reset(state):
+        (stream,) = state.reset([True, False]).reset([False, True]).streams
+        assert stream.cache
+        assert len(stream.cached) == 0
+        return replace(state, streams=(stream,))
+
+    assert_equals_plain_core(build(name), [6, 6], change=reset)
+
+
+@pytest.mark.parametrize("name", CACHED)
+def test_logits_and_states_are_those_of_joining_bit_for_bit(name, monkeypatch):
+    model = build(name)
+    found, _ = run(model, [5, 4])
+    joined(monkeypatch)
+    expected, _ = run(model, [5, 4])
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("name", ["twice", "feedback"])
+def test_backward_passes_over_one_graph_leave_nothing_to_the_next(name):
+    model = build(name)
+    parameters = list(model.parameters())
+    outcomes, _ = run(model, [5, 4])
+    total = weighed(outcomes)
+    expected = torch.autograd.grad(total, parameters, retain_graph=True)
+    torch.autograd.grad(total, model.embedding.weight, retain_graph=True)
+    torch.autograd.grad(outcomes[0].sum(), model.output.weight, retain_graph=True)
+    # From the middle: what comes later takes no part.
+    torch.autograd.grad(outcomes[0][:, :3].sum(), parameters, retain_graph=True)
+    found = torch.autograd.grad(total, parameters)
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("name", ["once", "twice", "feedback", "memory network"])
+def test_a_state_that_is_given_gets_its_gradients(name):
+    model = build(name)
+    with torch.no_grad():
+        _, state = run(model, [7])
+
+    def gradients():
+        given = state.to(dtype=next(model.parameters()).dtype).detach()
+        asked = [part.requires_grad_() for part in tensors(given)]
+        logits, _ = model(random_tokens(2, 4), given)
+        return torch.autograd.grad(weighed([logits]), asked, materialize_grads=True)
+
+    found = gradients()
+    model = plain(model).double()
+    for one, other in zip(found, gradients(), strict=True):
+        torch.testing.assert_close(one.double(), other, **CLOSE)
+    assert any(one.any() for one in found)
+
+
+def test_frozen_parameters_are_no_hindrance():
+    model = build("once")
+    for parameter in model.core.parameters():
+        parameter.requires_grad_(False)
+    found, _ = run(model, [5, 4])
+    (gradient,) = torch.autograd.grad(weighed(found), model.embedding.weight)
+    expected, _ = run(plain(model), [5, 4])
+    (other,) = torch.autograd.grad(weighed(expected), model.embedding.weight)
+    torch.testing.assert_close(gradient, other, **CLOSE)
+
+
+@pytest.mark.parametrize("name", ["once", "feedback"])
+def test_a_state_of_another_dtype_is_continued_as_by_joining(name, monkeypatch):
+    model = build(name)
+    with torch.no_grad():
+        _, state = run(model, [6])
+
+    def outcomes():
+        with torch.autocast("cpu", torch.bfloat16):
+            found, after = run(model, [3, 2], state=state)
+        assert {part.dtype for part in after.streams[0].cache[0]} == {torch.float32}
+        return found, torch.autograd.grad(weighed(found), list(model.parameters()))
+
+    found, gradients = outcomes()
+    joined(monkeypatch)
+    expected, others = outcomes()
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
+    for one, other in zip(gradients, others, strict=True):
+        error = (one - other).norm().item()
+        assert error <= 2e-2 * max(other.norm().item(), 0.1)
+
+
+@pytest.mark.parametrize(("name", "dropout"), [("ladder", 0.0), ("twice", 0.3), ("feedback", 0.3)])
+def test_recomputation_changes_not_a_bit(name, dropout):
+    model = build(name, dropout=dropout)
     twice = []
     for model.recompute in (False, True):
         torch.manual_seed(0)
-        twice.append(results(model, keeps_graph=False))
+        twice.append(results(model, [4, 3], batch_size=1))
     for one, other in zip(*twice, strict=True):
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("schedule", [CACHED, FEEDBACK])
-def test_gradients_with_dropout_are_slopes(schedule, with_kernels):
-    model = build(schedule, dropout=0.3)
+@pytest.mark.parametrize("name", ["twice", "feedback"])
+def test_gradients_with_dropout_are_slopes(name):
+    model = build(name, dropout=0.3)
     tokens = random_tokens(2, 7)
 
     def loss():
@@ -108,16 +275,16 @@ def test_gradients_with_dropout_are_slopes(schedule, with_kernels):
     torch.testing.assert_close(slope, length, rtol=1e-2, atol=0.0)
 
 
-def test_second_derivatives_are_refused(with_kernels):
-    model = build(TransformerXL(span=5))
+def test_second_derivatives_are_refused():
+    model = build("transformer-xl")
     logits, _ = model(random_tokens(1, 4))
     (gradient,) = torch.autograd.grad(logits.sum(), model.embedding.weight, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         gradient.square().sum().backward()
 
 
-def test_hooks_and_replaced_modules_are_honoured_by_the_plain_core(with_kernels):
-    model = build(TransformerXL(span=5))
+def test_hooks_and_replaced_modules_are_honoured_by_the_plain_core():
+    model = build("transformer-xl")
     hidden = torch.zeros(1, 2, 32)
 
     def is_fused():
@@ -136,10 +303,10 @@ def test_hooks_and_replaced_modules_are_honoured_by_the_plain_core(with_kernels)
     assert not is_fused()
 
 
-@pytest.mark.parametrize("schedule", [SCHEDULES[0], CACHED, FEEDBACK])
-def test_weights_that_changed_since_the_forward_pass_are_an_error(schedule, with_kernels):
+@pytest.mark.parametrize("name", ["staircase", "twice", "feedback"])
+def test_weights_that_changed_since_the_forward_pass_are_an_error(name):
     """As PyTorch raises where a tensor that it saved has changed."""
-    model = build(schedule)
+    model = build(name)
     optimizer = torch.optim.SGD(model.core.parameters(), lr=0.1)
     tokens = random_tokens(1, 8)
     first, state = model(tokens[:, :4])
@@ -150,8 +317,8 @@ def test_weights_that_changed_since_the_forward_pass_are_an_error(schedule, with
         second.sum().backward()
 
 
-def test_micro_batches_and_accumulated_gradients_are_no_change_of_weights(with_kernels):
-    model = build(TransformerXL(span=5))
+def test_micro_batches_and_accumulated_gradients_are_no_change_of_weights():
+    model = build("transformer-xl")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(2):
         for _ in range(2):
@@ -159,8 +326,8 @@ def test_micro_batches_and_accumulated_gradients_are_no_change_of_weights(with_k
         optimizer.step()
 
 
-def test_transformations_of_functions_take_the_plain_core(with_kernels):
-    model = build(TransformerXL(span=5))
+def test_transformations_of_functions_take_the_plain_core():
+    model = build("transformer-xl")
     parameters = dict(model.named_parameters())
 
     def loss(parameters):
@@ -171,3 +338,59 @@ def test_transformations_of_functions_take_the_plain_core(with_kernels):
     expected = torch.autograd.grad(loss(parameters), list(parameters.values()))
     for one, other in zip(found.values(), expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+WINDOW, NUM_ROWS = 16, 1
+
+
+def is_window(tensor):
+    """Whether these are keys, values or gradients of nearly all tokens of a window."""
+    return tensor.dim() >= 4 and tensor.shape[-2] >= WINDOW - 4
+
+
+class LargeResults(TorchDispatchMode):
+    """Counts operations whose results are as large as the cache of a window."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        # Triton's interpreter wraps the kernels' arguments by `set_`.
+        is_made = isinstance(result, torch.Tensor) and not function.is_view
+        is_made = is_made and function is not torch.ops.aten.set_.source_Storage_storage_offset
+        self.count += is_made and is_window(result)
+        return result
+
+
+@pytest.mark.parametrize(
+    ("name", "schedule"),
+    [
+        ("once", CachedStaircase(chunk_size=2, num_window_chunks=WINDOW // 2, num_passes=1)),
+        ("feedback", FeedbackTransformer(span=WINDOW)),
+    ],
+)
+def test_no_step_saves_or_makes_anything_of_the_size_of_a_window(name, schedule, monkeypatch):
+    monkeypatch.setitem(SCHEDULES, name, schedule)
+    model = plain(build(name))
+    with torch.no_grad():
+        _, state = run(model, [WINDOW + 2], batch_size=NUM_ROWS)
+    accelerate(model)
+    saved = []
+
+    def counted(num_tokens):
+        saved.clear()
+        with LargeResults() as large:
+            with torch.autograd.graph.saved_tensors_hooks(
+                lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor
+            ):
+                logits, _ = model(random_tokens(NUM_ROWS, num_tokens), state.detach())
+            logits.sum().backward()
+        return large.count
+
+    assert counted(2) == counted(4)
+    assert not any(is_window(tensor) for tensor in saved)
+    joined(monkeypatch)
+    assert counted(2) < counted(4)
+    assert sum(is_window(tensor) for tensor in saved) >= 4

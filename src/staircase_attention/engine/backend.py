@@ -107,23 +107,22 @@ def attend(
 ) -> Float[Tensor, "batch heads queries size"]:
     """Attention by one pass over tiles in fast memory; plain where the kernels do not fit."""
     has_kernels = can_run_on(queries.device) and not torch._C._are_functorch_transforms_active()
-    if table is None or view.has_gaps or not has_kernels:
-        return plain_attend(queries, keys, values, table=table, view=view, dropout=dropout)
-    from staircase_attention.engine.kernels import relative_attention
+    if has_kernels and table is not None and not view.has_gaps:
+        from staircase_attention.engine.kernels import relative_attention
 
-    if not relative_attention.fits(queries):
-        return plain_attend(queries, keys, values, table=table, view=view, dropout=dropout)
-    with torch.cuda.device_of(queries):  # type: ignore[no-untyped-call]
-        return relative_attention.relative_attention(
-            queries,
-            keys,
-            values,
-            table=table,
-            first_query=view.first_query,
-            span=view.span,
-            first_visible=view.first_visible,
-            dropout=dropout,
-        )
+        if relative_attention.fits(queries):
+            with torch.cuda.device_of(queries):  # type: ignore[no-untyped-call]
+                return relative_attention.relative_attention(
+                    queries,
+                    keys,
+                    values,
+                    table=table,
+                    first_query=view.first_query,
+                    span=view.span,
+                    first_visible=view.first_visible,
+                    dropout=dropout,
+                )
+    return plain_attend(queries, keys, values, table=table, view=view, dropout=dropout)
 
 
 def compute_dtype(like: Tensor) -> torch.dtype:

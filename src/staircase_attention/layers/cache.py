@@ -39,14 +39,7 @@ class Cache(ABC):
 
     def _places(self, positions: Iterable[range]) -> tuple[range, ...]:
         """Where these tokens lie among those held, as runs of neighbours."""
-        places, first = [], 0
-        for held in self.positions:
-            places += [
-                range(first + part.start - held.start, first + part.stop - held.start)
-                for part in overlap([held], tuple(positions))
-            ]
-            first += len(held)
-        return joined(places)
+        return places_among(self.positions, tuple(positions))
 
     @abstractmethod
     def held(self) -> list[KeysValues]:
@@ -63,6 +56,22 @@ class Cache(ABC):
     @abstractmethod
     def _keep(self, places: Sequence[range]) -> None:
         """Drop all tokens but these, counted from the first one held."""
+
+
+def places_among(stored: tuple[range, ...], positions: tuple[range, ...]) -> tuple[range, ...]:
+    """Where positions lie in memory that holds the stored ones without gaps.
+
+    >>> places_among((range(2, 4), range(7, 9)), (range(3, 9),))
+    (range(1, 4),)
+    """
+    places, first = [], 0
+    for held in stored:
+        shift = first - held.start
+        places += [
+            range(part.start + shift, part.stop + shift) for part in overlap([held], positions)
+        ]
+        first += len(held)
+    return joined(places)
 
 
 class JoinedCache(Cache):

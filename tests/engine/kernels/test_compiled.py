@@ -7,6 +7,19 @@ import sys
 import pytest
 import torch
 
+from staircase_attention import (
+    CachedStaircase,
+    CoreConfig,
+    FeedbackTransformer,
+    SequenceModel,
+    Staircase,
+    TransformerXL,
+)
+from staircase_attention.engine.decoding.decoder import DecoderMemory
+from staircase_attention.engine.decoding.plan import Books, Planner, measured
+from staircase_attention.engine.decoding.weights import Weights
+from staircase_attention.schedules import Schedule
+
 MOST_PARAMETERS = 30
 SHARED_MEMORY = 227 * 1024
 """Bytes that a program can have on Hopper."""
@@ -41,6 +54,12 @@ def compile_launches(compiled: set[str]) -> None:
         made = triton.compile(ASTSource(self, *source), target=target, options=options.__dict__)
         assert made.metadata.shared <= SHARED_MEMORY, (self, made.metadata.shared)
         assert len(self.params) <= MOST_PARAMETERS, self
+        if kwargs.get("EARLY"):
+            assert "griddepcontrol.wait" in made.asm["ptx"]
+            assert "griddepcontrol.launch_dependents" in made.asm["ptx"]
+            # Loads that are on their way while something is computed.
+            has_stages = self.__name__ in ("attend_segments", "product_many")
+            assert "cp.async" in made.asm["ptx"] or not has_stages
         compiled.add(f"{self.__module__.split('.')[-1]}.{self.__name__}")
         return made
 
@@ -127,6 +146,28 @@ def launch_gated_product(num_rows: int, width: int) -> None:
     activation.launch_gated_product(gradients, weights, inner, scale=1.0, sums=sums)
 
 
+def decode(schedule: Schedule, rows: int, dtype: torch.dtype, positions: str) -> None:
+    """Every launch of a token of a model as wide as the paper's."""
+    from staircase_attention.engine.decoding.launches import Launches
+
+    core = CoreConfig(
+        width=1024, num_layers=1, num_heads=8, feed_forward_width=4096, positions=positions
+    )
+    model = SequenceModel(vocab_size=300, core=core, schedule=schedule).to(dtype)
+    stream = model.initial_state(rows).streams[0]
+    memory = DecoderMemory(model, stream, measured(schedule, 1), dtype)
+    planner = Planner(schedule, 1)
+    launches = Launches(
+        Weights.of(model, dtype),
+        memory,
+        attends_self=planner.attends_self,
+        span=planner.span,
+        early=True,
+    )
+    for launch in launches.all(planner.plan(Books.of(stream), 0).form):
+        launch()
+
+
 def main() -> None:
     """Compile each kernel with all of its options, and with numbers that Triton takes as 1."""
     compiled: set[str] = set()
@@ -143,9 +184,19 @@ def main() -> None:
     launch_row_kernels(1, 256)
     launch_gated_product(64, 256)
     launch_gated_product(1, 512)
+    decode(TransformerXL(span=256), 1, torch.bfloat16, "relative")
+    decode(Staircase(chunk_size=32, num_passes=2), 8, torch.bfloat16, "relative")
+    decode(FeedbackTransformer(span=256), 64, torch.bfloat16, "relative")
+    cached = CachedStaircase(chunk_size=32, num_window_chunks=8, num_passes=2)
+    decode(cached, 8, torch.float32, "rotary")
     assert compiled == {
         "activation._gated_product_kernel",
         "activation._relu_dropout_kernel",
+        "decoding.embed_rows",
+        "decoding.norm_rows",
+        "decoding.product_few",
+        "decoding.product_many",
+        "decoding_attention.attend_segments",
         "norm._backward_kernel",
         "norm._forward_kernel",
         "relative_several_kernels.attend_kernel",

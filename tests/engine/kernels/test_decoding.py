@@ -1,40 +1,17 @@
-"""The decoding kernels by themselves: attention to segments, norms of rows, and compilation."""
-
-import os
-import subprocess
-import sys
+"""The decoding kernels by themselves: attention to segments, norms of rows, tiles."""
 
 import pytest
 import torch
 
-from staircase_attention import (
-    CachedStaircase,
-    CoreConfig,
-    FeedbackTransformer,
-    SequenceModel,
-    Staircase,
-    TransformerXL,
-)
 from staircase_attention.attention import View
 from staircase_attention.attention.reference import attend
-from staircase_attention.engine.decoding import Weights
-from staircase_attention.engine.decoding.decoder import DecoderMemory
-from staircase_attention.engine.decoding.plan import (
-    Books,
-    DecodingPlan,
-    Planner,
-    Segment,
-    Sizes,
-    measured,
-)
+from staircase_attention.engine.decoding.plan import Books, DecodingPlan, Segment, Sizes
 
 pytest.importorskip("triton")
 import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
-from staircase_attention.engine.decoding.launches import Launches, attention_tiles
-from staircase_attention.engine.kernels.decoding import norm_rows, product_few
+from staircase_attention.engine.decoding.launches import attention_tiles
+from staircase_attention.engine.kernels.decoding import norm_rows
 from staircase_attention.engine.kernels.decoding_attention import attend_segments
 
 HEADS, SIZE, DISTANCES = 2, 6, 9
@@ -166,91 +143,3 @@ def test_shares_fill_a_large_gpu_and_no_more():
     assert chosen(1, keys=1) == (1, 16, 2)
     assert chosen(8, dtype=torch.float32) == (2, 32, 4)
     assert chosen(64, is_rotary=True) == (1, 16, 2)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(DEVICE == "cuda", reason="the other tests compile the kernels")
-def test_kernels_compile_for_hopper():
-    """The interpreter lets things pass that the compiler does not, and knows no early launches."""
-    environment = {**os.environ, "TRITON_INTERPRET": "0"}
-    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
-    subprocess.run([sys.executable, __file__], check=True, env=environment)
-
-
-MODELS = {
-    "transformer-xl": (TransformerXL(span=256), 1, torch.bfloat16, "relative"),
-    "staircase": (Staircase(chunk_size=32, num_passes=2), 8, torch.bfloat16, "relative"),
-    "feedback": (FeedbackTransformer(span=256), 64, torch.bfloat16, "relative"),
-    "cached": (
-        CachedStaircase(chunk_size=32, num_window_chunks=8, num_passes=2),
-        8,
-        torch.float32,
-        "rotary",
-    ),
-}
-SETTINGS = ("num_warps", "num_stages", "maxnreg")
-SHARED_MEMORY = 227 * 1024
-"""What a program can have on a Hopper GPU."""
-KINDS = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int64: "*i64", torch.int32: "*i32"}
-KINDS |= {int: "i32", float: "fp32"}
-
-
-class Compiled(Launches):
-    """Launches that are compiled for a Hopper GPU instead of being launched."""
-
-    def _launch(self, kernel, grid, *arguments, **options):
-        assert self.early
-        assert all(number > 0 for number in grid)
-        constants = {**options, "EARLY": True}
-        settings = {name: constants.pop(name) for name in SETTINGS if name in constants}
-        names = kernel.arg_names
-        given = dict(zip(names, arguments, strict=False))
-        kinds = {
-            name: KINDS[getattr(one, "dtype", type(one))] for name, one in given.items()
-        } | dict.fromkeys(constants, "constexpr")
-        assert set(kinds) == set(names)
-        even = [
-            index
-            for index, name in enumerate(names)
-            if isinstance(given.get(name), torch.Tensor) and given[name].data_ptr() % 16 == 0
-        ]
-        source = ASTSource(
-            fn=kernel,
-            signature={name: kinds[name] for name in names},
-            constexprs={(names.index(name),): one for name, one in constants.items()},
-            attrs={(index,): [["tt.divisibility", 16]] for index in even},
-        )
-        made = triton.compile(
-            source, target=GPUTarget("cuda", 90, 32), options={"launch_pdl": True, **settings}
-        )
-        assert made.metadata.shared <= SHARED_MEMORY, (kernel, made.metadata.shared)
-        ptx = made.asm["ptx"]
-        assert "griddepcontrol.wait" in ptx
-        assert "griddepcontrol.launch_dependents" in ptx
-        # Loads that are on their way while something is worked on.
-        assert "cp.async" in ptx or kernel in (norm_rows, product_few)
-        return made
-
-
-def compile_all(schedule, rows, dtype, positions):
-    """Every launch of a token of a model as wide as the paper's."""
-    core = CoreConfig(
-        width=1024, num_layers=1, num_heads=8, feed_forward_width=4096, positions=positions
-    )
-    model = SequenceModel(vocab_size=300, core=core, schedule=schedule).to(dtype)
-    stream = model.initial_state(rows).streams[0]
-    memory = DecoderMemory(model, stream, measured(schedule, 1), dtype)
-    planner = Planner(schedule, 1)
-    launches = Compiled(
-        Weights.of(model, dtype),
-        memory,
-        attends_self=planner.attends_self,
-        span=planner.span,
-        early=True,
-    )
-    launches.all(planner.plan(Books.of(stream), 0).form)
-
-
-if __name__ == "__main__":
-    for each in MODELS.values():
-        compile_all(*each)

@@ -53,11 +53,16 @@ class DecoderMemory:
         per_row = (self.num_rows, config.num_heads)
         banks = (config.num_layers, sizes.num_regions, *per_row, sizes.capacity, config.head_size)
         caches = (num_caches, *per_row, sizes.num_slots, config.head_size)
+        # Keys and values: banks [layers, regions, rows, heads, capacity, size], and behind them the
+        # cache [layers or 1, rows, heads, slots, size]; one allocation, so that a kernel reaches
+        # both from one address.
         num_banks = torch.Size(banks).numel()
         memory = torch.zeros(2, num_banks + torch.Size(caches).numel(), dtype=dtype, device=device)
         self.keys, self.values = memory
         self._banks = memory[:, :num_banks].view(2, *banks)
         self._caches = memory[:, num_banks:].view(2, *caches)
+        # On the device, because a captured graph reads them: the last kernel of a token moves the
+        # position on, the host rewrites the plan between runs.
         self.position = torch.tensor([stream.position], dtype=torch.int64, device=device)
         self.starts = torch.tensor(stream.starts, dtype=torch.int64, device=device)
         num_segments = sizes.num_frozen + BANK_SEGMENTS
@@ -191,7 +196,7 @@ class Decoder:
     @property
     def num_kernels(self) -> int:
         """Kernels per token."""
-        return len(self._launches.all(self._plan.form))
+        return len(list(self._launches.all(self._plan.form)))
 
     def step(self, tokens: Int[Tensor, " batch"]) -> Float[Tensor, "batch output"]:
         """Logits after one more token of every row, in float32; the next step overwrites them."""
@@ -202,6 +207,7 @@ class Decoder:
                 f"pass tokens of shape ({self.batch_size},)",
             )
         with torch.no_grad(), self._device:
+            # The next run did not fit when it was planned.
             if self._position == self._plan.run.stop:
                 self._grow()
             run = self._program()
@@ -219,6 +225,7 @@ class Decoder:
         with torch.no_grad():
             self._memory.position.sub_(1)
         if self._position < self._plan.run.start:
+            # The plan of the next run was entered early, at the end of the step.
             assert self._previous is not None
             self._enter(self._previous)
 
@@ -281,7 +288,7 @@ class Decoder:
         """What computes a token of the present run."""
         form = self._plan.form
         if form not in self._programs:
-            launches = self._launches.all(form)
+            launches = list(self._launches.all(form))
             self._programs[form] = partial(_run_all, launches)
             if self._captures:
                 try:
@@ -298,7 +305,8 @@ class Decoder:
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            # Compiles all kernels. What they write lies where the next token will be.
+            # Compiles all kernels, which a capture cannot. What they write lies where the next
+            # token will be; the position that they moved on is moved back.
             _run_all(launches)
             self._memory.position.sub_(1)
         torch.cuda.current_stream().wait_stream(side)

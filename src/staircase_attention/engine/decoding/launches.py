@@ -3,10 +3,11 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 
 from staircase_attention.engine.decoding.plan import BANK_SEGMENTS, Form
@@ -31,20 +32,22 @@ HALF = 2
 Launch = Callable[[], object]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Product:
-    """One product with weights: what goes in, what comes out, and where."""
+    """source · weightsᵀ: one launch, or two where rows are normed first.
+
+    source [rows, inner], weights [columns, inner] or [layers, columns, inner].
+    """
 
     source: Tensor
+    weights: Tensor
+    target: Tensor
+    kind: tl.constexpr
+    """Of the targets that the kernels know."""
     norm: Norm | None = None
     """Applied to the source first."""
-    weights: Tensor
-    """[columns, inner], or one such matrix per layer."""
     bias: Tensor | None = None
-    target: Tensor
-    kind: int
-    """Of the targets that the kernels know."""
-    mix: int = kernels.NO_MIX.value
+    mix: tl.constexpr = kernels.NO_MIX
     mix_weight: Tensor | None = None
     base: int = 0
     """Where keys and values go: the first vector of their memory,"""
@@ -52,16 +55,6 @@ class Product:
     """tokens in each of its rings,"""
     plan: Tensor | None = None
     """and the numbers from which the place of a token follows."""
-
-    @property
-    def columns(self) -> int:
-        """Of the result."""
-        return self.weights.shape[-2]
-
-    @property
-    def inner(self) -> int:
-        """Numbers that are multiplied for each element of the result."""
-        return self.weights.shape[-1]
 
     @property
     def num_layers(self) -> int:
@@ -85,7 +78,6 @@ class Launches:
         self.attends_self, self.span, self.early = attends_self, span, early
         self.rows, self.num_heads, self.size = memory.num_rows, memory.num_heads, memory.head_size
         self.width = self.num_heads * self.size
-        self.is_few = self.rows <= MOST_FEW_ROWS
         self.attention = attention_tiles(
             self.rows,
             self.num_heads,
@@ -101,19 +93,18 @@ class Launches:
         dtype, shares = weights.dtype, self.attention.shares
         self.tokens = scratch(self.rows, dtype=torch.int64)
         self.logits = scratch(self.rows, len(weights.logits))
+        # Between layers hidden vectors stay in float32; only what products read is in their dtype.
         self._hidden, self._mix = scratch(2, self.rows, self.width)
         self._normed = scratch(weights.num_layers, self.rows, self.width, dtype=dtype)
         self._queries, self._attended = scratch(2, self.rows, self.width, dtype=dtype)
         self._inner = scratch(self.rows, weights.expand.shape[1], dtype=dtype)
+        # Parts of sums, and how many programs have left theirs: kernels set counts back to zero.
         self._tops = scratch(2, shares, self.rows, self.num_heads)
         self._partial = scratch(shares * self.rows * self.width)
         self._counts = scratch(max(4096, self.rows * self.num_heads), dtype=torch.int32)
 
-    def all(self, form: Form) -> list[Launch]:
+    def all(self, form: Form) -> Iterator[Launch]:
         """What takes the tokens to their logits, and the position one on."""
-        return list(self._all(form))
-
-    def _all(self, form: Form) -> Iterator[Launch]:
         weights = self.weights
         mixes = [weights.mix is not None and cached == "output" for _, cached in form]
         yield self._embed(starts_mix=mixes[0])
@@ -123,20 +114,17 @@ class Launches:
                 yield from self._freeze(self._hidden, plan)
             for layer in layers:
                 yield from self._attention(layer, plan)
+                # A step that ends with the input of a mixture starts it; its layers add to it.
+                starts_next = layer == layers[-1] and any(mixes[number + 1 : number + 2])
                 mix = kernels.ADD_MIX if mixes[number] else kernels.NO_MIX
-                if layer == layers[-1] and any(mixes[number + 1 : number + 2]):
-                    mix = kernels.START_MIX
-                yield from self._feed_forward(layer, mix.value)
+                yield from self._feed_forward(layer, kernels.START_MIX if starts_next else mix)
             if cached == "output":
                 yield from self._freeze(self._mix if mixes[number] else self._hidden, plan)
         yield from self._product(
             Product(
-                source=self._hidden,
+                *(self._hidden, weights.logits, self.logits, kernels.LOGITS),
                 norm=weights.last_norm,
-                weights=weights.logits,
                 bias=weights.logits_bias,
-                target=self.logits,
-                kind=kernels.LOGITS.value,
             )
         )
 
@@ -156,14 +144,16 @@ class Launches:
         )
 
     def _attention(self, layer: int, plan: Tensor) -> Iterator[Launch]:
-        weights, width = self.weights, self.width
+        weights = self.weights
+        # [3 * width, width]: queries, keys, values; queries only where a token does not see itself
+        # or where all layers share the projections of keys and values.
         own = weights.projections[layer]
         queries = Product(
-            source=self._hidden,
+            self._hidden,
+            own if self.attends_self and weights.shared is None else own[: self.width],
+            self._queries,
+            kernels.KEEP,
             norm=weights.attention_norm.of_layer(layer),
-            weights=own if self.attends_self and weights.shared is None else own[:width],
-            target=self._queries,
-            kind=kernels.KEEP.value,
             base=self.memory.bank_base(layer),
             capacity=self.memory.sizes.capacity,
             plan=plan,
@@ -175,36 +165,25 @@ class Launches:
             )
         yield self._attend(layer, plan)
         yield from self._product(
-            Product(
-                source=self._attended,
-                weights=weights.output[layer],
-                target=self._hidden,
-                kind=kernels.ADD.value,
-            )
+            Product(self._attended, weights.output[layer], self._hidden, kernels.ADD)
         )
 
-    def _feed_forward(self, layer: int, mix: int) -> Iterator[Launch]:
+    def _feed_forward(self, layer: int, mix: tl.constexpr) -> Iterator[Launch]:
         weights = self.weights
         yield from self._product(
             Product(
-                source=self._hidden,
+                *(self._hidden, weights.expand[layer], self._inner, kernels.RELU),
                 norm=weights.feed_forward_norm.of_layer(layer),
-                weights=weights.expand[layer],
                 bias=weights.expand_bias[layer],
-                target=self._inner,
-                kind=kernels.RELU.value,
             )
         )
         mix_weight = None
         if weights.mix is not None:
-            mix_weight = weights.mix[0 if mix == kernels.START_MIX.value else layer + 1 :]
+            mix_weight = weights.mix[0 if mix is kernels.START_MIX else layer + 1 :]
         yield from self._product(
             Product(
-                source=self._inner,
-                weights=weights.contract[layer],
+                *(self._inner, weights.contract[layer], self._hidden, kernels.ADD),
                 bias=weights.contract_bias[layer],
-                target=self._hidden,
-                kind=kernels.ADD.value,
                 mix=mix,
                 mix_weight=mix_weight,
             )
@@ -212,14 +191,15 @@ class Launches:
 
     def _freeze(self, remembered: Tensor, plan: Tensor) -> Iterator[Launch]:
         """Keys and values of the token as it is remembered, for all layers at once."""
-        shared = self.weights.shared
+        weights = self.weights
+        own = weights.projections[:, self.width :]  # [layers, 2 * width, width]
         yield from self._product(
             Product(
-                source=remembered,
-                norm=self.weights.shared_norm or self.weights.attention_norm,
-                weights=self.weights.projections[:, self.width :] if shared is None else shared,
-                target=self._queries,
-                kind=kernels.KEEP.value,
+                remembered,
+                own if weights.shared is None else weights.shared,
+                self._queries,
+                kernels.KEEP,
+                norm=weights.shared_norm or weights.attention_norm,
                 base=self.memory.cache_base(0),
                 capacity=self.memory.sizes.num_slots,
                 plan=plan[2:],
@@ -227,15 +207,17 @@ class Launches:
         )
 
     def _product(self, product: Product) -> Iterator[Launch]:
-        if self.is_few:
+        norm = product.norm
+        if self.rows <= MOST_FEW_ROWS:
+            # Each program has whole rows of the source, and norms them itself.
             yield self._few(product)
-            return
-        source, norm = product.source, product.norm
-        if norm is not None:
+        elif norm is None:
+            yield self._many(product)
+        else:
             yield self._launch(
                 kernels.norm_rows,
                 (self.rows, product.num_layers),
-                source,
+                product.source,
                 norm.weights,
                 self._normed,
                 self.rows,
@@ -243,17 +225,14 @@ class Launches:
                 WIDTH=self.width,
                 BLOCK=triton.next_power_of_2(self.width),
             )
-            source = self._normed
-        yield self._many(product, source)
+            yield self._many(replace(product, source=self._normed))
 
     def _few(self, product: Product) -> Launch:
-        norm = product.norm
-        block_n, block_k, num_warps = few_tiles(
-            product.columns, product.inner, product.weights.dtype
-        )
+        norm, (columns, inner) = product.norm, product.weights.shape[-2:]
+        block_n, block_k, num_warps = few_tiles(columns, inner, product.weights.dtype)
         return self._launch(
             kernels.product_few,
-            (triton.cdiv(product.columns, block_n), product.num_layers),
+            (triton.cdiv(columns, block_n), product.num_layers),
             product.source,
             product.weights,
             self._hidden if product.bias is None else product.bias,
@@ -268,18 +247,25 @@ class Launches:
             num_warps=num_warps,
         )
 
-    def _many(self, product: Product, source: Tensor) -> Launch:
-        tiles = many_tiles(self.rows, product.columns, product.inner, product.weights.dtype)
-        num_tiles = triton.cdiv(product.columns, tiles.columns)
-        num_blocks = triton.cdiv(self.rows, tiles.rows)
+    def _many(self, product: Product) -> Launch:
+        columns, inner = product.weights.shape[-2:]
+        tiles = many_tiles(self.rows, columns, inner, product.weights.dtype)
+        num_tiles, num_blocks = (
+            triton.cdiv(columns, tiles.columns),
+            triton.cdiv(self.rows, tiles.rows),
+        )
+        # The inner sum in parts: the program that comes last adds them up, in a fixed order.
         parts = 1 if product.num_layers > 1 else tiles.parts
-        part = triton.cdiv(triton.cdiv(product.inner, parts), tiles.inner) * tiles.inner
         if parts > 1:
-            self._make_room(parts * self.rows * product.columns, num_tiles * num_blocks)
+            # Launches that were made before keep the memory they were given.
+            if self._partial.numel() < parts * self.rows * columns:
+                self._partial = self._hidden.new_zeros(parts * self.rows * columns)
+            if self._counts.numel() < num_tiles * num_blocks:
+                self._counts = self._counts.new_zeros(num_tiles * num_blocks)
         return self._launch(
             kernels.product_many,
             (num_tiles, parts, num_blocks * product.num_layers),
-            source,
+            product.source,
             product.weights,
             self._hidden if product.bias is None else product.bias,
             self._partial,
@@ -288,7 +274,7 @@ class Launches:
             self.rows,
             **self._facts(product),
             PARTS=parts,
-            PART=part,
+            PART=triton.cdiv(triton.cdiv(inner, parts), tiles.inner) * tiles.inner,
             BLOCK_M=tiles.rows,
             BLOCK_N=tiles.columns,
             BLOCK_K=tiles.inner,
@@ -311,21 +297,21 @@ class Launches:
 
     def _facts(self, product: Product) -> dict[str, Any]:
         """Constants; those that a product does not need are the same for all, to compile less."""
-        keeps = product.kind == kernels.KEEP.value
+        keeps, (columns, inner) = product.kind is kernels.KEEP, product.weights.shape[-2:]
         return {
             "WEIGHT_STRIDE": product.weights.stride(0) if product.num_layers > 1 else 0,
-            "COLUMNS": product.columns,
-            "INNER": product.inner,
-            "TARGET": product.kind,
+            "COLUMNS": columns,
+            "INNER": inner,
+            "TARGET": product.kind.value,
             "BIAS": product.bias is not None,
-            "MIX": product.mix,
+            "MIX": product.mix.value,
             "HEADS": self.num_heads if keeps else 1,
             "SIZE": self.size if keeps else 1,
             "CAPACITY": product.capacity,
         }
 
     def _attend(self, layer: int, plan: Tensor) -> Launch:
-        memory, tiles = self.memory, self.attention
+        memory, tiles, table = self.memory, self.attention, self.weights.table
         sizes = memory.sizes
         return self._launch(
             attend_segments,
@@ -333,7 +319,7 @@ class Launches:
             self._queries,
             memory.keys,
             memory.values,
-            memory.turns if self.weights.table is None else self.weights.table,
+            memory.turns if table is None else table,
             memory.starts,
             memory.position,
             plan,
@@ -354,20 +340,13 @@ class Launches:
             FROZEN=sizes.num_frozen,
             SELF=self.attends_self,
             SPAN=self.span or 0,
-            DISTANCES=sizes.reach if self.weights.table is None else len(self.weights.table),
-            ROTARY=self.weights.table is None,
+            DISTANCES=sizes.reach if table is None else len(table),
+            ROTARY=table is None,
             SHARES=tiles.shares,
             BLOCK=tiles.block,
             num_warps=tiles.num_warps,
             maxnreg=tiles.maxnreg,
         )
-
-    def _make_room(self, num_partial: int, num_counts: int) -> None:
-        """Grow the scratch memory; launches made before keep what they were given."""
-        if self._partial.numel() < num_partial:
-            self._partial = self._hidden.new_zeros(num_partial)
-        if self._counts.numel() < num_counts:
-            self._counts = self._counts.new_zeros(num_counts)
 
     def _launch(
         self,
@@ -381,8 +360,7 @@ class Launches:
         return partial(kernel[grid], *arguments, **options, EARLY=self.early)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Tiles:
+class Tiles(NamedTuple):
     """How a product of many rows is divided among programs."""
 
     rows: int
@@ -392,8 +370,7 @@ class Tiles:
     num_stages: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AttentionTiles:
+class AttentionTiles(NamedTuple):
     """How the keys of each row and head are divided among programs."""
 
     shares: int

@@ -61,21 +61,16 @@ class Sizes(NamedTuple):
         return Sizes(*map(max, self, other))
 
 
+@dataclass(slots=True)
 class Books:
     """Where the tokens lie that a stream remembers; kept by following the timetable."""
 
-    def __init__(
-        self,
-        banks: dict[tuple[int, int], int],
-        regions: dict[int, int],
-        cached: list[Segment],
-    ) -> None:
-        self.banks = banks
-        """Tokens held for each (bank, layer): those before the present position."""
-        self.regions = regions
-        """The region of each bank, the same in all layers."""
-        self.cached = cached
-        """By position."""
+    banks: dict[tuple[int, int], int]
+    """Tokens held for each (bank, layer): those before the present position."""
+    regions: dict[int, int]
+    """The region of each bank, the same in all layers."""
+    cached: list[Segment]
+    """By position."""
 
     @classmethod
     def of(cls, stream: Stream) -> "Books":
@@ -119,6 +114,7 @@ class Books:
                 used = set(self.regions.values())
                 self.regions[step.bank] = next(n for n in range(len(used) + 1) if n not in used)
             held = range(tokens.start - num_held, tokens.start)
+            # The caller sees the cache as it is before the step: a token never sees its own slot.
             yield step, held, within(self.cached, step.frozen)
             num_held += len(tokens)
             if step.retained is not None:
@@ -186,6 +182,7 @@ class DecodingPlan:
         the end of the segment, or 0 where there is no such segment. The last segment holds the keys
         that are in no other one: the bank's latest, up to the present token.
         """
+        # A run lies in one turn of the ring: its token at position p has place p - wrap.
         wrap = self.run.start // sizes.capacity * sizes.capacity
         return [
             [
@@ -200,6 +197,7 @@ class DecodingPlan:
         """The tokens of a bank before and from the position at which its ring wraps."""
         if not self.attends_self:
             return []
+        # Older tokens lie one turn back: at the end of the ring, before those of this turn.
         latest = max(held.start, wrap)
         return [
             Segment(held.start, held.start - wrap + capacity, latest - held.start),
@@ -214,6 +212,7 @@ class Planner:
         self.schedule = schedule
         self.num_layers = num_layers
         self.attends_self = schedule.attends_self
+        # One step that takes two chunks at once treats all tokens alike.
         two = range(2 * schedule.chunk_length)
         steps = self._steps(two)
         caches = any(cell.cached for step in steps for cell in step.cells)

@@ -9,7 +9,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from staircase_attention.layers.layer import Layer
 from staircase_attention.layers.positions import RelativePositions
 from staircase_attention.models.sequence_model import SequenceModel
 
@@ -76,6 +75,7 @@ class Weights:
         memory, positions = model.core.memory, model.core.positions
         shares = memory.shares_keys_values
         forward = [layer.feed_forward for layer in layers]
+        projections = [[one.weight for one in layer.attention.projections] for layer in layers]
         table = None
         if isinstance(positions, RelativePositions):
             table = positions.table.detach().to(dtype).contiguous()
@@ -83,7 +83,7 @@ class Weights:
         return cls(
             embedding=model.embedding.weight.detach().to(dtype).contiguous(),
             attention_norm=Norm.of([layer.attention_norm for layer in layers]),
-            projections=cast([_projections(layer, shares=shares) for layer in layers]),
+            projections=cast([torch.cat(parts) for parts in projections]),
             output=cast([layer.attention.output.weight for layer in layers]),
             feed_forward_norm=Norm.of([layer.feed_forward_norm for layer in layers]),
             expand=cast([one.expand.weight for one in forward]),
@@ -123,19 +123,7 @@ class Weights:
         """L."""
         return self.output.shape[0]
 
-    @property
-    def bytes_per_pass(self) -> int:
-        """What each pass of a token through the core must read."""
-        matrices = (self.projections, self.output, self.expand, self.contract)
-        return sum(one.numel() * one.element_size() for one in matrices)
-
 
 def version_of(parameters: tuple[Tensor, ...]) -> int:
     """How often parameters have been changed in place; inference tensors do not count that."""
     return sum(one._version for one in parameters if not one.is_inference())
-
-
-def _projections(layer: Layer, *, shares: bool) -> Tensor:
-    attention = layer.attention
-    parts = [attention.query] if shares else [attention.query, attention.key, attention.value]
-    return torch.cat([part.weight.detach() for part in parts])

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from staircase_attention.layers.cache import Cache
+from staircase_attention.layers.cache import Cache, places_among
 from staircase_attention.layers.keys_values import KeysValues, join
 from staircase_attention.schedules import joined, overlap
 
@@ -41,6 +41,7 @@ class Buffer:
 
     def put(self, tensors: Sequence[Tensor], start: int) -> None:
         """Write keys and values, pair by pair, from one token on."""
+        # Both [batch, heads, time, size]; cast to the dtype of products on the way.
         for place, tensor in zip(self._held, tensors, strict=True):
             place[:, :, start : start + tensor.shape[2]].copy_(tensor)
 
@@ -51,6 +52,7 @@ class Buffer:
 
     def gradients(self, number: int, start: int, stop: int) -> KeysValues | None:
         """Where gradients of `part` are to be added: those of the last tokens, if not of all."""
+        # Room only for tokens that take gradients: a detached state is most of a window.
         first = max(start, self.first_tracked)
         if first >= stop:
             return None
@@ -158,6 +160,7 @@ class _Write(torch.autograd.Function):
         if tensors:
             buffer.put(tensors, start)
             ctx.stop += tensors[0].shape[2]
+        # A new tensor, whose backward autograd runs after those of all that take it in.
         return torch.empty_like(handle)
 
     @staticmethod
@@ -234,13 +237,7 @@ class BufferedCache(Cache):
         return [join([*before[one : one + 1], *copies[one :: buffer.num_pairs]]) for one in numbers]
 
     def _places(self, positions: Iterable[range]) -> tuple[range, ...]:
-        places, first = [], 0
-        for stored in self._stored:
-            found = overlap([stored], tuple(positions))
-            shift = first - stored.start
-            places += [range(part.start + shift, part.stop + shift) for part in found]
-            first += len(stored)
-        return joined(places)
+        return places_among(self._stored, tuple(positions))
 
     def _part(self, layer: int, start: int, stop: int) -> KeysValues:
         buffer, handle = self._open(self._loaded)

@@ -1,7 +1,15 @@
-"""A core whose steps are fused: the same function as `Core`, for one forward pass."""
+"""A core whose steps are fused: the same function as `Core`, for one forward pass.
+
+Forward and backward are written by hand. The output of a product is added where the next norm
+reads it, so that the hidden state is written once per sublayer; the backward pass is cut at the
+same points. Nothing waits for the device, so that a whole update can be captured. Shapes: `rows`
+are all queries of all batch rows, one after another. Hidden states and their gradients are float32
+(or the dtype they came in), products are in `Route.dtype`, and the gradients of weights are summed
+in float32.
+"""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -9,14 +17,19 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from staircase_attention.attention import View
-from staircase_attention.engine.fused.attending import Attending
 from staircase_attention.engine.fused.cache import BufferedCache, Lent
-from staircase_attention.engine.fused.trip import FusedTrip, Route
-from staircase_attention.engine.fused.weights import SharedCore
-from staircase_attention.engine.kernels import norm
+from staircase_attention.engine.fused.route import Attended, PastGradients, Route
+from staircase_attention.engine.fused.weights import (
+    FusedFreezing,
+    SharedCore,
+    SharedLayer,
+    add_and_norm,
+)
+from staircase_attention.engine.kernels import activation, norm
+from staircase_attention.engine.kernels.activation import gated_product
 from staircase_attention.layers.cache import Cache, JoinedCache
 from staircase_attention.layers.core import Core, Trip
-from staircase_attention.layers.keys_values import KeysValues, join, split_heads
+from staircase_attention.layers.keys_values import KeysValues, join
 from staircase_attention.models.backend import RecomputedCore
 
 
@@ -57,19 +70,17 @@ class FusedCore:
         route = Route(
             shared=self.shared,
             layers=layers,
-            attending=Attending(
-                table=self.shared.table,
-                table_sums=self.shared.table_sums,
-                view=view,
-                num_heads=self.num_heads,
-                attends_self=self.attends_self,
-                dropout=self.dropout,
-            ),
+            shape=hidden.shape,
+            view=view,
+            num_heads=self.num_heads,
+            attends_self=self.attends_self,
+            dropout=self.dropout,
             slots=tuple(pair.slot for pair in lent),
             shares_past=self.shares_past,
             dtype=self.dtype,
             recompute=self.recompute,
         )
+        # By the handle autograd runs the backward of all readers before that of the write.
         handle = lent[0].handle if lent else None
         with torch.cuda.device_of(hidden):  # type: ignore[no-untyped-call]
             outputs = FusedTrip.apply(route, self.tap, handle, hidden, *flat)  # type: ignore[no-untyped-call]
@@ -112,64 +123,234 @@ def _tracked(piece: KeysValues) -> KeysValues:
     return piece.tracked() if isinstance(piece, Lent) else piece
 
 
-class FusedFreezing(torch.autograd.Function):
-    """Keys and values of cached tokens, of every layer or one pair for all: project(norm(x))."""
+class Saved(NamedTuple):
+    """What the backward pass needs of one layer."""
+
+    total: Float[Tensor, "rows width"]
+    """The hidden state below the layer,"""
+    mean: Float[Tensor, " rows"]
+    scale: Float[Tensor, " rows"]
+    normed: Float[Tensor, "rows width"]
+    """and its norm."""
+    middle: Float[Tensor, "rows width"]
+    """The hidden state between the sublayers,"""
+    middle_mean: Float[Tensor, " rows"]
+    middle_scale: Float[Tensor, " rows"]
+    middle_normed: Float[Tensor, "rows width"]
+    """and its norm."""
+    inner: Float[Tensor, "rows inner"]
+    """Inside the feed-forward sublayer, after ReLU and dropout."""
+    projected: Float[Tensor, "rows projections"] | None
+    """Queries, keys and values; None where there was nothing to attend to."""
+    found: Float[Tensor, "rows width"] | None
+    """What attention found."""
+    logsumexp: Float[Tensor, "batch heads queries"] | None
+    """Of the scores."""
+
+    @property
+    def attended(self) -> Attended | None:
+        """The last three."""
+        if self.projected is None or self.found is None or self.logsumexp is None:
+            return None
+        return Attended(self.projected, self.found, self.logsumexp)
+
+
+LEVEL = 3
+"""Fields of `Saved` from which the others can be computed again."""
+
+
+class FusedTrip(torch.autograd.Function):
+    """Hidden states and what each layer sees of the past; to levels, and keys and values."""
 
     @staticmethod
     def forward(
         ctx: Any,  # noqa: ANN401
-        shared: SharedCore,
+        route: Route,
         _tap: Tensor,
-        remembered: Float[Tensor, "batch time width"],
-        num_heads: int,
-    ) -> tuple[Tensor, ...]:
-        """Keys and values, layer by layer."""
+        _handle: Tensor | None,
+        hidden: Float[Tensor, "batch queries width"],
+        *past: Tensor,
+    ) -> tuple[Tensor | None, ...]:
+        """Every layer's output, then every layer's own keys and values; None where it has none."""
         ctx.set_materialize_grads(False)
-        flat = remembered.flatten(0, 1).contiguous()
-        outputs, kept = [], []
-        for freezing in shared.freezings:
-            own = freezing.norm
-            _, normed, mean, scale = norm.forward(
-                flat,
-                None,
-                None,
-                own.weight,
-                own.bias,
-                eps=own.eps,
-                dtype=freezing.matrix.weight.dtype,
-            )
-            kept += [normed, mean, scale]
-            projected = (normed @ freezing.matrix.weight.T).view(*remembered.shape[:2], -1)
-            outputs += [split_heads(part, num_heads) for part in projected.chunk(2, dim=-1)]
-        ctx.shared, ctx.shape = shared, remembered.shape
-        ctx.save_for_backward(flat, *kept)
-        return tuple(outputs)
+        layers = route.own_layers
+        seeds = None
+        if route.dropout > 0:
+            # Two per layer, drawn on the device from the generator that all dropout shares.
+            seeds = torch.randint(2**31, (len(layers), 2), device=hidden.device)
+        outputs: list[Tensor] = []
+        contexts: list[Tensor | None] = []
+        kept: list[Tensor | None] = [seeds]
+        flat = hidden.flatten(0, 1).contiguous()
+        # total = hidden; normed = norm(total). What a layer adds to the total comes as `addend`
+        # and is added by the norm of the next one: total = middle + addend + bias.
+        level = add_and_norm(flat, None, None, layers[0].layer.attention_norm, route.dtype)
+        for number, (layer, seen) in enumerate(zip(layers, route.pasts(past), strict=True)):
+            seed = None if seeds is None else seeds[number]
+            saved, addend = _through(route, layer, level, seen, seed)
+            # All of `Saved`, or only the hidden state below the layer and its statistics.
+            kept += saved[:LEVEL] if route.recompute else saved
+            contexts += route.own_keys_values(saved.projected)
+            if number + 1 < len(layers):
+                following = layers[number + 1].layer.attention_norm
+                level = add_and_norm(
+                    saved.middle, addend, layer.contract_bias, following, route.dtype
+                )
+                total = level[0]
+            else:
+                total = norm.add(saved.middle, addend, layer.contract_bias)
+            outputs.append(total.view(hidden.shape))
+        ctx.route, ctx.num_past = route, len(past)
+        ctx.save_for_backward(*kept, *past)
+        return *outputs, *contexts
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        """The gradient of the tokens; the weights' are added to their sums."""
-        ctx.shared.join_backward_pass()
-        flat, *kept = ctx.saved_tensors
-        d_total: Tensor | None = None
-        for number, freezing in enumerate(ctx.shared.freezings):
-            pair = gradients[2 * number : 2 * number + 2]
-            given = [gradient for gradient in pair if gradient is not None]
-            if not given:
-                continue
-            normed, mean, scale = kept[3 * number : 3 * number + 3]
-            d_heads = [torch.zeros_like(given[0]) if one is None else one for one in pair]
-            by_time = torch.cat([one.transpose(1, 2) for one in d_heads], dim=2)
-            d_flat = by_time.flatten(2).flatten(0, 1)
-            freezing.matrix.add(normed, d_flat)
-            d_total, _ = norm.backward(
-                d_total,
-                d_flat @ freezing.matrix.weight,
-                flat,
-                freezing.norm.weight,
-                mean,
-                scale,
-                sums=freezing.norm_sums.parts,
-                addend_dtype=None,
-            )
-        return None, None, None if d_total is None else d_total.view(ctx.shape), None
+        """Gradients of the hidden states and the past; the weights' are added to their sums."""
+        route: Route = ctx.route
+        layers = route.own_layers
+        route.shared.join_backward_pass()
+        seeds, *kept = ctx.saved_tensors
+        past = kept[len(kept) - ctx.num_past :]
+        size = LEVEL if route.recompute else len(Saved._fields)
+        levels, contexts = gradients[: len(layers)], gradients[len(layers) :]
+        # Slots of a buffer are wanted through their handle, other pasts for themselves.
+        wants_past = ctx.needs_input_grad[2] or any(ctx.needs_input_grad[4:])
+        pasts = PastGradients(route, route.pasts(past), is_wanted=wants_past)
+        d_total = torch.zeros_like(kept[0]) if levels[-1] is None else levels[-1]
+        d_total = d_total.reshape(kept[0].shape)
+        d_addend: Tensor | None = norm.add_backward(
+            d_total, sums=layers[-1].contract_bias_sums.parts, addend_dtype=route.dtype
+        )
+        for number in reversed(range(len(layers))):
+            layer, own = layers[number], kept[number * size : (number + 1) * size]
+            seed = None if seeds is None else seeds[number]
+            if route.recompute:
+                first = layer.layer.attention_norm
+                total, normed, *_ = add_and_norm(own[0], None, None, first, route.dtype)
+                level = (total, normed, *own[1:])
+                saved, _ = _through(route, layer, level, pasts.seen[number], seed)
+            else:
+                saved = Saved(*own)
+            # d_total: gradient of the hidden state [rows, width]; d_addend: its copy in the dtype
+            # of products, from which those of this layer's weights are summed.
+            assert d_addend is not None
+            d_own = contexts[2 * number : 2 * number + 2]
+            d_total, d_normed = _back(route, number, saved, d_total, d_addend, d_own, seed, pasts)
+            # The level below is this layer's input and, above layer 0, an output of the trip.
+            d_below = levels[number - 1] if number else None
+            if d_below is not None:
+                d_below = d_below.reshape(d_total.shape)
+            addend_dtype = route.dtype if number else None
+            if d_normed is not None:
+                d_total, d_addend = norm.backward(
+                    d_total,
+                    d_normed,
+                    saved.total,
+                    layer.layer.attention_norm.weight,
+                    saved.mean,
+                    saved.scale,
+                    sums=layer.attention_norm_sums.parts,
+                    addend_dtype=addend_dtype,
+                    d_more=d_below,
+                )
+            elif addend_dtype is not None:
+                d_total = d_total if d_below is None else d_total + d_below
+                d_addend = norm.add_backward(
+                    d_total,
+                    sums=layers[number - 1].contract_bias_sums.parts,
+                    addend_dtype=addend_dtype,
+                )
+        return None, None, None, d_total.view(route.shape), *pasts.finish()
+
+
+def _through(
+    route: Route,
+    layer: SharedLayer,
+    level: tuple[Tensor, Tensor, Tensor, Tensor],
+    past: KeysValues | None,
+    seed: Tensor | None,
+) -> tuple[Saved, Tensor]:
+    """Both sublayers; what the second one adds is left to the reader of the sum."""
+    total, normed, mean, scale = level
+    attended = route.attend(layer, normed, past, seed)
+    addend = None if attended is None else attended.found @ layer.output.weight.T
+    middle, middle_normed, *middle_norm = add_and_norm(
+        total, addend, None, layer.layer.feed_forward_norm, route.dtype
+    )
+    # Inside the feed-forward sublayer: dropout(ReLU(expand(x))) [rows, inner]. Its sign is all
+    # that the backward pass needs of ReLU and dropout.
+    if route.dropout == 0:
+        inner = torch._addmm_activation(layer.expand_bias, middle_normed, layer.expand.weight.T)
+    else:
+        assert seed is not None
+        inner = middle_normed @ layer.expand.weight.T
+        activation.relu_dropout_(inner, layer.expand_bias, dropout=route.dropout, seed=seed[1:])
+    saved = Saved(
+        *(total, mean, scale, normed),
+        *(middle, *middle_norm, middle_normed, inner),
+        *(attended or (None, None, None)),
+    )
+    return saved, inner @ layer.contract.weight.T
+
+
+def _back(
+    route: Route,
+    number: int,
+    saved: Saved,
+    d_total: Tensor,
+    d_addend: Tensor,
+    d_own: Sequence[Tensor | None],
+    seed: Tensor | None,
+    pasts: PastGradients,
+) -> tuple[Tensor, Tensor | None]:
+    """Gradients of the level below a layer and of its norm, from that of the layer's output.
+
+    `d_total` is the gradient of the output, `d_addend` the same in the dtype of products, and
+    `d_own` are those of the layer's own keys and values. None: there was nothing to attend to.
+    """
+    layer = route.own_layers[number]
+    # y = total + out(attention(norm(total))); output = y + contract(relu(expand(norm(y)))): from
+    # the last product to the first, each adds its weights' gradient and passes its input's on.
+    layer.contract.add(saved.inner, d_addend)
+    d_inner = gated_product(
+        d_addend,
+        layer.contract.weight,
+        saved.inner,
+        scale=1 / (1 - route.dropout),
+        sums=layer.expand_bias_sums.parts,
+    )
+    layer.expand.add(saved.middle_normed, d_inner)
+    attended = saved.attended
+    d_total, d_attended = norm.backward(
+        d_total,
+        d_inner @ layer.expand.weight,
+        saved.middle,
+        layer.layer.feed_forward_norm.weight,
+        saved.middle_mean,
+        saved.middle_scale,
+        sums=layer.feed_forward_norm_sums.parts,
+        addend_dtype=None if attended is None else route.dtype,
+    )
+    if attended is None or d_attended is None:
+        return d_total, None
+    layer.output.add(attended.found, d_attended)
+    d_found, past = d_attended @ layer.output.weight, pasts.seen[number]
+    if pasts.notes is None:
+        d_projected = route.attend_backward(
+            attended,
+            past,
+            d_found,
+            d_own,
+            seed,
+            d_past=pasts.target(number),
+            adds=bool(route.slots),
+        )
+    else:
+        assert past is not None
+        d_projected = route.noting_backward(
+            attended, past, d_found, seed, notes=pasts.notes, number=number
+        )
+    layer.projection.add(saved.normed, d_projected)
+    return d_total, d_projected @ layer.projection.weight

@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 from staircase_attention.engine.kernels import activation, norm, relative_attention
 from staircase_attention.engine.kernels.cross_entropy import add_product
 from staircase_attention.layers.core import Core
+from staircase_attention.layers.keys_values import split_heads
 from staircase_attention.layers.layer import Layer
 from staircase_attention.layers.memory import Memory
 from staircase_attention.layers.positions import RelativePositions
@@ -61,6 +62,7 @@ class SharedMatrix:
                 parts[0] if len(parts) == 1 else torch.cat(parts)
                 for parts in zip(*self._waiting, strict=True)
             )
+            # [outputs, rows] · [rows, inputs], added in float32 whatever the dtype of both.
             add_product(self._total, gradients.T, inputs)
         self._waiting, self._num_waiting = [], 0
 
@@ -83,6 +85,17 @@ class PartialSums:
         """The gradient, when all of it has come; the next one starts from zero."""
         parts, self._parts = self.parts, None
         return parts.sum(0)
+
+
+def add_and_norm(
+    hidden: Float[Tensor, "rows width"],
+    addend: Float[Tensor, "rows width"] | None,
+    bias: Float[Tensor, " width"] | None,
+    own: nn.LayerNorm,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Total (the sum of what is given), normed (in the dtype of products), mean and scale."""
+    return norm.forward(hidden, addend, bias, own.weight, own.bias, eps=own.eps, dtype=dtype)
 
 
 @dataclass(frozen=True)
@@ -154,7 +167,9 @@ class SharedLayer:
         projection = self.projection.take()
         if self.owns_keys_values:
             projection[self.width :] += self.freezing.matrix.take()
+        # Sums of a norm are [3, width]: its weight, its bias, and the bias added before it.
         *attention_norm, d_below = self.attention_norm_sums.take()
+        # Attention's output has no bias.
         *feed_forward_norm, _ = self.feed_forward_norm_sums.take()
         gradients = [
             *torch.split(projection, self.width),
@@ -233,6 +248,7 @@ class SharedCore:
             return
         self._check_versions()
         if self._backward_pass is not None:
+            # Of a pass that did not come to its end: taken, and thrown away.
             self.take_gradients()
         self._backward_pass = this
 
@@ -278,5 +294,64 @@ class _Tap(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, _: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        # Every step took in the tap, so that autograd comes here after all of them.
         ctx.shared.join_backward_pass()
         return None, *ctx.shared.take_gradients()
+
+
+class FusedFreezing(torch.autograd.Function):
+    """Keys and values of cached tokens, of every layer or one pair for all: project(norm(x)).
+
+    The tokens [batch * time, width] and, for each pair, their norms are saved for the backward.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        shared: SharedCore,
+        _tap: Tensor,
+        remembered: Float[Tensor, "batch time width"],
+        num_heads: int,
+    ) -> tuple[Tensor, ...]:
+        """Keys and values, layer by layer."""
+        ctx.set_materialize_grads(False)
+        flat = remembered.flatten(0, 1).contiguous()
+        outputs, kept = [], []
+        for freezing in shared.freezings:
+            weight = freezing.matrix.weight
+            _, normed, mean, scale = add_and_norm(flat, None, None, freezing.norm, weight.dtype)
+            kept += [normed, mean, scale]
+            projected = (normed @ weight.T).view(*remembered.shape[:2], -1)
+            outputs += [split_heads(part, num_heads) for part in projected.chunk(2, dim=-1)]
+        ctx.shared, ctx.shape = shared, remembered.shape
+        ctx.save_for_backward(flat, *kept)
+        return tuple(outputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        """The gradient of the tokens; the weights' are added to their sums."""
+        ctx.shared.join_backward_pass()
+        flat, *kept = ctx.saved_tensors
+        d_total: Tensor | None = None
+        for number, freezing in enumerate(ctx.shared.freezings):
+            pair = gradients[2 * number : 2 * number + 2]
+            given = [gradient for gradient in pair if gradient is not None]
+            if not given:
+                continue
+            normed, mean, scale = kept[3 * number : 3 * number + 3]
+            d_heads = [torch.zeros_like(given[0]) if one is None else one for one in pair]
+            by_time = torch.cat([one.transpose(1, 2) for one in d_heads], dim=2)
+            d_flat = by_time.flatten(2).flatten(0, 1)
+            freezing.matrix.add(normed, d_flat)
+            d_total, _ = norm.backward(
+                d_total,
+                d_flat @ freezing.matrix.weight,
+                flat,
+                freezing.norm.weight,
+                mean,
+                scale,
+                sums=freezing.norm_sums.parts,
+                addend_dtype=None,
+            )
+        return None, None, None if d_total is None else d_total.view(ctx.shape), None

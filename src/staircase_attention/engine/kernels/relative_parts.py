@@ -11,7 +11,6 @@ accumulators are float32. Scores are in bits (multiplied by log2(e)) wherever ex
 
 # mypy: disable-error-code="untyped-decorator"
 
-
 import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple

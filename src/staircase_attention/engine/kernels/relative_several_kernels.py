@@ -22,7 +22,6 @@ there has a weight of 1 for every key, and nothing to multiply it by.
 
 # mypy: disable-error-code="untyped-decorator"
 
-
 from typing import Any, NamedTuple
 
 import triton

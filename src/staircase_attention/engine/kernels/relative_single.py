@@ -14,7 +14,6 @@ gradients go back the same way.
 
 # mypy: disable-error-code="untyped-decorator"
 
-
 from typing import Any, Literal
 
 import torch

@@ -2,7 +2,6 @@
 
 # mypy: disable-error-code="untyped-decorator"
 
-
 import triton
 import triton.language as tl
 from torch import Tensor

@@ -13,7 +13,6 @@ layers see the same keys and values, they do so once for all: what layers share 
 
 # mypy: disable-error-code="untyped-decorator"
 
-
 from dataclasses import replace
 from typing import Any, NamedTuple
 
