@@ -12,7 +12,7 @@ from fake_runs import FakeStaircase
 from hypothesis import given
 from hypothesis import strategies as st
 
-from staircase_attention.cli.assignments import parse_variations
+from staircase_attention.cli.arguments import parse_variations
 
 WORDS = st.text(alphabet="abcxyz_-./:", min_size=1)
 PLAIN = st.recursive(

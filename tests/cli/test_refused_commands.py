@@ -2,8 +2,8 @@
 
 import pytest
 
-from staircase_attention.cli.assignments import parse_assignments, parse_variations
-from staircase_attention.cli.sample import unescaped
+from staircase_attention.cli.arguments import parse_assignments, parse_variations
+from staircase_attention.cli.text import unescaped
 
 PLAIN = {
     "draw stairway": "did you mean 'staircase'?",

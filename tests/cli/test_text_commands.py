@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from staircase_attention import CoreConfig, SequenceModel, TransformerXL
-from staircase_attention.cli import sample as command
+from staircase_attention.cli import text as command
 from staircase_attention.generation import load_text_stream
 
 LETTERS = [b"a", b"b", b"\xc3", b"\xa9", "\u20ac".encode()[:2], "\u20ac".encode()[2:], b""]

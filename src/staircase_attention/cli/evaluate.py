@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -81,19 +81,18 @@ def evaluate(
         precision=precision,
         lanes=lanes,
     )
-    name: SplitName = split  # type: ignore[assignment]
-    if isinstance(loaded.data, TaskData):
-        check_for_task(loaded.data, name, past=past)
+    data, name = loaded.data, cast("SplitName", split)
+    if isinstance(data, TaskData):
+        check_for_task(data, name, past=past)
         asked = {"episode": by_episode, "position": by_position}
         places = [place for place in PLACES if asked[place]]
-        sizes: list[int | None] = [*length] if length else [None]
-        for size in sizes:
-            data = loaded.data if size is None else loaded.data.with_length(size)
-            found = evaluate_task(loaded, data, name, places)
+        for size in length or [None]:
+            sized = data if size is None else data.with_length(size)
+            found = evaluate_task(loaded, sized, name, places)
             show(*found, as_json, split=split, length=size, update=loaded.update)
         return
-    check_for_corpus(loaded.data, by_episode=by_episode, length=length, past=past)
-    found = evaluate_corpus(loaded, loaded.data, name, by_position=by_position, past=past)
+    check_for_corpus(data, by_episode=by_episode, length=length, past=past)
+    found = evaluate_corpus(loaded, data, name, by_position=by_position, past=past)
     show(*found, as_json, split=split, length=None, update=loaded.update)
 
 
@@ -185,7 +184,6 @@ def evaluate_corpus(
 ) -> tuple[Facts, dict[str, dict[int, Facts]]]:
     """A model's score on a split of a corpus, in total, by position and by past."""
     from staircase_attention.evaluation import Reading, bits, loss_by_past, loss_by_position
-    from staircase_attention.evaluation.language import check_pasts
 
     tokens = data.corpus.split(split)
     reading = Reading(
@@ -196,15 +194,12 @@ def evaluate_corpus(
         end_symbol=tokens.end_symbol,
         **reading_settings(loaded),
     )
-    if past:
-        # Before the score, which takes long.
-        check_pasts(reading, past)
-    whole = score(loaded, data, split)
-    found = {}
-    if by_position:
-        found["position in the document from"] = loss_by_position(reading)
-    if past:
-        found["tokens of past in the state"] = loss_by_past(reading, past)
+    # First, because it refuses pasts that the text does not have.
+    by_past = loss_by_past(reading, past) if past else {}
+    found = {
+        "position in the document from": loss_by_position(reading) if by_position else {},
+        "tokens of past in the state": by_past,
+    }
     parts = {
         label: {
             number: {"loss": part.loss, "bits": bits(part.loss), "num_tokens": part.num_answers}
@@ -212,7 +207,7 @@ def evaluate_corpus(
         }
         for label, scores in found.items()
     }
-    return whole, parts
+    return score(loaded, data, split), parts
 
 
 def score(loaded: "LoadedRun", data: "TaskData | CorpusData", split: "SplitName") -> Facts:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from torch import nn
 
 from staircase_attention.batches import IGNORED, Batch
 from staircase_attention.checks import input_error
+from staircase_attention.data import TokenSplit
 from staircase_attention.evaluation.scores import (
     Score,
     answered,
@@ -24,27 +25,12 @@ from staircase_attention.evaluation.scores import (
 )
 
 
-class TokenSequence(Protocol):
-    """A tokenised text: what a split of a corpus offers."""
-
-    @property
-    def num_tokens(self) -> int:
-        """The number of tokens."""
-
-    @property
-    def document_starts(self) -> NDArray[Any]:
-        """The index of every document's first token."""
-
-    def tokens(self, start: int, stop: int) -> NDArray[Any]:
-        """The tokens from `start` to `stop` - 1."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
     """How a text is read: by which model, in which pieces, and how much of it."""
 
     model: nn.Module
-    split: TokenSequence
+    split: TokenSplit
     num_lanes: int
     segment_length: int
     num_tokens: int

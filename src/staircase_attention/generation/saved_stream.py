@@ -23,7 +23,7 @@ from staircase_attention.generation.sampling import SamplingConfig
 from staircase_attention.generation.stepper import Model, accelerate, device_of
 from staircase_attention.generation.stream import GenerationStatus, NewToken, Plan, TokenStream
 from staircase_attention.generation.text import Decode, StopStrings, TextStream, TextTail
-from staircase_attention.models import SequenceModel, put_together, take_apart
+from staircase_attention.models import put_together, take_apart
 from staircase_attention.models.sequence_model import describe
 
 HEADER = "staircase_attention.stream"
@@ -93,13 +93,11 @@ def load_text_stream(path: PathLike, model: Model, *, decode: Decode) -> TextStr
 
 def identity(model: Model) -> dict[str, Any]:
     """A model's shape as plain data."""
-    if isinstance(model, SequenceModel):
-        shape = model.signature
-    else:
-        lstm = model.lstm
-        schedule = {"name": "lstm"}
-        shape = {"schedule": schedule, "width": lstm.hidden_size, "num_layers": lstm.num_layers}
-    return {**shape, "vocab_size": model.vocab_size, "output_size": model.output_size}
+    return {
+        **model.signature,
+        "vocab_size": model.vocab_size,
+        "output_size": model.output_size,
+    }
 
 
 def fingerprint(model: Model) -> str:

@@ -84,18 +84,6 @@ class StaircaseConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
             config_dict = config_dict | {"schedule": schedule_from_dict(config_dict["schedule"])}
         return super().from_dict(config_dict, **others)
 
-    @classmethod
-    def of(
-        cls,
-        *,
-        vocab_size: int,
-        core: CoreConfig,
-        schedule: Schedule,
-        **others: Any,  # noqa: ANN401
-    ) -> "StaircaseConfig":
-        """The config of a model made of these parts."""
-        return cls(vocab_size=vocab_size, schedule=schedule, **core.to_dict(), **others)
-
     @property
     def core(self) -> CoreConfig:
         """The shape of the core."""
