@@ -57,25 +57,3 @@ def test_a_failure_shows_in_its_row_and_in_the_exit_status(staircase, monkeypatc
     (row,) = json.loads(path.read_text())["rows"]
     assert row["updates"]["failure"] == "out of memory"
     assert "Traceback" in row["updates"]["traceback"]
-
-
-@pytest.mark.parametrize(
-    ("words", "hint"),
-    [
-        (["parity/stairs"], "did you mean 'parity/staircase'?"),
-        (["engine", "--decode", "--batch", "0"], "batch must be an integer of at least 1"),
-        (["engine", "--batch", "4"], "add it"),
-        (["engine", "--no-updates"], "got neither"),
-        (["engine", "--repeats", "0"], "repeats must be"),
-        (["engine", "training.num_lane=4"], "did you mean 'num_lanes'?"),
-        (["engine", "model.core.num_heads=3"], "multiple of num_heads"),
-        (["engine", "--output", "no/such/folder/bench.json"], "--output must be"),
-        (["engine", "--output", "."], "--output must be"),
-    ],
-)
-def test_mistakes_are_one_line(staircase, words, hint):
-    status, out, err = staircase("bench", *words)
-    assert status == 2
-    assert out == ""
-    assert len(err.strip().splitlines()) == 1
-    assert hint in err

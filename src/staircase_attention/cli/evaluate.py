@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from staircase_attention.checks import check_choice, check_integer, input_error
+from staircase_attention.checks import check_choice, input_error
 from staircase_attention.cli.arguments import AsJson, CheckpointName, TrainedRun, TrustCode
 
 if TYPE_CHECKING:
@@ -70,8 +70,6 @@ def evaluate(
 ) -> None:
     """Score a trained model on a split of its data."""
     check_choice("--split", split, ("train", "valid", "test"))
-    if lanes is not None:
-        check_integer("--lanes", lanes, minimum=1, example=16)
     from staircase_attention.training import load_run
     from staircase_attention.training.dataset import TaskData
 
@@ -91,7 +89,7 @@ def evaluate(
             found = evaluate_task(loaded, sized, name, places)
             show(*found, as_json, split=split, length=size, update=loaded.update)
         return
-    check_for_corpus(data, by_episode=by_episode, length=length, past=past)
+    check_for_corpus(by_episode=by_episode, length=length)
     found = evaluate_corpus(loaded, data, name, by_position=by_position, past=past)
     show(*found, as_json, split=split, length=None, update=loaded.update)
 
@@ -137,20 +135,14 @@ def check_for_task(data: "TaskData", split: "SplitName", *, past: list[int] | No
         )
 
 
-def check_for_corpus(
-    data: "CorpusData", *, by_episode: bool, length: list[int] | None, past: list[int] | None
-) -> None:
-    """Refuse what only a task has, and a past where there is none."""
+def check_for_corpus(*, by_episode: bool, length: list[int] | None) -> None:
+    """Refuse what only a task has."""
     if by_episode:
         raise input_error(
             "--by-episode is for tasks with episodes", "a run on a corpus", "use --by-position"
         )
     if length:
         raise input_error("--length is for tasks with episodes", "a run on a corpus", "use --past")
-    if past and not data.carries_state:
-        raise input_error(
-            "--past is for corpora of form stream", "form episodic", "use --by-position"
-        )
 
 
 def evaluate_task(

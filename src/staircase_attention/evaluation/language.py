@@ -105,7 +105,7 @@ def check_pasts(reading: Reading, pasts: Sequence[int]) -> None:
     """Refuse pasts that the text does not have, before anything is computed."""
     if not reading.carries_state:
         raise input_error(
-            "Reading.carries_state must be True for losses by past", False, "use loss_by_position"
+            "losses by past need a state that is carried", "an episodic text", "score by position"
         )
     if not pasts or min(pasts) < 0:
         received = min(pasts) if pasts else "none"

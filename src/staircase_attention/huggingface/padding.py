@@ -46,25 +46,23 @@ def run_present(
 ) -> tuple[Float[Tensor, "batch time output"], State]:
     """Run the present tokens; the logits of absent ones are zero."""
     rows = [row[here] for row, here in zip(tokens, present, strict=True)]
-    found: list[Tensor] = [tokens.new_zeros(0, model.output_size)] * len(rows)
+    found: list[list[Tensor]] = [[] for _ in rows]
     if state is None or not any(state.lengths):
         # In as few streams as possible, because each is run separately for every later token.
-        def keep(row: int, logits: Tensor) -> None:
-            found[row] = torch.cat([found[row].to(logits), logits])
-
-        after = cast(State, prefill(model, rows, keep=keep))
+        after = cast(State, prefill(model, rows, keep=lambda row, part: found[row].append(part)))
     else:
-        lengths = [len(row) for row in rows]
         order: list[int] = []
         states: list[State] = []
-        for length in sorted(set(lengths)):
-            alike = [row for row, number in enumerate(lengths) if number == length]
-            several, later = model(torch.stack([rows[row] for row in alike]), state.select(alike))
-            for row, logits in zip(alike, several, strict=True):
-                found[row] = logits
+        for length in sorted({len(row) for row in rows}):
+            alike = [number for number, row in enumerate(rows) if len(row) == length]
+            together = torch.stack([rows[number] for number in alike])
+            several, later = model(together, state.select(alike))
+            for number, part in zip(alike, several, strict=True):
+                found[number].append(part)
             order += alike
             states.append(later)
         after = State.join(states).select(sorted(range(len(order)), key=order.__getitem__))
     whole = model.output.weight.new_zeros(*tokens.shape, model.output_size)
-    logits = torch.cat([part.to(whole) for part in found])
-    return whole.index_put((present,), logits), after
+    # Where all tokens are absent there are no logits to put in.
+    parts = [whole.new_zeros(0, model.output_size), *(part for row in found for part in row)]
+    return whole.index_put((present,), torch.cat(parts)), after
