@@ -58,7 +58,7 @@ def test_a_resumed_stream_accepts_no_other_settings(output_of, refused, text_run
     output_of("sample", text_run, "--max-tokens", 2, "--save", saved)
     options = {
         "--prompt": "a", "--temperature": "1.0", "--top-k": "1", "--top-p": "0.5",
-        "--min-p": "0.1", "--repetition-penalty": "1.1", "--stop": "x", "--seed": "0",
+        "--min-p": "0.1", "--repetition-penalty": "1.1", "--seed": "0", "--stop": "x",
     }  # fmt: skip
     words = [word for pair in options.items() for word in pair]
     line = refused("sample", text_run, "--resume", saved, *words)

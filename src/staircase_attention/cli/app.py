@@ -71,6 +71,7 @@ def run() -> None:
     try:
         status = app(prog_name="staircase", standalone_mode=False)
     except UsageError as error:
+        # It carries the whole help text, which must keep its lines.
         if type(error).__name__ == "NoArgsIsHelpError":
             typer.echo(error.format_message(), err=True)
             sys.exit(USER_ERROR)
@@ -91,6 +92,7 @@ def report(error: Exception) -> None:
     if status is not None:
         typer.echo(f"staircase: {error}", err=True)
         sys.exit(status)
+    # An error class of ours is meant for users; other types may be bugs.
     is_ours = type(error).__module__.startswith("staircase_attention.")
     is_memory = not is_ours and any(words in str(error) for words in OUT_OF_MEMORY)
     is_known = is_ours or is_memory or isinstance(error, ValueError | TypeError | OSError)

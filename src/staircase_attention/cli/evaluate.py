@@ -158,6 +158,7 @@ def evaluate_task(
         return score(loaded, data, split), {}
     settings = reading_settings(loaded)
     found = score_by_place(loaded.model, data.episodes(split), places, **settings)
+    # Every kind of place counts every answer once, so any of them gives the whole.
     whole = Score.together(found[places[0]].values()).to_plain()
     parts = {
         PLACES[place]: {number: part.to_plain() for number, part in found[place].items()}
@@ -181,6 +182,7 @@ def evaluate_corpus(
     reading = Reading(
         model=loaded.model,
         split=tokens,
+        # None means the whole split.
         num_tokens=loaded.recipe.training.evaluation_tokens or tokens.num_tokens,
         carries_state=data.carries_state,
         end_symbol=tokens.end_symbol,

@@ -105,6 +105,7 @@ def chosen_recipes(words: Sequence[str], vary: Sequence[str]) -> "list[Recipe]":
         raise input_error("rows are run with the seeds 0, 1, ...", "seed=...", "use --seeds")
     for path in settings:
         for other in varied:
+            # With dots, so that model.width is inside model and num_lanes not inside num_lane.
             if f"{path}.".startswith(f"{other}."):
                 rule = "a setting is either given or varied"
                 received = f"{path} given and {other} varied"
@@ -221,6 +222,7 @@ def bench(
     if output is not None:
         check_can_write(output, "--output")
 
+    # After every row, so that a bench that is stopped leaves what it has measured.
     def save(report: dict[str, Any]) -> None:
         if output is not None:
             write_json(output, report)

@@ -74,6 +74,7 @@ def loss_by_position(reading: Reading) -> dict[int, Score]:
 
     def positions(segment: Segment) -> NDArray[np.int64]:
         indices = segment.firsts[:, None] + np.arange(segment.counts.max())
+        # The number of the document that each token [rows, time] belongs to.
         documents = np.searchsorted(starts, indices, side="right") - 1
         return doubling(indices - starts[np.maximum(documents, 0)])
 
@@ -125,6 +126,7 @@ def check_pasts(reading: Reading, pasts: Sequence[int]) -> None:
 def _score_after(reading: Reading, segment: Segment, past: int) -> Score:
     state = None
     if past:
+        # The input of the first target is one token earlier, and not part of the past.
         begins = (segment.firsts - 1 - past).tolist()
         before = [reading.split.tokens(begin, begin + past) for begin in begins]
         _, state = _run(reading, np.stack(before).astype(np.int64), None)
@@ -146,9 +148,11 @@ def _segments(reading: Reading) -> Iterator[Segment]:
 
 def _stream(reading: Reading) -> Iterator[Segment]:
     """Rows are lanes: contiguous parts of the text."""
+    # Without an end symbol nothing comes before the first token to predict it from.
     first = 0 if reading.end_symbol is not None else 1
     num_targets = min(reading.num_tokens, reading.split.num_tokens - first)
     lanes = np.arange(reading.num_lanes + 1, dtype=np.int64)
+    # Integer division spreads the remainder: lanes differ by one token at most.
     bounds = first + lanes * num_targets // reading.num_lanes
     begins, lengths = bounds[:-1], np.diff(bounds)
     for offset in range(0, int(lengths.max()), reading.segment_length):
@@ -163,6 +167,7 @@ def _episodes(reading: Reading) -> Iterator[Segment]:
     bounds = [*starts[starts < stop].tolist(), stop]
     pieces = [range(begin, end, reading.segment_length) for begin, end in pairwise(bounds)]
     begins = np.fromiter(chain.from_iterable(pieces), dtype=np.int64)
+    # A piece ends where the next begins, in the same document or another.
     lengths = np.diff(np.append(begins, stop))
     for number in range(0, len(begins), reading.num_lanes):
         here = slice(number, number + reading.num_lanes)
@@ -176,6 +181,7 @@ def _batch(reading: Reading, segment: Segment) -> Batch:
     rows = zip(segment.firsts.tolist(), segment.counts.tolist(), strict=True)
     for row, (first, count) in enumerate(rows):
         tokens = reading.split.tokens(max(first - 1, 0), first + count)
+        # The stream begins as if a document had ended before it.
         if first == 0 and reading.end_symbol is not None:
             tokens = np.append(reading.end_symbol, tokens)
         inputs[row, :count], targets[row, :count] = tokens[:-1], tokens[1:]

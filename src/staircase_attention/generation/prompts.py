@@ -57,6 +57,7 @@ def prefill(
     """
     groups = group_by_end(prompts, period_of(model))
     states = [_run_group(model, group, keep) for group in groups]
+    # `join` keeps the groups as streams of their own, in one state.
     joined: ModelState = type(states[0]).join(states)  # type: ignore[arg-type]
     places = [entry.place for group in groups for entry in group]
     return joined.select(sorted(range(len(places)), key=places.__getitem__))
@@ -117,6 +118,7 @@ def as_rows(
     """One prompt, or several of different lengths, as tokens on the CPU, none of them empty."""
     start = [] if start_token is None else [as_integer("start_token", start_token, example=0)]
     if isinstance(prompts, (list, tuple)):
+        # An empty list is one empty prompt, which `start_token` may fill.
         is_batch = not all(isinstance(token, Integral) for token in prompts)
     else:
         is_batch = getattr(prompts, "ndim", 1) == 2  # noqa: PLR2004

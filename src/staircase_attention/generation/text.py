@@ -56,6 +56,7 @@ class StopStrings:
             start = text.find(stop)
             if start >= 0:
                 found.append((start + len(stop), start))
+        # Pairs of end and start: the earliest end wins, then the earliest start.
         return min(found)[1] if found else None
 
     def undecided(self, text: bytes) -> int:
@@ -66,6 +67,7 @@ class StopStrings:
         """
         longest = 0
         for stop in self._encoded():
+            # A whole stop string was found before, so at most all bytes but one.
             for size in range(min(len(stop) - 1, len(text)), longest, -1):
                 if text.endswith(stop[:size]):
                     longest = size
@@ -90,6 +92,7 @@ class TextTail:
         """Bytes that may start a stop string."""
         # A model can make bytes that are not UTF-8; they appear as U+FFFD.
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        # The decoder keeps the first bytes of a character; a saved stream has them.
         self._decoder.setstate((partial, 0))
 
     @property
@@ -180,6 +183,7 @@ class TextStream(Iterator[NewText]):
     def _add(self, token: NewToken) -> NewText:
         tail = self.tails[token.row]
         text, stopped, finish = "", False, token.finish
+        # A stop token has no text of its own, but ends what was held back.
         if finish != "stop_token":
             text, stopped = tail.feed(self._decoded(token.token))
         if stopped:
@@ -301,6 +305,7 @@ class Conversation:
         """Keep the state; a reply that was cut off gets the separator it lacks."""
         self.state = stream.status.state
         last = int(stream.status.pending[0])
+        # The model has not read the last token; a stop token is not part of the text.
         self.unread = [] if last in self.plan.stop_tokens else [last]
         if not has_separator:
             self.unread += self._encoded(self.separator)

@@ -47,6 +47,7 @@ class StaircaseConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
         self.vocab_size = vocab_size
         self.schedule = plain_schedule(schedule)
         self.use_cache = use_cache
+        # Fields of CoreConfig lie flat in the JSON file, as is usual in Transformers.
         core = {"width": 512, "num_layers": 8, "num_heads": 8} | {
             field.name: others.pop(field.name)
             for field in fields(CoreConfig)

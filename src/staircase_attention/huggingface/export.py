@@ -51,6 +51,7 @@ def wrap(
         pad_token_id=pad_token_id,
         dtype=model.output.weight.dtype,
     )
+    # No second set of weights is made: those of the model take their place.
     with torch.device("meta"):
         wrapped = StaircaseForCausalLM(config)
     for parameter in model.parameters():
@@ -149,6 +150,7 @@ def read_tokenizer(source: TokenizerSource, vocab_size: int) -> Tokenizer:
         )
     tokenizer.no_padding()
     tokenizer.no_truncation()
+    # It would add special tokens, which our training does not have.
     tokenizer.post_processor = None
     return tokenizer
 
@@ -171,6 +173,7 @@ def for_transformers(tokenizer: Tokenizer, config: StaircaseConfig) -> PreTraine
         padding_side="left",
         model_input_names=["input_ids", "attention_mask"],
         clean_up_tokenization_spaces=False,
+        # A text that spells a special token stays text.
         split_special_tokens=True,
         **special,
     )
