@@ -49,8 +49,8 @@ PLAIN = {
     "compare parity/lstm --vary training.num_lane=1,2": "did you mean 'num_lanes'?",
     "compare parity/staircase parity/lstm --vary model.width=8": "width",
     "compare parity/lstm --vary data_seed=0 --vary data_seed=1": "got data_seed twice",
-    "compare parity/lstm --vary data_seed=": "name=value,value",
-    "compare parity/lstm --vary data_seed=1,,2": "name=value,value",
+    "compare parity/lstm --vary data_seed=": "written value,value",
+    "compare parity/lstm --vary data_seed=1,,2": "written value,value",
     "compare parity/lstm --vary data_seed": "name=value",
     "compare parity/lstm data_seed=1 --vary data_seed=1,2": "data_seed given and data_seed varied",
     "compare parity/lstm model.width=8 --vary model={}": "model.width given and model varied",
@@ -94,7 +94,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing_behind(refused, tmp_path, monk
 
 
 ON_A_TASK = {
-    "eval RUN --lanes 0": "evaluation_lanes must be an integer of at least 1, got 0",
+    "eval RUN --lanes 0": "evaluation_lanes must be at least 1, got 0",
     "eval RUN --checkpoint 7": "got '7'",
     "eval RUN --split dev": "--split must be one of train, valid, test, got 'dev'",
     "eval RUN --split train": "got train of permutations, whose training episodes are endless",
