@@ -54,27 +54,3 @@ def test_a_failure_shows_in_its_row_and_in_the_exit_status(staircase, monkeypatc
     status, out, _ = staircase("bench", "parity/staircase", "--quiet")
     assert status == 1
     assert "TypeError" in out
-
-
-@pytest.mark.parametrize(
-    ("words", "hint"),
-    [
-        (["engin"], "did you mean 'engine'?"),
-        (["training.num_lanes=4"], "got none"),
-        (["parity/stairs"], "did you mean 'parity/staircase'?"),
-        (["engine", "--decode", "--batch", "0"], "batch must be an integer of at least 1"),
-        (["engine", "--batch", "4"], "add it"),
-        (["engine", "--no-updates"], "got neither"),
-        (["engine", "--repeats", "0"], "repeats must be"),
-        (["engine", "training.num_lane=4"], "did you mean 'num_lanes'?"),
-        (["engine", "model.core.num_heads=3"], "multiple of num_heads"),
-        (["engine", "--output", "no/such/folder/bench.json"], "--output must be"),
-        (["engine", "--output", "."], "--output must be"),
-    ],
-)
-def test_mistakes_are_one_line(staircase, words, hint):
-    status, out, err = staircase("bench", *words)
-    assert status == 2
-    assert out == ""
-    assert len(err.strip().splitlines()) == 1
-    assert hint in err

@@ -12,7 +12,7 @@ from fake_runs import FakeStaircase
 from hypothesis import given
 from hypothesis import strategies as st
 
-from staircase_attention.cli.assignments import parse_variations
+from staircase_attention.cli.arguments import parse_variations
 
 WORDS = st.text(alphabet="abcxyz_-./:", min_size=1)
 PLAIN = st.recursive(
@@ -71,35 +71,6 @@ def test_the_demo_draws_trains_and_compares(staircase, tmp_path, fake):
     assert [name for _, name, _ in fake.calls] == ["parity/staircase", "parity/transformer-xl"]
     assert "staircase chunk_size=2 num_passes=2" in out
     assert "25.00" in out
-
-
-MISTAKES = {
-    "no recipe": ["training.num_updates=2"],
-    "an unknown recipe": ["parity/lstn"],
-    "a recipe twice": ["parity/lstm", "parity/lstm"],
-    "an unknown path": ["parity/lstm", "--vary", "training.num_lane=1,2"],
-    "a path that one recipe lacks": ["parity/staircase", "parity/lstm", "--vary", "model.width=8"],
-    "a path varied twice": ["parity/lstm", "--vary", "data_seed=0", "--vary", "data_seed=1"],
-    "no values": ["parity/lstm", "--vary", "data_seed="],
-    "a value left out": ["parity/lstm", "--vary", "data_seed=1,,2"],
-    "no path": ["parity/lstm", "--vary", "data_seed"],
-    "a path set and varied": ["parity/lstm", "data_seed=1", "--vary", "data_seed=1,2"],
-    "a path set within one varied": ["parity/lstm", "model.width=8", "--vary", "model={}"],
-    "a seed": ["parity/lstm", "seed=3"],
-    "a seed varied": ["parity/lstm", "--vary", "seed=3,4"],
-    "no jobs": ["parity/lstm", "--jobs", "0"],
-}
-
-
-@pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_one_line_before_any_work(staircase, tmp_path, name):
-    folder = tmp_path / "results"
-    status, out, err = staircase("compare", *MISTAKES[name], "--output", str(folder))
-    assert status == 2
-    assert out == ""
-    assert len(err.strip().splitlines()) == 1
-    assert err.startswith("staircase: ")
-    assert not folder.exists()
 
 
 def test_ctrl_c_saves_the_runs_under_way_and_leaves_no_process(tmp_path):

@@ -11,8 +11,8 @@ import typer
 
 from staircase_attention.cli import main
 from staircase_attention.cli.app import app
-from staircase_attention.cli.assignments import parse_assignments
-from staircase_attention.cli.compare import chosen_recipes
+from staircase_attention.cli.arguments import parse_assignments
+from staircase_attention.cli.experiments import chosen_recipes
 from staircase_attention.experiments import find_recipe, table_rows
 from staircase_attention.experiments.comparisons import chosen_names
 from staircase_attention.training import TaskChoice

@@ -89,7 +89,7 @@ def test_episodes_are_read_each_from_an_empty_state(reading, num_tokens):
             if len(piece) > 1:
                 found += enumerate(losses(reading.model, piece), start=first + 1)
     check(loss_by_position(reading), by_position(found, [0, 10, 13]))
-    with pytest.raises(ValueError, match=r"carries_state must be True .*, got False; use"):
+    with pytest.raises(ValueError, match="got an episodic text; score by position"):
         loss_by_past(reading, [0, 8])
 
 

@@ -25,16 +25,6 @@ def with_decoders(monkeypatch):
     monkeypatch.setattr(stepper, "is_worthwhile", lambda model: True)
 
 
-def tokens_of(model, **options):
-    return [(new.row, new.token) for new in stream(model, [[1, 2, 3], [4]], **options)]
-
-
-def test_a_stream_with_decoders_is_the_stream_of_the_model(model, monkeypatch, with_decoders):
-    found = tokens_of(model, max_tokens=6, stop_tokens=[0, 1])
-    monkeypatch.setattr(stepper, "is_worthwhile", lambda model: False)
-    assert found == tokens_of(model, max_tokens=6, stop_tokens=[0, 1])
-
-
 def test_a_stream_with_a_decoder_can_be_saved(model, tmp_path, with_decoders):
     tokens = stream(model, [1, 2], max_tokens=None)
     for _ in range(3):

@@ -66,24 +66,6 @@ def test_text_appears_as_early_as_it_can_and_little_is_held_back(text, stops):
         assert len(tail.partial) < 4
 
 
-@pytest.mark.parametrize(
-    ("pieces", "stops", "appears"),
-    [
-        ([b"one E", b"N", b"D two"], ("END",), ["one ", "", ""]),
-        ([b"one EN", b"TER"], ("END",), ["one ", "ENTER", ""]),
-        ([b"abcd"], ("bcd", "bc"), ["a"]),
-        ([b"abcd"], ("abcd", "bcd"), [""]),
-        ([b"a", b"a", b"b"], ("aab",), ["", "", ""]),
-        ([b"caf\xc3", b"\xa9!"], (), ["caf", "é!", ""]),
-        ([b"\xe2\x82", b"\xac."], ("€",), ["", ""]),
-        ([b"\xe2\x82"], (), ["", "\ufffd"]),
-        ([b"", b"a\xffb"], (), ["", "a\ufffdb", ""]),
-    ],
-)
-def test_examples(pieces, stops, appears):
-    assert shown(pieces, stops)[0] == appears
-
-
 @pytest.mark.parametrize("strings", [("",), ("a", ""), (b"a",), (3,)])
 def test_stop_strings_that_are_empty_or_no_strings_are_refused(strings):
     with pytest.raises(ValueError, match="a string of at least one character, got"):

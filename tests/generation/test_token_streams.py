@@ -11,7 +11,7 @@ from building import EXACT, OUTPUT_SIZE, SCHEDULES, VOCAB_SIZE, build, models
 from staircase_attention import CachedStaircase, CoreConfig, SequenceModel, Staircase
 from staircase_attention.generation import SamplingConfig, stream
 from staircase_attention.generation import prompts as prefilling
-from staircase_attention.generation.prompts import group_by_end, tokens_at_once
+from staircase_attention.generation.prompts import tokens_at_once
 
 # A test of one model makes some hundred calls, so few models of each kind have to do.
 few = settings(max_examples=5)
@@ -75,30 +75,12 @@ def test_a_row_is_the_same_in_any_batch(kind, data):
     }
 
 
-@each_model
-def test_logits_of_a_batch_of_different_lengths_are_those_of_each_row_alone(model):
-    batch = [[1], [2, 3, 4, 5, 6, 0, 1], [3] * 4, [4, 5] * 6, [0, 1, 2, 3]]
-    tokens = stream(model, batch, max_tokens=10, sampling=SAMPLED)
-    with Listener(model) as heard:
-        continuations = made(tokens)
-    together = torch.cat(heard, dim=1)
-    for row, prompt in enumerate(batch):
-        whole, _ = model(torch.tensor([prompt + continuations[row][:-1]]))
-        torch.testing.assert_close(together[row], whole[0, len(prompt) - 1 :], **EXACT)
-
-
 def test_rows_that_can_share_a_stream_do():
     """Chunks of one token: any rows. Chunks of three: rows that end equally far into a chunk."""
     ladder, stairs = all_models()[3], build(Staircase(chunk_size=3, num_passes=2))
     batch = [[1] * length for length in (2, 5, 6, 8, 11)]
     assert len(stream(ladder, batch, max_tokens=1).state.streams) == 1
     assert len(stream(stairs, batch, max_tokens=1).state.streams) == 2
-
-
-def test_prompts_are_grouped_by_where_in_a_chunk_they_end():
-    batch = [torch.zeros(length) for length in (4, 1, 7, 5, 0)]
-    found = [[(entry.place, entry.start) for entry in part] for part in group_by_end(batch, 3)]
-    assert found == [[(2, 0), (0, 3), (1, 6)], [(3, 0)], [(4, 0)]]
 
 
 @each_model
@@ -143,14 +125,6 @@ def test_rows_end_by_stop_tokens_and_by_length_each_at_its_own_time(model):
         assert found == free[row][:ends]
         assert last[row].finish == ("stop_token" if ends < 16 or found[-1] == 2 else "max_tokens")
     assert sum(new.finish is not None for new in tokens) == 3
-
-
-def test_a_finished_stream_stays_finished():
-    tokens = stream(lstm(), [[1], [2]], max_tokens=2)
-    assert len(list(tokens)) == 4
-    assert list(tokens) == []
-    assert tokens.next_round() == []
-    assert tokens.finished == {0: "max_tokens", 1: "max_tokens"}
 
 
 def test_a_row_can_be_ended_from_outside():

@@ -17,8 +17,12 @@ def test_a_config_comes_back_from_json(name, tmp_path):
     core = CoreConfig(
         width=12, num_layers=1, num_heads=3, feed_forward_width=7, dropout=0.1, max_distance=9
     )
-    config = StaircaseConfig.of(
-        vocab_size=11, core=core, schedule=SCHEDULES[name], eos_token_id=[3, 4], pad_token_id=0
+    config = StaircaseConfig(
+        vocab_size=11,
+        schedule=SCHEDULES[name],
+        **core.to_dict(),
+        eos_token_id=[3, 4],
+        pad_token_id=0,
     )
     config.save_pretrained(tmp_path)
     read = AutoConfig.from_pretrained(tmp_path)

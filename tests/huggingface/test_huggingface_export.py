@@ -4,8 +4,6 @@ import json
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from language_models import build, greedy
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
@@ -43,49 +41,8 @@ def pairs():
     return tokenizer
 
 
-def test_the_folder_holds_all_and_nothing_else(byte_folder):
-    assert sorted(path.name for path in byte_folder.iterdir()) == [
-        "config.json",
-        "generation_config.json",
-        "model.safetensors",
-        "tokenizer.json",
-        "tokenizer_config.json",
-    ]
-    assert list(byte_folder.parent.iterdir()) == [byte_folder]
-
-
-def test_the_ids_of_bytes_are_their_values(byte_folder):
-    tokenizer = AutoTokenizer.from_pretrained(byte_folder)
-    assert len(tokenizer) == 256
-
-    @settings(max_examples=10)
-    @given(st.text())
-    def check(text):
-        encoded = tokenizer(text)
-        assert encoded.input_ids == list(text.encode())
-        assert set(encoded) == {"input_ids", "attention_mask"}
-        assert tokenizer.decode(encoded.input_ids) == text
-
-    check()
-    for text in ("a\0b", "  two  spaces , ", "Ā", "日本 \U0001f600"):
-        assert tokenizer(text).input_ids == list(text.encode())
-        assert tokenizer.decode(tokenizer(text).input_ids) == text
-
-
 def test_bytes_that_are_no_text_are_marked_and_leave_the_rest_alone():
     assert byte_tokenizer().decode([104, 255, 105, 195]) == "h�i�"
-
-
-def test_an_exported_model_generates_as_ours_does(byte_model, byte_folder):
-    tokenizer = AutoTokenizer.from_pretrained(byte_folder)
-    model = AutoModelForCausalLM.from_pretrained(byte_folder)
-    texts = ["hello", "a rather longer text", "x"]
-    inputs = tokenizer(texts, padding=True, return_tensors="pt")
-    assert inputs.attention_mask[0].tolist() == [0] * 15 + [1] * 5
-    made = model.generate(**inputs, max_new_tokens=6, do_sample=False)
-    for row, text in zip(made, texts, strict=True):
-        tokens = torch.tensor([list(text.encode())])
-        assert row[-6:].equal(greedy(byte_model, tokens, 6)[0, -6:])
 
 
 def test_the_pipeline_generates_text_alone_and_in_batches(byte_folder):
@@ -95,7 +52,10 @@ def test_the_pipeline_generates_text_alone_and_in_batches(byte_folder):
     alone = [generator(text, **options)[0]["generated_text"] for text in texts]
     together = generator(texts, batch_size=3, **options)
     assert [rows[0]["generated_text"] for rows in together] == alone
-    assert all(made.startswith(text) for made, text in zip(alone, texts, strict=True))
+    model = build(vocab_size=256, dtype=torch.float32)
+    for made, text in zip(alone, texts, strict=True):
+        expected = greedy(model, torch.tensor([list(text.encode())]), 6)[0].tolist()
+        assert made == bytes(expected).decode(errors="replace")
 
 
 def test_a_tokeniser_of_byte_pairs_goes_along(pairs, tmp_path):
@@ -130,20 +90,17 @@ def test_texts_are_encoded_as_in_our_own_training(kind, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(folder)
     assert tokenizer.eos_token_id == ours.end_symbol
     assert len(tokenizer) == ours.vocab_size
-    for text in [*TEXT, "unseen wörds\n", "<|endoftext|>", " a  b ", ""]:
+    if kind != "byte pairs":
+        # A byte model needs no names: ids are the values of bytes, and the end comes after them.
+        plain = AutoTokenizer.from_pretrained(export(model, tmp_path / "plain"))
+        assert plain.eos_token_id == ours.end_symbol
+        assert plain("é").input_ids == tokenizer("é").input_ids == [195, 169]
+    for text in [*TEXT, "unseen wörds\n", "<|endoftext|>", " a  b ", "", "a\0b", "日本 \U0001f600"]:
         [expected] = ours.encode_batch([text.encode()])
         assert tokenizer(text).input_ids == expected.tolist()
         assert tokenizer.decode(tokenizer(text).input_ids) == text
     padded = tokenizer(["a", "the cat"], padding=True, return_tensors="pt")
     assert model(padded.input_ids)[0].isfinite().all()
-
-
-def test_bytes_and_an_end_symbol_need_not_be_spelt_out(tmp_path):
-    folder = export(build("xl", vocab_size=257, dtype=torch.float32), tmp_path / "out")
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    assert tokenizer.eos_token_id == tokenizer.pad_token_id == 256
-    assert tokenizer.decode([104, 105, 256, 256], skip_special_tokens=True) == "hi"
-    assert AutoModelForCausalLM.from_pretrained(folder).generation_config.eos_token_id == 256
 
 
 def test_an_end_symbol_may_come_after_all_tokens(pairs, tmp_path):

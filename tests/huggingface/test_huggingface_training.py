@@ -146,17 +146,6 @@ def trainer(model, rows, folder, **options):
     )
 
 
-def test_trainer_learns_a_few_rows_by_heart(tmp_path):
-    learning = trainer(small_model(), rows_of([12] * 4), tmp_path, max_steps=40)
-    before = learning.evaluate()["eval_loss"]
-    learning.train()
-    after = learning.evaluate()["eval_loss"]
-    assert before > 2.0
-    assert after < 0.3
-    predicted = learning.predict(learning.eval_dataset).predictions
-    assert predicted.shape == (4, 12, VOCAB_SIZE)
-
-
 def weights(model):
     return [parameter.detach().clone() for parameter in model.parameters()]
 
@@ -169,6 +158,8 @@ def test_trainer_resumes_from_its_checkpoint(tmp_path):
     resumed = trainer(small_model(seed=9), rows, tmp_path, **options)
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
     torch.testing.assert_close(weights(resumed.model), weights(straight.model), rtol=0, atol=0)
+    # The cache is not gathered with the predictions.
+    assert resumed.predict(rows).predictions.shape == (8, 12, VOCAB_SIZE)
     read = StaircaseForCausalLM.from_pretrained(tmp_path / "checkpoint-6")
     torch.testing.assert_close(weights(read), weights(straight.model), rtol=0, atol=0)
 

@@ -7,18 +7,12 @@ from typing import Annotated, Any
 import typer
 
 from staircase_attention.cli import INTERRUPTED
-from staircase_attention.cli.bench import bench
-from staircase_attention.cli.compare import compare
-from staircase_attention.cli.demo import demo
-from staircase_attention.cli.describe import describe
-from staircase_attention.cli.draw import draw
 from staircase_attention.cli.evaluate import evaluate
-from staircase_attention.cli.export import export, pack
+from staircase_attention.cli.experiments import bench, compare, demo, reproduce
 from staircase_attention.cli.prepare import prepare
-from staircase_attention.cli.recipes import recipes
-from staircase_attention.cli.reproduce import reproduce
-from staircase_attention.cli.sample import chat, sample
-from staircase_attention.cli.train import resume, train
+from staircase_attention.cli.runs import export, pack, recipes, resume, train
+from staircase_attention.cli.schedules import describe, draw
+from staircase_attention.cli.text import chat, sample
 
 USER_ERROR = 2
 """Exit status for what a user can get wrong."""
@@ -63,28 +57,21 @@ def staircase(
     """Recurrent attention models: draw, describe, train, compare, generate."""
 
 
-app.command()(demo)
-app.command()(draw)
-app.command()(describe)
-app.command()(recipes)
-app.command()(train)
-app.command()(resume)
+# In the order of `staircase --help`.
+for command in (demo, draw, describe, recipes, train, resume):
+    app.command()(command)
 app.command("eval")(evaluate)
-app.command()(sample)
-app.command()(chat)
-app.command()(compare)
-app.command()(reproduce)
+for command in (sample, chat, compare, reproduce, pack, export, bench):
+    app.command()(command)
 app.add_typer(prepare)
-app.command()(pack)
-app.command()(export)
-app.command()(bench)
 
 
 def run() -> None:
     """Run the command that the user typed, and exit with its status."""
     try:
-        status = app(standalone_mode=False)
+        status = app(prog_name="staircase", standalone_mode=False)
     except UsageError as error:
+        # It carries the whole help text, which must keep its lines.
         if type(error).__name__ == "NoArgsIsHelpError":
             typer.echo(error.format_message(), err=True)
             sys.exit(USER_ERROR)
@@ -105,6 +92,7 @@ def report(error: Exception) -> None:
     if status is not None:
         typer.echo(f"staircase: {error}", err=True)
         sys.exit(status)
+    # An error class of ours is meant for users; other types may be bugs.
     is_ours = type(error).__module__.startswith("staircase_attention.")
     is_memory = not is_ours and any(words in str(error) for words in OUT_OF_MEMORY)
     is_known = is_ours or is_memory or isinstance(error, ValueError | TypeError | OSError)

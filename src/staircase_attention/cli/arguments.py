@@ -1,10 +1,14 @@
-"""Arguments and options that several commands share."""
+"""What several commands share: arguments, options, and settings written name=value."""
 
+import ast
+import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from staircase_attention.checks import input_error
 from staircase_attention.schedules import SCHEDULES
 
 
@@ -37,10 +41,6 @@ TrainedRun = Annotated[
     Path, typer.Argument(metavar="RUN", help="run folder, packed run, or pretrained:NAME")
 ]
 NewFolder = Annotated[Path, typer.Argument(metavar="FOLDER", help="output folder; must not exist")]
-Lengths = Annotated[
-    list[int] | None,
-    typer.Option(metavar="N", help="Also evaluate at this episode length; may be repeated."),
-]
 CheckpointName = Annotated[
     str, typer.Option(help="`best` on the validation data, `latest`, or an update.")
 ]
@@ -50,3 +50,85 @@ TrustCode = Annotated[
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+TOKEN = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|.""", re.DOTALL)
+"""A quoted string, or else a single character."""
+LARGEST = 2**63 - 1
+"""The largest signed integer of 64 bits."""
+
+
+def parse_assignments(words: Iterable[str]) -> dict[str, Any]:
+    """Settings from name=value words; values are Python literals, or else plain text.
+
+    >>> parse_assignments(["num_passes=4", "order=AABB", "attend_self=true"])
+    {'num_passes': 4, 'order': 'AABB', 'attend_self': True}
+    """
+    return _parse(words, parse_value)
+
+
+def parse_variations(words: Iterable[str]) -> dict[str, list[Any]]:
+    """Values to try, from name=value,value,... words.
+
+    >>> parse_variations(["num_passes=2,4", "order=ABAB,AABB", "sizes=[1,2],[3]"])
+    {'num_passes': [2, 4], 'order': ['ABAB', 'AABB'], 'sizes': [[1, 2], [3]]}
+    """
+    return _parse(words, parse_values)
+
+
+def _parse(words: Iterable[str], parse: Callable[[str], Any]) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not equals or not all(part.isidentifier() for part in name.split(".")):
+            raise input_error(
+                "a setting is written name=value", repr(word), "use for example chunk_size=64"
+            )
+        if name in options:
+            raise input_error("a setting is given once", f"{name} twice", "leave one of them out")
+        options[name] = parse(text)
+        check_size(name, options[name])
+    return options
+
+
+def parse_value(text: str) -> Any:  # noqa: ANN401
+    """A number, a flag, None, a list of these, or the text itself."""
+    words = {"true": True, "false": False, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return text
+
+
+def parse_values(text: str) -> list[Any]:
+    """The values between commas, except for commas within brackets or quotes.
+
+    >>> parse_values("[1, 2],{'a': 3, 'b': 4},'x,y',z")
+    [[1, 2], {'a': 3, 'b': 4}, 'x,y', 'z']
+    """
+    parts, depth = [""], 0
+    for token in TOKEN.findall(text):
+        depth += (token in "([{") - (token in ")]}")
+        if token == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += token
+    values = [part.strip() for part in parts]
+    if not all(values):
+        raise input_error(
+            "varied values are written value,value", repr(text), "use for example 32,64"
+        )
+    return [parse_value(value) for value in values]
+
+
+def check_size(name: str, value: Any) -> None:  # noqa: ANN401
+    """Refuse integers, also in lists, that no tensor can hold."""
+    # PyTorch and numpy report them late, each in its own way.
+    if isinstance(value, list | tuple):
+        for part in value:
+            check_size(name, part)
+    elif isinstance(value, int) and abs(value) > LARGEST:
+        raise input_error(
+            f"{name} must be an integer of at most 64 bits", value, "use a smaller one"
+        )

@@ -3,11 +3,11 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from staircase_attention.checks import check_choice, check_integer, input_error
+from staircase_attention.checks import check_choice, input_error
 from staircase_attention.cli.arguments import AsJson, CheckpointName, TrainedRun, TrustCode
 
 if TYPE_CHECKING:
@@ -70,8 +70,6 @@ def evaluate(
 ) -> None:
     """Score a trained model on a split of its data."""
     check_choice("--split", split, ("train", "valid", "test"))
-    if lanes is not None:
-        check_integer("--lanes", lanes, minimum=1, example=16)
     from staircase_attention.training import load_run
     from staircase_attention.training.dataset import TaskData
 
@@ -81,19 +79,18 @@ def evaluate(
         precision=precision,
         lanes=lanes,
     )
-    name: SplitName = split  # type: ignore[assignment]
-    if isinstance(loaded.data, TaskData):
-        check_for_task(loaded.data, name, past=past)
+    data, name = loaded.data, cast("SplitName", split)
+    if isinstance(data, TaskData):
+        check_for_task(data, name, past=past)
         asked = {"episode": by_episode, "position": by_position}
         places = [place for place in PLACES if asked[place]]
-        sizes: list[int | None] = [*length] if length else [None]
-        for size in sizes:
-            data = loaded.data if size is None else loaded.data.with_length(size)
-            found = evaluate_task(loaded, data, name, places)
+        for size in length or [None]:
+            sized = data if size is None else data.with_length(size)
+            found = evaluate_task(loaded, sized, name, places)
             show(*found, as_json, split=split, length=size, update=loaded.update)
         return
-    check_for_corpus(loaded.data, by_episode=by_episode, length=length, past=past)
-    found = evaluate_corpus(loaded, loaded.data, name, by_position=by_position, past=past)
+    check_for_corpus(by_episode=by_episode, length=length)
+    found = evaluate_corpus(loaded, data, name, by_position=by_position, past=past)
     show(*found, as_json, split=split, length=None, update=loaded.update)
 
 
@@ -138,20 +135,14 @@ def check_for_task(data: "TaskData", split: "SplitName", *, past: list[int] | No
         )
 
 
-def check_for_corpus(
-    data: "CorpusData", *, by_episode: bool, length: list[int] | None, past: list[int] | None
-) -> None:
-    """Refuse what only a task has, and a past where there is none."""
+def check_for_corpus(*, by_episode: bool, length: list[int] | None) -> None:
+    """Refuse what only a task has."""
     if by_episode:
         raise input_error(
             "--by-episode is for tasks with episodes", "a run on a corpus", "use --by-position"
         )
     if length:
         raise input_error("--length is for tasks with episodes", "a run on a corpus", "use --past")
-    if past and not data.carries_state:
-        raise input_error(
-            "--past is for corpora of form stream", "form episodic", "use --by-position"
-        )
 
 
 def evaluate_task(
@@ -167,6 +158,7 @@ def evaluate_task(
         return score(loaded, data, split), {}
     settings = reading_settings(loaded)
     found = score_by_place(loaded.model, data.episodes(split), places, **settings)
+    # Every kind of place counts every answer once, so any of them gives the whole.
     whole = Score.together(found[places[0]].values()).to_plain()
     parts = {
         PLACES[place]: {number: part.to_plain() for number, part in found[place].items()}
@@ -185,26 +177,23 @@ def evaluate_corpus(
 ) -> tuple[Facts, dict[str, dict[int, Facts]]]:
     """A model's score on a split of a corpus, in total, by position and by past."""
     from staircase_attention.evaluation import Reading, bits, loss_by_past, loss_by_position
-    from staircase_attention.evaluation.language import check_pasts
 
     tokens = data.corpus.split(split)
     reading = Reading(
         model=loaded.model,
         split=tokens,
+        # None means the whole split.
         num_tokens=loaded.recipe.training.evaluation_tokens or tokens.num_tokens,
         carries_state=data.carries_state,
         end_symbol=tokens.end_symbol,
         **reading_settings(loaded),
     )
-    if past:
-        # Before the score, which takes long.
-        check_pasts(reading, past)
-    whole = score(loaded, data, split)
-    found = {}
-    if by_position:
-        found["position in the document from"] = loss_by_position(reading)
-    if past:
-        found["tokens of past in the state"] = loss_by_past(reading, past)
+    # First, because it refuses pasts that the text does not have.
+    by_past = loss_by_past(reading, past) if past else {}
+    found = {
+        "position in the document from": loss_by_position(reading) if by_position else {},
+        "tokens of past in the state": by_past,
+    }
     parts = {
         label: {
             number: {"loss": part.loss, "bits": bits(part.loss), "num_tokens": part.num_answers}
@@ -212,7 +201,7 @@ def evaluate_corpus(
         }
         for label, scores in found.items()
     }
-    return whole, parts
+    return score(loaded, data, split), parts
 
 
 def score(loaded: "LoadedRun", data: "TaskData | CorpusData", split: "SplitName") -> Facts:

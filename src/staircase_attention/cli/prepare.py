@@ -38,6 +38,7 @@ def enwik8(
     quiet: Quiet = False,
 ) -> None:
     """The first 10^8 bytes of Wikipedia: bytes, 90 / 5 / 5 million."""
+    # Before the imports, so that a wrong folder is refused at once.
     check_can_hold(output, "--output")
     from staircase_attention.data import prepare_enwik8
 
@@ -99,6 +100,7 @@ def reddit(
 
     held_out = HeldOut(valid=valid, test=test)
     options = RedditOptions(form=form, held_out=held_out)  # type: ignore[arg-type]
+    # Threads are kept beside the corpus, so that a stopped preparation continues.
     work = output.with_name(f"{output.name}.threads")
     source = RedditSource(dumps, work, options, progress=progress(quiet))
     output.parent.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from torch import nn
 
 from staircase_attention.batches import IGNORED, Batch
 from staircase_attention.checks import input_error
+from staircase_attention.data import TokenSplit
 from staircase_attention.evaluation.scores import (
     Score,
     answered,
@@ -24,27 +25,12 @@ from staircase_attention.evaluation.scores import (
 )
 
 
-class TokenSequence(Protocol):
-    """A tokenised text: what a split of a corpus offers."""
-
-    @property
-    def num_tokens(self) -> int:
-        """The number of tokens."""
-
-    @property
-    def document_starts(self) -> NDArray[Any]:
-        """The index of every document's first token."""
-
-    def tokens(self, start: int, stop: int) -> NDArray[Any]:
-        """The tokens from `start` to `stop` - 1."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
     """How a text is read: by which model, in which pieces, and how much of it."""
 
     model: nn.Module
-    split: TokenSequence
+    split: TokenSplit
     num_lanes: int
     segment_length: int
     num_tokens: int
@@ -88,6 +74,7 @@ def loss_by_position(reading: Reading) -> dict[int, Score]:
 
     def positions(segment: Segment) -> NDArray[np.int64]:
         indices = segment.firsts[:, None] + np.arange(segment.counts.max())
+        # The number of the document that each token [rows, time] belongs to.
         documents = np.searchsorted(starts, indices, side="right") - 1
         return doubling(indices - starts[np.maximum(documents, 0)])
 
@@ -119,7 +106,7 @@ def check_pasts(reading: Reading, pasts: Sequence[int]) -> None:
     """Refuse pasts that the text does not have, before anything is computed."""
     if not reading.carries_state:
         raise input_error(
-            "Reading.carries_state must be True for losses by past", False, "use loss_by_position"
+            "losses by past need a state that is carried", "an episodic text", "score by position"
         )
     if not pasts or min(pasts) < 0:
         received = min(pasts) if pasts else "none"
@@ -139,6 +126,7 @@ def check_pasts(reading: Reading, pasts: Sequence[int]) -> None:
 def _score_after(reading: Reading, segment: Segment, past: int) -> Score:
     state = None
     if past:
+        # The input of the first target is one token earlier, and not part of the past.
         begins = (segment.firsts - 1 - past).tolist()
         before = [reading.split.tokens(begin, begin + past) for begin in begins]
         _, state = _run(reading, np.stack(before).astype(np.int64), None)
@@ -160,9 +148,11 @@ def _segments(reading: Reading) -> Iterator[Segment]:
 
 def _stream(reading: Reading) -> Iterator[Segment]:
     """Rows are lanes: contiguous parts of the text."""
+    # Without an end symbol nothing comes before the first token to predict it from.
     first = 0 if reading.end_symbol is not None else 1
     num_targets = min(reading.num_tokens, reading.split.num_tokens - first)
     lanes = np.arange(reading.num_lanes + 1, dtype=np.int64)
+    # Integer division spreads the remainder: lanes differ by one token at most.
     bounds = first + lanes * num_targets // reading.num_lanes
     begins, lengths = bounds[:-1], np.diff(bounds)
     for offset in range(0, int(lengths.max()), reading.segment_length):
@@ -177,6 +167,7 @@ def _episodes(reading: Reading) -> Iterator[Segment]:
     bounds = [*starts[starts < stop].tolist(), stop]
     pieces = [range(begin, end, reading.segment_length) for begin, end in pairwise(bounds)]
     begins = np.fromiter(chain.from_iterable(pieces), dtype=np.int64)
+    # A piece ends where the next begins, in the same document or another.
     lengths = np.diff(np.append(begins, stop))
     for number in range(0, len(begins), reading.num_lanes):
         here = slice(number, number + reading.num_lanes)
@@ -190,6 +181,7 @@ def _batch(reading: Reading, segment: Segment) -> Batch:
     rows = zip(segment.firsts.tolist(), segment.counts.tolist(), strict=True)
     for row, (first, count) in enumerate(rows):
         tokens = reading.split.tokens(max(first - 1, 0), first + count)
+        # The stream begins as if a document had ended before it.
         if first == 0 and reading.end_symbol is not None:
             tokens = np.append(reading.end_symbol, tokens)
         inputs[row, :count], targets[row, :count] = tokens[:-1], tokens[1:]

@@ -71,6 +71,7 @@ def evaluate(
     segments do.
     """
     device = torch.device(device)
+    # Summed on the device in float64: no synchronisation per batch, no rounding.
     totals = torch.zeros(2, dtype=torch.float64, device=device)
     num_answers = 0
     for batch, logits, targets in answered(
@@ -125,6 +126,7 @@ def score_by(
 
     `groups` gives, for every batch, an array of its shape with the group of each token.
     """
+    # Per kind and group the sums of loss, wrong answers and answers.
     sums: dict[Any, dict[int, Any]] = {kind: defaultdict(float) for kind in groups}
     for (batch, logits, targets), *numbers in zip(answers, *groups.values(), strict=True):
         asked = batch.targets != IGNORED
@@ -188,6 +190,7 @@ def loss_and_wrong(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 def token_losses(logits: Tensor, targets: Tensor, *, reduction: str) -> Tensor:
     """Cross-entropy, in float32 at least."""
     flat = logits.flatten(0, 1)
+    # A sum of many losses would lose its last digits in half precision.
     if flat.dtype in (torch.bfloat16, torch.float16):
         flat = flat.float()
     return functional.cross_entropy(
@@ -207,5 +210,6 @@ def doubling(numbers: NDArray[Any]) -> NDArray[np.int64]:
     >>> doubling(np.arange(10)).tolist()
     [0, 1, 2, 2, 4, 4, 4, 4, 8, 8]
     """
+    # frexp gives m and e with number = m 2^e and m in [1/2, 1), so 2^(e-1) is the bound.
     exponents = np.frexp(np.maximum(numbers, 1))[1] - 1
     return np.where(numbers > 0, 2 ** exponents.astype(np.int64), 0)

@@ -1,6 +1,5 @@
 """Generation: samples from a model, streams tokens and text, saves streams in progress."""
 
-from staircase_attention.generation.conversation import Conversation
 from staircase_attention.generation.sampling import Choice, Sampler, SamplingConfig
 from staircase_attention.generation.saved_stream import load_stream, load_text_stream, save_stream
 from staircase_attention.generation.stream import (
@@ -11,6 +10,7 @@ from staircase_attention.generation.stream import (
     stream,
 )
 from staircase_attention.generation.text import (
+    Conversation,
     NewText,
     StopStrings,
     TextStream,

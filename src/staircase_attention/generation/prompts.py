@@ -2,14 +2,15 @@
 
 Rows end together: the longest prompt starts first, and each shorter one joins when as many tokens
 are left as it has. There is no padding, so nothing is computed in vain. A row can join only where a
-chunk begins, so rows are first grouped by how far into a chunk they end. The rows of a group are
-one stream from then on, and the model runs once per group for each token it makes. Ladders,
-Feedback Transformers, memory networks and the LSTM have chunks of one token, so a single group.
+period of the timetable begins (in the paper's models: a chunk), so rows are first grouped by how
+far into a period they end. The rows of a group are one stream from then on, and the model runs once
+per group for each token it makes. Ladders, Feedback Transformers, memory networks and the LSTM have
+periods of one token, so a single group.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import pairwise
 from numbers import Integral
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from staircase_attention.checks import check_integer, input_error
 from staircase_attention.generation.stepper import Model, ModelState, feed
-from staircase_attention.models import LSTMState, SequenceModel, State
+from staircase_attention.models import SequenceModel
 
 Prompt = Tensor | Sequence[int]
 """The token ids of one prompt."""
@@ -43,20 +44,30 @@ class Entry:
     """The position, in its group, at which it starts."""
 
 
-def prefill(model: Model, prompts: Sequence[Int[Tensor, " time"]]) -> ModelState:
-    """The state after all tokens of all prompts; its rows are in the prompts' order."""
-    groups = group_by_end(prompts, chunk_length(model))
-    joined = join_states([_run_group(model, group) for group in groups])
+def prefill(
+    model: Model,
+    prompts: Sequence[Int[Tensor, " time"]],
+    *,
+    keep: Callable[[int, Tensor], None] | None = None,
+) -> ModelState:
+    """The state after all tokens of all prompts; its rows are in the prompts' order.
+
+    `keep` gets the index of a prompt and the logits of its next tokens, in order. Without it a
+    long prompt is run in pieces, so that memory is bounded.
+    """
+    groups = group_by_end(prompts, period_of(model))
+    states = [_run_group(model, group, keep) for group in groups]
+    # `join` keeps the groups as streams of their own, in one state.
+    joined: ModelState = type(states[0]).join(states)  # type: ignore[arg-type]
     places = [entry.place for group in groups for entry in group]
-    order = sorted(range(len(places)), key=places.__getitem__)
-    return joined if order == sorted(order) else joined.select(order)
+    return joined.select(sorted(range(len(places)), key=places.__getitem__))
 
 
-def group_by_end(prompts: Sequence[Int[Tensor, " time"]], chunk: int) -> list[list[Entry]]:
+def group_by_end(prompts: Sequence[Int[Tensor, " time"]], period: int) -> list[list[Entry]]:
     """Groups of prompts that can end together, the longest of each group first."""
     by_end: dict[int, list[int]] = {}
     for place, prompt in enumerate(prompts):
-        by_end.setdefault(len(prompt) % chunk, []).append(place)
+        by_end.setdefault(len(prompt) % period, []).append(place)
     groups = []
     for places in by_end.values():
         end = max(len(prompts[place]) for place in places)
@@ -65,73 +76,40 @@ def group_by_end(prompts: Sequence[Int[Tensor, " time"]], chunk: int) -> list[li
     return groups
 
 
-def _run_group(model: Model, group: Sequence[Entry]) -> ModelState:
-    """Run a group's rows, each from its start to their common end."""
-    running: list[Entry] = []
-    state, position = None, 0
-    for start, entering in groupby(group, key=lambda entry: entry.start):
-        new = list(entering)
-        if state is None:
-            state = new_state(model, len(new))
-        else:
-            state = _run_rows(model, running, range(position, start), state)
-            state = with_new_rows(model, state, len(new))
-        running += new
-        position = start
-    assert state is not None
-    return _run_rows(model, running, range(position, len(group[0].tokens)), state)
-
-
-def _run_rows(
-    model: Model, rows: Sequence[Entry], positions: range, state: ModelState
+def _run_group(
+    model: Model, group: Sequence[Entry], keep: Callable[[int, Tensor], None] | None
 ) -> ModelState:
-    """Run the rows' tokens at these positions, a bounded number at once."""
-    size = tokens_at_once(model, len(rows))
-    for start in range(positions.start, positions.stop, size):
-        stop = min(start + size, positions.stop)
-        tokens = [row.tokens[start - row.start : stop - row.start] for row in rows]
-        _, state = feed(model, torch.stack(tokens), state)
+    """Run a group's rows, each from its start to their common end."""
+    starts = [entry.start for entry in group]
+    state = model.initial_state(starts.count(0))
+    # An empty prompt starts where the others end, so the last interval may be empty.
+    for start, stop in pairwise([*sorted(set(starts)), len(group[0].tokens)]):
+        running = [entry for entry in group if entry.start <= start]
+        num_old, num_new = state.batch_size, len(running) - state.batch_size
+        if num_new:
+            # New rows are copies of a row, reset: they see nothing of what came before.
+            copies = state.select([*range(num_old), *[0] * num_new])
+            state = copies.reset([False] * num_old + [True] * num_new)
+        size = max(1, stop - start) if keep else tokens_at_once(model, len(running))
+        for first in range(start, stop, size):
+            last = min(first + size, stop)
+            tokens = [row.tokens[first - row.start : last - row.start] for row in running]
+            logits, state = feed(model, torch.stack(tokens), state)
+            for row, found in zip(running, logits, strict=True) if keep else ():
+                keep(row.place, found)
     return state
 
 
 def tokens_at_once(model: Model, num_rows: int) -> int:
-    """Tokens per row in one call of the model: whole chunks where at least one fits."""
+    """Tokens per row in one call of the model: whole periods where at least one fits."""
     most = max(1, min(MAX_TOKENS_AT_ONCE, MAX_LOGITS_AT_ONCE // (num_rows * model.output_size)))
-    chunk = chunk_length(model)
-    return most - most % chunk if most >= chunk else most
+    period = period_of(model)
+    return most - most % period if most >= period else most
 
 
-def chunk_length(model: Model) -> int:
+def period_of(model: Model) -> int:
     """Rows that start a multiple of this apart can share a stream."""
-    return model.schedule.chunk_length if isinstance(model, SequenceModel) else 1
-
-
-def new_state(model: Model, num_rows: int) -> ModelState:
-    """The state of rows without any token."""
-    if isinstance(model, SequenceModel):
-        return model.initial_state(num_rows)
-    shape = (model.lstm.num_layers, num_rows, model.lstm.hidden_size)
-    zeros = model.output.weight.new_zeros
-    return LSTMState(hidden=zeros(shape), cell=zeros(shape))
-
-
-def with_new_rows(model: Model, state: ModelState, num_rows: int) -> ModelState:
-    """The state with new rows after the others, in the same stream.
-
-    In the family a chunk must begin here. The new rows are copies of a row that are reset, so that
-    they see nothing of what came before.
-    """
-    if isinstance(state, LSTMState):
-        return join_states([state, new_state(model, num_rows)])
-    old = state.batch_size
-    copies = state.select([*range(old), *[0] * num_rows])
-    return copies.reset([False] * old + [True] * num_rows)
-
-
-def join_states(states: Sequence[ModelState]) -> ModelState:
-    """The rows of several states of one model, one after another."""
-    family = [state for state in states if isinstance(state, State)]
-    return State.join(family) if family else LSTMState.join([*states])  # type: ignore[list-item]
+    return model.schedule.period if isinstance(model, SequenceModel) else 1
 
 
 def as_rows(
@@ -140,6 +118,7 @@ def as_rows(
     """One prompt, or several of different lengths, as tokens on the CPU, none of them empty."""
     start = [] if start_token is None else [as_integer("start_token", start_token, example=0)]
     if isinstance(prompts, (list, tuple)):
+        # An empty list is one empty prompt, which `start_token` may fill.
         is_batch = not all(isinstance(token, Integral) for token in prompts)
     else:
         is_batch = getattr(prompts, "ndim", 1) == 2  # noqa: PLR2004

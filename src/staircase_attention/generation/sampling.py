@@ -111,11 +111,13 @@ class Sampler:
         else:
             draws = [uniform(seed=self.config.seed, row=row, count=count) for row in rows]
             tokens = pick(filtered(logits, recent, self.config), torch.tensor(draws).to(logits))
+        # Of the logits themselves: what the model believes, not what was drawn from.
         logprobs = logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
         return Choice(tokens=tokens.cpu(), logprobs=logprobs.cpu())
 
     def begin(self, prompts: Sequence[Sequence[int]]) -> Int[Tensor, "rows window"]:
         """The recent tokens of rows that have only their prompts."""
+        # Without a penalty nobody reads the window, so it has no columns.
         window = self.config.repetition_window if self.config.repetition_penalty != 1.0 else 0
         recent = torch.full((len(prompts), window), EMPTY)
         for row, prompt in enumerate(prompts):
@@ -147,7 +149,9 @@ def pick(
     scores: Float[Tensor, "rows vocab"], draws: Float[Tensor, " rows"]
 ) -> Int[Tensor, " rows"]:
     """Draw from softmax(scores): the first token at which the running sum exceeds the draw."""
+    # Inverse of the cumulative distribution; [rows, vocab], summed in float64.
     running = scores.softmax(-1).cumsum(-1)
+    # Rounding leaves the sum near 1, not at it: draws are scaled to what it is.
     total = running[:, -1:]
     # A draw just under 1 may round up to the whole sum, which no token exceeds.
     highest = torch.nextafter(total, torch.zeros_like(total))
@@ -184,6 +188,7 @@ def penalised(
     if penalty == 1.0:
         return logits
     seen = seen_among(recent, vocab_size=logits.shape[-1])
+    # Dividing a negative logit would make the token likelier, so it is multiplied.
     lowered = torch.where(logits > 0, logits / penalty, logits * penalty)
     return torch.where(seen, lowered, logits)
 
@@ -193,6 +198,7 @@ def seen_among(
 ) -> Bool[Tensor, "rows vocab"]:
     """Which tokens are recent in each row; `EMPTY` and ids that are inputs only are ignored."""
     is_output = (recent >= 0) & (recent < vocab_size)
+    # All that is no output goes into one extra column, which is cut off again.
     columns = recent.masked_fill(~is_output, vocab_size)
     seen = torch.zeros(len(recent), vocab_size + 1, dtype=torch.bool, device=recent.device)
     return seen.scatter_(1, columns, value=True)[:, :vocab_size]
@@ -204,6 +210,7 @@ def top_k(scores: Float[Tensor, "rows vocab"], *, k: int) -> Float[Tensor, "rows
         return scores
     lowest = scores.topk(k, dim=-1).values[:, -1:]
     higher, equal = scores > lowest, scores == lowest
+    # Of tokens that tie for the last places, those with the lowest ids are kept.
     room = k - higher.sum(-1, keepdim=True)
     keep = higher | (equal & (equal.cumsum(-1) <= room))
     return scores.masked_fill(~keep, -torch.inf)
@@ -218,6 +225,7 @@ def top_p(scores: Float[Tensor, "rows vocab"], *, p: float) -> Float[Tensor, "ro
         return scores
     order = scores.argsort(dim=-1, descending=True, stable=True)
     sums = scores.softmax(-1).gather(-1, order).cumsum(-1)
+    # The sum before each token; the likeliest has 0 before it and always stays.
     likelier = functional.pad(sums[:, :-1], (1, 0))
     drop = torch.empty_like(scores, dtype=torch.bool).scatter_(-1, order, likelier >= p)
     return scores.masked_fill(drop, -torch.inf)
@@ -225,6 +233,7 @@ def top_p(scores: Float[Tensor, "rows vocab"], *, p: float) -> Float[Tensor, "ro
 
 def min_p(scores: Float[Tensor, "rows vocab"], *, p: float) -> Float[Tensor, "rows vocab"]:
     """Keep tokens whose probability is at least p times that of the likeliest."""
+    # exp(score - highest) is the ratio of probabilities: no normalisation needed.
     fraction = (scores - scores.amax(-1, keepdim=True)).exp()
     return scores.masked_fill(fraction < p, -torch.inf)
 

@@ -23,7 +23,7 @@ from staircase_attention.generation.sampling import SamplingConfig
 from staircase_attention.generation.stepper import Model, accelerate, device_of
 from staircase_attention.generation.stream import GenerationStatus, NewToken, Plan, TokenStream
 from staircase_attention.generation.text import Decode, StopStrings, TextStream, TextTail
-from staircase_attention.models import SequenceModel, put_together, take_apart
+from staircase_attention.models import put_together, take_apart
 from staircase_attention.models.sequence_model import describe
 
 HEADER = "staircase_attention.stream"
@@ -55,6 +55,7 @@ def save_stream(stream: TokenStream | TextStream, path: PathLike) -> None:
         "rows": status.rows,
         "num_made": status.num_made,
         "waiting": [astuple(token) for token in status.waiting],
+        # As pairs: the keys of a JSON object would become strings.
         "finished": list(status.finished.items()),
         "state": state,
         "text": _plain_text(stream) if isinstance(stream, TextStream) else None,
@@ -93,13 +94,11 @@ def load_text_stream(path: PathLike, model: Model, *, decode: Decode) -> TextStr
 
 def identity(model: Model) -> dict[str, Any]:
     """A model's shape as plain data."""
-    if isinstance(model, SequenceModel):
-        shape = model.signature
-    else:
-        lstm = model.lstm
-        schedule = {"name": "lstm"}
-        shape = {"schedule": schedule, "width": lstm.hidden_size, "num_layers": lstm.num_layers}
-    return {**shape, "vocab_size": model.vocab_size, "output_size": model.output_size}
+    return {
+        **model.signature,
+        "vocab_size": model.vocab_size,
+        "output_size": model.output_size,
+    }
 
 
 def fingerprint(model: Model) -> str:
@@ -109,9 +108,11 @@ def fingerprint(model: Model) -> str:
     distances: the same on every machine, and fast for any model size.
     """
     digest = hashlib.sha256()
+    # Sorted, so that the order in which modules were made does not matter.
     for name, weight in sorted(model.state_dict().items()):
         digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
         numbers = weight.detach().flatten()
+        # Rounded up, and at least 1 where a tensor is empty.
         stride = -(-numbers.numel() // FINGERPRINT_NUMBERS) or 1
         digest.update(numbers[::stride].cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
@@ -161,6 +162,7 @@ def _check_model(header: dict[str, Any], model: Model, path: PathLike) -> None:
             f"{path} of {saved} for {describe(identity(model))}",
             "load that model",
         )
+    # With other weights the state would be valid and the continuation nonsense.
     if header["weights"] != fingerprint(model):
         raise input_error(
             "a stream continues only with its own weights",

@@ -27,6 +27,7 @@ _weights: "WeakKeyDictionary[SequenceModel, Weights]" = WeakKeyDictionary()
 def inference(model: nn.Module) -> Iterator[None]:
     """Without gradients and dropout; afterwards the model is in its former mode again."""
     was_training = model.training
+    # `eval` walks over all modules, too slow to do for every token without need.
     if was_training:
         model.eval()
     try:
@@ -99,6 +100,7 @@ class Stepper:
             self._state = self.state.select(places)
             self._drop_decoder()
             return
+        # If the decoder is ahead, `state` selects the rows when it converts.
         if not self._is_ahead:
             self._state = self._state.select(places)
         index = torch.tensor(places, device=device_of(self.model))
@@ -135,6 +137,7 @@ class Stepper:
         model = self.model
         if not isinstance(model, SequenceModel) or not is_worthwhile(model):
             return None
+        # Weights that have changed since, as in training, need a new decoder.
         if self._decoder is not None and self._decoder.weights.are_of(model):
             return self._decoder
         state = self.state
@@ -142,6 +145,7 @@ class Stepper:
         if not self._is_broken and engine.Decoder.fits(model, state):
             try:
                 assert isinstance(state, State)
+                # Packed weights are the largest part of a decoder; all streams share them.
                 self._decoder = engine.Decoder(model, state, weights=_weights.get(model))
                 _weights[model] = self._decoder.weights
             # A compiler or memory may be missing; the model needs neither.

@@ -56,6 +56,7 @@ class Plan:
             )
         if self.max_tokens is not None:
             number = as_integer("max_tokens", self.max_tokens, minimum=1, example=100)
+            # A number of numpy becomes an int, which can be saved as JSON.
             object.__setattr__(self, "max_tokens", number)
 
 
@@ -162,6 +163,7 @@ class TokenStream(Iterator[NewToken]):
                 logits, status.recent, rows=status.rows, count=status.num_made
             )
             recent = self._sampler.remember(status.recent, choice.tokens)
+        # Only now: an exception above leaves the status as it was.
         status.pending, status.recent = choice.tokens, recent
         status.num_made += 1
         status.waiting.extend(self._announce(choice))
@@ -170,6 +172,7 @@ class TokenStream(Iterator[NewToken]):
         made = zip(self._status.rows, choice.tokens.tolist(), choice.logprobs.tolist(), strict=True)
         for row, token, logprob in made:
             why: Finish | None = None
+            # A stop token that is also the last one allowed counts as a stop.
             if token in self.plan.stop_tokens:
                 why = "stop_token"
             elif self._status.num_made == self.plan.max_tokens:

@@ -1,4 +1,4 @@
-"""Text streams: tokens decoded as they come, ended by stop strings.
+"""Text: tokens decoded as they come, ended by stop strings; and dialogues made of it.
 
 A stop string may start in one token and end inside another. So bytes that may start a stop string
 are held back until it is clear that they do not; and the bytes of an incomplete character wait for
@@ -9,10 +9,20 @@ import codecs
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from staircase_attention.checks import input_error
-from staircase_attention.generation.sampling import SamplingConfig
-from staircase_attention.generation.stepper import Model
-from staircase_attention.generation.stream import Finish, NewToken, TokenStream, stream
+from staircase_attention.generation.prompts import as_stop_tokens
+from staircase_attention.generation.sampling import Sampler, SamplingConfig
+from staircase_attention.generation.stepper import Model, accelerate, device_of, feed, inference
+from staircase_attention.generation.stream import (
+    Finish,
+    GenerationStatus,
+    NewToken,
+    Plan,
+    TokenStream,
+    stream,
+)
 
 Encode = Callable[[str], Sequence[int]]
 """Text to tokens."""
@@ -46,6 +56,7 @@ class StopStrings:
             start = text.find(stop)
             if start >= 0:
                 found.append((start + len(stop), start))
+        # Pairs of end and start: the earliest end wins, then the earliest start.
         return min(found)[1] if found else None
 
     def undecided(self, text: bytes) -> int:
@@ -56,6 +67,7 @@ class StopStrings:
         """
         longest = 0
         for stop in self._encoded():
+            # A whole stop string was found before, so at most all bytes but one.
             for size in range(min(len(stop) - 1, len(text)), longest, -1):
                 if text.endswith(stop[:size]):
                     longest = size
@@ -80,6 +92,7 @@ class TextTail:
         """Bytes that may start a stop string."""
         # A model can make bytes that are not UTF-8; they appear as U+FFFD.
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        # The decoder keeps the first bytes of a character; a saved stream has them.
         self._decoder.setstate((partial, 0))
 
     @property
@@ -170,6 +183,7 @@ class TextStream(Iterator[NewText]):
     def _add(self, token: NewToken) -> NewText:
         tail = self.tails[token.row]
         text, stopped, finish = "", False, token.finish
+        # A stop token has no text of its own, but ends what was held back.
         if finish != "stop_token":
             text, stopped = tail.feed(self._decoded(token.token))
         if stopped:
@@ -223,3 +237,78 @@ def stream_text(
         row_numbers=row_numbers,
     )
     return TextStream(tokens, decode=decode, stops=stops)
+
+
+class Conversation:
+    """A dialogue in which each turn ends with the same separator.
+
+    Nothing is read twice: a turn starts from the state in which the previous one ended, so its
+    cost does not grow with the dialogue.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        encode: Encode,
+        decode: Decode,
+        separator: str,
+        stop_tokens: Collection[int] = (),
+        sampling: SamplingConfig | None = None,
+        max_tokens: int = 200,
+    ) -> None:
+        self.model = model
+        self.encode, self.decode = encode, decode
+        self.separator = separator
+        self.plan = Plan(
+            sampling=SamplingConfig() if sampling is None else sampling,
+            max_tokens=max_tokens,
+            stop_tokens=as_stop_tokens(stop_tokens, output_size=model.output_size),
+        )
+        accelerate(model)
+        self.state = model.initial_state(1)
+        self.unread: list[int] = []
+        """Tokens of earlier turns that the model has not read yet."""
+        self.num_turns = 0
+
+    def reply(self, text: str) -> Iterator[str]:
+        """The model's reply to a turn of the user's, as it is made.
+
+        A caller that stops iterating cuts the reply off: the dialogue continues from there.
+        """
+        tokens = self._start([*self.unread, *self._encoded(f"{text}{self.separator}")])
+        reply = TextStream(tokens, decode=self.decode, stops=as_stop_strings(self.separator))
+        turn = self.num_turns
+        try:
+            for part in reply:
+                if part.text:
+                    yield part.text
+        finally:
+            self._end(tokens, has_separator=reply.finished.get(turn) == "stop_string")
+
+    def _start(self, tokens: Sequence[int]) -> TokenStream:
+        # Every turn has its own row number, so that equal words need not get equal replies.
+        self.num_turns += 1
+        device = device_of(self.model)
+        if len(tokens) > 1:
+            with inference(self.model):
+                _, self.state = feed(self.model, torch.tensor([tokens[:-1]]), self.state)
+        status = GenerationStatus(
+            rows=(self.num_turns,),
+            state=self.state,
+            pending=torch.tensor([tokens[-1]], device=device),
+            recent=Sampler(self.plan.sampling).begin([tokens]).to(device),
+        )
+        return TokenStream(self.model, self.plan, status)
+
+    def _end(self, stream: TokenStream, *, has_separator: bool) -> None:
+        """Keep the state; a reply that was cut off gets the separator it lacks."""
+        self.state = stream.status.state
+        last = int(stream.status.pending[0])
+        # The model has not read the last token; a stop token is not part of the text.
+        self.unread = [] if last in self.plan.stop_tokens else [last]
+        if not has_separator:
+            self.unread += self._encoded(self.separator)
+
+    def _encoded(self, text: str) -> list[int]:
+        return [int(token) for token in self.encode(text)]

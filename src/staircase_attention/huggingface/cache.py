@@ -29,6 +29,7 @@ class StateCache(Cache):
         super().__init__(layers=[])
         self.state = state
         """The state of all rows; None before the first token."""
+        # Transformers counts columns, which all rows share; a state counts tokens by row.
         self.num_columns = max(state.lengths) if state is not None else 0
         """Columns of input seen so far, padding included."""
 

@@ -47,6 +47,7 @@ class StaircaseConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
         self.vocab_size = vocab_size
         self.schedule = plain_schedule(schedule)
         self.use_cache = use_cache
+        # Fields of CoreConfig lie flat in the JSON file, as is usual in Transformers.
         core = {"width": 512, "num_layers": 8, "num_heads": 8} | {
             field.name: others.pop(field.name)
             for field in fields(CoreConfig)
@@ -83,18 +84,6 @@ class StaircaseConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
         if trust_code:
             config_dict = config_dict | {"schedule": schedule_from_dict(config_dict["schedule"])}
         return super().from_dict(config_dict, **others)
-
-    @classmethod
-    def of(
-        cls,
-        *,
-        vocab_size: int,
-        core: CoreConfig,
-        schedule: Schedule,
-        **others: Any,  # noqa: ANN401
-    ) -> "StaircaseConfig":
-        """The config of a model made of these parts."""
-        return cls(vocab_size=vocab_size, schedule=schedule, **core.to_dict(), **others)
 
     @property
     def core(self) -> CoreConfig:

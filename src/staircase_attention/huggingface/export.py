@@ -13,6 +13,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from staircase_attention.checks import input_error
+from staircase_attention.data.byte_pair import BYTE_OF_CHARACTER
 from staircase_attention.huggingface.config import StaircaseConfig
 from staircase_attention.huggingface.model import StaircaseForCausalLM, mark_initialised
 from staircase_attention.models import SequenceModel
@@ -41,15 +42,16 @@ def wrap(
             f"{model.output_size} and {model.vocab_size}",
             "build the model without output_size",
         )
-    config = StaircaseConfig.of(
+    config = StaircaseConfig(
         vocab_size=model.vocab_size,
-        core=model.config,
         schedule=model.schedule,
+        **model.config.to_dict(),
         bos_token_id=bos_token_id,
         eos_token_id=eos_token_id,
         pad_token_id=pad_token_id,
         dtype=model.output.weight.dtype,
     )
+    # No second set of weights is made: those of the model take their place.
     with torch.device("meta"):
         wrapped = StaircaseForCausalLM(config)
     for parameter in model.parameters():
@@ -112,12 +114,7 @@ def byte_tokenizer(*, has_end_symbol: bool = False) -> Tokenizer:
     >>> byte_tokenizer().encode("é!").ids
     [195, 169, 33]
     """
-    # A printable Latin-1 character stands for its byte; the other bytes get code points from 256.
-    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, NUM_BYTES)}
-    unseen = [value for value in range(NUM_BYTES) if value not in visible]
-    codes = {value: NUM_BYTES + place for place, value in enumerate(unseen)}
-    vocab = {chr(codes.get(value, value)): value for value in range(NUM_BYTES)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer = Tokenizer(models.BPE(vocab=BYTE_OF_CHARACTER, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     if has_end_symbol:
@@ -153,6 +150,7 @@ def read_tokenizer(source: TokenizerSource, vocab_size: int) -> Tokenizer:
         )
     tokenizer.no_padding()
     tokenizer.no_truncation()
+    # It would add special tokens, which our training does not have.
     tokenizer.post_processor = None
     return tokenizer
 
@@ -175,6 +173,7 @@ def for_transformers(tokenizer: Tokenizer, config: StaircaseConfig) -> PreTraine
         padding_side="left",
         model_input_names=["input_ids", "attention_mask"],
         clean_up_tokenization_spaces=False,
+        # A text that spells a special token stays text.
         split_special_tokens=True,
         **special,
     )

@@ -40,6 +40,7 @@ class StaircaseForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no
             vocab_size=config.vocab_size, core=config.core, schedule=config.make_schedule()
         )
         for parameter in self.sequence_model.parameters():
+            # On the meta device there are no weights yet: a checkpoint will bring them.
             if parameter.device.type != "meta":
                 mark_initialised(parameter)
         self.post_init()  # type: ignore[no-untyped-call]
@@ -71,6 +72,7 @@ class StaircaseForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no
             )
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training and labels is None
+        # A cache that was passed is always filled, even where `use_cache` is False.
         cache = StateCache() if past_key_values is None and use_cache else past_key_values
         present = tokens_present(attention_mask, input_ids)
         logits = self._run(input_ids, present, cache)
@@ -198,6 +200,7 @@ class StaircaseForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no
         **named: Any,  # noqa: ANN401
     ) -> None:
         """Start from an empty state unless the user passes one."""
+        # `generate` prepares its cache once, before the first token.
         accelerate(self.sequence_model)
         super()._prepare_cache_for_generation(  # type: ignore[misc]
             generation_config, model_kwargs, *others, **named

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -114,6 +115,18 @@ class LSTMSequenceModel(nn.Module):
             if tensor.shape != (layers, tokens.shape[0], width):
                 rule = f"a state must be {layers} layers x {tokens.shape[0]} rows x {width}"
                 raise input_error(rule, tuple(tensor.shape), own)
+
+    def initial_state(self, batch_size: int) -> LSTMState:
+        """The state of streams that have not begun."""
+        shape = (self.lstm.num_layers, batch_size, self.lstm.hidden_size)
+        zeros = self.output.weight.new_zeros(shape)
+        return LSTMState(hidden=zeros, cell=zeros)
+
+    @property
+    def signature(self) -> dict[str, Any]:
+        """What a state of this model can be used with, as plain data."""
+        size = {"width": self.lstm.hidden_size, "num_layers": self.lstm.num_layers}
+        return {"schedule": {"name": "lstm"}, **size}
 
     @property
     def num_parameters(self) -> int:

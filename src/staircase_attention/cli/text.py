@@ -1,11 +1,9 @@
 """`staircase sample` and `staircase chat`: text from a trained language model, as it is made."""
 
 import io
-import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
-from itertools import chain
+import warnings
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +14,7 @@ from staircase_attention.cli.arguments import CheckpointName, TrainedRun, TrustC
 from staircase_attention.files import check_can_write
 
 if TYPE_CHECKING:
-    from staircase_attention.generation import SamplingConfig, TextStream
+    from staircase_attention.generation import SamplingConfig
     from staircase_attention.training import LanguageModel
 
 Temperature = Annotated[
@@ -38,23 +36,10 @@ Penalty = Annotated[float, typer.Option(help="Above 1 makes recent tokens less l
 Seed = Annotated[int, typer.Option(help="Random seed.")]
 MaxTokens = Annotated[int, typer.Option(metavar="N", help="Maximum number of new tokens.")]
 
-FIXED = (
-    "prompt",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "stop",
-    "seed",
-)
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
+"""Options that are fields of `SamplingConfig`."""
+FIXED = ("prompt", *SAMPLING, "stop")
 """Options that a saved stream has fixed."""
-ESCAPE = re.compile(
-    r"""\\(?:[abfnrtv'"\\]|[0-7]{1,3}|x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}"""
-    r"""|N\{[A-Za-z0-9 -]+\}|(?P<unknown>.?))""",
-    re.DOTALL,
-)
-"""A backslash and what follows it in Python's strings."""
 
 
 def sample(
@@ -105,43 +90,32 @@ def sample(
             [text or "\n" for text in prompts],
             encode=language.encode,
             decode=language.decode,
-            # `show` counts the tokens, so that a saved stream can be resumed.
+            # `take` counts the tokens, so that a saved stream can be resumed.
             max_tokens=None,
             sampling=sampling_config(context.params),
             stop_strings=stop or (),
             stop_tokens=end_tokens(language),
         )
-    echoed = enumerate(prompts) if echo and resume is None else ()
-    show(stream, chain(echoed, continuation(stream, max_tokens, is_saved=save is not None)))
-    if save is not None:
-        save_stream(stream, save)
-
-
-def show(stream: "TextStream", parts: Iterable[tuple[int, str]]) -> None:
-    """Print one text as it is made, or several one after another when they are complete."""
     texts = dict.fromkeys(stream.tokens.status.rows, "")
     is_single = len(texts) == 1
-    for row, text in parts:
-        texts[row] += text
-        if is_single:
-            typer.echo(text, nl=False)
-            sys.stdout.flush()
-    if is_single:
-        typer.echo()
-        return
-    for row, text in texts.items():
-        typer.echo(f"--- {row}\n{text}")
 
+    def show(parts: Iterable[tuple[int, str]]) -> None:
+        """Print one text as it is made; several have to wait until they are complete."""
+        for row, text in parts:
+            texts[row] += text
+            if is_single:
+                typer.echo(text, nl=False)
+                sys.stdout.flush()
 
-def continuation(
-    stream: "TextStream", max_tokens: int, *, is_saved: bool
-) -> Iterator[tuple[int, str]]:
-    """The new text of each row; what a saved stream holds back comes when it is resumed."""
-    for new in stream.take(max_tokens):
-        yield new.row, new.text
-    if not is_saved:
-        for new in stream.end():
-            yield new.row, new.text
+    if echo and resume is None:
+        show(enumerate(prompts))
+    show((new.row, new.text) for new in stream.take(max_tokens))
+    if save is None:
+        show((new.row, new.text) for new in stream.end())
+    else:
+        # What the stream holds back comes when it is resumed.
+        save_stream(stream, save)
+    typer.echo("" if is_single else "\n".join(f"--- {row}\n{texts[row]}" for row in texts))
 
 
 def chat(
@@ -199,8 +173,7 @@ def sampling_config(options: Mapping[str, Any]) -> "SamplingConfig":
     """The sampling options of a command line."""
     from staircase_attention.generation import SamplingConfig
 
-    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
-    return SamplingConfig(**{name: options[name] for name in names})
+    return SamplingConfig(**{name: options[name] for name in SAMPLING})
 
 
 def load(run: Path, checkpoint: str, *, trust_code: bool) -> "LanguageModel":
@@ -249,24 +222,18 @@ def unescaped(separator: str) -> str:
     >>> unescaped(r"\n\u00e9|") == "\né|"
     True
     """
-
-    def replaced(escape: re.Match[str]) -> str:
-        if escape["unknown"] is None:
-            with suppress(UnicodeDecodeError):
-                return escape[0].encode().decode("unicode_escape")
-        raise input_error(
-            "--separator must have only escapes that Python knows, as \\n, \\t or \\x1e",
-            f"{escape[0]} in {separator}",
-            "write \\\\ for a backslash",
-        )
-
-    check_text("--separator", [separator])
-    ending = ESCAPE.sub(replaced, separator)
-    check_text("--separator", [ending])
+    try:
+        # The decoder reads Latin-1, so other characters become escapes first. Of escapes that
+        # Python does not know it only warns.
+        with warnings.catch_warnings(action="error"):
+            ending = separator.encode("latin-1", "backslashreplace").decode("unicode_escape")
+    except (UnicodeDecodeError, DeprecationWarning):
+        ending = ""
     if not ending:
         raise input_error(
-            "--separator must have at least one character",
-            "none",
-            "use the text that ends a turn in the corpus, as \\n",
+            "--separator must be text with only escapes that Python knows, as \\n, \\t or \\x1e",
+            repr(separator),
+            "use the text that ends a turn in the corpus; write \\\\ for a backslash",
         )
+    check_text("--separator", [ending])
     return ending

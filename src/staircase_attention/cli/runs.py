@@ -1,17 +1,49 @@
-"""`staircase train` and `staircase resume`."""
+"""`staircase recipes`, `train`, `resume`, `pack`, `export`: from a recipe to weights to share."""
 
+import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
-from staircase_attention.checks import input_error
-from staircase_attention.cli.arguments import Quiet, RunArgument, TrustCode, complete_recipes
-from staircase_attention.cli.assignments import parse_assignments
+from staircase_attention.checks import check_choice, input_error
+from staircase_attention.cli.arguments import (
+    CheckpointName,
+    NewFolder,
+    Quiet,
+    RunArgument,
+    TrainedRun,
+    TrustCode,
+    complete_recipes,
+    parse_assignments,
+)
+from staircase_attention.files import check_can_hold
 
 if TYPE_CHECKING:
     from staircase_attention.training import RunResult
+
+
+def recipes(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[RECIPE]", help="print all settings of this one")
+    ] = None,
+) -> None:
+    """List all recipes, or print one with all its settings."""
+    from staircase_attention.experiments import catalog
+
+    if name is not None:
+        typer.echo(json.dumps(catalog.find_recipe(name).to_plain(), indent=2))
+        return
+    everything = catalog.recipes()
+    width = max(map(len, everything))
+    for recipe in everything.values():
+        config, model = recipe.training, recipe.to_plain()["model"]
+        options = model.get("schedule", {"name": model["kind"]} | model)
+        shown = [f"{key}={value}" for key, value in options.items() if key not in ("name", "kind")]
+        budget = f"{config.num_updates:>7,} x {config.num_lanes:>3} x {config.segment_length:>3}"
+        typer.echo(f"{recipe.name:<{width}}  {budget}  {' '.join([options['name'], *shown])}")
+    typer.echo("(updates x batch x segment; `staircase recipes RECIPE` prints all settings)")
 
 
 def train(
@@ -44,6 +76,7 @@ def train(
     from staircase_attention.experiments import find_recipe
 
     chosen = find_recipe(recipe).override(parse_assignments(overrides or []))
+    # After a recipe that is not known has been refused: these import PyTorch.
     from staircase_attention.training import choose_display, default_folder
     from staircase_attention.training import train as train_recipe
     from staircase_attention.training.build import check_recipe
@@ -99,3 +132,45 @@ def show(result: "RunResult", folder: Path) -> int:
         f"{folder}"
     )
     return status
+
+
+def pack(
+    run: TrainedRun,
+    folder: NewFolder,
+    *,
+    checkpoint: CheckpointName = "best",
+    numbers: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
+) -> None:
+    """Pack a run's recipe, result and weights into a small folder."""
+    from staircase_attention.training import pack as pack_run
+    from staircase_attention.training.loading import Numbers
+
+    check_choice("--numbers", numbers, get_args(Numbers))
+    written = pack_run(run, folder, checkpoint=checkpoint, numbers=numbers)  # type: ignore[arg-type]
+    num_bytes = sum(path.stat().st_size for path in written.rglob("*") if path.is_file())
+    typer.echo(f"wrote {written}, {num_bytes / 1e6:.2f} MB")
+
+
+def export(
+    run: TrainedRun,
+    folder: NewFolder,
+    *,
+    checkpoint: CheckpointName = "best",
+    trust_code: TrustCode = False,
+) -> None:
+    """Export a language model to Hugging Face Transformers."""
+    check_can_hold(folder, "the folder of an export")
+    from staircase_attention.huggingface import export as export_model
+    from staircase_attention.training import load_language_model, run_path
+    from staircase_attention.training.run_folder import RunFolder
+
+    language = load_language_model(run, checkpoint=checkpoint, trust_code=trust_code)
+    file = RunFolder(run_path(run)).tokeniser / "tokenizer.json"
+    written = export_model(
+        language.model,  # type: ignore[arg-type]
+        folder,
+        # A byte tokeniser has no file: the export makes its own.
+        tokenizer=file if file.is_file() else None,
+        eos_token_id=language.tokeniser.end_symbol,
+    )
+    typer.echo(f"wrote {written}")

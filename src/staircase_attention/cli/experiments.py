@@ -1,0 +1,237 @@
+"""`staircase demo`, `compare`, `reproduce` and `bench`: several recipes, one report."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from staircase_attention.checks import input_error
+from staircase_attention.cli.arguments import Quiet, parse_assignments, parse_variations
+
+if TYPE_CHECKING:
+    from staircase_attention.experiments.report import Report
+    from staircase_attention.training.recipe import Recipe
+
+DEMO_RECIPES = ("parity/staircase", "parity/transformer-xl")
+INTRODUCTION = """\
+Parity: at each of 24 steps a bit comes in, and the answer is whether the ones so far are odd.
+A Staircase and a Transformer-XL of the same size get the same updates on the same data.
+"""
+Seeds = Annotated[int, typer.Option(help="Runs per row, with seeds 0, 1, ...")]
+Jobs = Annotated[int, typer.Option(help="Runs at a time, each a process of its own.")]
+Processes = Annotated[int, typer.Option(help="Processes (GPUs) per run, started by torchrun.")]
+Output = Annotated[Path, typer.Option(help="Folder of runs and report.")]
+Lengths = Annotated[
+    list[int] | None,
+    typer.Option(metavar="N", help="Also evaluate at this episode length; may be repeated."),
+]
+
+
+def demo(*, seeds: Seeds = 1, output: Output = Path("demo")) -> int:
+    """Train two small models on parity and compare them."""
+    from rich.console import Console
+
+    from staircase_attention.drawing import picture, render_terminal
+    from staircase_attention.experiments.catalog import find_recipe
+    from staircase_attention.experiments.comparisons import compare
+    from staircase_attention.training.recipe import FamilyModel
+
+    console = Console()
+    chosen = [find_recipe(name) for name in DEMO_RECIPES]
+    console.print(INTRODUCTION)
+    for recipe in chosen:
+        assert isinstance(recipe.model, FamilyModel)
+        console.print(render_terminal(picture(recipe.model.schedule, num_tokens=10)))
+        console.print()
+    # These models are too small for two threads to help.
+    report = compare(
+        chosen, folder=output, seeds=seeds, title="Parity over 24 steps", threads=1, progress=True
+    )
+    status = show_report(report)
+    typer.echo(f"learning curves: {output / 'learning-curves.png'}")
+    typer.echo(f"Remove {output} to train again.")
+    return status
+
+
+def compare(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RECIPE... [PATH=VALUE]...",
+            help="some of `staircase recipes` or JSON files, and settings to change in all of them",
+        ),
+    ],
+    *,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATH=V1,V2,...",
+            help="Vary a setting; if repeated, every combination is run.",
+        ),
+    ] = None,
+    seeds: Seeds = 1,
+    jobs: Jobs = 1,
+    processes: Processes = 1,
+    output: Output = Path("results/comparison"),
+    title: Annotated[str, typer.Option(help="Title of the report.")] = "A comparison",
+    length: Lengths = None,
+    quiet: Quiet = False,
+) -> int:
+    """Train recipes side by side, and write a report."""
+    from staircase_attention.experiments.comparisons import compare as compare_recipes
+
+    report = compare_recipes(
+        chosen_recipes(words, vary or []),
+        folder=output,
+        seeds=seeds,
+        jobs=jobs,
+        processes=processes,
+        title=title,
+        lengths=length or (),
+        progress=not quiet,
+    )
+    return show_report(report)
+
+
+def chosen_recipes(words: Sequence[str], vary: Sequence[str]) -> "list[Recipe]":
+    """The named recipes, with the given settings and every combination of the varied ones."""
+    from staircase_attention.experiments.catalog import find_recipe
+    from staircase_attention.experiments.comparisons import variations
+
+    settings = parse_assignments(word for word in words if "=" in word)
+    varied = parse_variations(vary)
+    if "seed" in settings:
+        raise input_error("rows are run with the seeds 0, 1, ...", "seed=...", "use --seeds")
+    for path in settings:
+        for other in varied:
+            # With dots, so that model.width is inside model and num_lanes not inside num_lane.
+            if f"{path}.".startswith(f"{other}."):
+                rule = "a setting is either given or varied"
+                received = f"{path} given and {other} varied"
+                raise input_error(rule, received, "leave one of them out")
+    named = [find_recipe(word).override(settings) for word in words if "=" not in word]
+    return [variation for recipe in named for variation in variations(recipe, varied)]
+
+
+def reproduce(
+    table: Annotated[
+        str,
+        typer.Argument(
+            metavar="TABLE", help="random-walk, algorithm or permutations, also with -fast"
+        ),
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[PATH=VALUE]...", help="settings to change in every row, as in `train`"
+        ),
+    ] = None,
+    *,
+    rows: Annotated[
+        str | None, typer.Option(help="Rows, separated by commas; all by default.")
+    ] = None,
+    seeds: Seeds = 10,
+    updates: Annotated[
+        int | None, typer.Option(help="Updates per run; the paper's number by default.")
+    ] = None,
+    jobs: Jobs = 1,
+    processes: Processes = 1,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder of runs and report; results/TABLE by default.")
+    ] = None,
+    length: Lengths = None,
+    quiet: Quiet = False,
+) -> int:
+    """Run rows of a table of the paper, and write a report."""
+    from staircase_attention.experiments.comparisons import reproduce as reproduce_table
+
+    report = reproduce_table(
+        table,
+        folder=output or Path("results") / table,
+        rows=None if rows is None else [row.strip() for row in rows.split(",")],
+        seeds=seeds,
+        updates=updates,
+        jobs=jobs,
+        processes=processes,
+        overrides=parse_assignments(overrides or []),
+        lengths=length or (),
+        progress=not quiet,
+    )
+    return show_report(report)
+
+
+def show_report(report: "Report") -> int:
+    """Print a report for the screen; runs that failed or diverged make it a failure."""
+    from rich.console import Console
+
+    from staircase_attention.experiments.report import screen_table, troubles
+
+    console = Console()
+    console.print(screen_table(report))
+    for line in troubles(report.rows):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    typer.echo(f"wrote {report.experiment.folder / 'report.md'}")
+    return 1 if report.failures else 0
+
+
+def bench(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RECIPE|PATH=VALUE",
+            help="recipes, the sets `engine` and `relative`, or rows of these, as engine/reddit; "
+            "and settings to change, as training.num_lanes=8",
+        ),
+    ],
+    *,
+    updates: Annotated[bool, typer.Option(help="Time updates.")] = True,
+    decode: Annotated[bool, typer.Option("--decode", help="Time decoding as well.")] = False,
+    batch: Annotated[
+        list[int] | None,
+        typer.Option(help="Rows decoded together; may be repeated. [default: 1, 64]"),
+    ] = None,
+    repeats: Annotated[
+        int | None,
+        typer.Option(help="Updates, or tokens, to time; by default about 3 seconds of them."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="JSON file for all numbers, as bench.json.")
+    ] = None,
+    quiet: Quiet = False,
+) -> int:
+    """Time recipes on this machine, with random tokens."""
+    from rich.console import Console
+
+    from staircase_attention.experiments.bench import (
+        describe_machine,
+        failures,
+        find_subjects,
+        result_table,
+        run_bench,
+    )
+    from staircase_attention.training.build import choose_device
+
+    if batch and not decode:
+        raise input_error("--batch is the number of rows to decode", "no --decode", "add it")
+    device = choose_device()
+    names = [word for word in words if "=" not in word]
+    overrides = parse_assignments([word for word in words if "=" in word])
+    subjects = find_subjects(names, overrides=overrides, device=device)
+    progress = Console(stderr=True, quiet=quiet)
+    report = run_bench(
+        subjects,
+        device=device,
+        updates=updates,
+        decode=decode,
+        batches=batch or (1, 64),
+        repeats=repeats,
+        output=output,
+        say=lambda text: progress.print(text, highlight=False, markup=False),
+    )
+    if output is not None:
+        typer.echo(f"wrote {output}", err=True)
+    console = Console()
+    console.print(describe_machine(report), highlight=False, markup=False)
+    console.print(result_table(report))
+    return 1 if failures(report) else 0

@@ -1,0 +1,134 @@
+"""`staircase draw` and `describe`: what a timetable computes when, and what it costs."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+
+from staircase_attention.checks import check_choice
+from staircase_attention.cli.arguments import (
+    AsJson,
+    ScheduleName,
+    ScheduleOptions,
+    parse_assignments,
+)
+from staircase_attention.schedules import Order, Schedule, make_schedule
+
+BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+"""Bytes per number."""
+
+
+def draw(
+    schedule: ScheduleName,
+    options: ScheduleOptions = None,
+    *,
+    tokens: Annotated[
+        int | None,
+        typer.Option(help="Length of the sequence; by default until the window is full."),
+    ] = None,
+    layers: Annotated[int | None, typer.Option(help="Layers of the core; AABB shows them.")] = None,
+    order: Annotated[
+        str, typer.Option(help="Walk by `window`, as in training, or by `chunk`, as in streaming.")
+    ] = "window",
+    output: Annotated[
+        Path | None, typer.Option(help="Write an .svg or .png file instead of the terminal.")
+    ] = None,
+) -> None:
+    """Draw what a model computes when."""
+    from rich.console import Console
+
+    from staircase_attention.drawing import picture, render_terminal, save_picture
+
+    plan = make_schedule(schedule, parse_assignments(options or []))
+    drawn = picture(plan, num_tokens=tokens, num_layers=layers, order=cast(Order, order))
+    if output is None:
+        Console().print(render_terminal(drawn))
+    else:
+        save_picture(drawn, output)
+        typer.echo(f"wrote {output}")
+
+
+def describe(
+    schedule: ScheduleName,
+    options: ScheduleOptions = None,
+    *,
+    width: Annotated[int, typer.Option(help="Width of the model.")] = 512,
+    num_layers: Annotated[int, typer.Option(help="Layers of the core.")] = 8,
+    num_heads: Annotated[int, typer.Option(help="Attention heads per layer.")] = 8,
+    feed_forward_width: Annotated[
+        int | None, typer.Option(help="Width of the feed-forward sublayer; 4 x width by default.")
+    ] = None,
+    positions: Annotated[str, typer.Option(help="`relative` or `rotary`.")] = "relative",
+    max_distance: Annotated[
+        int | None, typer.Option(help="Rows of the relative table; by default the schedule's.")
+    ] = None,
+    vocab_size: Annotated[int, typer.Option(help="Input vocabulary.")] = 256,
+    output_size: Annotated[
+        int | None, typer.Option(help="Output vocabulary, if it differs.")
+    ] = None,
+    segment: Annotated[int, typer.Option(help="Tokens per update and lane.")] = 256,
+    dtype: Annotated[str, typer.Option(help=f"One of {', '.join(BYTES)}.")] = "float32",
+    as_json: AsJson = False,
+) -> None:
+    """Show what a model costs: parameters, FLOPs, steps, state."""
+    plan = make_schedule(schedule, parse_assignments(options or []))
+    check_choice("--dtype", dtype, BYTES)
+    from staircase_attention.layers import CoreConfig
+    from staircase_attention.models import measure_cost
+
+    core = CoreConfig(
+        width=width,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        feed_forward_width=feed_forward_width,
+        positions=positions,  # type: ignore[arg-type]
+        max_distance=max_distance,
+    )
+    plan.check_core(num_layers=num_layers)
+    cost = measure_cost(
+        vocab_size=vocab_size, core=core, schedule=plan, segment=segment, output_size=output_size
+    )
+    facts = {
+        "schedule": plan.to_dict(),
+        "num_parameters": cost.num_parameters,
+        "segment": cost.segment,
+        "segment_start": cost.start,
+        "forward_flops_per_token": cost.flops_per_token,
+        "sequential_steps_per_segment": cost.per_segment.num_steps,
+        "sequential_layers_per_segment": cost.per_segment.num_core_layers,
+        "state_bytes": cost.per_segment.state_numbers * BYTES[dtype],
+        "most_state_bytes": cost.per_segment.most_state_numbers * BYTES[dtype],
+        "is_state_bounded": plan.is_state_bounded,
+        "paper": asdict(plan.paper_row),
+    }
+    if as_json:
+        typer.echo(json.dumps(facts, indent=2))
+    else:
+        print_costs(plan, facts, dtype)
+
+
+def print_costs(plan: Schedule, facts: dict[str, Any], dtype: str) -> None:
+    """Print the costs of a model as a table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    end = facts["segment_start"] + facts["segment"]
+    most = f"at most {facts['most_state_bytes']:,}" if plan.is_state_bounded else "it grows"
+    layers = f"{facts['sequential_layers_per_segment']:,} layers, {facts['segment']:,} tokens"
+    rows = [
+        ("parameters", facts["num_parameters"], f"{facts['num_parameters'] / 1e6:.1f}M"),
+        ("forward FLOPs per token", facts["forward_flops_per_token"], "training: about 3x"),
+        ("sequential steps per segment", facts["sequential_steps_per_segment"], layers),
+        ("state bytes per stream", facts["state_bytes"], f"{dtype}, after {end:,} tokens; {most}"),
+        *((f"paper: {name.replace('_', ' ')}", size, "") for name, size in facts["paper"].items()),
+    ]
+    grid = Table(title=repr(plan), title_justify="left", show_header=False, box=None)
+    grid.add_column(style="bold")
+    grid.add_column(justify="right")
+    grid.add_column(style="dim")
+    for name, number, remark in rows:
+        # The paper prints a dash where a model has no such number.
+        grid.add_row(name, "-" if number is None else f"{number:,.0f}", remark)
+    Console().print(grid)
