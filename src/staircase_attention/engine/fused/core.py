@@ -14,9 +14,8 @@ from staircase_attention.engine.fused.cache import BufferedCache, Lent
 from staircase_attention.engine.fused.trip import FusedTrip, Route
 from staircase_attention.engine.fused.weights import SharedCore
 from staircase_attention.engine.kernels import norm
-from staircase_attention.layers.cache import Cache, JoinedCache
 from staircase_attention.layers.core import Core, Trip
-from staircase_attention.layers.keys_values import KeysValues, join, split_heads
+from staircase_attention.layers.keys_values import Cache, JoinedCache, KeysValues, join, split_heads
 from staircase_attention.models.backend import RecomputedCore
 
 

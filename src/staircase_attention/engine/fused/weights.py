@@ -19,8 +19,7 @@ from torch.autograd.function import once_differentiable
 from staircase_attention.engine.kernels import activation, norm, relative_attention
 from staircase_attention.engine.kernels.products import add_product
 from staircase_attention.layers.core import Core
-from staircase_attention.layers.layer import Layer
-from staircase_attention.layers.memory import Memory
+from staircase_attention.layers.layer import Layer, Memory
 from staircase_attention.layers.positions import RelativePositions
 
 ENOUGH_ROWS = 4096
