@@ -11,8 +11,7 @@ from text_runs import learn_words, make_corpus, text_recipe
 from staircase_attention.data import ByteTokeniser, HeldOut, prepare_text
 from staircase_attention.evaluation import Score
 from staircase_attention.training import load_language_model, load_run, resume, train
-from staircase_attention.training.build import build_dataset
-from staircase_attention.training.dataset import IGNORED, EpisodeLanes
+from staircase_attention.training.dataset import IGNORED, EpisodeLanes, build_dataset
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,10 @@ import pytest
 from small_runs import Interrupting, KilledError, final_bytes, kill, small_recipe
 
 from staircase_attention.training import DivergenceConfig, resume, train
+from staircase_attention.training.checkpoint import LossWatch
 from staircase_attention.training.learner import Learner, Outcome
 from staircase_attention.training.optimizer import learning_rate
 from staircase_attention.training.processes import StopRequested
-from staircase_attention.training.progress import LossWatch
 from staircase_attention.training.recipe import OptimizerConfig
 
 CONFIG = DivergenceConfig(jump_factor=1.5, patience=5, smoothing=0.5, max_skips=3)

@@ -9,8 +9,8 @@ from small_runs import lstm_recipe, output_of, small_recipe, start_process
 
 from staircase_attention.tasks import IGNORED, Lanes, training_source
 from staircase_attention.training import train
-from staircase_attention.training.build import build_dataset, build_model
-from staircase_attention.training.learner import Learner
+from staircase_attention.training.dataset import build_dataset
+from staircase_attention.training.learner import Learner, build_model
 from staircase_attention.training.optimizer import Optimizer, is_hidden_matrix
 from staircase_attention.training.processes import Processes
 

@@ -40,7 +40,7 @@ def test_two_runs_do_not_work_in_one_folder(tmp_path):
     (tmp_path / "run" / "result.json").unlink()
     folder = os.open(tmp_path / "run", os.O_RDONLY)
     fcntl.flock(folder, fcntl.LOCK_EX)
-    with pytest.raises(ValueError, match="one run at a time"):
+    with pytest.raises(ValueError, match="one process at a time"):
         resume(tmp_path / "run")
     os.close(folder)
     assert resume(tmp_path / "run").status == "finished"
@@ -49,7 +49,7 @@ def test_two_runs_do_not_work_in_one_folder(tmp_path):
 def test_a_run_that_comes_second_to_a_new_folder_writes_nothing_there(tmp_path):
     (tmp_path / "run").mkdir()
     with RunFolder(tmp_path / "run").locked():
-        with pytest.raises(ValueError, match="one run at a time"):
+        with pytest.raises(ValueError, match="one process at a time"):
             train(small_recipe(), tmp_path / "run")
         assert list((tmp_path / "run").iterdir()) == []
     assert train(small_recipe(), tmp_path / "run").status == "finished"

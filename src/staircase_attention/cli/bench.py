@@ -46,7 +46,7 @@ def bench(
         tables,
     )
     from staircase_attention.files import check_can_write, write_json
-    from staircase_attention.training.build import choose_device
+    from staircase_attention.training.processes import choose_device
 
     if batch and not decode:
         raise input_error("--batch is the number of rows to decode", "no --decode", "add it")

@@ -18,7 +18,7 @@ from staircase_attention.experiments.paper import PaperTable
 from staircase_attention.experiments.results import beside, seed_folder, seeds_in
 from staircase_attention.files import write_json, write_whole
 from staircase_attention.training import Recipe
-from staircase_attention.training.build import check_recipe
+from staircase_attention.training.learner import check_recipe
 from staircase_attention.training.run_folder import RunFolder
 
 # -P: the working folder is no place to import packages from.

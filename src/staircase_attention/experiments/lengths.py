@@ -16,8 +16,8 @@ from staircase_attention.evaluation import Score
 from staircase_attention.files import read_json, write_json
 from staircase_attention.tasks import load_task, split, with_length
 from staircase_attention.training import Recipe, TaskChoice, load_run
-from staircase_attention.training.build import choose_device
 from staircase_attention.training.dataset import TaskData
+from staircase_attention.training.processes import choose_device
 from staircase_attention.training.trainer import score_split
 
 FILE = "lengths.json"

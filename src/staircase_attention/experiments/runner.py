@@ -23,11 +23,11 @@ from staircase_attention.cores import available_cores
 from staircase_attention.experiments.experiment import Experiment, PlannedRun
 from staircase_attention.experiments.report import Report, write_report
 from staircase_attention.experiments.results import beside, latest_facts, read_run
-from staircase_attention.files import write_whole
+from staircase_attention.files import FolderInUseError, write_whole
 from staircase_attention.training import StopRequested
 from staircase_attention.training.display import progress_bars, words
 from staircase_attention.training.processes import stop_requests
-from staircase_attention.training.run_folder import RunFolder, RunInUseError
+from staircase_attention.training.run_folder import RunFolder
 
 POLL_SECONDS = 0.05
 """How often children are asked whether they have ended."""
@@ -194,7 +194,7 @@ def _is_in_use(run: PlannedRun, monitor: "Monitor") -> bool:
     try:
         with RunFolder(run.folder).locked():
             return False
-    except RunInUseError as error:
+    except FolderInUseError as error:
         monitor.say(str(error))
         return True
 

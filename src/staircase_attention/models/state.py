@@ -156,11 +156,11 @@ class State:
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> "State":
         """The same state on another device, or in another dtype."""
-        return self._map(lambda tensor: tensor.to(device=device, dtype=dtype))
+        return self.map(lambda tensor: tensor.to(device=device, dtype=dtype))
 
     def detach(self) -> "State":
         """The same state, through which no gradient flows."""
-        return self._map(torch.Tensor.detach)
+        return self.map(torch.Tensor.detach)
 
     def select(self, rows: Sequence[int] | Int[Tensor, " rows"]) -> "State":
         """The state of a batch made of these rows, in this order; a row may be repeated."""
@@ -233,7 +233,8 @@ class State:
     def _tensors(self) -> list[Tensor]:
         return [tensor for stream in self.streams for tensor in stream.tensors]
 
-    def _map(self, change: Callable[[Tensor], Tensor]) -> "State":
+    def map(self, change: Callable[[Tensor], Tensor]) -> "State":
+        """The same change made to every tensor."""
         return replace(self, streams=tuple(stream.map(change) for stream in self.streams))
 
 

@@ -18,7 +18,7 @@ from staircase_attention.batches import IGNORED, Batch
 from staircase_attention.checks import input_error
 from staircase_attention.evaluation import Score
 from staircase_attention.tasks.splits import try_out
-from staircase_attention.training.recipe import CorpusChoice
+from staircase_attention.training.recipe import CorpusChoice, Recipe, TaskChoice
 
 SplitName = Literal["train", "valid", "test"]
 
@@ -47,10 +47,6 @@ class TaskData:
             growth=self.growth,
             closing_symbol=self.task.closing_symbol,
         )
-
-    def position(self, plain: Mapping[str, Any]) -> tasks.Position:
-        """The position that `as_plain` wrote."""
-        return tasks.Position.from_plain(plain)
 
     def batches(self, name: SplitName, *, num_lanes: int, segment_length: int) -> Iterator[Batch]:
         """Every token of a split once."""
@@ -114,12 +110,6 @@ class CorpusData:
             split=split, num_lanes=num_lanes, segment_length=segment_length, seed=self.seed
         )
 
-    def position(self, plain: Mapping[str, Any]) -> "corpora.TokenPosition | EpisodePosition":
-        """The position that `as_plain` wrote."""
-        if self.form == "stream":
-            return corpora.TokenPosition.from_plain(plain)
-        return EpisodePosition(**plain)
-
     def batches(self, name: SplitName, *, num_lanes: int, segment_length: int) -> Iterator[Batch]:
         """Every token of a split once, or of its first `evaluation_tokens`."""
         split = self.corpus.split(name)
@@ -166,6 +156,11 @@ class EpisodePosition:
     def as_plain(self) -> dict[str, Any]:
         """As plain data."""
         return {"update": self.update}
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> "EpisodePosition":
+        """The inverse of `as_plain`."""
+        return cls(**plain)
 
 
 class EpisodeLanes:
@@ -247,3 +242,12 @@ Dataset = TaskData | CorpusData
 Lanes = tasks.Lanes | corpora.TokenLanes | EpisodeLanes
 Position = tasks.Position | corpora.TokenPosition | EpisodePosition
 """Where every lane is in the training data."""
+
+
+def build_dataset(recipe: Recipe) -> Dataset:
+    """The data that a recipe names."""
+    if isinstance(recipe.task, TaskChoice):
+        task = tasks.load_task(recipe.task.reference, **recipe.task.options)
+        return TaskData(task, recipe.data_seed, recipe.training.growth)
+    limit = recipe.training.evaluation_tokens
+    return CorpusData(recipe.task, seed=recipe.data_seed, evaluation_tokens=limit)

@@ -2,7 +2,6 @@
 
 import sys
 import time
-from typing import Any
 
 from rich import progress
 from rich.console import Console
@@ -120,8 +119,8 @@ class Lines(Display):
             self._print()
 
 
-def choose_display(*, quiet: bool = False, **options: Any) -> Display:  # noqa: ANN401
+def choose_display(*, quiet: bool = False) -> Display:
     """A progress bar in a terminal, plain lines elsewhere."""
     if quiet:
         return Display()
-    return Terminal() if sys.stderr.isatty() else Lines(**options)
+    return Terminal() if sys.stderr.isatty() else Lines()

@@ -21,10 +21,14 @@ from torch import Tensor
 from staircase_attention.checks import check_choice, input_error
 from staircase_attention.data import Tokeniser, load_tokeniser
 from staircase_attention.files import checksum, read_json, write_json, write_whole
-from staircase_attention.training.build import Model, NumSymbols, build_dataset, build_model
-from staircase_attention.training.checkpoint import WEIGHTS, CheckpointName, DamagedCheckpointError
-from staircase_attention.training.dataset import Dataset
-from staircase_attention.training.progress import best_checkpoint
+from staircase_attention.training.checkpoint import (
+    WEIGHTS,
+    CheckpointName,
+    DamagedCheckpointError,
+    best_checkpoint,
+)
+from staircase_attention.training.dataset import Dataset, build_dataset
+from staircase_attention.training.learner import Model, NumSymbols, build_model
 from staircase_attention.training.recipe import Recipe
 from staircase_attention.training.run_folder import RunFolder
 

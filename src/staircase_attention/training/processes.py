@@ -1,4 +1,4 @@
-"""The processes of a run: one or several, and the signals that ask them to stop."""
+"""The processes of a run, one or several, their devices, and the signals that ask them to stop."""
 
 import atexit
 import os
@@ -57,6 +57,13 @@ class Processes:
 def is_first_process() -> bool:
     """Whether this process writes files, according to torchrun; alone, it does."""
     return os.environ.get("RANK", "0") == "0"
+
+
+def choose_device() -> torch.device:
+    """A GPU if there is one: that of this process, if several processes run."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return torch.device("cpu")
 
 
 def join_processes(device: torch.device) -> Processes:

@@ -9,15 +9,20 @@ from pathlib import Path
 import torch
 
 from staircase_attention.checks import check_integer, input_error
-from staircase_attention.training.build import build_model, check_recipe, choose_device
+from staircase_attention.references import record_code
 from staircase_attention.training.dataset import CorpusData
 from staircase_attention.training.display import Display
+from staircase_attention.training.learner import build_model, check_recipe
 from staircase_attention.training.loading import PRETRAINED, check_fit, read_weights, run_path
-from staircase_attention.training.processes import is_first_process, join_processes, stop_requests
+from staircase_attention.training.processes import (
+    choose_device,
+    is_first_process,
+    join_processes,
+    stop_requests,
+)
 from staircase_attention.training.recipe import Recipe
 from staircase_attention.training.run_folder import RunFolder, RunResult
 from staircase_attention.training.trainer import Trainer
-from staircase_attention.training.trust import record_code
 
 
 def train(
@@ -53,7 +58,13 @@ def train(
     ):
         trainer.display.say(f"run folder: {run_folder.path}")
         if trainer.processes.is_first:
-            _trust_code(recipe, trainer.display)
+            try:
+                record_code(recipe.to_plain())
+            except OSError as error:
+                trainer.display.say(
+                    f"the run's code could not be recorded as trusted ({error}); it is resumed "
+                    "and evaluated with --trust-code"
+                )
         return trainer.run()
 
 
@@ -122,16 +133,6 @@ def _trainer(recipe: Recipe, run_folder: RunFolder, progress: Display | None) ->
             _, weights = read_weights(RunFolder(run_path(init["run"])), init["update"])
             trainer.learner.model.load_state_dict(weights)
         yield trainer
-
-
-def _trust_code(recipe: Recipe, display: Display) -> None:
-    try:
-        record_code(recipe.to_plain())
-    except OSError as error:
-        display.say(
-            f"the run's code could not be recorded as trusted ({error}); it is resumed and "
-            "evaluated with --trust-code"
-        )
 
 
 def default_folder(recipe: Recipe, base: str | os.PathLike[str] = "runs") -> Path:

@@ -1,7 +1,6 @@
 """A run on disk: its files, its lock, its metrics, its result."""
 
 import contextlib
-import fcntl
 import json
 import math
 import os
@@ -18,20 +17,16 @@ from typing import Any, Literal
 import torch
 from torch.utils.tensorboard import SummaryWriter
 
-from staircase_attention.checks import InputError, input_error
+from staircase_attention.checks import input_error
 from staircase_attention.data import Tokeniser
-from staircase_attention.files import FULL_DISK, PARTIAL, read_json, write_json
+from staircase_attention.files import FULL_DISK, PARTIAL, locked, read_json, write_json
+from staircase_attention.references import require_trusted_code
 from staircase_attention.training.checkpoint import WEIGHTS, CheckpointFolder
 from staircase_attention.training.processes import is_first_process
 from staircase_attention.training.recipe import Recipe
-from staircase_attention.training.trust import require_trusted_code
 
 FORMAT = 2
 """Of config.json. In format 1, task algorithm had another distribution, without a name."""
-
-
-class RunInUseError(InputError):
-    """A run that another process is working on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,14 +150,11 @@ class RunFolder:
         if not is_first_process():
             yield
             return
-        # The folder itself is locked, so that no lock file is left behind.
-        folder = os.open(self.path, os.O_RDONLY)
-        try:
-            self._held = _lock(folder, self.path)
-            yield
-        finally:
-            self._held = None
-            os.close(folder)
+        with locked(self.path) as self._held:
+            try:
+                yield
+            finally:
+                self._held = None
 
     @property
     def is_another(self) -> bool:
@@ -364,17 +356,6 @@ class MetricsLog:
         # TensorBoard's writer opens its file again by name, which may lead to another run now.
         if not self._folder.is_another:
             self._board.close()
-
-
-def _lock(folder: int, path: Path) -> int:
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise RunInUseError(
-            f"a run folder is used by one run at a time, got {path}, which another run uses; "
-            "wait for it, or name another folder"
-        ) from None
-    return folder
 
 
 def environment() -> dict[str, Any]:

@@ -13,19 +13,19 @@ from staircase_attention.checks import input_error
 from staircase_attention.evaluation import Score, evaluate
 from staircase_attention.files import write_json
 from staircase_attention.tasks import lanes_of_process
-from staircase_attention.training.build import Model, build_dataset, build_model, precision_of
 from staircase_attention.training.checkpoint import (
     WEIGHTS,
     Checkpoint,
     CheckpointName,
     DamagedCheckpointError,
+    TrainingProgress,
+    best_checkpoint,
 )
-from staircase_attention.training.dataset import Dataset, Position, SplitName
+from staircase_attention.training.dataset import Dataset, Position, SplitName, build_dataset
 from staircase_attention.training.display import Display
-from staircase_attention.training.learner import Learner, Outcome
+from staircase_attention.training.learner import Learner, Model, Outcome, build_model, precision_of
 from staircase_attention.training.optimizer import learning_rate
 from staircase_attention.training.processes import Processes, StopRequest, StopRequested
-from staircase_attention.training.progress import TrainingProgress, best_checkpoint
 from staircase_attention.training.recipe import Recipe
 from staircase_attention.training.run_folder import MetricsLog, RunFolder, RunResult, device_name
 
@@ -157,7 +157,9 @@ class Trainer:
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         checkpoint.restore(self.learner)
-        self.progress = TrainingProgress.from_plain(checkpoint.trainer["progress"], self.data)
+        self.progress = TrainingProgress.from_plain(
+            checkpoint.trainer["progress"], type(self.progress.position)
+        )
         if self.progress.best not in self.folder.checkpoints.names():
             self.progress.forget_best()
 
