@@ -27,6 +27,7 @@ def write_whole(path: Path, *parts: bytes | bytearray) -> None:
             file.writelines(parts)
             file.flush()
             os.fsync(file.fileno())
+        # After the flush: else the name could survive a power cut, and the content not.
         scratch.replace(path)
     except BaseException:
         scratch.unlink(missing_ok=True)

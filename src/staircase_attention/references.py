@@ -1,7 +1,7 @@
 """Classes that a recipe names by text: `path/to/file.py:Class` or `package.module:Class`.
 
-Loading a reference runs code. Whoever made a run folder chose that text, so loading a downloaded run
-could execute any file within reach. `train` therefore records the code of a recipe in a store
+Loading a reference runs code. Whoever made a run folder chose that text, so loading a downloaded
+run could execute any file within reach. `train` therefore records the code of a recipe in a store
 outside of run folders, and a run folder's recipe is built only if its code is there:
 
 * a file counts if its absolute path is recorded with the SHA-256 of its present content;
@@ -177,6 +177,7 @@ def _code(recipe: Mapping[str, Any]) -> tuple[list[Path], list[str]]:
     for reference in _references([recipe.get("task"), recipe.get("model")]):
         file = reference_file(reference)
         if file is not None:
+            # A link, or a path that leads elsewhere from another working folder, is no other file.
             files.append(file.resolve())
         elif ":" in reference:
             modules.append(reference.rpartition(":")[0])
@@ -186,6 +187,7 @@ def _code(recipe: Mapping[str, Any]) -> tuple[list[Path], list[str]]:
 def _references(plain: object) -> Iterator[str]:
     if isinstance(plain, Mapping):
         for key, value in plain.items():
+            # A name with a colon would be loaded as a reference, too.
             if key in ("reference", "name") and isinstance(value, str):
                 yield value
             else:
@@ -206,6 +208,7 @@ def _store_path() -> Path:
 def _read_store() -> dict[str, Any]:
     """The store; a damaged one trusts nothing."""
     store: dict[str, Any] = {"files": {}, "modules": []}
+    # Whoever can damage the store must gain nothing by it.
     with contextlib.suppress(OSError, ValueError, TypeError):
         store |= read_json(_store_path())
     return store

@@ -100,12 +100,14 @@ class Cache(ABC):
     def keep(self, positions: tuple[range, ...]) -> None:
         """Drop all other tokens."""
         kept = overlap(self.positions, positions)
+        # Most steps drop nothing, and copying the cache would cost more than the step.
         if kept != self.positions:
             self._keep(self._places(kept))
             self.positions = kept
 
     def _places(self, positions: Iterable[range]) -> tuple[range, ...]:
         """Where these tokens lie among those held, as runs of neighbours."""
+        # Tensors hold the tokens of all ranges side by side, without the gaps between them.
         places, first = [], 0
         for held in self.positions:
             places += [
@@ -144,6 +146,7 @@ class JoinedCache(Cache):
         return self._held
 
     def _part(self, layer: int, start: int, stop: int) -> KeysValues:
+        # With shared projections there is one pair, whatever the layer.
         return self._held[layer if len(self._held) > 1 else 0].part(start, stop)
 
     def _append(self, new: Sequence[KeysValues]) -> None:

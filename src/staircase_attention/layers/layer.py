@@ -22,6 +22,7 @@ class Attention(nn.Module):
         self.num_heads = config.num_heads
         self.dropout = config.dropout
         self.query = nn.Linear(config.width, config.width, bias=False)
+        # Parameters are made in this order; see Core.
         if owns_keys_values:
             self.key = nn.Linear(config.width, config.width, bias=False)
             self.value = nn.Linear(config.width, config.width, bias=False)
@@ -161,6 +162,7 @@ class Layer(nn.Module):
         """
         normed = self.attention_norm(hidden)
         pieces = list(past)
+        # Own keys and values come last: they are the latest in time.
         if attends_self and memory.shares_keys_values:
             pieces.append(memory.keys_values(hidden))
         elif attends_self:

@@ -81,6 +81,7 @@ class Stream:
             banks={key: both(held, other.banks[key]) for key, held in self.banks.items()},
             cache=tuple(both(*pair) for pair in zip(self.cache, other.cache, strict=True)),
         )
+        # A stream's rows are in ascending order.
         rows = sorted(together.rows)
         if rows == list(together.rows):
             return together
@@ -184,6 +185,7 @@ class State:
         for state in states:
             for stream in state.streams:
                 moved = replace(stream, rows=tuple(row + num_rows for row in stream.rows))
+                # Fewer streams mean fewer, larger steps.
                 twin = next((one for one in streams if one.is_in_step_with(moved)), None)
                 if twin is None:
                     streams.append(moved)

@@ -42,6 +42,8 @@ class DamagedCheckpointError(ValueError):
 class CheckpointName:
     """Checkpoints in the order in which a run wrote them."""
 
+    # In this order: what a run writes after a rollback is later than all before it,
+    # though it is of an earlier update.
     num_rollbacks: int
     update: int
 
@@ -79,6 +81,7 @@ class LossWatch:
         no reference: with lanes in step, one update has the easy starts of all episodes.
         """
         self.num_seen += 1
+        # 1 / n averages the first losses, then the smoothing is exponential.
         share = max(1 - config.smoothing, 1 / self.num_seen)
         past = loss if math.isnan(self.smoothed) else self.smoothed
         self.smoothed = (1 - share) * past + share * loss
@@ -200,6 +203,7 @@ class Checkpoint:
             if learner.device.type == "cuda" and f"{RANDOM}.cuda" in own:
                 torch.cuda.set_rng_state(own[f"{RANDOM}.cuda"], learner.device)
         else:
+            # Generators of other processes have no counterpart here: dropout differs from now on.
             states = _redistribute([state for part in parts for state in part], learner)
         learner.states = [state and state.to(learner.device) for state in states]
 
@@ -237,6 +241,7 @@ class CheckpointFolder:
         if processes.is_first:
             self.abandon()
         processes.wait()
+        # Nobody writes before the rest of an earlier save is gone.
         headers, tensors = _process_part(learner)
         scratch = self.path / f".partial-{name}"
         scratch.mkdir(parents=True, exist_ok=True)
@@ -245,6 +250,7 @@ class CheckpointFolder:
             _write(scratch / WEIGHTS, save(_on_cpu(learner.model.state_dict())))
             _write(scratch / OPTIMIZER, save(_on_cpu(learner.optimizer.tensors())))
         processes.wait()
+        # The manifest has the checksums of all parts, so all must be written by now.
         if processes.is_first:
             plain = {**trainer, "num_processes": processes.count, "states": headers}
             self._finish(name, scratch, plain)
@@ -255,8 +261,12 @@ class CheckpointFolder:
         _write(scratch / TRAINER, json.dumps(trainer).encode())
         sums = {entry.name: checksum(entry.read_bytes()) for entry in sorted(scratch.iterdir())}
         _write(scratch / MANIFEST, json.dumps(sums).encode())
+        # Names too must be on disk before the rename, which is when the checkpoint exists: a kill
+        # before it leaves scratch that the next save deletes, a kill after it a whole checkpoint.
         sync_folder(scratch)
         target, old = self.path / str(name), self.path / f".replaced-{name}"
+        # A folder cannot be renamed onto another. The last update is saved again if the best
+        # checkpoint turns out to be damaged.
         if target.exists():
             target.rename(old)
         scratch.rename(target)
@@ -288,6 +298,7 @@ class CheckpointFolder:
             }
         except DamagedCheckpointError:
             raise
+        # JSON that is whole but of another shape raises the last of these.
         except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
             raise DamagedCheckpointError(f"{name} cannot be read ({error!r})") from error
         return Checkpoint(trainer=trainer, tensors=tensors)
@@ -301,6 +312,7 @@ class CheckpointFolder:
                 # Older versions wrote the flag under another name.
                 found[name] = {"is_healthy": note.get("is_calm"), **note}
             except (OSError, ValueError, AttributeError):
+                # Nothing is known of it: it is neither pruned nor rolled back to.
                 continue
         return found
 
@@ -332,6 +344,7 @@ def _process_part(learner: Learner) -> tuple[list[Any], dict[str, Tensor]]:
             headers.append(None)
             continue
         header, parts = take_apart(state)
+        # As it will be read: with lists in place of tuples.
         headers.append(json.loads(json.dumps(header)))
         tensors |= {f"{number}/{name}": tensor.cpu() for name, tensor in parts.items()}
     return headers, tensors
@@ -357,6 +370,7 @@ def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _write(path: Path, content: bytes) -> None:
+    # The rename may reach the disk before the content does, unless the content is flushed first.
     with path.open("wb") as file:
         file.write(content)
         file.flush()

@@ -100,6 +100,7 @@ class CorpusData:
 
     def lanes(self, *, num_lanes: int, segment_length: int) -> "corpora.TokenLanes | EpisodeLanes":
         """One document after another in every lane, or one episode per segment."""
+        # Checked again where a run resumes: its corpus may have been prepared anew since.
         self.check()
         split = self.corpus.split("train")
         if self.form == "stream":
@@ -139,6 +140,7 @@ class CorpusData:
         if self.evaluation_tokens is not None:
             num_tokens = min(num_tokens, self.evaluation_tokens)
         tokens_per_byte = num_tokens / max(1, self.corpus.num_bytes(name, num_tokens))
+        # The loss is per token, in nats. exp overflows beyond 709, where a diverged loss may be.
         per_byte = score.loss * tokens_per_byte
         return {
             "bits_per_byte": per_byte / math.log(2),
@@ -184,6 +186,8 @@ class EpisodeLanes:
         starts = np.asarray(split.document_starts, dtype=np.int64)
         stop = split.num_tokens if num_tokens is None else min(num_tokens, split.num_tokens)
         starts = starts[starts < stop]
+        # Per document its length and number of segments; then per segment its number within its
+        # document, from which follow its first token and its length.
         lengths = np.diff(np.append(starts, stop))
         pieces = -(-lengths // segment_length)
         offsets = np.arange(int(pieces.sum())) - np.repeat(np.cumsum(pieces) - pieces, pieces)
@@ -220,6 +224,7 @@ class EpisodeLanes:
         if self.seed is None:
             return place
         if epoch != self._epoch:
+            # Only the latest order is kept: a rollback into an earlier epoch draws that one again.
             generator = np.random.default_rng([self.seed, epoch])
             self._epoch, self._order = epoch, generator.permutation(len(self.starts))
         return int(self._order[place])
@@ -233,13 +238,13 @@ class EpisodeLanes:
             start, length = int(self.starts[episode]), int(self.lengths[episode])
             tokens = self.split.tokens(start, start + length)
             inputs[row, :length] = tokens
+            # The last token has no target: what follows is in another segment or document.
             targets[row, : length - 1] = tokens[1:]
             is_padding[row, :length] = False
         return Batch(inputs=inputs, targets=targets, is_padding=is_padding)
 
 
 Dataset = TaskData | CorpusData
-Lanes = tasks.Lanes | corpora.TokenLanes | EpisodeLanes
 Position = tasks.Position | corpora.TokenPosition | EpisodePosition
 """Where every lane is in the training data."""
 

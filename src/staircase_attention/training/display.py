@@ -103,6 +103,7 @@ class Lines(Display):
 
     def _print(self) -> None:
         self._last = time.monotonic()
+        # Since this process began: a resumed run may be on another machine.
         speed = (self._last - self._began) / max(1, self._update - self._first)
         left = clock(speed * (self._total - self._update))
         place = f"{self._name}: update {self._update:,} of {self._total:,}"
@@ -110,6 +111,7 @@ class Lines(Display):
 
     def say(self, text: str) -> None:
         """Print a message."""
+        # Standard output is for results. A log is followed while it grows, so nothing is buffered.
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
 

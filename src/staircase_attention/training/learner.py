@@ -74,10 +74,6 @@ def precision_of(recipe: Recipe) -> torch.dtype:
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[recipe.training.precision]
 
 
-class NoRoomError(RuntimeError):
-    """Memory ran out while weights were changing, so that the update cannot be repeated."""
-
-
 class Objective(nn.Module):
     """A model's summed loss on a segment, its wrong answers, and the state after it."""
 
@@ -236,7 +232,9 @@ class Learner:
         try:
             self.optimizer.step(rate, is_finite=torch.isfinite(norm))
         except torch.OutOfMemoryError as error:
-            raise NoRoomError(
+            # No longer an OutOfMemoryError, after which captured updates would repeat the update:
+            # some weights have changed already.
+            raise RuntimeError(
                 "memory ran out while weights were changing; train with fewer lanes, more "
                 "training.num_micro_batches or training.recompute, and resume from the latest "
                 f"checkpoint ({error})"

@@ -115,6 +115,7 @@ def _load_model(
 
 def check_fit(model: Model, weights: Mapping[str, Tensor], run: str, remedy: str) -> None:
     """Refuse weights of another model, and name the first difference."""
+    # PyTorch's own error has a line for every name.
     shapes = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
     found = {name: list(tensor.shape) for name, tensor in weights.items()}
     for name in [*shapes, *found]:
@@ -167,6 +168,7 @@ def _choose_checkpoint(run_folder: RunFolder, wanted: str) -> CheckpointName:
 def _best(run_folder: RunFolder) -> CheckpointName:
     """The best checkpoint by the account of the latest one that knows a best."""
     notes = run_folder.checkpoints.notes()
+    # The latest account counts, unless the checkpoint that it names was set aside as damaged.
     known = [best_checkpoint(note["progress"]) for note in notes.values()]
     there = [name for name in known if name in notes]
     if not there:
@@ -218,6 +220,7 @@ def pack(
             shutil.copytree(run_folder.tokeniser, scratch.tokeniser)
         write_whole(scratch.weights, content)
         write_json(scratch.packing, {"update": update, "checksum": checksum(content)})
+        # The folder appears with all its files.
         scratch.path.rename(path)
     except OSError as error:
         shutil.rmtree(scratch.path, ignore_errors=True)

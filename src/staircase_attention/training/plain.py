@@ -37,6 +37,7 @@ def from_plain(config: type[Config], plain: Any, path: str = "config") -> Config
     """The config that `to_plain` wrote, or an error that names the path of the wrong setting."""
     given = dict(_group(plain, path))
     fields = {field.name: field for field in dataclasses.fields(config)}  # type: ignore[arg-type]
+    # Where kind only tells classes apart, it has done so by now.
     if "kind" not in fields:
         given.pop("kind", None)
     for name in given:
@@ -76,6 +77,7 @@ def override(plain: Mapping[str, Any], assignments: Mapping[str, Any]) -> dict[s
         if path == "task.reference" and value != place[last]:
             place["options"] = {}  # They belong to the other task.
         elif path.endswith(IDENTITIES):
+            # A schedule has one of the two, and keeps its options, which both may share.
             place.pop("reference" if last == "name" else "name", None)
         old = place.get(last) if isinstance(value, Mapping) else None
         place[last] = _merge(last, old, to_plain(value))
@@ -131,6 +133,7 @@ def _convert_union(hints: tuple[Any, ...], value: Any, path: str) -> Any:  # noq
     """A value or None, or one of several configs that differ in their kind."""
     if value is None and types.NoneType in hints:
         return None
+    # Configs that can stand in one place have a class variable that tells them apart.
     kinds = {hint.kind: hint for hint in hints if hasattr(hint, "kind")}
     if not kinds:
         [hint] = [hint for hint in hints if hint is not types.NoneType]

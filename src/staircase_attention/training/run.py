@@ -47,9 +47,11 @@ def train(
     run_folder, facts = RunFolder(folder), {}
     if init is not None:
         update, weights = read_weights(RunFolder(run_path(init)), "best")
+        # Shapes alone are compared, without memory for another set of weights.
         with torch.device("meta"):
             check_fit(build_model(recipe, data), weights, f"{init}", "choose a run of this model")
         run = os.fspath(init)
+        # A resumed run may have to read the weights again, from another working folder.
         run = run if run.startswith(PRETRAINED) else str(Path(run).resolve())
         facts["init"] = {"run": run, "update": update}
     with (
@@ -93,6 +95,7 @@ def resume(
             "name the folder that it was packed from",
         )
     if num_updates is None and run_folder.is_finished:
+        # Without a lock: a finished run may be read by many at once.
         return run_folder.read_result()
     with run_folder.locked():
         if num_updates is not None:
@@ -128,6 +131,7 @@ def _trainer(recipe: Recipe, run_folder: RunFolder, progress: Display | None) ->
         trainer = Trainer(
             recipe, run_folder, device=device, processes=processes, display=display, stop=stop
         )
+        # After the first checkpoint the run has weights of its own, and the other may be gone.
         init = run_folder.read_config().get("init")
         if init is not None and not run_folder.checkpoints.names():
             _, weights = read_weights(RunFolder(run_path(init["run"])), init["update"])

@@ -89,6 +89,7 @@ class RunFolder:
                 shutil.rmtree(self.tokeniser, ignore_errors=True)
                 self.tokeniser.mkdir()
                 tokeniser.save(self.tokeniser)
+            # Last: a folder with a config.json is a run, one without it is not.
             write_json(self.config, {"format": FORMAT, "recipe": recipe.to_plain(), **facts})
 
     @property
@@ -132,6 +133,8 @@ class RunFolder:
         if not is_first_process():
             yield
             return
+        # Two runs that were given one empty folder must not both find it empty, so the lock comes
+        # before the look inside.
         is_new = not self.path.exists()
         with self._writable(), contextlib.suppress(FileExistsError):
             self.path.mkdir(parents=True)
@@ -140,6 +143,7 @@ class RunFolder:
             try:
                 yield
             except BaseException:
+                # What is under this path now may be somebody else's.
                 if not self.is_another and not self.checkpoints.names():
                     self._clear(is_new=is_new)
                 raise
@@ -207,6 +211,7 @@ class RunFolder:
         except OSError as error:
             if error.errno not in FULL_DISK:
                 raise
+            # The half-written checkpoint takes the space that is missing.
             self.checkpoints.abandon()
             names = self.checkpoints.names()
             remedy = "free some space and train again"
@@ -319,6 +324,7 @@ class MetricsLog:
             file.truncate(min(num_bytes, file.tell()))
         self._file = folder.metrics.open("ab")
         self._timing = folder.timing.open("a")
+        # TensorBoard hides the steps that will be logged again.
         self._board = SummaryWriter(str(folder.tensorboard), purge_step=update + 1)
 
     @property
@@ -336,6 +342,7 @@ class MetricsLog:
         line = json.dumps({"kind": kind, "update": update, **plain})
         self._file.write(f"{line}\n".encode())
         self._file.flush()
+        # On disk before any checkpoint that counts these bytes: a resumed run can always cut here.
         os.fsync(self._file.fileno())
         for name, value in values.items():
             if isinstance(value, (int, float)):
