@@ -81,7 +81,7 @@ def test_flops_of_long_segments_count_only_the_blocks_in_sight(span):
 def test_after_the_warm_up_every_segment_costs_the_same(name, data, chunks):
     schedule = data.draw(ALL_SCHEDULES[name])
     core = data.draw(cores(schedule))
-    segment = chunks * schedule.chunk_length
+    segment = chunks * schedule.period
     start = warm_up_length(schedule, segment)
     costs = [
         segment_cost(core=core, schedule=schedule, output_size=9, start=begin, segment=segment)
