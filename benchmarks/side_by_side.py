@@ -117,8 +117,7 @@ def train(size: str, num_updates: int, lanes: int | None) -> dict[str, list[floa
 
     from staircase_attention.batches import Batch
     from staircase_attention.experiments import find_recipe
-    from staircase_attention.training.build import build_model
-    from staircase_attention.training.learner import Learner
+    from staircase_attention.training.learner import Learner, build_model
     from staircase_attention.training.processes import Processes
 
     recipe_name, width, num_layers, num_heads, segment, num_lanes, *symbols = SIZES[size]

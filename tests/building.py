@@ -1,5 +1,6 @@
 """Models and inputs for the tests: small, of any shape, in float64, with nothing near zero."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from staircase_attention import (
     TransformerXL,
     UniversalTransformer,
 )
-from staircase_attention.schedules import Schedule
+from staircase_attention.schedules import Schedule, make_schedule
 
 VOCAB_SIZE = 7
 OUTPUT_SIZE = 5
@@ -70,6 +71,18 @@ SCHEDULES: dict[str, st.SearchStrategy[Schedule]] = {
     "memory-network": st.builds(MemoryNetwork, span=small(1, 6)),
 }
 """Every model of the family, in every small shape."""
+ALTERNATE = f"{Path(__file__).parent}/examples/alternate.py:AlternateCached"
+"""A schedule from a user's own file."""
+
+
+@st.composite
+def alternate_schedules(draw: st.DrawFn) -> Schedule:
+    window = draw(small(1, 6))
+    options = {"chunk_size": draw(small(1, 3)), "num_window_chunks": window}
+    return make_schedule(ALTERNATE, {**options, "num_passes": draw(small(0, min(window, 3)))})
+
+
+ALL_SCHEDULES = SCHEDULES | {"alternate-cached": alternate_schedules()}
 
 
 @st.composite
@@ -90,7 +103,7 @@ def cores(draw: st.DrawFn, schedule: Schedule) -> CoreConfig:
 
 @st.composite
 def models(draw: st.DrawFn, name: str) -> SequenceModel:
-    schedule = draw(SCHEDULES[name])
+    schedule = draw(ALL_SCHEDULES[name])
     return build(schedule, draw(cores(schedule)), seed=draw(small(0, 999)))
 
 

@@ -23,7 +23,7 @@ CHECKED = (
     "staircase_attention.attention.reference",
     "staircase_attention.attention.products",
     "staircase_attention.layers.core",
-    "staircase_attention.layers.memory",
+    "staircase_attention.layers.layer",
 )
 
 try:

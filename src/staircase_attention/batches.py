@@ -27,6 +27,7 @@ class Batch:
 
     def rows(self, lanes: range) -> "Batch":
         """The part of the batch in these lanes, as views."""
+        # A slice gives views where a list of rows would copy.
         here = slice(lanes.start, lanes.stop, lanes.step)
         return Batch(
             inputs=self.inputs[here], targets=self.targets[here], is_padding=self.is_padding[here]

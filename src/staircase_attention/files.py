@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from staircase_attention.checks import InputError, input_error
+
 FULL_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 """Error numbers of a full disk."""
 PARTIAL = ".partial"
@@ -25,6 +27,7 @@ def write_whole(path: Path, *parts: bytes | bytearray) -> None:
             file.writelines(parts)
             file.flush()
             os.fsync(file.fileno())
+        # After the flush: else the name could survive a power cut, and the content not.
         scratch.replace(path)
     except BaseException:
         scratch.unlink(missing_ok=True)
@@ -34,19 +37,15 @@ def write_whole(path: Path, *parts: bytes | bytearray) -> None:
 
 def check_can_write(path: Path, what: str) -> None:
     """Refuse a file that `write_whole` could not write, before the work for it is done."""
-    received = "a folder" if path.is_dir() else None
-    if received is None:
+    rule = f"{what} must be a file in a folder that can be written to"
+    if path.is_dir():
+        raise input_error(rule, f"{path} (a folder)", "name another")
+    try:
         scratch = path.with_name(f".{path.name}.{uuid.uuid4().hex}{PARTIAL}")
-        try:
-            scratch.open("xb").close()
-            scratch.unlink()
-        except OSError as error:
-            received = error.strerror
-    if received is not None:
-        raise ValueError(
-            f"{what} must be a file in a folder that can be written to, got {path} ({received}); "
-            "name another"
-        )
+        scratch.open("xb").close()
+        scratch.unlink()
+    except OSError as error:
+        raise input_error(rule, f"{path} ({error.strerror})", "name another") from error
 
 
 def check_folder_of(path: Path, what: str) -> None:
@@ -62,10 +61,8 @@ def check_can_hold(path: Path, what: str) -> None:
     there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
         received = "cannot be written to" if there.is_dir() else "is a file"
-        raise ValueError(
-            f"{what} must be a folder that can be made, got {path}, where {there} {received}; "
-            "name another"
-        )
+        rule = f"{what} must be a folder that can be made"
+        raise input_error(rule, f"{path}, where {there} {received}", "name another")
 
 
 def write_json(path: Path, plain: Any) -> None:  # noqa: ANN401
@@ -87,22 +84,28 @@ def sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
+class FolderInUseError(InputError):
+    """A folder in which another process works."""
+
+
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes out of a folder. The system unlocks it when this process ends."""
+def locked(folder: Path, *, wait: bool = False) -> Iterator[int]:
+    """Keep other processes out of a folder; wait for them, or refuse. Gives its descriptor."""
     # Windows has no such module, but must be able to import this one.
     import fcntl
 
+    # The folder itself is locked: no lock file is left behind, and the system unlocks it when this
+    # process ends, however it ends.
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ValueError(
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            raise FolderInUseError(
                 f"a folder must be used by one process at a time, got two for {folder}; "
                 "wait for the other, or name another folder"
-            ) from error
-        yield
+            ) from None
+        yield descriptor
     finally:
         os.close(descriptor)
 

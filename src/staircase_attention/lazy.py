@@ -10,6 +10,7 @@ def lazy_names(package: str, modules: Mapping[str, Collection[str]]) -> Callable
 
     The package imports the same names under TYPE_CHECKING, for type checkers and editors.
     """
+    # Once per package, so that an unknown name is refused without importing anything.
     homes = {name: module for module, names in modules.items() for name in names}
 
     def find(name: str) -> Any:  # noqa: ANN401

@@ -16,7 +16,7 @@ from staircase_attention.cli.experiments import chosen_recipes
 from staircase_attention.experiments import find_recipe, table_rows
 from staircase_attention.experiments.comparisons import chosen_names
 from staircase_attention.training import TaskChoice
-from staircase_attention.training.build import check_recipe
+from staircase_attention.training.learner import check_recipe
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -3,20 +3,17 @@
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import ClassVar
 
 import pytest
 import torch
 
-from building import EXACT, build, example_models, name_of, random_tokens
+from building import ALTERNATE, EXACT, build, example_models, name_of, random_tokens
 from staircase_attention import CachedStaircase
 from staircase_attention.engine import capture
 from staircase_attention.engine.capture import MOST_GRAPHS, CapturedUpdates, tensors_of
 from staircase_attention.models import take_apart
 from staircase_attention.schedules import make_schedule
-
-ALTERNATE = f"{Path(__file__).parents[1]}/examples/alternate.py:AlternateCached"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,7 +19,7 @@ from staircase_attention import (
 )
 from staircase_attention.experiments import bench
 from staircase_attention.models import measure_cost
-from staircase_attention.training.build import NumSymbols, build_model
+from staircase_attention.training.learner import NumSymbols, build_model
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
 PRODUCT = {"size": 500, "flops_per_second": 1e9, "mean_seconds": 1.0, "median_seconds": 1.0}

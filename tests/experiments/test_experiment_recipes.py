@@ -16,7 +16,8 @@ from staircase_attention.experiments import (
 )
 from staircase_attention.experiments.experiment import model_name, table_words
 from staircase_attention.training import CorpusChoice, Recipe
-from staircase_attention.training.build import NumSymbols, build_dataset, build_model
+from staircase_attention.training.dataset import build_dataset
+from staircase_attention.training.learner import NumSymbols, build_model
 from staircase_attention.training.run_folder import RunFolder
 
 PAPER_ROWS = {

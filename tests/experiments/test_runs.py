@@ -177,7 +177,7 @@ def test_a_run_that_another_process_works_on_is_left_to_it(tmp_path, fake, capsy
     os.close(folder)
     assert not report.failures
     assert len(fake.calls) == 1
-    assert "by one run at a time" in capsys.readouterr().err
+    assert "by one process at a time" in capsys.readouterr().err
 
 
 def test_times_of_runs_beside_others_are_marked_until_a_run_starts_again(tmp_path, fake):

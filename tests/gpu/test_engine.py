@@ -24,8 +24,8 @@ from staircase_attention.engine.capture import CapturedUpdates
 from staircase_attention.experiments import find_recipe
 from staircase_attention.schedules import make_schedule
 from staircase_attention.training import FamilyModel, resume, train
-from staircase_attention.training.build import build_dataset, build_model
-from staircase_attention.training.learner import Learner
+from staircase_attention.training.dataset import build_dataset
+from staircase_attention.training.learner import Learner, build_model
 from staircase_attention.training.processes import Processes
 
 pytestmark = [

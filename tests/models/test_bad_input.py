@@ -90,35 +90,24 @@ WRONG_CALLS = {
         other_state(Staircase(chunk_size=3, num_passes=2)).to(dtype=torch.float32),
     ),
     "something that is no state": (random_tokens(2, 3), {"position": 3}),
+    "an unknown order": (random_tokens(2, 3), None, {"order": "backwards"}),
 }
-
-
-def assert_one_line_with_a_remedy(error):
-    text = str(error)
-    assert "\n" not in text
-    assert "got" in text
-    assert ";" in text
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_config_is_refused(name):
-    with pytest.raises((ValueError, TypeError)) as caught:
+    with pytest.raises(ValueError, match=r"got .*; ") as caught:
         WRONG[name]()
-    assert_one_line_with_a_remedy(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", WRONG_CALLS)
 def test_a_wrong_call_is_refused_before_any_work(name, monkeypatch):
     monkeypatch.setattr(MODEL.core, "forward", lambda *_, **__: pytest.fail("work was done"))
-    tokens, state = WRONG_CALLS[name]
-    with pytest.raises((ValueError, TypeError)) as caught:
-        MODEL(tokens, state)
-    assert_one_line_with_a_remedy(caught.value)
-
-
-def test_an_unknown_walk_is_refused():
-    with pytest.raises(ValueError, match="one of window, chunk, got 'backwards'"):
-        MODEL(random_tokens(2, 3), order="backwards")
+    tokens, state, *options = WRONG_CALLS[name]
+    with pytest.raises(ValueError, match=r"got .*; ") as caught:
+        MODEL(tokens, state, **dict(*options))
+    assert "\n" not in str(caught.value)
 
 
 def test_no_tokens_at_all_give_no_logits_and_the_same_state():

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from building import OUTPUT_SIZE, SCHEDULES, build, cores, small
+from building import ALL_SCHEDULES, OUTPUT_SIZE, build, cores, small
 from staircase_attention import (
     CachedStaircase,
     CoreConfig,
@@ -47,11 +47,11 @@ def test_parameter_counts_are_those_of_the_papers_reddit_table(schedule, num_lay
     assert round((cost.num_parameters - table) / 1e6) == millions
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", ALL_SCHEDULES)
 @settings(max_examples=10)
 @given(data=st.data(), start=small(0, 20), segment=small(1, 20))
 def test_flops_and_state_agree_with_the_running_model(name, data, start, segment):
-    schedule = data.draw(SCHEDULES[name])
+    schedule = data.draw(ALL_SCHEDULES[name])
     core = data.draw(cores(schedule))
     cost = segment_cost(
         core=core, schedule=schedule, output_size=OUTPUT_SIZE, start=start, segment=segment
@@ -76,12 +76,12 @@ def test_flops_of_long_segments_count_only_the_blocks_in_sight(span):
     assert cost.flops == pytest.approx(counter.get_total_flops(), rel=0.01)
 
 
-@pytest.mark.parametrize("name", [name for name in SCHEDULES if "global" not in name])
+@pytest.mark.parametrize("name", [name for name in ALL_SCHEDULES if "global" not in name])
 @given(data=st.data(), chunks=small(1, 4))
 def test_after_the_warm_up_every_segment_costs_the_same(name, data, chunks):
-    schedule = data.draw(SCHEDULES[name])
+    schedule = data.draw(ALL_SCHEDULES[name])
     core = data.draw(cores(schedule))
-    segment = chunks * schedule.chunk_length
+    segment = chunks * schedule.period
     start = warm_up_length(schedule, segment)
     costs = [
         segment_cost(core=core, schedule=schedule, output_size=9, start=begin, segment=segment)
@@ -111,11 +111,11 @@ def test_sequential_steps_of_a_segment_are_chunks_and_the_rest_of_the_last_chunk
     }
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", ALL_SCHEDULES)
 @settings(max_examples=10)
 @given(data=st.data(), start=small(0, 20))
 def test_the_fullest_state_of_a_chunk_is_foreseen(name, data, start):
-    schedule = data.draw(SCHEDULES[name])
+    schedule = data.draw(ALL_SCHEDULES[name])
     core = data.draw(cores(schedule))
     cost = segment_cost(
         core=core, schedule=schedule, output_size=OUTPUT_SIZE, start=start, segment=3

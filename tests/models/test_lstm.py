@@ -28,10 +28,10 @@ def test_a_reset_heals_a_row_that_is_not_finite(model):
     spoilt = state.map(lambda tensor: tensor.index_fill(1, torch.tensor([1]), torch.nan))
     healed = spoilt.reset([False, True])
     assert torch.isfinite(healed.hidden).all()
-    assert torch.equal(healed.cell[:, 0], state.cell[:, 0])
+    assert torch.equal(healed.select(torch.tensor([0])).cell, state.cell[:, :1])
 
 
-def test_states_of_another_shape_are_refused_in_one_line(model):
+def test_wrong_states_are_refused_in_one_line(model):
     _, state = model(random_tokens(2, 4))
     with pytest.raises(ValueError, match=r"must be 2 layers x 3 rows x 6, got \(2, 2, 6\)"):
         model(random_tokens(3, 4), state)
@@ -41,10 +41,6 @@ def test_states_of_another_shape_are_refused_in_one_line(model):
         state.reset([True])
     with pytest.raises(ValueError, match="rows must be numbers from 0 to 1"):
         state.select([5])
-
-
-def test_states_of_other_numbers_and_no_states_are_refused_in_one_line(model):
-    _, state = model(random_tokens(2, 4))
     with pytest.raises(ValueError, match=r"of the model, torch.float64, got torch.float32; use"):
         model(random_tokens(2, 4), state.to(dtype=torch.float32))
     with pytest.raises(ValueError, match=r"to join must be one or more, got none; pass a list"):
@@ -57,8 +53,3 @@ def test_no_tokens_change_nothing(model):
     logits, after = model(tokens[:, :0], state)
     assert logits.shape == (2, 0, 5)
     assert after is state
-
-
-def test_rows_may_be_selected_by_a_tensor(model):
-    _, state = model(random_tokens(3, 4))
-    assert torch.equal(state.select(torch.tensor([2, 0])).cell, state.cell[:, [2, 0]])

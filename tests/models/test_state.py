@@ -106,7 +106,8 @@ def test_selected_rows_continue_as_they_would_have(model, length):
     state = state.reset([False, True, False])
     expected, _ = model(batch[:, length:], state)
     rows = [2, 1, 1, 0]
-    found, chosen = model(batch[rows, length:], state.select(rows))
+    for given in (rows, torch.tensor(rows), np.array(rows)):
+        found, chosen = model(batch[rows, length:], state.select(given))
     torch.testing.assert_close(found, expected[rows], **EXACT)
     assert chosen.lengths == (length + 5, 5, 5, length + 5)
 
@@ -115,11 +116,8 @@ def test_reset_heals_a_row_whose_state_is_not_finite():
     model = build(Staircase(chunk_size=3, num_passes=2))
     batch = random_tokens(2, 12)
     _, state = model(batch[:, :6])
-    spoilt = state.streams[0].map(lambda tensor: tensor.index_fill(0, torch.tensor([1]), torch.nan))
-    spoilt = type(state)(
-        model=state.model, chunk_length=state.chunk_length, streams=(spoilt,)
-    ).reset([False, True])
-    found, _ = model(batch[:, 6:], spoilt)
+    spoilt = state.map(lambda tensor: tensor.index_fill(0, torch.tensor([1]), torch.nan))
+    found, _ = model(batch[:, 6:], spoilt.reset([False, True]))
     expected, _ = model(batch[1:, 6:])
     torch.testing.assert_close(found[1:], expected, **EXACT)
 
@@ -232,13 +230,6 @@ def test_a_state_is_saved_only_where_a_folder_is(tmp_path):
         save_state(state, tmp_path / "absent" / "state.safetensors")
     with pytest.raises(FileNotFoundError, match="which is none"):
         load_state(tmp_path)
-
-
-def test_rows_may_be_selected_by_a_tensor():
-    model = build(Staircase(chunk_size=3, num_passes=2))
-    _, state = model(random_tokens(3, 7))
-    assert state.select(torch.tensor([2, 0])).batch_size == 2
-    assert state.select(np.array([2, 0])).lengths == (7, 7)
 
 
 def test_what_came_before_every_row_of_a_global_model_is_forgotten():

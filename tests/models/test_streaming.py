@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from building import (
+    ALL_SCHEDULES,
     EXACT,
-    SCHEDULES,
     VOCAB_SIZE,
     build,
     feed,
@@ -20,7 +20,7 @@ from building import (
 )
 from staircase_attention import Staircase
 
-each_kind = pytest.mark.parametrize("name", SCHEDULES)
+each_kind = pytest.mark.parametrize("name", ALL_SCHEDULES)
 
 
 @each_kind

@@ -132,6 +132,11 @@ def output_of(folder):
     return Path(f"{folder}.output")
 
 
+def metrics_of(folder):
+    """The lines of a run's metrics."""
+    return [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+
+
 def final_bytes(folder):
     """The weights after the last update, and all metrics."""
     folder = Path(folder)

@@ -6,17 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_runs import Interrupting, KilledError, final_bytes, small_recipe
+from small_runs import Interrupting, KilledError, final_bytes, metrics_of, small_recipe
 
 from staircase_attention.training import load_run, pack, resume, train
 from staircase_attention.training.run_folder import RunFolder
 
 OLD_RUN = Path(__file__).parent / "saved" / "run-format-1"
 """An unfinished run of `small_recipe()`, written by version 0.1.0."""
-
-
-def lines_of(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture
@@ -33,7 +29,7 @@ def test_a_finished_run_is_extended_as_though_it_had_never_stopped(finished, tmp
     assert load_run(finished).recipe.training.num_updates == 20
     assert final_bytes(finished)[0] == final_bytes(tmp_path / "whole")[0]
     # The metrics have the last score of the shorter run, and the extension.
-    added = [line for line in lines_of(finished) if line not in lines_of(tmp_path / "whole")]
+    added = [line for line in metrics_of(finished) if line not in metrics_of(tmp_path / "whole")]
     assert [(line["kind"], line["update"]) for line in added] == [("valid", 12), ("extended", 12)]
 
 
@@ -52,7 +48,7 @@ def test_the_learning_rate_of_an_extended_run_follows_the_new_number_of_updates(
     decay = {"training__optimizer__decay": "linear", "training__log_every": 1}
     train(small_recipe(**decay), tmp_path / "run")
     resume(tmp_path / "run", num_updates=24)
-    rates = [line["learning_rate"] for line in lines_of(tmp_path / "run") if "error" in line
+    rates = [line["learning_rate"] for line in metrics_of(tmp_path / "run") if "error" in line
              and line["kind"] == "train"]  # fmt: skip
     assert rates[11] == pytest.approx(1e-2 * (1 - 8 / 9))
     assert rates[12] == pytest.approx(1e-2 * (1 - 9 / 21))

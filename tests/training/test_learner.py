@@ -1,16 +1,14 @@
 """One update is the same however its batch is cut, and gradients stop at segments only."""
 
-import json
-
 import pytest
 import torch
 from safetensors.torch import load_file
-from small_runs import lstm_recipe, output_of, small_recipe, start_process
+from small_runs import lstm_recipe, metrics_of, output_of, small_recipe, start_process
 
 from staircase_attention.tasks import IGNORED, Lanes, training_source
 from staircase_attention.training import train
-from staircase_attention.training.build import build_dataset, build_model
-from staircase_attention.training.learner import Learner
+from staircase_attention.training.dataset import build_dataset
+from staircase_attention.training.learner import Learner, build_model
 from staircase_attention.training.optimizer import Optimizer, is_hidden_matrix
 from staircase_attention.training.processes import Processes
 
@@ -53,16 +51,11 @@ def test_micro_batches_change_nothing(kind):
     assert_same_weights(whole, cut)
 
 
-def test_recomputation_changes_nothing():
-    whole = weights_after(small_recipe(**STILL))
-    again = weights_after(small_recipe(**STILL, training__recompute=True))
-    assert_same_weights(whole, again)
-
-
-def test_recomputation_repeats_the_same_dropout():
-    whole = weights_after(small_recipe(model__core__dropout=0.3))
-    again = weights_after(small_recipe(model__core__dropout=0.3, training__recompute=True))
-    assert_same_weights(whole, again)
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_recomputation_repeats_the_same_numbers(dropout):
+    recipe = small_recipe(model__core__dropout=dropout)
+    again = recipe.override({"training.recompute": True})
+    assert_same_weights(weights_after(recipe), weights_after(again))
 
 
 def test_gradients_are_cut_between_segments_and_nowhere_else():
@@ -104,10 +97,7 @@ def test_gradients_that_are_not_finite_skip_the_update_and_free_the_state():
     batch, _ = lanes.batch(lanes.first_position())
     learner.update(batch, lanes=range(4), rate=1e-2, wants_stop=False)
     before = {name: weight.clone() for name, weight in learner.model.named_parameters()}
-    spoilt = learner.states[0].streams[0].map(lambda tensor: tensor * torch.nan)
-    learner.states = [
-        type(learner.states[0])(model=learner.states[0].model, chunk_length=3, streams=(spoilt,))
-    ]
+    learner.states = [state.map(lambda tensor: tensor * torch.nan) for state in learner.states]
     outcome = learner.update(batch, lanes=range(4), rate=1e-2, wants_stop=False)
     assert not outcome.was_applied
     assert learner.states == [None]
@@ -198,10 +188,7 @@ def test_two_processes_give_the_loss_curve_of_one(tmp_path):
     process = start_process(tmp_path / "two", recipe, launcher=launcher)
     train(recipe, tmp_path / "one")
     assert process.wait() == 0, output_of(tmp_path / "two").read_text()
-    one, two = (
-        [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
-        for name in ("one", "two")
-    )
+    one, two = (metrics_of(tmp_path / name) for name in ("one", "two"))
     assert len(one) == len(two) > 12
     for mine, other in zip(one, two, strict=True):
         assert mine["update"] == other["update"]

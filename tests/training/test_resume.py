@@ -109,16 +109,32 @@ def ended(process):
     return process.exitcode
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_before_it_stops_and_nothing_is_repeated(tmp_path, small_run, number):
+@pytest.fixture
+def nohup(request):
+    """Whether SIGHUP is ignored from the start."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if request.param else signal.SIG_DFL)
+    yield request.param
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("nohup", [False], indirect=True)
+def test_a_signal_saves_before_it_stops_and_nothing_is_repeated(tmp_path, small_run, number, nohup):
+    run = tmp_path / "a run"
     asked = Interrupting(6, lambda: signal.raise_signal(number))
-    with pytest.raises(StopRequested, match="staircase resume") as caught:
-        train(small_recipe(), tmp_path / "stopped", progress=asked)
+    message = r"update 6, saved; .*: staircase resume '.*a run'$"
+    with pytest.raises(StopRequested, match=message) as caught:
+        train(small_recipe(), run, progress=asked)
     assert caught.value.exit_status == 128 + number
-    names = CheckpointFolder(tmp_path / "stopped" / "checkpoints").names()
-    assert names[-1].update == 6
-    resume(tmp_path / "stopped")
-    assert final_bytes(tmp_path / "stopped") == final_bytes(small_run)
+    assert CheckpointFolder(run / "checkpoints").names()[-1].update == 6
+    resume(run)
+    assert final_bytes(run) == final_bytes(small_run)
+
+
+@pytest.mark.parametrize("nohup", [True], indirect=True)
+def test_under_nohup_a_run_survives_its_terminal(tmp_path, nohup):
+    asked = Interrupting(6, lambda: signal.raise_signal(signal.SIGHUP))
+    assert train(small_recipe(), tmp_path / "run", progress=asked).status == "finished"
 
 
 def test_a_second_interrupt_does_not_wait():
@@ -128,8 +144,17 @@ def test_a_second_interrupt_does_not_wait():
         request.receive(signal.SIGINT, None)
 
 
+DAMAGES = {
+    "cut": lambda content: content[: len(content) // 2],
+    "changed": lambda content: content[:-1] + bytes([content[-1] ^ 1]),
+    "emptied": lambda content: b"{}",
+    "scrambled": lambda content: b"\xff\xfe" + content,
+    "gone": None,
+}
+
+
 @pytest.mark.parametrize("file", ["weights.safetensors", "trainer.json", "manifest.json"])
-@pytest.mark.parametrize("damage", ["cut", "changed", "gone", "emptied", "scrambled"])
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_a_damaged_latest_checkpoint_falls_back_to_the_one_before_and_says_so(
     tmp_path, small_run, file, damage
 ):
@@ -139,16 +164,9 @@ def test_a_damaged_latest_checkpoint_falls_back_to_the_one_before_and_says_so(
     names = folder.names()
     path = folder.path / str(names[-1]) / file
     content = path.read_bytes()
-    if damage == "cut":
-        path.write_bytes(content[: len(content) // 2])
-    elif damage == "changed":
-        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    elif damage == "emptied":
-        path.write_bytes(b"{}")
-    elif damage == "scrambled":
-        path.write_bytes(b"\xff\xfe" + content)
-    else:
-        path.unlink()
+    path.unlink()
+    if damage is not None:
+        path.write_bytes(damage(content))
     watching = Interrupting()
     resume(tmp_path / "run", progress=watching)
     assert any("damaged checkpoint" in line and "falling back" in line for line in watching.said)

@@ -1,10 +1,7 @@
 """What stands in a run folder, whoever left it, and what a run does about it."""
 
-import fcntl
 import json
-import os
 import shutil
-import signal
 from dataclasses import asdict
 from functools import partial
 from unittest.mock import Mock
@@ -13,7 +10,6 @@ import pytest
 from small_runs import Interrupting, small_recipe
 
 from staircase_attention.training import (
-    StopRequested,
     default_folder,
     load_run,
     pack,
@@ -21,7 +17,6 @@ from staircase_attention.training import (
     train,
 )
 from staircase_attention.training.checkpoint import CheckpointFolder
-from staircase_attention.training.display import Display
 from staircase_attention.training.learner import Learner
 from staircase_attention.training.run_folder import RunFolder
 from staircase_attention.training.trainer import Trainer
@@ -36,23 +31,17 @@ def test_a_folder_left_by_a_run_that_never_began_is_used_again(tmp_path):
 
 
 def test_two_runs_do_not_work_in_one_folder(tmp_path):
-    train(small_recipe(), tmp_path / "run")
-    (tmp_path / "run" / "result.json").unlink()
-    folder = os.open(tmp_path / "run", os.O_RDONLY)
-    fcntl.flock(folder, fcntl.LOCK_EX)
-    with pytest.raises(ValueError, match="one run at a time"):
-        resume(tmp_path / "run")
-    os.close(folder)
-    assert resume(tmp_path / "run").status == "finished"
-
-
-def test_a_run_that_comes_second_to_a_new_folder_writes_nothing_there(tmp_path):
-    (tmp_path / "run").mkdir()
-    with RunFolder(tmp_path / "run").locked():
-        with pytest.raises(ValueError, match="one run at a time"):
-            train(small_recipe(), tmp_path / "run")
-        assert list((tmp_path / "run").iterdir()) == []
-    assert train(small_recipe(), tmp_path / "run").status == "finished"
+    run = tmp_path / "run"
+    run.mkdir()
+    with RunFolder(run).locked():
+        with pytest.raises(ValueError, match="one process at a time"):
+            train(small_recipe(), run)
+        assert list(run.iterdir()) == []
+    train(small_recipe(), run)
+    (run / "result.json").unlink()
+    with RunFolder(run).locked(), pytest.raises(ValueError, match="one process at a time"):
+        resume(run)
+    assert resume(run).status == "finished"
 
 
 @pytest.mark.parametrize("is_there", [False, True], ids=["a new folder", "an empty one"])
@@ -89,59 +78,22 @@ def test_a_run_that_fails_takes_only_its_own_away(tmp_path, monkeypatch):
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes.txt"]
 
 
-@pytest.fixture(params=[signal.SIG_DFL, signal.SIG_IGN], ids=["", "under nohup"])
-def hang_up(request):
-    before = signal.signal(signal.SIGHUP, request.param)
-    yield request.param
-    signal.signal(signal.SIGHUP, before)
-
-
-def test_a_run_whose_terminal_is_gone_saves_itself_and_says_how_to_go_on(tmp_path, hang_up):
-    if hang_up is signal.SIG_IGN:
-        result = train(
-            small_recipe(),
-            tmp_path / "a run",
-            progress=Interrupting(3, partial(signal.raise_signal, signal.SIGHUP)),
-        )
-        assert result.status == "finished"
-        return
-    with pytest.raises(StopRequested, match=r"update 3, saved; .*: staircase resume '.*a run'$"):
-        train(
-            small_recipe(),
-            tmp_path / "a run",
-            progress=Interrupting(3, partial(signal.raise_signal, signal.SIGHUP)),
-        )
-    assert resume(tmp_path / "a run").status == "finished"
-
-
 def test_no_two_runs_are_given_the_same_folder(tmp_path):
     names = [default_folder(small_recipe(), tmp_path) for _ in range(3)]
-    assert [name.relative_to(tmp_path).as_posix() for name in names] == [
-        "small/001",
-        "small/002",
-        "small/003",
-    ]
+    assert names == [tmp_path / "small" / number for number in ("001", "002", "003")]
     assert train(small_recipe(), names[1]).status == "finished"
 
 
-class Replacing(Display):
-    """Puts another run in the place of the one under way: after some updates, or all."""
-
-    def __init__(self, folder, other, *, update=None):
-        self.folder, self.other, self.update = folder, other, update
-
-    def advance(self, update, **_):
-        if update == self.update:
-            self.replace()
+class AtItsEnd(Interrupting):
+    """Does something to the run after its last update."""
 
     def end(self):
-        if self.update is None:
-            self.replace()
+        self.action()
 
-    def replace(self):
-        shutil.rmtree(self.folder)
-        if self.other is not None:
-            shutil.copytree(self.other, self.folder)
+
+def replace(folder, other):
+    shutil.rmtree(folder)
+    shutil.copytree(other, folder)
 
 
 @pytest.fixture
@@ -157,14 +109,14 @@ def contents(folder):
     return {path.relative_to(folder): path.read_bytes() for path in files}
 
 
-@pytest.mark.parametrize("update", [3, None], ids=["before a save", "after the last"])
-def test_a_run_whose_folder_was_replaced_leaves_the_other_run_alone(tmp_path, update, board):
+@pytest.mark.parametrize("moment", [partial(Interrupting, 3), partial(AtItsEnd, None)])
+def test_a_run_whose_folder_was_replaced_leaves_the_other_run_alone(tmp_path, moment, board):
     folder, other = tmp_path / "run", tmp_path / "other"
     train(small_recipe(seed=1), other)
     board.close.reset_mock()
     recipe = small_recipe(training__num_updates=20, training__checkpoint_every=7)
     with pytest.raises(ValueError, match="must stay where it is during the run"):
-        train(recipe, folder, progress=Replacing(folder, other, update=update))
+        train(recipe, folder, progress=moment(lambda: replace(folder, other)))
     board.close.assert_not_called()
     assert contents(folder) == contents(other)
 
@@ -173,7 +125,7 @@ def test_a_run_whose_folder_was_replaced_leaves_the_other_run_alone(tmp_path, up
 def test_a_run_whose_folder_was_removed_does_not_bring_it_back(tmp_path):
     folder = tmp_path / "run"
     with pytest.raises(ValueError, match=f"got {folder}, which was moved, removed or replaced"):
-        train(small_recipe(), folder, progress=Replacing(folder, None, update=3))
+        train(small_recipe(), folder, progress=Interrupting(3, lambda: shutil.rmtree(folder)))
     assert not folder.exists()
 
 
@@ -263,12 +215,6 @@ def test_weights_that_are_not_finite_are_never_the_best(tmp_path, monkeypatch):
     for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines():
         assert "NaN" not in line
         json.loads(line)
-
-
-def test_a_copied_run_folder_is_a_run_folder(tmp_path):
-    train(small_recipe(), tmp_path / "run")
-    shutil.copytree(tmp_path / "run", tmp_path / "copy")
-    assert load_run(tmp_path / "copy").update == load_run(tmp_path / "run").update
 
 
 def test_a_damaged_config_is_called_that(small_run, tmp_path):

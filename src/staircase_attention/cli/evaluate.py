@@ -100,7 +100,7 @@ def prepared(
     """The run on its device, with the settings to evaluate it with."""
     from staircase_attention import engine
     from staircase_attention.models import SequenceModel
-    from staircase_attention.training.build import choose_device
+    from staircase_attention.training.processes import choose_device
 
     model, device = loaded.model, choose_device()
     if passes is not None:
@@ -215,7 +215,7 @@ def score(loaded: "LoadedRun", data: "TaskData | CorpusData", split: "SplitName"
 
 def reading_settings(loaded: "LoadedRun") -> dict[str, Any]:
     """How the run's recipe evaluates."""
-    from staircase_attention.training.build import precision_of
+    from staircase_attention.training.learner import precision_of
 
     return {
         "num_lanes": loaded.recipe.training.evaluation_lanes,

@@ -210,7 +210,7 @@ def bench(
         result_table,
         run_bench,
     )
-    from staircase_attention.training.build import choose_device
+    from staircase_attention.training.processes import choose_device
 
     if batch and not decode:
         raise input_error("--batch is the number of rows to decode", "no --decode", "add it")

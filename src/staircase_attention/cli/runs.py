@@ -79,7 +79,7 @@ def train(
     # After a recipe that is not known has been refused: these import PyTorch.
     from staircase_attention.training import choose_display, default_folder
     from staircase_attention.training import train as train_recipe
-    from staircase_attention.training.build import check_recipe
+    from staircase_attention.training.learner import check_recipe
 
     if output is None and "WORLD_SIZE" in os.environ:
         raise input_error(

@@ -179,7 +179,7 @@ def sampling_config(options: Mapping[str, Any]) -> "SamplingConfig":
 def load(run: Path, checkpoint: str, *, trust_code: bool) -> "LanguageModel":
     """A trained language model, on the fastest device."""
     from staircase_attention.training import load_language_model
-    from staircase_attention.training.build import choose_device
+    from staircase_attention.training.processes import choose_device
 
     language = load_language_model(run, checkpoint=checkpoint, trust_code=trust_code)
     language.model.to(choose_device())

@@ -9,8 +9,9 @@ imported when they are first used, Triton only where a kernel runs.
 >>> model = engine.accelerate(SequenceModel(vocab_size=10, core=core, schedule=schedule))
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from staircase_attention.lazy import lazy_names
 
 if TYPE_CHECKING:
     from staircase_attention.engine.backend import accelerate, plain
@@ -18,17 +19,11 @@ if TYPE_CHECKING:
     from staircase_attention.engine.decoding import Decoder
 
 __all__ = ["CapturedUpdates", "Decoder", "accelerate", "plain"]
-
-_HOMES = {
-    "CapturedUpdates": "capture",
-    "Decoder": "decoding",
-    "accelerate": "backend",
-    "plain": "backend",
-}
-
-
-def __getattr__(name: str) -> Any:  # noqa: ANN401
-    """Import a name on first use."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "backend": ["accelerate", "plain"],
+        "capture": ["CapturedUpdates"],
+        "decoding": ["Decoder"],
+    },
+)

@@ -15,8 +15,7 @@ from staircase_attention.attention import View
 from staircase_attention.attention import attend as plain_attend
 from staircase_attention.layers.core import Core
 from staircase_attention.layers.embedding import Embedding
-from staircase_attention.layers.layer import Attention, FeedForward, Layer
-from staircase_attention.layers.memory import LayerMix, Memory
+from staircase_attention.layers.layer import Attention, FeedForward, Layer, LayerMix, Memory
 from staircase_attention.layers.positions import RelativePositions, RotaryPositions
 from staircase_attention.models.backend import CoreRunner, PlainBackend
 from staircase_attention.models.sequence_model import SequenceModel

@@ -239,7 +239,7 @@ class UpdateGraph:
         # takes their memory; earlier graphs may write there, but only after these were read.
         self.pool = pool or Pool()
         self.inputs = tuple(part.clone() for part in inputs)
-        before = [state and state_map(state, torch.clone) for state in states]
+        before = [state and state.map(torch.clone) for state in states]
         self.before = tensors_of(before)
         self.graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
@@ -252,8 +252,7 @@ class UpdateGraph:
                 _copy_all(self.before, tensors_of(self.after))
                 places = dict(zip(map(id, tensors_of(self.after)), self.before, strict=True))
                 self.after = [
-                    state and state_map(state, lambda tensor: places[id(tensor)])
-                    for state in self.after
+                    state and state.map(lambda tensor: places[id(tensor)]) for state in self.after
                 ]
 
     def replay(self, inputs: Inputs, states: Sequence[State | None]) -> Tensor:
@@ -305,8 +304,3 @@ def tensors_of(states: Sequence[State | None]) -> list[Tensor]:
         for held in (*(stream.banks[key] for key in sorted(stream.banks)), *stream.cache)
         for part in held
     ]
-
-
-def state_map(state: State, change: Callable[[Tensor], Tensor]) -> State:
-    """The same change made to every tensor of a state."""
-    return replace(state, streams=tuple(stream.map(change) for stream in state.streams))

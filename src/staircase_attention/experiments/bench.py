@@ -34,8 +34,7 @@ from staircase_attention.generation import SamplingConfig, stream
 from staircase_attention.models.cost import segment_cost, warm_up_length
 from staircase_attention.tasks import load_task
 from staircase_attention.training import FamilyModel, LSTMModel, Recipe, TaskChoice
-from staircase_attention.training.build import NumSymbols, build_model, precision_of
-from staircase_attention.training.learner import Learner
+from staircase_attention.training.learner import Learner, NumSymbols, build_model, precision_of
 from staircase_attention.training.optimizer import learning_rate
 from staircase_attention.training.processes import Processes
 from staircase_attention.training.run_folder import environment

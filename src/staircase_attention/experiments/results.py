@@ -18,8 +18,8 @@ from staircase_attention.checks import input_error
 from staircase_attention.evaluation import Score
 from staircase_attention.files import read_json, write_json
 from staircase_attention.training import RunResult, load_run
-from staircase_attention.training.build import choose_device
 from staircase_attention.training.dataset import TaskData
+from staircase_attention.training.processes import choose_device
 from staircase_attention.training.run_folder import RunFolder
 from staircase_attention.training.trainer import score_split
 

@@ -33,13 +33,13 @@ from staircase_attention.experiments.results import (
     seed_folder,
     seeds_in,
 )
-from staircase_attention.files import check_can_hold, write_json, write_whole
+from staircase_attention.files import FolderInUseError, check_can_hold, write_json, write_whole
 from staircase_attention.tasks import load_task, split, with_length
 from staircase_attention.training import Recipe, StopRequested, TaskChoice
-from staircase_attention.training.build import check_recipe
 from staircase_attention.training.display import progress_bars, words
+from staircase_attention.training.learner import check_recipe
 from staircase_attention.training.processes import stop_requests
-from staircase_attention.training.run_folder import RunFolder, RunInUseError
+from staircase_attention.training.run_folder import RunFolder
 
 # -P: the working folder is no place to import packages from.
 STAIRCASE = [sys.executable, "-P", "-m", "staircase_attention"]
@@ -332,7 +332,7 @@ def _is_in_use(run: PlannedRun, monitor: "Monitor") -> bool:
     try:
         with RunFolder(run.folder).locked():
             return False
-    except RunInUseError as error:
+    except FolderInUseError as error:
         monitor.say(str(error))
         return True
 

@@ -9,8 +9,8 @@ from transformers import PreTrainedConfig
 
 from staircase_attention.checks import check_integer, input_error
 from staircase_attention.layers import CoreConfig
+from staircase_attention.references import require_trusted_code
 from staircase_attention.schedules import Schedule, schedule_from_dict
-from staircase_attention.training.trust import require_trusted_code
 
 DEFAULT_SCHEDULE = {"name": "staircase", "chunk_size": 64, "num_passes": 4}
 

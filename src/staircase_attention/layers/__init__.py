@@ -5,19 +5,23 @@ from typing import TYPE_CHECKING
 from staircase_attention.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from staircase_attention.layers.cache import Cache, JoinedCache
     from staircase_attention.layers.config import CoreConfig
     from staircase_attention.layers.core import Core, Trip
-    from staircase_attention.layers.keys_values import KeysValues, join, latest
+    from staircase_attention.layers.keys_values import (
+        Cache,
+        JoinedCache,
+        KeysValues,
+        join,
+        latest,
+    )
 
 __all__ = ["Cache", "Core", "CoreConfig", "JoinedCache", "KeysValues", "Trip", "join", "latest"]
 # A config, and so a recipe, can be read without PyTorch.
 __getattr__ = lazy_names(
     __name__,
     {
-        "cache": ["Cache", "JoinedCache"],
         "config": ["CoreConfig"],
         "core": ["Core", "Trip"],
-        "keys_values": ["KeysValues", "join", "latest"],
+        "keys_values": ["Cache", "JoinedCache", "KeysValues", "join", "latest"],
     },
 )

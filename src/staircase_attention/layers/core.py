@@ -7,11 +7,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from staircase_attention.attention import View
-from staircase_attention.layers.cache import Cache, JoinedCache
 from staircase_attention.layers.config import CoreConfig
-from staircase_attention.layers.keys_values import KeysValues
-from staircase_attention.layers.layer import Layer
-from staircase_attention.layers.memory import Memory
+from staircase_attention.layers.keys_values import Cache, JoinedCache, KeysValues
+from staircase_attention.layers.layer import Layer, Memory
 from staircase_attention.layers.positions import RelativePositions, RotaryPositions
 
 

@@ -43,6 +43,7 @@ class Lookup(torch.autograd.Function):
         (tokens,) = ctx.saved_tensors
         symbols = torch.arange(ctx.num_symbols, device=tokens.device)
         with torch.autocast(gradient.device.type, enabled=False):
+            # Row s sums the gradients of its tokens: [symbols, tokens] @ [tokens, width].
             is_symbol = (tokens.flatten() == symbols[:, None]).to(gradient.dtype)
             return is_symbol @ gradient.flatten(0, -2), None
 

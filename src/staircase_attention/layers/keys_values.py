@@ -1,11 +1,14 @@
-"""Keys and values that queries attend to, between steps and in states."""
+"""Keys and values that queries attend to: between steps, in states and in the cache."""
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+from staircase_attention.schedules import joined, overlap
 
 
 class KeysValues(NamedTuple):
@@ -69,3 +72,97 @@ def merge_heads(
 ) -> Float[Tensor, "batch time width"]:
     """Put the heads side by side again."""
     return vectors.transpose(1, 2).flatten(-2)
+
+
+class Cache(ABC):
+    """Keys and values of cached tokens: for each layer, or one pair for all.
+
+    Tokens are added at the end, dropped anywhere, and read by their positions.
+    """
+
+    def __init__(self, positions: tuple[range, ...]) -> None:
+        self.positions = positions
+        """Positions of the tokens that are held."""
+
+    def part(self, layer: int, positions: Sequence[range]) -> list[KeysValues]:
+        """What a layer sees of these tokens, as far as they are held.
+
+        What came before every row of a batch began is not.
+        """
+        places = self._places(overlap(positions, self.positions))
+        return [self._part(layer, place.start, place.stop) for place in places]
+
+    def add(self, new: Sequence[KeysValues], positions: range) -> None:
+        """Hold these tokens too, which come after all that are held."""
+        self._append(new)
+        self.positions = joined((*self.positions, positions))
+
+    def keep(self, positions: tuple[range, ...]) -> None:
+        """Drop all other tokens."""
+        kept = overlap(self.positions, positions)
+        # Most steps drop nothing, and copying the cache would cost more than the step.
+        if kept != self.positions:
+            self._keep(self._places(kept))
+            self.positions = kept
+
+    def _places(self, positions: Iterable[range]) -> tuple[range, ...]:
+        """Where these tokens lie among those held, as runs of neighbours."""
+        # Tensors hold the tokens of all ranges side by side, without the gaps between them.
+        return places_among(self.positions, tuple(positions))
+
+    @abstractmethod
+    def held(self) -> list[KeysValues]:
+        """All tokens that are held, for a state; gradients flow through it."""
+
+    @abstractmethod
+    def _part(self, layer: int, start: int, stop: int) -> KeysValues:
+        """Some tokens, counted from the first one held."""
+
+    @abstractmethod
+    def _append(self, new: Sequence[KeysValues]) -> None:
+        """Add tokens at the end."""
+
+    @abstractmethod
+    def _keep(self, places: Sequence[range]) -> None:
+        """Drop all tokens but these, counted from the first one held."""
+
+
+def places_among(stored: tuple[range, ...], positions: tuple[range, ...]) -> tuple[range, ...]:
+    """Where positions lie in memory that holds the stored ones without gaps.
+
+    >>> places_among((range(2, 4), range(7, 9)), (range(3, 9),))
+    (range(1, 4),)
+    """
+    places, first = [], 0
+    for held in stored:
+        shift = first - held.start
+        places += [
+            range(part.start + shift, part.stop + shift) for part in overlap([held], positions)
+        ]
+        first += len(held)
+    return joined(places)
+
+
+class JoinedCache(Cache):
+    """New tokens are joined with the old ones, and both are in a new place."""
+
+    def __init__(self, held: Sequence[KeysValues], positions: tuple[range, ...]) -> None:
+        super().__init__(positions)
+        self._held = list(held)
+
+    def held(self) -> list[KeysValues]:
+        """As it is."""
+        return self._held
+
+    def _part(self, layer: int, start: int, stop: int) -> KeysValues:
+        # With shared projections there is one pair, whatever the layer.
+        return self._held[layer if len(self._held) > 1 else 0].part(start, stop)
+
+    def _append(self, new: Sequence[KeysValues]) -> None:
+        if self._held:
+            self._held = [join(pair) for pair in zip(self._held, new, strict=True)]
+        else:
+            self._held = list(new)
+
+    def _keep(self, places: Sequence[range]) -> None:
+        self._held = [held.parts(places) for held in self._held]

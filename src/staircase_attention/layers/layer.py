@@ -1,8 +1,9 @@
-"""One pre-norm Transformer layer: attention and feed-forward sublayers."""
+"""One pre-norm Transformer layer, and what all layers may share about cached tokens."""
 
 import math
 from collections.abc import Sequence
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
@@ -10,7 +11,6 @@ from torch.nn import functional
 from staircase_attention.attention import View, attend
 from staircase_attention.layers.config import CoreConfig
 from staircase_attention.layers.keys_values import KeysValues, join, merge_heads, split_heads
-from staircase_attention.layers.memory import Memory
 from staircase_attention.layers.positions import RelativePositions, RotaryPositions
 
 
@@ -22,6 +22,7 @@ class Attention(nn.Module):
         self.num_heads = config.num_heads
         self.dropout = config.dropout
         self.query = nn.Linear(config.width, config.width, bias=False)
+        # Parameters are made in this order; see Core.
         if owns_keys_values:
             self.key = nn.Linear(config.width, config.width, bias=False)
             self.value = nn.Linear(config.width, config.width, bias=False)
@@ -81,6 +82,53 @@ class FeedForward(nn.Module):
         return output
 
 
+class LayerMix(nn.Module):
+    """A softmax-weighted sum of a token's embedding and all layers' outputs (Fan et al. 2020)."""
+
+    def __init__(self, *, num_layers: int) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(torch.zeros(num_layers + 1))
+
+    def forward(
+        self, levels: Sequence[Float[Tensor, "batch time width"]]
+    ) -> Float[Tensor, "batch time width"]:
+        """Σ softmax(logits)_l x^l, the embedding being x^0."""
+        weights = self.logits.softmax(0)
+        # Stacked in front, each level and its gradient are contiguous.
+        return torch.einsum("l,lbtw->btw", weights, torch.stack(tuple(levels)))
+
+
+class Memory(nn.Module):
+    """The learned parts of a memory: a mix of layers, and projections that layers share."""
+
+    def __init__(self, config: CoreConfig, *, mixes_layers: bool, shares_keys_values: bool) -> None:
+        super().__init__()
+        self.num_heads = config.num_heads
+        self.mix = LayerMix(num_layers=config.num_layers) if mixes_layers else None
+        self.shares_keys_values = shares_keys_values
+        if shares_keys_values:
+            self.norm = nn.LayerNorm(config.width)
+            self.key = nn.Linear(config.width, config.width, bias=False)
+            self.value = nn.Linear(config.width, config.width, bias=False)
+
+    def remember(
+        self, levels: Sequence[Float[Tensor, "batch time width"]]
+    ) -> Float[Tensor, "batch time width"]:
+        """One vector per token: the mixture of its levels, or the last one where none is mixed."""
+        if self.mix is None or len(levels) == 1:
+            return levels[-1]
+        mixed: Tensor = self.mix(levels)
+        return mixed
+
+    def keys_values(self, hidden: Float[Tensor, "batch time width"]) -> KeysValues:
+        """What these tokens offer to queries of every layer, by the shared projections."""
+        normed = self.norm(hidden)
+        return KeysValues(
+            split_heads(self.key(normed), self.num_heads),
+            split_heads(self.value(normed), self.num_heads),
+        )
+
+
 class Layer(nn.Module):
     """h + Attention(norm(h)), then + FeedForward(norm(·))."""
 
@@ -114,6 +162,7 @@ class Layer(nn.Module):
         """
         normed = self.attention_norm(hidden)
         pieces = list(past)
+        # Own keys and values come last: they are the latest in time.
         if attends_self and memory.shares_keys_values:
             pieces.append(memory.keys_values(hidden))
         elif attends_self:

@@ -75,5 +75,6 @@ class RecomputedCore:
 
     def __call__(self, hidden: Float[Tensor, "batch queries width"], **inputs: Any) -> Trip:  # noqa: ANN401
         """As the core."""
+        # The reentrant variant follows gradients of positional tensors only, not of the past.
         trip: Trip = checkpoint(self.core, hidden, use_reentrant=False, **inputs)
         return trip

@@ -80,6 +80,7 @@ def segment_cost(
 ) -> SegmentCost:
     """The cost of the tokens from `start` on, when all before them came as one segment."""
     ledger = Ledger()
+    # Steps that were taken before leave what the first step here finds.
     _walk(ledger, schedule, core, range(start))
     steps = _walk(ledger, schedule, core, range(start, start + segment))
     flops = sum(_step_flops(core, schedule, step, held) for step, held in steps)

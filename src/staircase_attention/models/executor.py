@@ -44,10 +44,11 @@ class Executor:
             {cell.tokens for step in plan for cell in step.cells}, key=lambda at: at.start
         )
         # Cut at once: the gradient of a slice is as large as what it was cut from.
-        parts = torch.split(self.embedded, [len(tokens) for tokens in cells], dim=1)
-        hidden = dict(zip(cells, parts, strict=True))
+        pieces = torch.split(self.embedded, [len(tokens) for tokens in cells], dim=1)
+        hidden = dict(zip(cells, pieces, strict=True))
         for step in plan:
-            queries = _together([hidden[cell.tokens] for cell in step.cells])
+            parts = [hidden[cell.tokens] for cell in step.cells]
+            queries = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
             past = [self._past(step, layer) for layer in step.layers]
             view = self._view(step, past[0])
             trip = self.core(queries, layers=step.layers, past=past, view=view)
@@ -114,10 +115,6 @@ class Executor:
                 new = self.core.freeze([level[:, part] for level in levels])
                 self.cache.add(new, cell.tokens)
         self.cache.keep(step.kept)
-
-
-def _together(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
 def compact(tensor: Tensor) -> Tensor:

@@ -94,6 +94,7 @@ class LSTMSequenceModel(nn.Module):
         check_tokens(tokens, self.vocab_size)
         if state is not None:
             self._check_state(state, tokens)
+        # PyTorch's LSTM refuses sequences without tokens.
         if tokens.shape[1] == 0 and state is not None:
             return self.output(self.embedding(tokens)), state
         before = None if state is None else (state.hidden, state.cell)

@@ -81,6 +81,7 @@ class Stream:
             banks={key: both(held, other.banks[key]) for key, held in self.banks.items()},
             cache=tuple(both(*pair) for pair in zip(self.cache, other.cache, strict=True)),
         )
+        # A stream's rows are in ascending order.
         rows = sorted(together.rows)
         if rows == list(together.rows):
             return together
@@ -156,11 +157,11 @@ class State:
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> "State":
         """The same state on another device, or in another dtype."""
-        return self._map(lambda tensor: tensor.to(device=device, dtype=dtype))
+        return self.map(lambda tensor: tensor.to(device=device, dtype=dtype))
 
     def detach(self) -> "State":
         """The same state, through which no gradient flows."""
-        return self._map(torch.Tensor.detach)
+        return self.map(torch.Tensor.detach)
 
     def select(self, rows: Sequence[int] | Int[Tensor, " rows"]) -> "State":
         """The state of a batch made of these rows, in this order; a row may be repeated."""
@@ -184,6 +185,7 @@ class State:
         for state in states:
             for stream in state.streams:
                 moved = replace(stream, rows=tuple(row + num_rows for row in stream.rows))
+                # Fewer streams mean fewer, larger steps.
                 twin = next((one for one in streams if one.is_in_step_with(moved)), None)
                 if twin is None:
                     streams.append(moved)
@@ -233,7 +235,8 @@ class State:
     def _tensors(self) -> list[Tensor]:
         return [tensor for stream in self.streams for tensor in stream.tensors]
 
-    def _map(self, change: Callable[[Tensor], Tensor]) -> "State":
+    def map(self, change: Callable[[Tensor], Tensor]) -> "State":
+        """The same change made to every tensor."""
         return replace(self, streams=tuple(stream.map(change) for stream in self.streams))
 
 

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +86,7 @@ def put_together(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> St
 
 
 def _contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    # safetensors writes no views.
     return {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
 
 
@@ -105,17 +106,14 @@ def _stream(plain: Mapping[str, Any], number: int, tensors: Mapping[str, Tensor]
         prefix = f"{number}.{name}"
         return KeysValues(tensors[f"{prefix}.keys"], tensors[f"{prefix}.values"])
 
+    cached = plain["cached"]
+    # Version 1 has a single range, written as two numbers.
+    pairs = [cached] if cached and isinstance(cached[0], int) else cached
     return Stream(
         rows=tuple(plain["rows"]),
         position=plain["position"],
         starts=tuple(plain["starts"]),
         banks={(bank, layer): held(f"bank.{bank}.{layer}") for bank, layer in plain["banks"]},
         cache=tuple(held(f"cache.{place}") for place in range(plain["num_caches"])),
-        cached=_positions(plain["cached"]),
+        cached=joined(range(*pair) for pair in pairs),
     )
-
-
-def _positions(cached: Sequence[Any]) -> tuple[range, ...]:
-    # Version 1 has a single range, written as two numbers.
-    pairs = [cached] if cached and isinstance(cached[0], int) else cached
-    return joined(range(*pair) for pair in pairs)

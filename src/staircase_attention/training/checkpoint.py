@@ -5,11 +5,12 @@ generators, and plain data with the run's progress; a manifest has the SHA-256 o
 """
 
 import json
+import math
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ from torch import Tensor
 
 from staircase_attention.files import checksum, sync_folder
 from staircase_attention.models import LSTMState, State, put_together, take_apart
+from staircase_attention.training.dataset import Position
 from staircase_attention.training.learner import Carried, Learner
+from staircase_attention.training.recipe import DivergenceConfig
 
 MANIFEST = "manifest.json"
 TRAINER = "trainer.json"
@@ -39,6 +42,8 @@ class DamagedCheckpointError(ValueError):
 class CheckpointName:
     """Checkpoints in the order in which a run wrote them."""
 
+    # In this order: what a run writes after a rollback is later than all before it,
+    # though it is of an earlier update.
     num_rollbacks: int
     update: int
 
@@ -53,6 +58,129 @@ class CheckpointName:
         if match is None:
             return None
         return cls(num_rollbacks=int(match[2] or 0), update=int(match[1]))
+
+
+@dataclass(slots=True)
+class LossWatch:
+    """Detects divergence: a loss that jumps and stays high, or gradients that are not finite."""
+
+    smoothed: float = math.nan
+    num_seen: int = 0
+    """Losses that went into the smoothed one."""
+    lowest: float = math.inf
+    """The lowest smoothed loss."""
+    num_high: int = 0
+    """Consecutive updates with the smoothed loss far above its lowest."""
+    num_skipped: int = 0
+    """Consecutive updates skipped because their gradients were not finite."""
+
+    def see(self, loss: float, config: DivergenceConfig) -> None:
+        """Add the loss of one update.
+
+        The first losses are averaged. Until there are as many as the smoothing spans, their mean is
+        no reference: with lanes in step, one update has the easy starts of all episodes.
+        """
+        self.num_seen += 1
+        # 1 / n averages the first losses, then the smoothing is exponential.
+        share = max(1 - config.smoothing, 1 / self.num_seen)
+        past = loss if math.isnan(self.smoothed) else self.smoothed
+        self.smoothed = (1 - share) * past + share * loss
+        if self.num_seen * (1 - config.smoothing) >= 1:
+            self.lowest = min(self.lowest, self.smoothed)
+        is_high = self.smoothed > config.jump_factor * max(self.lowest, config.loss_floor)
+        self.num_high = self.num_high + 1 if is_high else 0
+        self.num_skipped = 0
+
+    def forget(self) -> None:
+        """Restart the smoothing when the data changes, unless the loss is high.
+
+        A diverging run must not be measured by the losses that it diverged to.
+        """
+        if self.num_high == 0:
+            self.smoothed, self.num_seen, self.lowest = math.nan, 0, math.inf
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether a checkpoint taken now is one to roll back to."""
+        return self.num_high == 0 and self.num_skipped == 0
+
+    def has_diverged(self, config: DivergenceConfig) -> bool:
+        """Whether the run has been unhealthy for long enough to act."""
+        return self.num_high >= config.patience or self.num_skipped >= config.max_skips
+
+    def to_plain(self) -> dict[str, Any]:
+        """Plain data; a loss that was never seen is None."""
+        return {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in asdict(self).items()
+        }
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> "LossWatch":
+        """The inverse of `to_plain`."""
+        return cls(**{name: value for name, value in plain.items() if value is not None})
+
+
+@dataclass(slots=True)
+class TrainingProgress:
+    """Everything of a run that is plain data and changes from update to update."""
+
+    position: Position
+    update: int = 0
+    """Updates done."""
+    num_tokens: int = 0
+    wall_seconds: float = 0.0
+    num_rollbacks: int = 0
+    rate_scale: float = 1.0
+    """Factor of the learning rate, lowered by rollbacks."""
+    watch: LossWatch = field(default_factory=LossWatch)
+    best_update: int | None = None
+    best_rollbacks: int = 0
+    best_rank: tuple[float, ...] = (math.inf,)
+    """The best validation score, as the dataset ranks scores."""
+    since_log: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
+    """Loss, wrong answers and answers since the last line of metrics."""
+
+    def to_plain(self) -> dict[str, Any]:
+        """Plain data; a score that was never seen is None."""
+        return asdict(self) | {
+            "position": self.position.as_plain(),
+            "watch": self.watch.to_plain(),
+            "best_rank": None if self.best_update is None else list(self.best_rank),
+        }
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any], kind: type[Position]) -> "TrainingProgress":
+        """The inverse of `to_plain`, with a position of this kind."""
+        known = {name: value for name, value in plain.items() if value is not None}
+        known["position"] = kind.from_plain(plain["position"])
+        known["watch"] = LossWatch.from_plain(plain["watch"])
+        if "best_rank" in known:
+            known["best_rank"] = tuple(known["best_rank"])
+        return cls(**known)
+
+    @property
+    def name(self) -> CheckpointName:
+        """The name of a checkpoint taken now."""
+        return CheckpointName(num_rollbacks=self.num_rollbacks, update=self.update)
+
+    @property
+    def best(self) -> CheckpointName | None:
+        """The checkpoint with the best validation score."""
+        return best_checkpoint(
+            {"best_update": self.best_update, "best_rollbacks": self.best_rollbacks}
+        )
+
+    def forget_best(self) -> None:
+        """Let the next score be the best, because the checkpoint of the last one is gone."""
+        self.best_update, self.best_rollbacks, self.best_rank = None, 0, (math.inf,)
+
+
+def best_checkpoint(progress: Mapping[str, Any]) -> CheckpointName | None:
+    """The checkpoint with the best validation score, by a progress as plain data."""
+    if progress["best_update"] is None:
+        return None
+    return CheckpointName(num_rollbacks=progress["best_rollbacks"], update=progress["best_update"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +198,14 @@ class Checkpoint:
         parts = [self._states_of(number) for number in range(self.trainer["num_processes"])]
         if len(parts) == learner.processes.count and len(parts[0]) == num_parts:
             states = parts[rank]
-            _restore_random(self.tensors[_process_file(rank)], learner.device)
+            own = self.tensors[_process_file(rank)]
+            torch.set_rng_state(own[f"{RANDOM}.cpu"])
+            if learner.device.type == "cuda" and f"{RANDOM}.cuda" in own:
+                torch.cuda.set_rng_state(own[f"{RANDOM}.cuda"], learner.device)
         else:
+            # Generators of other processes have no counterpart here: dropout differs from now on.
             states = _redistribute([state for part in parts for state in part], learner)
-        learner.states = [None if state is None else state.to(learner.device) for state in states]
+        learner.states = [state and state.to(learner.device) for state in states]
 
     def _states_of(self, rank: int) -> list[Carried]:
         """The lane states of one process; headers are the same in all processes, as lanes are."""
@@ -109,6 +241,7 @@ class CheckpointFolder:
         if processes.is_first:
             self.abandon()
         processes.wait()
+        # Nobody writes before the rest of an earlier save is gone.
         headers, tensors = _process_part(learner)
         scratch = self.path / f".partial-{name}"
         scratch.mkdir(parents=True, exist_ok=True)
@@ -117,6 +250,7 @@ class CheckpointFolder:
             _write(scratch / WEIGHTS, save(_on_cpu(learner.model.state_dict())))
             _write(scratch / OPTIMIZER, save(_on_cpu(learner.optimizer.tensors())))
         processes.wait()
+        # The manifest has the checksums of all parts, so all must be written by now.
         if processes.is_first:
             plain = {**trainer, "num_processes": processes.count, "states": headers}
             self._finish(name, scratch, plain)
@@ -127,8 +261,12 @@ class CheckpointFolder:
         _write(scratch / TRAINER, json.dumps(trainer).encode())
         sums = {entry.name: checksum(entry.read_bytes()) for entry in sorted(scratch.iterdir())}
         _write(scratch / MANIFEST, json.dumps(sums).encode())
+        # Names too must be on disk before the rename, which is when the checkpoint exists: a kill
+        # before it leaves scratch that the next save deletes, a kill after it a whole checkpoint.
         sync_folder(scratch)
         target, old = self.path / str(name), self.path / f".replaced-{name}"
+        # A folder cannot be renamed onto another. The last update is saved again if the best
+        # checkpoint turns out to be damaged.
         if target.exists():
             target.rename(old)
         scratch.rename(target)
@@ -144,7 +282,11 @@ class CheckpointFolder:
     def read(self, name: CheckpointName) -> Checkpoint:
         """A checkpoint, if it is as it was written."""
         try:
-            contents = dict(_verified_files(self.path / str(name)))
+            folder, contents = self.path / str(name), {}
+            for file, expected in json.loads((folder / MANIFEST).read_bytes()).items():
+                contents[file] = (folder / file).read_bytes()
+                if checksum(contents[file]) != expected:
+                    raise DamagedCheckpointError(f"{name}/{file} is not as it was written")
             trainer = json.loads(contents[TRAINER])
             for rank in range(trainer["num_processes"]):
                 if _process_file(rank) not in contents:
@@ -156,6 +298,7 @@ class CheckpointFolder:
             }
         except DamagedCheckpointError:
             raise
+        # JSON that is whole but of another shape raises the last of these.
         except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
             raise DamagedCheckpointError(f"{name} cannot be read ({error!r})") from error
         return Checkpoint(trainer=trainer, tensors=tensors)
@@ -169,6 +312,7 @@ class CheckpointFolder:
                 # Older versions wrote the flag under another name.
                 found[name] = {"is_healthy": note.get("is_calm"), **note}
             except (OSError, ValueError, AttributeError):
+                # Nothing is known of it: it is neither pruned nor rolled back to.
                 continue
         return found
 
@@ -200,6 +344,7 @@ def _process_part(learner: Learner) -> tuple[list[Any], dict[str, Tensor]]:
             headers.append(None)
             continue
         header, parts = take_apart(state)
+        # As it will be read: with lists in place of tuples.
         headers.append(json.loads(json.dumps(header)))
         tensors |= {f"{number}/{name}": tensor.cpu() for name, tensor in parts.items()}
     return headers, tensors
@@ -220,26 +365,12 @@ def _redistribute(states: list[Carried], learner: Learner) -> list[Carried]:
     ]
 
 
-def _restore_random(tensors: Mapping[str, Tensor], device: torch.device) -> None:
-    torch.set_rng_state(tensors[f"{RANDOM}.cpu"])
-    if device.type == "cuda" and f"{RANDOM}.cuda" in tensors:
-        torch.cuda.set_rng_state(tensors[f"{RANDOM}.cuda"], device)
-
-
-def _verified_files(folder: Path) -> Iterator[tuple[str, bytes]]:
-    sums = json.loads((folder / MANIFEST).read_bytes())
-    for file, expected in sums.items():
-        content = (folder / file).read_bytes()
-        if checksum(content) != expected:
-            raise DamagedCheckpointError(f"{folder.name}/{file} is not as it was written")
-        yield file, content
-
-
 def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
 
 def _write(path: Path, content: bytes) -> None:
+    # The rename may reach the disk before the content does, unless the content is flushed first.
     with path.open("wb") as file:
         file.write(content)
         file.flush()

@@ -18,7 +18,7 @@ from staircase_attention.batches import IGNORED, Batch
 from staircase_attention.checks import input_error
 from staircase_attention.evaluation import Score
 from staircase_attention.tasks.splits import try_out
-from staircase_attention.training.recipe import CorpusChoice
+from staircase_attention.training.recipe import CorpusChoice, Recipe, TaskChoice
 
 SplitName = Literal["train", "valid", "test"]
 
@@ -47,10 +47,6 @@ class TaskData:
             growth=self.growth,
             closing_symbol=self.task.closing_symbol,
         )
-
-    def position(self, plain: Mapping[str, Any]) -> tasks.Position:
-        """The position that `as_plain` wrote."""
-        return tasks.Position.from_plain(plain)
 
     def batches(self, name: SplitName, *, num_lanes: int, segment_length: int) -> Iterator[Batch]:
         """Every token of a split once."""
@@ -104,6 +100,7 @@ class CorpusData:
 
     def lanes(self, *, num_lanes: int, segment_length: int) -> "corpora.TokenLanes | EpisodeLanes":
         """One document after another in every lane, or one episode per segment."""
+        # Checked again where a run resumes: its corpus may have been prepared anew since.
         self.check()
         split = self.corpus.split("train")
         if self.form == "stream":
@@ -113,12 +110,6 @@ class CorpusData:
         return EpisodeLanes(
             split=split, num_lanes=num_lanes, segment_length=segment_length, seed=self.seed
         )
-
-    def position(self, plain: Mapping[str, Any]) -> "corpora.TokenPosition | EpisodePosition":
-        """The position that `as_plain` wrote."""
-        if self.form == "stream":
-            return corpora.TokenPosition(**plain)
-        return EpisodePosition(**plain)
 
     def batches(self, name: SplitName, *, num_lanes: int, segment_length: int) -> Iterator[Batch]:
         """Every token of a split once, or of its first `evaluation_tokens`."""
@@ -149,6 +140,7 @@ class CorpusData:
         if self.evaluation_tokens is not None:
             num_tokens = min(num_tokens, self.evaluation_tokens)
         tokens_per_byte = num_tokens / max(1, self.corpus.num_bytes(name, num_tokens))
+        # The loss is per token, in nats. exp overflows beyond 709, where a diverged loss may be.
         per_byte = score.loss * tokens_per_byte
         return {
             "bits_per_byte": per_byte / math.log(2),
@@ -166,6 +158,11 @@ class EpisodePosition:
     def as_plain(self) -> dict[str, Any]:
         """As plain data."""
         return {"update": self.update}
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> "EpisodePosition":
+        """The inverse of `as_plain`."""
+        return cls(**plain)
 
 
 class EpisodeLanes:
@@ -189,6 +186,8 @@ class EpisodeLanes:
         starts = np.asarray(split.document_starts, dtype=np.int64)
         stop = split.num_tokens if num_tokens is None else min(num_tokens, split.num_tokens)
         starts = starts[starts < stop]
+        # Per document its length and number of segments; then per segment its number within its
+        # document, from which follow its first token and its length.
         lengths = np.diff(np.append(starts, stop))
         pieces = -(-lengths // segment_length)
         offsets = np.arange(int(pieces.sum())) - np.repeat(np.cumsum(pieces) - pieces, pieces)
@@ -225,6 +224,7 @@ class EpisodeLanes:
         if self.seed is None:
             return place
         if epoch != self._epoch:
+            # Only the latest order is kept: a rollback into an earlier epoch draws that one again.
             generator = np.random.default_rng([self.seed, epoch])
             self._epoch, self._order = epoch, generator.permutation(len(self.starts))
         return int(self._order[place])
@@ -238,12 +238,21 @@ class EpisodeLanes:
             start, length = int(self.starts[episode]), int(self.lengths[episode])
             tokens = self.split.tokens(start, start + length)
             inputs[row, :length] = tokens
+            # The last token has no target: what follows is in another segment or document.
             targets[row, : length - 1] = tokens[1:]
             is_padding[row, :length] = False
         return Batch(inputs=inputs, targets=targets, is_padding=is_padding)
 
 
 Dataset = TaskData | CorpusData
-Lanes = tasks.Lanes | corpora.TokenLanes | EpisodeLanes
 Position = tasks.Position | corpora.TokenPosition | EpisodePosition
 """Where every lane is in the training data."""
+
+
+def build_dataset(recipe: Recipe) -> Dataset:
+    """The data that a recipe names."""
+    if isinstance(recipe.task, TaskChoice):
+        task = tasks.load_task(recipe.task.reference, **recipe.task.options)
+        return TaskData(task, recipe.data_seed, recipe.training.growth)
+    limit = recipe.training.evaluation_tokens
+    return CorpusData(recipe.task, seed=recipe.data_seed, evaluation_tokens=limit)

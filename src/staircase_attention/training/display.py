@@ -2,7 +2,6 @@
 
 import sys
 import time
-from typing import Any
 
 from rich import progress
 from rich.console import Console
@@ -104,6 +103,7 @@ class Lines(Display):
 
     def _print(self) -> None:
         self._last = time.monotonic()
+        # Since this process began: a resumed run may be on another machine.
         speed = (self._last - self._began) / max(1, self._update - self._first)
         left = clock(speed * (self._total - self._update))
         place = f"{self._name}: update {self._update:,} of {self._total:,}"
@@ -111,6 +111,7 @@ class Lines(Display):
 
     def say(self, text: str) -> None:
         """Print a message."""
+        # Standard output is for results. A log is followed while it grows, so nothing is buffered.
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
 
@@ -120,8 +121,8 @@ class Lines(Display):
             self._print()
 
 
-def choose_display(*, quiet: bool = False, **options: Any) -> Display:  # noqa: ANN401
+def choose_display(*, quiet: bool = False) -> Display:
     """A progress bar in a terminal, plain lines elsewhere."""
     if quiet:
         return Display()
-    return Terminal() if sys.stderr.isatty() else Lines(**options)
+    return Terminal() if sys.stderr.isatty() else Lines()

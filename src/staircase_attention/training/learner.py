@@ -1,4 +1,4 @@
-"""One update: forward and backward over a segment of every lane, clip, step."""
+"""A recipe's model, and its update: forward and backward over a segment of every lane."""
 
 import contextlib
 import math
@@ -15,22 +15,63 @@ from torch.nn.parallel import DistributedDataParallel
 
 from staircase_attention.batches import IGNORED, Batch
 from staircase_attention.evaluation import autocast, loss_and_wrong
-from staircase_attention.models import LSTMState, SequenceModel, State
-from staircase_attention.training.build import Model, precision_of
+from staircase_attention.models import LSTMSequenceModel, LSTMState, SequenceModel, State
+from staircase_attention.training.dataset import Dataset, build_dataset
 from staircase_attention.training.optimizer import Optimizer
 from staircase_attention.training.processes import Processes
-from staircase_attention.training.recipe import Recipe
+from staircase_attention.training.recipe import LSTMModel, Recipe
 
 MANY_OUTPUTS = 4096
 """From this many symbols on, the logits of a whole segment are not held at once."""
+Model = SequenceModel | LSTMSequenceModel
 Carried = State | LSTMState | None
 """A lane state from one segment to the next; None before the first."""
 StepFunction = Callable[[tuple[Tensor, ...], list[Carried]], tuple[Tensor, list[Carried]]]
 """The device's part of an update: inputs and states to results and states."""
 
 
-class NoRoomError(RuntimeError):
-    """Memory ran out while weights were changing, so that the update cannot be repeated."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NumSymbols:
+    """All that a model must know of its data."""
+
+    num_inputs: int
+    num_outputs: int
+
+
+def build_model(recipe: Recipe, data: Dataset | NumSymbols) -> Model:
+    """The model that a recipe describes, for the symbols of its data."""
+    model = recipe.model
+    if isinstance(model, LSTMModel):
+        return LSTMSequenceModel(
+            vocab_size=data.num_inputs,
+            output_size=data.num_outputs,
+            width=model.width,
+            num_layers=model.num_layers,
+            dropout=model.dropout,
+        )
+    family = SequenceModel(
+        vocab_size=data.num_inputs,
+        output_size=data.num_outputs,
+        core=model.core,
+        schedule=model.schedule,
+    )
+    family.recompute = recipe.training.recompute
+    return family
+
+
+def check_recipe(recipe: Recipe) -> Dataset:
+    """Refuse a recipe whose data or model cannot be built, before anything is written."""
+    data = build_dataset(recipe)
+    data.check()
+    # On the meta device parameters take no memory, whatever their number.
+    with torch.device("meta"):
+        build_model(recipe, data)
+    return data
+
+
+def precision_of(recipe: Recipe) -> torch.dtype:
+    """The dtype of matrix products."""
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[recipe.training.precision]
 
 
 class Objective(nn.Module):
@@ -191,7 +232,9 @@ class Learner:
         try:
             self.optimizer.step(rate, is_finite=torch.isfinite(norm))
         except torch.OutOfMemoryError as error:
-            raise NoRoomError(
+            # No longer an OutOfMemoryError, after which captured updates would repeat the update:
+            # some weights have changed already.
+            raise RuntimeError(
                 "memory ran out while weights were changing; train with fewer lanes, more "
                 "training.num_micro_batches or training.recompute, and resume from the latest "
                 f"checkpoint ({error})"

@@ -21,10 +21,14 @@ from torch import Tensor
 from staircase_attention.checks import check_choice, input_error
 from staircase_attention.data import Tokeniser, load_tokeniser
 from staircase_attention.files import checksum, read_json, write_json, write_whole
-from staircase_attention.training.build import Model, NumSymbols, build_dataset, build_model
-from staircase_attention.training.checkpoint import WEIGHTS, CheckpointName, DamagedCheckpointError
-from staircase_attention.training.dataset import Dataset
-from staircase_attention.training.progress import best_checkpoint
+from staircase_attention.training.checkpoint import (
+    WEIGHTS,
+    CheckpointName,
+    DamagedCheckpointError,
+    best_checkpoint,
+)
+from staircase_attention.training.dataset import Dataset, build_dataset
+from staircase_attention.training.learner import Model, NumSymbols, build_model
 from staircase_attention.training.recipe import Recipe
 from staircase_attention.training.run_folder import RunFolder
 
@@ -111,6 +115,7 @@ def _load_model(
 
 def check_fit(model: Model, weights: Mapping[str, Tensor], run: str, remedy: str) -> None:
     """Refuse weights of another model, and name the first difference."""
+    # PyTorch's own error has a line for every name.
     shapes = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
     found = {name: list(tensor.shape) for name, tensor in weights.items()}
     for name in [*shapes, *found]:
@@ -163,6 +168,7 @@ def _choose_checkpoint(run_folder: RunFolder, wanted: str) -> CheckpointName:
 def _best(run_folder: RunFolder) -> CheckpointName:
     """The best checkpoint by the account of the latest one that knows a best."""
     notes = run_folder.checkpoints.notes()
+    # The latest account counts, unless the checkpoint that it names was set aside as damaged.
     known = [best_checkpoint(note["progress"]) for note in notes.values()]
     there = [name for name in known if name in notes]
     if not there:
@@ -214,6 +220,7 @@ def pack(
             shutil.copytree(run_folder.tokeniser, scratch.tokeniser)
         write_whole(scratch.weights, content)
         write_json(scratch.packing, {"update": update, "checksum": checksum(content)})
+        # The folder appears with all its files.
         scratch.path.rename(path)
     except OSError as error:
         shutil.rmtree(scratch.path, ignore_errors=True)

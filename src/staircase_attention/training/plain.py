@@ -37,6 +37,7 @@ def from_plain(config: type[Config], plain: Any, path: str = "config") -> Config
     """The config that `to_plain` wrote, or an error that names the path of the wrong setting."""
     given = dict(_group(plain, path))
     fields = {field.name: field for field in dataclasses.fields(config)}  # type: ignore[arg-type]
+    # Where kind only tells classes apart, it has done so by now.
     if "kind" not in fields:
         given.pop("kind", None)
     for name in given:
@@ -74,11 +75,10 @@ def override(plain: Mapping[str, Any], assignments: Mapping[str, Any]) -> dict[s
         if last not in place and groups[-1:] not in (["options"], ["schedule"]):
             raise _unknown(path, last, place)
         if path == "task.reference" and value != place[last]:
-            place["options"] = {}
-        elif path.endswith(IDENTITIES):
-            place.pop("reference" if last == "name" else "name", None)
-        if groups == ["task"] and last == "reference" and value != place.get(last):
             place["options"] = {}  # They belong to the other task.
+        elif path.endswith(IDENTITIES):
+            # A schedule has one of the two, and keeps its options, which both may share.
+            place.pop("reference" if last == "name" else "name", None)
         old = place.get(last) if isinstance(value, Mapping) else None
         place[last] = _merge(last, old, to_plain(value))
     return changed
@@ -123,7 +123,7 @@ def _convert(hint: Any, value: Any, path: str) -> Any:  # noqa: ANN401
     if origin is not None:
         return _group(value, path)
     if hint is Schedule:
-        return _convert_schedule(_group(value, path), path)
+        return schedule_from_dict(_group(value, path))
     if dataclasses.is_dataclass(hint):
         return from_plain(typing.cast("type[Any]", hint), value, path)
     return _convert_scalar(hint, value, path)
@@ -133,6 +133,7 @@ def _convert_union(hints: tuple[Any, ...], value: Any, path: str) -> Any:  # noq
     """A value or None, or one of several configs that differ in their kind."""
     if value is None and types.NoneType in hints:
         return None
+    # Configs that can stand in one place have a class variable that tells them apart.
     kinds = {hint.kind: hint for hint in hints if hasattr(hint, "kind")}
     if not kinds:
         [hint] = [hint for hint in hints if hint is not types.NoneType]
@@ -140,14 +141,6 @@ def _convert_union(hints: tuple[Any, ...], value: Any, path: str) -> Any:  # noq
     kind = _group(value, path).get("kind")
     check_choice(f"{path}.kind", kind, kinds)
     return from_plain(kinds[kind], value, path)
-
-
-def _convert_schedule(plain: Mapping[str, Any], path: str) -> Schedule:
-    if not {"name", "reference"} & {*plain}:
-        raise input_error(
-            f"{path} must have a name or a reference", repr(plain), "add one, as name='staircase'"
-        )
-    return schedule_from_dict(plain)
 
 
 def _convert_scalar(hint: Any, value: Any, path: str) -> Any:  # noqa: ANN401

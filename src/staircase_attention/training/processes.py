@@ -1,4 +1,4 @@
-"""The processes of a run: one or several, and the signals that ask them to stop."""
+"""The processes of a run, one or several, their devices, and the signals that ask them to stop."""
 
 import atexit
 import os
@@ -41,6 +41,7 @@ class Processes:
         """The first process's flag."""
         if self.count == 1:
             return flag
+        # NCCL moves tensors on GPUs only.
         device = "cuda" if dist.get_backend() == "nccl" else "cpu"
         shared = torch.tensor([int(flag)], device=device)
         dist.broadcast(shared, src=0)
@@ -57,6 +58,13 @@ class Processes:
 def is_first_process() -> bool:
     """Whether this process writes files, according to torchrun; alone, it does."""
     return os.environ.get("RANK", "0") == "0"
+
+
+def choose_device() -> torch.device:
+    """A GPU if there is one: that of this process, if several processes run."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return torch.device("cpu")
 
 
 def join_processes(device: torch.device) -> Processes:
@@ -89,6 +97,8 @@ class StopRequest:
 
     def receive(self, number: int, _frame: FrameType | None) -> None:
         """Remember a signal; a second Ctrl-C stops at once."""
+        # A handler may run between any two instructions, in the middle of a save too. So it only
+        # notes the signal, and the trainer stops where everything is whole.
         if self.number == signal.SIGINT == number:
             raise KeyboardInterrupt
         self.number = number
@@ -106,5 +116,6 @@ def stop_requests() -> Iterator[StopRequest]:
     try:
         yield request
     finally:
+        # A notebook or a comparison has handlers of its own.
         for number, handler in zip(caught, before, strict=True):
             signal.signal(number, handler)

@@ -172,6 +172,7 @@ class TrainingConfig:
         optional = ("restart_every", "keep_every", "evaluation_tokens")
         check(self, "at least 1", lambda value: value >= 1, *sizes, *counts)
         check(self, "at least 1, or none", lambda value: value is None or value >= 1, *optional)
+        # Otherwise some multiple of it would have no checkpoint.
         if self.keep_every is not None and self.keep_every % self.checkpoint_every:
             raise input_error(
                 f"keep_every must be a multiple of checkpoint_every = {self.checkpoint_every}",
@@ -200,6 +201,7 @@ class Recipe:
     """Seed of the data."""
 
     def __post_init__(self) -> None:
+        # PyTorch's and NumPy's generators both take these.
         check(self, "from 0 to 2^63 - 1", lambda value: 0 <= value < 2**63, "seed", "data_seed")
         first_tokens, tokens = self.training.growth.first_tokens, self.training.evaluation_tokens
         if isinstance(self.task, CorpusChoice) and first_tokens is not None:
@@ -214,6 +216,7 @@ class Recipe:
                 f"{tokens} with a task",
                 "leave it out, or use a task with fewer episodes",
             )
+        # Runs without a folder of their own are kept under this name.
         path = PurePosixPath(self.name)
         if path.is_absolute() or ".." in path.parts or not path.parts:
             raise input_error("Recipe.name must be a folder's name", repr(self.name), "rename it")

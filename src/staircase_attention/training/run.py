@@ -9,15 +9,20 @@ from pathlib import Path
 import torch
 
 from staircase_attention.checks import check_integer, input_error
-from staircase_attention.training.build import build_model, check_recipe, choose_device
+from staircase_attention.references import record_code
 from staircase_attention.training.dataset import CorpusData
 from staircase_attention.training.display import Display
+from staircase_attention.training.learner import build_model, check_recipe
 from staircase_attention.training.loading import PRETRAINED, check_fit, read_weights, run_path
-from staircase_attention.training.processes import is_first_process, join_processes, stop_requests
+from staircase_attention.training.processes import (
+    choose_device,
+    is_first_process,
+    join_processes,
+    stop_requests,
+)
 from staircase_attention.training.recipe import Recipe
 from staircase_attention.training.run_folder import RunFolder, RunResult
 from staircase_attention.training.trainer import Trainer
-from staircase_attention.training.trust import record_code
 
 
 def train(
@@ -42,9 +47,11 @@ def train(
     run_folder, facts = RunFolder(folder), {}
     if init is not None:
         update, weights = read_weights(RunFolder(run_path(init)), "best")
+        # Shapes alone are compared, without memory for another set of weights.
         with torch.device("meta"):
             check_fit(build_model(recipe, data), weights, f"{init}", "choose a run of this model")
         run = os.fspath(init)
+        # A resumed run may have to read the weights again, from another working folder.
         run = run if run.startswith(PRETRAINED) else str(Path(run).resolve())
         facts["init"] = {"run": run, "update": update}
     with (
@@ -53,7 +60,13 @@ def train(
     ):
         trainer.display.say(f"run folder: {run_folder.path}")
         if trainer.processes.is_first:
-            _trust_code(recipe, trainer.display)
+            try:
+                record_code(recipe.to_plain())
+            except OSError as error:
+                trainer.display.say(
+                    f"the run's code could not be recorded as trusted ({error}); it is resumed "
+                    "and evaluated with --trust-code"
+                )
         return trainer.run()
 
 
@@ -82,6 +95,7 @@ def resume(
             "name the folder that it was packed from",
         )
     if num_updates is None and run_folder.is_finished:
+        # Without a lock: a finished run may be read by many at once.
         return run_folder.read_result()
     with run_folder.locked():
         if num_updates is not None:
@@ -117,21 +131,12 @@ def _trainer(recipe: Recipe, run_folder: RunFolder, progress: Display | None) ->
         trainer = Trainer(
             recipe, run_folder, device=device, processes=processes, display=display, stop=stop
         )
+        # After the first checkpoint the run has weights of its own, and the other may be gone.
         init = run_folder.read_config().get("init")
         if init is not None and not run_folder.checkpoints.names():
             _, weights = read_weights(RunFolder(run_path(init["run"])), init["update"])
             trainer.learner.model.load_state_dict(weights)
         yield trainer
-
-
-def _trust_code(recipe: Recipe, display: Display) -> None:
-    try:
-        record_code(recipe.to_plain())
-    except OSError as error:
-        display.say(
-            f"the run's code could not be recorded as trusted ({error}); it is resumed and "
-            "evaluated with --trust-code"
-        )
 
 
 def default_folder(recipe: Recipe, base: str | os.PathLike[str] = "runs") -> Path:

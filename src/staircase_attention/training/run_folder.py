@@ -1,7 +1,6 @@
 """A run on disk: its files, its lock, its metrics, its result."""
 
 import contextlib
-import fcntl
 import json
 import math
 import os
@@ -18,20 +17,16 @@ from typing import Any, Literal
 import torch
 from torch.utils.tensorboard import SummaryWriter
 
-from staircase_attention.checks import InputError, input_error
+from staircase_attention.checks import input_error
 from staircase_attention.data import Tokeniser
-from staircase_attention.files import FULL_DISK, PARTIAL, read_json, write_json
+from staircase_attention.files import FULL_DISK, PARTIAL, locked, read_json, write_json
+from staircase_attention.references import require_trusted_code
 from staircase_attention.training.checkpoint import WEIGHTS, CheckpointFolder
 from staircase_attention.training.processes import is_first_process
 from staircase_attention.training.recipe import Recipe
-from staircase_attention.training.trust import require_trusted_code
 
 FORMAT = 2
 """Of config.json. In format 1, task algorithm had another distribution, without a name."""
-
-
-class RunInUseError(InputError):
-    """A run that another process is working on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,6 +89,7 @@ class RunFolder:
                 shutil.rmtree(self.tokeniser, ignore_errors=True)
                 self.tokeniser.mkdir()
                 tokeniser.save(self.tokeniser)
+            # Last: a folder with a config.json is a run, one without it is not.
             write_json(self.config, {"format": FORMAT, "recipe": recipe.to_plain(), **facts})
 
     @property
@@ -137,6 +133,8 @@ class RunFolder:
         if not is_first_process():
             yield
             return
+        # Two runs that were given one empty folder must not both find it empty, so the lock comes
+        # before the look inside.
         is_new = not self.path.exists()
         with self._writable(), contextlib.suppress(FileExistsError):
             self.path.mkdir(parents=True)
@@ -145,6 +143,7 @@ class RunFolder:
             try:
                 yield
             except BaseException:
+                # What is under this path now may be somebody else's.
                 if not self.is_another and not self.checkpoints.names():
                     self._clear(is_new=is_new)
                 raise
@@ -155,14 +154,11 @@ class RunFolder:
         if not is_first_process():
             yield
             return
-        # The folder itself is locked, so that no lock file is left behind.
-        folder = os.open(self.path, os.O_RDONLY)
-        try:
-            self._held = _lock(folder, self.path)
-            yield
-        finally:
-            self._held = None
-            os.close(folder)
+        with locked(self.path) as self._held:
+            try:
+                yield
+            finally:
+                self._held = None
 
     @property
     def is_another(self) -> bool:
@@ -215,6 +211,7 @@ class RunFolder:
         except OSError as error:
             if error.errno not in FULL_DISK:
                 raise
+            # The half-written checkpoint takes the space that is missing.
             self.checkpoints.abandon()
             names = self.checkpoints.names()
             remedy = "free some space and train again"
@@ -327,6 +324,7 @@ class MetricsLog:
             file.truncate(min(num_bytes, file.tell()))
         self._file = folder.metrics.open("ab")
         self._timing = folder.timing.open("a")
+        # TensorBoard hides the steps that will be logged again.
         self._board = SummaryWriter(str(folder.tensorboard), purge_step=update + 1)
 
     @property
@@ -344,6 +342,7 @@ class MetricsLog:
         line = json.dumps({"kind": kind, "update": update, **plain})
         self._file.write(f"{line}\n".encode())
         self._file.flush()
+        # On disk before any checkpoint that counts these bytes: a resumed run can always cut here.
         os.fsync(self._file.fileno())
         for name, value in values.items():
             if isinstance(value, (int, float)):
@@ -364,17 +363,6 @@ class MetricsLog:
         # TensorBoard's writer opens its file again by name, which may lead to another run now.
         if not self._folder.is_another:
             self._board.close()
-
-
-def _lock(folder: int, path: Path) -> int:
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise RunInUseError(
-            f"a run folder is used by one run at a time, got {path}, which another run uses; "
-            "wait for it, or name another folder"
-        ) from None
-    return folder
 
 
 def environment() -> dict[str, Any]:

@@ -13,19 +13,19 @@ from staircase_attention.checks import input_error
 from staircase_attention.evaluation import Score, evaluate
 from staircase_attention.files import write_json
 from staircase_attention.tasks import lanes_of_process
-from staircase_attention.training.build import Model, build_dataset, build_model, precision_of
 from staircase_attention.training.checkpoint import (
     WEIGHTS,
     Checkpoint,
     CheckpointName,
     DamagedCheckpointError,
+    TrainingProgress,
+    best_checkpoint,
 )
-from staircase_attention.training.dataset import Dataset, Position, SplitName
+from staircase_attention.training.dataset import Dataset, Position, SplitName, build_dataset
 from staircase_attention.training.display import Display
-from staircase_attention.training.learner import Learner, Outcome
+from staircase_attention.training.learner import Learner, Model, Outcome, build_model, precision_of
 from staircase_attention.training.optimizer import learning_rate
 from staircase_attention.training.processes import Processes, StopRequest, StopRequested
-from staircase_attention.training.progress import TrainingProgress, best_checkpoint
 from staircase_attention.training.recipe import Recipe
 from staircase_attention.training.run_folder import MetricsLog, RunFolder, RunResult, device_name
 
@@ -130,15 +130,11 @@ class Trainer:
         """Restore the latest checkpoint that is whole, and continue the metrics from there."""
         num_bytes = 0
         for name in reversed(self.folder.checkpoints.names()):
-            try:
-                checkpoint = self.folder.checkpoints.read(name)
-            except DamagedCheckpointError as error:
-                self.display.say(f"damaged checkpoint: {error}; falling back to the one before it")
-                self._set_aside(name)
-                continue
-            self._restore(checkpoint)
-            num_bytes = checkpoint.trainer["metrics_bytes"]
-            break
+            checkpoint = self._read(name, otherwise="falling back to the one before it")
+            if checkpoint is not None:
+                self._restore(checkpoint)
+                num_bytes = checkpoint.trainer["metrics_bytes"]
+                break
         progress, config = self.progress, self.config
         if self.processes.is_first:
             self.log = MetricsLog(self.folder, num_bytes=num_bytes, update=progress.update)
@@ -152,18 +148,28 @@ class Trainer:
                 f"episodes are cut to {longest} tokens to the end of training; "
                 "with a lower training.growth.double_every (or first_updates) they become whole"
             )
+        # From here on a run that is killed has something to resume from, and to roll back to.
         if not self.folder.checkpoints.names():
             self._save()
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         checkpoint.restore(self.learner)
-        self.progress = TrainingProgress.from_plain(checkpoint.trainer["progress"], self.data)
+        self.progress = TrainingProgress.from_plain(
+            checkpoint.trainer["progress"], type(self.progress.position)
+        )
         if self.progress.best not in self.folder.checkpoints.names():
             self.progress.forget_best()
 
-    def _set_aside(self, name: CheckpointName) -> None:
-        if self.processes.is_first:
-            self.folder.checkpoints.set_aside(name)
+    def _read(self, name: CheckpointName, *, otherwise: str) -> Checkpoint | None:
+        """A checkpoint; a damaged one is reported and set aside."""
+        try:
+            return self.folder.checkpoints.read(name)
+        except DamagedCheckpointError as error:
+            self.display.say(f"damaged checkpoint: {error}; {otherwise}")
+            # Other processes may still be reading it: to them, too, it is damaged or gone.
+            if self.processes.is_first:
+                self.folder.checkpoints.set_aside(name)
+            return None
 
     def _has_updates_left(self) -> bool:
         """Whether there is more to train; a run that has diverged is rolled back first."""
@@ -183,6 +189,7 @@ class Trainer:
     def _prefetch(self, position: Position) -> None:
         """Make the next batch while the GPU works on this one."""
         if self.device.type == "cuda" and self.progress.update + 1 < self.config.num_updates:
+            # On a CPU it would take time from the update itself.
             self._prefetched = (position, self._batch_at(position))
 
     def _restarts_after(self, update: int) -> bool:
@@ -199,8 +206,10 @@ class Trainer:
             self.learner.restart()
         progress.num_tokens += batch.inputs.size
         progress.wall_seconds += seconds
+        # The first update includes compiling and warming up, so it fades out.
         latest = batch.inputs.size / seconds
         self.speed = latest if not self.speed else 0.95 * self.speed + 0.05 * latest
+        # Before this update's loss is seen: it is the first of longer episodes.
         if self.config.growth.grows_at(progress.update - 1):
             progress.watch.forget()
         if not outcome.was_applied:
@@ -297,6 +306,7 @@ class Trainer:
     def _stop(self) -> None:
         if self.folder.checkpoints.names()[-1:] != [self.progress.name]:
             self._save(is_due=False)
+        # Without a number, another process received the signal: SIGTERM stands for it.
         raise StopRequested(
             self.stop.number or 15,
             f"stopped at update {self.progress.update:,}, saved; "
@@ -314,6 +324,7 @@ class Trainer:
         progress = self.progress
         progress.rate_scale = before.rate_scale * limits.rate_factor
         progress.num_rollbacks = before.num_rollbacks + 1
+        # Time and tokens are spent, whatever became of them.
         progress.wall_seconds = before.wall_seconds
         progress.num_tokens = before.num_tokens
         facts = {"from_update": before.update, "rate_scale": progress.rate_scale}
@@ -322,17 +333,16 @@ class Trainer:
             f"diverged at update {before.update:,}: back to update {progress.update:,} "
             f"with the learning rate times {progress.rate_scale:g}"
         )
+        # All must have read the old checkpoint before the first process prunes it.
         self.processes.wait()
         self._save()
 
     def _latest_healthy(self) -> Checkpoint:
         """The latest checkpoint that is whole and was taken while the loss was healthy."""
         for name, note in reversed(self.folder.checkpoints.notes().items()):
-            if note["is_healthy"]:
-                try:
-                    return self.folder.checkpoints.read(name)
-                except DamagedCheckpointError as error:
-                    self.display.say(f"damaged checkpoint: {error}; going further back")
+            checkpoint = note["is_healthy"] and self._read(name, otherwise="going further back")
+            if checkpoint:
+                return checkpoint
         raise DivergedError(
             f"diverged at update {self.progress.update:,}, with no healthy checkpoint left"
         )
@@ -343,6 +353,7 @@ class Trainer:
             self._load_best()
         progress, scores = self.progress, {}
         if progress.best is not None:
+            # Test data are scored once, with the weights that validation chose.
             for split in SCORED:
                 score = self.score(split)
                 scores[split] = score.to_plain() | self.data.facts(split, score)
@@ -371,21 +382,18 @@ class Trainer:
     def _load_best(self) -> None:
         """Load the best checkpoint's weights; if it is damaged, the present ones are the best."""
         self.folder.require_own()
-        name = self.progress.best
-        assert name is not None
-        try:
-            checkpoint = self.folder.checkpoints.read(name)
-        except DamagedCheckpointError as error:
-            self.display.say(
-                f"damaged checkpoint: {error}; it was the best, and the weights of update "
-                f"{self.progress.update:,} are scored in its place"
-            )
-            self._set_aside(name)
-            self.progress.forget_best()
-            if self._is_best(self.score("valid")):
-                self._save()
-        else:
+        assert self.progress.best is not None
+        update = f"{self.progress.update:,}"
+        checkpoint = self._read(
+            self.progress.best,
+            otherwise=f"it was the best, and the weights of update {update} are scored instead",
+        )
+        if checkpoint is not None:
             self.learner.model.load_state_dict(checkpoint.tensors[WEIGHTS])
+            return
+        self.progress.forget_best()
+        if self._is_best(self.score("valid")):
+            self._save()
 
 
 def score_split(

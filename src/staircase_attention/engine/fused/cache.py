@@ -16,8 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from staircase_attention.layers.cache import Cache, places_among
-from staircase_attention.layers.keys_values import KeysValues, join
+from staircase_attention.layers.keys_values import Cache, KeysValues, join, places_among
 from staircase_attention.schedules import joined, overlap
 
 

@@ -27,9 +27,8 @@ from staircase_attention.engine.fused.weights import (
 )
 from staircase_attention.engine.kernels import activation, norm
 from staircase_attention.engine.kernels.activation import gated_product
-from staircase_attention.layers.cache import Cache, JoinedCache
 from staircase_attention.layers.core import Core, Trip
-from staircase_attention.layers.keys_values import KeysValues, join
+from staircase_attention.layers.keys_values import Cache, JoinedCache, KeysValues, join
 from staircase_attention.models.backend import RecomputedCore
 
 

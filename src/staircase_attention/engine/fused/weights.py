@@ -20,8 +20,7 @@ from staircase_attention.engine.kernels import activation, norm, relative_attent
 from staircase_attention.engine.kernels.cross_entropy import add_product
 from staircase_attention.layers.core import Core
 from staircase_attention.layers.keys_values import split_heads
-from staircase_attention.layers.layer import Layer
-from staircase_attention.layers.memory import Memory
+from staircase_attention.layers.layer import Layer, Memory
 from staircase_attention.layers.positions import RelativePositions
 
 ENOUGH_ROWS = 4096
