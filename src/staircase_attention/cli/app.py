@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -58,11 +59,12 @@ def staircase(
 
 
 # In the order of `staircase --help`.
-for command in (demo, draw, describe, recipes, train, resume):
-    app.command()(command)
-app.command("eval")(evaluate)
-for command in (sample, chat, compare, reproduce, pack, export, bench):
-    app.command()(command)
+COMMANDS: tuple[Callable[..., int | None], ...] = (
+    *(demo, draw, describe, recipes, train, resume, evaluate, sample, chat),
+    *(compare, reproduce, pack, export, bench),
+)
+for command in COMMANDS:
+    app.command("eval" if command is evaluate else None)(command)
 app.add_typer(prepare)
 
 

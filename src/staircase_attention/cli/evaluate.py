@@ -84,7 +84,8 @@ def evaluate(
         check_for_task(data, name, past=past)
         asked = {"episode": by_episode, "position": by_position}
         places = [place for place in PLACES if asked[place]]
-        for size in length or [None]:
+        sizes: list[int | None] = [*length] if length else [None]
+        for size in sizes:
             sized = data if size is None else data.with_length(size)
             found = evaluate_task(loaded, sized, name, places)
             show(*found, as_json, split=split, length=size, update=loaded.update)

@@ -95,8 +95,9 @@ def _run_group(
             last = min(first + size, stop)
             tokens = [row.tokens[first - row.start : last - row.start] for row in running]
             logits, state = feed(model, torch.stack(tokens), state)
-            for row, found in zip(running, logits, strict=True) if keep else ():
-                keep(row.place, found)
+            if keep is not None:
+                for row, found in zip(running, logits, strict=True):
+                    keep(row.place, found)
     return state
 
 
