@@ -1,6 +1,6 @@
 """Batches of a split whose rows are contiguous streams, straight from mapped memory."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -24,8 +24,13 @@ class TokenPosition:
     """The number of lanes, which determines where they start."""
 
     def as_plain(self) -> dict[str, Any]:
-        """The arguments of a TokenPosition, for a checkpoint or a JSON file."""
+        """As plain data, for a checkpoint."""
         return asdict(self)
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> "TokenPosition":
+        """The inverse of `as_plain`."""
+        return cls(**plain)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
