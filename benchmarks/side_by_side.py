@@ -117,8 +117,13 @@ def train(size: str, num_updates: int, lanes: int | None) -> dict[str, list[floa
 
     from staircase_attention.batches import Batch
     from staircase_attention.experiments import find_recipe
-    from staircase_attention.training.learner import Learner, build_model
+    from staircase_attention.training.learner import Learner
     from staircase_attention.training.processes import Processes
+
+    try:
+        from staircase_attention.training.learner import build_model
+    except ImportError:  # version 0.1
+        from staircase_attention.training.build import build_model
 
     recipe_name, width, num_layers, num_heads, segment, num_lanes, *symbols = SIZES[size]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -85,7 +85,7 @@ def test_a_run_killed_at_random_moments_ends_bit_for_bit_the_same(tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert ended(fork_process(whole, recipe)) == 0, output_of(whole).read_text()
     moments, kills = random.Random(7), 0
-    while kills < 5:
+    while kills < 3:
         process = fork_process(killed, recipe)
         while process.is_alive() and "update" not in output_of(killed).read_text():
             time.sleep(0.01)

@@ -20,7 +20,7 @@ class StaircaseConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
 
     >>> config = StaircaseConfig(schedule={"name": "transformer-xl", "span": 128})
     >>> config.make_schedule()
-    TransformerXL(span=128)
+    TransformerXL(span=128, span_includes_self=True)
     """
 
     model_type: ClassVar[str] = "staircase-attention"
