@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+# The target where there is no answer.
 IGNORED = -1
-"""The target where there is no answer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

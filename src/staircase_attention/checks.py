@@ -3,8 +3,8 @@
 import difflib
 from collections.abc import Iterable
 
+# An error lists up to this many choices; of more it names the nearest only.
 MOST_LISTED = 8
-"""An error lists up to this many choices; of more it names the nearest only."""
 
 
 class InputError(ValueError):

@@ -12,10 +12,10 @@ from typing import Any
 
 from staircase_attention.checks import InputError, input_error
 
+# Error numbers of a full disk.
 FULL_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-"""Error numbers of a full disk."""
+# Suffix of files that are being written; a killed process may leave one behind.
 PARTIAL = ".partial"
-"""Suffix of files that are being written; a killed process may leave one behind."""
 
 
 def write_whole(path: Path, *parts: bytes | bytearray) -> None:

@@ -28,10 +28,10 @@ from staircase_attention.files import checksum, locked, read_json, write_json
 
 Kind = TypeVar("Kind")
 
+# Environment variable: the folder of the store of trusted code.
 STATE_HOME = "STAIRCASE_STATE_HOME"
-"""Environment variable: the folder of the store of trusted code."""
+# The reference by which each class was loaded.
 _loaded: dict[type, str] = {}
-"""The reference by which each class was loaded."""
 
 
 def load_reference(reference: str, kind: type[Kind]) -> type[Kind]:

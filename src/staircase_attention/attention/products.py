@@ -16,8 +16,8 @@ from torch.nn import functional
 from staircase_attention.attention.reference import softmax_over_visible
 from staircase_attention.attention.view import View
 
+# A function with the signature of `attend` that computes the same.
 AttendFunction = Callable[..., Float[Tensor, "batch heads queries size"]]
-"""A function with the signature of `attend` that computes the same."""
 
 
 def attend(

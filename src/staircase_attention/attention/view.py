@@ -10,8 +10,8 @@ from torch import Tensor
 
 from staircase_attention.schedules import joined, num_positions
 
+# Runs of queries shorter than this are not worth cutting.
 SMALLEST_BLOCK = 64
-"""Runs of queries shorter than this are not worth cutting."""
 
 
 @dataclass(frozen=True, kw_only=True)

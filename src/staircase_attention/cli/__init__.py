@@ -6,8 +6,8 @@ usage errors and light commands answer at once.
 
 import sys
 
+# Exit status after Ctrl-C.
 INTERRUPTED = 130
-"""Exit status after Ctrl-C."""
 
 
 def main() -> None:

@@ -15,12 +15,13 @@ from staircase_attention.cli.runs import export, pack, recipes, resume, train
 from staircase_attention.cli.schedules import describe, draw
 from staircase_attention.cli.text import chat, sample
 
+# Exit status for what a user can get wrong.
 USER_ERROR = 2
-"""Exit status for what a user can get wrong."""
 NO_MEMORY = (
     "this needs more memory than there is; use a smaller model, or in training fewer lanes, more "
     "training.num_micro_batches, or training.recompute"
 )
+# PyTorch's messages when a size exceeds memory or 64 bits.
 OUT_OF_MEMORY = (
     "can't allocate memory",
     "not enough memory",
@@ -28,10 +29,9 @@ OUT_OF_MEMORY = (
     "Storage size calculation overflowed",
     "Overflow when unpacking long",
 )
-"""PyTorch's messages when a size exceeds memory or 64 bits."""
 
+# What typer raises for arguments it cannot parse; it has been in several packages over time.
 UsageError: Any = typer.BadParameter.__bases__[0]
-"""What typer raises for arguments it cannot parse; it has been in several packages over time."""
 
 app = typer.Typer(name="staircase", no_args_is_help=True, rich_markup_mode=None)
 

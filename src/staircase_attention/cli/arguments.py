@@ -51,10 +51,10 @@ TrustCode = Annotated[
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
+# A quoted string, or else a single character.
 TOKEN = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|.""", re.DOTALL)
-"""A quoted string, or else a single character."""
+# The largest signed integer of 64 bits.
 LARGEST = 2**63 - 1
-"""The largest signed integer of 64 bits."""
 
 
 def parse_assignments(words: Iterable[str]) -> dict[str, Any]:

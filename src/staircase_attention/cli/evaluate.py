@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from staircase_attention.training import LoadedRun
     from staircase_attention.training.dataset import CorpusData, SplitName, TaskData
 
+# A score as plain data.
 Facts = dict[str, Any]
-"""A score as plain data."""
 MEASURES = {
     "error": "error {:.2%}",
     "loss": "loss {:.4f}",
@@ -25,11 +25,11 @@ MEASURES = {
     "perplexity": "perplexity {:.4f}",
     "byte_perplexity": "byte perplexity {:.4f}",
 }
+# How the parts of a score are labelled.
 PLACES: "dict[Place, str]" = {
     "episode": "episode of its lane from",
     "position": "position in the episode from",
 }
-"""How the parts of a score are labelled."""
 
 
 def evaluate(

@@ -16,8 +16,8 @@ from staircase_attention.cli.arguments import (
 )
 from staircase_attention.schedules import Order, Schedule, make_schedule
 
+# Bytes per number.
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
-"""Bytes per number."""
 
 
 def draw(

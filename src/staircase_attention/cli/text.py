@@ -36,10 +36,10 @@ Penalty = Annotated[float, typer.Option(help="Above 1 makes recent tokens less l
 Seed = Annotated[int, typer.Option(help="Random seed.")]
 MaxTokens = Annotated[int, typer.Option(metavar="N", help="Maximum number of new tokens.")]
 
+# Options that are fields of `SamplingConfig`.
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
-"""Options that are fields of `SamplingConfig`."""
+# Options that a saved stream has fixed.
 FIXED = ("prompt", *SAMPLING, "stop")
-"""Options that a saved stream has fixed."""
 
 
 def sample(

@@ -29,11 +29,11 @@ from staircase_attention.drawing.picture import (
 )
 from staircase_attention.files import check_can_write, write_whole
 
+# The kinds of file that can be written.
 ENDINGS = (".svg", ".png")
-"""The kinds of file that can be written."""
 DOTS_PER_INCH = 200
+# The longer side of a PNG, at most; a larger picture gets a lower resolution.
 MOST_DOTS = 4000
-"""The longer side of a PNG, at most; a larger picture gets a lower resolution."""
 SETTINGS: dict[Any, Any] = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
@@ -44,23 +44,23 @@ SETTINGS: dict[Any, Any] = {
     "svg.hashsalt": "staircase",
 }
 DARK, GREY, PALE, CACHED = "#1a1a1a", "#595959", "#b0b0b0", "#efefef"
+# Sizes of type.
 LARGE, MEDIUM, SMALL, TINY = 11.0, 9.0, 8.0, 6.5
-"""Sizes of type."""
+# Width of a letter of DejaVu Sans, in inches per point of type; bold is 0.68 / 0.58 as wide.
 LETTER_WIDTH = 0.58 / 72
-"""Width of a letter of DejaVu Sans, in inches per point of type; bold is 0.68 / 0.58 as wide."""
 BOLD = 0.68 / 0.58
+# Width of a column, and height of a row with the gap above it, in which outputs leave.
 PITCH, ROW_PITCH = 0.66, 0.72
-"""Width of a column, and height of a row with the gap above it, in which outputs leave."""
+# A box; between it and the outline; half the gap between two boxes.
 BOX_HEIGHT, PADDING, INSET = 0.38, 0.07, 0.045
-"""A box; between it and the outline; half the gap between two boxes."""
+# White space around everything.
 MARGIN = 0.3
-"""White space around everything."""
+# Width that the words need, however small the picture.
 LEAST_WIDTH = 5.8
-"""Width that the words need, however small the picture."""
+# Heights of lines of the title and of the legend.
 TITLE_LINE, LEGEND_LINE = 0.21, 0.27
-"""Heights of lines of the title and of the legend."""
+# The boxes in the legend, and the gap between them and the words.
 SAMPLE_WIDTH, SAMPLE_HEIGHT, SAMPLE_GAP = 0.34, 0.2, 0.1
-"""The boxes in the legend, and the gap between them and the words."""
 
 
 class Area(NamedTuple):

@@ -14,15 +14,15 @@ from typing import Literal
 from staircase_attention.checks import check_choice, check_integer, input_error
 from staircase_attention.schedules import Cell, Ledger, Order, Schedule, Step, num_positions
 
+# A `query` goes through the core in this step. A `cached` chunk is seen as it was cached. A `kept`
+# one was a query in an earlier part of the same step, whose keys and values are still there.
 Kind = Literal["query", "cached", "kept"]
-"""A `query` goes through the core in this step. A `cached` chunk is seen as it was cached. A `kept`
-one was a query in an earlier part of the same step, whose keys and values are still there."""
+# In the order in which a legend explains them.
 KINDS: tuple[Kind, ...] = ("query", "cached", "kept")
-"""In the order in which a legend explains them."""
+# Of any picture. A thousand boxes are an SVG of some 700 kilobytes.
 MAX_COLUMNS, MAX_ROWS, MAX_BOXES = 40, 96, 1000
-"""Of any picture. A thousand boxes are an SVG of some 700 kilobytes."""
+# By default a picture has at most this many columns, which fit into a terminal 80 wide.
 DEFAULT_COLUMNS = 12
-"""By default a picture has at most this many columns, which fit into a terminal 80 wide."""
 SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 
 
@@ -294,10 +294,10 @@ def meaning(kind: Kind, pass_number: int) -> str:
     }[kind]
 
 
+# What the arrow means.
 LEAVES = "leaves with its output"
-"""What the arrow means."""
+# What the outline means.
 OUTLINE = "one parallel computation; rows run from bottom to top, time to the right"
-"""What the outline means."""
 
 # ColorBrewer's YlGnBu without its ends: lightness falls with every pass, so that passes differ for
 # any colour vision and in print.

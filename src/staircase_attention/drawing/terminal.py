@@ -21,12 +21,14 @@ from staircase_attention.drawing.picture import (
     pass_colours,
 )
 
+# Characters from one column to the next, where there is room.
 WIDEST_PITCH = 6
-"""Characters from one column to the next, where there is room."""
+# What a box is filled with, around its number.
 FILLS: dict[Kind, str] = {"query": " ", "cached": "░", "kept": "·"}
-"""What a box is filled with, around its number."""
+# Marks a box that leaves with its output.
 ARROW = "↑"
-"""Marks a box that leaves with its output."""
+# The character that joins lines going up, down, left and right. Each of these lines ends in a
+# corner or continues, so no other joints occur.
 JOINTS = {
     (0, 0, 0, 0): " ",
     (0, 0, 1, 1): "─",
@@ -40,8 +42,6 @@ JOINTS = {
     (1, 0, 1, 1): "┴",
     (1, 1, 1, 1): "┼",
 }
-"""The character that joins lines going up, down, left and right. Each of these lines ends in a
-corner or continues, so no other joints occur."""
 
 
 def render_terminal(picture: Picture) -> RenderableType:

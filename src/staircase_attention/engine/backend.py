@@ -22,6 +22,7 @@ from staircase_attention.models.sequence_model import SequenceModel
 
 Model = TypeVar("Model", bound=nn.Module)
 
+# What a model is made of.
 KINDS = (
     SequenceModel,
     Embedding,
@@ -38,9 +39,8 @@ KINDS = (
     nn.Linear,
     nn.LayerNorm,
 )
-"""What a model is made of."""
+# Those that the kernels of training are written for.
 HEAD_SIZES = (16, 32, 64, 128)
-"""Those that the kernels of training are written for."""
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 

@@ -22,17 +22,17 @@ from staircase_attention.engine.kernels.graphs import Pool, captured
 from staircase_attention.models import SequenceModel, State, Stream
 from staircase_attention.schedules import Ledger, Schedule
 
+# Tokens (rows, time) first, then whatever else the step takes.
 Inputs: TypeAlias = tuple[Tensor, ...]
-"""Tokens (rows, time) first, then whatever else the step takes."""
+# Inputs and states (State, or None before the first token) to results and states.
 StepFunction: TypeAlias = Callable[[Inputs, list[Any]], tuple[Tensor, list[Any]]]
-"""Inputs and states (State, or None before the first token) to results and states."""
+# Number of tokens for each (bank, layer), in the order of these.
 Held: TypeAlias = tuple[tuple[tuple[int, int], int], ...]
-"""Number of tokens for each (bank, layer), in the order of these."""
 
+# Updates unlike all before them after which capturing is given up.
 MOST_EAGER = 100
-"""Updates unlike all before them after which capturing is given up."""
+# Further graphs are made only for updates that repeat the one before.
 MOST_GRAPHS = 8
-"""Further graphs are made only for updates that repeat the one before."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

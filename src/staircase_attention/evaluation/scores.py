@@ -17,9 +17,9 @@ from staircase_attention.batches import IGNORED, Batch
 from staircase_attention.checks import input_error
 from staircase_attention.tasks import Episodes, evaluation_batches
 
+# The place of an answer: the number of its episode in the lane, counted from 1, or its position in
+# the episode, counted from 0. The first episode of a lane starts from an empty state.
 Place = Literal["episode", "position"]
-"""The place of an answer: the number of its episode in the lane, counted from 1, or its position in
-the episode, counted from 0. The first episode of a lane starts from an empty state."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

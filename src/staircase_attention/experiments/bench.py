@@ -45,17 +45,18 @@ if TYPE_CHECKING:
 Plain = dict[str, Any]
 Say = Callable[[str], None]
 
+# Incremented when the layout of the file changes.
 FORMAT = 1
-"""Incremented when the layout of the file changes."""
+# About how long is timed, where the number of repeats is not given.
 SECONDS = 3.0
-"""About how long is timed, where the number of repeats is not given."""
 LEAST_LAPS, MOST_LAPS = 5, 2000
 LEAST_WARM_UP = 5
+# Tokens before those that are timed, so that windows are full.
 LEAST_PROMPT = 256
-"""Tokens before those that are timed, so that windows are full."""
+# Rows and columns of the matrices whose product is the peak of operations.
 PRODUCT_SIZE = {"cuda": 8192, "cpu": 1024}
-"""Rows and columns of the matrices whose product is the peak of operations."""
 REDDIT = ("transformer-xl", "cached-staircase-c128", "staircase-n8-c32", "ladder-8", "feedback")
+# Named sets: rows, each with its recipe and its number of lanes.
 SETS: dict[str, dict[str, tuple[str, int]]] = {
     "engine": {
         "algorithm": ("algorithm/staircase-n4-c16", 256),
@@ -65,7 +66,6 @@ SETS: dict[str, dict[str, tuple[str, int]]] = {
     },
     "relative": {row: (f"reddit/{row}", 32) for row in REDDIT},
 }
-"""Named sets: rows, each with its recipe and its number of lanes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -450,6 +450,7 @@ def bench_environment() -> Plain:
     }
 
 
+# Headings, each with the key of its values, their unit and how to write them.
 COLUMNS = {
     "parameters\nmillions": ("num_parameters", 1e-6, "{:.2f}"),
     "first\ns": ("first_update_after_seconds", 1, "{:.1f}"),
@@ -459,7 +460,6 @@ COLUMNS = {
     "of\npeak": ("share_of_peak", 100, "{:.1f}%"),
     "memory\nGiB": ("peak_memory_bytes", 2**-30, "{:.2f}"),
 }
-"""Headings, each with the key of its values, their unit and how to write them."""
 
 
 def result_table(report: Plain) -> "Table":

@@ -54,8 +54,8 @@ from staircase_attention.training.recipe import (
     TrainingConfig,
 )
 
+# The models of a group of recipes, by row.
 Models = dict[str, FamilyModel | LSTMModel]
-"""The models of a group of recipes, by row."""
 
 
 @cache
@@ -112,6 +112,8 @@ def cached(chunk_size: int, step_size: int) -> CachedStaircase:
     return CachedStaircase(chunk_size=chunk_size, num_window_chunks=num_chunks, num_passes=1)
 
 
+# Muon, at a rate that decays to zero; a thirty-third of the paper's tokens. Walks grow late, which
+# helps Cached Staircases and Ladders, and lanes restart often, which helps Ladders.
 FAST_WALK = TrainingConfig(
     num_updates=3000,
     num_lanes=256,
@@ -131,22 +133,20 @@ FAST_WALK = TrainingConfig(
     evaluate_every=500,
     evaluation_lanes=500,
 )
-"""Muon, at a rate that decays to zero; a thirty-third of the paper's tokens. Walks grow late, which
-helps Cached Staircases and Ladders, and lanes restart often, which helps Ladders."""
+# A lower rate, and shorter programs at first, of three or four statements; a thirty-third of the
+# paper's tokens.
 FAST_ALGORITHM = replace(
     FAST_WALK,
     growth=Growth(first_tokens=16, first_updates=600, double_every=200, num_doublings=5),
     optimizer=replace(FAST_WALK.optimizer, learning_rate=3e-3),
 )
-"""A lower rate, and shorter programs at first, of three or four statements; a thirty-third of the
-paper's tokens."""
+# Words of four elements for the first 900 updates: one product is a table of 14,400 entries. With
+# START they are five tokens, so that words of any length cross the ends of segments.
 FAST_PERMUTATIONS = replace(
     FAST_WALK,
     growth=Growth(first_tokens=5, first_updates=900, double_every=300, num_doublings=4),
     optimizer=replace(FAST_WALK.optimizer, learning_rate=1e-2, warm_up=100),
 )
-"""Words of four elements for the first 900 updates: one product is a table of 14,400 entries. With
-START they are five tokens, so that words of any length cross the ends of segments."""
 
 
 def _table_schedules(*, cached_size: int, feedback_span: int, span: int) -> dict[str, Schedule]:
@@ -169,6 +169,7 @@ def _table_schedules(*, cached_size: int, feedback_span: int, span: int) -> dict
     }
 
 
+# For each task: the models, the task's options, and our own settings.
 STATE_TRACKING: dict[str, tuple[dict[str, Schedule], dict[str, Any], TrainingConfig]] = {
     "random-walk": (
         _table_schedules(cached_size=256, feedback_span=64, span=512),
@@ -189,7 +190,6 @@ STATE_TRACKING: dict[str, tuple[dict[str, Schedule], dict[str, Any], TrainingCon
         FAST_PERMUTATIONS,
     ),
 }
-"""For each task: the models, the task's options, and our own settings."""
 
 
 def _state_tracking() -> Iterator[Recipe]:
@@ -211,6 +211,7 @@ def _state_tracking() -> Iterator[Recipe]:
 
 
 TEXT_SPAN = 256
+# The models of each language table, row by row.
 LANGUAGE: dict[str, dict[str, Schedule]] = {
     "enwik8": {
         "transformer-xl": TransformerXL(span=TEXT_SPAN),
@@ -274,7 +275,6 @@ LANGUAGE: dict[str, dict[str, Schedule]] = {
         "ladder-8": Ladder(num_passes=8, span=TEXT_SPAN),
     },
 }
-"""The models of each language table, row by row."""
 
 
 def _language() -> Iterator[Recipe]:

@@ -22,10 +22,10 @@ from staircase_attention.experiments.report import Report
 from staircase_attention.experiments.runner import carry_out
 from staircase_attention.training import Recipe, TaskChoice
 
+# Points of a learning curve, however short the run.
 LEAST_EVALUATIONS = 20
-"""Points of a learning curve, however short the run."""
+# Characters of a folder's name, with room for the suffixes of files beside it.
 LONGEST_LABEL = 200
-"""Characters of a folder's name, with room for the suffixes of files beside it."""
 NOT_VARIED = {
     "name": "names show what differs",
     "seed": "every row is run with the seeds 0, 1, ...",

@@ -20,8 +20,9 @@ from staircase_attention.schedules import PaperRow
 from staircase_attention.training import RunResult
 from staircase_attention.training.recipe import FamilyModel, Recipe
 
+# Validation error in percent at which a task counts as solved, where times are compared.
 SOLVED = 1.0
-"""Validation error in percent at which a task counts as solved, where times are compared."""
+# The tables that can be run: their titles, and the paper's table that has numbers for them.
 TABLES: dict[str, tuple[str, str | None]] = {
     "random-walk": ("Random Walk: our runs and the paper's", "random-walk"),
     "algorithm": ("Algorithm: our runs and the paper's", "algorithm"),
@@ -33,7 +34,7 @@ TABLES: dict[str, tuple[str, str | None]] = {
     "permutations": ("Permutations of five elements: the models of the Random Walk table", None),
     "permutations-fast": ("Permutations of five elements with our own settings", None),
 }
-"""The tables that can be run: their titles, and the paper's table that has numbers for them."""
+# The paper's names of the schedules.
 MODEL_NAMES = {
     "staircase": "Staircase",
     "cached-staircase": "Cached Staircase",
@@ -44,7 +45,6 @@ MODEL_NAMES = {
     "feedback-transformer": "Feedback Transformer",
     "memory-network": "Memory Network",
 }
-"""The paper's names of the schedules."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -20,12 +20,13 @@ from staircase_attention.experiments.results import RunRecord
 from staircase_attention.files import write_whole
 
 DOTS_PER_INCH = 160
+# The files of a figure, and their metadata: no date, so that they can be compared.
 ENDINGS: dict[str, dict[str, Any]] = {".png": {}, ".svg": {"Date": None}}
-"""The files of a figure, and their metadata: no date, so that they can be compared."""
 GREY, LIGHT_GREY, BAND = "#666666", "#dddddd", "#f4f4f4"
 # Okabe and Ito's colours, then three of Paul Tol's: they differ for every kind of colour vision,
 # and no two models that are often compared have the same hue. Markers differ as well.
 BLUE, ORANGE = "#0072b2", "#e69f00"
+# Colour and marker of every model family.
 FAMILIES: dict[str, tuple[str, str]] = {
     "Staircase": (BLUE, "o"),
     "Cached Staircase": (ORANGE, "s"),
@@ -37,17 +38,16 @@ FAMILIES: dict[str, tuple[str, str]] = {
     "Universal Transformer": ("#882255", "<"),
     "Memory Network": ("#999933", ">"),
 }
-"""Colour and marker of every model family."""
+# Colours and markers of families that a user adds.
 OTHER_FAMILIES = (("#44aa99", "p"), ("#888888", "h"), ("#aa4499", "*"))
-"""Colours and markers of families that a user adds."""
+# Line styles of the rows of one family.
 DASHES = ("-", "--", ":", "-.")
-"""Line styles of the rows of one family."""
+# Markers along a curve, about.
 NUM_MARKERS = 8
-"""Markers along a curve, about."""
+# What errors are drawn against.
 Axis = Literal["updates", "time", "length"]
-"""What errors are drawn against."""
+# By update or length: the position along the axis, and the error in percent.
 Points = Mapping[int, tuple[float, float]]
-"""By update or length: the position along the axis, and the error in percent."""
 
 
 class Style(NamedTuple):
@@ -226,6 +226,7 @@ def _tidy(axes: Axes, handles: Sequence[Line2D]) -> None:
     axes.legend(handles=handles, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
 
 
+# The models that the paper's Figure 2 shows.
 IN_FIGURE_2 = (
     "Transformer-XL",
     "Feedback Transformer",
@@ -233,11 +234,10 @@ IN_FIGURE_2 = (
     "Staircase",
     "Ladder",
 )
-"""The models that the paper's Figure 2 shows."""
+# Between two rows with the same recurrent steps; between others, in addition to the pitch.
 PITCH, GAP = 0.3, 0.3
-"""Between two rows with the same recurrent steps; between others, in addition to the pitch."""
+# From the middle of a row to our point on the left, and to the paper's on the right, if any.
 APART = 0.075
-"""From the middle of a row to our point on the left, and to the paper's on the right, if any."""
 
 
 class Point(NamedTuple):

@@ -18,12 +18,12 @@ from staircase_attention.training.run_folder import environment
 if TYPE_CHECKING:
     from rich.table import Table
 
+# Incremented when the layout of report.json changes.
 FORMAT = 3
-"""Incremented when the layout of report.json changes."""
+# Marks a row that had fewer updates or tokens than it should have.
 MARK = "†"
-"""Marks a row that had fewer updates or tokens than it should have."""
+# Marks times of runs that did not have the machine to themselves.
 SHARED = "(shared)"
-"""Marks times of runs that did not have the machine to themselves."""
 NONE = "-"
 
 
@@ -346,8 +346,8 @@ def short(count: int) -> str:
     return str(count)
 
 
+# The columns that a terminal has room for.
 SCREEN = ("Row", "Valid, ours", "Test, ours", "Test, paper", "Seeds", "Updates", "Time per run")
-"""The columns that a terminal has room for."""
 
 
 def screen_table(report: Report) -> "Table":

@@ -23,16 +23,15 @@ from staircase_attention.training.processes import choose_device
 from staircase_attention.training.run_folder import RunFolder
 from staircase_attention.training.trainer import score_split
 
+# Failed: an error ended it; unfinished: it was stopped. Both are resumed by the next call.
 Status = Literal["finished", "diverged", "failed", "unfinished"]
-"""Failed: an error ended it; unfinished: it was stopped. Both are resumed by the next call."""
+# The training error is the mean over this last fraction of the updates.
+#
+# Long enough that some lanes restart in it, which is when errors are highest.
 LAST_PART = 0.1
-"""The training error is the mean over this last fraction of the updates.
-
-Long enough that some lanes restart in it, which is when errors are highest.
-"""
 PREFIX = "seed-"
+# In a run folder: for each length, the score of the best weights on test episodes.
 LENGTHS_FILE = "lengths.json"
-"""In a run folder: for each length, the score of the best weights on test episodes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -45,10 +45,10 @@ from staircase_attention.training.run_folder import RunFolder
 STAIRCASE = [sys.executable, "-P", "-m", "staircase_attention"]
 LENGTHS = [sys.executable, "-P", "-m", "staircase_attention.experiments.results"]
 TORCHRUN = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone"]
+# How often children are asked whether they have ended.
 POLL_SECONDS = 0.05
-"""How often children are asked whether they have ended."""
+# How often progress is shown: as bars in a terminal, as lines elsewhere.
 BAR_SECONDS, LINE_SECONDS = 0.5, 10.0
-"""How often progress is shown: as bars in a terminal, as lines elsewhere."""
 
 
 def carry_out(

@@ -23,13 +23,13 @@ from staircase_attention.checks import check_integer, input_error
 from staircase_attention.generation.stepper import Model, ModelState, feed
 from staircase_attention.models import SequenceModel
 
+# The token ids of one prompt.
 Prompt = Tensor | Sequence[int]
-"""The token ids of one prompt."""
 
+# Tokens per row in one call of the model, at most.
 MAX_TOKENS_AT_ONCE = 1024
-"""Tokens per row in one call of the model, at most."""
+# Logits in one call of the model, about: nobody reads them, but the model computes them.
 MAX_LOGITS_AT_ONCE = 1 << 25
-"""Logits in one call of the model, about: nobody reads them, but the model computes them."""
 EXAMPLE = "pass [3, 1, 4], a 1-D integer tensor, or a list of these; for text use stream_text"
 
 

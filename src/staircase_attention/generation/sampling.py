@@ -26,10 +26,10 @@ from torch.nn import functional
 
 from staircase_attention.checks import check_integer, check_number, input_error
 
+# Fills a row of recent tokens before there are enough of them.
 EMPTY = -1
-"""Fills a row of recent tokens before there are enough of them."""
+# Bits of a float64 between 0 and 1.
 MANTISSA = 53
-"""Bits of a float64 between 0 and 1."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -26,14 +26,14 @@ from staircase_attention.generation.text import Decode, StopStrings, TextStream,
 from staircase_attention.models import put_together, take_apart
 from staircase_attention.models.sequence_model import describe
 
+# The metadata key that marks a file as a stream.
 HEADER = "staircase_attention.stream"
-"""The metadata key that marks a file as a stream."""
+# Increased when the layout changes.
 VERSION = 1
-"""Increased when the layout changes."""
+# Prefix of the state's tensors.
 STATE = "state."
-"""Prefix of the state's tensors."""
+# How many numbers of each weight go into a fingerprint.
 FINGERPRINT_NUMBERS = 4096
-"""How many numbers of each weight go into a fingerprint."""
 
 PathLike = str | os.PathLike[str]
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 Model = SequenceModel | LSTMSequenceModel
 ModelState = State | LSTMState
 
+# The decoder weights of each model, shared by all its streams.
 _weights: "WeakKeyDictionary[SequenceModel, Weights]" = WeakKeyDictionary()
-"""The decoder weights of each model, shared by all its streams."""
 
 
 @contextmanager

@@ -21,8 +21,8 @@ from staircase_attention.generation.prompts import (
 from staircase_attention.generation.sampling import Choice, Sampler, SamplingConfig
 from staircase_attention.generation.stepper import Model, ModelState, Stepper, accelerate, inference
 
+# Why a row ended.
 Finish = Literal["max_tokens", "stop_token", "stop_string"]
-"""Why a row ended."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

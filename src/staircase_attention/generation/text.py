@@ -24,11 +24,11 @@ from staircase_attention.generation.stream import (
     stream,
 )
 
+# Text to tokens.
 Encode = Callable[[str], Sequence[int]]
-"""Text to tokens."""
+# Tokens to bytes. It is called for single tokens: the bytes of several must be the bytes of each,
+# concatenated, as in all byte-level tokenisers.
 Decode = Callable[[Sequence[int]], bytes]
-"""Tokens to bytes. It is called for single tokens: the bytes of several must be the bytes of each,
-concatenated, as in all byte-level tokenisers."""
 
 
 @dataclass(frozen=True, slots=True)

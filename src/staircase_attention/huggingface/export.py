@@ -19,8 +19,8 @@ from staircase_attention.huggingface.model import StaircaseForCausalLM, mark_ini
 from staircase_attention.models import SequenceModel
 
 NUM_BYTES = 256
+# The name of an end token that has none yet.
 END_NAME = "<|endoftext|>"
-"""The name of an end token that has none yet."""
 TokenizerSource = Tokenizer | str | os.PathLike[str]
 
 

@@ -15,10 +15,10 @@ from staircase_attention.huggingface.config import StaircaseConfig
 from staircase_attention.huggingface.padding import is_padded_right, run_present, tokens_present
 from staircase_attention.models import SequenceModel
 
+# The label that Transformers leaves out of the loss.
 IGNORED = -100
-"""The label that Transformers leaves out of the loss."""
+# Arguments of Transformers that these models do not support.
 UNSUPPORTED = ("inputs_embeds", "position_ids", "output_attentions", "output_hidden_states")
-"""Arguments of Transformers that these models do not support."""
 
 
 class StaircaseForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no-untyped-call]

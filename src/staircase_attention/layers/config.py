@@ -5,8 +5,8 @@ from typing import Any, Literal, get_args
 
 from staircase_attention.checks import check_choice, check_integer, check_number, input_error
 
+# How a core knows distances: a learned table after Shaw et al., or rotary angles.
 Positions = Literal["relative", "rotary"]
-"""How a core knows distances: a learned table after Shaw et al., or rotary angles."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

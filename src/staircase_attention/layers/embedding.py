@@ -9,13 +9,12 @@ from torch.nn import functional
 
 from staircase_attention.checks import input_error
 
+# Up to this many, a table's gradient on a GPU is a product.
+#
+# PyTorch's own kernel, for tables with fewer rows than four times the multiprocessors, lets
+# programs add to the same numbers in whatever order they come. A larger table uses another kernel,
+# which sorts tokens first.
 FEW_SYMBOLS = 1024
-"""Up to this many, a table's gradient on a GPU is a product.
-
-PyTorch's own kernel, for tables with fewer rows than four times the multiprocessors, lets programs
-add to the same numbers in whatever order they come. A larger table uses another kernel, which
-sorts tokens first.
-"""
 
 
 class Embedding(nn.Embedding):

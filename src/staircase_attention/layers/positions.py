@@ -6,8 +6,8 @@ from torch import Tensor, nn
 
 from staircase_attention.attention import AttendFunction, View
 
+# Bound on the wavelengths of the rotary angles, over 2π (Su et al. 2021).
 ROTARY_BASE = 10_000.0
-"""Bound on the wavelengths of the rotary angles, over 2π (Su et al. 2021)."""
 
 
 class RelativePositions(nn.Module):

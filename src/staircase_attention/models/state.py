@@ -13,8 +13,8 @@ from staircase_attention.checks import input_error
 from staircase_attention.layers import KeysValues
 from staircase_attention.schedules import num_positions, overlap
 
+# A row joins a stream with at most this many cached tokens: it takes as much room as the rest.
 LONGEST_SHARED = 1024
-"""A row joins a stream with at most this many cached tokens: it takes as much room as the rest."""
 
 STATE_RULE = "state must be the second value of a call of the model"
 

@@ -17,13 +17,13 @@ from staircase_attention.models.lstm import LSTMState
 from staircase_attention.models.state import State, Stream
 from staircase_attention.schedules import joined
 
+# The metadata key that marks a file as a state.
 HEADER = "staircase_attention.state"
-"""The metadata key that marks a file as a state."""
+# Increased when the layout changes; version 1 is read, too.
 VERSION = 2
-"""Increased when the layout changes; version 1 is read, too."""
 
+# A state taken apart: plain data, and tensors by name.
 Parts = tuple[dict[str, Any], dict[str, Tensor]]
-"""A state taken apart: plain data, and tensors by name."""
 
 
 def save_state(state: State | LSTMState, path: str | os.PathLike[str]) -> None:

@@ -9,8 +9,8 @@ from staircase_attention.checks import input_error
 from staircase_attention.schedules.schedule import PaperRow, Schedule
 from staircase_attention.schedules.timetable import Cell, Order, Step, pieces
 
+# Repeat the whole core, or each layer in turn.
 LayerOrder = Literal["ABAB", "AABB"]
-"""Repeat the whole core, or each layer in turn."""
 
 
 class RungSchedule(Schedule):

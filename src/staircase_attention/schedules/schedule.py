@@ -118,8 +118,8 @@ class Schedule(ABC):
         return {key: value, **options}
 
 
+# All models of the family by name; `schedules/__init__.py` lists them.
 SCHEDULES: dict[str, type[Schedule]] = {}
-"""All models of the family by name; `schedules/__init__.py` lists them."""
 
 
 def make_schedule(name: str, options: Mapping[str, Any]) -> Schedule:

@@ -9,8 +9,8 @@ from staircase_attention.checks import input_error
 from staircase_attention.schedules.schedule import PaperRow, Schedule
 from staircase_attention.schedules.timetable import Cached, Cell, Order, Step, joined, pieces
 
+# The Global Cached model's step size in the paper's tables: its window outgrows any table.
 GLOBAL_MAX_DISTANCE = 512
-"""The Global Cached model's step size in the paper's tables: its window outgrows any table."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+# How the grid is walked: `window` takes as many chunks per step as it can (training), `chunk`
+# sends each chunk through all its passes as soon as it has arrived (streaming).
 Order = Literal["window", "chunk"]
-"""How the grid is walked: `window` takes as many chunks per step as it can (training), `chunk`
-sends each chunk through all its passes as soon as it has arrived (streaming)."""
+# What a pass leaves in the cache: the tokens as they went in, or as they came out.
 Cached = Literal["input", "output"]
-"""What a pass leaves in the cache: the tokens as they went in, or as they came out."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -29,8 +29,8 @@ MANIFEST = "manifest.json"
 TRAINER = "trainer.json"
 WEIGHTS = "weights.safetensors"
 OPTIMIZER = "optimizer.safetensors"
+# Prefix of the random generators' states among a process's tensors.
 RANDOM = "random"
-"""Prefix of the random generators' states among a process's tensors."""
 NAME = re.compile(r"update-(\d+)(?:-rollback-(\d+))?")
 
 

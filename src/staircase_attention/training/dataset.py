@@ -245,8 +245,8 @@ class EpisodeLanes:
 
 
 Dataset = TaskData | CorpusData
+# Where every lane is in the training data.
 Position = tasks.Position | corpora.TokenPosition | EpisodePosition
-"""Where every lane is in the training data."""
 
 
 def build_dataset(recipe: Recipe) -> Dataset:

@@ -21,13 +21,13 @@ from staircase_attention.training.optimizer import Optimizer
 from staircase_attention.training.processes import Processes
 from staircase_attention.training.recipe import LSTMModel, Recipe
 
+# From this many symbols on, the logits of a whole segment are not held at once.
 MANY_OUTPUTS = 4096
-"""From this many symbols on, the logits of a whole segment are not held at once."""
 Model = SequenceModel | LSTMSequenceModel
+# A lane state from one segment to the next; None before the first.
 Carried = State | LSTMState | None
-"""A lane state from one segment to the next; None before the first."""
+# The device's part of an update: inputs and states to results and states.
 StepFunction = Callable[[tuple[Tensor, ...], list[Carried]], tuple[Tensor, list[Carried]]]
-"""The device's part of an update: inputs and states to results and states."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

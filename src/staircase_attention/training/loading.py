@@ -32,8 +32,8 @@ from staircase_attention.training.learner import Model, NumSymbols, build_model
 from staircase_attention.training.recipe import Recipe
 from staircase_attention.training.run_folder import RunFolder
 
+# Prefix of the names of runs that come with the package.
 PRETRAINED = "pretrained:"
-"""Prefix of the names of runs that come with the package."""
 Numbers = Literal["bfloat16", "float32"]
 
 

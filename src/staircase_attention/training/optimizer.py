@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from staircase_attention.training.recipe import OptimizerConfig
 
+# Name in parameter groups: the group's rate as a fraction of the run's.
 FRACTION = "fraction"
-"""Name in parameter groups: the group's rate as a fraction of the run's."""
+# a, b, c of Muon's step X -> aX + b(XXᵀ)X + c(XXᵀ)²X, which brings singular values near one.
 POLYNOMIAL = (3.4445, -4.7750, 2.0315)
-"""a, b, c of Muon's step X -> aX + b(XXᵀ)X + c(XXᵀ)²X, which brings singular values near one."""
 NUM_STEPS = 5
 LEAST_NORM = 1e-7
 

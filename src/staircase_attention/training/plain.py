@@ -11,10 +11,10 @@ from staircase_attention.checks import InputError, check_choice, input_error, su
 from staircase_attention.schedules import Schedule, schedule_from_dict
 
 Config = TypeVar("Config")
+# Groups that describe a thing by its kind, name or reference: another one has other settings.
 NAMED = ("task", "model", "schedule")
-"""Groups that describe a thing by its kind, name or reference: another one has other settings."""
+# Settings that by themselves choose another task, or another schedule with the same options.
 IDENTITIES = ("task.reference", "schedule.name", "schedule.reference")
-"""Settings that by themselves choose another task, or another schedule with the same options."""
 SCALARS = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
 
 

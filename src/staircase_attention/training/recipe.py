@@ -242,10 +242,10 @@ class Recipe:
         return Recipe.from_plain(override(self.to_plain(), assignments))
 
 
+# A recipe that trains in a second.
 EXAMPLE = Recipe(
     name="example",
     task=TaskChoice(reference="permutations", options={"group": "S2", "length": 16}),
     model=LSTMModel(width=16, num_layers=1),
     training=TrainingConfig(num_updates=10, num_lanes=4, segment_length=17),
 )
-"""A recipe that trains in a second."""

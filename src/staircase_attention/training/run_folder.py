@@ -25,8 +25,8 @@ from staircase_attention.training.checkpoint import WEIGHTS, CheckpointFolder
 from staircase_attention.training.processes import is_first_process
 from staircase_attention.training.recipe import Recipe
 
+# Of config.json. In format 1, task algorithm had another distribution, without a name.
 FORMAT = 2
-"""Of config.json. In format 1, task algorithm had another distribution, without a name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

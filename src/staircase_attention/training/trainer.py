@@ -29,8 +29,8 @@ from staircase_attention.training.processes import Processes, StopRequest, StopR
 from staircase_attention.training.recipe import Recipe
 from staircase_attention.training.run_folder import MetricsLog, RunFolder, RunResult, device_name
 
+# The splits that a run's result has scores of.
 SCORED: tuple[SplitName, ...] = ("valid", "test")
-"""The splits that a run's result has scores of."""
 
 
 class DivergedError(RuntimeError):

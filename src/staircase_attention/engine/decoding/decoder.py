@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from staircase_attention.engine.decoding.launches import Launch
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+# The first compute capability with programmatic dependent launch.
 HOPPER = 9
-"""The first compute capability with programmatic dependent launch."""
 
 
 class DecoderMemory:

@@ -18,16 +18,16 @@ from staircase_attention.engine.kernels.decoding_attention import attend_segment
 if TYPE_CHECKING:
     from staircase_attention.engine.decoding.decoder import DecoderMemory
 
+# Up to this many rows products are made without tensor cores.
 MOST_FEW_ROWS = 4
-"""Up to this many rows products are made without tensor cores."""
+# About the number of multiprocessors of a large GPU.
 ENOUGH_PROGRAMS = 128
-"""About the number of multiprocessors of a large GPU."""
+# Programs that share the keys of one head, at most.
 MOST_SHARES = 8
-"""Programs that share the keys of one head, at most."""
+# Keys that are worth a program of their own.
 FEWEST_KEYS = 32
-"""Keys that are worth a program of their own."""
+# Bytes of a number in half precision.
 HALF = 2
-"""Bytes of a number in half precision."""
 
 Launch = Callable[[], object]
 

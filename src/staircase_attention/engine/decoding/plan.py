@@ -19,15 +19,14 @@ from typing import NamedTuple
 from staircase_attention.models.state import Stream
 from staircase_attention.schedules import Schedule, Step
 
+# For each step of a token its layers, and what it leaves in the cache: what a graph depends on.
 Form = tuple[tuple[range, str | None], ...]
-"""For each step of a token its layers, and what it leaves in the cache: what a graph depends on."""
+# Numbers of a row before its segments: region and shift of the bank, 0 and shift of the cache.
+#
+# A token at position p is written to place p + shift.
 HEADER = 4
-"""Numbers of a row before its segments: region and shift of the bank, 0 and shift of the cache.
-
-A token at position p is written to place p + shift.
-"""
+# A ring of neighbours in time lies in at most two pieces.
 BANK_SEGMENTS = 2
-"""A ring of neighbours in time lies in at most two pieces."""
 
 
 class Segment(NamedTuple):

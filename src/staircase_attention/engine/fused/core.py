@@ -154,8 +154,8 @@ class Saved(NamedTuple):
         return Attended(self.projected, self.found, self.logsumexp)
 
 
+# Fields of `Saved` from which the others can be computed again.
 LEVEL = 3
-"""Fields of `Saved` from which the others can be computed again."""
 
 
 class FusedTrip(torch.autograd.Function):

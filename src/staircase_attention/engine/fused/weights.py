@@ -23,8 +23,8 @@ from staircase_attention.layers.keys_values import split_heads
 from staircase_attention.layers.layer import Layer, Memory
 from staircase_attention.layers.positions import RelativePositions
 
+# Rows that are worth a product's launch; fewer wait for others.
 ENOUGH_ROWS = 4096
-"""Rows that are worth a product's launch; fewer wait for others."""
 
 
 class SharedMatrix:

@@ -18,19 +18,19 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from staircase_attention.engine.kernels.rows import add_to, load_float, sum_columns
 
+# Programs that share the rows of a backward pass: the first size of `sums`. One per processor.
 NUM_PROGRAMS = 132
-"""Programs that share the rows of a backward pass: the first size of `sums`. One per processor."""
 
+# Rows of one block; a program works on four blocks, one for each number of a Philox call.
 ROWS = 4
-"""Rows of one block; a program works on four blocks, one for each number of a Philox call."""
 COLUMNS = 256
 
+# Fewer rows do not fill the processors; PyTorch's product is faster then.
 FEWEST_ROWS = 1024
-"""Fewer rows do not fill the processors; PyTorch's product is faster then."""
+# Up to this many inputs, a program keeps the weights of all its columns.
 WIDEST_KEPT = 256
-"""Up to this many inputs, a program keeps the weights of all its columns."""
+# Major compute capabilities with bulk copies, and with as much shared memory as the tiles take.
 GENERATIONS = (9, 10)
-"""Major compute capabilities with bulk copies, and with as much shared memory as the tiles take."""
 
 
 # Equation: inner = dropout(relu(inner + bias)), in place.

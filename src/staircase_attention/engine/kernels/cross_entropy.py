@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+# About what the logits of one chunk take.
 CHUNK_BYTES = 64 * 2**20
-"""About what the logits of one chunk take."""
 ROW_MULTIPLE = 128
+# Rows of logits begin at multiples of this many bytes on a GPU, for fast matrix products.
 ALIGNMENT = 128
-"""Rows of logits begin at multiples of this many bytes on a GPU, for fast matrix products."""
 
 
 def linear_cross_entropy(

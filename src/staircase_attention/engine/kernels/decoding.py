@@ -20,20 +20,20 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+# Targets of a product: rows of logits, after which the position moves on,
 LOGITS = tl.constexpr(0)
-"""Targets of a product: rows of logits, after which the position moves on,"""
+# rows without what is negative,
 RELU = tl.constexpr(1)
-"""rows without what is negative,"""
+# a sum in place,
 ADD = tl.constexpr(2)
-"""a sum in place,"""
+# or queries to rows, and keys and values to their memory.
 KEEP = tl.constexpr(3)
-"""or queries to rows, and keys and values to their memory."""
+# What a sum contributes to the mixture of levels that is cached: nothing,
 NO_MIX = tl.constexpr(0)
-"""What a sum contributes to the mixture of levels that is cached: nothing,"""
+# a weighted addend,
 ADD_MIX = tl.constexpr(1)
-"""a weighted addend,"""
+# or the first term.
 START_MIX = tl.constexpr(2)
-"""or the first term."""
 
 
 @triton.jit

@@ -8,12 +8,12 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from staircase_attention.engine.kernels.decoding import send_for
 
+# Numbers of a plan's row before its segments.
 HEADER = tl.constexpr(4)
-"""Numbers of a plan's row before its segments."""
+# exp(x) = 2 ** (x log2(e))
 LOG2_E = tl.constexpr(1.4426950408889634)
-"""exp(x) = 2 ** (x log2(e))"""
+# Below all scores, and finite: where no key is in sight, infinities must not be subtracted.
 LOWEST = tl.constexpr(-1e30)
-"""Below all scores, and finite: where no key is in sight, infinities must not be subtracted."""
 
 
 @triton.jit

@@ -9,18 +9,18 @@ from torch import Tensor
 
 from staircase_attention.engine.kernels.rows import add_to, load_float, sum_columns, tile_at
 
+# Programs that share the rows of a backward pass: the first size of `sums`. Two per processor.
 NUM_PROGRAMS = 264
-"""Programs that share the rows of a backward pass: the first size of `sums`. Two per processor."""
 
+# Elements that a program reads of a matrix at once, if a row has no more.
 FORWARD_ELEMENTS = 4096
-"""Elements that a program reads of a matrix at once, if a row has no more."""
 BACKWARD_ELEMENTS = 2048
 FORWARD_PER_WARP = 512
 BACKWARD_PER_WARP = 256
 MAX_ROWS = 64
 MAX_WARPS = 16
+# Blocks of rows in use or on their way from memory in a backward pass.
 STAGES = 3
-"""Blocks of rows in use or on their way from memory in a backward pass."""
 
 
 # Equation: total = hidden + addend + addend_bias; normed = (total - mean) rstd weight + bias, with

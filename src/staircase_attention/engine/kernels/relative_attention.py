@@ -19,10 +19,10 @@ from staircase_attention.engine.kernels.relative_parts import Call, Gradients, P
 
 HEAD_SIZES = (16, 32, 64, 128)
 KINDS = (torch.bfloat16, torch.float32)
+# Programs that may sum the table's gradient side by side: two for each processor of an H200.
 NUM_TABLE_SUMS = 264
-"""Programs that may sum the table's gradient side by side: two for each processor of an H200."""
+# Scores that are written down at a time; more queries come in pieces, where nothing is dropped.
 MOST_SCORES = 2**29
-"""Scores that are written down at a time; more queries come in pieces, where nothing is dropped."""
 
 
 def fits(queries: Tensor) -> bool:

@@ -21,24 +21,24 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
+# exp(x) = 2 ** (x log2(e))
 LOG2E = tl.constexpr(1.4426950408889634)
-"""exp(x) = 2 ** (x log2(e))"""
 LN2 = tl.constexpr(0.6931471805599453)
 
+# Tensor cores multiply tiles of at least this many rows.
 SMALLEST_BLOCK = 16
-"""Tensor cores multiply tiles of at least this many rows."""
+# Heads of this size need other tiles: every row takes more registers.
 WIDE_HEAD = 128
-"""Heads of this size need other tiles: every row takes more registers."""
+# By dtype and by whether heads are wide: the most queries and keys that a single tile holds.
 LARGEST_TILE = {
     (torch.bfloat16, False): 64,
     (torch.bfloat16, True): 64,
     (torch.float32, False): 32,
     (torch.float32, True): 16,
 }
-"""By dtype and by whether heads are wide: the most queries and keys that a single tile holds."""
 
+# Keys and values, or their gradients, each (batch, heads, time, size).
 Pair = tuple[Tensor, Tensor]
-"""Keys and values, or their gradients, each (batch, heads, time, size)."""
 
 
 # Arguments of the kernels. Triton takes a named tuple apart, and specialises the pointers and

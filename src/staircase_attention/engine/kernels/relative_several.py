@@ -51,6 +51,8 @@ class Tuning(NamedTuple):
         return options if self.registers is None else {**options, "maxnreg": self.registers}
 
 
+# By dtype and by whether heads are wide. The fastest of those tried on an H200 for windows of 256
+# tokens in bfloat16.
 TUNED: dict[tuple[torch.dtype, bool], dict[Kernel, Tuning]] = {
     (torch.bfloat16, False): {
         "scores": Tuning(128, 4, 2),
@@ -71,15 +73,13 @@ TUNED: dict[tuple[torch.dtype, bool], dict[Kernel, Tuning]] = {
     (torch.float32, False): dict.fromkeys(get_args(Kernel), Tuning(16, 4, 1)),
     (torch.float32, True): dict.fromkeys(get_args(Kernel), Tuning(16, 4, 1)),
 }
-"""By dtype and by whether heads are wide. The fastest of those tried on an H200 for windows of 256
-tokens in bfloat16."""
+# The most queries and keys of a tile.
 LARGEST_SIDE = {torch.bfloat16: 64, torch.float32: 32}
-"""The most queries and keys of a tile."""
+# Two for each processor of an H200; for as many, tiles of matrices are cut down to `EFFICIENT`.
 ENOUGH_PROGRAMS = 264
-"""Two for each processor of an H200; for as many, tiles of matrices are cut down to `EFFICIENT`."""
 EFFICIENT = 64
+# Neighbours in a row of score gradients that the table's kernel reads at once: 16 bytes.
 MOST_CLASSES = 8
-"""Neighbours in a row of score gradients that the table's kernel reads at once: 16 bytes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,8 +46,8 @@ from staircase_attention.engine.kernels.relative_parts import (
 )
 
 HIGHEST_HALF = tl.constexpr(60000.0)
+# Bounds of scores in float16 and in float32: infinite ones are out of sight.
 HIGHEST = tl.constexpr(3e38)
-"""Bounds of scores in float16 and in float32: infinite ones are out of sight."""
 
 
 class Outputs(NamedTuple):

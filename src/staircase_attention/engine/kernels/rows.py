@@ -6,15 +6,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+# Columns that one program sums.
 COLUMNS = 256
-"""Columns that one program sums."""
+# Rows that it reads at once.
 ROWS = 8
-"""Rows that it reads at once."""
+# Blocks of rows in use or on their way from memory.
 STAGES = 3
-"""Blocks of rows in use or on their way from memory."""
 
+# Logits that a program reads at once, of one row or of several.
 SCORED = 2048
-"""Logits that a program reads at once, of one row or of several."""
 SCORED_PER_WARP = 256
 MAX_SCORED_ROWS = 64
 

@@ -37,23 +37,23 @@ from staircase_attention.engine.kernels.relative_parts import (
     with_rows,
 )
 
+# Blocks of keys in use or on their way from memory; shared memory holds one less.
 STAGES = 3
-"""Blocks of keys in use or on their way from memory; shared memory holds one less."""
+# Bytes of shared memory for them: two programs fit on a processor.
 ROOM = 100 * 1024
-"""Bytes of shared memory for them: two programs fit on a processor."""
 SMALLEST_BLOCK, LARGEST_BLOCK = 16, 64
+# Elements of a block: two programs' registers fit on a processor.
 LARGEST_TILE = 4096
-"""Elements of a block: two programs' registers fit on a processor."""
+# As many as its threads load at once in bfloat16.
 ELEMENTS_PER_WARP = 256
-"""As many as its threads load at once in bfloat16."""
 MOST_WARPS = 8
+# Elements of a block of keys, and of values, that a warp sums up.
 SUMS_PER_WARP = 1024
-"""Elements of a block of keys, and of values, that a warp sums up."""
+# Rows of the table that a program sums up.
 DISTANCES = 16
-"""Rows of the table that a program sums up."""
 MATRICES_AT_ONCE = 32
+# Groups of matrices for which the table's gradient is summed up side by side.
 MOST_GROUPS = 32
-"""Groups of matrices for which the table's gradient is summed up side by side."""
 
 
 # What the kernels share.
