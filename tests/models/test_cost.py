@@ -48,7 +48,7 @@ def test_parameter_counts_are_those_of_the_papers_reddit_table(schedule, num_lay
 
 
 @pytest.mark.parametrize("name", ALL_SCHEDULES)
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(data=st.data(), start=small(0, 20), segment=small(1, 20))
 def test_flops_and_state_agree_with_the_running_model(name, data, start, segment):
     schedule = data.draw(ALL_SCHEDULES[name])
@@ -112,7 +112,7 @@ def test_sequential_steps_of_a_segment_are_chunks_and_the_rest_of_the_last_chunk
 
 
 @pytest.mark.parametrize("name", ALL_SCHEDULES)
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(data=st.data(), start=small(0, 20))
 def test_the_fullest_state_of_a_chunk_is_foreseen(name, data, start):
     schedule = data.draw(ALL_SCHEDULES[name])

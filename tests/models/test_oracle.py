@@ -10,7 +10,7 @@ from oracle import oracle_logits
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(data=st.data(), order=st.sampled_from(["window", "chunk"]))
 def test_logits_and_gradients_of_every_parameter_agree_with_the_oracle(name, data, order):
     model = data.draw(models(name))

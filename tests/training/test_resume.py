@@ -81,7 +81,7 @@ def test_a_run_says_if_its_episodes_never_become_whole(tmp_path):
 @pytest.mark.slow
 def test_a_run_killed_at_random_moments_ends_bit_for_bit_the_same(tmp_path):
     """SIGKILL, which no program can catch, whatever the run is doing at that moment."""
-    recipe = small_recipe(training__num_updates=90, training__checkpoint_every=3)
+    recipe = small_recipe(training__num_updates=60, training__checkpoint_every=3)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert ended(fork_process(whole, recipe)) == 0, output_of(whole).read_text()
     moments, kills = random.Random(7), 0
