@@ -141,7 +141,7 @@ def can_run_on(device: torch.device) -> bool:
 
 
 def is_plain(module: nn.Module) -> bool:
-    """Whether a module and all in it are of our own types, without hooks.
+    """Whether a module and everything in it has a type of this package, without hooks.
 
     The engine reads weights and calls no module. A hook, an adapter around a layer or a
     parametrised weight takes effect only where modules are called.
