@@ -1,6 +1,7 @@
 """Losses by position and by past are means of what the model itself gives."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,7 +9,9 @@ import torch
 from torch.nn import functional
 
 from staircase_attention import CoreConfig, SequenceModel, Staircase
+from staircase_attention.data import evaluation_batches
 from staircase_attention.evaluation import Reading, Score, bits, loss_by_past, loss_by_position
+from staircase_attention.training.dataset import EpisodeLanes
 
 
 class Text:
@@ -17,11 +20,19 @@ class Text:
     num_tokens = 41
     document_starts = np.array([0, 10, 13])
 
-    def __init__(self, *, first=0):
+    def __init__(self, *, first=0, end_symbol=None):
         self.numbers = first + np.random.default_rng(0).integers(0, 7, 41)
+        self.end_symbol = end_symbol
 
     def tokens(self, start, stop):
         return self.numbers[start:stop]
+
+    def rows(self, starts, length):
+        return self.numbers[(starts[:, None] + np.arange(length)) % 41]
+
+
+def stream(num_lanes=1, num_tokens=40):
+    return partial(evaluation_batches, num_lanes=num_lanes, segment_length=8, num_tokens=num_tokens)
 
 
 def build(dropout=0.0):
@@ -42,9 +53,7 @@ def reading():
     return Reading(
         model=build(),
         split=Text(),
-        num_lanes=1,
-        segment_length=8,
-        num_tokens=40,
+        deal=stream(),
         device=torch.device("cpu"),
     )
 
@@ -81,7 +90,11 @@ def test_losses_by_position_are_means_over_the_same_distances(reading):
 
 @pytest.mark.parametrize("num_tokens", [41, 12])
 def test_episodes_are_read_each_from_an_empty_state(reading, num_tokens):
-    reading = replace(reading, carries_state=False, num_lanes=2, num_tokens=num_tokens)
+    def deal(split):
+        settings = {"num_lanes": 2, "segment_length": 8, "num_tokens": num_tokens}
+        return EpisodeLanes(split=split, seed=None, **settings).once()
+
+    reading = replace(reading, carries_state=False, deal=deal)
     found = []
     for start, stop in ((0, 10), (10, 13), (13, 41)):
         for first in range(start, min(stop, num_tokens), 8):
@@ -110,7 +123,7 @@ def test_more_past_is_what_the_state_holds(reading):
 
 @pytest.mark.parametrize("num_tokens", [40, 23])
 def test_the_first_token_is_predicted_from_an_end_symbol(reading, num_tokens):
-    reading = replace(reading, end_symbol=6, num_tokens=num_tokens)
+    reading = replace(reading, split=Text(end_symbol=6), deal=stream(num_tokens=num_tokens))
     whole = Score.together(loss_by_position(reading).values())
     expected = losses(reading.model, [6, *reading.split.numbers[:num_tokens]])
     assert whole.num_answers == num_tokens
@@ -119,7 +132,7 @@ def test_the_first_token_is_predicted_from_an_end_symbol(reading, num_tokens):
 
 @pytest.mark.parametrize("num_lanes", [3, 7, 50])
 def test_no_token_is_lost_in_lanes_of_different_lengths(reading, num_lanes):
-    found = loss_by_position(replace(reading, num_lanes=num_lanes))
+    found = loss_by_position(replace(reading, deal=stream(num_lanes)))
     assert sum(score.num_answers for score in found.values()) == 40
 
 

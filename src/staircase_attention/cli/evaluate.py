@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
@@ -179,15 +180,14 @@ def evaluate_corpus(
     """A model's score on a split of a corpus, in total, by position and by past."""
     from staircase_attention.evaluation import Reading, bits, loss_by_past, loss_by_position
 
-    tokens = data.corpus.split(split)
+    settings = reading_settings(loaded)
+    lanes, length = settings.pop("num_lanes"), settings.pop("segment_length")
     reading = Reading(
         model=loaded.model,
-        split=tokens,
-        # None means the whole split.
-        num_tokens=loaded.recipe.training.evaluation_tokens or tokens.num_tokens,
+        split=data.corpus.split(split),
+        deal=partial(data.deal, num_lanes=lanes, segment_length=length),
         carries_state=data.carries_state,
-        end_symbol=tokens.end_symbol,
-        **reading_settings(loaded),
+        **settings,
     )
     # First, because it refuses pasts that the text does not have.
     by_past = loss_by_past(reading, past) if past else {}

@@ -114,6 +114,12 @@ class CorpusData:
     def batches(self, name: SplitName, *, num_lanes: int, segment_length: int) -> Iterator[Batch]:
         """Every token of a split once, or of its first `evaluation_tokens`."""
         split = self.corpus.split(name)
+        return self.deal(split, num_lanes=num_lanes, segment_length=segment_length)
+
+    def deal(
+        self, split: corpora.TokenSplit, *, num_lanes: int, segment_length: int
+    ) -> Iterator[Batch]:
+        """The same for any split."""
         if self.form == "stream":
             return corpora.evaluation_batches(
                 split,

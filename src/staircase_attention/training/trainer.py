@@ -138,9 +138,6 @@ class Trainer:
         progress, config = self.progress, self.config
         if self.processes.is_first:
             self.log = MetricsLog(self.folder, num_bytes=num_bytes, update=progress.update)
-        for extension in self.folder.read_config().get("extensions", []):
-            if extension["from_update"] == progress.update:
-                self._write("extended", num_updates=extension["num_updates"])
         self.display.begin(self.recipe.name, progress.update, config.num_updates)
         longest = config.growth.longest(config.num_updates - 1)
         if longest is not None:
@@ -157,8 +154,6 @@ class Trainer:
         self.progress = TrainingProgress.from_plain(
             checkpoint.trainer["progress"], type(self.progress.position)
         )
-        if self.progress.best not in self.folder.checkpoints.names():
-            self.progress.forget_best()
 
     def _read(self, name: CheckpointName, *, otherwise: str) -> Checkpoint | None:
         """A checkpoint; a damaged one is reported and set aside."""
@@ -280,7 +275,6 @@ class Trainer:
         One that is not due, because a stop was requested, is not rolled back to: a run that was
         stopped and resumed does the same as one that was not.
         """
-        self.folder.require_own()
         trainer = {
             "progress": self.progress.to_plain(),
             "metrics_bytes": 0 if self.log is None else self.log.num_bytes,
@@ -349,10 +343,15 @@ class Trainer:
 
     def _finish(self, status: str) -> RunResult:
         """Score the best weights and write the result."""
-        if self.progress.best is not None:
-            self._load_best()
         progress, scores = self.progress, {}
-        if progress.best is not None:
+        best, best_update = progress.best, progress.best_update
+        if best is not None:
+            now = f"the weights of update {progress.update:,} are scored instead"
+            checkpoint = self._read(best, otherwise=f"it was the best, and {now}")
+            if checkpoint is not None:
+                self.learner.model.load_state_dict(checkpoint.tensors[WEIGHTS])
+            else:
+                best_update = progress.update
             # Test data are scored once, with the weights that validation chose.
             for split in SCORED:
                 score = self.score(split)
@@ -367,33 +366,16 @@ class Trainer:
             wall_seconds=round(progress.wall_seconds, 3),
             device=device_name(),
             num_rollbacks=progress.num_rollbacks,
-            best_update=progress.best_update,
+            best_update=best_update,
             valid=scores.get("valid"),
             test=scores.get("test"),
         )
         if self.processes.is_first:
-            self.folder.require_own()
             write_json(self.folder.result, asdict(result))
         if self.stop.number:
             message = f"stopped after {self.folder.path} was {result.status}"
             raise StopRequested(self.stop.number, message)
         return result
-
-    def _load_best(self) -> None:
-        """Load the best checkpoint's weights; if it is damaged, the present ones are the best."""
-        self.folder.require_own()
-        assert self.progress.best is not None
-        update = f"{self.progress.update:,}"
-        checkpoint = self._read(
-            self.progress.best,
-            otherwise=f"it was the best, and the weights of update {update} are scored instead",
-        )
-        if checkpoint is not None:
-            self.learner.model.load_state_dict(checkpoint.tensors[WEIGHTS])
-            return
-        self.progress.forget_best()
-        if self._is_best(self.score("valid")):
-            self._save()
 
 
 def score_split(
