@@ -16,6 +16,7 @@ from staircase_attention.training.learner import check_recipe
 from staircase_attention.training.loading import PRETRAINED, check_fit, read_weights, run_path
 from staircase_attention.training.processes import (
     choose_device,
+    chosen_threads,
     is_first_process,
     join_processes,
     stop_requests,
@@ -30,6 +31,7 @@ def train(
     folder: str | os.PathLike[str],
     *,
     init: str | os.PathLike[str] | None = None,
+    device: str | None = None,
     progress: Display | None = None,
 ) -> RunResult:
     """Start a run in a new folder and train it to its end.
@@ -38,6 +40,7 @@ def train(
         recipe: the run, complete.
         folder: output folder; must be new or empty.
         init: a run to start from: its best weights, with a new optimiser.
+        device: as cpu or cuda:1; by default a GPU if there is one.
         progress: where to report.
     """
     # Values that could not be read back from config.json are refused here.
@@ -54,7 +57,7 @@ def train(
         facts["init"] = {"run": run, "update": update}
     # Nothing is written before the data and the model are there.
     with (
-        _trainer(recipe, run_folder, progress, weights) as trainer,
+        _trainer(recipe, run_folder, progress, weights, device) as trainer,
         run_folder.started(recipe, tokeniser, **facts),
     ):
         trainer.processes.wait()
@@ -74,6 +77,7 @@ def resume(
     folder: str | os.PathLike[str],
     *,
     num_updates: int | None = None,
+    device: str | None = None,
     trust_code: bool = False,
     progress: Display | None = None,
 ) -> RunResult:
@@ -83,6 +87,7 @@ def resume(
         folder: the run folder.
         num_updates: the run's new number of updates in all, also for a finished run. The learning
             rate follows the new number from here on.
+        device: as cpu or cuda:1; by default a GPU if there is one.
         trust_code: execute code that the run names even if this user never trained with it.
         progress: where to report.
     """
@@ -104,7 +109,7 @@ def resume(
         # After the first checkpoint the run has weights of its own, and the other may be gone.
         if init is not None and not run_folder.checkpoints.names():
             _, weights = read_weights(RunFolder(run_path(init["run"])), init["update"])
-        with _trainer(recipe, run_folder, progress, weights) as trainer:
+        with _trainer(recipe, run_folder, progress, weights, device) as trainer:
             return trainer.run()
 
 
@@ -131,14 +136,16 @@ def _trainer(
     run_folder: RunFolder,
     progress: Display | None,
     weights: dict[str, Tensor] | None,
+    device: str | None,
 ) -> Iterator[Trainer]:
     """The trainer of a run, with these initial weights; signals and full disks end it in order."""
-    device = choose_device()
-    processes = join_processes(device)
+    place = choose_device(device)
+    processes = join_processes(place)
     display = progress if progress is not None and processes.is_first else Display()
-    with run_folder.full_disk_reported(), stop_requests() as stop:
+    threads = chosen_threads(place, run_folder.num_threads, display.say)
+    with threads, run_folder.full_disk_reported(), stop_requests() as stop:
         trainer = Trainer(
-            recipe, run_folder, device=device, processes=processes, display=display, stop=stop
+            recipe, run_folder, device=place, processes=processes, display=display, stop=stop
         )
         if weights is not None:
             model = trainer.learner.model

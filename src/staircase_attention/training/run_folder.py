@@ -194,6 +194,13 @@ class RunFolder:
             require_trusted_code(plain, self.path)
         return Recipe.from_plain(plain)
 
+    @property
+    def num_threads(self) -> int | None:
+        """With how many threads the run began; None before that."""
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            return int(read_json(self.environment)["num_threads"])
+        return None
+
     def extend(self, recipe: Recipe) -> None:
         """Give the run the budget of this recipe."""
         config = self.read_config()

@@ -10,7 +10,7 @@ import torch
 
 from staircase_attention.batches import Batch
 from staircase_attention.checks import input_error
-from staircase_attention.evaluation import Score, evaluate
+from staircase_attention.evaluation import Score, evaluate, title
 from staircase_attention.files import write_json
 from staircase_attention.tasks import lanes_of_process
 from staircase_attention.training.checkpoint import (
@@ -120,11 +120,19 @@ class Trainer:
                 self.log.close()
         return self._finish(status)
 
-    def score(self, split: SplitName) -> Score:
-        """The score of the present weights on one split."""
-        return score_split(
-            self.learner.model, self.data, split, recipe=self.recipe, device=self.device
+    def score(self, split: SplitName) -> tuple[Score, int | None]:
+        """The score of the present weights on one split, and how many of its tokens were read."""
+        # The test counts, and is scored once: whole.
+        num_tokens = None if split == "test" else self.config.evaluation_tokens
+        score = score_split(
+            self.learner.model,
+            self.data,
+            split,
+            recipe=self.recipe,
+            device=self.device,
+            num_tokens=num_tokens,
         )
+        return score, num_tokens
 
     def _start(self) -> None:
         """Restore the latest checkpoint that is whole, and continue the metrics from there."""
@@ -145,6 +153,9 @@ class Trainer:
                 f"episodes are cut to {longest} tokens to the end of training; "
                 "with a lower training.growth.double_every (or first_updates) they become whole"
             )
+        valid = title("valid", self.data.extent("valid", config.evaluation_tokens))
+        if valid != "valid":
+            self.display.say(f"during training, scores are of {valid}")
         # From here on a run that is killed has something to resume from, and to roll back to.
         if not self.folder.checkpoints.names():
             self._save()
@@ -236,10 +247,10 @@ class Trainer:
     def _evaluate(self) -> bool:
         """Score the validation data; whether that is the best score so far."""
         started = time.perf_counter()
-        score, progress = self.score("valid"), self.progress
+        (score, num_tokens), progress = self.score("valid"), self.progress
         progress.wall_seconds += time.perf_counter() - started
         self._write_timing()
-        facts = self.data.facts("valid", score)
+        facts = self.data.facts("valid", score, num_tokens)
         self._write("valid", loss=score.loss, error=score.error, **facts)
         name, value = next(iter(facts.items()), ("error", score.error))
         self.display.advance(progress.update, **{f"valid_{name}": value})
@@ -354,8 +365,9 @@ class Trainer:
                 best_update = progress.update
             # Test data are scored once, with the weights that validation chose.
             for split in SCORED:
-                score = self.score(split)
-                scores[split] = score.to_plain() | self.data.facts(split, score)
+                score, num_tokens = self.score(split)
+                facts = self.data.facts(split, score, num_tokens)
+                scores[split] = score.to_plain() | facts | self.data.extent(split, num_tokens)
         result = RunResult(
             recipe=self.recipe.name,
             seed=self.recipe.seed,
@@ -379,14 +391,23 @@ class Trainer:
 
 
 def score_split(
-    model: Model, data: Dataset, split: SplitName, *, recipe: Recipe, device: torch.device
+    model: Model,
+    data: Dataset,
+    split: SplitName,
+    *,
+    recipe: Recipe,
+    device: torch.device,
+    num_tokens: int | None = None,
 ) -> Score:
-    """A model's score on one split of its data."""
+    """A model's score on one split of its data, or on the first tokens of it."""
     config = recipe.training
     return evaluate(
         model,
         data.batches(
-            split, num_lanes=config.evaluation_lanes, segment_length=config.segment_length
+            split,
+            num_lanes=config.evaluation_lanes,
+            segment_length=config.segment_length,
+            num_tokens=num_tokens,
         ),
         device=device,
         precision=precision_of(recipe),
