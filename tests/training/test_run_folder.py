@@ -4,6 +4,7 @@ import json
 import shutil
 from dataclasses import asdict
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from small_runs import Interrupting, small_recipe
@@ -75,11 +76,13 @@ def test_no_two_runs_are_given_the_same_folder(tmp_path):
     assert train(small_recipe(), names[1]).status == "finished"
 
 
-def test_a_run_whose_folder_was_removed_does_not_bring_it_back(tmp_path):
+def test_a_run_whose_folder_was_removed_does_not_bring_it_back(tmp_path, monkeypatch):
+    # TensorBoard's thread would fail in its own time.
+    monkeypatch.setattr("staircase_attention.training.run_folder.SummaryWriter", Mock())
     folder = tmp_path / "run"
     with pytest.raises(FileNotFoundError, match=str(folder)):
         train(small_recipe(), folder, progress=Interrupting(3, lambda: shutil.rmtree(folder)))
-    assert not (folder / "checkpoints").exists()
+    assert not folder.exists()
 
 
 @pytest.mark.parametrize("is_damaged", [True, False], ids=["damaged", "gone"])
