@@ -68,23 +68,14 @@ def choose_device(name: str | None = None) -> torch.device:
 
     Of several processes, each has the GPU of its number.
     """
-    if name is None:
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    rule = "a device must be one that this machine has"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise input_error(rule, repr(name), "use cpu or cuda") from error
-    if device.type not in ("cpu", "cuda") or (device.index or 0) >= device_count(device.type):
+    kind, _, number = (name or ("cuda" if torch.cuda.is_available() else "cpu")).partition(":")
+    if kind == "cuda" and not number:
+        number = os.environ.get("LOCAL_RANK", "0")
+    counts = {"cpu": 1, "cuda": torch.cuda.device_count()}
+    if not (number or "0").isdecimal() or int(number or 0) >= counts.get(kind, 0):
+        rule = "a device must be one that this machine has"
         raise input_error(rule, repr(name), "use cpu, or leave it out")
-    if device.type == "cuda" and device.index is None:
-        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-    return device
-
-
-def device_count(kind: str) -> int:
-    """How many devices of a kind there are."""
-    return torch.cuda.device_count() if kind == "cuda" else 1
+    return torch.device(f"{kind}:{number}" if number else kind)
 
 
 @contextmanager
