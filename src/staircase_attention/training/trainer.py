@@ -120,19 +120,21 @@ class Trainer:
                 self.log.close()
         return self._finish(status)
 
-    def score(self, split: SplitName) -> tuple[Score, int | None]:
-        """The score of the present weights on one split, and how many of its tokens were read."""
-        # The test counts, and is scored once: whole.
-        num_tokens = None if split == "test" else self.config.evaluation_tokens
+    def score(self, split: SplitName) -> tuple[Score, dict[str, float]]:
+        """The score of the present weights on one split, and its further measures."""
         score = score_split(
             self.learner.model,
             self.data,
             split,
             recipe=self.recipe,
             device=self.device,
-            num_tokens=num_tokens,
+            num_tokens=self._num_tokens(split),
         )
-        return score, num_tokens
+        return score, self.data.facts(split, score, self._num_tokens(split))
+
+    def _num_tokens(self, split: SplitName) -> int | None:
+        """How many tokens of a corpus are scored: of the test, which is scored once, all."""
+        return None if split == "test" else self.config.evaluation_tokens
 
     def _start(self) -> None:
         """Restore the latest checkpoint that is whole, and continue the metrics from there."""
@@ -247,10 +249,9 @@ class Trainer:
     def _evaluate(self) -> bool:
         """Score the validation data; whether that is the best score so far."""
         started = time.perf_counter()
-        (score, num_tokens), progress = self.score("valid"), self.progress
+        (score, facts), progress = self.score("valid"), self.progress
         progress.wall_seconds += time.perf_counter() - started
         self._write_timing()
-        facts = self.data.facts("valid", score, num_tokens)
         self._write("valid", loss=score.loss, error=score.error, **facts)
         name, value = next(iter(facts.items()), ("error", score.error))
         self.display.advance(progress.update, **{f"valid_{name}": value})
@@ -365,9 +366,9 @@ class Trainer:
                 best_update = progress.update
             # Test data are scored once, with the weights that validation chose.
             for split in SCORED:
-                score, num_tokens = self.score(split)
-                facts = self.data.facts(split, score, num_tokens)
-                scores[split] = score.to_plain() | facts | self.data.extent(split, num_tokens)
+                score, facts = self.score(split)
+                extent = self.data.extent(split, self._num_tokens(split))
+                scores[split] = score.to_plain() | facts | extent
         result = RunResult(
             recipe=self.recipe.name,
             seed=self.recipe.seed,
