@@ -10,7 +10,7 @@ from text_runs import learn_words, make_corpus, text_recipe
 
 from staircase_attention.data import ByteTokeniser, HeldOut, prepare_text
 from staircase_attention.evaluation import Score
-from staircase_attention.training import load_language_model, load_run, resume, train
+from staircase_attention.training import load_language_model, load_run, pack, resume, train
 from staircase_attention.training.dataset import IGNORED, EpisodeLanes, build_dataset
 
 
@@ -40,7 +40,7 @@ def test_a_language_model_speaks_without_its_corpus(tmp_path):
     corpus = make_corpus(tmp_path / "made", tokeniser=learn_words())
     train(text_recipe(corpus), tmp_path / "run")
     corpus.folder.rename(tmp_path / "elsewhere")
-    language = load_language_model(tmp_path / "run")
+    language = load_language_model(pack(tmp_path / "run", tmp_path / "packed"))
     assert language.decode(language.encode("the cat, é")) == "the cat, é".encode()
     assert language.model.vocab_size == language.tokeniser.vocab_size
 
