@@ -1,4 +1,4 @@
-"""How many threads a run trains with, and on which device."""
+"""How many threads a run trains with, on which device, and how long it will take."""
 
 import os
 
@@ -8,6 +8,7 @@ from small_runs import Interrupting, final_bytes, small_recipe
 
 from staircase_attention import cores
 from staircase_attention.training import processes, resume, train
+from staircase_attention.training.display import Lines
 from staircase_attention.training.run_folder import RunFolder
 
 
@@ -48,6 +49,16 @@ def test_cores_that_others_use_are_not_idle(monkeypatch):
     monkeypatch.setattr(cores, "_idle_ticks", lambda: next(ticks))
     assert cores.idle_cores(seconds=0.1) == 1.0
     assert cores.idle_cores(seconds=0) == cores.available_cores()
+
+
+def test_a_run_that_was_rolled_back_to_before_its_resumption_has_no_time_left(capsys):
+    lines = Lines(every_seconds=0)
+    lines.begin("mine", 500, 1_000_000)
+    lines.advance(400, loss=1.0)
+    lines.advance(501, loss=1.0)
+    _, before, after = capsys.readouterr().err.splitlines()
+    assert before == "mine: update 400 of 1,000,000  loss 1.0000"
+    assert after.endswith(" left")
 
 
 def test_a_run_trains_on_the_device_that_is_named(tmp_path):
