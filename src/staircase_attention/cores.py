@@ -1,9 +1,38 @@
 """The cores of this machine."""
 
 import os
+import time
+from pathlib import Path
 
 
 def available_cores() -> int:
     """Cores that this process may use."""
+    return len(_allowed()) or os.cpu_count() or 1
+
+
+def idle_cores(seconds: float = 0.2) -> float:
+    """How many of the cores that this process may use are idle now; all, if that is not known."""
+    # Not the load average, which still shows for a minute what has ended.
+    before = _idle_ticks()
+    time.sleep(seconds)
+    after = _idle_ticks()
+    if not before or not any(after.values()):
+        return float(available_cores())
+    ticks = sum(after[core] - before[core] for core in before)
+    return min(float(len(before)), ticks / (seconds * os.sysconf("SC_CLK_TCK")))
+
+
+def _allowed() -> set[int]:
     allowed = getattr(os, "sched_getaffinity", None)
-    return len(allowed(0)) if allowed else os.cpu_count() or 1
+    return allowed(0) if allowed else set()
+
+
+def _idle_ticks() -> dict[int, int]:
+    """Clock ticks so far in which each allowed core was idle; nothing outside Linux."""
+    try:
+        lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
+    except OSError:
+        return {}
+    # Of a core: cpuN, then ticks in user mode, niced, in the kernel, idle, waiting for a disk.
+    cores = {line[0]: int(line[4]) + int(line[5]) for line in lines if line[0][3:].isdecimal()}
+    return {core: cores[name] for core in _allowed() if (name := f"cpu{core}") in cores}

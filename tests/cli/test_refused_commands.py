@@ -102,7 +102,11 @@ ON_A_TASK = {
     "eval RUN --passes 0": "num_passes must be",
     "eval RUN --passes 4": "needs a position table of 8 rows, got one of 4",
     "eval RUN --precision int4": "training.precision must be",
-    "eval RUN --past 4": "--past is for language models, got a run on a task; use --length",
+    "eval RUN --tokens 4": "--tokens is for language models, got a run on a task",
+    "eval RUN --device tpu": "a device must be one that this machine has, got 'tpu'",
+    "eval RUN --device cuda:99": "a device must be one that this machine has, got 'cuda:99'",
+    "eval RUN --text RUN/config.json": "without one; name a run that was trained on a corpus",
+    "eval RUN --corpus NEW": "without one; name a run that was trained on a corpus",
     "sample RUN": "without one; name a run that was trained on a corpus",
     "chat RUN": "without one; name a run that was trained on a corpus",
     "train parity/staircase --output RUN": "new or empty",
@@ -112,9 +116,9 @@ ON_A_TASK = {
     "pack RUN NEW --numbers int4": "--numbers must be one of bfloat16, float32, got 'int4'",
 }
 ON_TEXT = {
-    "eval RUN --past 0 --past 100000": "got 100000; use a smaller past",
-    "eval RUN --past -1": "at least 0, got -1; use 0",
-    "eval RUN --length 9": "use --past",
+    "eval RUN --tokens 0": "--tokens must be an integer of at least 1, got 0",
+    "eval RUN --corpus NEW": "a corpus must have a manifest",
+    "eval RUN --length 9": "--length is for tasks with episodes",
     "eval RUN --by-episode": "use --by-position",
     "sample RUN --max-tokens 0": "--max-tokens must be an integer of at least 1, got 0",
     "sample RUN --save NEW/absent/kept": "--save must be a file in a folder that can be written",
@@ -133,7 +137,6 @@ ON_TEXT = {
     [
         *(("task_run", *item) for item in ON_A_TASK.items()),
         *(("text_run", *item) for item in ON_TEXT.items()),
-        ("episodic_run", "eval RUN --past 16", "got an episodic text; score by position"),
     ],
 )
 def test_a_mistake_with_a_run_is_one_line(

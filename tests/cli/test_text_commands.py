@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import sys
 from types import SimpleNamespace
 
@@ -15,13 +16,55 @@ LETTERS = [b"a", b"b", b"\xc3", b"\xa9", "\u20ac".encode()[:2], "\u20ac".encode(
 """Whole characters, parts of others, and nothing."""
 
 
-def test_eval_prints_bits_per_byte_and_scores_by_position_and_past(output_of, text_run):
-    words = ("--lanes", 1, "--by-position", "--past", 0, "--past", 16)
-    out = output_of("eval", text_run, *words)
+def test_eval_prints_bits_per_byte_and_scores_by_position(output_of, text_run):
+    out = output_of("eval", text_run, "--by-position")
     assert "bits per byte" in out
     assert "position in the document from 1: loss " in out
-    assert "tokens of past in the state 16: loss " in out
     assert "(0 tokens)" not in out
+
+
+def test_a_score_over_part_of_a_split_says_so(output_of, text_run):
+    result = json.loads((text_run / "result.json").read_text())
+    whole = result["test"]["split_tokens"]
+    assert result["test"]["num_tokens"] == result["test"]["num_answers"] == whole
+    assert result["valid"]["num_tokens"] == 128 < result["valid"]["split_tokens"]
+    out = output_of("resume", text_run)
+    assert "valid (first 128 of " in out
+    assert "\ntest: error" in out
+    assert output_of("eval", text_run).startswith("test: error")
+    assert output_of("eval", text_run, "--tokens", 50).startswith(
+        f"test (first 50 of {whole:,} tokens): error"
+    )
+
+
+def test_a_packed_model_given_away_is_scored_on_other_corpora_and_on_text(
+    output_of, refused, text_run, tmp_path, monkeypatch
+):
+    packed, folder = tmp_path / "packed", text_run.parent
+    output_of("pack", text_run, packed, "--numbers", "float32")
+    config = (packed / "config.json").read_text()
+    (packed / "config.json").write_text(config.replace(str(folder / "corpus"), "far/away"))
+    monkeypatch.chdir(tmp_path)
+    line = refused("eval", packed)
+    assert "whose far/away is not here; name a corpus with --corpus or text with --text" in line
+    expected = output_of("eval", text_run, "--split", "train")
+    assert output_of("eval", packed, "--corpus", folder / "corpus", "--split", "train") == expected
+
+    (tmp_path / "one.txt").write_text("it was a dark night.\n")
+    (tmp_path / "two.txt").write_text("é")
+    words = ("eval", packed, "--text", tmp_path / "one.txt", "--text", tmp_path / "two.txt")
+    score = json.loads(output_of(*words, "--lanes", 1, "--json"))
+    # The bytes of both texts, and an end symbol after each.
+    assert (score["split"], score["num_answers"]) == ("text", 21 + 2 + 2)
+    bits = score["loss"] / math.log(2) * 25 / 23
+    assert score["bits_per_byte"] == pytest.approx(bits)
+
+    output_of("prepare", "text", tmp_path / "one.txt", "--tokeniser", "bpe-260", "--valid", 0,
+              "--test", 0, "--output", tmp_path / "other", "--quiet")  # fmt: skip
+    line = refused("eval", packed, "--corpus", tmp_path / "other")
+    assert "must have the tokeniser of the run, bytes of 257 symbols, got" in line
+    line = refused("eval", packed, "--corpus", folder / "corpus", "--text", tmp_path / "one.txt")
+    assert "got --corpus and --text; leave one out" in line
 
 
 @pytest.mark.parametrize("kind", ["text_run", "episodic_run"])

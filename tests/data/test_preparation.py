@@ -107,6 +107,15 @@ def test_the_manifest_and_the_reports_say_what_became_of_sources(tmp_path, capsy
     assert "100.0%  4 documents  16 tokens  00:00 left\n" in capsys.readouterr().err
 
 
+def test_a_resumed_preparation_has_no_time_left_before_it_is_where_it_was(capsys):
+    shown = ProgressLines(every_seconds=0)
+    shown.begin(total_bytes=70_000_000, done_bytes=1000)
+    shown.advance(1000, {"documents": 3})
+    assert capsys.readouterr().err == "0.0%  3 documents\n"
+    shown.advance(35_000_500, {"documents": 3})
+    assert "50.0%  3 documents  00:00 left" in capsys.readouterr().err
+
+
 def prepared(tmp_path, **options):
     lines = write_lines(tmp_path / "a.jsonl", [text_of(number) for number in range(20)])
     chosen = {"tokeniser": ByteTokeniser(), "held_out": SOME} | options

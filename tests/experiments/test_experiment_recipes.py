@@ -136,7 +136,8 @@ def test_a_recipe_is_also_found_in_a_file_or_a_run_folder(tmp_path):
     recipe = find_recipe("parity/lstm").override({"seed": 3})
     (tmp_path / "mine.json").write_text(json.dumps(recipe.to_plain()))
     assert find_recipe(str(tmp_path / "mine.json")) == recipe
-    RunFolder(tmp_path / "run").create(recipe)
+    with RunFolder(tmp_path / "run").started(recipe):
+        pass
     assert find_recipe(str(tmp_path / "run" / "config.json")) == recipe
     (tmp_path / "torn.json").write_text("{")
     for name, words in (("torn", "must be JSON, got"), ("absent", "No such file")):

@@ -9,7 +9,7 @@ from fake_staircase import result
 from rich.console import Console
 
 from staircase_attention.experiments import find_recipe, reproduce, table_rows
-from staircase_attention.experiments.report import screen_table
+from staircase_attention.experiments.report import partial_scores, screen_table
 from staircase_attention.experiments.results import RunRecord, latest_facts, read_runs
 from staircase_attention.training import RunResult
 
@@ -45,6 +45,13 @@ def lines(folder):
 def plain(folder):
     report = json.loads((folder / "report.json").read_text())
     return report | {"rows": {row["name"]: row for row in report["rows"]}}
+
+
+def test_a_report_says_which_scores_are_of_the_first_tokens_only():
+    whole = make_result(find_recipe("parity/lstm"), 0.5)
+    part = replace(whole, valid={"num_tokens": 9, "split_tokens": 5000}, test=None)
+    runs = [RunRecord(seed=0, status="finished", result=one) for one in (whole, part, part, None)]
+    assert partial_scores(runs) == ["valid (first 9 of 5,000 tokens)"]
 
 
 CELLS = {

@@ -10,7 +10,7 @@ from text_runs import learn_words, make_corpus, text_recipe
 
 from staircase_attention.data import ByteTokeniser, HeldOut, prepare_text
 from staircase_attention.evaluation import Score
-from staircase_attention.training import load_language_model, load_run, resume, train
+from staircase_attention.training import load_language_model, load_run, pack, resume, train
 from staircase_attention.training.dataset import IGNORED, EpisodeLanes, build_dataset
 
 
@@ -40,7 +40,7 @@ def test_a_language_model_speaks_without_its_corpus(tmp_path):
     corpus = make_corpus(tmp_path / "made", tokeniser=learn_words())
     train(text_recipe(corpus), tmp_path / "run")
     corpus.folder.rename(tmp_path / "elsewhere")
-    language = load_language_model(tmp_path / "run")
+    language = load_language_model(pack(tmp_path / "run", tmp_path / "packed"))
     assert language.decode(language.encode("the cat, é")) == "the cat, é".encode()
     assert language.model.vocab_size == language.tokeniser.vocab_size
 
@@ -116,8 +116,8 @@ def test_an_epoch_of_episodes_has_each_once_in_an_order_of_its_own(corpus):
 
 @pytest.mark.parametrize("num_tokens", [2, 64, 333, 10**9])
 def test_a_score_of_a_stream_may_be_of_its_first_tokens_only(corpus, num_tokens):
-    data = build_dataset(text_recipe(corpus, training__evaluation_tokens=num_tokens))
-    batches = list(data.batches("valid", num_lanes=3, segment_length=16))
+    dealing = {"num_lanes": 3, "segment_length": 16, "num_tokens": num_tokens}
+    batches = list(build_dataset(text_recipe(corpus)).batches("valid", **dealing))
     targets = np.concatenate([batch.targets for batch in batches], axis=1)
     split = corpus.split("valid")
     first = split.tokens(0, min(num_tokens, split.num_tokens))
@@ -126,8 +126,8 @@ def test_a_score_of_a_stream_may_be_of_its_first_tokens_only(corpus, num_tokens)
 
 @pytest.mark.parametrize("num_tokens", [2, 64, 333, 10**9])
 def test_a_score_of_episodes_may_be_of_the_first_tokens_only(corpus, num_tokens):
-    recipe = text_recipe(corpus, form="episodic", training__evaluation_tokens=num_tokens)
-    batches = list(build_dataset(recipe).batches("valid", num_lanes=3, segment_length=16))
+    dealing = {"num_lanes": 3, "segment_length": 16, "num_tokens": num_tokens}
+    batches = list(build_dataset(text_recipe(corpus, form="episodic")).batches("valid", **dealing))
     given = [batch.inputs[~batch.is_padding] for batch in batches]
     split = corpus.split("valid")
     num_tokens = min(num_tokens, split.num_tokens)
@@ -145,17 +145,16 @@ def test_bits_a_byte_of_the_first_tokens_are_those_of_their_bytes(tmp_path):
     corpus = make_corpus(tmp_path / "made", tokeniser=learn_words())
     first = corpus.split("valid").tokens(0, 20)
     num_bytes = len(corpus.tokeniser.decode(first))
-    data = build_dataset(text_recipe(corpus, training__evaluation_tokens=20))
-    facts = data.facts("valid", Score(loss=math.log(2), error=0.0, num_answers=20))
+    data = build_dataset(text_recipe(corpus))
+    facts = data.facts("valid", Score(loss=math.log(2), error=0.0, num_answers=20), 20)
     assert facts["bits_per_byte"] == pytest.approx(20 / num_bytes, rel=1e-12)
     whole = corpus.split("valid")
     assert 20 / num_bytes != pytest.approx(whole.num_tokens / whole.num_bytes, rel=1e-3)
 
 
 def test_one_token_of_episodes_cannot_be_scored(corpus):
-    recipe = text_recipe(corpus, form="episodic", training__evaluation_tokens=1)
     with pytest.raises(ValueError, match=r"evaluation_tokens must be at least 2 .*, got 1; use"):
-        build_dataset(recipe)
+        text_recipe(corpus, form="episodic", training__evaluation_tokens=1)
 
 
 def test_texts_do_not_grow(corpus):

@@ -5,11 +5,9 @@ import json
 import pytest
 import torch
 from small_runs import small_recipe
-from text_runs import make_corpus, text_recipe
 
 from staircase_attention.tasks import RandomWalk, split
 from staircase_attention.training import (
-    load_language_model,
     load_run,
     pack,
     pretrained_names,
@@ -53,12 +51,6 @@ def test_a_packed_run_can_be_packed_again_and_does_not_go_on(small_run, tmp_path
         resume(again)
     with pytest.raises(ValueError, match="needs a folder that is new or empty"):
         train(small_recipe(), again)
-
-
-def test_a_language_model_takes_its_tokeniser_along(tmp_path):
-    train(text_recipe(make_corpus(tmp_path)), tmp_path / "run")
-    packed = load_language_model(pack(tmp_path / "run", tmp_path / "packed"))
-    assert packed.decode(packed.encode("a word")) == b"a word"
 
 
 def test_a_result_stays_with_the_weights_it_is_of(small_run, tmp_path):

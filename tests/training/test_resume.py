@@ -1,9 +1,9 @@
 """Nothing is lost: a run that was killed, stopped or damaged ends as if nothing had happened."""
 
 import errno
-import functools
 import json
 import random
+import shutil
 import signal
 import time
 
@@ -21,51 +21,35 @@ from small_runs import (
 from staircase_attention.training import StopRequested, checkpoint, processes, resume, train
 from staircase_attention.training.checkpoint import CheckpointFolder
 
-
-@pytest.fixture(scope="module")
-def whole_run(tmp_path_factory):
-    """The folder of a run that nothing happened to, which is trained once for all who ask."""
-
-    @functools.cache
-    def trained(make_recipe, **changes):
-        folder = tmp_path_factory.mktemp("whole") / "run"
-        train(make_recipe(**changes), folder)
-        return folder
-
-    return trained
+RESTARTS = {"training__restart_every": 4}
+GROWTH = RESTARTS | {
+    "training__growth__first_tokens": 3,
+    "training__growth__double_every": 5,
+}
 
 
-@pytest.mark.parametrize("update", range(1, 13))
-@pytest.mark.parametrize("make_recipe", [small_recipe, lstm_recipe])
-def test_a_run_that_dies_after_any_update_resumes_bit_for_bit(
-    tmp_path, whole_run, make_recipe, update
-):
-    changes = {"training__num_updates": 13}
-    with pytest.raises(KilledError):
-        train(make_recipe(**changes), tmp_path / "broken", progress=Interrupting(update))
-    result = resume(tmp_path / "broken")
-    assert final_bytes(tmp_path / "broken") == final_bytes(whole_run(make_recipe, **changes))
-    assert result.status == "finished"
-
-
-@pytest.mark.parametrize("update", [4, 5, 6, 10])
 @pytest.mark.parametrize(
-    "changes",
+    ("make_recipe", "changes"),
     [
-        {"training__restart_every": 5},
-        {
-            "training__restart_every": 4,
-            "training__growth__first_tokens": 3,
-            "training__growth__double_every": 5,
-        },
+        (small_recipe, {}),
+        (small_recipe, {"training__restart_every": 5}),
+        (small_recipe, GROWTH),
+        (lstm_recipe, {}),
     ],
-    ids=["restarts", "restarts and growth"],
+    ids=["staircase", "restarts", "restarts and growth", "lstm"],
 )
-def test_a_run_with_lanes_that_change_resumes_bit_for_bit(tmp_path, whole_run, update, changes):
+def test_a_run_that_dies_after_every_update_ends_bit_for_bit_the_same(
+    tmp_path, make_recipe, changes
+):
+    recipe = make_recipe(**changes, training__num_updates=13)
+    train(recipe, tmp_path / "whole")
     with pytest.raises(KilledError):
-        train(small_recipe(**changes), tmp_path / "broken", progress=Interrupting(update))
-    resume(tmp_path / "broken")
-    assert final_bytes(tmp_path / "broken") == final_bytes(whole_run(small_recipe, **changes))
+        train(recipe, tmp_path / "broken", progress=Interrupting(1))
+    for update in range(2, 13):
+        with pytest.raises(KilledError):
+            resume(tmp_path / "broken", progress=Interrupting(update))
+    assert resume(tmp_path / "broken").status == "finished"
+    assert final_bytes(tmp_path / "broken") == final_bytes(tmp_path / "whole")
 
 
 def test_a_run_says_if_its_episodes_never_become_whole(tmp_path):
@@ -81,11 +65,11 @@ def test_a_run_says_if_its_episodes_never_become_whole(tmp_path):
 @pytest.mark.slow
 def test_a_run_killed_at_random_moments_ends_bit_for_bit_the_same(tmp_path):
     """SIGKILL, which no program can catch, whatever the run is doing at that moment."""
-    recipe = small_recipe(training__num_updates=60, training__checkpoint_every=3)
+    recipe = small_recipe(training__num_updates=30, training__checkpoint_every=3)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert ended(fork_process(whole, recipe)) == 0, output_of(whole).read_text()
     moments, kills = random.Random(7), 0
-    while kills < 3:
+    while kills < 2:
         process = fork_process(killed, recipe)
         while process.is_alive() and "update" not in output_of(killed).read_text():
             time.sleep(0.01)
@@ -153,20 +137,34 @@ DAMAGES = {
 }
 
 
-@pytest.mark.parametrize("file", ["weights.safetensors", "trainer.json", "manifest.json"])
-@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_a_damaged_latest_checkpoint_falls_back_to_the_one_before_and_says_so(
-    tmp_path, small_run, file, damage
-):
+@pytest.fixture(scope="module")
+def killed_run(tmp_path_factory):
+    """A run that was killed after its tenth update, to be copied."""
+    folder = tmp_path_factory.mktemp("killed") / "run"
     with pytest.raises(KilledError):
-        train(small_recipe(), tmp_path / "run", progress=Interrupting(10))
+        train(small_recipe(), folder, progress=Interrupting(10))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [
+        *(("manifest.json", damage) for damage in DAMAGES),
+        *(("trainer.json", damage) for damage in ("emptied", "scrambled", "gone")),
+        *(("weights.safetensors", damage) for damage in ("cut", "changed", "gone")),
+    ],
+)
+def test_a_damaged_latest_checkpoint_falls_back_to_the_one_before_and_says_so(
+    tmp_path, small_run, killed_run, file, damage
+):
+    shutil.copytree(killed_run, tmp_path / "run")
     folder = CheckpointFolder(tmp_path / "run" / "checkpoints")
     names = folder.names()
     path = folder.path / str(names[-1]) / file
     content = path.read_bytes()
     path.unlink()
-    if damage is not None:
-        path.write_bytes(damage(content))
+    if DAMAGES[damage] is not None:
+        path.write_bytes(DAMAGES[damage](content))
     watching = Interrupting()
     resume(tmp_path / "run", progress=watching)
     assert any("damaged checkpoint" in line and "falling back" in line for line in watching.said)

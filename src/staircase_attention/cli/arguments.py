@@ -44,6 +44,9 @@ NewFolder = Annotated[Path, typer.Argument(metavar="FOLDER", help="output folder
 CheckpointName = Annotated[
     str, typer.Option(help="`best` on the validation data, `latest`, or an update.")
 ]
+DeviceName = Annotated[
+    str | None, typer.Option("--device", help="As cpu or cuda:1; by default a GPU if there is one.")
+]
 TrustCode = Annotated[
     bool,
     typer.Option("--trust-code", help="Run code that the run folder names, whoever wrote it."),

@@ -1,14 +1,25 @@
 """`staircase eval`: the score of a trained model, in total and by place."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from staircase_attention.checks import check_choice, input_error
-from staircase_attention.cli.arguments import AsJson, CheckpointName, TrainedRun, TrustCode
+from staircase_attention.checks import check_choice, check_integer, input_error
+from staircase_attention.cli.arguments import (
+    AsJson,
+    CheckpointName,
+    DeviceName,
+    TrainedRun,
+    TrustCode,
+)
 
 if TYPE_CHECKING:
     from staircase_attention.evaluation import Place
@@ -36,6 +47,18 @@ def evaluate(
     run: TrainedRun,
     *,
     split: Annotated[str, typer.Option(help="train, valid or test.")] = "test",
+    corpus: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Score on this corpus instead; same tokeniser."),
+    ] = None,
+    text: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="Score on this text instead; may be repeated."),
+    ] = None,
+    tokens: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Score only the first N tokens of the split."),
+    ] = None,
     length: Annotated[
         list[int] | None,
         typer.Option(metavar="N", help="Evaluate at this episode length instead; may be repeated."),
@@ -48,12 +71,6 @@ def evaluate(
         bool,
         typer.Option("--by-position", help="Also score by position in the episode or document."),
     ] = False,
-    past: Annotated[
-        list[int] | None,
-        typer.Option(
-            metavar="N", help="Also score with this many tokens in the state; may be repeated."
-        ),
-    ] = None,
     passes: Annotated[
         int | None, typer.Option(metavar="N", help="Number of passes, if other than in training.")
     ] = None,
@@ -65,69 +82,91 @@ def evaluate(
     lanes: Annotated[
         int | None, typer.Option(metavar="N", help="Batch size; by default that of the run.")
     ] = None,
+    device: DeviceName = None,
     trust_code: TrustCode = False,
     as_json: AsJson = False,
 ) -> None:
-    """Score a trained model on a split of its data."""
+    """Score a trained model on a split of its data, or on other text."""
     check_choice("--split", split, ("train", "valid", "test"))
+    if text and corpus:
+        raise input_error("a model is scored on one text", "--corpus and --text", "leave one out")
     from staircase_attention.training import load_run
     from staircase_attention.training.dataset import TaskData
 
-    loaded = prepared(
-        load_run(run, checkpoint=checkpoint, trust_code=trust_code),
-        passes=passes,
-        precision=precision,
-        lanes=lanes,
-    )
-    data, name = loaded.data, cast("SplitName", split)
-    if isinstance(data, TaskData):
-        check_for_task(data, name, past=past)
-        asked = {"episode": by_episode, "position": by_position}
-        places = [place for place in PLACES if asked[place]]
-        sizes: list[int | None] = [*length] if length else [None]
-        for size in sizes:
-            sized = data if size is None else data.with_length(size)
-            found = evaluate_task(loaded, sized, name, places)
-            show(*found, as_json, split=split, length=size, update=loaded.update)
-        return
-    check_for_corpus(by_episode=by_episode, length=length)
-    found = evaluate_corpus(loaded, data, name, by_position=by_position, past=past)
-    show(*found, as_json, split=split, length=None, update=loaded.update)
+    with ExitStack() as stack:
+        if text:
+            corpus = prepared_text(run, text, stack)
+            split = "train"
+        loaded = prepared(
+            load_run(run, checkpoint=checkpoint, trust_code=trust_code, corpus=corpus),
+            passes=passes,
+            precision=precision,
+            lanes=lanes,
+            device=device,
+        )
+        data, name = loaded.data, cast("SplitName", split)
+        if isinstance(data, TaskData):
+            check_for_task(data, name, tokens=tokens)
+            asked = {"episode": by_episode, "position": by_position}
+            places = [place for place in PLACES if asked[place]]
+            sizes: list[int | None] = [*length] if length else [None]
+            for size in sizes:
+                sized = data if size is None else data.with_length(size)
+                found = evaluate_task(loaded, sized, name, places)
+                show(*found, as_json, split=split, length=size, update=loaded.update)
+            return
+        check_for_corpus(by_episode=by_episode, length=length, tokens=tokens)
+        found = evaluate_corpus(loaded, data, name, by_position=by_position, num_tokens=tokens)
+        split = "text" if text else split
+        show(*found, as_json, split=split, length=None, update=loaded.update)
+
+
+def prepared_text(run: Path, text: list[Path], stack: ExitStack) -> Path:
+    """Raw text as a corpus of one split, train, in a folder that the stack deletes."""
+    from staircase_attention.data import HeldOut, prepare_text
+    from staircase_attention.training.loading import run_tokeniser
+
+    folder = Path(stack.enter_context(TemporaryDirectory())) / "corpus"
+    prepare_text(text, folder, tokeniser=run_tokeniser(run), held_out=HeldOut(valid=0.0, test=0.0))
+    return folder
 
 
 def prepared(
-    loaded: "LoadedRun", *, passes: int | None, precision: str | None, lanes: int | None
+    loaded: "LoadedRun",
+    *,
+    passes: int | None,
+    precision: str | None,
+    lanes: int | None,
+    device: str | None,
 ) -> "LoadedRun":
     """The run on its device, with the settings to evaluate it with."""
     from staircase_attention import engine
     from staircase_attention.models import SequenceModel
     from staircase_attention.training.processes import choose_device
 
-    model, device = loaded.model, choose_device()
+    model, place = loaded.model, choose_device(device)
     if passes is not None:
         schedule: Any = getattr(model, "schedule", None)
         if not isinstance(model, SequenceModel) or not hasattr(schedule, "num_passes"):
             kind = getattr(schedule, "name", loaded.recipe.model.kind)
             raise input_error("--passes is for schedules with num_passes", kind, "leave it out")
         model = model.with_schedule(replace(schedule, num_passes=passes))
-    model = model.to(device)
-    if device.type == "cuda":
+    model = model.to(place)
+    if place.type == "cuda":
         engine.accelerate(model)
     overrides: dict[str, Any] = {}
     # Many CPUs are slow at bfloat16, and none needs it.
-    if precision is not None or device.type != "cuda":
+    if precision is not None or place.type != "cuda":
         overrides["training.precision"] = precision or "float32"
     if lanes is not None:
         overrides["training.evaluation_lanes"] = lanes
     return replace(loaded, model=model, recipe=loaded.recipe.override(overrides))
 
 
-def check_for_task(data: "TaskData", split: "SplitName", *, past: list[int] | None) -> None:
+def check_for_task(data: "TaskData", split: "SplitName", *, tokens: int | None) -> None:
     """Refuse what only a corpus has, and a split without end."""
-    if past:
-        raise input_error(
-            "--past is for language models", "a run on a task", "use --length or --by-position"
-        )
+    if tokens is not None:
+        raise input_error("--tokens is for language models", "a run on a task", "leave it out")
     if split == "train" and data.task.split_sizes.train is None:
         raise input_error(
             "--split must be finite",
@@ -136,14 +175,18 @@ def check_for_task(data: "TaskData", split: "SplitName", *, past: list[int] | No
         )
 
 
-def check_for_corpus(*, by_episode: bool, length: list[int] | None) -> None:
-    """Refuse what only a task has."""
+def check_for_corpus(*, by_episode: bool, length: list[int] | None, tokens: int | None) -> None:
+    """Refuse what only a task has, and a score of nothing."""
+    if tokens is not None:
+        check_integer("--tokens", tokens, minimum=1, example=1_000_000)
     if by_episode:
         raise input_error(
             "--by-episode is for tasks with episodes", "a run on a corpus", "use --by-position"
         )
     if length:
-        raise input_error("--length is for tasks with episodes", "a run on a corpus", "use --past")
+        raise input_error(
+            "--length is for tasks with episodes", "a run on a corpus", "leave it out"
+        )
 
 
 def evaluate_task(
@@ -174,44 +217,48 @@ def evaluate_corpus(
     split: "SplitName",
     *,
     by_position: bool,
-    past: list[int] | None,
+    num_tokens: int | None,
 ) -> tuple[Facts, dict[str, dict[int, Facts]]]:
-    """A model's score on a split of a corpus, in total, by position and by past."""
-    from staircase_attention.evaluation import Reading, bits, loss_by_past, loss_by_position
+    """A model's score on a split of a corpus, in total and by position."""
+    from staircase_attention.evaluation import score_by_position
 
-    tokens = data.corpus.split(split)
-    reading = Reading(
-        model=loaded.model,
-        split=tokens,
-        # None means the whole split.
-        num_tokens=loaded.recipe.training.evaluation_tokens or tokens.num_tokens,
-        carries_state=data.carries_state,
-        end_symbol=tokens.end_symbol,
-        **reading_settings(loaded),
-    )
-    # First, because it refuses pasts that the text does not have.
-    by_past = loss_by_past(reading, past) if past else {}
-    found = {
-        "position in the document from": loss_by_position(reading) if by_position else {},
-        "tokens of past in the state": by_past,
-    }
-    parts = {
-        label: {
-            number: {"loss": part.loss, "bits": bits(part.loss), "num_tokens": part.num_answers}
-            for number, part in scores.items()
-        }
-        for label, scores in found.items()
-    }
-    return score(loaded, data, split), parts
+    parts: dict[int, Facts] = {}
+    if by_position:
+        settings = reading_settings(loaded)
+        names = ("num_lanes", "segment_length")
+        dealing = {name: settings.pop(name) for name in names} | {"num_tokens": num_tokens}
+        found = score_by_position(
+            loaded.model,
+            data.corpus.split(split),
+            partial(data.batches, **dealing),
+            carries_state=data.carries_state,
+            **settings,
+        )
+        for number, one in found.items():
+            bits = one.loss / math.log(2)
+            parts[number] = {"loss": one.loss, "bits": bits, "num_tokens": one.num_answers}
+    return score(loaded, data, split, num_tokens), {"position in the document from": parts}
 
 
-def score(loaded: "LoadedRun", data: "TaskData | CorpusData", split: "SplitName") -> Facts:
+def score(
+    loaded: "LoadedRun",
+    data: "TaskData | CorpusData",
+    split: "SplitName",
+    num_tokens: int | None = None,
+) -> Facts:
     """The score on one split, with bits and perplexity of text."""
     from staircase_attention.training.trainer import score_split
 
-    device = loaded.model.output.weight.device
-    found = score_split(loaded.model, data, split, recipe=loaded.recipe, device=device)
-    return found.to_plain() | data.facts(split, found)
+    found = score_split(
+        loaded.model,
+        data,
+        split,
+        recipe=loaded.recipe,
+        device=loaded.model.output.weight.device,
+        num_tokens=num_tokens,
+    )
+    facts = data.facts(split, found, num_tokens)
+    return found.to_plain() | facts | data.extent(split, num_tokens)
 
 
 def reading_settings(loaded: "LoadedRun") -> dict[str, Any]:
@@ -236,13 +283,15 @@ def show(
     update: int,
 ) -> None:
     """Print a score, and its parts, one per line."""
+    from staircase_attention.evaluation import title
+
     of = {"split": split, "length": length}
     if as_json:
         typer.echo(json.dumps(of | {"update": update} | whole))
     else:
         at = "" if length is None else f" at length {length:,}"
         typer.echo(
-            f"{split}{at}: {measures(whole)}  "
+            f"{title(split, whole)}{at}: {measures(whole)}  "
             f"({whole['num_answers']:,} answers, weights of update {update:,})"
         )
     for label, facts_by_number in parts.items():

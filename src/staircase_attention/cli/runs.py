@@ -10,6 +10,7 @@ import typer
 from staircase_attention.checks import check_choice, input_error
 from staircase_attention.cli.arguments import (
     CheckpointName,
+    DeviceName,
     NewFolder,
     Quiet,
     RunArgument,
@@ -70,6 +71,7 @@ def train(
     output: Annotated[
         Path | None, typer.Option(help="Run folder; by default a new one under runs/.")
     ] = None,
+    device: DeviceName = None,
     quiet: Quiet = False,
 ) -> int:
     """Train a model by a recipe, in a new run folder."""
@@ -89,7 +91,9 @@ def train(
         # Before a folder is numbered.
         check_recipe(chosen)
         output = default_folder(chosen)
-    result = train_recipe(chosen, output, init=init, progress=choose_display(quiet=quiet))
+    result = train_recipe(
+        chosen, output, init=init, device=device, progress=choose_display(quiet=quiet)
+    )
     return show(result, output)
 
 
@@ -100,6 +104,7 @@ def resume(
         int | None,
         typer.Option(metavar="N", help="Total number of updates; also continues a finished run."),
     ] = None,
+    device: DeviceName = None,
     trust_code: TrustCode = False,
     quiet: Quiet = False,
 ) -> int:
@@ -108,13 +113,18 @@ def resume(
     from staircase_attention.training import resume as resume_run
 
     result = resume_run(
-        run, num_updates=updates, trust_code=trust_code, progress=choose_display(quiet=quiet)
+        run,
+        num_updates=updates,
+        device=device,
+        trust_code=trust_code,
+        progress=choose_display(quiet=quiet),
     )
     return show(result, run)
 
 
 def show(result: "RunResult", folder: Path) -> int:
     """Print the result of a run; a run that diverged is a failure."""
+    from staircase_attention.evaluation import title
     from staircase_attention.training import is_first_process
 
     status = 0 if result.status == "finished" else 1
@@ -125,7 +135,8 @@ def show(result: "RunResult", folder: Path) -> int:
             bits = (
                 f"  bits per byte {score['bits_per_byte']:.4f}" if "bits_per_byte" in score else ""
             )
-            typer.echo(f"{name}: error {100 * score['error']:.2f}%  loss {score['loss']:.4f}{bits}")
+            error = f"error {100 * score['error']:.2f}%  loss {score['loss']:.4f}"
+            typer.echo(f"{title(name, score)}: {error}{bits}")
     typer.echo(
         f"{result.status} after {result.num_updates:,} updates, {result.num_tokens:,} tokens, "
         f"{result.wall_seconds:.1f} s on {result.device}; best at update {result.best_update}; "

@@ -51,10 +51,13 @@ class ProgressLines(PreparationProgress):
         if now - self._last < self._every:
             return
         self._last = now
-        bytes_per_second = max(done_bytes - self._first, 1) / (now - self._started)
-        left = clock((self._total - done_bytes) / bytes_per_second)
         counts = "".join(f"  {value:,} {name}" for name, value in facts.items())
-        self.say(f"{100 * done_bytes / max(self._total, 1):.1f}%{counts}  {left} left")
+        # A resumed preparation first comes back to where it was; only then is its speed known.
+        left, new_bytes = "", done_bytes - self._first
+        if new_bytes > 0:
+            seconds = (self._total - done_bytes) * (now - self._started) / new_bytes
+            left = f"  {clock(seconds)} left"
+        self.say(f"{100 * done_bytes / max(self._total, 1):.1f}%{counts}{left}")
 
     def say(self, text: str) -> None:
         """Print a line."""

@@ -1,7 +1,7 @@
 """Scores: every answer is counted once, and state is carried through every lane."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from staircase_attention.batches import IGNORED, Batch
 from staircase_attention.checks import input_error
+from staircase_attention.data import TokenSplit
 from staircase_attention.tasks import Episodes, evaluation_batches
 
 # The place of an answer: the number of its episode in the lane, counted from 1, or its position in
@@ -55,6 +56,18 @@ class Score:
     def to_plain(self) -> dict[str, Any]:
         """The score as plain data."""
         return asdict(self)
+
+
+def title(split: str, score: Mapping[str, Any]) -> str:
+    """The name of a split, and how much of it was scored if not all.
+
+    >>> title("test", {"num_tokens": 16384, "split_tokens": 5000000})
+    'test (first 16,384 of 5,000,000 tokens)'
+    """
+    part, whole = score.get("num_tokens"), score.get("split_tokens")
+    return (
+        split if whole is None or part == whole else f"{split} (first {part:,} of {whole:,} tokens)"
+    )
 
 
 def evaluate(
@@ -116,6 +129,49 @@ def score_by_place(
     answers = answered(model, deal(episodes), device=torch.device(device), precision=precision)
     found = score_by(answers, {place: (batch.inputs for batch in dealt[place]) for place in places})
     return {place: found[place] for place in places}
+
+
+class Indices:
+    """A split whose tokens are their own indices: its batches say which token stands where."""
+
+    def __init__(self, split: TokenSplit) -> None:
+        self.num_tokens, self.document_starts = split.num_tokens, split.document_starts
+        self.end_symbol = None if split.end_symbol is None else IGNORED
+
+    def tokens(self, start: int, stop: int) -> NDArray[np.int64]:
+        """The indices from start up to stop."""
+        return np.arange(start, stop)
+
+    def rows(self, starts: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+        """The indices from each start on."""
+        return (starts[:, None] + np.arange(length)) % self.num_tokens
+
+
+def score_by_position(
+    model: nn.Module,
+    split: TokenSplit,
+    deal: Callable[[Any], Iterable[Batch]],
+    *,
+    device: torch.device,
+    precision: torch.dtype = torch.float32,
+    carries_state: bool = True,
+) -> dict[int, Score]:
+    """The scores of the tokens at distances 1, 2-3, 4-7, ... from their document's first.
+
+    `deal` gives the batches of a split. The key is the lower bound of each range. A document's
+    first token, which is predicted from the document before it, is under 0.
+    """
+    starts = np.asarray(split.document_starts, dtype=np.int64)
+
+    def positions(batch: Batch) -> NDArray[np.int64]:
+        # The number of the document that each token [rows, time] belongs to.
+        documents = np.searchsorted(starts, batch.targets, side="right") - 1
+        return doubling(batch.targets - starts[np.maximum(documents, 0)])
+
+    answers = answered(
+        model, deal(split), device=device, precision=precision, carries_state=carries_state
+    )
+    return score_by(answers, {"position": map(positions, deal(Indices(split)))})["position"]
 
 
 def score_by(

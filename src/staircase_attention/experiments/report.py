@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from staircase_attention.clock import clock
+from staircase_attention.evaluation import title
 from staircase_attention.experiments.experiment import SOLVED, Experiment, Row, percent
 from staircase_attention.experiments.paper import Spread
 from staircase_attention.experiments.results import LAST_PART, RunRecord, read_runs
@@ -307,11 +308,23 @@ def _origin(report: Report) -> list[str]:
         f"Run on {machine} ({count} run{'' if count == 1 else 's'})"
         for machine, count in counts.most_common()
     ]
+    lines += [f"Scores are of {part}" for part in partial_scores(runs)]
     lines.append(f"Written {report.written} on {_machine(report.environment)}")
     if experiment.overrides:
         changed = ", ".join(f"`{path}={value}`" for path, value in experiment.overrides.items())
         lines.append(f"Settings other than the recipes': {changed}")
     return [*lines, f"Command: `{report.command}`"]
+
+
+def partial_scores(runs: Sequence[RunRecord]) -> list[str]:
+    """The splits of which some run was scored on the first tokens only."""
+    titles = {
+        title(split, score)
+        for run in runs
+        for split in ("valid", "test")
+        if run.result is not None and (score := getattr(run.result, split)) is not None
+    }
+    return sorted(titles - {"valid", "test"})
 
 
 def _machine(known: Mapping[str, Any]) -> str:

@@ -4,6 +4,7 @@ A checkpoint holds the weights, the optimiser's state, each process's lane state
 generators, and plain data with the run's progress; a manifest has the SHA-256 of every file.
 """
 
+import contextlib
 import json
 import math
 import os
@@ -108,18 +109,6 @@ class LossWatch:
         """Whether the run has been unhealthy for long enough to act."""
         return self.num_high >= config.patience or self.num_skipped >= config.max_skips
 
-    def to_plain(self) -> dict[str, Any]:
-        """Plain data; a loss that was never seen is None."""
-        return {
-            name: None if isinstance(value, float) and not math.isfinite(value) else value
-            for name, value in asdict(self).items()
-        }
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> "LossWatch":
-        """The inverse of `to_plain`."""
-        return cls(**{name: value for name, value in plain.items() if value is not None})
-
 
 @dataclass(slots=True)
 class TrainingProgress:
@@ -142,19 +131,18 @@ class TrainingProgress:
     """Loss, wrong answers and answers since the last line of metrics."""
 
     def to_plain(self) -> dict[str, Any]:
-        """Plain data; a score that was never seen is None."""
-        return asdict(self) | {
-            "position": self.position.as_plain(),
-            "watch": self.watch.to_plain(),
-            "best_rank": None if self.best_update is None else list(self.best_rank),
-        }
+        """Plain data."""
+        return asdict(self) | {"position": self.position.as_plain()}
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any], kind: type[Position]) -> "TrainingProgress":
         """The inverse of `to_plain`, with a position of this kind."""
-        known = {name: value for name, value in plain.items() if value is not None}
-        known["position"] = kind.from_plain(plain["position"])
-        known["watch"] = LossWatch.from_plain(plain["watch"])
+        # Older versions wrote null for what has not been seen yet, which is the default.
+        known, watch = (
+            {name: value for name, value in part.items() if value is not None}
+            for part in (plain, plain["watch"])
+        )
+        known |= {"position": kind.from_plain(plain["position"]), "watch": LossWatch(**watch)}
         if "best_rank" in known:
             known["best_rank"] = tuple(known["best_rank"])
         return cls(**known)
@@ -170,10 +158,6 @@ class TrainingProgress:
         return best_checkpoint(
             {"best_update": self.best_update, "best_rollbacks": self.best_rollbacks}
         )
-
-    def forget_best(self) -> None:
-        """Let the next score be the best, because the checkpoint of the last one is gone."""
-        self.best_update, self.best_rollbacks, self.best_rank = None, 0, (math.inf,)
 
 
 def best_checkpoint(progress: Mapping[str, Any]) -> CheckpointName | None:
@@ -244,7 +228,8 @@ class CheckpointFolder:
         # Nobody writes before the rest of an earlier save is gone.
         headers, tensors = _process_part(learner)
         scratch = self.path / f".partial-{name}"
-        scratch.mkdir(parents=True, exist_ok=True)
+        self.path.mkdir(exist_ok=True)
+        scratch.mkdir(exist_ok=True)
         _write(scratch / _process_file(processes.rank), save(tensors))
         if processes.is_first:
             _write(scratch / WEIGHTS, save(_on_cpu(learner.model.state_dict())))
@@ -264,20 +249,13 @@ class CheckpointFolder:
         # Names too must be on disk before the rename, which is when the checkpoint exists: a kill
         # before it leaves scratch that the next save deletes, a kill after it a whole checkpoint.
         sync_folder(scratch)
-        target, old = self.path / str(name), self.path / f".replaced-{name}"
-        # A folder cannot be renamed onto another. The last update is saved again if the best
-        # checkpoint turns out to be damaged.
-        if target.exists():
-            target.rename(old)
-        scratch.rename(target)
+        scratch.rename(self.path / str(name))
         sync_folder(self.path)
-        shutil.rmtree(old, ignore_errors=True)
 
     def abandon(self) -> None:
         """Delete whatever was not finished."""
-        for pattern in (".partial-*", ".replaced-*"):
-            for scratch in self.path.glob(pattern):
-                shutil.rmtree(scratch, ignore_errors=True)
+        for scratch in self.path.glob(".partial-*"):
+            shutil.rmtree(scratch, ignore_errors=True)
 
     def read(self, name: CheckpointName) -> Checkpoint:
         """A checkpoint, if it is as it was written."""
@@ -323,9 +301,9 @@ class CheckpointFolder:
     def set_aside(self, name: CheckpointName) -> None:
         """Rename a damaged checkpoint, so that a person can inspect it."""
         aside = self.path / f"damaged-{name}"
-        if aside.exists():
-            shutil.rmtree(aside)
-        (self.path / str(name)).rename(aside)
+        shutil.rmtree(aside, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):
+            (self.path / str(name)).rename(aside)
 
 
 def _process_file(rank: int) -> str:

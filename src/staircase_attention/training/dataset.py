@@ -48,8 +48,16 @@ class TaskData:
             closing_symbol=self.task.closing_symbol,
         )
 
-    def batches(self, name: SplitName, *, num_lanes: int, segment_length: int) -> Iterator[Batch]:
+    def batches(
+        self,
+        name: SplitName,
+        *,
+        num_lanes: int,
+        segment_length: int,
+        num_tokens: int | None = None,
+    ) -> Iterator[Batch]:
         """Every token of a split once."""
+        assert num_tokens is None, "episodes are scored whole"
         return tasks.evaluation_batches(
             self.episodes(name), num_lanes=num_lanes, segment_length=segment_length
         )
@@ -62,8 +70,14 @@ class TaskData:
         """What two scores are compared by, lower is better: the error, then the loss."""
         return score.error, score.loss
 
-    def facts(self, name: SplitName, score: Score) -> dict[str, float]:
+    def facts(
+        self, name: SplitName, score: Score, num_tokens: int | None = None
+    ) -> dict[str, float]:
         """Further measures of a score: none beside loss and error."""
+        return {}
+
+    def extent(self, name: SplitName, num_tokens: int | None) -> dict[str, int]:
+        """How much of a split is scored, in tokens of a corpus: nothing to report here."""
         return {}
 
     def with_length(self, length: int) -> "TaskData":
@@ -74,20 +88,13 @@ class TaskData:
 class CorpusData:
     """The tokens of a corpus, each predicted from those before it."""
 
-    def __init__(self, choice: CorpusChoice, *, seed: int, evaluation_tokens: int | None) -> None:
-        if choice.form == "episodic" and evaluation_tokens == 1:
-            raise input_error(
-                "training.evaluation_tokens must be at least 2 for a corpus of form episodic",
-                1,
-                "use more, since the first token of an episode is not predicted",
-            )
+    def __init__(self, choice: CorpusChoice, *, seed: int) -> None:
         self.corpus = corpora.Corpus.open(Path(choice.folder))
         self.num_inputs = self.num_outputs = self.corpus.tokeniser.vocab_size
         self.form = choice.form
         self.carries_state = choice.form == "stream"
         """Whether a lane's segment continues the one before it."""
         self.seed = seed
-        self.evaluation_tokens = evaluation_tokens
 
     def check(self) -> None:
         """Refuse a corpus that lacks a split to train or to score on."""
@@ -111,22 +118,26 @@ class CorpusData:
             split=split, num_lanes=num_lanes, segment_length=segment_length, seed=self.seed
         )
 
-    def batches(self, name: SplitName, *, num_lanes: int, segment_length: int) -> Iterator[Batch]:
-        """Every token of a split once, or of its first `evaluation_tokens`."""
-        split = self.corpus.split(name)
+    def batches(
+        self,
+        name: SplitName | corpora.TokenSplit,
+        *,
+        num_lanes: int,
+        segment_length: int,
+        num_tokens: int | None = None,
+    ) -> Iterator[Batch]:
+        """Every token of a split once, or of its first `num_tokens`."""
+        split = self.corpus.split(name) if isinstance(name, str) else name
         if self.form == "stream":
             return corpora.evaluation_batches(
-                split,
-                num_lanes=num_lanes,
-                segment_length=segment_length,
-                num_tokens=self.evaluation_tokens,
+                split, num_lanes=num_lanes, segment_length=segment_length, num_tokens=num_tokens
             )
         lanes = EpisodeLanes(
             split=split,
             num_lanes=num_lanes,
             segment_length=segment_length,
             seed=None,
-            num_tokens=self.evaluation_tokens,
+            num_tokens=num_tokens,
         )
         return lanes.once()
 
@@ -134,11 +145,16 @@ class CorpusData:
         """What two scores are compared by, lower is better: the loss."""
         return (score.loss,)
 
-    def facts(self, name: SplitName, score: Score) -> dict[str, float]:
+    def extent(self, name: SplitName, num_tokens: int | None) -> dict[str, int]:
+        """How many tokens of a split are scored, and how many it has."""
+        whole = self.corpus.split(name).num_tokens
+        return {"num_tokens": min(whole, num_tokens or whole), "split_tokens": whole}
+
+    def facts(
+        self, name: SplitName, score: Score, num_tokens: int | None = None
+    ) -> dict[str, float]:
         """Bits and perplexity; those per byte compare models of different tokenisers."""
-        num_tokens = self.corpus.split(name).num_tokens
-        if self.evaluation_tokens is not None:
-            num_tokens = min(num_tokens, self.evaluation_tokens)
+        num_tokens = self.extent(name, num_tokens)["num_tokens"]
         tokens_per_byte = num_tokens / max(1, self.corpus.num_bytes(name, num_tokens))
         # The loss is per token, in nats. exp overflows beyond 709, where a diverged loss may be.
         per_byte = score.loss * tokens_per_byte
@@ -254,5 +270,4 @@ def build_dataset(recipe: Recipe) -> Dataset:
     if isinstance(recipe.task, TaskChoice):
         task = tasks.load_task(recipe.task.reference, **recipe.task.options)
         return TaskData(task, recipe.data_seed, recipe.training.growth)
-    limit = recipe.training.evaluation_tokens
-    return CorpusData(recipe.task, seed=recipe.data_seed, evaluation_tokens=limit)
+    return CorpusData(recipe.task, seed=recipe.data_seed)

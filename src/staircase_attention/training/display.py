@@ -103,11 +103,14 @@ class Lines(Display):
 
     def _print(self) -> None:
         self._last = time.monotonic()
-        # Since this process began: a resumed run may be on another machine.
-        speed = (self._last - self._began) / max(1, self._update - self._first)
-        left = clock(speed * (self._total - self._update))
+        left, done = "", self._update - self._first
+        # Since this process began: a resumed run may be on another machine. A rollback may lead
+        # to before that.
+        if done > 0:
+            seconds = (self._last - self._began) / done * (self._total - self._update)
+            left = f"  {clock(seconds)} left"
         place = f"{self._name}: update {self._update:,} of {self._total:,}"
-        self.say(f"{place}  {words(self._facts)}  {left} left")
+        self.say(f"{place}  {words(self._facts)}{left}")
 
     def say(self, text: str) -> None:
         """Print a message."""

@@ -19,7 +19,8 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from staircase_attention.checks import check_choice, input_error
-from staircase_attention.data import Tokeniser, load_tokeniser
+from staircase_attention.data import Corpus, Tokeniser, load_tokeniser
+from staircase_attention.data.corpus import TOKENISER_FOLDER
 from staircase_attention.files import checksum, read_json, write_json, write_whole
 from staircase_attention.training.checkpoint import (
     WEIGHTS,
@@ -29,7 +30,7 @@ from staircase_attention.training.checkpoint import (
 )
 from staircase_attention.training.dataset import Dataset, build_dataset
 from staircase_attention.training.learner import Model, NumSymbols, build_model
-from staircase_attention.training.recipe import Recipe
+from staircase_attention.training.recipe import CorpusChoice, Recipe
 from staircase_attention.training.run_folder import RunFolder
 
 # Prefix of the names of runs that come with the package.
@@ -69,7 +70,11 @@ class LanguageModel:
 
 
 def load_run(
-    folder: str | os.PathLike[str], *, checkpoint: str | int = "best", trust_code: bool = False
+    folder: str | os.PathLike[str],
+    *,
+    checkpoint: str | int = "best",
+    trust_code: bool = False,
+    corpus: str | os.PathLike[str] | None = None,
 ) -> LoadedRun:
     """The model of a run, with its recipe and data.
 
@@ -77,9 +82,19 @@ def load_run(
         folder: a run folder, a packed run, or pretrained:NAME, a run that comes with the package.
         checkpoint: `best` on the validation data, `latest`, or a number of updates.
         trust_code: execute code that the run names even if this user never trained with it.
+        corpus: a corpus of the same tokeniser in place of the one that it was trained on.
     """
     run_folder = RunFolder(run_path(folder))
     recipe = run_folder.recipe(trust_code=trust_code)
+    if corpus is not None:
+        check_tokeniser(run_folder, corpus)
+        recipe = recipe.override({"task.folder": os.fspath(corpus)})
+    elif isinstance(recipe.task, CorpusChoice) and not Path(recipe.task.folder).exists():
+        raise input_error(
+            "a language model is scored on a corpus",
+            f"{run_folder.path}, whose {recipe.task.folder} is not here",
+            "name a corpus with --corpus or text with --text (in Python, corpus=)",
+        )
     data = build_dataset(recipe)
     update, model = _load_model(run_folder, recipe, data, checkpoint)
     return LoadedRun(recipe=recipe, data=data, model=model, update=update)
@@ -91,16 +106,38 @@ def load_language_model(
     """The model of a run that was trained on text; its corpus is not needed."""
     run_folder = RunFolder(run_path(folder))
     recipe = run_folder.recipe(trust_code=trust_code)
+    tokeniser = run_tokeniser(folder)
+    symbols = NumSymbols(num_inputs=tokeniser.vocab_size, num_outputs=tokeniser.vocab_size)
+    update, model = _load_model(run_folder, recipe, symbols, checkpoint)
+    return LanguageModel(recipe=recipe, model=model, tokeniser=tokeniser, update=update)
+
+
+def run_tokeniser(folder: str | os.PathLike[str]) -> Tokeniser:
+    """The tokeniser of a run that was trained on text."""
+    run_folder = RunFolder(run_path(folder))
+    run_folder.read_config()
     if not run_folder.tokeniser.is_dir():
         raise input_error(
             "a language model's run holds a tokeniser",
             f"{run_folder.path} without one",
             "name a run that was trained on a corpus",
         )
-    tokeniser = load_tokeniser(run_folder.tokeniser)
-    symbols = NumSymbols(num_inputs=tokeniser.vocab_size, num_outputs=tokeniser.vocab_size)
-    update, model = _load_model(run_folder, recipe, symbols, checkpoint)
-    return LanguageModel(recipe=recipe, model=model, tokeniser=tokeniser, update=update)
+    return load_tokeniser(run_folder.tokeniser)
+
+
+def check_tokeniser(run_folder: RunFolder, corpus: str | os.PathLike[str]) -> None:
+    """Refuse a corpus whose tokens mean something else to the run's model."""
+    own, other = run_tokeniser(run_folder.path), Corpus.open(Path(corpus)).tokeniser
+    saved = [
+        {file.name: file.read_bytes() for file in folder.iterdir()}
+        for folder in (run_folder.tokeniser, Path(corpus) / TOKENISER_FOLDER)
+    ]
+    if saved[0] != saved[1]:
+        raise input_error(
+            f"a corpus must have the tokeniser of the run, {own.name} of {own.vocab_size} symbols",
+            f"{corpus} with {other.name} of {other.vocab_size}",
+            "prepare the same text with that, or use --text",
+        )
 
 
 def _load_model(

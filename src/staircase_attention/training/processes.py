@@ -3,7 +3,7 @@
 import atexit
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -12,6 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+
+from staircase_attention.checks import input_error
+from staircase_attention.cores import available_cores, idle_cores
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +63,44 @@ def is_first_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def choose_device() -> torch.device:
-    """A GPU if there is one: that of this process, if several processes run."""
-    if torch.cuda.is_available():
-        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-    return torch.device("cpu")
+def choose_device(name: str | None = None) -> torch.device:
+    """The device of this name, by default a GPU if there is one.
+
+    Of several processes, each has the GPU of its number.
+    """
+    kind, _, number = (name or ("cuda" if torch.cuda.is_available() else "cpu")).partition(":")
+    if kind == "cuda" and not number:
+        number = os.environ.get("LOCAL_RANK", "0")
+    counts = {"cpu": 1, "cuda": torch.cuda.device_count()}
+    if not (number or "0").isdecimal() or int(number or 0) >= counts.get(kind, 0):
+        rule = "a device must be one that this machine has"
+        raise input_error(rule, repr(name), "use cpu, or leave it out")
+    return torch.device(f"{kind}:{number}" if number else kind)
+
+
+@contextmanager
+def chosen_threads(
+    device: torch.device, recorded: int | None, say: Callable[[str], None]
+) -> Iterator[None]:
+    """On a CPU, train with a thread for every core that is idle, or as many as are recorded.
+
+    Threads wait for each other many times per update: with one more than there are idle cores,
+    training takes several times as long.
+    """
+    before = torch.get_num_threads()
+    if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+        cores, idle = available_cores(), idle_cores()
+        # A resumed run repeats its bytes only with as many threads as before.
+        count = min(recorded or max(1, round(idle)), before)
+        torch.set_num_threads(count)
+        say(
+            f"training with {count} of {cores} cores, of which {idle:.1f} are idle; "
+            "OMP_NUM_THREADS sets another number"
+        )
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def join_processes(device: torch.device) -> Processes:

@@ -163,7 +163,7 @@ class TrainingConfig:
     """Keep every checkpoint at a multiple of this; None: only the latest two and the best."""
     evaluation_lanes: int = 128
     evaluation_tokens: int | None = None
-    """Score only this many first tokens of a corpus's split; None: all."""
+    """Validate on only this many first tokens of a corpus; None: on all. The test is whole."""
     divergence: DivergenceConfig = field(default_factory=DivergenceConfig)
 
     def __post_init__(self) -> None:
@@ -215,6 +215,12 @@ class Recipe:
                 "training.evaluation_tokens is for a corpus",
                 f"{tokens} with a task",
                 "leave it out, or use a task with fewer episodes",
+            )
+        if tokens == 1 and getattr(self.task, "form", None) == "episodic":
+            raise input_error(
+                "training.evaluation_tokens must be at least 2 for a corpus of form episodic",
+                tokens,
+                "use more, since the first token of an episode is not predicted",
             )
         # Runs without a folder of their own are kept under this name.
         path = PurePosixPath(self.name)

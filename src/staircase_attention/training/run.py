@@ -6,16 +6,17 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
+from torch import Tensor
 
 from staircase_attention.checks import check_integer, input_error
 from staircase_attention.references import record_code
 from staircase_attention.training.dataset import CorpusData
 from staircase_attention.training.display import Display
-from staircase_attention.training.learner import build_model, check_recipe
+from staircase_attention.training.learner import check_recipe
 from staircase_attention.training.loading import PRETRAINED, check_fit, read_weights, run_path
 from staircase_attention.training.processes import (
     choose_device,
+    chosen_threads,
     is_first_process,
     join_processes,
     stop_requests,
@@ -30,6 +31,7 @@ def train(
     folder: str | os.PathLike[str],
     *,
     init: str | os.PathLike[str] | None = None,
+    device: str | None = None,
     progress: Display | None = None,
 ) -> RunResult:
     """Start a run in a new folder and train it to its end.
@@ -38,26 +40,27 @@ def train(
         recipe: the run, complete.
         folder: output folder; must be new or empty.
         init: a run to start from: its best weights, with a new optimiser.
+        device: as cpu or cuda:1; by default a GPU if there is one.
         progress: where to report.
     """
     # Values that could not be read back from config.json are refused here.
     recipe = Recipe.from_plain(recipe.to_plain())
     data = check_recipe(recipe)
     tokeniser = data.corpus.tokeniser if isinstance(data, CorpusData) else None
-    run_folder, facts = RunFolder(folder), {}
+    run_folder, facts, weights = RunFolder(folder), {}, None
+    run_folder.require_unbegun()
     if init is not None:
         update, weights = read_weights(RunFolder(run_path(init)), "best")
-        # Shapes alone are compared, without memory for another set of weights.
-        with torch.device("meta"):
-            check_fit(build_model(recipe, data), weights, f"{init}", "choose a run of this model")
         run = os.fspath(init)
         # A resumed run may have to read the weights again, from another working folder.
         run = run if run.startswith(PRETRAINED) else str(Path(run).resolve())
         facts["init"] = {"run": run, "update": update}
+    # Nothing is written before the data and the model are there.
     with (
+        _trainer(recipe, run_folder, progress, weights, device) as trainer,
         run_folder.started(recipe, tokeniser, **facts),
-        _trainer(recipe, run_folder, progress) as trainer,
     ):
+        trainer.processes.wait()
         trainer.display.say(f"run folder: {run_folder.path}")
         if trainer.processes.is_first:
             try:
@@ -74,6 +77,7 @@ def resume(
     folder: str | os.PathLike[str],
     *,
     num_updates: int | None = None,
+    device: str | None = None,
     trust_code: bool = False,
     progress: Display | None = None,
 ) -> RunResult:
@@ -83,6 +87,7 @@ def resume(
         folder: the run folder.
         num_updates: the run's new number of updates in all, also for a finished run. The learning
             rate follows the new number from here on.
+        device: as cpu or cuda:1; by default a GPU if there is one.
         trust_code: execute code that the run names even if this user never trained with it.
         progress: where to report.
     """
@@ -100,7 +105,11 @@ def resume(
     with run_folder.locked():
         if num_updates is not None:
             recipe = _extend(run_folder, recipe, num_updates)
-        with _trainer(recipe, run_folder, progress) as trainer:
+        init, weights = run_folder.read_config().get("init"), None
+        # After the first checkpoint the run has weights of its own, and the other may be gone.
+        if init is not None and not run_folder.checkpoints.names():
+            _, weights = read_weights(RunFolder(run_path(init["run"])), init["update"])
+        with _trainer(recipe, run_folder, progress, weights, device) as trainer:
             return trainer.run()
 
 
@@ -117,25 +126,31 @@ def _extend(run_folder: RunFolder, recipe: Recipe, num_updates: int) -> Recipe:
         )
     recipe = recipe.override({"training.num_updates": num_updates})
     if is_first_process():
-        run_folder.extend(recipe, from_update=done)
+        run_folder.extend(recipe)
     return recipe
 
 
 @contextlib.contextmanager
-def _trainer(recipe: Recipe, run_folder: RunFolder, progress: Display | None) -> Iterator[Trainer]:
-    """The trainer of a run whose folder is locked; signals and full disks end it in order."""
-    device = choose_device()
-    processes = join_processes(device)
+def _trainer(
+    recipe: Recipe,
+    run_folder: RunFolder,
+    progress: Display | None,
+    weights: dict[str, Tensor] | None,
+    device: str | None,
+) -> Iterator[Trainer]:
+    """The trainer of a run, with these initial weights; signals and full disks end it in order."""
+    place = choose_device(device)
+    processes = join_processes(place)
     display = progress if progress is not None and processes.is_first else Display()
-    with run_folder.full_disk_reported(), stop_requests() as stop:
+    threads = chosen_threads(place, run_folder.num_threads, display.say)
+    with threads, run_folder.full_disk_reported(), stop_requests() as stop:
         trainer = Trainer(
-            recipe, run_folder, device=device, processes=processes, display=display, stop=stop
+            recipe, run_folder, device=place, processes=processes, display=display, stop=stop
         )
-        # After the first checkpoint the run has weights of its own, and the other may be gone.
-        init = run_folder.read_config().get("init")
-        if init is not None and not run_folder.checkpoints.names():
-            _, weights = read_weights(RunFolder(run_path(init["run"])), init["update"])
-            trainer.learner.model.load_state_dict(weights)
+        if weights is not None:
+            model = trainer.learner.model
+            check_fit(model, weights, "the run to start from", "choose a run of this model")
+            model.load_state_dict(weights)
         yield trainer
 
 

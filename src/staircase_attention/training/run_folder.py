@@ -19,7 +19,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from staircase_attention.checks import input_error
 from staircase_attention.data import Tokeniser
-from staircase_attention.files import FULL_DISK, PARTIAL, locked, read_json, write_json
+from staircase_attention.files import FULL_DISK, locked, read_json, write_json
 from staircase_attention.references import require_trusted_code
 from staircase_attention.training.checkpoint import WEIGHTS, CheckpointFolder
 from staircase_attention.training.processes import is_first_process
@@ -63,60 +63,26 @@ class RunFolder:
         self.checkpoints = CheckpointFolder(self.path / "checkpoints")
         self.weights = self.path / WEIGHTS
         self.packing = self.path / "packing.json"
-        self._held: int | None = None
-        """Descriptor of the folder while this process works in it."""
+        self.starting = self.path / ".starting"
+        """There while the other files of a new run are written."""
 
-    def create(
-        self,
-        recipe: Recipe,
-        tokeniser: Tokeniser | None = None,
-        **facts: Any,  # noqa: ANN401
-    ) -> None:
-        """Start a run in a folder that is new or empty; facts go to config.json.
+    @property
+    def is_unbegun(self) -> bool:
+        """Whether a run can start here: in no folder, an empty one, or where a start was killed."""
+        if not self.path.exists():
+            return True
+        if not self.path.is_dir() or self.config.exists():
+            return False
+        return self.starting.exists() or not any(self.path.iterdir())
 
-        The tokeniser of a language model is saved with it, so that it works without its corpus.
-        """
+    def require_unbegun(self) -> None:
+        """Refuse a folder that somebody else uses."""
         if not self.is_unbegun:
             raise input_error(
                 "a new run needs a folder that is new or empty",
                 self.path,
                 "name another with --output, or continue the run with `staircase resume`",
             )
-        with self._writable():
-            self.checkpoints.path.mkdir(parents=True, exist_ok=True)
-            write_json(self.environment, environment())
-            if tokeniser is not None:
-                shutil.rmtree(self.tokeniser, ignore_errors=True)
-                self.tokeniser.mkdir()
-                tokeniser.save(self.tokeniser)
-            # Last: a folder with a config.json is a run, one without it is not.
-            write_json(self.config, {"format": FORMAT, "recipe": recipe.to_plain(), **facts})
-
-    @property
-    def is_unbegun(self) -> bool:
-        """Whether the folder is empty, or holds only what a run left that was killed at once."""
-        if not self.path.exists():
-            return True
-        if not self.path.is_dir():
-            return False
-        left = [entry for entry in self.path.iterdir() if not self._is_partial(entry)]
-        first_steps = {self.checkpoints.path, self.environment, self.tokeniser}
-        return {*left} <= first_steps and all(map(self._is_ours, left))
-
-    def _is_partial(self, entry: Path) -> bool:
-        """Whether a killed run left it half-written."""
-        whole = (self.environment, self.config)
-        is_named = any(entry.name.startswith(f".{file.name}.") for file in whole)
-        return is_named and entry.name.endswith(PARTIAL)
-
-    def _is_ours(self, entry: Path) -> bool:
-        """Whether a run wrote it, and not a user under the same name."""
-        if entry == self.checkpoints.path:
-            return entry.is_dir() and not any(entry.iterdir())
-        # The environment is written before the tokeniser.
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            return {*read_json(self.environment)} == {*environment()}
-        return False
 
     @contextlib.contextmanager
     def started(
@@ -125,28 +91,32 @@ class RunFolder:
         tokeniser: Tokeniser | None = None,
         **facts: Any,  # noqa: ANN401
     ) -> Iterator[None]:
-        """A new run, in a folder that is locked before anything is read or written.
+        """A new run, whose folder stays locked; facts go to config.json.
 
-        A run that ends before its first checkpoint leaves nothing behind.
+        The tokeniser of a language model is saved with it, so that it works without its corpus.
         """
-        # The process that torchrun numbers 0 starts; the others meet it at the first save.
+        # The process that torchrun numbers 0 starts the run.
         if not is_first_process():
             yield
             return
-        # Two runs that were given one empty folder must not both find it empty, so the lock comes
-        # before the look inside.
-        is_new = not self.path.exists()
-        with self._writable(), contextlib.suppress(FileExistsError):
-            self.path.mkdir(parents=True)
+        with self._writable():
+            self.path.mkdir(parents=True, exist_ok=True)
         with self.locked():
-            self.create(recipe, tokeniser, **facts)
-            try:
-                yield
-            except BaseException:
-                # What is under this path now may be somebody else's.
-                if not self.is_another and not self.checkpoints.names():
-                    self._clear(is_new=is_new)
-                raise
+            # Two runs that were given one empty folder must not both find it empty, so the lock
+            # comes before the look inside.
+            self.require_unbegun()
+            with self._writable():
+                self.starting.touch()
+                self.checkpoints.path.mkdir(exist_ok=True)
+                write_json(self.environment, environment())
+                if tokeniser is not None:
+                    shutil.rmtree(self.tokeniser, ignore_errors=True)
+                    self.tokeniser.mkdir()
+                    tokeniser.save(self.tokeniser)
+                # Last: a folder with a config.json is a run, one without it is not.
+                write_json(self.config, {"format": FORMAT, "recipe": recipe.to_plain(), **facts})
+                self.starting.unlink()
+            yield
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -154,43 +124,8 @@ class RunFolder:
         if not is_first_process():
             yield
             return
-        with locked(self.path) as self._held:
-            try:
-                yield
-            finally:
-                self._held = None
-
-    @property
-    def is_another(self) -> bool:
-        """Whether the path no longer leads to the folder that was locked."""
-        if self._held is None:
-            return False
-        try:
-            return not os.path.samestat(os.fstat(self._held), self.path.stat())
-        except OSError:
-            return True
-
-    def require_own(self) -> None:
-        """Stop before another run's folder is read or written."""
-        if self.is_another:
-            raise input_error(
-                "a run's folder must stay where it is during the run",
-                f"{self.path}, which was moved, removed or replaced",
-                "if it was moved, use `staircase resume` with its new path, else train again "
-                "in another folder",
-            )
-
-    def _clear(self, *, is_new: bool) -> None:
-        """Delete a run; the folder too, if it was made for the run and is empty now."""
-        for entry in (self.checkpoints.path, self.tokeniser, self.tensorboard):
-            shutil.rmtree(entry, ignore_errors=True)
-        for entry in (self.config, self.environment, self.metrics, self.timing, self.result):
-            entry.unlink(missing_ok=True)
-        for entry in filter(self._is_partial, list(self.path.iterdir())):
-            entry.unlink()
-        if is_new:
-            with contextlib.suppress(OSError):
-                self.path.rmdir()
+        with locked(self.path):
+            yield
 
     @contextlib.contextmanager
     def _writable(self) -> Iterator[None]:
@@ -259,15 +194,19 @@ class RunFolder:
             require_trusted_code(plain, self.path)
         return Recipe.from_plain(plain)
 
-    def extend(self, recipe: Recipe, *, from_update: int) -> None:
-        """Give the run the budget of this recipe, and note that in config.json."""
+    @property
+    def num_threads(self) -> int | None:
+        """With how many threads the run began; None before that."""
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            return int(read_json(self.environment)["num_threads"])
+        return None
+
+    def extend(self, recipe: Recipe) -> None:
+        """Give the run the budget of this recipe."""
         config = self.read_config()
-        extension = {"from_update": from_update, "num_updates": recipe.training.num_updates}
-        extensions = [*config.get("extensions", []), extension]
         # In this order, a kill in between leaves a run that is scored again.
         self.result.unlink(missing_ok=True)
-        plain = {"format": FORMAT, "recipe": recipe.to_plain(), "extensions": extensions}
-        write_json(self.config, config | plain)
+        write_json(self.config, config | {"format": FORMAT, "recipe": recipe.to_plain()})
 
     def read_result(self) -> RunResult:
         """The result of a finished run."""
@@ -334,7 +273,6 @@ class MetricsLog:
 
     def write(self, kind: str, update: int, **values: Any) -> None:  # noqa: ANN401
         """Log some values of one update."""
-        self._folder.require_own()
         plain = {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in values.items()
@@ -350,7 +288,6 @@ class MetricsLog:
 
     def write_timing(self, update: int, **values: float) -> None:
         """Log values that depend on the clock."""
-        self._folder.require_own()
         self._timing.write(json.dumps({"update": update, **values}) + "\n")
         self._timing.flush()
         for name, value in values.items():
@@ -360,9 +297,7 @@ class MetricsLog:
         """Write what is left."""
         self._file.close()
         self._timing.close()
-        # TensorBoard's writer opens its file again by name, which may lead to another run now.
-        if not self._folder.is_another:
-            self._board.close()
+        self._board.close()
 
 
 def environment() -> dict[str, Any]:

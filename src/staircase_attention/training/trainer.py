@@ -10,7 +10,7 @@ import torch
 
 from staircase_attention.batches import Batch
 from staircase_attention.checks import input_error
-from staircase_attention.evaluation import Score, evaluate
+from staircase_attention.evaluation import Score, evaluate, title
 from staircase_attention.files import write_json
 from staircase_attention.tasks import lanes_of_process
 from staircase_attention.training.checkpoint import (
@@ -120,11 +120,21 @@ class Trainer:
                 self.log.close()
         return self._finish(status)
 
-    def score(self, split: SplitName) -> Score:
-        """The score of the present weights on one split."""
-        return score_split(
-            self.learner.model, self.data, split, recipe=self.recipe, device=self.device
+    def score(self, split: SplitName) -> tuple[Score, dict[str, float]]:
+        """The score of the present weights on one split, and its further measures."""
+        score = score_split(
+            self.learner.model,
+            self.data,
+            split,
+            recipe=self.recipe,
+            device=self.device,
+            num_tokens=self._num_tokens(split),
         )
+        return score, self.data.facts(split, score, self._num_tokens(split))
+
+    def _num_tokens(self, split: SplitName) -> int | None:
+        """How many tokens of a corpus are scored: of the test, which is scored once, all."""
+        return None if split == "test" else self.config.evaluation_tokens
 
     def _start(self) -> None:
         """Restore the latest checkpoint that is whole, and continue the metrics from there."""
@@ -138,9 +148,6 @@ class Trainer:
         progress, config = self.progress, self.config
         if self.processes.is_first:
             self.log = MetricsLog(self.folder, num_bytes=num_bytes, update=progress.update)
-        for extension in self.folder.read_config().get("extensions", []):
-            if extension["from_update"] == progress.update:
-                self._write("extended", num_updates=extension["num_updates"])
         self.display.begin(self.recipe.name, progress.update, config.num_updates)
         longest = config.growth.longest(config.num_updates - 1)
         if longest is not None:
@@ -148,6 +155,9 @@ class Trainer:
                 f"episodes are cut to {longest} tokens to the end of training; "
                 "with a lower training.growth.double_every (or first_updates) they become whole"
             )
+        valid = title("valid", self.data.extent("valid", config.evaluation_tokens))
+        if valid != "valid":
+            self.display.say(f"during training, scores are of {valid}")
         # From here on a run that is killed has something to resume from, and to roll back to.
         if not self.folder.checkpoints.names():
             self._save()
@@ -157,8 +167,6 @@ class Trainer:
         self.progress = TrainingProgress.from_plain(
             checkpoint.trainer["progress"], type(self.progress.position)
         )
-        if self.progress.best not in self.folder.checkpoints.names():
-            self.progress.forget_best()
 
     def _read(self, name: CheckpointName, *, otherwise: str) -> Checkpoint | None:
         """A checkpoint; a damaged one is reported and set aside."""
@@ -241,10 +249,9 @@ class Trainer:
     def _evaluate(self) -> bool:
         """Score the validation data; whether that is the best score so far."""
         started = time.perf_counter()
-        score, progress = self.score("valid"), self.progress
+        (score, facts), progress = self.score("valid"), self.progress
         progress.wall_seconds += time.perf_counter() - started
         self._write_timing()
-        facts = self.data.facts("valid", score)
         self._write("valid", loss=score.loss, error=score.error, **facts)
         name, value = next(iter(facts.items()), ("error", score.error))
         self.display.advance(progress.update, **{f"valid_{name}": value})
@@ -280,7 +287,6 @@ class Trainer:
         One that is not due, because a stop was requested, is not rolled back to: a run that was
         stopped and resumed does the same as one that was not.
         """
-        self.folder.require_own()
         trainer = {
             "progress": self.progress.to_plain(),
             "metrics_bytes": 0 if self.log is None else self.log.num_bytes,
@@ -349,14 +355,20 @@ class Trainer:
 
     def _finish(self, status: str) -> RunResult:
         """Score the best weights and write the result."""
-        if self.progress.best is not None:
-            self._load_best()
         progress, scores = self.progress, {}
-        if progress.best is not None:
+        best, best_update = progress.best, progress.best_update
+        if best is not None:
+            now = f"the weights of update {progress.update:,} are scored instead"
+            checkpoint = self._read(best, otherwise=f"it was the best, and {now}")
+            if checkpoint is not None:
+                self.learner.model.load_state_dict(checkpoint.tensors[WEIGHTS])
+            else:
+                best_update = progress.update
             # Test data are scored once, with the weights that validation chose.
             for split in SCORED:
-                score = self.score(split)
-                scores[split] = score.to_plain() | self.data.facts(split, score)
+                score, facts = self.score(split)
+                extent = self.data.extent(split, self._num_tokens(split))
+                scores[split] = score.to_plain() | facts | extent
         result = RunResult(
             recipe=self.recipe.name,
             seed=self.recipe.seed,
@@ -367,44 +379,36 @@ class Trainer:
             wall_seconds=round(progress.wall_seconds, 3),
             device=device_name(),
             num_rollbacks=progress.num_rollbacks,
-            best_update=progress.best_update,
+            best_update=best_update,
             valid=scores.get("valid"),
             test=scores.get("test"),
         )
         if self.processes.is_first:
-            self.folder.require_own()
             write_json(self.folder.result, asdict(result))
         if self.stop.number:
             message = f"stopped after {self.folder.path} was {result.status}"
             raise StopRequested(self.stop.number, message)
         return result
 
-    def _load_best(self) -> None:
-        """Load the best checkpoint's weights; if it is damaged, the present ones are the best."""
-        self.folder.require_own()
-        assert self.progress.best is not None
-        update = f"{self.progress.update:,}"
-        checkpoint = self._read(
-            self.progress.best,
-            otherwise=f"it was the best, and the weights of update {update} are scored instead",
-        )
-        if checkpoint is not None:
-            self.learner.model.load_state_dict(checkpoint.tensors[WEIGHTS])
-            return
-        self.progress.forget_best()
-        if self._is_best(self.score("valid")):
-            self._save()
-
 
 def score_split(
-    model: Model, data: Dataset, split: SplitName, *, recipe: Recipe, device: torch.device
+    model: Model,
+    data: Dataset,
+    split: SplitName,
+    *,
+    recipe: Recipe,
+    device: torch.device,
+    num_tokens: int | None = None,
 ) -> Score:
-    """A model's score on one split of its data."""
+    """A model's score on one split of its data, or on the first tokens of it."""
     config = recipe.training
     return evaluate(
         model,
         data.batches(
-            split, num_lanes=config.evaluation_lanes, segment_length=config.segment_length
+            split,
+            num_lanes=config.evaluation_lanes,
+            segment_length=config.segment_length,
+            num_tokens=num_tokens,
         ),
         device=device,
         precision=precision_of(recipe),
