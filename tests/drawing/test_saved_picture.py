@@ -105,6 +105,6 @@ def test_a_path_that_cannot_be_written_is_refused_in_one_line(
 ):
     (tmp_path / "folder.svg").mkdir()
     # The path is checked before the picture is drawn.
-    monkeypatch.setattr("staircase_attention.drawing.figure.FigureLayout", None)
+    monkeypatch.setattr("staircase_attention.drawing.figure.draw", None)
     with pytest.raises(ValueError, match=message):
         save_picture(picture(SMALL), tmp_path / path)
