@@ -69,8 +69,8 @@ class PaperResult:
     """Updates for which the paper trained it."""
     num_seeds: int
     """Runs from which the numbers come."""
-    valid: Spread | None
-    test: Spread | None
+    valid: Spread | None = None
+    test: Spread | None = None
     num_parameters_millions: int | None = None
     batch_milliseconds: int | None = None
     """Time of a training batch on the authors' machines."""
@@ -111,10 +111,11 @@ class SummaryEntry:
     split: Literal["valid", "test"]
     row: str | None
     """The row of a detail table whose settings were best, as random-walk/ladder-8."""
-    words: PaperRow | None
-    """The best settings as the paper prints them; None for the baselines, which have no entry."""
-    span: int | None
-    """S of a Ladder."""
+    # The best settings, as printed; the baselines have none.
+    recurrent_steps: int | None = None
+    step_size: int | None = None
+    forward_size: int | None = None
+    span: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -179,7 +180,7 @@ def paper_summary() -> tuple[SummaryEntry, ...]:
 
     For Random Walk and Algorithm it is the test error of the seed that was best on validation data.
     """
-    return tuple(_entry(data) for data in _data()["summary"]["entries"])
+    return tuple(SummaryEntry(**data) for data in _data()["summary"]["entries"])
 
 
 @cache
@@ -194,7 +195,6 @@ def paper_training(task: str) -> PaperTraining:
     return PaperTraining(**tasks[task] | {"notes": tuple(tasks[task]["notes"])})
 
 
-@cache
 def _data() -> dict[str, Any]:
     text = (files("staircase_attention.experiments") / FILE).read_text(encoding="utf-8")
     data: dict[str, Any] = json.loads(text)
@@ -202,29 +202,13 @@ def _data() -> dict[str, Any]:
 
 
 def _table(data: dict[str, Any]) -> PaperTable:
-    shared = {"table": data["name"]} | {key: data[key] for key in ("num_updates", "num_seeds")}
-    rows = [_row(shared | row) for row in data["rows"]]
-    return PaperTable(
-        name=data["name"],
-        label=data["label"],
-        caption=data["caption"],
-        unit=data["unit"],
-        notes=tuple(data["notes"]),
-        rows=MappingProxyType({row.name: row for row in rows}),
-    )
+    shared = {"table": data["name"], **{key: data.pop(key) for key in ("num_updates", "num_seeds")}}
+    rows = {row["name"]: _row(shared | row) for row in data.pop("rows")}
+    notes = tuple(data.pop("notes"))
+    return PaperTable(**data, notes=notes, rows=MappingProxyType(rows))
 
 
 def _row(data: dict[str, Any]) -> PaperResult:
-    valid, test = (Spread(*data[split]) if split in data else None for split in SPLITS)
-    rest = {key: value for key, value in data.items() if key not in (*WORDS, *SPLITS)}
-    return PaperResult(words=_words(data), valid=valid, test=test, **rest)
-
-
-def _entry(data: dict[str, Any]) -> SummaryEntry:
-    rest = {key: data[key] for key in ("task", "model", "value", "unit", "split", "row")}
-    has_settings = "recurrent_steps" in data
-    return SummaryEntry(words=_words(data) if has_settings else None, span=data.get("span"), **rest)
-
-
-def _words(data: dict[str, Any]) -> PaperRow:
-    return PaperRow(**{word: data[word] for word in WORDS})
+    words = PaperRow(**{word: data.pop(word) for word in WORDS})
+    errors = {split: Spread(*data.pop(split)) for split in SPLITS if split in data}
+    return PaperResult(words=words, **data, **errors)
