@@ -1,4 +1,4 @@
-"""The figures of a report: error against recurrent steps, updates, time and episode length."""
+"""The figures of a report: error against recurrent steps, updates and episode length."""
 
 import io
 import statistics
@@ -11,17 +11,13 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MultipleLocator
 
-from staircase_attention.clock import clock
 from staircase_attention.drawing.figure import SETTINGS
 from staircase_attention.experiments.experiment import Row
 from staircase_attention.experiments.results import RunRecord
 from staircase_attention.files import write_whole
 
 DOTS_PER_INCH = 160
-# The files of a figure, and their metadata: no date, so that they can be compared.
-ENDINGS: dict[str, dict[str, Any]] = {".png": {}, ".svg": {"Date": None}}
 GREY, LIGHT_GREY, BAND = "#666666", "#dddddd", "#f4f4f4"
 # Okabe and Ito's colours, then three of Paul Tol's: they differ for every kind of colour vision,
 # and no two models that are often compared have the same hue. Markers differ as well.
@@ -45,9 +41,9 @@ DASHES = ("-", "--", ":", "-.")
 # Markers along a curve, about.
 NUM_MARKERS = 8
 # What errors are drawn against.
-Axis = Literal["updates", "time", "length"]
-# By update or length: the position along the axis, and the error in percent.
-Points = Mapping[int, tuple[float, float]]
+Axis = Literal["updates", "length"]
+# The error in percent by update or length.
+Points = Mapping[int, float]
 
 
 class Style(NamedTuple):
@@ -77,26 +73,23 @@ def draw_figures(rows: Sequence[Row], folder: Path, *, title: str) -> dict[str, 
     figures = {
         "figure-2": (recurrence_figure(rows), "Test error against recurrent steps"),
         "learning-curves": (curve_figure(rows, "updates"), "Validation error against updates"),
-        "learning-times": (curve_figure(rows, "time"), "Validation error against training time"),
         "lengths": (curve_figure(rows, "length"), "Test error against episode length"),
     }
     for name, (figure, _) in figures.items():
         if figure is not None:
             figure.axes[0].set_title(title, fontsize=11, loc="left")
-            save(figure, folder / name)
+            save(figure, folder / f"{name}.png")
         else:
-            for ending in ENDINGS:
-                (folder / name).with_suffix(ending).unlink(missing_ok=True)
+            (folder / f"{name}.png").unlink(missing_ok=True)
     return {f"{name}.png": caption for name, (figure, caption) in figures.items() if figure}
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure as path.png and path.svg, each whole or as it was before."""
+    """Write a figure as a PNG file, whole or as it was before."""
+    content = io.BytesIO()
     with matplotlib.rc_context(SETTINGS):
-        for ending, metadata in ENDINGS.items():
-            content = io.BytesIO()
-            figure.savefig(content, format=ending[1:], dpi=DOTS_PER_INCH, metadata=metadata)
-            write_whole(path.with_suffix(ending), content.getvalue())
+        figure.savefig(content, format="png", dpi=DOTS_PER_INCH)
+    write_whole(path, content.getvalue())
 
 
 def curve_figure(rows: Sequence[Row], against: Axis) -> Figure | None:
@@ -117,7 +110,7 @@ def curve_figure(rows: Sequence[Row], against: Axis) -> Figure | None:
         seeds = [points for points in known.values() if points]
         mean = mean_points(finished or seeds, common=against != "length")
         for points in [*seeds, mean] if mean else ():
-            errors += [error for _, error in points.values()]
+            errors += points.values()
         lines += _draw_row(axes, row.label, mean, seeds, style) if mean else []
     axes.set_ylim(*error_limits(errors))
     # In the order in which the curves end from top to bottom.
@@ -127,26 +120,21 @@ def curve_figure(rows: Sequence[Row], against: Axis) -> Figure | None:
 
 
 def run_points(run: RunRecord, against: Axis) -> Points:
-    """A run's errors, each at its position along the axis, as far as that is known."""
-    if against == "length":
-        return {length: (float(length), run.lengths[length]) for length in sorted(run.lengths)}
-    if against == "time":
-        return {n: (run.seconds[n], error) for n, error in run.curve if n in run.seconds}
-    return {n: (float(n), error) for n, error in run.curve}
+    """A run's errors, from left to right."""
+    return dict(sorted(run.lengths.items())) if against == "length" else dict(run.curve)
 
 
 def mean_points(runs: Sequence[Points], *, common: bool) -> Points:
-    """The mean position and error over the runs that have a point; in common: that all have.
+    """The mean error over the runs that have a point; in common: only points that all have.
 
-    >>> mean_points([{10: (10.0, 90.0), 20: (20.0, 50.0)}, {10: (10.0, 80.0)}], common=True)
-    {10: (10.0, 85.0)}
+    >>> mean_points([{10: 90.0, 20: 50.0}, {10: 80.0}], common=True)
+    {10: 85.0}
     """
     keys = set.intersection(*map(set, runs)) if common else set().union(*runs)
-    means = {}
-    for key in sorted(keys):
-        positions, errors = zip(*(points[key] for points in runs if key in points), strict=True)
-        means[key] = statistics.fmean(positions), statistics.fmean(errors)
-    return means
+    return {
+        key: statistics.fmean(points[key] for points in runs if key in points)
+        for key in sorted(keys)
+    }
 
 
 def _draw_row(
@@ -154,9 +142,8 @@ def _draw_row(
 ) -> list[Line2D]:
     """A thick line for the mean, which is returned, and thin ones for several seeds."""
     for points in seeds if len(seeds) > 1 else ():
-        positions, errors = zip(*points.values(), strict=True)
-        axes.plot(positions, errors, color=style.colour, linewidth=0.6, alpha=0.45)
-    positions, errors = zip(*mean.values(), strict=True)
+        axes.plot(*zip(*points.items(), strict=True), color=style.colour, linewidth=0.6, alpha=0.45)
+    positions, errors = zip(*mean.items(), strict=True)
     return axes.plot(
         positions,
         errors,
@@ -171,34 +158,16 @@ def _draw_row(
 
 
 def _label_axis(axes: Axes, rows: Sequence[Row], against: Axis) -> None:
-    axes.set_ylabel("Test error (%)" if against == "length" else "Validation error (%)")
-    if against == "length":
-        lengths = sorted({length for row in rows for length in row.lengths})
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
-        axes.minorticks_off()
-        axes.set_xlabel("Length of test episodes")
-        return
-    axes.set_xlim(left=0)
     if against == "updates":
-        axes.set_xlabel("Updates")
+        axes.set(xlabel="Updates", ylabel="Validation error (%)")
+        axes.set_xlim(left=0)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
         return
-    shared = any(run.is_shared for row in rows for run in row.runs if run.seconds)
-    label = "Time of training and validation"
-    axes.set_xlabel(label + (", of runs that shared the machine" if shared else ""))
-    axes.xaxis.set_major_locator(MultipleLocator(tick_seconds(axes.get_xlim()[1])))
-    axes.xaxis.set_major_formatter(lambda value, _: clock(value))
-
-
-def tick_seconds(end: float) -> int:
-    """Seconds between the ticks of a time axis that ends here.
-
-    >>> [tick_seconds(end) for end in (50, 160, 7000)]
-    [10, 30, 900]
-    """
-    steps = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 18_000, 36_000, 86_400)
-    return next((step for step in steps if end / step <= 9), steps[-1])  # noqa: PLR2004
+    axes.set(xlabel="Length of test episodes", ylabel="Test error (%)")
+    lengths = sorted({length for row in rows for length in row.lengths})
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
+    axes.minorticks_off()
 
 
 def error_limits(errors: Sequence[float]) -> tuple[float, float]:
