@@ -15,7 +15,7 @@ from staircase_attention.experiments.figures import (
     curve_figure,
     draw_figures,
     recurrence_figure,
-    recurrence_points,
+    recurrence_rows,
     row_styles,
 )
 from staircase_attention.experiments.results import RunRecord
@@ -79,7 +79,7 @@ def test_every_family_has_its_own_colour_and_marker():
 
 
 def test_figure_2_has_a_position_for_every_row_of_its_models():
-    points = recurrence_points(WALKS)
+    points = recurrence_rows(WALKS)
     assert {point.row.model for point in points} == set(IN_FIGURE_2)
     assert len(points) == 11
     assert len({point.position for point in points}) == len(points)
@@ -91,7 +91,7 @@ def test_figure_2_has_a_position_for_every_row_of_its_models():
 def test_without_the_papers_numbers_figure_2_shows_the_rows_that_were_run():
     run = ["cached-staircase-c4", "global-cached-staircase-c8", "ladder-2", "lstm"]
     rows = table("permutations-fast", run, seeds=1, updates=3000)
-    assert [point.row.model for point in recurrence_points(rows)] == ["Cached Staircase", "Ladder"]
+    assert [point.row.model for point in recurrence_rows(rows)] == ["Cached Staircase", "Ladder"]
     [axes] = recurrence_figure(rows).axes
     assert [text.get_text() for text in axes.texts] == ["C=4"]
     labels = [text.get_text() for text in axes.get_legend().get_texts()]

@@ -186,16 +186,17 @@ def _state_tracking() -> Iterator[Recipe]:
         table = "algorithm" if group == "algorithm" else "random-walk"
         options = {"group": "S5", "length": 64} if group == "permutations" else {}
         facts, task = paper_training(table), TaskChoice(reference=group, options=options)
+        core = facts.core
         # The paper ran no LSTM. Of this width, it has the parameters of a Staircase to within 2%.
-        lstm = LSTMModel(width=312, num_layers=facts.num_layers, dropout=facts.dropout)
+        lstm = LSTMModel(width=312, num_layers=core.num_layers, dropout=core.dropout)
         models: dict[str, tuple[FamilyModel | LSTMModel, int]] = {}
         for name, row in paper_tables()[table].rows.items():
             step_size = STEP_SIZES.get(f"{group}/{row.model}")
             schedule = table_schedule(row, span=SPANS[group], step_size=step_size)
-            models[name] = FamilyModel(core=facts.core(), schedule=schedule), row.num_updates
-        models["lstm"] = lstm, facts.num_updates
+            models[name] = FamilyModel(core=core, schedule=schedule), row.num_updates
+        models["lstm"] = lstm, facts.training.num_updates
         for name, (model, num_updates) in models.items():
-            training = facts.config(num_updates=num_updates)
+            training = replace(facts.training, num_updates=num_updates)
             yield Recipe(name=f"{group}/{name}", task=task, model=model, training=training)
         for name, (model, _) in models.items():
             plain = replace(lstm, dropout=0.0)
@@ -213,19 +214,19 @@ def _language() -> Iterator[Recipe]:
         form: Literal["stream", "episodic"] = "episodic" if table == "reddit-episodic" else "stream"
         facts = paper_training(corpus)
         for name, row in rows.items():
-            num_layers = facts.num_layers
+            num_layers = facts.core.num_layers
             if row.model == "Transformer-XL (2x)":
                 num_layers *= 2
             elif row.model == "Universal Transformer":
                 num_layers = 1
             step_size = STEP_SIZES.get(row.identifier)
             schedule = table_schedule(row, span=TEXT_SPAN, step_size=step_size)
-            core = replace(facts.core(), num_layers=num_layers)
+            core = replace(facts.core, num_layers=num_layers)
             yield Recipe(
                 name=f"{table}/{name}",
                 task=CorpusChoice(folder=f"corpora/{corpus}", form=form),
                 model=FamilyModel(core=core, schedule=schedule),
-                training=facts.config(num_updates=facts.num_updates),
+                training=facts.training,
             )
 
 

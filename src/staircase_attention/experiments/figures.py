@@ -3,7 +3,7 @@
 import io
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import cycle, groupby
+from itertools import cycle
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -18,7 +18,7 @@ from staircase_attention.experiments.results import RunRecord
 from staircase_attention.files import write_whole
 
 DOTS_PER_INCH = 160
-GREY, LIGHT_GREY, BAND = "#666666", "#dddddd", "#f4f4f4"
+GREY, LIGHT_GREY = "#666666", "#dddddd"
 # Okabe and Ito's colours, then three of Paul Tol's: they differ for every kind of colour vision,
 # and no two models that are often compared have the same hue. Markers differ as well.
 BLUE, ORANGE = "#0072b2", "#e69f00"
@@ -203,119 +203,71 @@ IN_FIGURE_2 = (
     "Staircase",
     "Ladder",
 )
-# Between two rows with the same recurrent steps; between others, in addition to the pitch.
-PITCH, GAP = 0.3, 0.3
-# From the middle of a row to our point on the left, and to the paper's on the right, if any.
-APART = 0.075
+# From the middle of a row to our point on the left, and to the paper's on the right.
+APART = 0.13
 
 
-class Point(NamedTuple):
-    """A table's row in Figure 2. Rows with the same recurrent steps are side by side."""
-
-    row: Row
-    recurrent_steps: int
-    position: float
-
-
-def recurrence_points(rows: Sequence[Row]) -> list[Point]:
-    """A point for every row of a table that has a score, ours or the paper's, left to right."""
-
-    def key(row: Row) -> tuple[int, int]:
-        # A Transformer-XL, for which the tables print a dash, makes one pass.
-        return row.words.recurrent_steps or 1, IN_FIGURE_2.index(row.model)
-
+def recurrence_rows(rows: Sequence[Row]) -> list[Row]:
+    """The rows of a table that have a score, ours or the paper's, by recurrent steps."""
     shown = [
         row
         for row in rows
         if row.full_recipe and row.model in IN_FIGURE_2 and (row.paper or row.results)
     ]
-    points, left = [], 0.0
-    for steps, group in groupby(sorted(shown, key=key), key=lambda row: key(row)[0]):
-        for row in group:
-            points.append(Point(row, steps, left))
-            left += PITCH
-        left += GAP
-    return points
+    return sorted(shown, key=lambda row: (num_steps(row), IN_FIGURE_2.index(row.model)))
+
+
+def num_steps(row: Row) -> int:
+    """Recurrent steps; a Transformer-XL, for which the tables print a dash, makes one pass."""
+    return row.words.recurrent_steps or 1
 
 
 def recurrence_figure(rows: Sequence[Row]) -> Figure | None:
     """Test error against recurrent steps: mean and deviation, ours filled, the paper's hollow."""
-    points = recurrence_points(rows)
-    if not points:
+    shown = recurrence_rows(rows)
+    if not shown:
         return None
     figure, axes = _axes()
-    for model in IN_FIGURE_2:
-        _draw_model(axes, [point for point in points if point.row.model == model])
-    _mark_steps(axes, points)
-    axes.set_ylabel("Test error (%)")
-    _tidy(axes, _legend(points, is_shortened=any(row.is_shortened for row in rows)))
+    for number, row in enumerate(shown):
+        colour, marker = FAMILIES[row.model]
+        printed = None if row.paper is None else row.paper.test
+        for spread, shift, face in (
+            (row.error("test"), -APART, colour),
+            (printed, APART, "white"),
+        ):
+            if spread is not None:
+                axes.errorbar(
+                    number + shift,
+                    spread.mean,
+                    yerr=spread.deviation or 0.0,
+                    color=colour,
+                    marker=marker,
+                    markersize=7,
+                    markerfacecolor=face,
+                    capsize=2.5,
+                )
+    sizes = [row.words.forward_size for row in shown]
+    names = [
+        f"{num_steps(row)}" + (f"\nC={size}" if size else "")
+        for row, size in zip(shown, sizes, strict=True)
+    ]
+    axes.set_xticks(range(len(shown)), names)
+    axes.set(xlabel="Recurrent steps, and forward size C", ylabel="Test error (%)")
+    _tidy(axes, _legend(shown))
     # Markers at 0% stay whole.
     axes.set_ylim(bottom=-0.03 * axes.get_ylim()[1])
     return figure
 
 
-def _draw_model(axes: Axes, points: Sequence[Point]) -> None:
-    """Ours and the paper's, with a line through each where there are several numbers of steps."""
-    is_line = len({point.recurrent_steps for point in points}) > 1
-    for is_ours in (False, True):
-        known = []
-        for row, _, position in points:
-            printed = None if row.paper is None else row.paper.test
-            spread = row.error("test") if is_ours else printed
-            shift = 0.0 if row.paper is None else -APART if is_ours else APART
-            if spread is not None:
-                known.append((position + shift, spread.mean, spread.deviation or 0.0))
-        if known:
-            colour, marker = FAMILIES[points[0].row.model]
-            positions, means, deviations = zip(*known, strict=True)
-            axes.errorbar(
-                positions,
-                means,
-                yerr=deviations,
-                color=colour,
-                marker=marker,
-                markersize=7,
-                markerfacecolor=colour if is_ours else "white",
-                linestyle=("-" if is_ours else ":") if is_line else "none",
-                linewidth=1.4 if is_ours else 1.0,
-                elinewidth=1.1,
-                capsize=2.5,
-            )
-
-
-def _mark_steps(axes: Axes, points: Sequence[Point]) -> None:
-    """Label the axis with recurrent steps, and shade every other group."""
-    margin, ticks = (PITCH + GAP) / 2, {}
-    for number, (steps, group) in enumerate(groupby(points, key=lambda one: one.recurrent_steps)):
-        here = [point.position for point in group]
-        ticks[str(steps)] = (here[0] + here[-1]) / 2
-        if number % 2 == 0:
-            axes.axvspan(here[0] - margin, here[-1] + margin, color=BAND, zorder=0)
-    axes.set_xticks(list(ticks.values()), list(ticks))
-    axes.set_xlim(points[0].position - margin, points[-1].position + margin)
-    axes.set_xlabel("Recurrent steps")
-    for row, _, position in points:
-        if row.model == "Cached Staircase":
-            # It has one recurrent step in all its rows; the forward size tells them apart.
-            spreads = [row.error("test"), None if row.paper is None else row.paper.test]
-            tops = [one.mean + (one.deviation or 0.0) for one in spreads if one is not None]
-            axes.annotate(
-                f"C={row.words.forward_size}",
-                (position, max(tops)),
-                xytext=(0, 8),
-                textcoords="offset points",
-                ha="center",
-                fontsize=8,
-                color=GREY,
-            )
-
-
-def _legend(points: Sequence[Point], *, is_shortened: bool) -> list[Line2D]:
-    drawn = {point.row.model for point in points}
+def _legend(rows: Sequence[Row]) -> list[Line2D]:
+    drawn = {row.model for row in rows}
     entries = [
         (model, *FAMILIES[model], FAMILIES[model][0]) for model in IN_FIGURE_2 if model in drawn
     ]
-    has_paper = any(point.row.paper for point in points)
+    has_paper, is_shortened = (
+        any(row.paper for row in rows),
+        any(row.is_shortened for row in rows),
+    )
     if has_paper or is_shortened:
         entries.append(("ours, from fewer updates" if is_shortened else "ours", GREY, "o", GREY))
     if has_paper:

@@ -12,7 +12,8 @@ from typing import Any, Literal
 from staircase_attention.checks import check_choice
 from staircase_attention.layers.config import CoreConfig
 from staircase_attention.schedules import PaperRow
-from staircase_attention.training.recipe import OptimizerConfig, TrainingConfig
+from staircase_attention.training.plain import from_plain
+from staircase_attention.training.recipe import TrainingConfig
 
 FILE = "paper_tables.json"
 SPLITS = ("valid", "test")
@@ -123,44 +124,13 @@ class PaperTraining:
     """How the paper trained all models on a task."""
 
     task: str
-    num_layers: int
-    width: int
-    num_heads: int
-    dropout: float
-    embedding_dropout: float
-    segment_length: int
-    num_lanes: int
-    learning_rate: float
-    gradient_clip: float
-    warm_up: int
-    num_updates: int
+    core: CoreConfig
+    """Of every model."""
+    training: TrainingConfig
+    """Batches, and the optimiser: Adam, constant after the warm-up."""
     num_seeds: int
     notes: tuple[str, ...]
     """Exceptions and slips."""
-
-    def core(self) -> CoreConfig:
-        """The core of every model."""
-        return CoreConfig(
-            width=self.width,
-            num_layers=self.num_layers,
-            num_heads=self.num_heads,
-            dropout=self.dropout,
-            embedding_dropout=self.embedding_dropout,
-        )
-
-    def config(self, *, num_updates: int) -> TrainingConfig:
-        """Batches and optimiser of every run."""
-        return TrainingConfig(
-            num_updates=num_updates,
-            num_lanes=self.num_lanes,
-            segment_length=self.segment_length,
-            optimizer=OptimizerConfig(
-                kind="adam",
-                learning_rate=self.learning_rate,
-                warm_up=self.warm_up,
-                gradient_clip=self.gradient_clip,
-            ),
-        )
 
 
 @cache
@@ -187,12 +157,12 @@ def paper_summary() -> tuple[SummaryEntry, ...]:
 def paper_training(task: str) -> PaperTraining:
     """The appendix's hyperparameters for a task.
 
-    >>> paper_training("random-walk").num_lanes
+    >>> paper_training("random-walk").training.num_lanes
     512
     """
     tasks = {data["task"]: data for data in _data()["training"]["tasks"]}
     check_choice("a task of the paper", task, tasks)
-    return PaperTraining(**tasks[task] | {"notes": tuple(tasks[task]["notes"])})
+    return from_plain(PaperTraining, tasks[task])
 
 
 def _data() -> dict[str, Any]:
