@@ -60,7 +60,7 @@ LINE = 0.32
 MOST_CHARACTERS = 11
 
 
-def save(picture: Picture, path: str | os.PathLike[str]) -> None:
+def save_picture(picture: Picture, path: str | os.PathLike[str]) -> None:
     """Write a picture to a file that ends in .svg or .png, whole or not at all."""
     target = Path(path)
     ending = target.suffix.lower()

@@ -47,8 +47,8 @@ LENGTHS = [sys.executable, "-P", "-m", "staircase_attention.experiments.results"
 TORCHRUN = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone"]
 # How often children are asked whether they have ended.
 POLL_SECONDS = 0.05
-# How often progress is shown: as bars in a terminal, as lines elsewhere.
-BAR_SECONDS, LINE_SECONDS = 0.5, 10.0
+# How often the bars move.
+BAR_SECONDS = 0.5
 
 
 def carry_out(
@@ -66,7 +66,7 @@ def carry_out(
         jobs: runs at a time.
         processes: of each run, started by torchrun; 1: no torchrun.
         threads: CPU threads per process; by default a fair share of the cores.
-        progress: show bars in a terminal, lines elsewhere, on standard error.
+        progress: print when runs start and end, and bars in a terminal, on standard error.
     """
     check_integer("jobs", jobs, minimum=1, example=2)
     check_integer("processes", processes, minimum=1, example=8)
@@ -349,53 +349,43 @@ def child_environment(num_processes: int, threads: int | None = None) -> dict[st
 
 
 class Monitor:
-    """What a person sees of the runs under way: bars in a terminal, lines elsewhere."""
+    """What a person sees of the runs under way: lines when they start and end, bars in between."""
 
     def __init__(self, *, is_shown: bool) -> None:
-        self._is_shown = is_shown
-        self._bars = progress_bars() if is_shown and sys.stderr.isatty() else None
-        if self._bars is not None:
-            self._bars.start()
+        self._bars = progress_bars()
+        self._bars.console.quiet = not is_shown
         self._tasks: dict[str, TaskID] = {}
-        self._seconds = LINE_SECONDS if self._bars is None else BAR_SECONDS
         self._last_shown = time.monotonic()
+        # Elsewhere than in a terminal, bars would be empty lines.
+        if self._bars.console.is_terminal:
+            self._bars.start()
 
     def say(self, text: str) -> None:
         """Print a line, above the bars if there are any."""
-        if self._bars is not None:
-            self._bars.console.print(text, highlight=False, markup=False, soft_wrap=True)
-        elif self._is_shown:
-            sys.stderr.write(f"{text}\n")
-            sys.stderr.flush()
+        self._bars.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def show(self, active: list[Child]) -> None:
         """Show how far the runs are, if that was some time ago."""
-        now = time.monotonic()
-        if not self._is_shown or now - self._last_shown < self._seconds:
+        if time.monotonic() - self._last_shown < BAR_SECONDS:
             return
-        self._last_shown = now
+        self._last_shown = time.monotonic()
         for run in (child.run for child in active):
             update, facts = latest_facts(run.folder)
-            total = run.recipe.training.num_updates
-            if self._bars is None:
-                self.say(f"{run.title}: update {update:,} of {total:,}  {words(facts)}")
-                continue
             if run.title not in self._tasks:
                 # A terminal may have no room for whole titles: their ends tell runs apart.
-                name = run.title.rpartition("/")[2]
+                name, total = run.title.rpartition("/")[2], run.recipe.training.num_updates
                 self._tasks[run.title] = self._bars.add_task(name, total=total, facts="")
             self._bars.update(self._tasks[run.title], completed=update, facts=words(facts))
 
     def end(self, child: Child) -> None:
         """Print how a run ended, and remove its bar."""
         self.say(f"{child.run.title}: {outcome(child.run)}")
-        task = self._tasks.pop(child.run.title, None)
-        if self._bars is not None and task is not None:
-            self._bars.remove_task(task)
+        if child.run.title in self._tasks:
+            self._bars.remove_task(self._tasks.pop(child.run.title))
 
     def close(self) -> None:
         """Leave the terminal as it was."""
-        if self._bars is not None:
+        if self._bars.console.is_terminal:
             self._bars.stop()
 
 
