@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -26,6 +27,7 @@ from staircase_attention.experiments.comparisons import (
     labelled_rows,
     with_updates,
 )
+from staircase_attention.experiments.results import latest_facts
 from staircase_attention.experiments.runner import PlannedRun, child_environment
 from staircase_attention.training import StopRequested
 
@@ -53,13 +55,18 @@ def is_alive(pid):
     return True
 
 
+def wait_until(is_so):
+    latest = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < latest
+        time.sleep(0.01)
+
+
 def send_when(waiting, *numbers):
     """Send signals to this process as soon as a run waits."""
 
     def send():
-        latest = time.monotonic() + 60
-        while not waiting.exists() and time.monotonic() < latest:
-            time.sleep(0.01)
+        wait_until(waiting.exists)
         for number in numbers:
             os.kill(os.getpid(), number)
             time.sleep(0.2)
@@ -370,3 +377,17 @@ def test_real_runs_are_trained_scored_at_other_lengths_and_drawn(tmp_path):
     for name in ("learning-curves.png", "lengths.png"):
         assert f"({name})" in text
         assert (tmp_path / name).exists()
+
+
+@pytest.mark.slow
+def test_runs_save_themselves_and_stop_when_their_comparison_is_killed(tmp_path):
+    recipe = small_recipe(training__num_updates=10**6, training__checkpoint_every=10**6)
+    (tmp_path / "long.json").write_text(json.dumps(recipe.to_plain()))
+    words = ["compare", str(tmp_path / "long.json"), "--output", str(tmp_path), "--quiet"]
+    comparison = subprocess.Popen([*runner.STAIRCASE, *words])
+    run = tmp_path / recipe.name / "seed-0"
+    wait_until(lambda: latest_facts(run)[0] > 0)
+    comparison.kill()
+    comparison.wait()
+    wait_until(lambda: "resume with" in (tmp_path / recipe.name / "seed-0.log").read_text())
+    assert list((run / "checkpoints").iterdir())

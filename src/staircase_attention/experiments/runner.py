@@ -3,7 +3,7 @@
 The run folder is the protocol. A child gets its recipe as a file, writes its metrics and its result
 into its folder and its messages into a log beside it. This process reads them, for progress bars
 and for the report, which it writes again whenever a run ends. So a run does not depend on what
-started it: kill this process, and its runs finish or can be resumed one by one.
+started it: kill this process, and its runs save themselves and stop.
 """
 
 import os
@@ -22,7 +22,7 @@ from rich.progress import TaskID
 
 from staircase_attention.checks import check_integer, input_error
 from staircase_attention.clock import clock
-from staircase_attention.cores import available_cores
+from staircase_attention.cores import STOP_AT_END_OF_INPUT, available_cores
 from staircase_attention.experiments.experiment import Experiment, Row
 from staircase_attention.experiments.report import Report, write_report
 from staircase_attention.experiments.results import (
@@ -80,7 +80,7 @@ def carry_out(
     waiting = deque((place, run) for place, run in enumerate(runs, 1) if not run.is_over)
     environment = child_environment(jobs * processes, threads)
     monitor = Monitor(is_shown=progress)
-    with stop_requests() as stop, _children(experiment, monitor) as active:
+    with stop_requests() as stop, lifeline() as stdin, _children(experiment, monitor) as active:
         while waiting or active:
             # After a stop request the loop continues until all runs have saved themselves.
             if stop.number:
@@ -91,7 +91,8 @@ def carry_out(
                 place, run = waiting.popleft()
                 monitor.say(f"run {place} of {len(runs)}: {run.title}")
                 if not _is_in_use(run, monitor):
-                    active.append(Child(run, processes=processes, environment=environment))
+                    child = Child(run, processes=processes, environment=environment, stdin=stdin)
+                    active.append(child)
             time.sleep(POLL_SECONDS)
             monitor.show(active)
             if len(active) > 1:
@@ -238,9 +239,11 @@ def check_lengths(recipe: Recipe, lengths: Sequence[int]) -> None:
 class Child:
     """A run under way: train or resume, then score other lengths, one command after another."""
 
-    def __init__(self, run: PlannedRun, *, processes: int, environment: dict[str, str]) -> None:
+    def __init__(
+        self, run: PlannedRun, *, processes: int, environment: dict[str, str], stdin: int
+    ) -> None:
         self.run = run
-        self._processes, self._environment = processes, environment
+        self._processes, self._environment, self._stdin = processes, environment, stdin
         self._is_stopping = False
         beside(run.folder, "failure.txt").unlink(missing_ok=True)
         run.folder.parent.mkdir(parents=True, exist_ok=True)
@@ -256,7 +259,7 @@ class Child:
             return None
         with self._log_path.open("ab") as log:
             return subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment
+                command, stdin=self._stdin, stdout=log, stderr=log, env=self._environment
             )
 
     def has_ended(self) -> bool:
@@ -307,6 +310,17 @@ class Child:
 
 
 @contextmanager
+def lifeline() -> Iterator[int]:
+    """The standard input of all runs: it ends when this process does, even by SIGKILL."""
+    reader, writer = os.pipe()
+    try:
+        yield reader
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+@contextmanager
 def _children(experiment: Experiment, monitor: "Monitor") -> Iterator[list[Child]]:
     """The runs under way, of which none outlives an error or a second Ctrl-C."""
     active: list[Child] = []
@@ -341,7 +355,7 @@ def child_environment(num_processes: int, threads: int | None = None) -> dict[st
     """This environment, with modules found where this process finds them, and cores shared out."""
     # An empty entry of sys.path is the working folder.
     folders = [folder or os.getcwd() for folder in sys.path]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(folders)}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(folders), STOP_AT_END_OF_INPUT: "1"}
     if threads is None and num_processes > 1:
         share = max(1, available_cores() // num_processes)
         threads = min(share, int(os.environ.get("OMP_NUM_THREADS", share)))
