@@ -199,10 +199,9 @@ def _state_tracking() -> Iterator[Recipe]:
             training = replace(facts.training, num_updates=num_updates)
             yield Recipe(name=f"{group}/{name}", task=task, model=model, training=training)
         for name, (model, _) in models.items():
-            plain = replace(lstm, dropout=0.0)
-            if isinstance(model, FamilyModel):
-                plain = replace(model, core=replace(model.core, dropout=0.0, embedding_dropout=0.0))
-            yield Recipe(name=f"{group}-fast/{name}", task=task, model=plain, training=ours)
+            dropout = "model.core.dropout" if isinstance(model, FamilyModel) else "model.dropout"
+            fast = Recipe(name=f"{group}-fast/{name}", task=task, model=model, training=ours)
+            yield fast.override({dropout: 0.0})
 
 
 def _language() -> Iterator[Recipe]:

@@ -180,5 +180,5 @@ def _table(data: dict[str, Any]) -> PaperTable:
 
 def _row(data: dict[str, Any]) -> PaperResult:
     words = PaperRow(**{word: data.pop(word) for word in WORDS})
-    errors = {split: Spread(*data.pop(split)) for split in SPLITS if split in data}
-    return PaperResult(words=words, **data, **errors)
+    data |= {split: Spread(*data[split]) for split in SPLITS if split in data}
+    return PaperResult(words=words, **data)
