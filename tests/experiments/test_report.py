@@ -124,9 +124,8 @@ def test_the_report_names_its_table_its_command_and_its_environment(folder, plai
     text = (folder / "report.md").read_text()
     for piece in ("`tab:random_walk`", "Command: `", "torch ", "Python 3"):
         assert piece in text
-    assert plain["table"]["label"] == "tab:random_walk"
+    assert plain["table"] == "tab:random_walk"
     assert plain["environment"]["packages"]["torch"]
-    assert plain["notes"]
 
 
 def test_a_report_names_the_machines_of_its_runs_wherever_it_is_written(tmp_path, fake):

@@ -30,21 +30,14 @@ def varied_settings(draw):
 
 
 @given(varied_settings())
-def test_every_combination_is_there_once_and_differs_in_nothing_else(varied):
+def test_every_combination_is_there_once_and_its_name_does_as_a_folder(varied):
     made = variations(STAIRCASE, varied)
     combinations = list(itertools.product(*varied.values()))
-    assert len(made) == len(combinations)
+    assert len({recipe.name for recipe in made}) == len(made) == len(combinations)
     for recipe, values in zip(made, combinations, strict=True):
         changed = STAIRCASE.override(dict(zip(varied, values, strict=True)))
         assert recipe.to_plain() == changed.to_plain() | {"name": recipe.name}
-
-
-@given(varied_settings())
-def test_names_differ_and_do_as_folders(varied):
-    names = [recipe.name for recipe in variations(STAIRCASE, varied)]
-    assert len(set(names)) == len(names)
-    for name in names:
-        path = PurePosixPath(name)
+        path = PurePosixPath(recipe.name)
         assert path.parent == PurePosixPath("parity/staircase")
         assert not set(path.name) & set(" \\:*?\"'<>|[]{}()$&;")
 
@@ -77,10 +70,6 @@ def test_whole_groups_can_be_varied():
     assert made[0].name == f"parity/staircase/{tail}"
 
 
-def test_nothing_varied_is_the_recipe_itself():
-    assert variations(STAIRCASE, {}) == [STAIRCASE]
-
-
 @pytest.mark.parametrize(
     ("varied", "message"),
     [
@@ -88,16 +77,11 @@ def test_nothing_varied_is_the_recipe_itself():
         ({"training.num_lanes": []}, "needs a list of values, got [] for training.num_lanes; give"),
         ({"training.num_lanes": 4}, "needs a list of values, got 4 for training.num_lanes; give"),
         ({"task.reference": "abc"}, "needs a list of values, got 'abc' for task.reference; give"),
-        ({"training.num_lanes": [4, 8, 4]}, "got 4 twice for training.num_lanes; leave"),
+        ({"training.num_lanes": [4, 8, 4]}, "got two that make num_lanes=4; change one of them"),
         ({"training.num_lanes": [0]}, "num_lanes must be at least 1, got 0; "),
         ({"seed": [0, 1]}, "got 'seed': every row is run with the seeds 0, 1, ...; leave"),
         ({"name": ["a"]}, "got 'name': names show what differs; leave it out"),
-        (
-            {"training.optimizer": [{}], "training.optimizer.warm_up": [0]},
-            "contain each other, got training.optimizer and training.optimizer.warm_up; vary one",
-        ),
         ({"task.reference": ["a:b", "a/b"]}, "got two that make reference=a-b; change"),
-        ({"task.reference": ["a" * 300]}, "at most 200 characters, got 310: "),
     ],
 )
 def test_mistakes_are_one_line(varied, message):

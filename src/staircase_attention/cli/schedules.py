@@ -39,13 +39,15 @@ def draw(
     """Draw what a model computes when."""
     from rich.console import Console
 
-    from staircase_attention.drawing import picture, render_terminal, save_picture
+    from staircase_attention.drawing import picture, render_terminal
 
     plan = make_schedule(schedule, parse_assignments(options or []))
     drawn = picture(plan, num_tokens=tokens, num_layers=layers, order=cast(Order, order))
     if output is None:
         Console().print(render_terminal(drawn))
     else:
+        from staircase_attention.drawing import save_picture
+
         save_picture(drawn, output)
         typer.echo(f"wrote {output}")
 

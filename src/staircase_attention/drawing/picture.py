@@ -19,8 +19,8 @@ from staircase_attention.schedules import Cell, Ledger, Order, Schedule, Step, n
 Kind = Literal["query", "cached", "kept"]
 # In the order in which a legend explains them.
 KINDS: tuple[Kind, ...] = ("query", "cached", "kept")
-# Of any picture. A thousand boxes are an SVG of some 700 kilobytes.
-MAX_COLUMNS, MAX_ROWS, MAX_BOXES = 40, 96, 1000
+# Of any picture.
+MAX_COLUMNS, MAX_ROWS = 40, 96
 # By default a picture has at most this many columns, which fit into a terminal 80 wide.
 DEFAULT_COLUMNS = 12
 SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
@@ -126,7 +126,6 @@ def picture(
         Row(label=_label(step, number, num_layers=num_layers, order=order), boxes=boxes)
         for number, (step, boxes) in enumerate(_boxes_of(steps, chunk), start=1)
     )
-    _check_at_most(MAX_BOXES, "boxes", sum(len(row.boxes) for row in rows), schedule)
     words, options = schedule.paper_row, schedule.to_dict()
     facts = [words.recurrent_steps, words.step_size, words.forward_size]
     # The paper's tables print dashes for what a model does not have.
@@ -299,15 +298,17 @@ LEAVES = "leaves with its output"
 # What the outline means.
 OUTLINE = "one parallel computation; rows run from bottom to top, time to the right"
 
-# ColorBrewer's YlGnBu without its ends: lightness falls with every pass, so that passes differ for
-# any colour vision and in print.
+# Fill and text colour: shades of ColorBrewer's YlGnBu without its ends. Lightness falls, so that
+# passes differ for any colour vision and in print; the contrast is always at least 4.5.
 SCALE = (
-    (199, 233, 180),
-    (127, 205, 187),
-    (65, 182, 196),
-    (29, 145, 192),
-    (34, 94, 168),
-    (37, 52, 148),
+    ("#c7e9b4", "#000000"),
+    ("#94d5b9", "#000000"),
+    ("#64c3bf", "#000000"),
+    ("#3cb1c3", "#000000"),
+    ("#2296c1", "#000000"),
+    ("#2074b2", "#ffffff"),
+    ("#2352a2", "#ffffff"),
+    ("#253494", "#ffffff"),
 )
 
 
@@ -317,15 +318,4 @@ def pass_colours(pass_number: int, num_passes: int) -> tuple[str, str]:
     >>> pass_colours(1, 3), pass_colours(3, 3)
     (('#c7e9b4', '#000000'), ('#253494', '#ffffff'))
     """
-    depth = (pass_number - 1) / max(num_passes - 1, 1) * (len(SCALE) - 1)
-    below = min(int(depth), len(SCALE) - 2)
-    fill = [
-        round(low + (depth - below) * (high - low))
-        for low, high in zip(SCALE[below], SCALE[below + 1], strict=True)
-    ]
-    # At a relative luminance of 0.18, black and white have the same contrast.
-    linear = [(part / 255 + 0.055) ** 2.4 / 1.055**2.4 for part in fill]
-    luminance = sum(
-        weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True)
-    )
-    return "#{:02x}{:02x}{:02x}".format(*fill), "#000000" if luminance > 0.18 else "#ffffff"  # noqa: PLR2004
+    return SCALE[round((pass_number - 1) / max(num_passes - 1, 1) * (len(SCALE) - 1))]

@@ -27,21 +27,6 @@ WIDEST_PITCH = 6
 FILLS: dict[Kind, str] = {"query": " ", "cached": "░", "kept": "·"}
 # Marks a box that leaves with its output.
 ARROW = "↑"
-# The character that joins lines going up, down, left and right. Each of these lines ends in a
-# corner or continues, so no other joints occur.
-JOINTS = {
-    (0, 0, 0, 0): " ",
-    (0, 0, 1, 1): "─",
-    (0, 1, 0, 1): "╭",
-    (0, 1, 1, 0): "╮",
-    (1, 0, 0, 1): "╰",
-    (1, 0, 1, 0): "╯",
-    (1, 1, 0, 1): "├",
-    (1, 1, 1, 0): "┤",
-    (0, 1, 1, 1): "┬",
-    (1, 0, 1, 1): "┴",
-    (1, 1, 1, 1): "┼",
-}
 
 
 def render_terminal(picture: Picture) -> RenderableType:
@@ -57,19 +42,12 @@ class TerminalPicture:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Lay the picture out for this console."""
-        grid = Grid.fit(self.picture, options.max_width)
-        notes = (Text(note, style="dim") for note in self.picture.notes)
-        legend = [
-            Text(self.picture.caption),
-            *_packed(_legend(self.picture), options.max_width),
-            *_packed(notes, options.max_width),
-        ]
-        # Title, last border, names of columns and the prompt; borders give way if it is too high.
-        num_lines = 2 * len(self.picture.rows) + len(legend) + 4
-        is_tall = console.is_terminal and num_lines > options.max_height
         yield Text(self.picture.title, style="bold")
-        yield from grid.lines(has_borders=not is_tall)
-        yield from legend
+        yield from Grid.fit(self.picture, options.max_width).lines()
+        yield Text(self.picture.caption)
+        yield from _packed(_legend(self.picture), options.max_width)
+        notes = (Text(note, style="dim") for note in self.picture.notes)
+        yield from _packed(notes, options.max_width)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,34 +77,13 @@ class Grid:
             )
         return cls(picture=picture, margin=margin, pitch=pitch)
 
-    def lines(self, *, has_borders: bool) -> Iterator[Text]:
-        """The picture from top to bottom, rows in outlines that share their borders."""
-        above = None
+    def lines(self) -> Iterator[Text]:
+        """The picture from top to bottom."""
         for row in reversed(self.picture.rows):
-            if has_borders or above is None:
-                yield self._border(above, row.outline)
             yield self._row(row)
-            above = row.outline
-        yield self._border(above, None)
         yield self._inputs()
         if self.picture.sight is not None:
             yield self._sight(self.picture.sight)
-
-    def _border(self, above: range | None, below: range | None) -> Text:
-        places = range(len(self.picture.columns) * self.pitch + 1)
-        joints = "".join(self._joint(place, above, below) for place in places)
-        return self._line("", Text(joints, style="dim"))
-
-    def _joint(self, place: int, above: range | None, below: range | None) -> str:
-        """The character of the border between two outlines at some place."""
-        arms = [False] * 4
-        for direction, outline in enumerate((above, below)):
-            if outline is not None:
-                start, stop = outline.start * self.pitch, outline.stop * self.pitch
-                arms[direction] = place in (start, stop)
-                arms[2] |= start < place <= stop
-                arms[3] |= start <= place < stop
-        return JOINTS[arms[0], arms[1], arms[2], arms[3]]
 
     def _row(self, row: Row) -> Text:
         first = row.outline.start

@@ -3,16 +3,7 @@
 from typing import TYPE_CHECKING
 
 from staircase_attention.experiments.catalog import find_recipe, recipes
-from staircase_attention.experiments.paper import (
-    PaperResult,
-    PaperTable,
-    PaperTraining,
-    Spread,
-    SummaryEntry,
-    paper_summary,
-    paper_tables,
-    paper_training,
-)
+from staircase_attention.experiments.paper import paper_summary, paper_tables, paper_training
 from staircase_attention.lazy import lazy_names
 
 if TYPE_CHECKING:
@@ -22,13 +13,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "TABLES",
-    "PaperResult",
-    "PaperTable",
-    "PaperTraining",
     "Report",
     "Row",
-    "Spread",
-    "SummaryEntry",
     "compare",
     "find_recipe",
     "paper_summary",

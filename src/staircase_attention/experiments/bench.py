@@ -19,7 +19,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ from staircase_attention.files import check_can_write, write_json
 from staircase_attention.generation import SamplingConfig, stream
 from staircase_attention.models.cost import segment_cost, warm_up_length
 from staircase_attention.tasks import load_task
-from staircase_attention.training import FamilyModel, LSTMModel, Recipe, TaskChoice
+from staircase_attention.training import LSTMModel, Recipe, TaskChoice
 from staircase_attention.training.learner import Learner, NumSymbols, build_model, precision_of
 from staircase_attention.training.optimizer import learning_rate
 from staircase_attention.training.processes import Processes
@@ -46,7 +46,7 @@ Plain = dict[str, Any]
 Say = Callable[[str], None]
 
 # Incremented when the layout of the file changes.
-FORMAT = 1
+FORMAT = 2
 # About how long is timed, where the number of repeats is not given.
 SECONDS = 3.0
 LEAST_LAPS, MOST_LAPS = 5, 2000
@@ -146,7 +146,7 @@ def run_bench(
         decode: whether to time decoding.
         batches: rows that are decoded together, one number after another.
         repeats: updates, and tokens per row; None: as many as take about three seconds.
-        output: a JSON file, written after every subject, so that a kill costs one at most.
+        output: a JSON file, written after every measurement, so that a kill costs one at most.
         say: called with what happens.
     """
     if not (updates or decode):
@@ -159,44 +159,32 @@ def run_bench(
     if output is not None:
         check_can_write(output, "--output")
     say("the peaks of the device")
-    known = bench_environment()
+    known = environment()
     precisions = dict.fromkeys(one.recipe.training.precision for one in subjects)
     report: Plain = {
         "format": FORMAT,
-        "is_complete": False,
         "written": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "command": shlex.join(known.pop("command")),
-        "environment": known,
+        "environment": known | {"num_cores": os.cpu_count(), "cuda": torch.version.cuda},
         "peaks": attempt(lambda: measure_peaks(device, precisions)),
         "rows": [],
     }
-    for number, subject in enumerate(subjects, start=1):
-        recipe = subject.recipe
-        row: Plain = {
-            "name": recipe.name,
-            "precision": recipe.training.precision,
-            "config": {
-                "recipe": recipe.to_plain(),
-                "num_inputs": subject.symbols.num_inputs,
-                "num_outputs": subject.symbols.num_outputs,
-                "carries_state": subject.carries_state,
-            },
-            "updates": None,
-            "decoding": [],
-        }
-        report["rows"].append(row)
-        if updates:
-            times = attempt(functools.partial(time_updates, subject, device, repeats, say))
-            peak = report["peaks"].get("products", {}).get(row["precision"])
-            if peak and "failure" not in times:
+    for subject in subjects:
+        options = (subject, device, repeats, say)
+        actions = {"updates": functools.partial(time_updates, *options)} if updates else {}
+        for number in dict.fromkeys(batches) if decode else ():
+            what = f"decoding, batch {number}"
+            actions[what] = functools.partial(time_decoding, *options, num_rows=number)
+        for what, action in actions.items():
+            times = attempt(action)
+            peak = report["peaks"].get(subject.recipe.training.precision)
+            if peak and "flops_per_second" in times:
                 times["share_of_peak"] = times["flops_per_second"] / peak["flops_per_second"]
-            row["updates"] = times
-        for num_rows in dict.fromkeys(batches) if decode else ():
-            action = functools.partial(time_decoding, subject, num_rows, device, repeats, say)
-            row["decoding"].append({"num_rows": num_rows} | attempt(action))
-        report["is_complete"] = number == len(subjects)
-        if output is not None:
-            write_json(output, report)
+            recipe, symbols = subject.recipe.to_plain(), asdict(subject.symbols)
+            row = {"name": subject.recipe.name, "what": what, "recipe": recipe, **symbols}
+            report["rows"].append(row | times)
+            if output is not None:
+                write_json(output, report)
     return report
 
 
@@ -221,10 +209,7 @@ def attempt(action: Callable[[], Plain]) -> Plain:
 
 def failures(report: Plain) -> list[str]:
     """The reasons of all that failed."""
-    rows = report["rows"]
-    parts = [report["peaks"], *(row["updates"] or {} for row in rows)]
-    parts += [times for row in rows for times in row["decoding"]]
-    return [part["failure"] for part in parts if "failure" in part]
+    return [part["failure"] for part in (report["peaks"], *report["rows"]) if "failure" in part]
 
 
 def laps(action: Callable[[], object], count: int, device: torch.device) -> Plain:
@@ -290,7 +275,7 @@ def measure_peaks(device: torch.device, precisions: Iterable[str]) -> Plain:
         # A product of matrices [size, size] has size³ multiplications and as many additions.
         speed = 2 * size**3 / found["median_seconds"]
         products[name] = {"size": size, "flops_per_second": speed, **found}
-    return {"products": products}
+    return products
 
 
 def _memory(device: torch.device) -> Plain:
@@ -309,7 +294,6 @@ def time_updates(subject: Subject, device: torch.device, repeats: int | None, sa
     name, training = subject.recipe.name, subject.recipe.training
     say(f"{name}: first update")
     began = time.perf_counter()
-    remarks: list[str] = []
     torch.manual_seed(subject.recipe.seed)
     learner = Learner(
         subject.recipe,
@@ -317,7 +301,7 @@ def time_updates(subject: Subject, device: torch.device, repeats: int | None, sa
         device,
         Processes(),
         carries_state=subject.carries_state,
-        report=remarks.append,
+        report=lambda remark: say(f"{name}: {remark}"),
     )
     was_applied: list[bool] = []
     batches, lanes = itertools.cycle(random_batches(subject)), range(training.num_lanes)
@@ -328,32 +312,22 @@ def time_updates(subject: Subject, device: torch.device, repeats: int | None, sa
         outcome = learner.update(next(batches), lanes=lanes, rate=rate, wants_stop=False)
         was_applied.append(outcome.was_applied)
 
-    warm_up = laps(update, 1, device)["seconds_each"]
+    laps(update, 1, device)
     first_after = time.perf_counter() - began
-    wanted = num_warm_up(subject)
-    say(f"{name}: {wanted - 1} more to warm up")
-    # A last update that still took long, for example to compile, gets some more.
-    while len(warm_up) < wanted or (warm_up[-1] > 2 * min(warm_up) and len(warm_up) < 2 * wanted):
-        warm_up += laps(update, 1, device)["seconds_each"]
+    say(f"{name}: {num_warm_up(subject)} more to warm up")
+    warm_up = laps(update, num_warm_up(subject), device)["seconds_each"]
     # Of the last two, one may have been slow by chance.
     count = repeats or num_laps(min(warm_up[-2:]))
     say(f"{name}: {count} updates")
-    found = laps(update, count, device)
-    model, flops = subject.recipe.model, update_flops(subject)
-    if isinstance(model, FamilyModel) and not model.schedule.is_state_bounded:
-        remarks.append("its state grows: operations are those of an early update")
+    found, flops = laps(update, count, device), update_flops(subject)
     tokens = training.num_lanes * training.segment_length
     return {
         "first_update_after_seconds": first_after,
-        "warm_up_seconds_each": warm_up,
         **found,
-        "tokens_per_update": tokens,
         "tokens_per_second": tokens / found["mean_seconds"],
-        "flops_per_update": flops,
         "flops_per_second": flops / found["mean_seconds"],
         **_memory(device),
         "num_skipped_updates": was_applied.count(False),
-        "remarks": remarks,
         "num_parameters": sum(one.numel() for one in learner.model.parameters()),
     }
 
@@ -405,7 +379,7 @@ def update_flops(subject: Subject) -> int:
 
 
 def time_decoding(
-    subject: Subject, num_rows: int, device: torch.device, repeats: int | None, say: Say
+    subject: Subject, device: torch.device, repeats: int | None, say: Say, *, num_rows: int
 ) -> Plain:
     """Time new tokens of several rows, after random prompts that fill every window."""
     torch.manual_seed(subject.recipe.seed)
@@ -437,19 +411,6 @@ def time_decoding(
     }
 
 
-def bench_environment() -> Plain:
-    """What times depend on apart from the recipe; the name of the machine is left out."""
-    matters = ("STAIRCASE_", "OMP_", "MKL_", "PYTORCH_", "TRITON_", "CUDA_LAUNCH_")
-    return environment() | {
-        "num_cores": os.cpu_count(),
-        "cuda": torch.version.cuda,
-        "float32_products": torch.get_float32_matmul_precision(),
-        "variables": {
-            key: os.environ[key] for key in sorted(os.environ) if key.startswith(matters)
-        },
-    }
-
-
 # Headings, each with the key of its values, their unit and how to write them.
 COLUMNS = {
     "parameters\nmillions": ("num_parameters", 1e-6, "{:.2f}"),
@@ -463,7 +424,7 @@ COLUMNS = {
 
 
 def result_table(report: Plain) -> "Table":
-    """The report for a terminal: a row for updates, and one for each batch that was decoded."""
+    """The report for a terminal."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -473,17 +434,14 @@ def result_table(report: Plain) -> "Table":
     for heading in COLUMNS:
         grid.add_column(heading, justify="right", no_wrap=True)
     for row in report["rows"]:
-        found = [("updates", row["updates"])] if row["updates"] else []
-        found += [(f"decoding, batch {times['num_rows']}", times) for times in row["decoding"]]
-        for what, times in found:
-            text = Text(f"{row['name']}\n{what}")
-            for remark in [times["failure"]] if "failure" in times else times.get("remarks", ()):
-                text.append(f"\n{remark}", style="red")
-            cells = [
-                form.format(unit * times[key]) if times.get(key) is not None else "-"
-                for key, unit, form in COLUMNS.values()
-            ]
-            grid.add_row(text, *cells)
+        text = Text(f"{row['name']}\n{row['what']}")
+        if "failure" in row:
+            text.append(f"\n{row['failure']}", style="red")
+        cells = [
+            form.format(unit * row[key]) if key in row else "-"
+            for key, unit, form in COLUMNS.values()
+        ]
+        grid.add_row(text, *cells)
     return grid
 
 
@@ -495,6 +453,6 @@ def describe_machine(report: Plain) -> str:
         return f"{words}; peaks: {peaks['failure']}"
     products = [
         f"{name} products of {one['size']}³ {one['flops_per_second'] / 1e12:.3g} TFLOP/s"
-        for name, one in peaks["products"].items()
+        for name, one in peaks.items()
     ]
     return "; ".join([words, *products])

@@ -31,7 +31,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from staircase_attention.checks import check_choice, input_error, one_line
-from staircase_attention.experiments.paper import paper_training
+from staircase_attention.experiments.paper import PaperResult, paper_tables, paper_training
 from staircase_attention.files import read_json
 from staircase_attention.layers.config import CoreConfig
 from staircase_attention.schedules import (
@@ -54,8 +54,20 @@ from staircase_attention.training.recipe import (
     TrainingConfig,
 )
 
-# The models of a group of recipes, by row.
-Models = dict[str, FamilyModel | LSTMModel]
+# Permutations have 64 elements, the task's default: few enough that learning begins soon, and far
+# more than a core of four layers can follow in one pass. A word is a sixth of a walk, so spans are
+# shorter: keys of other words distract from the first products.
+SPANS = {"random-walk": 512, "algorithm": 512, "permutations": 64}
+# Step sizes other than the printed ones, by row or, for a task that is not in the paper, by model.
+STEP_SIZES = {
+    "reddit/cached-staircase-c128": 384,
+    "permutations/Cached Staircase": 32,
+    "permutations/Global Cached Staircase": 64,
+    "permutations/Feedback Transformer": 16,
+}
+TEXT_SPAN = 256
+# No table has the details of BASE; its models are these of the Reddit table.
+BASE = ("transformer-xl", "feedback", "cached-staircase-c128", "staircase-n8-c32", "ladder-8")
 
 
 @cache
@@ -93,17 +105,28 @@ def find_recipe(name: str) -> Recipe:
     return Recipe.from_plain(plain)
 
 
-def _models(core: CoreConfig, schedules: Mapping[str, Schedule], lstm: LSTMModel) -> Models:
-    """One core driven by several schedules, and an LSTM to compare them with."""
-    models: Models = {
-        row: FamilyModel(core=core, schedule=schedule) for row, schedule in schedules.items()
-    }
-    return models | {"lstm": lstm}
+def table_schedule(row: PaperResult, *, span: int, step_size: int | None = None) -> Schedule:
+    """The schedule of a row, from its model and the sizes that the table prints.
 
-
-def stairs(num_passes: int, chunk_size: int) -> Staircase:
-    """A Staircase by the numbers in its row's name."""
-    return Staircase(chunk_size=chunk_size, num_passes=num_passes)
+    >>> table_schedule(paper_tables()["algorithm"].rows["staircase-n4-c16"], span=512)
+    Staircase(chunk_size=16, num_passes=4)
+    """
+    num_passes, chunk_size = row.words.recurrent_steps, row.words.forward_size
+    step_size = step_size or row.words.step_size
+    if row.model == "Transformer-XL" or num_passes is None:
+        return TransformerXL(span=span)
+    if row.model == "Ladder":
+        is_blocked = (row.layer_pattern or "").startswith("AA")
+        return Ladder(num_passes=num_passes, span=span, order="AABB" if is_blocked else "ABAB")
+    if row.model == "Universal Transformer":
+        return UniversalTransformer(num_passes=num_passes, span=span)
+    assert step_size is not None
+    assert chunk_size is not None
+    if row.model == "Feedback Transformer":
+        return FeedbackTransformer(span=step_size)
+    if row.model == "Staircase":
+        return Staircase(chunk_size=chunk_size, num_passes=num_passes)
+    return cached(chunk_size, step_size)
 
 
 def cached(chunk_size: int, step_size: int) -> CachedStaircase:
@@ -149,260 +172,141 @@ FAST_PERMUTATIONS = replace(
 )
 
 
-def _table_schedules(*, cached_size: int, feedback_span: int, span: int) -> dict[str, Schedule]:
-    """The models of a state-tracking table, row by row; these sizes differ between the tables."""
-    return {
-        "transformer-xl": TransformerXL(span=span),
-        "feedback": FeedbackTransformer(span=feedback_span),
-        "staircase-n8-c8": stairs(8, 8),
-        "staircase-n4-c16": stairs(4, 16),
-        "staircase-n2-c32": stairs(2, 32),
-        "cached-staircase-c4": cached(4, cached_size),
-        "cached-staircase-c8": cached(8, cached_size),
-        "cached-staircase-c16": cached(16, cached_size),
-        "global-cached-staircase-c8": cached(8, span),
-        "global-cached-staircase-c16": cached(16, span),
-        "global-cached-staircase-c32": cached(32, span),
-        "ladder-2": Ladder(num_passes=2, span=span),
-        "ladder-4": Ladder(num_passes=4, span=span),
-        "ladder-8": Ladder(num_passes=8, span=span),
-    }
-
-
-# For each task: the models, the task's options, and our own settings.
-STATE_TRACKING: dict[str, tuple[dict[str, Schedule], dict[str, Any], TrainingConfig]] = {
-    "random-walk": (
-        _table_schedules(cached_size=256, feedback_span=64, span=512),
-        {},
-        FAST_WALK,
-    ),
-    "algorithm": (
-        _table_schedules(cached_size=64, feedback_span=32, span=512),
-        {},
-        FAST_ALGORITHM,
-    ),
-    # Words have 64 elements, the task's default: few enough that learning begins soon, and far
-    # more than a core of four layers can follow in one pass. A word is a sixth of a walk, so spans
-    # are shorter: keys of other words distract from the first products.
-    "permutations": (
-        _table_schedules(cached_size=32, feedback_span=16, span=64),
-        {"group": "S5", "length": 64},
-        FAST_PERMUTATIONS,
-    ),
+OUR_SETTINGS = {
+    "random-walk": FAST_WALK,
+    "algorithm": FAST_ALGORITHM,
+    "permutations": FAST_PERMUTATIONS,
 }
 
 
 def _state_tracking() -> Iterator[Recipe]:
     """Each table with the paper's settings, then the same with ours and without dropout."""
-    for group, (schedules, options, ours) in STATE_TRACKING.items():
+    for group, ours in OUR_SETTINGS.items():
         # Permutations, which are not in the paper, are trained like Random Walk.
-        facts = paper_training("algorithm" if group == "algorithm" else "random-walk")
+        table = "algorithm" if group == "algorithm" else "random-walk"
+        options = {"group": "S5", "length": 64} if group == "permutations" else {}
+        facts, task = paper_training(table), TaskChoice(reference=group, options=options)
+        core = facts.core
         # The paper ran no LSTM. Of this width, it has the parameters of a Staircase to within 2%.
-        lstm = LSTMModel(width=312, num_layers=facts.num_layers, dropout=facts.dropout)
-        plain_core = replace(facts.core(), dropout=0.0, embedding_dropout=0.0)
-        task = TaskChoice(reference=group, options=options)
-        for row, model in _models(facts.core(), schedules, lstm).items():
-            # 'Since they need longer to converge.'
-            num_updates = 400_000 if row.startswith("global") else facts.num_updates
-            training = facts.config(num_updates=num_updates)
-            yield Recipe(name=f"{group}/{row}", task=task, model=model, training=training)
-        for row, model in _models(plain_core, schedules, replace(lstm, dropout=0.0)).items():
-            yield Recipe(name=f"{group}-fast/{row}", task=task, model=model, training=ours)
-
-
-TEXT_SPAN = 256
-# The models of each language table, row by row.
-LANGUAGE: dict[str, dict[str, Schedule]] = {
-    "enwik8": {
-        "transformer-xl": TransformerXL(span=TEXT_SPAN),
-        "feedback": FeedbackTransformer(span=256),
-        "cached-staircase-c4": cached(4, 260),
-        "cached-staircase-c32": cached(32, 288),
-        "cached-staircase-c64": cached(64, 320),
-        "cached-staircase-c128": cached(128, 384),
-        "staircase-n2-c128": stairs(2, 128),
-        "ladder-2": Ladder(num_passes=2, span=TEXT_SPAN),
-        "staircase-n4-c64": stairs(4, 64),
-        "ladder-4": Ladder(num_passes=4, span=TEXT_SPAN),
-    },
-    "reddit": {
-        "transformer-xl": TransformerXL(span=TEXT_SPAN),
-        "transformer-xl-2x": TransformerXL(span=TEXT_SPAN),
-        "feedback": FeedbackTransformer(span=512),
-        "cached-staircase-c128": cached(128, 384),
-        "staircase-n2-c128": stairs(2, 128),
-        "ladder-2": Ladder(num_passes=2, span=TEXT_SPAN),
-        "universal-transformer-2": UniversalTransformer(num_passes=2, span=TEXT_SPAN),
-        "staircase-n4-c64": stairs(4, 64),
-        "ladder-4": Ladder(num_passes=4, span=TEXT_SPAN),
-        "universal-transformer-4": UniversalTransformer(num_passes=4, span=TEXT_SPAN),
-        "staircase-n8-c32": stairs(8, 32),
-        "ladder-8": Ladder(num_passes=8, span=TEXT_SPAN),
-        "universal-transformer-8": UniversalTransformer(num_passes=8, span=TEXT_SPAN),
-    },
-    "reddit-step-size": {
-        "cached-staircase-c32": cached(32, 288),
-        "cached-staircase-c64": cached(64, 320),
-        "cached-staircase-c128": cached(128, 384),
-        "staircase-n2-c64": stairs(2, 64),
-        "staircase-n2-c128": stairs(2, 128),
-        "staircase-n4-c32": stairs(4, 32),
-        "staircase-n4-c64": stairs(4, 64),
-    },
-    "reddit-layer-pattern": {
-        "ab": TransformerXL(span=TEXT_SPAN),
-        "abcd": TransformerXL(span=TEXT_SPAN),
-        "abab": Ladder(num_passes=2, span=TEXT_SPAN),
-        "aabb": Ladder(num_passes=2, span=TEXT_SPAN, order="AABB"),
-        "abababab": Ladder(num_passes=4, span=TEXT_SPAN),
-        "aaaabbbb": Ladder(num_passes=4, span=TEXT_SPAN, order="AABB"),
-        "abababababababab": Ladder(num_passes=8, span=TEXT_SPAN),
-    },
-    "reddit-episodic": {
-        "transformer-xl": TransformerXL(span=TEXT_SPAN),
-        "cached-staircase-c32": cached(32, 256),
-        "cached-staircase-c64": cached(64, 256),
-        "cached-staircase-c128": cached(128, 256),
-        "staircase-n2-c128": stairs(2, 128),
-        "staircase-n4-c64": stairs(4, 64),
-        "staircase-n8-c32": stairs(8, 32),
-    },
-    "base": {
-        "transformer-xl": TransformerXL(span=TEXT_SPAN),
-        "feedback": FeedbackTransformer(span=512),
-        "cached-staircase-c128": cached(128, 384),
-        "staircase-n8-c32": stairs(8, 32),
-        "ladder-8": Ladder(num_passes=8, span=TEXT_SPAN),
-    },
-}
+        lstm = LSTMModel(width=312, num_layers=core.num_layers, dropout=core.dropout)
+        models: dict[str, tuple[FamilyModel | LSTMModel, int]] = {}
+        for name, row in paper_tables()[table].rows.items():
+            step_size = STEP_SIZES.get(f"{group}/{row.model}")
+            schedule = table_schedule(row, span=SPANS[group], step_size=step_size)
+            models[name] = FamilyModel(core=core, schedule=schedule), row.num_updates
+        models["lstm"] = lstm, facts.training.num_updates
+        for name, (model, num_updates) in models.items():
+            training = replace(facts.training, num_updates=num_updates)
+            yield Recipe(name=f"{group}/{name}", task=task, model=model, training=training)
+        for name, (model, _) in models.items():
+            dropout = "model.core.dropout" if isinstance(model, FamilyModel) else "model.dropout"
+            fast = Recipe(name=f"{group}-fast/{name}", task=task, model=model, training=ours)
+            yield fast.override({dropout: 0.0})
 
 
 def _language() -> Iterator[Recipe]:
-    """All rows of the paper's language tables."""
-    for table, rows in LANGUAGE.items():
+    """All rows of the paper's language tables, and BASE."""
+    tables = {name: table.rows for name, table in paper_tables().items() if name not in SPANS}
+    tables["base"] = {name: tables["reddit"][name] for name in BASE}
+    for table, rows in tables.items():
         corpus = "reddit" if table.startswith("reddit") else table
         form: Literal["stream", "episodic"] = "episodic" if table == "reddit-episodic" else "stream"
         facts = paper_training(corpus)
-        for row, schedule in rows.items():
-            num_layers = facts.num_layers
-            if row in ("transformer-xl-2x", "abcd"):
+        for name, row in rows.items():
+            num_layers = facts.core.num_layers
+            if row.model == "Transformer-XL (2x)":
                 num_layers *= 2
-            elif isinstance(schedule, UniversalTransformer):
+            elif row.model == "Universal Transformer":
                 num_layers = 1
-            core = replace(facts.core(), num_layers=num_layers)
+            step_size = STEP_SIZES.get(row.identifier)
+            schedule = table_schedule(row, span=TEXT_SPAN, step_size=step_size)
+            core = replace(facts.core, num_layers=num_layers)
             yield Recipe(
-                name=f"{table}/{row}",
+                name=f"{table}/{name}",
                 task=CorpusChoice(folder=f"corpora/{corpus}", form=form),
                 model=FamilyModel(core=core, schedule=schedule),
-                training=facts.config(num_updates=facts.num_updates),
+                training=facts.training,
             )
 
 
-def _small_schedules(*, chunk_size: int, span: int, feedback_span: int) -> dict[str, Schedule]:
-    return {
-        "staircase": stairs(2, chunk_size),
-        "cached-staircase": cached(chunk_size, 4 * chunk_size),
-        "ladder": Ladder(num_passes=2, span=span),
-        "transformer-xl": TransformerXL(span=span),
-        "feedback": FeedbackTransformer(span=feedback_span),
-    }
-
-
-def _small_state_tracking() -> Iterator[Recipe]:
-    """Segments are as long as episodes where these have one length: a batch holds whole ones."""
-    yield from _small_group(
-        "parity",
-        TaskChoice(reference="permutations", options={"group": "S2", "length": 24}),
-        CoreConfig(width=48, num_layers=1, num_heads=4),
-        lstm_width=59,
-        num_updates=1_000,
-        segment_length=25,
-        learning_rate=3e-3,
-        evaluate_every=50,
-    )
-    yield from _small_group(
-        "permutations-small",
-        TaskChoice(reference="permutations", options={"group": "S3", "length": 24}),
-        num_updates=1_000,
-        segment_length=25,
-    )
-    yield from _small_group(
-        "random-walk-small",
-        TaskChoice(reference="random-walk", options={"length": 24, "height": 3, "width": 3}),
-        num_updates=3_000,
-        segment_length=25,
-    )
-    programs = {"num_variables": 2, "num_statements": 10, "num_train": None}
-    yield from _small_group(
-        "algorithm-small",
-        TaskChoice(reference="algorithm", options=programs),
-        num_updates=3_000,
-        segment_length=48,
-    )
-
-
-def _small_group(
-    group: str,
-    task: TaskChoice,
-    # Training data is endless, so there is nothing that dropout would have to prevent.
-    core: CoreConfig = CoreConfig(width=64, num_layers=2, num_heads=4),  # noqa: B008
-    *,
-    lstm_width: int = 78,
-    num_updates: int,
-    segment_length: int,
-    learning_rate: float = 2e-3,
-    evaluate_every: int = 100,
-) -> Iterator[Recipe]:
-    training = TrainingConfig(
-        num_updates=num_updates,
-        num_lanes=64,
-        segment_length=segment_length,
-        optimizer=OptimizerConfig(
-            kind="adam",
-            learning_rate=learning_rate,
-            # A short average of squared gradients makes the high rate safe.
-            beta2=0.98,
-            warm_up=100,
-            decay="linear",
-            final_fraction=0.1,
-            gradient_clip=1.0,
-        ),
-        log_every=20,
-        evaluate_every=evaluate_every,
-        checkpoint_every=100,
-    )
-    schedules = _small_schedules(chunk_size=2, span=32, feedback_span=8)
-    # The width makes its parameters those of a Staircase to within 5%.
-    lstm = LSTMModel(width=lstm_width, num_layers=core.num_layers)
-    for row, model in _models(core, schedules, lstm).items():
-        yield Recipe(name=f"{group}/{row}", task=task, model=model, training=training)
-
-
-SMALL_TEXT = TrainingConfig(
+# Segments are as long as episodes where these have one length: a batch holds whole ones. Training
+# data is endless, so there is nothing that dropout would have to prevent.
+SMALL = TrainingConfig(
     num_updates=1_000,
-    num_lanes=16,
-    segment_length=64,
+    num_lanes=64,
+    segment_length=25,
     optimizer=OptimizerConfig(
-        kind="adamw",
+        kind="adam",
         learning_rate=2e-3,
+        # A short average of squared gradients makes the high rate safe.
         beta2=0.98,
-        warm_up=50,
-        decay="cosine",
+        warm_up=100,
+        decay="linear",
         final_fraction=0.1,
         gradient_clip=1.0,
     ),
     log_every=20,
     evaluate_every=100,
     checkpoint_every=100,
+)
+SMALL_PARITY = replace(
+    SMALL, optimizer=replace(SMALL.optimizer, learning_rate=3e-3), evaluate_every=50
+)
+SMALL_TEXT = replace(
+    SMALL,
+    num_lanes=16,
+    segment_length=64,
+    optimizer=replace(SMALL.optimizer, kind="adamw", warm_up=50, decay="cosine"),
     evaluation_lanes=16,
     evaluation_tokens=16_384,
 )
+SMALL_CORE = CoreConfig(width=64, num_layers=2, num_heads=4)
+# By group: the task, its options, and the settings.
+SMALL_TASKS: dict[str, tuple[str, dict[str, Any], TrainingConfig]] = {
+    "parity": ("permutations", {"group": "S2", "length": 24}, SMALL_PARITY),
+    "permutations-small": ("permutations", {"group": "S3", "length": 24}, SMALL),
+    "random-walk-small": (
+        "random-walk",
+        {"length": 24, "height": 3, "width": 3},
+        replace(SMALL, num_updates=3_000),
+    ),
+    "algorithm-small": (
+        "algorithm",
+        {"num_variables": 2, "num_statements": 10, "num_train": None},
+        replace(SMALL, num_updates=3_000, segment_length=48),
+    ),
+}
+
+
+def _small_models(
+    core: CoreConfig, *, lstm_width: int, chunk_size: int, span: int, feedback_span: int
+) -> dict[str, FamilyModel | LSTMModel]:
+    """One core driven by several schedules, and an LSTM with about its parameters."""
+    schedules: dict[str, Schedule] = {
+        "staircase": Staircase(chunk_size=chunk_size, num_passes=2),
+        "cached-staircase": cached(chunk_size, 4 * chunk_size),
+        "ladder": Ladder(num_passes=2, span=span),
+        "transformer-xl": TransformerXL(span=span),
+        "feedback": FeedbackTransformer(span=feedback_span),
+    }
+    family = {name: FamilyModel(core=core, schedule=one) for name, one in schedules.items()}
+    return {**family, "lstm": LSTMModel(width=lstm_width, num_layers=core.num_layers)}
+
+
+def _small_state_tracking() -> Iterator[Recipe]:
+    sizes = {"chunk_size": 2, "span": 32, "feedback_span": 8}
+    models = _small_models(SMALL_CORE, lstm_width=78, **sizes)
+    parity_core = CoreConfig(width=48, num_layers=1, num_heads=4)
+    parity_models = _small_models(parity_core, lstm_width=59, **sizes)
+    for group, (reference, options, training) in SMALL_TASKS.items():
+        task = TaskChoice(reference=reference, options=options)
+        for row, model in (parity_models if group == "parity" else models).items():
+            yield Recipe(name=f"{group}/{row}", task=task, model=model, training=training)
 
 
 def _small_language() -> Iterator[Recipe]:
-    core = CoreConfig(width=128, num_layers=2, num_heads=4)
-    schedules = _small_schedules(chunk_size=16, span=64, feedback_span=32)
-    models = _models(core, schedules, LSTMModel(width=156, num_layers=2))
+    core = replace(SMALL_CORE, width=128)
+    models = _small_models(core, lstm_width=156, chunk_size=16, span=64, feedback_span=32)
     for group in ("enwik8", "reddit", "reddit-episodic", "base"):
         task, training = CorpusChoice(folder=f"corpora/{group}"), SMALL_TEXT
         if group == "reddit-episodic":

@@ -1,9 +1,9 @@
-"""The figures of a report: error against recurrent steps, updates, time and episode length."""
+"""The figures of a report: error against recurrent steps, updates and episode length."""
 
 import io
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import cycle, groupby
+from itertools import cycle
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -11,18 +11,14 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MultipleLocator
 
-from staircase_attention.clock import clock
 from staircase_attention.drawing.figure import SETTINGS
 from staircase_attention.experiments.experiment import Row
 from staircase_attention.experiments.results import RunRecord
 from staircase_attention.files import write_whole
 
 DOTS_PER_INCH = 160
-# The files of a figure, and their metadata: no date, so that they can be compared.
-ENDINGS: dict[str, dict[str, Any]] = {".png": {}, ".svg": {"Date": None}}
-GREY, LIGHT_GREY, BAND = "#666666", "#dddddd", "#f4f4f4"
+GREY, LIGHT_GREY = "#666666", "#dddddd"
 # Okabe and Ito's colours, then three of Paul Tol's: they differ for every kind of colour vision,
 # and no two models that are often compared have the same hue. Markers differ as well.
 BLUE, ORANGE = "#0072b2", "#e69f00"
@@ -45,9 +41,9 @@ DASHES = ("-", "--", ":", "-.")
 # Markers along a curve, about.
 NUM_MARKERS = 8
 # What errors are drawn against.
-Axis = Literal["updates", "time", "length"]
-# By update or length: the position along the axis, and the error in percent.
-Points = Mapping[int, tuple[float, float]]
+Axis = Literal["updates", "length"]
+# The error in percent by update or length.
+Points = Mapping[int, float]
 
 
 class Style(NamedTuple):
@@ -77,26 +73,23 @@ def draw_figures(rows: Sequence[Row], folder: Path, *, title: str) -> dict[str, 
     figures = {
         "figure-2": (recurrence_figure(rows), "Test error against recurrent steps"),
         "learning-curves": (curve_figure(rows, "updates"), "Validation error against updates"),
-        "learning-times": (curve_figure(rows, "time"), "Validation error against training time"),
         "lengths": (curve_figure(rows, "length"), "Test error against episode length"),
     }
     for name, (figure, _) in figures.items():
         if figure is not None:
             figure.axes[0].set_title(title, fontsize=11, loc="left")
-            save(figure, folder / name)
+            save(figure, folder / f"{name}.png")
         else:
-            for ending in ENDINGS:
-                (folder / name).with_suffix(ending).unlink(missing_ok=True)
+            (folder / f"{name}.png").unlink(missing_ok=True)
     return {f"{name}.png": caption for name, (figure, caption) in figures.items() if figure}
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure as path.png and path.svg, each whole or as it was before."""
+    """Write a figure as a PNG file, whole or as it was before."""
+    content = io.BytesIO()
     with matplotlib.rc_context(SETTINGS):
-        for ending, metadata in ENDINGS.items():
-            content = io.BytesIO()
-            figure.savefig(content, format=ending[1:], dpi=DOTS_PER_INCH, metadata=metadata)
-            write_whole(path.with_suffix(ending), content.getvalue())
+        figure.savefig(content, format="png", dpi=DOTS_PER_INCH)
+    write_whole(path, content.getvalue())
 
 
 def curve_figure(rows: Sequence[Row], against: Axis) -> Figure | None:
@@ -117,7 +110,7 @@ def curve_figure(rows: Sequence[Row], against: Axis) -> Figure | None:
         seeds = [points for points in known.values() if points]
         mean = mean_points(finished or seeds, common=against != "length")
         for points in [*seeds, mean] if mean else ():
-            errors += [error for _, error in points.values()]
+            errors += points.values()
         lines += _draw_row(axes, row.label, mean, seeds, style) if mean else []
     axes.set_ylim(*error_limits(errors))
     # In the order in which the curves end from top to bottom.
@@ -127,26 +120,21 @@ def curve_figure(rows: Sequence[Row], against: Axis) -> Figure | None:
 
 
 def run_points(run: RunRecord, against: Axis) -> Points:
-    """A run's errors, each at its position along the axis, as far as that is known."""
-    if against == "length":
-        return {length: (float(length), run.lengths[length]) for length in sorted(run.lengths)}
-    if against == "time":
-        return {n: (run.seconds[n], error) for n, error in run.curve if n in run.seconds}
-    return {n: (float(n), error) for n, error in run.curve}
+    """A run's errors, from left to right."""
+    return dict(sorted(run.lengths.items())) if against == "length" else dict(run.curve)
 
 
 def mean_points(runs: Sequence[Points], *, common: bool) -> Points:
-    """The mean position and error over the runs that have a point; in common: that all have.
+    """The mean error over the runs that have a point; in common: only points that all have.
 
-    >>> mean_points([{10: (10.0, 90.0), 20: (20.0, 50.0)}, {10: (10.0, 80.0)}], common=True)
-    {10: (10.0, 85.0)}
+    >>> mean_points([{10: 90.0, 20: 50.0}, {10: 80.0}], common=True)
+    {10: 85.0}
     """
     keys = set.intersection(*map(set, runs)) if common else set().union(*runs)
-    means = {}
-    for key in sorted(keys):
-        positions, errors = zip(*(points[key] for points in runs if key in points), strict=True)
-        means[key] = statistics.fmean(positions), statistics.fmean(errors)
-    return means
+    return {
+        key: statistics.fmean(points[key] for points in runs if key in points)
+        for key in sorted(keys)
+    }
 
 
 def _draw_row(
@@ -154,9 +142,8 @@ def _draw_row(
 ) -> list[Line2D]:
     """A thick line for the mean, which is returned, and thin ones for several seeds."""
     for points in seeds if len(seeds) > 1 else ():
-        positions, errors = zip(*points.values(), strict=True)
-        axes.plot(positions, errors, color=style.colour, linewidth=0.6, alpha=0.45)
-    positions, errors = zip(*mean.values(), strict=True)
+        axes.plot(*zip(*points.items(), strict=True), color=style.colour, linewidth=0.6, alpha=0.45)
+    positions, errors = zip(*mean.items(), strict=True)
     return axes.plot(
         positions,
         errors,
@@ -171,34 +158,16 @@ def _draw_row(
 
 
 def _label_axis(axes: Axes, rows: Sequence[Row], against: Axis) -> None:
-    axes.set_ylabel("Test error (%)" if against == "length" else "Validation error (%)")
-    if against == "length":
-        lengths = sorted({length for row in rows for length in row.lengths})
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
-        axes.minorticks_off()
-        axes.set_xlabel("Length of test episodes")
-        return
-    axes.set_xlim(left=0)
     if against == "updates":
-        axes.set_xlabel("Updates")
+        axes.set(xlabel="Updates", ylabel="Validation error (%)")
+        axes.set_xlim(left=0)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
         return
-    shared = any(run.is_shared for row in rows for run in row.runs if run.seconds)
-    label = "Time of training and validation"
-    axes.set_xlabel(label + (", of runs that shared the machine" if shared else ""))
-    axes.xaxis.set_major_locator(MultipleLocator(tick_seconds(axes.get_xlim()[1])))
-    axes.xaxis.set_major_formatter(lambda value, _: clock(value))
-
-
-def tick_seconds(end: float) -> int:
-    """Seconds between the ticks of a time axis that ends here.
-
-    >>> [tick_seconds(end) for end in (50, 160, 7000)]
-    [10, 30, 900]
-    """
-    steps = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 18_000, 36_000, 86_400)
-    return next((step for step in steps if end / step <= 9), steps[-1])  # noqa: PLR2004
+    axes.set(xlabel="Length of test episodes", ylabel="Test error (%)")
+    lengths = sorted({length for row in rows for length in row.lengths})
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
+    axes.minorticks_off()
 
 
 def error_limits(errors: Sequence[float]) -> tuple[float, float]:
@@ -234,119 +203,71 @@ IN_FIGURE_2 = (
     "Staircase",
     "Ladder",
 )
-# Between two rows with the same recurrent steps; between others, in addition to the pitch.
-PITCH, GAP = 0.3, 0.3
-# From the middle of a row to our point on the left, and to the paper's on the right, if any.
-APART = 0.075
+# From the middle of a row to our point on the left, and to the paper's on the right.
+APART = 0.13
 
 
-class Point(NamedTuple):
-    """A table's row in Figure 2. Rows with the same recurrent steps are side by side."""
-
-    row: Row
-    recurrent_steps: int
-    position: float
-
-
-def recurrence_points(rows: Sequence[Row]) -> list[Point]:
-    """A point for every row of a table that has a score, ours or the paper's, left to right."""
-
-    def key(row: Row) -> tuple[int, int]:
-        # A Transformer-XL, for which the tables print a dash, makes one pass.
-        return row.words.recurrent_steps or 1, IN_FIGURE_2.index(row.model)
-
+def recurrence_rows(rows: Sequence[Row]) -> list[Row]:
+    """The rows of a table that have a score, ours or the paper's, by recurrent steps."""
     shown = [
         row
         for row in rows
         if row.full_recipe and row.model in IN_FIGURE_2 and (row.paper or row.results)
     ]
-    points, left = [], 0.0
-    for steps, group in groupby(sorted(shown, key=key), key=lambda row: key(row)[0]):
-        for row in group:
-            points.append(Point(row, steps, left))
-            left += PITCH
-        left += GAP
-    return points
+    return sorted(shown, key=lambda row: (num_steps(row), IN_FIGURE_2.index(row.model)))
+
+
+def num_steps(row: Row) -> int:
+    """Recurrent steps; a Transformer-XL, for which the tables print a dash, makes one pass."""
+    return row.words.recurrent_steps or 1
 
 
 def recurrence_figure(rows: Sequence[Row]) -> Figure | None:
     """Test error against recurrent steps: mean and deviation, ours filled, the paper's hollow."""
-    points = recurrence_points(rows)
-    if not points:
+    shown = recurrence_rows(rows)
+    if not shown:
         return None
     figure, axes = _axes()
-    for model in IN_FIGURE_2:
-        _draw_model(axes, [point for point in points if point.row.model == model])
-    _mark_steps(axes, points)
-    axes.set_ylabel("Test error (%)")
-    _tidy(axes, _legend(points, is_shortened=any(row.is_shortened for row in rows)))
+    for number, row in enumerate(shown):
+        colour, marker = FAMILIES[row.model]
+        printed = None if row.paper is None else row.paper.test
+        for spread, shift, face in (
+            (row.error("test"), -APART, colour),
+            (printed, APART, "white"),
+        ):
+            if spread is not None:
+                axes.errorbar(
+                    number + shift,
+                    spread.mean,
+                    yerr=spread.deviation or 0.0,
+                    color=colour,
+                    marker=marker,
+                    markersize=7,
+                    markerfacecolor=face,
+                    capsize=2.5,
+                )
+    sizes = [row.words.forward_size for row in shown]
+    names = [
+        f"{num_steps(row)}" + (f"\nC={size}" if size else "")
+        for row, size in zip(shown, sizes, strict=True)
+    ]
+    axes.set_xticks(range(len(shown)), names)
+    axes.set(xlabel="Recurrent steps, and forward size C", ylabel="Test error (%)")
+    _tidy(axes, _legend(shown))
     # Markers at 0% stay whole.
     axes.set_ylim(bottom=-0.03 * axes.get_ylim()[1])
     return figure
 
 
-def _draw_model(axes: Axes, points: Sequence[Point]) -> None:
-    """Ours and the paper's, with a line through each where there are several numbers of steps."""
-    is_line = len({point.recurrent_steps for point in points}) > 1
-    for is_ours in (False, True):
-        known = []
-        for row, _, position in points:
-            printed = None if row.paper is None else row.paper.test
-            spread = row.error("test") if is_ours else printed
-            shift = 0.0 if row.paper is None else -APART if is_ours else APART
-            if spread is not None:
-                known.append((position + shift, spread.mean, spread.deviation or 0.0))
-        if known:
-            colour, marker = FAMILIES[points[0].row.model]
-            positions, means, deviations = zip(*known, strict=True)
-            axes.errorbar(
-                positions,
-                means,
-                yerr=deviations,
-                color=colour,
-                marker=marker,
-                markersize=7,
-                markerfacecolor=colour if is_ours else "white",
-                linestyle=("-" if is_ours else ":") if is_line else "none",
-                linewidth=1.4 if is_ours else 1.0,
-                elinewidth=1.1,
-                capsize=2.5,
-            )
-
-
-def _mark_steps(axes: Axes, points: Sequence[Point]) -> None:
-    """Label the axis with recurrent steps, and shade every other group."""
-    margin, ticks = (PITCH + GAP) / 2, {}
-    for number, (steps, group) in enumerate(groupby(points, key=lambda one: one.recurrent_steps)):
-        here = [point.position for point in group]
-        ticks[str(steps)] = (here[0] + here[-1]) / 2
-        if number % 2 == 0:
-            axes.axvspan(here[0] - margin, here[-1] + margin, color=BAND, zorder=0)
-    axes.set_xticks(list(ticks.values()), list(ticks))
-    axes.set_xlim(points[0].position - margin, points[-1].position + margin)
-    axes.set_xlabel("Recurrent steps")
-    for row, _, position in points:
-        if row.model == "Cached Staircase":
-            # It has one recurrent step in all its rows; the forward size tells them apart.
-            spreads = [row.error("test"), None if row.paper is None else row.paper.test]
-            tops = [one.mean + (one.deviation or 0.0) for one in spreads if one is not None]
-            axes.annotate(
-                f"C={row.words.forward_size}",
-                (position, max(tops)),
-                xytext=(0, 8),
-                textcoords="offset points",
-                ha="center",
-                fontsize=8,
-                color=GREY,
-            )
-
-
-def _legend(points: Sequence[Point], *, is_shortened: bool) -> list[Line2D]:
-    drawn = {point.row.model for point in points}
+def _legend(rows: Sequence[Row]) -> list[Line2D]:
+    drawn = {row.model for row in rows}
     entries = [
         (model, *FAMILIES[model], FAMILIES[model][0]) for model in IN_FIGURE_2 if model in drawn
     ]
-    has_paper = any(point.row.paper for point in points)
+    has_paper, is_shortened = (
+        any(row.paper for row in rows),
+        any(row.is_shortened for row in rows),
+    )
     if has_paper or is_shortened:
         entries.append(("ours, from fewer updates" if is_shortened else "ours", GREY, "o", GREY))
     if has_paper:

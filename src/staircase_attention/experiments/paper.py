@@ -12,7 +12,8 @@ from typing import Any, Literal
 from staircase_attention.checks import check_choice
 from staircase_attention.layers.config import CoreConfig
 from staircase_attention.schedules import PaperRow
-from staircase_attention.training.recipe import OptimizerConfig, TrainingConfig
+from staircase_attention.training.plain import from_plain
+from staircase_attention.training.recipe import TrainingConfig
 
 FILE = "paper_tables.json"
 SPLITS = ("valid", "test")
@@ -69,8 +70,8 @@ class PaperResult:
     """Updates for which the paper trained it."""
     num_seeds: int
     """Runs from which the numbers come."""
-    valid: Spread | None
-    test: Spread | None
+    valid: Spread | None = None
+    test: Spread | None = None
     num_parameters_millions: int | None = None
     batch_milliseconds: int | None = None
     """Time of a training batch on the authors' machines."""
@@ -111,10 +112,11 @@ class SummaryEntry:
     split: Literal["valid", "test"]
     row: str | None
     """The row of a detail table whose settings were best, as random-walk/ladder-8."""
-    words: PaperRow | None
-    """The best settings as the paper prints them; None for the baselines, which have no entry."""
-    span: int | None
-    """S of a Ladder."""
+    # The best settings, as printed; the baselines have none.
+    recurrent_steps: int | None = None
+    step_size: int | None = None
+    forward_size: int | None = None
+    span: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,44 +124,13 @@ class PaperTraining:
     """How the paper trained all models on a task."""
 
     task: str
-    num_layers: int
-    width: int
-    num_heads: int
-    dropout: float
-    embedding_dropout: float
-    segment_length: int
-    num_lanes: int
-    learning_rate: float
-    gradient_clip: float
-    warm_up: int
-    num_updates: int
+    core: CoreConfig
+    """Of every model."""
+    training: TrainingConfig
+    """Batches, and the optimiser: Adam, constant after the warm-up."""
     num_seeds: int
     notes: tuple[str, ...]
     """Exceptions and slips."""
-
-    def core(self) -> CoreConfig:
-        """The core of every model."""
-        return CoreConfig(
-            width=self.width,
-            num_layers=self.num_layers,
-            num_heads=self.num_heads,
-            dropout=self.dropout,
-            embedding_dropout=self.embedding_dropout,
-        )
-
-    def config(self, *, num_updates: int) -> TrainingConfig:
-        """Batches and optimiser of every run."""
-        return TrainingConfig(
-            num_updates=num_updates,
-            num_lanes=self.num_lanes,
-            segment_length=self.segment_length,
-            optimizer=OptimizerConfig(
-                kind="adam",
-                learning_rate=self.learning_rate,
-                warm_up=self.warm_up,
-                gradient_clip=self.gradient_clip,
-            ),
-        )
 
 
 @cache
@@ -179,22 +150,21 @@ def paper_summary() -> tuple[SummaryEntry, ...]:
 
     For Random Walk and Algorithm it is the test error of the seed that was best on validation data.
     """
-    return tuple(_entry(data) for data in _data()["summary"]["entries"])
+    return tuple(SummaryEntry(**data) for data in _data()["summary"]["entries"])
 
 
 @cache
 def paper_training(task: str) -> PaperTraining:
     """The appendix's hyperparameters for a task.
 
-    >>> paper_training("random-walk").num_lanes
+    >>> paper_training("random-walk").training.num_lanes
     512
     """
     tasks = {data["task"]: data for data in _data()["training"]["tasks"]}
     check_choice("a task of the paper", task, tasks)
-    return PaperTraining(**tasks[task] | {"notes": tuple(tasks[task]["notes"])})
+    return from_plain(PaperTraining, tasks[task])
 
 
-@cache
 def _data() -> dict[str, Any]:
     text = (files("staircase_attention.experiments") / FILE).read_text(encoding="utf-8")
     data: dict[str, Any] = json.loads(text)
@@ -202,29 +172,13 @@ def _data() -> dict[str, Any]:
 
 
 def _table(data: dict[str, Any]) -> PaperTable:
-    shared = {"table": data["name"]} | {key: data[key] for key in ("num_updates", "num_seeds")}
-    rows = [_row(shared | row) for row in data["rows"]]
-    return PaperTable(
-        name=data["name"],
-        label=data["label"],
-        caption=data["caption"],
-        unit=data["unit"],
-        notes=tuple(data["notes"]),
-        rows=MappingProxyType({row.name: row for row in rows}),
-    )
+    shared = {"table": data["name"], **{key: data.pop(key) for key in ("num_updates", "num_seeds")}}
+    rows = {row["name"]: _row(shared | row) for row in data.pop("rows")}
+    notes = tuple(data.pop("notes"))
+    return PaperTable(**data, notes=notes, rows=MappingProxyType(rows))
 
 
 def _row(data: dict[str, Any]) -> PaperResult:
-    valid, test = (Spread(*data[split]) if split in data else None for split in SPLITS)
-    rest = {key: value for key, value in data.items() if key not in (*WORDS, *SPLITS)}
-    return PaperResult(words=_words(data), valid=valid, test=test, **rest)
-
-
-def _entry(data: dict[str, Any]) -> SummaryEntry:
-    rest = {key: data[key] for key in ("task", "model", "value", "unit", "split", "row")}
-    has_settings = "recurrent_steps" in data
-    return SummaryEntry(words=_words(data) if has_settings else None, span=data.get("span"), **rest)
-
-
-def _words(data: dict[str, Any]) -> PaperRow:
-    return PaperRow(**{word: data[word] for word in WORDS})
+    words = PaperRow(**{word: data.pop(word) for word in WORDS})
+    data |= {split: Spread(*data[split]) for split in SPLITS if split in data}
+    return PaperResult(words=words, **data)

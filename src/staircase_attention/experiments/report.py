@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 # Incremented when the layout of report.json changes.
-FORMAT = 3
+FORMAT = 4
 # Marks a row that had fewer updates or tokens than it should have.
 MARK = "†"
 # Marks times of runs that did not have the machine to themselves.
@@ -58,14 +58,13 @@ class Report:
         return {
             "format": FORMAT,
             "title": experiment.title,
-            "table": None if table is None else {"name": table.name, "label": table.label},
+            "table": None if table is None else table.label,
             "unit": "error %",
             "command": self.command,
             "overrides": to_plain(experiment.overrides),
             "written": self.written,
             "environment": to_plain(self.environment),
             "rows": [_plain_row(row) for row in self.rows],
-            "notes": [] if table is None else list(table.notes),
         }
 
 
@@ -88,69 +87,19 @@ def write_report(experiment: Experiment) -> Report:
 
 
 def _plain_row(row: Row) -> dict[str, Any]:
+    lengths = {str(length): to_plain(row.length_error(length)) for length in row.lengths}
+    ours = {"train": row.train_error, "valid": row.error("valid"), "test": row.error("test")}
     return {
         "name": row.name,
         "label": row.label,
         "recipe": row.recipe.name,
         "model": row.model,
         **to_plain(row.words),
-        "is_run": bool(row.results),
-        "ours": _plain_ours(row) if row.results else None,
-        "paper": None
-        if row.paper is None
-        else {
-            "row": row.paper.identifier,
-            "valid": to_plain(row.paper.valid),
-            "test": to_plain(row.paper.test),
-            "best_seed_test": row.paper_best,
-            "num_seeds": row.paper.num_seeds,
-            "num_updates": row.paper.num_updates,
-        },
+        "ours": {**to_plain(ours), "lengths": lengths} if row.results else None,
+        "paper": to_plain(row.paper),
         "full_updates": row.full_updates,
-        "full_tokens": row.full_tokens,
         "is_shortened": row.is_shortened,
-        "runs": [_plain_run(run) for run in row.runs],
-    }
-
-
-def _plain_ours(row: Row) -> dict[str, Any]:
-    best = row.best
-    assert best is not None, "only rows with results have scores"
-    return {
-        "train": to_plain(row.train_error),
-        "valid": to_plain(row.error("valid")),
-        "test": to_plain(row.error("test")),
-        "best_seed": {
-            "seed": best.seed,
-            "valid": percent(best, "valid"),
-            "test": percent(best, "test"),
-        },
-        "num_seeds": len(row.results),
-        "num_updates": row.num_updates,
-        "num_tokens": row.num_tokens,
-        "num_parameters": row.num_parameters,
-        "wall_seconds": row.wall_seconds,
-        "seconds_to_solve": to_plain(row.seconds_to_solve),
-        "is_shared": row.is_shared,
-        "lengths": {str(length): to_plain(row.length_error(length)) for length in row.lengths},
-        "devices": row.devices,
-    }
-
-
-def _plain_run(run: RunRecord) -> dict[str, Any]:
-    return {
-        "seed": run.seed,
-        "status": run.status,
-        "failure": run.failure,
-        "is_shared": run.is_shared,
-        "environment": dict(run.environment),
-        "result": None if run.result is None else to_plain(run.result),
-        "train": run.train,
-        "lengths": {str(length): error for length, error in run.lengths.items()},
-        "curve": [
-            {"update": update, "valid": error, "seconds": run.seconds.get(update)}
-            for update, error in run.curve
-        ],
+        "runs": to_plain(row.runs),
     }
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from staircase_attention.checks import input_error
 from staircase_attention.evaluation import Score
 from staircase_attention.files import read_json, write_json
 from staircase_attention.training import RunResult, load_run
@@ -123,25 +122,14 @@ def latest_facts(path: Path) -> tuple[int, dict[str, float]]:
     folder, update = RunFolder(path), 0
     # Later lines replace earlier ones, so that the latest of each kind remain.
     facts: dict[str, float] = {}
-    for line in _last_lines(folder.metrics):
+    for line in _lines(folder.metrics, last_bytes=4096):
         update = line["update"]
         before = "valid_" if line["kind"] == "valid" else ""
         names = ("error",) if before else ("loss", "error")
         facts |= {before + name: line[name] for name in names if line.get(name) is not None}
-    for line in _last_lines(folder.timing):
+    for line in _lines(folder.timing, last_bytes=4096):
         facts["tokens_per_second"] = line["tokens_per_second"]
     return update, facts
-
-
-def _last_lines(path: Path, num_bytes: int = 4096) -> Iterator[dict[str, Any]]:
-    """The whole lines at the end of a file that may be growing."""
-    with suppress(OSError), path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - num_bytes))
-        for line in file.read().splitlines():
-            with suppress(ValueError):
-                plain = json.loads(line)
-                if isinstance(plain, dict) and "update" in plain:
-                    yield plain
 
 
 def _environment(folder: RunFolder) -> dict[str, Any]:
@@ -175,28 +163,24 @@ def _mean_of_last(points: Sequence[tuple[int, float]]) -> float | None:
     return fmean(error for update, error in points if update > first)
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    if not path.exists():
-        return
-    for line in path.read_text(encoding="utf-8").splitlines():
-        # A line may be torn: the last while it is being written, any where a full disk cut it off.
-        with suppress(ValueError):
-            yield json.loads(line)
+def _lines(path: Path, last_bytes: int | None = None) -> Iterator[dict[str, Any]]:
+    """The lines of a file, or only those at its end."""
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        if last_bytes is not None:
+            file.seek(max(0, path.stat().st_size - last_bytes))
+        for line in file:
+            # Lines may be torn: the last while it is being written, any where a disk was full.
+            with suppress(ValueError):
+                yield json.loads(line)
 
 
 def read_lengths(run: Path) -> dict[int, Score]:
     """The scores that a run has so far, by length."""
     try:
         plain = read_json(run / LENGTHS_FILE)
-        return {int(length): Score(**score) for length, score in plain.items()}
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise input_error(
-            f"a run's {LENGTHS_FILE} must be unchanged",
-            f"{run / LENGTHS_FILE} ({type(error).__name__})",
-            "delete it, and the lengths will be scored again",
-        ) from error
+    return {int(length): Score(**score) for length, score in plain.items()}
 
 
 def missing_lengths(run: Path, lengths: Sequence[int]) -> list[int]:

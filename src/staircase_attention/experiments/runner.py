@@ -3,7 +3,7 @@
 The run folder is the protocol. A child gets its recipe as a file, writes its metrics and its result
 into its folder and its messages into a log beside it. This process reads them, for progress bars
 and for the report, which it writes again whenever a run ends. So a run does not depend on what
-started it: kill this process, and its runs finish or can be resumed one by one.
+started it: kill this process, and its runs save themselves and stop.
 """
 
 import os
@@ -22,7 +22,7 @@ from rich.progress import TaskID
 
 from staircase_attention.checks import check_integer, input_error
 from staircase_attention.clock import clock
-from staircase_attention.cores import available_cores
+from staircase_attention.cores import STOP_AT_END_OF_INPUT, available_cores
 from staircase_attention.experiments.experiment import Experiment, Row
 from staircase_attention.experiments.report import Report, write_report
 from staircase_attention.experiments.results import (
@@ -47,8 +47,8 @@ LENGTHS = [sys.executable, "-P", "-m", "staircase_attention.experiments.results"
 TORCHRUN = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone"]
 # How often children are asked whether they have ended.
 POLL_SECONDS = 0.05
-# How often progress is shown: as bars in a terminal, as lines elsewhere.
-BAR_SECONDS, LINE_SECONDS = 0.5, 10.0
+# How often the bars move.
+BAR_SECONDS = 0.5
 
 
 def carry_out(
@@ -66,7 +66,7 @@ def carry_out(
         jobs: runs at a time.
         processes: of each run, started by torchrun; 1: no torchrun.
         threads: CPU threads per process; by default a fair share of the cores.
-        progress: show bars in a terminal, lines elsewhere, on standard error.
+        progress: print when runs start and end, and bars in a terminal, on standard error.
     """
     check_integer("jobs", jobs, minimum=1, example=2)
     check_integer("processes", processes, minimum=1, example=8)
@@ -80,7 +80,7 @@ def carry_out(
     waiting = deque((place, run) for place, run in enumerate(runs, 1) if not run.is_over)
     environment = child_environment(jobs * processes, threads)
     monitor = Monitor(is_shown=progress)
-    with stop_requests() as stop, _children(experiment, monitor) as active:
+    with stop_requests() as stop, lifeline() as stdin, _children(experiment, monitor) as active:
         while waiting or active:
             # After a stop request the loop continues until all runs have saved themselves.
             if stop.number:
@@ -91,7 +91,8 @@ def carry_out(
                 place, run = waiting.popleft()
                 monitor.say(f"run {place} of {len(runs)}: {run.title}")
                 if not _is_in_use(run, monitor):
-                    active.append(Child(run, processes=processes, environment=environment))
+                    child = Child(run, processes=processes, environment=environment, stdin=stdin)
+                    active.append(child)
             time.sleep(POLL_SECONDS)
             monitor.show(active)
             if len(active) > 1:
@@ -238,9 +239,11 @@ def check_lengths(recipe: Recipe, lengths: Sequence[int]) -> None:
 class Child:
     """A run under way: train or resume, then score other lengths, one command after another."""
 
-    def __init__(self, run: PlannedRun, *, processes: int, environment: dict[str, str]) -> None:
+    def __init__(
+        self, run: PlannedRun, *, processes: int, environment: dict[str, str], stdin: int
+    ) -> None:
         self.run = run
-        self._processes, self._environment = processes, environment
+        self._processes, self._environment, self._stdin = processes, environment, stdin
         self._is_stopping = False
         beside(run.folder, "failure.txt").unlink(missing_ok=True)
         run.folder.parent.mkdir(parents=True, exist_ok=True)
@@ -256,7 +259,7 @@ class Child:
             return None
         with self._log_path.open("ab") as log:
             return subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment
+                command, stdin=self._stdin, stdout=log, stderr=log, env=self._environment
             )
 
     def has_ended(self) -> bool:
@@ -307,6 +310,17 @@ class Child:
 
 
 @contextmanager
+def lifeline() -> Iterator[int]:
+    """The standard input of all runs: it ends when this process does, even by SIGKILL."""
+    reader, writer = os.pipe()
+    try:
+        yield reader
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+@contextmanager
 def _children(experiment: Experiment, monitor: "Monitor") -> Iterator[list[Child]]:
     """The runs under way, of which none outlives an error or a second Ctrl-C."""
     active: list[Child] = []
@@ -341,7 +355,7 @@ def child_environment(num_processes: int, threads: int | None = None) -> dict[st
     """This environment, with modules found where this process finds them, and cores shared out."""
     # An empty entry of sys.path is the working folder.
     folders = [folder or os.getcwd() for folder in sys.path]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(folders)}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(folders), STOP_AT_END_OF_INPUT: "1"}
     if threads is None and num_processes > 1:
         share = max(1, available_cores() // num_processes)
         threads = min(share, int(os.environ.get("OMP_NUM_THREADS", share)))
@@ -349,53 +363,43 @@ def child_environment(num_processes: int, threads: int | None = None) -> dict[st
 
 
 class Monitor:
-    """What a person sees of the runs under way: bars in a terminal, lines elsewhere."""
+    """What a person sees of the runs under way: lines when they start and end, bars in between."""
 
     def __init__(self, *, is_shown: bool) -> None:
-        self._is_shown = is_shown
-        self._bars = progress_bars() if is_shown and sys.stderr.isatty() else None
-        if self._bars is not None:
-            self._bars.start()
+        self._bars = progress_bars()
+        self._bars.console.quiet = not is_shown
         self._tasks: dict[str, TaskID] = {}
-        self._seconds = LINE_SECONDS if self._bars is None else BAR_SECONDS
         self._last_shown = time.monotonic()
+        # Elsewhere than in a terminal, bars would be empty lines.
+        if self._bars.console.is_terminal:
+            self._bars.start()
 
     def say(self, text: str) -> None:
         """Print a line, above the bars if there are any."""
-        if self._bars is not None:
-            self._bars.console.print(text, highlight=False, markup=False, soft_wrap=True)
-        elif self._is_shown:
-            sys.stderr.write(f"{text}\n")
-            sys.stderr.flush()
+        self._bars.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def show(self, active: list[Child]) -> None:
         """Show how far the runs are, if that was some time ago."""
-        now = time.monotonic()
-        if not self._is_shown or now - self._last_shown < self._seconds:
+        if time.monotonic() - self._last_shown < BAR_SECONDS:
             return
-        self._last_shown = now
+        self._last_shown = time.monotonic()
         for run in (child.run for child in active):
             update, facts = latest_facts(run.folder)
-            total = run.recipe.training.num_updates
-            if self._bars is None:
-                self.say(f"{run.title}: update {update:,} of {total:,}  {words(facts)}")
-                continue
             if run.title not in self._tasks:
                 # A terminal may have no room for whole titles: their ends tell runs apart.
-                name = run.title.rpartition("/")[2]
+                name, total = run.title.rpartition("/")[2], run.recipe.training.num_updates
                 self._tasks[run.title] = self._bars.add_task(name, total=total, facts="")
             self._bars.update(self._tasks[run.title], completed=update, facts=words(facts))
 
     def end(self, child: Child) -> None:
         """Print how a run ended, and remove its bar."""
         self.say(f"{child.run.title}: {outcome(child.run)}")
-        task = self._tasks.pop(child.run.title, None)
-        if self._bars is not None and task is not None:
-            self._bars.remove_task(task)
+        if child.run.title in self._tasks:
+            self._bars.remove_task(self._tasks.pop(child.run.title))
 
     def close(self) -> None:
         """Leave the terminal as it was."""
-        if self._bars is not None:
+        if self._bars.console.is_terminal:
             self._bars.stop()
 
 

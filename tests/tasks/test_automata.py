@@ -1,27 +1,45 @@
-"""Permutations: the generator against points that are followed one by one."""
+"""Random Walk and Permutations: the generators against an agent that walks, and points followed."""
 
 import math
 
 import numpy as np
 import pytest
-from oracles import product_answers
+from oracles import product_answers, walk_answers
 
-from staircase_attention.tasks import IGNORED, Permutations
+from staircase_attention.tasks import IGNORED, Permutations, RandomWalk
 
 
-def check_against_the_oracle(task, num_episodes, seed=0):
+def check_against_the_oracle(task, oracle, **options):
     inputs_named, outputs_named = np.array(task.input_symbols), np.array(task.output_symbols)
-    for inputs, targets in task.generate(np.random.default_rng(seed), num_episodes):
-        expected = product_answers(inputs_named[inputs].tolist())
+    for inputs, targets in task.generate(np.random.default_rng(0), 100):
+        expected = oracle(inputs_named[inputs].tolist(), **options)
         assert targets[0] == IGNORED
         assert expected[0] is None
         assert expected[1:] == outputs_named[targets[1:]].tolist()
 
 
+@pytest.mark.parametrize("walls", ["block", "wrap"])
+@pytest.mark.parametrize("start", ["corner", "centre"])
+@pytest.mark.parametrize("heading", ["north", "east", "south", "west"])
+def test_every_walk_agrees_with_the_oracle(walls, start, heading):
+    for height, width in ((3, 4), (1, 2), (5, 1), (8, 8)):
+        grid = {"height": height, "width": width, "walls": walls, "start": start}
+        grid |= {"heading": heading}
+        check_against_the_oracle(RandomWalk(length=60, **grid), walk_answers, **grid)
+
+
+def test_actions_are_uniform():
+    episodes = RandomWalk().generate(np.random.default_rng(0), 1_000)
+    counts = np.bincount(episodes.inputs)[1:]
+    # Four standard deviations of a share of 1/3 in 400,000 draws.
+    assert np.all(np.abs(counts / counts.sum() - 1 / 3) < 0.003)
+
+
 @pytest.mark.parametrize("inputs", ["elements", "generators"])
 @pytest.mark.parametrize("group", ["S2", "S3", "S4", "S5", "S6", "A3", "A4", "A5", "A6"])
 def test_every_group_agrees_with_the_oracle(group, inputs):
-    check_against_the_oracle(Permutations(group=group, inputs=inputs, length=20), 100)
+    task = Permutations(group=group, inputs=inputs, length=20)
+    check_against_the_oracle(task, product_answers)
 
 
 @pytest.mark.parametrize("num_points", [2, 3, 4, 5, 6])
