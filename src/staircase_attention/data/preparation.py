@@ -3,6 +3,7 @@
 Bounded memory: documents are read ahead in batches, encoded on all cores and written in order.
 """
 
+import io
 import os
 import tempfile
 import time
@@ -99,7 +100,6 @@ def prepare(
     kind: str,
     tokeniser: Tokeniser | BytePairTraining,
     held_out: HeldOut | None = None,
-    splits: Sequence[str] | None = None,
     progress: PreparationProgress | None = None,
 ) -> Corpus:
     """Turn sources into a corpus; a killed preparation resumes when it is run again.
@@ -113,14 +113,13 @@ def prepare(
         kind: its kind in the manifest.
         tokeniser: a tokeniser, or how to learn one from the corpus.
         held_out: fractions for valid and test, for documents without a split of their own.
-        splits: those that must have tokens; None for train and those that held_out asks for.
         progress: receives reports.
     """
     held_out, progress = held_out or HeldOut(), progress or PreparationProgress()
     work = WorkFolder(Path(folder))
     mixture = Mixture(parts=parts, held_out=held_out)
     with work.locked():
-        plan = _plan(work, mixture, kind, tokeniser)
+        plan = _plan(mixture, kind, tokeniser)
         if work.is_done(plan):
             progress.say(f"{folder} is already there")
             return Corpus.open(folder)
@@ -131,7 +130,7 @@ def prepare(
                     tokeniser = _learn_tokeniser(tokeniser, mixture, progress)
                 work.save_tokeniser(tokeniser)
             manifest = _encode(work, mixture, plan, progress)
-            _check_splits(manifest, splits or held_out.names)
+            _check_splits(manifest, held_out.names)
         except InputError:
             # The same input would be refused again; any other stop can be resumed.
             work.discard()
@@ -147,11 +146,11 @@ def prepare(
     return Corpus.open(folder)
 
 
-def _plan(
-    work: WorkFolder, mixture: Mixture, kind: str, tokeniser: Tokeniser | BytePairTraining
-) -> Preparation:
+def _plan(mixture: Mixture, kind: str, tokeniser: Tokeniser | BytePairTraining) -> Preparation:
     """All that the corpus will depend on."""
-    sums = work.checksums({path for part in mixture.parts for path in part.source.files})
+    paths = {path for part in mixture.parts for path in part.source.files}
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        sums = dict(zip(paths, pool.map(sha256_of, paths), strict=True))
     if isinstance(tokeniser, BytePairTraining):
         planned: Mapping[str, Any] = {"training": asdict(tokeniser)}
     else:
@@ -249,7 +248,7 @@ def _write_documents(
     """Write all documents from the writer's position on; the position at the end."""
     position = writer.position or mixture.first_position()
     last_commit = time.monotonic()
-    batches = _batches(mixture, position, tokeniser.shortest_piece)
+    batches = _batches(mixture, position)
 
     def encode(batch: _Batch) -> tuple[_Batch, list[Tokens]]:
         return batch, tokeniser.encode_batch([piece.data for piece in batch[0]])
@@ -267,12 +266,12 @@ def _write_documents(
     return position
 
 
-def _batches(mixture: Mixture, start: MixturePosition, shortest_piece: int) -> Iterator[_Batch]:
-    """Pieces cut to the tokeniser's size, in batches of about BATCH_BYTES."""
+def _batches(mixture: Mixture, start: MixturePosition) -> Iterator[_Batch]:
+    """Pieces that are cut where they are long, in batches of about BATCH_BYTES."""
     batch: list[Piece] = []
     size, position = 0, start
     for piece, position in mixture.read(start):
-        for part in _cut(piece, shortest_piece) if piece else ():
+        for part in _cut(piece) if piece else ():
             if size >= BATCH_BYTES:
                 yield batch, None
                 batch, size = [], 0
@@ -284,11 +283,9 @@ def _batches(mixture: Mixture, start: MixturePosition, shortest_piece: int) -> I
     yield batch, position
 
 
-def _cut(piece: Piece, shortest: int) -> list[Piece]:
-    if len(piece.data) <= shortest:
-        return [piece]
-    parts = [replace(piece, data=data, is_last=False) for data in pieces(piece.data, shortest)]
-    return [*parts[:-1], replace(parts[-1], is_last=piece.is_last)]
+def _cut(piece: Piece) -> Iterator[Piece]:
+    for data, is_last in pieces(io.BytesIO(piece.data).read):
+        yield replace(piece, data=data, is_last=is_last and piece.is_last)
 
 
 def _check_splits(manifest: Manifest, names: Sequence[str]) -> None:
