@@ -35,7 +35,6 @@ def test_documents_of_many_files_become_one_corpus(tmp_path, monkeypatch):
     """Also documents that are longer than a piece or a batch: with the tokens of the whole."""
     monkeypatch.setattr(documents, "LONGEST_PIECE", 200)
     monkeypatch.setattr(preparation, "BATCH_BYTES", 300)
-    monkeypatch.setattr("staircase_attention.data.byte_pair.SHORTEST_PIECE", 50)
     texts = [text_of(number) for number in range(20)]
     long = [text_of(number, 300) for number in range(3)]
     write_lines(tmp_path / "a.jsonl", texts)

@@ -69,7 +69,7 @@ def test_blank_lines_separate_paragraphs_and_an_overlong_one_loses_nothing(tmp_p
     (tmp_path / "a.txt").write_text("\n\nOne\nstill one\n \t\n\nTwo\r\n\r\nThree")
     source = TextSource(tmp_path / "a.txt", options=PARAGRAPHS)
     assert whole_documents(source) == [b"One\nstill one", b"Two", b"Three"]
-    monkeypatch.setattr(readers, "LONGEST_RECORD", 150)
+    monkeypatch.setattr(readers, "LONGEST_LINE", 150)
     text = b"word " * 200
     (tmp_path / "a.txt").write_bytes(text)
     found = whole_documents(TextSource(tmp_path / "a.txt", options=PARAGRAPHS))
@@ -78,7 +78,7 @@ def test_blank_lines_separate_paragraphs_and_an_overlong_one_loses_nothing(tmp_p
 
 
 def test_json_lines_give_one_field_and_count_what_is_broken(tmp_path, monkeypatch):
-    monkeypatch.setattr(readers, "LONGEST_RECORD", 150)
+    monkeypatch.setattr(compression, "LONGEST_LINE", 150)
     good = [{"body": "Eins"}, {"body": [["Ann", "Hi"], ["Bob", "Yo"]]}, {"body": "half \ud83d"}]
     bad = [
         '{"body": "cut',
@@ -88,16 +88,19 @@ def test_json_lines_give_one_field_and_count_what_is_broken(tmp_path, monkeypatc
         '{"body": [[["deep"]]]}',
         "3",
         "null",
-        json.dumps({"body": "too long " * 100}),
     ]
-    lines = [*map(json.dumps, good), *bad, "", "  "]
+    overlong = json.dumps({"body": "too long " * 100})
+    lines = [*map(json.dumps, good), overlong, *bad, "", "  "]
     path = tmp_path / "a.jsonl"
     path.write_bytes(
         "\n".join(lines).encode() + b'\n{"body": "\xff"}\n\xef\xbb\xbf{"body": "mark"}'
     )
     source = TextSource(path, options=ReadingOptions(text_field="body"))
     assert whole_documents(source) == [b"Eins", b"Ann: Hi\nBob: Yo", b"half \xed\xa0\xbd", b"mark"]
-    assert skipped_by(source) == {"broken lines in a.jsonl": len(bad) + 1}
+    assert skipped_by(source) == {
+        "broken lines in a.jsonl": len(bad) + 1,
+        "lines of over 32 MiB in a.jsonl": 1,
+    }
 
 
 def test_parquet_gives_one_column_which_must_be_there(tmp_path):
@@ -129,7 +132,7 @@ def test_members_of_an_archive_are_documents(tmp_path, small_blocks):
     assert whole_documents(TextSource(path)) == [b"One", long, b"Three"]
     assert skipped_by(TextSource(path)) == {"members that are not text in texts.tar": 1}
     path.write_bytes(content[:3_000])
-    with pytest.raises(InputError, match=r"an archive must be whole, got .*texts\.tar"):
+    with pytest.raises(InputError, match=r"a file must be whole, got .*texts\.tar"):
         whole_documents(TextSource(path))
 
 
