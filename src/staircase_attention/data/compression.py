@@ -23,6 +23,7 @@ Compression = Literal["gz", "bz2", "xz", "zst", "zip"]
 BLOCK_BYTES = 1 << 20
 # A longer line is skipped. No usual record is that long, but a line of a corrupt file may be.
 LONGEST_LINE = 1 << 25
+OVERLONG = f"lines of over {LONGEST_LINE >> 20} MiB"
 # Compressed bytes given to zstandard at a time. They expand to 128 MiB at most.
 ZST_INPUT_BYTES = 1 << 12
 # The window of `zstd --long=31`, which Pushshift's dumps need. It is held in memory.
@@ -53,6 +54,7 @@ class DamagedFileError(InputError):
     """A file that ends early or is corrupt."""
 
     def __init__(self, path: str | Path, why: object) -> None:
+        self.why = why
         super().__init__(
             f"a file must be whole, got {path} ({why}); fetch it again, leave it out, or use what "
             "comes before the damage by --allow-damaged (in Python allow_damaged=True)"

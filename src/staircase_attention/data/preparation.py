@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from staircase_attention.data.corpus import (
     sha256_of,
 )
 from staircase_attention.data.documents import HeldOut, pieces
-from staircase_attention.data.jobs import PreparationProgress, in_order
+from staircase_attention.data.jobs import PreparationProgress, counted, in_order
 from staircase_attention.data.mixture import Mixture, MixturePosition, Part, Piece
 from staircase_attention.data.readers import ReadingOptions, TextSource
 from staircase_attention.data.tokenisers import Tokeniser, load_tokeniser, named_tokeniser
@@ -80,8 +80,8 @@ def prepare_text(
     for path, weight in zip(paths, weights, strict=True):
         source = path if isinstance(path, TextSource) else TextSource(path, options=options)
         if source.others:
-            count, example = len(source.others), source.others[0]
-            progress.say(f"skipped: {count:,} files of other kinds, such as {example}")
+            num_others = counted(len(source.others), "files")
+            progress.say(f"skipped: {num_others} of other kinds, such as {source.others[0]}")
         parts.append(Part(source=source, weight=weight))
     return prepare(
         parts,
@@ -118,7 +118,7 @@ def prepare(
     held_out, progress = held_out or HeldOut(), progress or PreparationProgress()
     work = WorkFolder(Path(folder))
     mixture = Mixture(parts=parts, held_out=held_out)
-    with work.locked():
+    with _needs_room(folder), work.locked():
         plan = _plan(mixture, kind, tokeniser)
         if work.is_done(plan):
             progress.say(f"{folder} is already there")
@@ -135,15 +135,22 @@ def prepare(
             # The same input would be refused again; any other stop can be resumed.
             work.discard()
             raise
-        except OSError as error:
-            if error.errno not in FULL_DISK:
-                raise
-            raise OSError(
-                f"a corpus needs room on its disk, got none at {folder} ({error.strerror}); "
-                "free some room and run this again to resume it"
-            ) from error
         work.finish(manifest)
     return Corpus.open(folder)
+
+
+@contextmanager
+def _needs_room(folder: str | Path) -> Iterator[None]:
+    """Say what to do where a disk is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL_DISK:
+            raise
+        raise OSError(
+            f"a corpus needs room on its disk, got none at {folder} ({error.strerror}); "
+            "free some room and run this again to resume it"
+        ) from error
 
 
 def _plan(mixture: Mixture, kind: str, tokeniser: Tokeniser | BytePairTraining) -> Preparation:
@@ -222,7 +229,7 @@ def _encode(
         counts = {name: writer.counts(number, name) for name in splits}
         sources.append(replace(plan.sources[number], counts=counts, skipped=skipped))
         for what, count in skipped.items():
-            progress.say(f"skipped: {count:,} {what}")
+            progress.say(f"skipped: {what}: {count:,}")
     return Manifest(
         preparation=replace(plan, sources=tuple(sources)),
         tokeniser=TokeniserRecord(
@@ -292,12 +299,14 @@ def _check_splits(manifest: Manifest, names: Sequence[str]) -> None:
     """Refuse a corpus without text, or without a split that was asked for."""
     sources = manifest.preparation.sources
     if not manifest.splits:
-        found = [f"{count} {what}" for source in sources for what, count in source.skipped.items()]
-        remedy = "name other files, or the field that their text is in"
+        found = [f"{what}: {n:,}" for source in sources for what, n in source.skipped.items()]
+        remedy = "name other files, or the field of their text with --text-field (text_field)"
+        if manifest.preparation.kind == "reddit":
+            remedy = "name Pushshift dumps of comments, such as RC_2019-07.zst"
         raise input_error("a corpus must have text", ", ".join(["none", *found]), remedy)
     for name in names:
         if name not in manifest.splits:
             num_documents = sum(split.num_documents for split in manifest.splits.values())
-            received = f"none, with {num_documents} documents in all"
+            received = f"none, with {counted(num_documents, 'documents')} in all"
             remedy = "hold out more, or 0 for no such split, or cut texts into smaller documents"
             raise input_error(f"the split {name} must have tokens", received, remedy)

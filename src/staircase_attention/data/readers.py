@@ -6,6 +6,7 @@ record. Reading resumes by skipping records, of which no documents are made.
 
 import codecs
 import json
+import os
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -17,6 +18,7 @@ from typing import IO, Any, Literal, NamedTuple, get_args
 from staircase_attention.checks import check_choice, input_error
 from staircase_attention.data.compression import (
     LONGEST_LINE,
+    OVERLONG,
     DamagedFileError,
     DecompressedFile,
     import_extra,
@@ -44,6 +46,8 @@ class ReadingOptions:
     text_unit: Unit = "files"
     """A document of plain text: the whole file, or each of its 'paragraphs', which blank lines
     separate."""
+    allow_damaged: bool = False
+    """Whether a damaged file is read up to the damage; else it is refused."""
 
     def __post_init__(self) -> None:
         check_choice("text_unit", self.text_unit, get_args(Unit))
@@ -85,7 +89,11 @@ class TextSource:
         """
         self.name, self.split = str(path), split
         self.options = options or ReadingOptions()
-        self.parameters: Mapping[str, Any] = asdict(self.options) | {"split": split}
+        parameters = asdict(self.options) | {"split": split}
+        if not self.options.allow_damaged:
+            # So that manifests are as before this option.
+            del parameters["allow_damaged"]
+        self.parameters: Mapping[str, Any] = parameters
         found, self.others = _find_files(Path(path), self.options)
         self.files: Sequence[Path] = tuple(found)
         """In the order in which they are read."""
@@ -105,7 +113,10 @@ class TextSource:
             first_byte = sum(self._sizes[:number])
             records = enumerate(file_format.records(path, self.options), start=1)
             for index, (record, num_read) in islice(records, num_before, None):
-                document = file_format.document(record, self.options)
+                if isinstance(record, DamagedFileError):
+                    document: Document | str = f"damage ({record.why})"
+                else:
+                    document = file_format.document(record, self.options)
                 if isinstance(document, str):
                     key = f"{document} in {path.name}"
                     skipped = skipped | {key: skipped.get(key, 0) + 1}
@@ -126,12 +137,10 @@ def _find_files(
         rule, received = "an input must be a file or a folder", f"{path}, not there"
         raise input_error(rule, received, "check the name")
     known, others = dict[Path, FileFormat](), []
-    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-        is_hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
-        if is_hidden or not file.is_file():
-            continue
+    for file in _files_below(path) if path.is_dir() else [path]:
         # In a folder, a name without a suffix is as often a licence as it is a text.
-        file_format = _format_of(file, options) if _suffix(file) or file == path else None
+        is_named = file.is_file() and (_suffix(file) or file == path)
+        file_format = _format_of(file, options) if is_named else None
         if file_format is None:
             others.append(file)
         else:
@@ -140,6 +149,22 @@ def _find_files(
         rule = "an input must be or hold .txt, .jsonl, .parquet, .tar or a Wikipedia dump"
         raise input_error(rule, path, "name another, or convert it to one of these")
     return known, tuple(others)
+
+
+def _files_below(folder: Path) -> list[Path]:
+    """The files of a folder that are not hidden, by name. Links to folders are followed."""
+    found, seen = list[Path](), set[str]()
+    for parent, folders, names in os.walk(folder, followlinks=True):
+        real = os.path.realpath(parent)
+        # A folder that is linked to is read once: a link may lead back to where it is.
+        folders[:] = [] if real in seen else sorted(filter(_is_visible, folders))
+        found += [] if real in seen else [Path(parent, name) for name in names if _is_visible(name)]
+        seen.add(real)
+    return sorted(found)
+
+
+def _is_visible(name: str) -> bool:
+    return not name.startswith(".")
 
 
 def _suffix(path: Path) -> str:
@@ -161,7 +186,7 @@ def _format_of(path: Path, options: ReadingOptions) -> FileFormat | None:
     """
     suffix = _suffix(path)
     if suffix in ("", ".xml"):
-        with open_decompressed(path) as file:
+        with open_decompressed(path, allow_damaged=options.allow_damaged) as file:
             if file.read(len(FIRST_BYTES)) == FIRST_BYTES:
                 return WIKIPEDIA
     if suffix in ("", ".txt"):
@@ -177,10 +202,17 @@ def _format_of(path: Path, options: ReadingOptions) -> FileFormat | None:
 def _of_file(
     records: Callable[[DecompressedFile], Iterator[Any]], path: Path, options: ReadingOptions
 ) -> Iterator[tuple[Any, int]]:
-    """The records of a file that is read from front to back."""
-    with open_decompressed(path) as file:
-        for record in records(file):
-            yield record, file.num_stored_read
+    """The records of a file that is read from front to back; the last may be its damage."""
+    with open_decompressed(path, allow_damaged=options.allow_damaged) as file:
+        try:
+            for record in records(file):
+                yield record, file.num_stored_read
+            if file.damage is not None:
+                raise DamagedFileError(path, file.damage)
+        except DamagedFileError as damage:
+            if not options.allow_damaged:
+                raise
+            yield damage, file.num_stored_read
 
 
 def _text_parts(file: IO[bytes]) -> Iterator[Document]:
@@ -212,7 +244,7 @@ def _as_it_is(document: Document | str, options: ReadingOptions) -> Document | s
 
 def _json_document(line: bytes | None, options: ReadingOptions) -> Document | str:
     if line is None:
-        return f"lines of over {LONGEST_LINE >> 20} MiB"
+        return OVERLONG
     if line.isspace():
         return Document(text="")
     try:
@@ -284,17 +316,18 @@ def _members(file: DecompressedFile) -> Iterator[Document | str]:
                 else:
                     yield "members that are not text"
     except tarfile.TarError as error:
-        raise DamagedFileError(file.name, error) from error
+        why = f"{error}, at byte {file.num_stored_read:,} as stored"
+        raise DamagedFileError(file.name, why) from error
 
 
 def _is_text(name: str) -> bool:
-    """Whether a member of an archive is a document, by its name.
+    """Whether a member of an archive is a document, by its name, as in a folder.
 
-    >>> _is_text("novels/Woolf_Night_1919.txt"), _is_text("novels/.hidden"), _is_text("cover.jpg")
+    >>> _is_text("./novels/Woolf_1919.txt"), _is_text(".hidden/a.txt"), _is_text("LICENSE")
     (True, False, False)
     """
-    last = PurePosixPath(name)
-    return not last.name.startswith(".") and last.suffix.lower() in ("", ".txt")
+    path = PurePosixPath(name)
+    return all(map(_is_visible, path.parts)) and path.suffix.lower() == ".txt"
 
 
 def _article_document(page: bytes, options: ReadingOptions) -> Document | str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from staircase_attention.checks import check_integer, input_error
 from staircase_attention.cores import available_cores
-from staircase_attention.data.compression import compression_of
+from staircase_attention.data.compression import OVERLONG, DamagedFileError, compression_of
 from staircase_attention.data.documents import Cursor, Document
 from staircase_attention.data.jobs import PreparationProgress, worker_pool
 from staircase_attention.data.reddit.partitions import Partitions, read_dumps
@@ -66,6 +66,7 @@ class RedditSource:
         work_folder: Path | str,
         options: RedditOptions | None = None,
         *,
+        allow_damaged: bool = False,
         num_workers: int | None = None,
         progress: PreparationProgress | None = None,
     ) -> None:
@@ -77,6 +78,7 @@ class RedditSource:
             work_folder: a folder for this preparation only, with space for half of the decompressed
                 dumps. It may be deleted when the corpus is complete.
             options: what an example is, and how it is written.
+            allow_damaged: whether a damaged dump is read up to the damage; else it is refused.
             num_workers: worker processes; None for one per core, if there is enough to do.
             progress: receives reports on the preparation.
         """
@@ -89,6 +91,7 @@ class RedditSource:
                 raise input_error("a dump must be a file", path, "check the path")
         self.work_folder = Path(work_folder)
         self.options = options or RedditOptions()
+        self.allow_damaged = allow_damaged
         if num_workers is not None:
             check_integer("num_workers", num_workers, minimum=1, example=2)
         self.num_workers = num_workers
@@ -97,7 +100,7 @@ class RedditSource:
     @property
     def parameters(self) -> Mapping[str, Any]:
         """All options as plain data."""
-        return asdict(self.options)
+        return asdict(self.options) | {"allow_damaged": self.allow_damaged}
 
     @cached_property
     def total_bytes(self) -> int:
@@ -144,9 +147,10 @@ class RedditSource:
         """What could not be used, in words; only counts above 0."""
         words = Counter[str]()
         for path, dump in zip(self.files, self._partitions.dumps, strict=True):
-            num_whole = sum(dump.lines.get(kind, 0) for kind in ("comments", "blank"))
-            words[f"broken lines in {path.name}"] += sum(dump.lines.values()) - num_whole
-            words[f"damaged files: {path.name}"] += dump.damage is not None
+            others = sum(dump.lines.get(kind, 0) for kind in ("comments", "blank", "overlong"))
+            words[f"broken lines in {path.name}"] += sum(dump.lines.values()) - others
+            words[f"{OVERLONG} in {path.name}"] += dump.lines.get("overlong", 0)
+            words[f"damage ({dump.damage}) in {path.name}"] += dump.damage is not None
         for kind in WITHOUT_TEXT:
             words[f"comments: {kind}"] = counts[kind]
         num_with_text = sum(counts[kind] for kind in WITH_TEXT)
@@ -172,7 +176,14 @@ class RedditSource:
         # Workers come first: forked later they would hold the lock too, for a moment after a kill.
         with worker_pool(num_workers) as pool, locked(folder):
             partitions = Partitions(folder, num_partitions, len(self.files))
-            read_dumps(self.files, partitions, cleaning, pool, self.progress, allow_damaged=True)
+            allow_damaged = self.allow_damaged
+            read_dumps(
+                self.files, partitions, cleaning, pool, self.progress, allow_damaged=allow_damaged
+            )
+        for path, dump in zip(self.files, partitions.dumps, strict=True):
+            # An earlier preparation may have allowed what this one does not.
+            if dump.damage is not None and not allow_damaged:
+                raise DamagedFileError(path, dump.damage)
         return partitions
 
 
