@@ -1,5 +1,6 @@
 """Texts become a corpus; refused input leaves nothing behind; memory is bounded."""
 
+import errno
 import itertools
 import tracemalloc
 
@@ -29,6 +30,7 @@ from staircase_attention.data import (
     preparation,
     prepare_text,
 )
+from staircase_attention.data.writer import WorkFolder
 
 
 def test_documents_of_many_files_become_one_corpus(tmp_path, monkeypatch):
@@ -99,7 +101,7 @@ def test_the_manifest_and_the_reports_say_what_became_of_sources(tmp_path, capsy
     assert source.skipped == {"broken lines in a.jsonl": 1}
     assert source.counts["train"].num_documents == 4
     assert progress.reports[0] == ("begin", 2 * len(lines), 0)
-    assert ("say", "skipped: 1 broken lines in a.jsonl") in progress.reports
+    assert ("say", "skipped: broken lines in a.jsonl: 1") in progress.reports
     assert progress.reports[-2][:2] == ("advance", 2 * len(lines))
     shown = ProgressLines(every_seconds=0)
     prepare_text(folder=tmp_path / "other", progress=shown, **inputs, **options)
@@ -143,8 +145,8 @@ def test_a_folder_with_other_files_is_refused_and_left_alone(tmp_path):
     ("content", "options", "line"),
     [
         ("", {}, "a corpus must have text, got none; name other files, or the field"),
-        ('{"text": ""}\n{"body": "x"}\n', {}, "got none, 1 broken lines in a.jsonl; name other"),
-        ('{"text": "one"}\n', {}, "the split valid must have tokens, got none, with 1 documents"),
+        ('{"text": ""}\n{"body": "x"}\n', {}, "got none, broken lines in a.jsonl: 1; name other"),
+        ('{"text": "one"}\n', {}, "the split valid must have tokens, got none, with 1 document in"),
         ('{"text": "one"}\n', {"weights": [1, 2]}, "one weight for each of 1 inputs, got 2; give"),
     ],
 )
@@ -166,6 +168,23 @@ def test_a_damaged_file_found_later_leaves_nothing(tokeniser, tmp_path):
     ):
         prepare_text(path, tmp_path / "corpus", tokeniser=tokeniser)
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("moment", ["claim", "save_tokeniser"])
+def test_a_disk_that_is_full_at_the_start_is_said_in_one_line(moment, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(WorkFolder, moment, full)
+    with pytest.raises(OSError, match=r"room on its disk, got none at .*; free some room and run"):
+        prepared(tmp_path)
+
+
+def test_time_left_is_not_said_before_anything_is_read(capsys):
+    shown = ProgressLines(every_seconds=0)
+    shown.begin(1_000, 500)
+    shown.advance(500, {"documents": 1, "tokens": 2})
+    assert capsys.readouterr().err == "50.0%  1 document  2 tokens\n"
 
 
 def test_memory_does_not_grow_with_the_input(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 from reddit_dumps import as_lines, comment, naive_paths, random_comments, write_dump
 from small_corpora import RecordedProgress
 
-from staircase_attention.data import Cursor, HeldOut
+from staircase_attention.data import Cursor, HeldOut, InputError
 from staircase_attention.data.reddit import RedditOptions, RedditSource, partitions
 
 
@@ -139,6 +139,23 @@ def test_every_line_and_every_comment_is_counted_once(tmp_path):
     assert counts["threads"] == len({fields["link_id"] for fields in comments})
     *_, (_, cursor) = source.documents()
     assert cursor.skipped["broken lines in dump"] == 10
+
+
+def test_a_damaged_dump_is_refused_or_read_up_to_the_damage(tmp_path):
+    comments = random_comments(0, 5_000)
+    dump = write_dump(tmp_path / "dump", comments, "zst")
+    dump.write_bytes(dump.read_bytes()[: 3 * dump.stat().st_size // 4])
+
+    def refuse():
+        with pytest.raises(InputError, match=r"whole, got .*dump \(it ends inside a frame, after "):
+            documents(RedditSource([dump], tmp_path / "work", num_workers=1))
+
+    refuse()
+    source = RedditSource([dump], tmp_path / "work", num_workers=1, allow_damaged=True)
+    assert 2_500 < source.report.lines["comments"] < 5_000
+    *_, (_, cursor) = source.documents()
+    assert [what for what in cursor.skipped if what.startswith("damage (it ends inside a frame")]
+    refuse()
 
 
 def test_a_dump_may_be_without_a_comment(tmp_path):
