@@ -311,10 +311,10 @@ def _members(file: DecompressedFile) -> Iterator[Document | str]:
                 archive.members = []  # type: ignore[attr-defined]
                 if not member.isfile():
                     continue
-                if _is_text(member.name):
-                    yield from _text_parts(archive.extractfile(member))
-                else:
+                if not _is_text(member.name):
                     yield "members that are not text"
+                elif content := archive.extractfile(member):
+                    yield from _text_parts(content)
     except tarfile.TarError as error:
         why = f"{error}, at byte {file.num_stored_read:,} as stored"
         raise DamagedFileError(file.name, why) from error

@@ -121,7 +121,9 @@ class RedditSource:
     def documents(self, cursor: Cursor | None = None) -> Iterator[tuple[Document, Cursor]]:
         """The documents after a cursor, or all for None; each with the cursor after it."""
         partitions = self._partitions
-        place = {"partition": 0, "document": 0, "counts": {}} if cursor is None else cursor.place
+        place: Mapping[str, Any] = {"partition": 0, "document": 0, "counts": {}}
+        if cursor is not None:
+            place = cursor.place
         num_before, counts = place["document"], Counter[str](place["counts"])
         bytes_each = self.total_bytes / len(partitions.paths)
         for number in range(place["partition"], len(partitions.paths)):
