@@ -24,8 +24,6 @@ from staircase_attention.data import (
     Corpus,
     InputError,
     ProgressLines,
-    ReadingOptions,
-    TextSource,
     documents,
     preparation,
     prepare_text,
@@ -71,22 +69,6 @@ def test_a_tokeniser_is_learnt_from_training_documents(tmp_path):
     assert kinds.count("begin") == 2
     other = prepare_text(tmp_path / "a.jsonl", tmp_path / "other", **options)
     assert contents(corpus.folder) == contents(other.folder)
-
-
-def test_a_source_may_have_its_own_split_and_field(tmp_path):
-    write_lines(tmp_path / "a.jsonl", ["one", "two"])
-    (tmp_path / "b.jsonl").write_text('{"body": "three"}\n')
-    named = TextSource(
-        tmp_path / "b.jsonl", split="valid", options=ReadingOptions(text_field="body")
-    )
-    corpus = prepare_text(
-        [str(tmp_path / "a.jsonl"), named],
-        tmp_path / "corpus",
-        tokeniser=ByteTokeniser(),
-        held_out=ALL_TRAIN,
-    )
-    assert texts_of(corpus, "train") == [b"one", b"two"]
-    assert texts_of(corpus, "valid") == [b"three"]
 
 
 def test_the_manifest_and_the_reports_say_what_became_of_sources(tmp_path, capsys):

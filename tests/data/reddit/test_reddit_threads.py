@@ -137,12 +137,6 @@ def test_a_gap_is_dropped_or_cut_or_marked():
     assert [counts[kind] for kind in WITH_TEXT] == [1, 1, 2, 0]
 
 
-def test_paths_may_be_limited_in_depth():
-    chain = [comment("c1"), comment("c2", "c1"), comment("c3", "c2"), comment("c4", "c3")]
-    paths, _ = write(chain, maximum_depth=2)
-    assert list(map(len, paths)) == [1, 2]
-
-
 def test_speakers_have_marks_in_the_order_of_appearance():
     chain = [
         comment("c1", author="ann"),
