@@ -200,11 +200,6 @@ def count_reddit(corpus: Path, files: Sequence[Path], table: Table) -> None:
     """Comments, paths and threads, followed one by one."""
     num_lines, num_broken, comments = read_comments(files)
     kinds = Counter(GONE.get(fields["body"].strip(), "text") for fields in comments.values())
-    orphans = [
-        fields
-        for (link, _), fields in comments.items()
-        if fields["parent_id"].startswith("t1_") and (link, fields["parent_id"]) not in comments
-    ]
     examples: Counter[str] = Counter()
     threads_of: dict[str, set[str]] = defaultdict(set)
     num_below_missing = num_below_removed = 0
@@ -220,18 +215,17 @@ def count_reddit(corpus: Path, files: Sequence[Path], table: Table) -> None:
             text = "\n\n\n".join(as_shown(above["body"]) for above in path)
             examples[text] += 1
             threads_of[text].add(key[0])
-    lines, ours, num_threads = reddit_counts(corpus)
+    lines, ours = reddit_counts(corpus)
     table.row("lines", sum(lines.values()), num_lines)
     table.row("comments in", lines["comments"], num_lines - num_broken)
     table.row("broken lines", sum(lines.values()) - lines["comments"], num_broken)
     table.row("duplicates", ours["duplicates"], num_lines - num_broken - len(comments))
     for kind in GONE.values():
         table.row(kind, ours[kind], kinds[kind])
-    table.row("orphans", ours["orphans"], len(orphans))
-    table.row("with a text, below a missing one", ours["below_missing"], num_below_missing)
-    table.row("with a text, below a removed one", ours["below_removed"], num_below_removed)
-    table.row("examples", ours["examples"], examples.total())
-    table.row("threads", num_threads, len({link for link, _ in comments}))
+    num_below = num_below_missing + num_below_removed
+    table.row("with a text, no whole path", ours["no whole path"], num_below)
+    num_documents = sum(split["num_documents"] for split in manifest_of(corpus)["splits"].values())
+    table.row("examples", num_documents, examples.total())
     found = count_splits(corpus, examples, table, is_once_held_out=False)
     splits_of = defaultdict(set)
     for name, texts in found.items():
@@ -243,20 +237,16 @@ def count_reddit(corpus: Path, files: Sequence[Path], table: Table) -> None:
     table.row("threads that are in one split alone", num_whole, len(splits_of))
 
 
-def reddit_counts(corpus: Path) -> tuple[Counter[str], Counter[str], int]:
-    """What the work folder beside a corpus says: of lines, of comments, of threads."""
+def reddit_counts(corpus: Path) -> tuple[Counter[str], Counter[str]]:
+    """What the work folder beside a corpus says of lines, and its manifest of comments."""
     work = corpus.with_name(f"{corpus.name}.threads")
-    (folder,) = work.glob("partitions-*")
-    (counts,) = folder.glob("counts-*.json")
+    (record,) = work.glob("partitions-*/read.json")
     lines: Counter[str] = Counter()
-    comments: Counter[str] = Counter()
-    num_threads = 0
-    for dump in json.loads((folder / "read.json").read_text())["dumps"]:
+    for dump in json.loads(record.read_text())["dumps"]:
         lines.update(dump["lines"])
-    for group in json.loads(counts.read_text()):
-        comments.update(group["comments"])
-        num_threads += sum(split.get("threads", 0) for split in group["splits"].values())
-    return lines, comments, num_threads
+    (source,) = manifest_of(corpus)["preparation"]["sources"]
+    words = source["skipped"].items()
+    return lines, Counter({what.removeprefix("comments: "): count for what, count in words})
 
 
 def main() -> None:

@@ -83,13 +83,14 @@ def measure(path: Path, work: Path) -> None:
     imported = peak(resource.RUSAGE_SELF)
     source = RedditSource([path], work)
     began = time.perf_counter()
-    report = source.report
+    documents = source.documents()
+    sizes = [len(next(documents)[0].text)]
     read = time.perf_counter()
-    num_documents = sum(1 for _ in source.documents(None))
+    sizes += [len(document.text) for document, _ in documents]
     done = time.perf_counter()
-    characters = report.texts.characters / MEGABYTE
+    num_documents, characters = len(list(filter(None, sizes))), sum(sizes) / MEGABYTE
     disk = sum(file.stat().st_size for file in work.rglob("*") if file.is_file()) / MEGABYTE
-    say(f"to the counts {read - began:.0f} s; load {os.getloadavg()[0]:.1f}")
+    say(f"to the first document {read - began:.0f} s; load {os.getloadavg()[0]:.1f}")
     say(f"{num_documents:,} documents, {characters:,.0f} million characters in {done - read:.0f} s")
     say(f"work folder {disk:,.0f} MB")
     workers = peak(resource.RUSAGE_CHILDREN)

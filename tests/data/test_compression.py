@@ -3,8 +3,6 @@
 import sys
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from small_corpora import compressed
 
 from staircase_attention.data import InputError, compression
@@ -72,20 +70,6 @@ def test_damage_is_one_line_after_all_that_can_be_read(kind, damage, tmp_path):
     if kind in ("gz", "xz", "zst"):
         assert TEXT.startswith(found[: len(TEXT) // 2])
         assert len(found) >= len(TEXT) // 2
-
-
-@pytest.mark.parametrize("kind", ["plain", "gz", "zst"])
-@given(offset=st.integers(0, 2_000), size=st.integers(1, 300))
-def test_skipping_to_an_offset_equals_reading_up_to_it(kind, offset, size, tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compression, "BLOCK_BYTES", 64)
-        path = write(tmp_path_factory.mktemp("file"), compressed(TEXT[:2_000], kind))
-        with open_decompressed(path) as reading, open_decompressed(path) as skipping:
-            assert reading.read(offset) == TEXT[:offset]
-            skipping.skip_to(offset)
-            assert skipping.tell() == reading.tell() == offset
-            assert skipping.read(size) == reading.read(size) == TEXT[:2_000][offset:][:size]
-            assert skipping.num_stored_read == reading.num_stored_read
 
 
 def test_a_zip_holds_one_file_and_a_missing_package_is_named(tmp_path, monkeypatch):

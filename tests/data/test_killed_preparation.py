@@ -24,14 +24,11 @@ from staircase_attention.data import (
     BytePairTraining,
     Corpus,
     InputError,
-    byte_pair,
     compression,
     documents,
     preparation,
     prepare_text,
-    writer,
 )
-from staircase_attention.data.corpus import sha256_of
 from staircase_attention.data.writer import CorpusWriter, WorkFolder
 
 TRAINING = BytePairTraining(vocab_size=280, sample_bytes=5_000)
@@ -64,9 +61,8 @@ def make_inputs(folder: Path) -> list[Path]:
 def make_all_small(patch):
     """Pieces, blocks and batches so small that a short text has many."""
     patch.setattr(compression, "BLOCK_BYTES", 256)
-    patch.setattr(documents, "LONGEST_PIECE", 300)
+    patch.setattr(documents, "LONGEST_PIECE", 160)
     patch.setattr(preparation, "BATCH_BYTES", 400)
-    patch.setattr(byte_pair, "SHORTEST_PIECE", 80)
 
 
 def run(inputs, folder, *, progress=None, commit_seconds=0.0, tokeniser=TRAINING):
@@ -109,8 +105,6 @@ def test_work_that_was_done_is_not_done_again(inputs, tmp_path, monkeypatch):
     with pytest.raises(Killed):
         run(inputs, tmp_path / "corpus", progress=interrupted)
     monkeypatch.setattr(preparation, "train_bpe", None)
-    # Only the checksums of new shards are computed.
-    monkeypatch.setattr(writer, "sha256_of", lambda path: {".bin": sha256_of}[path.suffix](path))
     run(inputs, tmp_path / "corpus", progress=resumed)
     _, total_bytes, done_bytes = resumed.reports[0]
     # The last batch was reported, but not committed.

@@ -1,5 +1,6 @@
 """Texts become a corpus; refused input leaves nothing behind; memory is bounded."""
 
+import errno
 import itertools
 import tracemalloc
 
@@ -23,19 +24,17 @@ from staircase_attention.data import (
     Corpus,
     InputError,
     ProgressLines,
-    ReadingOptions,
-    TextSource,
     documents,
     preparation,
     prepare_text,
 )
+from staircase_attention.data.writer import WorkFolder
 
 
 def test_documents_of_many_files_become_one_corpus(tmp_path, monkeypatch):
     """Also documents that are longer than a piece or a batch: with the tokens of the whole."""
     monkeypatch.setattr(documents, "LONGEST_PIECE", 200)
     monkeypatch.setattr(preparation, "BATCH_BYTES", 300)
-    monkeypatch.setattr("staircase_attention.data.byte_pair.SHORTEST_PIECE", 50)
     texts = [text_of(number) for number in range(20)]
     long = [text_of(number, 300) for number in range(3)]
     write_lines(tmp_path / "a.jsonl", texts)
@@ -72,22 +71,6 @@ def test_a_tokeniser_is_learnt_from_training_documents(tmp_path):
     assert contents(corpus.folder) == contents(other.folder)
 
 
-def test_a_source_may_have_its_own_split_and_field(tmp_path):
-    write_lines(tmp_path / "a.jsonl", ["one", "two"])
-    (tmp_path / "b.jsonl").write_text('{"body": "three"}\n')
-    named = TextSource(
-        tmp_path / "b.jsonl", split="valid", options=ReadingOptions(text_field="body")
-    )
-    corpus = prepare_text(
-        [str(tmp_path / "a.jsonl"), named],
-        tmp_path / "corpus",
-        tokeniser=ByteTokeniser(),
-        held_out=ALL_TRAIN,
-    )
-    assert texts_of(corpus, "train") == [b"one", b"two"]
-    assert texts_of(corpus, "valid") == [b"three"]
-
-
 def test_the_manifest_and_the_reports_say_what_became_of_sources(tmp_path, capsys):
     lines = '{"text": "one"}\nbroken\n{"text": ""}\n{"text": "two"}\n'
     (tmp_path / "a.jsonl").write_text(lines)
@@ -100,7 +83,7 @@ def test_the_manifest_and_the_reports_say_what_became_of_sources(tmp_path, capsy
     assert source.skipped == {"broken lines in a.jsonl": 1}
     assert source.counts["train"].num_documents == 4
     assert progress.reports[0] == ("begin", 2 * len(lines), 0)
-    assert ("say", "skipped: 1 broken lines in a.jsonl") in progress.reports
+    assert ("say", "skipped: broken lines in a.jsonl: 1") in progress.reports
     assert progress.reports[-2][:2] == ("advance", 2 * len(lines))
     shown = ProgressLines(every_seconds=0)
     prepare_text(folder=tmp_path / "other", progress=shown, **inputs, **options)
@@ -153,8 +136,8 @@ def test_a_folder_with_other_files_is_refused_and_left_alone(tmp_path):
     ("content", "options", "line"),
     [
         ("", {}, "a corpus must have text, got none; name other files, or the field"),
-        ('{"text": ""}\n{"body": "x"}\n', {}, "got none, 1 broken lines in a.jsonl; name other"),
-        ('{"text": "one"}\n', {}, "the split valid must have tokens, got none, with 1 documents"),
+        ('{"text": ""}\n{"body": "x"}\n', {}, "got none, broken lines in a.jsonl: 1; name other"),
+        ('{"text": "one"}\n', {}, "the split valid must have tokens, got none, with 1 document in"),
         ('{"text": "one"}\n', {"weights": [1, 2]}, "one weight for each of 1 inputs, got 2; give"),
     ],
 )
@@ -176,6 +159,23 @@ def test_a_damaged_file_found_later_leaves_nothing(tokeniser, tmp_path):
     ):
         prepare_text(path, tmp_path / "corpus", tokeniser=tokeniser)
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("moment", ["claim", "save_tokeniser"])
+def test_a_disk_that_is_full_at_the_start_is_said_in_one_line(moment, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(WorkFolder, moment, full)
+    with pytest.raises(OSError, match=r"room on its disk, got none at .*; free some room and run"):
+        prepared(tmp_path)
+
+
+def test_time_left_is_not_said_before_anything_is_read(capsys):
+    shown = ProgressLines(every_seconds=0)
+    shown.begin(1_000, 500)
+    shown.advance(500, {"documents": 1, "tokens": 2})
+    assert capsys.readouterr().err == "50.0%  1 document  2 tokens\n"
 
 
 def test_memory_does_not_grow_with_the_input(tmp_path):

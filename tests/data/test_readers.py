@@ -20,6 +20,7 @@ from staircase_attention.data import (
 )
 from staircase_attention.data.wikipedia import plain_text
 
+DAMAGED = ReadingOptions(allow_damaged=True)
 PARAGRAPHS = ReadingOptions(text_unit="paragraphs")
 
 
@@ -69,7 +70,7 @@ def test_blank_lines_separate_paragraphs_and_an_overlong_one_loses_nothing(tmp_p
     (tmp_path / "a.txt").write_text("\n\nOne\nstill one\n \t\n\nTwo\r\n\r\nThree")
     source = TextSource(tmp_path / "a.txt", options=PARAGRAPHS)
     assert whole_documents(source) == [b"One\nstill one", b"Two", b"Three"]
-    monkeypatch.setattr(readers, "LONGEST_RECORD", 150)
+    monkeypatch.setattr(readers, "LONGEST_LINE", 150)
     text = b"word " * 200
     (tmp_path / "a.txt").write_bytes(text)
     found = whole_documents(TextSource(tmp_path / "a.txt", options=PARAGRAPHS))
@@ -78,7 +79,7 @@ def test_blank_lines_separate_paragraphs_and_an_overlong_one_loses_nothing(tmp_p
 
 
 def test_json_lines_give_one_field_and_count_what_is_broken(tmp_path, monkeypatch):
-    monkeypatch.setattr(readers, "LONGEST_RECORD", 150)
+    monkeypatch.setattr(compression, "LONGEST_LINE", 150)
     good = [{"body": "Eins"}, {"body": [["Ann", "Hi"], ["Bob", "Yo"]]}, {"body": "half \ud83d"}]
     bad = [
         '{"body": "cut',
@@ -88,16 +89,19 @@ def test_json_lines_give_one_field_and_count_what_is_broken(tmp_path, monkeypatc
         '{"body": [[["deep"]]]}',
         "3",
         "null",
-        json.dumps({"body": "too long " * 100}),
     ]
-    lines = [*map(json.dumps, good), *bad, "", "  "]
+    overlong = json.dumps({"body": "too long " * 100})
+    lines = [*map(json.dumps, good), overlong, *bad, "", "  "]
     path = tmp_path / "a.jsonl"
     path.write_bytes(
         "\n".join(lines).encode() + b'\n{"body": "\xff"}\n\xef\xbb\xbf{"body": "mark"}'
     )
     source = TextSource(path, options=ReadingOptions(text_field="body"))
     assert whole_documents(source) == [b"Eins", b"Ann: Hi\nBob: Yo", b"half \xed\xa0\xbd", b"mark"]
-    assert skipped_by(source) == {"broken lines in a.jsonl": len(bad) + 1}
+    assert skipped_by(source) == {
+        "broken lines in a.jsonl": len(bad) + 1,
+        "lines of over 32 MiB in a.jsonl": 1,
+    }
 
 
 def test_parquet_gives_one_column_which_must_be_there(tmp_path):
@@ -121,16 +125,18 @@ def test_members_of_an_archive_are_documents(tmp_path, small_blocks):
         "b/one.txt": b"One",
         "c/cover.jpg": b"\xff\xd8",
         "a/two.txt": long,
-        "README": b"Three",
+        "LICENSE": b"No",
+        ".hidden/three.txt": b"No",
     }
     path = make_tar(tmp_path / "texts.tar", members)
     content = path.read_bytes()
     path.write_bytes(compressed(content, "xz"))
-    assert whole_documents(TextSource(path)) == [b"One", long, b"Three"]
-    assert skipped_by(TextSource(path)) == {"members that are not text in texts.tar": 1}
-    path.write_bytes(content[:3_000])
-    with pytest.raises(InputError, match=r"an archive must be whole, got .*texts\.tar"):
+    assert whole_documents(TextSource(path)) == [b"One", long]
+    assert skipped_by(TextSource(path)) == {"members that are not text in texts.tar": 3}
+    path.write_bytes(content[:3_600])
+    with pytest.raises(InputError, match=r"a file must be whole, got .*texts\.tar .* at byte 3,"):
         whole_documents(TextSource(path))
+    assert whole_documents(TextSource(path, options=DAMAGED)) == [b"One"]
 
 
 def test_a_folder_is_read_in_the_order_of_names_without_hidden_files(tmp_path):
@@ -144,6 +150,41 @@ def test_a_folder_is_read_in_the_order_of_names_without_hidden_files(tmp_path):
     source = TextSource(tmp_path)
     assert whole_documents(source) == [b"first", b"second", b"third"]
     assert [path.name for path in source.others] == ["LICENSE", "table.csv"]
+
+
+def test_links_to_folders_are_followed_once_and_broken_ones_named(tmp_path):
+    (tmp_path / "in" / "a").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "in" / "a" / "1.txt").write_text("first")
+    (tmp_path / "elsewhere" / "2.txt").write_text("second")
+    (tmp_path / "in" / "link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "in" / "again").symlink_to(tmp_path / "in" / "a")
+    (tmp_path / "in" / "a" / "loop").symlink_to(tmp_path / "in")
+    (tmp_path / "in" / "gone.txt").symlink_to(tmp_path / "nowhere")
+    source = TextSource(tmp_path / "in")
+    assert whole_documents(source) == [b"first", b"second"]
+    assert [path.name for path in source.others] == ["gone.txt"]
+
+
+@pytest.mark.parametrize("kind", ["gz", "xz", "zst"])
+def test_a_damaged_file_is_refused_or_read_up_to_the_damage(kind, tmp_path):
+    texts = [f"{number} {pow(3, number, 1 << 255)}" for number in range(3_000)]
+    path = write_lines(tmp_path / "a.jsonl", texts)
+    data = compressed(path.read_bytes(), kind)
+    path.write_bytes(data[: 3 * len(data) // 4])
+    size = path.stat().st_size
+    line = (
+        rf"a file must be whole, got .*a\.jsonl \(.*, after [\d,]+ bytes .* of {size:,} as stored"
+    )
+    with pytest.raises(InputError, match=f"{line} is lost.; fetch it again, .* --allow-damaged"):
+        whole_documents(TextSource(path))
+    source = TextSource(path, options=DAMAGED)
+    found = whole_documents(source)
+    assert len(found) > 1_000
+    assert found == [text.encode() for text in texts[: len(found)]]
+    damage, count = max(skipped_by(source).items(), key=lambda item: len(item[0]))
+    assert (damage.startswith("damage ("), damage.endswith("in a.jsonl"), count) == (True, True, 1)
+    assert source.parameters["allow_damaged"]
 
 
 @pytest.mark.parametrize("options", [ReadingOptions(), PARAGRAPHS], ids=["files", "paragraphs"])

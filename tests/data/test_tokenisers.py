@@ -1,5 +1,6 @@
 """Tokenisers are lossless, keep the end symbol to themselves, and can be saved."""
 
+import io
 import json
 import subprocess
 import sys
@@ -63,31 +64,34 @@ def test_a_batch_is_its_texts_one_by_one(texts):
         assert tokens.tolist() == once_encoded(BPE, text).tolist()
 
 
-@given(text=PROSE, shortest=st.integers(1, 20))
-def test_a_text_in_pieces_has_the_tokens_of_the_whole(text, shortest):
+def cut_into(data, longest):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(documents, "LONGEST_PIECE", longest)
+        cut = list(documents.pieces(io.BytesIO(data).read))
+    assert [is_last for _, is_last in cut] == [False] * (len(cut) - 1) + [True]
+    assert b"".join(piece for piece, _ in cut) == data
+    assert all(longest // 2 <= len(piece) <= longest for piece, _ in cut[:-1])
+    return [piece for piece, _ in cut]
+
+
+@given(text=PROSE, longest=st.integers(24, 60))
+def test_a_text_in_pieces_has_the_tokens_of_the_whole(text, longest):
     data = text.encode()
-    cut = list(documents.pieces(data, shortest))
-    assert b"".join(cut) == data
-    together = np.concatenate(BPE.encode_batch(cut))
+    together = np.concatenate(BPE.encode_batch(cut_into(data, longest)))
     assert together.tolist() == once_encoded(BPE, data).tolist()
 
 
-@given(data=st.binary(min_size=1, max_size=300), shortest=st.integers(1, 40))
-def test_data_without_a_good_place_to_cut_is_cut_between_characters(data, shortest):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(documents, "LONGEST_PIECE", 50)
-        cut = list(documents.pieces(data, shortest))
-        characters = list(documents.pieces("一😀é".encode() * 40, shortest))
-    assert b"".join(cut) == data
-    assert all(0 < len(piece) <= 50 for piece in cut)
-    assert all(piece.decode() for piece in characters)
+@given(data=st.binary(max_size=300), longest=st.integers(8, 50))
+def test_data_without_a_good_place_to_cut_is_cut_between_characters(data, longest):
+    cut_into(data, longest)
+    assert all(piece.decode() for piece in cut_into("一😀é".encode() * 40, longest))
 
 
 @pytest.mark.parametrize("tokeniser", [BPE, BYTES, ByteTokeniser(has_end_symbol=False)])
 def test_a_saved_tokeniser_is_the_same_when_loaded(tokeniser, tmp_path):
     tokeniser.save(tmp_path)
     loaded = load_tokeniser(tmp_path)
-    for name in ("name", "vocab_size", "end_symbol", "is_lossless", "shortest_piece"):
+    for name in ("name", "vocab_size", "end_symbol", "is_lossless"):
         assert getattr(loaded, name) == getattr(tokeniser, name)
     text = text_of(99).encode() + b"<|endoftext|>\xff"
     assert once_encoded(loaded, text).tolist() == once_encoded(tokeniser, text).tolist()
@@ -234,12 +238,6 @@ def test_an_end_symbol_is_a_known_one_or_new(tmp_path):
     tokenizer = word_level()
     tokenizer.add_special_tokens(["[SEP]", "</s>"])
     assert from_tokenizer_json(saved(tokenizer, tmp_path)).end_symbol == 4
-
-
-def test_pieces_are_long_where_a_cut_would_change_tokens(tmp_path):
-    whole = word_level(pre_tokenizer=pre_tokenizers.Split(",", "isolated"))
-    assert from_tokenizer_json(saved(whole, tmp_path)).shortest_piece == documents.LONGEST_PIECE
-    assert BPE.shortest_piece < documents.LONGEST_PIECE
 
 
 def test_names_of_tokenisers(tmp_path):

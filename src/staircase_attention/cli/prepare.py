@@ -28,6 +28,9 @@ TokeniserName = Annotated[
 ]
 Valid = Annotated[float, typer.Option(help="Fraction of the text for validation.")]
 Test = Annotated[float, typer.Option(help="Fraction of the text for the final test.")]
+AllowDamaged = Annotated[
+    bool, typer.Option("--allow-damaged", help="Use what comes before the damage of a file.")
+]
 
 
 @prepare.command()
@@ -56,22 +59,48 @@ def text(
     ] = None,
     tokeniser: TokeniserName = "bpe-8008",
     text_field: Annotated[str, typer.Option(help="JSON field that holds the text.")] = "text",
+    paragraphs: Annotated[
+        bool, typer.Option("--paragraphs", help="Each paragraph of a .txt file is a document.")
+    ] = False,
     output: Output = Path("corpora/base"),
     valid: Valid = 0.005,
     test: Test = 0.005,
+    valid_file: Annotated[
+        list[Path] | None, typer.Option(help="File or folder for validation, instead of --valid.")
+    ] = None,
+    test_file: Annotated[
+        list[Path] | None, typer.Option(help="File or folder for the test, instead of --test.")
+    ] = None,
+    allow_damaged: AllowDamaged = False,
     quiet: Quiet = False,
 ) -> None:
     """Text files and folders, plain or compressed, weighted."""
     check_can_hold(output, "--output")
-    from staircase_attention.data import HeldOut, ReadingOptions, named_tokeniser, prepare_text
+    from staircase_attention.data import (
+        HeldOut,
+        ReadingOptions,
+        TextSource,
+        named_tokeniser,
+        prepare_text,
+    )
 
+    options = ReadingOptions(
+        text_field=text_field,
+        text_unit="paragraphs" if paragraphs else "files",
+        allow_damaged=allow_damaged,
+    )
+    held_out = [
+        TextSource(path, options=options, split=split)
+        for split, files in (("valid", valid_file), ("test", test_file))
+        for path in files or ()
+    ]
     corpus = prepare_text(
-        paths,
+        [*paths, *held_out],
         output,
-        weights=None if weights is None else parse_weights(weights),
+        weights=None if weights is None else parse_weights(weights) + [1.0] * len(held_out),
         tokeniser=named_tokeniser(tokeniser),
-        held_out=HeldOut(valid=valid, test=test),
-        options=ReadingOptions(text_field=text_field),
+        held_out=HeldOut(valid=0 if valid_file else valid, test=0 if test_file else test),
+        options=options,
         progress=progress(quiet),
     )
     show(corpus)
@@ -86,24 +115,48 @@ def reddit(
     form: Annotated[
         str, typer.Option(help="What a document is: paths, leaves or threads.")
     ] = "paths",
+    removed: Annotated[
+        str, typer.Option(help="Below a comment without text: drop, cut or placeholder.")
+    ] = "drop",
+    missing: Annotated[
+        str, typer.Option(help="Below a comment that is in no dump: drop, cut or placeholder.")
+    ] = "drop",
+    depth: Annotated[int | None, typer.Option(help="Comments in the longest path.")] = None,
+    filters: Annotated[
+        str, typer.Option(help="Which texts to leave out: none, or roller (Roller et al., 2020).")
+    ] = "none",
+    speakers: Annotated[
+        bool, typer.Option("--speakers", help="Mark authors as A:, B: and so on.")
+    ] = False,
     tokeniser: TokeniserName = "bpe-8008",
     output: Output = Path("corpora/reddit"),
     valid: Valid = 0.005,
     test: Test = 0.005,
+    allow_damaged: AllowDamaged = False,
     quiet: Quiet = False,
 ) -> None:
     """Reddit comments with the comments that they reply to."""
     check_can_hold(output, "--output")
     from staircase_attention.data import HeldOut, Part, named_tokeniser
     from staircase_attention.data import prepare as prepare_corpus
-    from staircase_attention.data.reddit import RedditOptions, RedditSource
+    from staircase_attention.data.reddit import Cleaning, RedditOptions, RedditSource
 
     held_out = HeldOut(valid=valid, test=test)
-    options = RedditOptions(form=form, held_out=held_out)  # type: ignore[arg-type]
+    # The options themselves check the words.
+    options = RedditOptions(
+        form=form,  # type: ignore[arg-type]
+        removed=removed,  # type: ignore[arg-type]
+        missing=missing,  # type: ignore[arg-type]
+        maximum_depth=depth,
+        speakers=speakers,
+        cleaning=Cleaning(filters=filters),  # type: ignore[arg-type]
+        held_out=held_out,
+    )
     # Threads are kept beside the corpus, so that a stopped preparation continues.
     work = output.with_name(f"{output.name}.threads")
-    source = RedditSource(dumps, work, options, progress=progress(quiet))
-    output.parent.mkdir(parents=True, exist_ok=True)
+    source = RedditSource(
+        dumps, work, options, allow_damaged=allow_damaged, progress=progress(quiet)
+    )
     corpus = prepare_corpus(
         [Part(source=source)],
         output,
@@ -134,13 +187,15 @@ def parse_weights(words: str) -> list[float]:
 
 def show(corpus: "Corpus") -> None:
     """Print the size of a corpus and what was skipped."""
+    from staircase_attention.data.jobs import counted
+
     tokeniser = corpus.manifest.tokeniser
     typer.echo(f"{corpus.folder}: {tokeniser.name}, {tokeniser.vocab_size:,} tokens")
     for name, split in corpus.manifest.splits.items():
         typer.echo(
-            f"{name}: {split.num_tokens:,} tokens, {split.num_bytes:,} bytes, "
-            f"{split.num_documents:,} documents"
+            f"{name}: {counted(split.num_tokens, 'tokens')}, {counted(split.num_bytes, 'bytes')}, "
+            f"{counted(split.num_documents, 'documents')}"
         )
     for source in corpus.manifest.preparation.sources:
         for what, count in source.skipped.items():
-            typer.echo(f"{source.name}: {count:,} {what}")
+            typer.echo(f"{source.name}: {what}: {count:,}")

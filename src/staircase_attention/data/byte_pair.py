@@ -5,6 +5,7 @@ byte of Latin-1 is itself, and the other 68 are the characters from U+0100 on, i
 """
 
 import array
+import io
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from staircase_attention.checks import check_integer, input_error
-from staircase_attention.data.documents import END_OF_LINE, LETTER, LONGEST_PIECE, pieces
+from staircase_attention.data.documents import pieces
 
 # The library takes long to import, and most users of this package do not need it.
 if TYPE_CHECKING:
@@ -32,21 +33,12 @@ SETTINGS = "settings.json"
 TOKENIZER_FILE = "tokenizer.json"
 # The library allocates all symbols before it learns the first, and aborts if it cannot.
 MOST_SYMBOLS = 1_000_000
-# Bytes that are encoded as one piece; small enough for one long document to use all cores.
-SHORTEST_PIECE = 1 << 14
 KINDS = {"BPE": "byte-pair", "Unigram": "unigram", "WordPiece": "word-piece", "WordLevel": "words"}
 END_NAME = "<|endoftext|>"
 # Names of the end of a text in well-known tokenisers, the likeliest first.
 KNOWN_ENDS = (END_NAME, "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>", "[SEP]")
 # Bytes that are not UTF-8, as Python escapes them.
 STRAY_BYTES = re.compile("([\udc80-\udcff]+)")
-# A text with many ends of words and lines.
-TRIAL = (
-    "The quick  brown fox, aged 1,234 years, jumps over\n\n the lazy dog's \tback: isn't it "
-    "naïve?  Voilà une idée of it (Ещё одна мысль and 一个主意 too)...\n  \r\n"
-    "<p class='x'>Yes</p> \n"
-)
-
 # While it learns, the library holds every distinct word, in a hundred bytes per byte of it.
 # 32 MB of novels, encyclopaedia and dialogues have 1,400,000 bytes of distinct words.
 MOST_WORD_BYTES = 4_000_000
@@ -118,7 +110,6 @@ class BytePairTokeniser:
         self.vocab_size = max(*self._vocabulary.values(), end_symbol) + 1
         self.name = f"{KINDS.get(plan['model']['type'], 'other')}-{self.vocab_size}"
         self.is_lossless = _is_lossless(plan)
-        self.shortest_piece = SHORTEST_PIECE if _may_be_cut(tokenizer) else LONGEST_PIECE
 
     def encode_batch(self, texts: Sequence[bytes]) -> list[Tokens]:
         """The tokens of each text; the library's threads share the work."""
@@ -222,19 +213,6 @@ def _is_harmless(token: Plan, vocabulary: Mapping[str, int]) -> bool:
     return is_unambiguous and not (token["lstrip"] or token["rstrip"])
 
 
-def _may_be_cut(tokenizer: "Tokenizer") -> bool:
-    """Whether cutting TRIAL at any end of a word or line leaves its tokens unchanged."""
-    data = TRIAL.encode()
-
-    def encoded(part: bytes) -> list[int]:
-        tokens: list[int] = tokenizer.encode(part.decode(), add_special_tokens=False).ids
-        return tokens
-
-    whole = encoded(data)
-    cuts = [found.end() for pattern in (LETTER, END_OF_LINE) for found in pattern.finditer(data)]
-    return all(encoded(data[:cut]) + encoded(data[cut:]) == whole for cut in cuts)
-
-
 def from_vocabulary_and_merges(vocabulary: Path, merges: Path) -> BytePairTokeniser:
     """GPT-2's tokeniser, or another in the format of its two files."""
     from tokenizers import models
@@ -327,7 +305,7 @@ def bound_words(texts: Iterable[bytes]) -> Iterator[bytes]:
     """Texts in pieces, without overlong words, until distinct words have MOST_WORD_BYTES."""
     seen: set[bytes] = set()
     num_bytes = 0
-    for piece in (piece for text in texts for piece in pieces(text, LONGEST_PIECE // 2)):
+    for piece, _ in (pair for text in texts for pair in pieces(io.BytesIO(text).read)):
         words = WORDS.findall(piece)
         if any(len(word) > LONGEST_WORD for word in words):
             words = [word for word in words if len(word) <= LONGEST_WORD]

@@ -8,9 +8,10 @@ import gzip
 import importlib
 import io
 import lzma
+import os
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -20,6 +21,9 @@ Compression = Literal["gz", "bz2", "xz", "zst", "zip"]
 
 # Bytes of content that are decompressed at a time.
 BLOCK_BYTES = 1 << 20
+# A longer line is skipped. No usual record is that long, but a line of a corrupt file may be.
+LONGEST_LINE = 1 << 25
+OVERLONG = f"lines of over {LONGEST_LINE >> 20} MiB"
 # Compressed bytes given to zstandard at a time. They expand to 128 MiB at most.
 ZST_INPUT_BYTES = 1 << 12
 # The window of `zstd --long=31`, which Pushshift's dumps need. It is held in memory.
@@ -47,7 +51,14 @@ DAMAGE = (
 
 
 class DamagedFileError(InputError):
-    """A compressed file that ends early or is corrupt."""
+    """A file that ends early or is corrupt."""
+
+    def __init__(self, path: str | Path, why: object) -> None:
+        self.why = why
+        super().__init__(
+            f"a file must be whole, got {path} ({why}); fetch it again, leave it out, or use what "
+            "comes before the damage by --allow-damaged (in Python allow_damaged=True)"
+        )
 
 
 def compression_of(path: Path) -> Compression | None:
@@ -57,24 +68,28 @@ def compression_of(path: Path) -> Compression | None:
     return next((name for magic, name in MAGIC_BYTES.items() if start.startswith(magic)), None)
 
 
-def open_decompressed(path: Path) -> "DecompressedFile":
+def open_decompressed(path: Path, *, allow_damaged: bool = False) -> "DecompressedFile":
     """Open a file for reading its content from front to back, as bytes.
 
-    A damaged file gives all content before the damage, then raises DamagedFileError.
+    A damaged file gives all content before the damage; then it raises DamagedFileError, or ends if
+    that is allowed.
     """
     compression = compression_of(path)
     stored = path.open("rb")
     try:
         content = _OPENERS[compression](stored)
-    except (InputError, *DAMAGE) as error:
+    except DAMAGE as error:
         # A zip is checked when it is opened, the others when they are read.
         stored.close()
-        raise _explained(error, path) from error
-    return DecompressedFile(_DecompressedBlocks(path, stored, content), BLOCK_BYTES)
+        raise DamagedFileError(path, error) from error
+    except InputError:
+        stored.close()
+        raise
+    return DecompressedFile(_DecompressedBlocks(stored, content, allow_damaged), BLOCK_BYTES)
 
 
 class DecompressedFile(io.BufferedReader):
-    """The content of a file, with its usual `read`, `readline` and `tell`."""
+    """The content of a file, with its usual `read` and `readline`."""
 
     raw: "_DecompressedBlocks"
 
@@ -82,63 +97,53 @@ class DecompressedFile(io.BufferedReader):
     def num_stored_read(self) -> int:
         """Bytes of the file, as stored, that were read to get here.
 
-        It depends only on `tell()`, since content is always decompressed in the same blocks.
+        It depends only on the position, since content is always decompressed in the same blocks.
         """
         return self.raw.num_stored_read
 
-    def skip_to(self, offset: int) -> None:
-        """Go forward to an offset: by a seek in a plain file, by reading in a compressed one."""
-        if self.raw.seekable():
-            self.seek(offset - offset % BLOCK_BYTES)
-        skip_bytes(self, offset - self.tell())
-
-
-def skip_bytes(file: IO[bytes], num_bytes: int) -> None:
-    """Read and drop the next bytes of a file."""
-    while num_bytes > 0 and (dropped := file.read(min(num_bytes, BLOCK_BYTES))):
-        num_bytes -= len(dropped)
+    @property
+    def damage(self) -> str | None:
+        """What is wrong at the place up to which the file was read, if anything is."""
+        return self.raw.damage
 
 
 class _DecompressedBlocks(io.RawIOBase):
     """The content in blocks of BLOCK_BYTES; only the last one may be shorter."""
 
-    def __init__(self, path: Path, stored: IO[bytes], content: Any) -> None:  # noqa: ANN401
-        self.name = str(path)
-        self.num_stored_read = 0
-        self._stored, self._content = stored, content
-        self._offset = 0
-        self._damage: Exception | None = None
+    def __init__(self, stored: IO[bytes], content: Any, allow_damaged: bool) -> None:  # noqa: ANN401
+        self._stored, self._content, self._allow_damaged = stored, content, allow_damaged
+        self.name = stored.name
+        self.num_stored_read = self._num_content = 0
+        self.damage: str | None = None
 
     def readable(self) -> bool:
         return True
 
-    def seekable(self) -> bool:
-        return self._content is self._stored
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        assert self.seekable()
-        self._offset = self._stored.seek(offset, whence)
-        return self._offset
-
-    def tell(self) -> int:
-        return self._offset
-
     def readinto(self, buffer: Any) -> int:  # noqa: ANN401
-        if self._damage is not None:
-            raise self._damage
         view, num_bytes = memoryview(buffer)[:BLOCK_BYTES], 0
         try:
             # Unlike read, read1 loses nothing of what comes before damage.
-            while num_bytes < len(view) and (piece := self._content.read1(len(view) - num_bytes)):
+            while num_bytes < len(view) and (piece := self._read1(len(view) - num_bytes)):
                 view[num_bytes : num_bytes + len(piece)] = piece
                 num_bytes += len(piece)
         except DAMAGE as error:
-            self._damage = _explained(error, self.name)
-            if not num_bytes:
-                raise self._damage from error
-        self._offset += num_bytes
+            if getattr(error, "errno", None) is not None:
+                # The system failed, not the file.
+                raise
+            stored_bytes = os.fstat(self._stored.fileno()).st_size
+            self.damage = (
+                f"{error}, after {self._num_content + num_bytes:,} bytes of content; what follows "
+                f"byte {self._stored.tell():,} of {stored_bytes:,} as stored is lost"
+            )
+        if self.damage is not None and not num_bytes and not self._allow_damaged:
+            raise DamagedFileError(self.name, self.damage)
+        self._num_content += num_bytes
         self.num_stored_read = self._stored.tell()
         return num_bytes
+
+    def _read1(self, size: int) -> bytes | memoryview:
+        """Some content; none after damage."""
+        return b"" if self.damage is not None else self._content.read1(size)
 
     def close(self) -> None:
         if not self.closed:
@@ -147,13 +152,13 @@ class _DecompressedBlocks(io.RawIOBase):
         super().close()
 
 
-def _explained(error: Exception, path: str | Path) -> Exception:
-    """A clear line for a decompression error; an error of the system is left as it is."""
-    if isinstance(error, InputError) or getattr(error, "errno", None) is not None:
-        return error
-    return DamagedFileError(
-        f"a file must be whole, got {path} ({error}); fetch it again, or leave it out"
-    )
+def whole_lines(file: IO[bytes]) -> Iterator[bytes | None]:
+    """The lines of a file; None for one of over LONGEST_LINE bytes, which is never held whole."""
+    while line := file.readline(LONGEST_LINE + 1):
+        is_overlong = len(line) > LONGEST_LINE
+        while len(line) > LONGEST_LINE and not line.endswith(b"\n"):
+            line = file.readline(LONGEST_LINE + 1)
+        yield None if is_overlong else line
 
 
 class _ZstandardFrames:

@@ -21,8 +21,9 @@ SPLITS = ("train", "valid", "test")
 # Only the first bytes of a document are hashed; documents that share them count as the same.
 HASHED_BYTES = 1 << 16
 DIGEST_BYTES = 8
-# Bytes of a document that are held, or encoded, at once.
-LONGEST_PIECE = 1 << 18
+# Bytes of a document that are held, or encoded, at once. Half of it, the shortest piece of a longer
+# document, must be enough to hash.
+LONGEST_PIECE = 1 << 17
 # Within this many bytes a letter before a space is preferred to a nearer end of a line.
 NEAR = 1 << 12
 # The first two bits of a byte that continues a character of UTF-8, of four bytes at most.
@@ -148,27 +149,12 @@ def hashed(data: bytes, purpose: str) -> float:
     return (int.from_bytes(digest) >> 11) / 2**53
 
 
-def pieces(data: bytes, shortest: int) -> Iterator[bytes]:
-    """A text in pieces of at least `shortest` bytes, except for the last.
-
-    >>> list(pieces(b"to be or not to be", 8))
-    [b'to be or', b' not to be']
-    """
-    if len(data) <= shortest:
-        yield data
-        return
-    start = 0
-    while start < len(data):
-        end = cut(data, start, shortest, LONGEST_PIECE)
-        yield data[start:end]
-        start = end
-
-
-def streamed_pieces(read: Callable[[int], bytes]) -> Iterator[tuple[bytes, bool]]:
+def pieces(read: Callable[[int], bytes]) -> Iterator[tuple[bytes, bool]]:
     """All that `read` gives, in pieces, each with whether it is the last.
 
-    A cut depends only on what follows the previous one, so that reading from any cut on gives the
-    same pieces.
+    >>> import io
+    >>> [len(data) for data, _ in pieces(io.BytesIO(b"to be or not " * 11_000).read)]
+    [65538, 77462]
     """
     rest = b""
     while True:
@@ -176,27 +162,24 @@ def streamed_pieces(read: Callable[[int], bytes]) -> Iterator[tuple[bytes, bool]
         if len(data) <= LONGEST_PIECE:
             yield data, True
             return
-        end = cut(data, 0, LONGEST_PIECE // 2, LONGEST_PIECE)
+        end = cut(data, LONGEST_PIECE // 2, LONGEST_PIECE)
         yield data[:end], False
         rest = data[end:]
 
 
-def cut(data: bytes, start: int, shortest: int, longest: int) -> int:
-    """The end of the piece that starts at `start`: the end of the data if that is near enough.
+def cut(data: bytes, shortest: int, longest: int) -> int:
+    """Where the first piece of longer data ends.
 
-    >>> cut(b"to be or not to be", 0, shortest=4, longest=12)
+    >>> cut(b"to be or not to be", shortest=4, longest=12)
     5
     """
-    if len(data) - start <= shortest:
-        return len(data)
-    first, last = start + shortest, start + longest
-    for stop in (min(first + NEAR, last), last):
+    for stop in (min(shortest + NEAR, longest), longest):
         for pattern in (LETTER, END_OF_LINE):
             # One byte more, since the patterns look at the byte after the cut.
-            found = pattern.search(data, first - 1, stop + 1)
+            found = pattern.search(data, shortest - 1, stop + 1)
             if found is not None:
                 return found.end()
-    if len(data) <= last:
-        return len(data)
-    starts = (place for place in range(last, last - 4, -1) if data[place] >> 6 != CONTINUATION)
-    return next(starts, last)
+    starts = (
+        place for place in range(longest, longest - 4, -1) if data[place] >> 6 != CONTINUATION
+    )
+    return next(starts, longest)

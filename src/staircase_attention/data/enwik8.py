@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +35,19 @@ class SplitFile:
 
     def documents(self, cursor: Cursor | None) -> Iterator[tuple[Document, Cursor]]:
         """Parts of each split, up to its last byte."""
-        end, offset = 0, 0 if cursor is None else cursor.place["offset"]
+        first = 0 if cursor is None else cursor.place["part"]
+        return islice(self._parts(), first, None)
+
+    def _parts(self) -> Iterator[tuple[Document, Cursor]]:
+        number = 0
         with open_decompressed(self._path) as file:
-            file.skip_to(offset)
-            for split, size in self._split_bytes.items():
-                end += size
-                while offset < end:
-                    data = file.read(min(LONGEST_PIECE, end - offset))
-                    offset += len(data)
-                    after = Cursor(place={"offset": offset}, num_read=file.num_stored_read)
-                    yield Document(text=data, split=split, is_continued=offset < end), after
+            for split, num_left in self._split_bytes.items():
+                while num_left:
+                    data = file.read(min(LONGEST_PIECE, num_left))
+                    num_left -= len(data)
+                    number += 1
+                    after = Cursor(place={"part": number}, num_read=file.num_stored_read)
+                    yield Document(text=data, split=split, is_continued=num_left > 0), after
 
 
 def prepare_enwik8(
@@ -68,7 +72,6 @@ def prepare_enwik8(
         kind="enwik8",
         tokeniser=ByteTokeniser(has_end_symbol=False),
         held_out=HeldOut(valid=0, test=0),
-        splits=tuple(SPLIT_BYTES),
         progress=progress,
     )
 

@@ -21,6 +21,15 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 
+def counted(count: int, things: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "documents"), counted(2_000, "tokens")
+    ('1 document', '2,000 tokens')
+    """
+    return f"{count:,} {things.removesuffix('s') if count == 1 else things}"
+
+
 class PreparationProgress:
     """Receives reports, and ignores them. Bytes are those of the sources, as stored."""
 
@@ -51,12 +60,12 @@ class ProgressLines(PreparationProgress):
         if now - self._last < self._every:
             return
         self._last = now
-        counts = "".join(f"  {value:,} {name}" for name, value in facts.items())
-        # A resumed preparation first comes back to where it was; only then is its speed known.
-        left, new_bytes = "", done_bytes - self._first
-        if new_bytes > 0:
-            seconds = (self._total - done_bytes) * (now - self._started) / new_bytes
-            left = f"  {clock(seconds)} left"
+        counts = "".join(f"  {counted(value, name)}" for name, value in facts.items())
+        left = ""
+        # A preparation that resumes first reads again what it has read before.
+        if done_bytes > self._first:
+            bytes_per_second = (done_bytes - self._first) / (now - self._started)
+            left = f"  {clock((self._total - done_bytes) / bytes_per_second)} left"
         self.say(f"{100 * done_bytes / max(self._total, 1):.1f}%{counts}{left}")
 
     def say(self, text: str) -> None:

@@ -3,12 +3,13 @@
 Bounded memory: documents are read ahead in batches, encoded on all cores and written in order.
 """
 
+import io
 import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from staircase_attention.data.corpus import (
     sha256_of,
 )
 from staircase_attention.data.documents import HeldOut, pieces
-from staircase_attention.data.jobs import PreparationProgress, in_order
+from staircase_attention.data.jobs import PreparationProgress, counted, in_order
 from staircase_attention.data.mixture import Mixture, MixturePosition, Part, Piece
 from staircase_attention.data.readers import ReadingOptions, TextSource
 from staircase_attention.data.tokenisers import Tokeniser, load_tokeniser, named_tokeniser
@@ -79,8 +80,8 @@ def prepare_text(
     for path, weight in zip(paths, weights, strict=True):
         source = path if isinstance(path, TextSource) else TextSource(path, options=options)
         if source.others:
-            count, example = len(source.others), source.others[0]
-            progress.say(f"skipped: {count:,} files of other kinds, such as {example}")
+            num_others = counted(len(source.others), "files")
+            progress.say(f"skipped: {num_others} of other kinds, such as {source.others[0]}")
         parts.append(Part(source=source, weight=weight))
     return prepare(
         parts,
@@ -99,7 +100,6 @@ def prepare(
     kind: str,
     tokeniser: Tokeniser | BytePairTraining,
     held_out: HeldOut | None = None,
-    splits: Sequence[str] | None = None,
     progress: PreparationProgress | None = None,
 ) -> Corpus:
     """Turn sources into a corpus; a killed preparation resumes when it is run again.
@@ -113,14 +113,13 @@ def prepare(
         kind: its kind in the manifest.
         tokeniser: a tokeniser, or how to learn one from the corpus.
         held_out: fractions for valid and test, for documents without a split of their own.
-        splits: those that must have tokens; None for train and those that held_out asks for.
         progress: receives reports.
     """
     held_out, progress = held_out or HeldOut(), progress or PreparationProgress()
     work = WorkFolder(Path(folder))
     mixture = Mixture(parts=parts, held_out=held_out)
-    with work.locked():
-        plan = _plan(work, mixture, kind, tokeniser)
+    with _needs_room(folder), work.locked():
+        plan = _plan(mixture, kind, tokeniser)
         if work.is_done(plan):
             progress.say(f"{folder} is already there")
             return Corpus.open(folder)
@@ -131,27 +130,34 @@ def prepare(
                     tokeniser = _learn_tokeniser(tokeniser, mixture, progress)
                 work.save_tokeniser(tokeniser)
             manifest = _encode(work, mixture, plan, progress)
-            _check_splits(manifest, splits or held_out.names)
+            _check_splits(manifest, held_out.names)
         except InputError:
             # The same input would be refused again; any other stop can be resumed.
             work.discard()
             raise
-        except OSError as error:
-            if error.errno not in FULL_DISK:
-                raise
-            raise OSError(
-                f"a corpus needs room on its disk, got none at {folder} ({error.strerror}); "
-                "free some room and run this again to resume it"
-            ) from error
         work.finish(manifest)
     return Corpus.open(folder)
 
 
-def _plan(
-    work: WorkFolder, mixture: Mixture, kind: str, tokeniser: Tokeniser | BytePairTraining
-) -> Preparation:
+@contextmanager
+def _needs_room(folder: str | Path) -> Iterator[None]:
+    """Say what to do where a disk is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL_DISK:
+            raise
+        raise OSError(
+            f"a corpus needs room on its disk, got none at {folder} ({error.strerror}); "
+            "free some room and run this again to resume it"
+        ) from error
+
+
+def _plan(mixture: Mixture, kind: str, tokeniser: Tokeniser | BytePairTraining) -> Preparation:
     """All that the corpus will depend on."""
-    sums = work.checksums({path for part in mixture.parts for path in part.source.files})
+    paths = {path for part in mixture.parts for path in part.source.files}
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        sums = dict(zip(paths, pool.map(sha256_of, paths), strict=True))
     if isinstance(tokeniser, BytePairTraining):
         planned: Mapping[str, Any] = {"training": asdict(tokeniser)}
     else:
@@ -223,7 +229,7 @@ def _encode(
         counts = {name: writer.counts(number, name) for name in splits}
         sources.append(replace(plan.sources[number], counts=counts, skipped=skipped))
         for what, count in skipped.items():
-            progress.say(f"skipped: {count:,} {what}")
+            progress.say(f"skipped: {what}: {count:,}")
     return Manifest(
         preparation=replace(plan, sources=tuple(sources)),
         tokeniser=TokeniserRecord(
@@ -249,7 +255,7 @@ def _write_documents(
     """Write all documents from the writer's position on; the position at the end."""
     position = writer.position or mixture.first_position()
     last_commit = time.monotonic()
-    batches = _batches(mixture, position, tokeniser.shortest_piece)
+    batches = _batches(mixture, position)
 
     def encode(batch: _Batch) -> tuple[_Batch, list[Tokens]]:
         return batch, tokeniser.encode_batch([piece.data for piece in batch[0]])
@@ -267,12 +273,12 @@ def _write_documents(
     return position
 
 
-def _batches(mixture: Mixture, start: MixturePosition, shortest_piece: int) -> Iterator[_Batch]:
-    """Pieces cut to the tokeniser's size, in batches of about BATCH_BYTES."""
+def _batches(mixture: Mixture, start: MixturePosition) -> Iterator[_Batch]:
+    """Pieces that are cut where they are long, in batches of about BATCH_BYTES."""
     batch: list[Piece] = []
     size, position = 0, start
     for piece, position in mixture.read(start):
-        for part in _cut(piece, shortest_piece) if piece else ():
+        for part in _cut(piece) if piece else ():
             if size >= BATCH_BYTES:
                 yield batch, None
                 batch, size = [], 0
@@ -284,23 +290,23 @@ def _batches(mixture: Mixture, start: MixturePosition, shortest_piece: int) -> I
     yield batch, position
 
 
-def _cut(piece: Piece, shortest: int) -> list[Piece]:
-    if len(piece.data) <= shortest:
-        return [piece]
-    parts = [replace(piece, data=data, is_last=False) for data in pieces(piece.data, shortest)]
-    return [*parts[:-1], replace(parts[-1], is_last=piece.is_last)]
+def _cut(piece: Piece) -> Iterator[Piece]:
+    for data, is_last in pieces(io.BytesIO(piece.data).read):
+        yield replace(piece, data=data, is_last=is_last and piece.is_last)
 
 
 def _check_splits(manifest: Manifest, names: Sequence[str]) -> None:
     """Refuse a corpus without text, or without a split that was asked for."""
     sources = manifest.preparation.sources
     if not manifest.splits:
-        found = [f"{count} {what}" for source in sources for what, count in source.skipped.items()]
-        remedy = "name other files, or the field that their text is in"
+        found = [f"{what}: {n:,}" for source in sources for what, n in source.skipped.items()]
+        remedy = "name other files, or the field of their text with --text-field (text_field)"
+        if manifest.preparation.kind == "reddit":
+            remedy = "name Pushshift dumps of comments, such as RC_2019-07.zst"
         raise input_error("a corpus must have text", ", ".join(["none", *found]), remedy)
     for name in names:
         if name not in manifest.splits:
             num_documents = sum(split.num_documents for split in manifest.splits.values())
-            received = f"none, with {num_documents} documents in all"
+            received = f"none, with {counted(num_documents, 'documents')} in all"
             remedy = "hold out more, or 0 for no such split, or cut texts into smaller documents"
             raise input_error(f"the split {name} must have tokens", received, remedy)

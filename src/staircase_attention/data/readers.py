@@ -1,32 +1,36 @@
 """Files and folders of text as a source of documents: text, JSON lines, Parquet, tar, Wikipedia.
 
-Each format is a function that gives the documents of one file from any position on.
+Each format has a function that gives the records of one file, and one that makes a document of a
+record. Reading resumes by skipping records, of which no documents are made.
 """
 
 import codecs
 import json
+import os
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, NamedTuple, get_args
+from typing import IO, Any, Literal, NamedTuple, get_args
 
 from staircase_attention.checks import check_choice, input_error
 from staircase_attention.data.compression import (
+    LONGEST_LINE,
+    OVERLONG,
+    DamagedFileError,
     DecompressedFile,
     import_extra,
     open_decompressed,
-    skip_bytes,
+    whole_lines,
 )
-from staircase_attention.data.documents import Cursor, Document, streamed_pieces
-from staircase_attention.data.wikipedia import FIRST_BYTES, articles
+from staircase_attention.data.documents import Cursor, Document, pieces
+from staircase_attention.data.wikipedia import FIRST_BYTES, article, pages
 
 Unit = Literal["files", "paragraphs"]
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 SHORT_TAR = (".tgz", ".tbz2", ".txz", ".tzst")
-# Bytes of a line or a paragraph that are held at once.
-LONGEST_RECORD = 1 << 25
 # Rows of a .parquet file that are decoded at once.
 PARQUET_ROWS = 64
 # Bytes of a column that are read at once, so that a large row group is never held whole.
@@ -42,34 +46,20 @@ class ReadingOptions:
     text_unit: Unit = "files"
     """A document of plain text: the whole file, or each of its 'paragraphs', which blank lines
     separate."""
+    allow_damaged: bool = False
+    """Whether a damaged file is read up to the damage; else it is refused."""
 
     def __post_init__(self) -> None:
         check_choice("text_unit", self.text_unit, get_args(Unit))
 
 
-class ReadPosition(NamedTuple):
-    """A position in a file between two documents, or between two parts of one."""
-
-    record: int = 0
-    """Records before it: lines, rows, pages or members, depending on the format."""
-    offset: int = 0
-    """Bytes of content before it; in an archive, of the current member."""
-    num_read: int = 0
-    """Bytes of the file, as stored, that were read to get here."""
-
-
-# Documents, each with the position after it; None for a record that cannot be used.
-Positioned = Iterator[tuple[Document | None, ReadPosition]]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FileFormat:
+class FileFormat(NamedTuple):
     """How the files of one format are read."""
 
-    read: Callable[[Path, ReadPosition, ReadingOptions], Positioned]
-    """The documents of a file from a position on."""
-    skipped_name: str = "texts"
-    """Name of records that cannot be used."""
+    records: Callable[[Path, ReadingOptions], Iterator[tuple[Any, int]]]
+    """The records of a file, each with how many bytes of the file, as stored, were read for it."""
+    document: Callable[[Any, ReadingOptions], Document | str]
+    """The document of a record; or, in words, what records are that cannot be used."""
 
 
 class TextSource:
@@ -99,40 +89,44 @@ class TextSource:
         """
         self.name, self.split = str(path), split
         self.options = options or ReadingOptions()
-        self.parameters: Mapping[str, Any] = asdict(self.options) | {"split": split}
+        parameters = asdict(self.options) | {"split": split}
+        if not self.options.allow_damaged:
+            # So that manifests are as before this option.
+            del parameters["allow_damaged"]
+        self.parameters: Mapping[str, Any] = parameters
         found, self.others = _find_files(Path(path), self.options)
         self.files: Sequence[Path] = tuple(found)
         """In the order in which they are read."""
         self._formats = tuple(found.values())
         for file, file_format in found.items():
             # A file that cannot be read is refused before any work is done.
-            next(file_format.read(file, ReadPosition(), self.options), None)
+            next(file_format.records(file, self.options), None)
         self._sizes = [file.stat().st_size for file in self.files]
         self.total_bytes = sum(self._sizes)
 
     def documents(self, cursor: Cursor | None) -> Iterator[tuple[Document, Cursor]]:
         """The documents after a cursor, file by file."""
-        first, start, skipped = 0, ReadPosition(), dict[str, int]()
-        if cursor is not None:
-            first = cursor.place["file"]
-            start = ReadPosition(*cursor.place["in_file"])
-            skipped = dict(cursor.skipped)
-        num_before = sum(self._sizes[:first])
-        for number in range(first, len(self.files)):
+        place = {"file": 0, "record": 0} if cursor is None else cursor.place
+        num_before, skipped = place["record"], dict(cursor.skipped if cursor else {})
+        for number in range(place["file"], len(self.files)):
             path, file_format = self.files[number], self._formats[number]
-            for document, position in file_format.read(path, start, self.options):
-                if document is None:
-                    key = f"{file_format.skipped_name} in {path.name}"
+            first_byte = sum(self._sizes[:number])
+            records = enumerate(file_format.records(path, self.options), start=1)
+            for index, (record, num_read) in islice(records, num_before, None):
+                if isinstance(record, DamagedFileError):
+                    document: Document | str = f"damage ({record.why})"
+                else:
+                    document = file_format.document(record, self.options)
+                if isinstance(document, str):
+                    key = f"{document} in {path.name}"
                     skipped = skipped | {key: skipped.get(key, 0) + 1}
                     # Without text it only reports a position.
                     document = Document(text="")
-                if self.split is not None:
-                    document = replace(document, split=self.split)
-                num_read = num_before + min(position.num_read, self._sizes[number])
-                place = {"file": number, "in_file": list(position)}
+                document = replace(document, split=self.split)
+                num_read = first_byte + min(num_read, self._sizes[number])
+                place = {"file": number, "record": index}
                 yield document, Cursor(place=place, num_read=num_read, skipped=skipped)
-            num_before += self._sizes[number]
-            start = ReadPosition()
+            num_before = 0
 
 
 def _find_files(
@@ -143,12 +137,10 @@ def _find_files(
         rule, received = "an input must be a file or a folder", f"{path}, not there"
         raise input_error(rule, received, "check the name")
     known, others = dict[Path, FileFormat](), []
-    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-        is_hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
-        if is_hidden or not file.is_file():
-            continue
+    for file in _files_below(path) if path.is_dir() else [path]:
         # In a folder, a name without a suffix is as often a licence as it is a text.
-        file_format = _format_of(file, options) if _suffix(file) or file == path else None
+        is_named = file.is_file() and (_suffix(file) or file == path)
+        file_format = _format_of(file, options) if is_named else None
         if file_format is None:
             others.append(file)
         else:
@@ -157,6 +149,22 @@ def _find_files(
         rule = "an input must be or hold .txt, .jsonl, .parquet, .tar or a Wikipedia dump"
         raise input_error(rule, path, "name another, or convert it to one of these")
     return known, tuple(others)
+
+
+def _files_below(folder: Path) -> list[Path]:
+    """The files of a folder that are not hidden, by name. Links to folders are followed."""
+    found, seen = list[Path](), set[str]()
+    for parent, folders, names in os.walk(folder, followlinks=True):
+        real = os.path.realpath(parent)
+        # A folder that is linked to is read once: a link may lead back to where it is.
+        folders[:] = [] if real in seen else sorted(filter(_is_visible, folders))
+        found += [] if real in seen else [Path(parent, name) for name in names if _is_visible(name)]
+        seen.add(real)
+    return sorted(found)
+
+
+def _is_visible(name: str) -> bool:
+    return not name.startswith(".")
 
 
 def _suffix(path: Path) -> str:
@@ -178,7 +186,7 @@ def _format_of(path: Path, options: ReadingOptions) -> FileFormat | None:
     """
     suffix = _suffix(path)
     if suffix in ("", ".xml"):
-        with open_decompressed(path) as file:
+        with open_decompressed(path, allow_damaged=options.allow_damaged) as file:
             if file.read(len(FIRST_BYTES)) == FIRST_BYTES:
                 return WIKIPEDIA
     if suffix in ("", ".txt"):
@@ -191,68 +199,61 @@ def _format_of(path: Path, options: ReadingOptions) -> FileFormat | None:
     }.get(suffix)
 
 
-def _read_text(path: Path, start: ReadPosition, options: ReadingOptions) -> Positioned:
-    """One document per file, in parts where it is long."""
-    if start.record:
-        return
-    with open_decompressed(path) as file:
-        file.skip_to(start.offset)
-        offset = start.offset
-        for data, is_last in streamed_pieces(file.read):
-            offset += len(data)
-            after = ReadPosition(int(is_last), offset, file.num_stored_read)
-            yield Document(text=data, is_continued=not is_last), after
+def _of_file(
+    records: Callable[[DecompressedFile], Iterator[Any]], path: Path, options: ReadingOptions
+) -> Iterator[tuple[Any, int]]:
+    """The records of a file that is read from front to back; the last may be its damage."""
+    with open_decompressed(path, allow_damaged=options.allow_damaged) as file:
+        try:
+            for record in records(file):
+                yield record, file.num_stored_read
+            if file.damage is not None:
+                raise DamagedFileError(path, file.damage)
+        except DamagedFileError as damage:
+            if not options.allow_damaged:
+                raise
+            yield damage, file.num_stored_read
 
 
-def _read_records(
-    texts: Callable[[DecompressedFile, ReadingOptions], Iterator[bytes | str | None]],
-    path: Path,
-    start: ReadPosition,
-    options: ReadingOptions,
-) -> Positioned:
-    """One document per record; `texts` gives None for a record that cannot be used."""
-    with open_decompressed(path) as file:
-        file.skip_to(start.offset)
-        for record, text in enumerate(texts(file, options), start.record + 1):
-            after = ReadPosition(record, file.tell(), file.num_stored_read)
-            yield None if text is None else Document(text=text), after
+def _text_parts(file: IO[bytes]) -> Iterator[Document]:
+    """One document, in parts where it is long."""
+    for data, is_last in pieces(file.read):
+        yield Document(text=data, is_continued=not is_last)
 
 
-def _paragraphs(file: DecompressedFile, options: ReadingOptions) -> Iterator[bytes]:
-    """Runs of lines that are not blank; one of over LONGEST_RECORD bytes is cut into several."""
+def _paragraphs(file: DecompressedFile) -> Iterator[Document]:
+    """Runs of lines that are not blank; one of over LONGEST_LINE bytes is cut into several."""
     lines: list[bytes] = []
     size = 0
     while True:
-        line = file.readline(LONGEST_RECORD)
+        line = file.readline(LONGEST_LINE)
         is_end = not line or line.isspace()
         if not is_end:
             lines.append(line)
             size += len(line)
-        if lines and (is_end or size >= LONGEST_RECORD):
-            yield b"".join(lines).rstrip(b"\r\n")
+        if lines and (is_end or size >= LONGEST_LINE):
+            yield Document(text=b"".join(lines).rstrip(b"\r\n"))
             lines, size = [], 0
         if not line:
             return
 
 
-def _json_texts(file: DecompressedFile, options: ReadingOptions) -> Iterator[str | None]:
-    """The text of each line; None for a broken line, or one of over LONGEST_RECORD bytes."""
-    while line := file.readline(LONGEST_RECORD + 1):
-        rest = line
-        while len(rest) > LONGEST_RECORD and not rest.endswith(b"\n"):
-            rest = file.readline(LONGEST_RECORD + 1)
-        if len(line) > LONGEST_RECORD:
-            yield None
-        elif not line.isspace():
-            yield _json_text(line, options.text_field)
+def _as_it_is(document: Document | str, options: ReadingOptions) -> Document | str:
+    return document
 
 
-def _json_text(line: bytes, field: str) -> str | None:
+def _json_document(line: bytes | None, options: ReadingOptions) -> Document | str:
+    if line is None:
+        return OVERLONG
+    if line.isspace():
+        return Document(text="")
     try:
         # Some programs start a file with a byte order mark, which is not part of its content.
-        return _flattened(json.loads(line.removeprefix(codecs.BOM_UTF8).decode())[field])
+        fields = json.loads(line.removeprefix(codecs.BOM_UTF8).decode())
+        text = _flattened(fields[options.text_field])
     except (ValueError, LookupError, TypeError, RecursionError):
-        return None
+        text = None
+    return "broken lines" if text is None else Document(text=text)
 
 
 def _flattened(value: object, separators: tuple[str, ...] = ("\n", ": ")) -> str | None:
@@ -269,14 +270,20 @@ def _flattened(value: object, separators: tuple[str, ...] = ("\n", ": ")) -> str
     return None if None in items else separators[0].join(map(str, items))
 
 
-def _read_parquet(path: Path, start: ReadPosition, options: ReadingOptions) -> Positioned:
-    """One document per row."""
+def _rows(path: Path, options: ReadingOptions) -> Iterator[tuple[Any, int]]:
+    """The values of the text column."""
     with _open_parquet(path, options) as file:
-        num_rows, num_bytes = file.metadata.num_rows, path.stat().st_size
-        for record, value in enumerate(_column(file, start.record, options), start.record + 1):
-            text = _flattened(value)
-            after = ReadPosition(record, 0, num_bytes * record // num_rows)
-            yield None if text is None else Document(text=text), after
+        bytes_each = path.stat().st_size / max(file.metadata.num_rows, 1)
+        num_rows = 0
+        for batch in file.iter_batches(PARQUET_ROWS, columns=[options.text_field]):
+            for value in batch.column(0):
+                num_rows += 1
+                yield value, int(bytes_each * num_rows)
+
+
+def _row_document(value: Any, options: ReadingOptions) -> Document | str:  # noqa: ANN401
+    text = _flattened(value.as_py())
+    return "rows without text" if text is None else Document(text=text)
 
 
 def _open_parquet(path: Path, options: ReadingOptions) -> Any:  # noqa: ANN401
@@ -294,66 +301,43 @@ def _open_parquet(path: Path, options: ReadingOptions) -> Any:  # noqa: ANN401
     return file
 
 
-def _column(file: Any, first: int, options: ReadingOptions) -> Iterator[Any]:  # noqa: ANN401
-    """The values of the text column from row `first` on. Row groups before it are not read."""
-    sizes = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
-    groups = list(range(len(sizes)))
-    while groups and first >= sizes[groups[0]]:
-        first -= sizes[groups.pop(0)]
-    for batch in file.iter_batches(PARQUET_ROWS, row_groups=groups, columns=[options.text_field]):
-        yield from batch.column(0).slice(first).to_pylist()
-        first = max(0, first - len(batch))
-
-
-def _read_tar(path: Path, start: ReadPosition, options: ReadingOptions) -> Positioned:
-    """One document per member, in the order of the archive."""
-    with open_decompressed(path) as file:
-        try:
-            yield from _members(file, start)
-        except tarfile.TarError as error:
-            rule, received = "an archive must be whole", f"{path} ({error})"
-            raise input_error(rule, received, "fetch it again, or leave it out") from error
-
-
-def _members(file: DecompressedFile, start: ReadPosition) -> Positioned:
-    # "r|" reads front to back and never seeks back: the archive may be compressed.
-    with tarfile.open(fileobj=file, mode="r|") as archive:
-        for record, member in enumerate(archive):
-            # The library would remember every member.
-            archive.members = []  # type: ignore[attr-defined]
-            if record < start.record or not member.isfile():
-                continue
-            if not _is_text(member.name):
-                yield None, ReadPosition(record + 1, 0, file.num_stored_read)
-                continue
-            content = archive.extractfile(member)
-            assert content is not None
-            # Reading may resume inside the first member.
-            offset = start.offset if record == start.record else 0
-            skip_bytes(content, offset)
-            for data, is_last in streamed_pieces(content.read):
-                offset += len(data)
-                at = (record + 1, 0) if is_last else (record, offset)
-                after = ReadPosition(*at, file.num_stored_read)
-                yield Document(text=data, is_continued=not is_last), after
+def _members(file: DecompressedFile) -> Iterator[Document | str]:
+    """One document per member of an archive, in its order."""
+    try:
+        # "r|" reads front to back and never seeks back: the archive may be compressed.
+        with tarfile.open(fileobj=file, mode="r|") as archive:
+            for member in archive:
+                # The library would remember every member.
+                archive.members = []  # type: ignore[attr-defined]
+                if not member.isfile():
+                    continue
+                if not _is_text(member.name):
+                    yield "members that are not text"
+                elif content := archive.extractfile(member):
+                    yield from _text_parts(content)
+    except tarfile.TarError as error:
+        why = f"{error}, at byte {file.num_stored_read:,} as stored"
+        raise DamagedFileError(file.name, why) from error
 
 
 def _is_text(name: str) -> bool:
-    """Whether a member of an archive is a document, by its name.
+    """Whether a member of an archive is a document, by its name, as in a folder.
 
-    >>> _is_text("novels/Woolf_Night_1919.txt"), _is_text("novels/.hidden"), _is_text("cover.jpg")
+    >>> _is_text("./novels/Woolf_1919.txt"), _is_text(".hidden/a.txt"), _is_text("LICENSE")
     (True, False, False)
     """
-    last = PurePosixPath(name)
-    return not last.name.startswith(".") and last.suffix.lower() in ("", ".txt")
+    path = PurePosixPath(name)
+    return all(map(_is_visible, path.parts)) and path.suffix.lower() == ".txt"
 
 
-TEXT = FileFormat(read=_read_text)
-PARAGRAPHS = FileFormat(read=partial(_read_records, _paragraphs))
-JSON_LINES = FileFormat(read=partial(_read_records, _json_texts), skipped_name="broken lines")
-WIKIPEDIA = FileFormat(
-    read=partial(_read_records, lambda file, _: articles(file)),
-    skipped_name="redirects and pages without text",
-)
-TAR = FileFormat(read=_read_tar, skipped_name="members that are not text")
-PARQUET = FileFormat(read=_read_parquet, skipped_name="rows without text")
+def _article_document(page: bytes, options: ReadingOptions) -> Document | str:
+    text = article(page)
+    return Document(text=text) if text else "redirects and pages without text"
+
+
+TEXT = FileFormat(partial(_of_file, _text_parts), _as_it_is)
+PARAGRAPHS = FileFormat(partial(_of_file, _paragraphs), _as_it_is)
+JSON_LINES = FileFormat(partial(_of_file, whole_lines), _json_document)
+WIKIPEDIA = FileFormat(partial(_of_file, pages), _article_document)
+TAR = FileFormat(partial(_of_file, _members), _as_it_is)
+PARQUET = FileFormat(_rows, _row_document)

@@ -16,7 +16,6 @@ from staircase_attention.data.byte_pair import (
     BytePairTraining,
     Tokens,
 )
-from staircase_attention.data.documents import LONGEST_PIECE
 
 # The two pairs of names of GPT-2's files.
 VOCABULARY_AND_MERGES = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
@@ -40,10 +39,6 @@ class Tokeniser(Protocol):
     @property
     def is_lossless(self) -> bool:
         """Whether decode(encode(x)) == x is certain for all bytes, UTF-8 or not."""
-
-    @property
-    def shortest_piece(self) -> int:
-        """A longer text may be cut into pieces of at least this many bytes before encoding."""
 
     def encode_batch(self, texts: Sequence[bytes]) -> list[Tokens]:
         """The tokens of each text, without an end symbol; uses all cores."""
@@ -69,7 +64,6 @@ class ByteTokeniser:
         self.vocab_size = NUM_BYTES + has_end_symbol
         self.end_symbol = NUM_BYTES if has_end_symbol else None
         self.is_lossless = True
-        self.shortest_piece = LONGEST_PIECE
 
     def encode_batch(self, texts: Sequence[bytes]) -> list[Tokens]:
         """Views of the texts."""

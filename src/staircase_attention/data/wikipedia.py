@@ -31,23 +31,21 @@ BLANK_LINES = re.compile(r"[ \t]*\n(?:[ \t]*\n)+")
 MAX_DEPTH = 12
 
 
-def articles(file: IO[bytes]) -> Iterator[str | None]:
-    """The plain text of each page of a dump; None for a redirect or a page without text.
+def article(page: bytes) -> str:
+    """The plain text of a page; '' for a redirect or a page without text.
 
     A page that the end of the file cuts off is used as far as it goes: enwik8 ends like that.
     """
-    for page in _pages(file):
-        opening = TEXT.search(page)
-        if opening is None or opening[1]:
-            yield None
-            continue
-        closing = page.find(b"</text>", opening.end())
-        markup = page[opening.end() : closing if closing >= 0 else len(page)]
-        yield plain_text(markup.decode("utf-8", "replace")) or None
+    opening = TEXT.search(page)
+    if opening is None or opening[1]:
+        return ""
+    closing = page.find(b"</text>", opening.end())
+    markup = page[opening.end() : closing if closing >= 0 else len(page)]
+    return plain_text(markup.decode("utf-8", "replace"))
 
 
-def _pages(file: IO[bytes]) -> Iterator[bytes]:
-    """The lines between <page> and </page>."""
+def pages(file: IO[bytes]) -> Iterator[bytes]:
+    """The pages of a dump: the lines between <page> and </page>."""
     lines: list[bytes] = []
     size, is_inside = 0, False
     while line := file.readline(LONGEST_PAGE):

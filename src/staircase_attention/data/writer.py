@@ -8,8 +8,7 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -38,7 +37,6 @@ from staircase_attention.files import locked, sync_folder, write_json
 
 JOURNAL = "journal.json"
 PREPARATION = "preparation.json"
-CHECKSUMS = "checksums.json"
 
 
 class WorkFolder:
@@ -61,22 +59,6 @@ class WorkFolder:
             finally:
                 if not any((self.path / name).exists() for name in (PREPARATION, MANIFEST)):
                     self.discard()
-
-    def checksums(self, paths: Iterable[Path]) -> dict[Path, str]:
-        """The SHA-256 of each file, by all cores; saved, and reused while a file is unchanged."""
-        cache = self.path / CHECKSUMS
-        known = json.loads(cache.read_text()) if cache.exists() else {}
-        keys = {}
-        for path in paths:
-            status = path.stat()
-            keys[path] = f"{path.absolute()} {status.st_size} {status.st_mtime_ns}"
-        unknown = [path for path, key in keys.items() if key not in known]
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            found = dict(zip(unknown, pool.map(sha256_of, unknown), strict=True))
-        sums = {path: found.get(path) or known[key] for path, key in keys.items()}
-        if found:
-            write_json(cache, {keys[path]: value for path, value in sums.items()})
-        return sums
 
     def is_done(self, preparation: Preparation) -> bool:
         """Whether this very corpus exists already; a different one is refused."""
@@ -118,7 +100,7 @@ class WorkFolder:
         shutil.rmtree(self.path, ignore_errors=True)
 
     def _publish(self) -> None:
-        for name in (JOURNAL, PREPARATION, CHECKSUMS):
+        for name in (JOURNAL, PREPARATION):
             (self.path / name).unlink(missing_ok=True)
         self.path.rename(self.corpus)
         sync_folder(self.corpus.parent)
@@ -147,9 +129,9 @@ class CorpusWriter:
         """Where to resume the mixture; None for its start."""
         self._is_inside_document = False
         # Earlier versions wrote other journals: theirs count as none, and all is encoded again.
-        is_resumed = "position" in state
+        is_resumed = "mixture" in state
         if is_resumed:
-            self.position = tuple(map(PartPosition.from_plain, state["position"]))
+            self.position = tuple(map(PartPosition.from_plain, state["mixture"]))
             self._is_inside_document = state["is_inside_document"]
         new = {"counts": [{}] * num_sources, "crc32": 0, "shards": [], "num_open_tokens": 0}
         self._writers = {
@@ -189,7 +171,7 @@ class CorpusWriter:
         state = {
             "splits": {name: writer.durable_state() for name, writer in self._writers.items()},
             "is_inside_document": self._is_inside_document,
-            "position": [asdict(part) for part in position],
+            "mixture": [asdict(part) for part in position],
         }
         write_json(self._folder / JOURNAL, state)
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from staircase_attention.data.reddit import Cleaning, Filters
-from staircase_attention.data.reddit.cleaning import Status, clean_text
+from staircase_attention.data.reddit import Cleaning
+from staircase_attention.data.reddit.cleaning import Status, clean_text, is_allowed_by_roller
 
 
 def status(body, author="someone", **rules):
@@ -75,21 +75,17 @@ def test_bots_are_recognised_by_their_names(author, is_bot):
 
 
 def test_the_rules_can_be_changed_and_bad_ones_are_refused():
-    assert status("Beep.", "gifv-bot", bot_names=None) is Status.LIVING
-    assert status("Beep.", "AutoModerator", bots=()) is Status.LIVING
-    assert status("Beep.", "talbot", bot_names="bot$") is Status.BOTS
-    with pytest.raises(ValueError, match="bot_names must be a regular expression"):
-        Cleaning(bot_names="(")
+    assert status("Beep.", "gifv-bot", bots=None) is Status.LIVING
+    assert status("Beep.", "talbot", bots=".*bot") is Status.BOTS
     with pytest.raises(ValueError, match="whitespace must be one of paragraphs, line, got 'none'"):
         Cleaning(whitespace="none")
-    with pytest.raises(ValueError, match="use for example fewest_characters=5"):
-        Filters(fewest_characters=0)
+    with pytest.raises(ValueError, match="filters must be one of none, roller, got 'all'"):
+        Cleaning(filters="all")
 
 
 def test_the_filters_of_roller_reject_what_they_document():
-    filters = Filters.of_roller()
-    assert filters.allow("A usual comment.")
+    assert is_allowed_by_roller("A usual comment.")
     for text in ("Hm.", "x" * 2_049, "see www.example.org", "so HTTP://a.b", "¿Qué tal?"):
-        assert not filters.allow(text), text
-        assert Filters().allow(text)
-    assert status("Hm.", filters=filters) is Status.FILTERED
+        assert not is_allowed_by_roller(text), text
+        assert status(text, filters="roller") is Status.FILTERED
+        assert status(text) is Status.LIVING

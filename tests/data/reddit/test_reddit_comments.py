@@ -2,12 +2,14 @@
 
 import json
 import random
+import zlib
 
 import pytest
 from reddit_dumps import as_lines, random_comments, write_dump
 
+from staircase_attention.data import compression
 from staircase_attention.data.reddit import partitions
-from staircase_attention.data.reddit.cleaning import Cleaning
+from staircase_attention.data.reddit.cleaning import Cleaning, Status
 from staircase_attention.data.reddit.comments import Comment, number_of, parse_comment, parse_lines
 from staircase_attention.data.reddit.partitions import line_batches
 
@@ -19,11 +21,19 @@ USUAL = {
     "body": "So.",
     "created_utc": 1134365188,
 }
-PARSED = Comment("c7", "c2", "x1", "ann", "So.", 1134365188)
+PARSED = Comment(
+    thread=number_of("x1"),
+    id=number_of("c7"),
+    parent=number_of("c2"),
+    created=1134365188,
+    author=zlib.crc32(b"ann"),
+    status=0,
+    text="So.",
+)
 
 
 def parse(fields, **changes):
-    return parse_comment(json.dumps({**fields, **changes}).encode())
+    return parse_comment(json.dumps({**fields, **changes}).encode(), Cleaning())
 
 
 def test_fields_may_come_in_any_order_and_with_others():
@@ -57,8 +67,8 @@ def test_a_time_may_be_a_number_or_a_string(time):
     ],
 )
 def test_ids_come_with_prefixes_without_them_or_as_numbers(changes, parent):
-    found = parse(USUAL, **changes)
-    assert (found.id, found.link_id, found.parent_id) == ("c7", "x1", parent)
+    expected = PARSED._replace(parent=parent and number_of(parent))
+    assert parse(USUAL, **changes) == expected
 
 
 INCOMPLETE = [
@@ -94,19 +104,20 @@ INCOMPLETE = [
     ],
 )
 def test_a_line_that_is_not_a_comment_is_counted_by_its_flaw(line, flaw):
-    assert parse_comment(line) == flaw
-    counts, comments = parse_lines(line + b"\n", Cleaning())
-    assert getattr(counts, flaw) == counts.lines == 1
+    counts, comments = parse_lines([line + b"\n"], Cleaning())
+    assert +counts == {flaw: 1}
     assert len(comments) == 0
 
 
 def test_harmless_defects_are_repaired():
-    assert parse_comment(b"\xef\xbb\xbf" + json.dumps(USUAL).encode() + b"\r") == PARSED
-    assert parse(USUAL, author=None).author == parse(USUAL, author=7).author == "[deleted]"
-    assert parse(USUAL, body=None).body == ""
+    line = b"\xef\xbb\xbf" + json.dumps(USUAL).encode() + b"\r"
+    assert parse_comment(line, Cleaning()) == PARSED
+    for author in (None, 7, "", "[deleted]"):
+        assert parse(USUAL, author=author) == PARSED._replace(author=None)
+    assert parse(USUAL, body=None) == PARSED._replace(status=Status.EMPTY, text=None)
     # Half a surrogate pair, which JSON can encode and UTF-8 cannot.
-    assert parse(USUAL, body="a\ud83db").body == "a\ufffdb"
-    assert parse(USUAL, body="a\U0001f600b").body == "a\U0001f600b"
+    assert parse(USUAL, body="a\ud83db").text == "a\ufffdb"
+    assert parse(USUAL, body="a\U0001f600b").text == "a\U0001f600b"
 
 
 def test_different_ids_have_different_numbers():
@@ -116,45 +127,31 @@ def test_different_ids_have_different_numbers():
     assert number_of("zz") < number_of("100")
 
 
-@pytest.mark.parametrize("compression", ["plain", "zst"])
-def test_batches_are_whole_lines_and_reading_resumes_after_any(tmp_path, compression, monkeypatch):
+def batches_of(path, num_done=0):
+    return list(line_batches(path, num_done, allow_damaged=True))
+
+
+@pytest.mark.parametrize("kind", ["plain", "zst"])
+def test_batches_are_whole_lines_and_reading_resumes_after_any(tmp_path, kind, monkeypatch):
     monkeypatch.setattr(partitions, "BLOCK_BYTES", 1_000)
     content = as_lines(random_comments(0, 50)) + b"the last line has no newline"
-    path = write_dump(tmp_path / "dump", content, compression)
-    batches = list(line_batches(path, 0))
-    assert b"".join(lines for lines, _ in batches) == content
-    assert all(lines.endswith(b"\n") for lines, _ in batches[:-1])
+    path = write_dump(tmp_path / "dump", content, kind)
+    batches = batches_of(path)
+    assert b"".join(line for lines, _ in batches for line in lines) == content
     assert [after.is_done for _, after in batches] == [False] * (len(batches) - 1) + [True]
-    assert batches[-1][1].offset == len(content)
     assert batches[-1][1].num_stored == path.stat().st_size
-    for number, (_, after) in enumerate(batches[:-1]):
-        assert list(line_batches(path, after.offset)) == batches[number + 1 :]
-
-
-def test_a_damaged_file_gives_the_lines_before_the_damage(tmp_path):
-    content = as_lines(random_comments(0, 5_000))
-    path = write_dump(tmp_path / "dump", content, "zst")
-    path.write_bytes(path.read_bytes()[: 3 * path.stat().st_size // 4])
-    batches = list(line_batches(path, 0))
-    read = b"".join(lines for lines, _ in batches)
-    assert content.startswith(read)
-    assert len(read) > len(content) // 2
-    assert batches[-1][1].damage
-    assert batches[-1][1].is_done
+    num_done = 0
+    for number, (lines, _) in enumerate(batches[:-1], start=1):
+        num_done += len(lines)
+        assert batches_of(path, num_done) == batches[number:]
 
 
 def test_overlong_lines_are_counted_and_not_held(tmp_path, monkeypatch):
-    monkeypatch.setattr(partitions, "LONGEST_LINE", 60)
-    monkeypatch.setattr(partitions, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(compression, "LONGEST_LINE", 60)
     draw = random.Random(0)
     for _ in range(50):
-        sizes = draw.choices([0, 1, 5, 40, 59, 60, 61, 200], k=12)
+        sizes = draw.choices([0, 1, 5, 40, 59, 60, 61, 121, 122, 200], k=12)
         written = [bytes([97 + number]) * size for number, size in enumerate(sizes)]
-        content = b"\n".join(written)
-        batches = list(line_batches(write_dump(tmp_path / "dump", content), 0))
-        assert max(len(lines) for lines, _ in batches) < 100 + 60
-        kept = b"".join(lines for lines, _ in batches).split(b"\n")
-        assert [line for line in kept if line] == [line for line in written if 0 < len(line) < 60]
-        num_overlong = sum(after.lines.overlong for _, after in batches)
-        assert num_overlong == sum(size >= 60 for size in sizes)
-        assert batches[-1][1].offset == len(content)
+        ((lines, _),) = batches_of(write_dump(tmp_path / "dump", b"\n".join(written) + b"\n"))
+        assert lines == [None if len(line) >= 60 else line + b"\n" for line in written]
+        assert parse_lines(lines, Cleaning())[0]["overlong"] == lines.count(None)

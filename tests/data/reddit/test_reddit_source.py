@@ -10,9 +10,8 @@ import pytest
 from reddit_dumps import as_lines, comment, naive_paths, random_comments, write_dump
 from small_corpora import RecordedProgress
 
-from staircase_attention.data import Cursor, HeldOut
+from staircase_attention.data import Cursor, HeldOut, InputError
 from staircase_attention.data.reddit import RedditOptions, RedditSource, partitions
-from staircase_attention.data.reddit import source as source_module
 
 
 @pytest.fixture
@@ -37,7 +36,7 @@ def everything(source):
 
 
 def documents(source):
-    return [document for document, _ in source.documents(None)]
+    return [document for document, _ in source.documents(None) if document.text]
 
 
 def test_every_path_is_given_once_and_no_thread_is_in_two_splits(tmp_path):
@@ -68,9 +67,7 @@ def test_files_processes_and_memory_change_nothing(tmp_path, commits, num_worker
     ]
     source = RedditSource(parts, tmp_path / "work2", num_workers=num_workers)
     assert documents(source) == documents(expected)
-    assert source.report.comments == expected.report.comments
-    assert source.report.splits == expected.report.splits
-    assert source.report.lines == expected.report.lines
+    assert source.report == expected.report
     assert len(commits) > 10
 
 
@@ -92,22 +89,7 @@ def test_of_equal_ids_the_one_in_the_first_file_is_kept(tmp_path, commits):
     ]
     source = RedditSource(dumps, tmp_path / "work", num_workers=2)
     assert {document.text for document in documents(source)} == {f"{n} in third" for n in range(40)}
-    assert source.report.comments.duplicates == 80
-
-
-def test_a_partition_that_is_too_large_is_processed_in_parts(tmp_path, monkeypatch):
-    dump = write_dump(tmp_path / "dump", random_comments(3, 400, num_threads=60))
-    whole = RedditSource([dump], tmp_path / "work1", num_workers=1)
-    expected = documents(whole)
-    monkeypatch.setattr(source_module, "LARGEST_GROUP_BYTES", 600)
-    parts = RedditSource([dump], tmp_path / "work2", num_workers=1)
-    found = documents(parts)
-    assert len(parts._prepared[1]) > len(whole._prepared[1])
-    assert sorted(each.text for each in found) == sorted(each.text for each in expected)
-    assert parts.report == whole.report
-    monkeypatch.setattr(partitions, "BLOCK_BYTES", 700)
-    monkeypatch.setattr(partitions, "BUFFER_BYTES", 700)
-    assert documents(RedditSource([dump], tmp_path / "work3", num_workers=1)) == found
+    assert source.report.comments["duplicates"] == 80
 
 
 def test_a_cursor_resumes_where_it_was_taken(tmp_path):
@@ -138,37 +120,48 @@ def test_every_line_and_every_comment_is_counted_once(tmp_path):
         lines.insert(20 * number, odd)
     # The last line is cut short.
     dump = write_dump(tmp_path / "dump", b"\n".join(lines) + b"\n" + lines[-1][:40])
-    report = RedditSource([dump], tmp_path / "work", num_workers=1).report
-    found = asdict(report.lines)
-    assert {name: found[name] for name in oddities} == {
+    source = RedditSource([dump], tmp_path / "work", num_workers=1)
+    lines_found, counts = source.report.lines, source.report.comments
+    assert {name: lines_found[name] for name in oddities} == {
         name: len(odd) + (name == "not_json") for name, odd in oddities.items()
     }
-    assert report.lines.lines == len(lines) + 1
-    assert report.lines.comments == report.comments.comments == len(comments)
+    assert lines_found.total() == len(lines) + 1
+    assert lines_found["comments"] == len(comments)
     distinct = {(fields["link_id"], fields["id"]): fields for fields in reversed(comments)}
-    assert report.comments.duplicates == len(comments) - len(distinct)
+    assert counts["duplicates"] == len(comments) - len(distinct)
     bodies = Counter(
         "bot" if body.startswith("body") and fields["author"] == "AutoModerator" else body
         for fields in distinct.values()
         for body in [fields["body"].strip()]
     )
-    counts = report.comments
-    found = [counts.deleted, counts.removed, counts.empty, counts.bots]
+    found = [counts[kind] for kind in ("deleted", "removed", "empty", "bots")]
     assert found == [bodies[body] for body in ("[deleted]", "[removed]", "", "bot")]
-    assert report.texts.threads == len({fields["link_id"] for fields in comments})
-    assert report.skipped()["broken lines in dump"] == report.lines.broken == 10
+    assert counts["threads"] == len({fields["link_id"] for fields in comments})
+    *_, (_, cursor) = source.documents()
+    assert cursor.skipped["broken lines in dump"] == 10
 
 
-def test_a_dump_may_be_damaged_or_without_a_comment(tmp_path):
-    whole = write_dump(tmp_path / "whole.gz", [comment("c1")], "gz")
-    damaged = write_dump(tmp_path / "damaged.gz", [comment("c2")], "gz")
-    damaged.write_bytes(damaged.read_bytes()[:-12])
-    source = RedditSource([damaged, whole], tmp_path / "work", num_workers=1)
-    assert "body of c1" in [document.text for document in documents(source)]
-    assert list(source.report.damage) == [str(damaged)]
-    write_dump(whole, b"\n\nnothing\n")
-    given, report = everything(RedditSource([whole], tmp_path / "work", num_workers=1))
-    assert (given, report.lines.lines) == ([], 3)
+def test_a_damaged_dump_is_refused_or_read_up_to_the_damage(tmp_path):
+    comments = random_comments(0, 5_000)
+    dump = write_dump(tmp_path / "dump", comments, "zst")
+    dump.write_bytes(dump.read_bytes()[: 3 * dump.stat().st_size // 4])
+
+    def refuse():
+        with pytest.raises(InputError, match=r"whole, got .*dump \(it ends inside a frame, after "):
+            documents(RedditSource([dump], tmp_path / "work", num_workers=1))
+
+    refuse()
+    source = RedditSource([dump], tmp_path / "work", num_workers=1, allow_damaged=True)
+    assert 2_500 < source.report.lines["comments"] < 5_000
+    *_, (_, cursor) = source.documents()
+    assert [what for what in cursor.skipped if what.startswith("damage (it ends inside a frame")]
+    refuse()
+
+
+def test_a_dump_may_be_without_a_comment(tmp_path):
+    dump = write_dump(tmp_path / "dump", b"\n\nnothing\n")
+    source = RedditSource([dump], tmp_path / "work", num_workers=1)
+    assert (documents(source), source.report.lines.total()) == ([], 3)
 
 
 def test_other_options_use_the_same_partitions_and_other_dumps_others(tmp_path):
@@ -177,13 +170,11 @@ def test_other_options_use_the_same_partitions_and_other_dumps_others(tmp_path):
     expected = everything(first)
     files = [path for path in (tmp_path / "work").rglob("*") if path.is_file()]
     times = [path.stat().st_mtime_ns for path in files]
-    said = []
     for options in (RedditOptions(form="leaves"), RedditOptions(), RedditOptions(speakers=True)):
         watcher = RecordedProgress()
         source = RedditSource([dump], tmp_path / "work", options, num_workers=1, progress=watcher)
-        assert source.report.comments == first.report.comments
-        said.append(watcher.said)
-    assert said == [["rebuilding the threads"], [], ["rebuilding the threads"]]
+        assert source.report == first.report
+        assert not watcher.reports
     assert [path.stat().st_mtime_ns for path in files] == times
     write_dump(dump, random_comments(8, 50))
     changed = everything(RedditSource([dump], tmp_path / "work", num_workers=1))
@@ -209,13 +200,9 @@ def test_progress_reaches_its_end_also_after_a_stop(tmp_path, commits, num_worke
         source(RecordedProgress(stop)).report  # noqa: B018
     resumed = source(RecordedProgress())
     assert resumed.report
-    assert resumed.progress.said == ["reading the dumps", "rebuilding the threads"]
-    # Each stage starts with its total, and its last report reaches it.
-    reports = [report for report in resumed.progress.reports if report[0] != "say"]
-    totals = [report[1] for report in reports if report[0] == "begin"]
-    second = max(number for number, report in enumerate(reports) if report[0] == "begin")
-    assert [reports[second - 1][1], reports[-1][1]] == totals
-    assert totals[0] == resumed.total_bytes
+    assert resumed.progress.said == ["reading the dumps"]
+    _, (_, total_bytes, done_bytes), *_, (_, last_bytes, _) = resumed.progress.reports
+    assert 0 < done_bytes < last_bytes == total_bytes == resumed.total_bytes
 
 
 def test_two_preparations_may_not_share_a_folder(tmp_path):

@@ -1,16 +1,16 @@
 """Reddit: Pushshift dumps rebuilt into threads, and written as paths that end in a comment.
 
 The data goes through `comments` (parse a line, with `cleaning`), `partitions` (comments on disk,
-each thread whole in one file), `threads` (rebuild, select, count, write) and `source`, which runs
-them and gives the documents.
+each thread whole in one file), `threads` (rebuild, select, write) and `source`, which runs them and
+gives the documents.
 """
 
 from staircase_attention.data.compression import import_extra
 
 import_extra("pyarrow", needed_for="Reddit")
 
-from staircase_attention.data.reddit.cleaning import Cleaning, Filters  # noqa: E402
+from staircase_attention.data.reddit.cleaning import Cleaning  # noqa: E402
 from staircase_attention.data.reddit.source import RedditReport, RedditSource  # noqa: E402
 from staircase_attention.data.reddit.threads import RedditOptions  # noqa: E402
 
-__all__ = ["Cleaning", "Filters", "RedditOptions", "RedditReport", "RedditSource"]
+__all__ = ["Cleaning", "RedditOptions", "RedditReport", "RedditSource"]

@@ -1,4 +1,4 @@
-"""Rebuild threads, select the comments that become examples, write documents and count them.
+"""Rebuild threads, select the comments that become examples, and write documents.
 
 A comment's *place* is its index in its thread, in the order of time and id.
 """
@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
 from string import ascii_lowercase, ascii_uppercase
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from staircase_attention.checks import check_choice, check_integer, input_error
-from staircase_attention.data.documents import SPLITS, Document, HeldOut
+from staircase_attention.checks import check_choice, check_integer
+from staircase_attention.data.documents import Document, HeldOut
 from staircase_attention.data.reddit.cleaning import Cleaning, Status
-from staircase_attention.data.reddit.comments import Counts
+from staircase_attention.data.reddit.comments import Comment
 
 Form = Literal["paths", "leaves", "threads"]
 Gap = Literal["drop", "cut", "placeholder"]
@@ -31,9 +31,8 @@ MISSING = -2
 NO_PATH = 1 << 60
 REMOVED_TEXT = "[removed]"
 MISSING_TEXT = "[missing]"
-# Of a group of threads: `comments`, the arguments of a CommentCounts, and `splits`, those of a
-# TextCounts for each split.
-GroupCounts = dict[str, Any]
+# No cleaned comment contains three newlines in a row: a document can be split into its comments.
+SEPARATOR = "\n\n\n"
 # The mark of a deleted account, and of the fifty-third and later authors of a document.
 NO_SPEAKER = "?"
 
@@ -54,25 +53,18 @@ class RedditOptions:
     """The same for a comment whose parent is in no file; its placeholder is [missing]."""
     maximum_depth: int | None = None
     """Comments in the longest path; deeper comments are not examples. None for no limit."""
-    separator: str = "\n\n\n"
-    """Between two comments of a document. No cleaned comment contains three newlines in a row, so
-    that a document can be split into its comments again."""
     speakers: bool = False
     """Whether each comment begins with a mark for its author, 'A: ' for the first in a document."""
     cleaning: Cleaning = field(default_factory=Cleaning)
     """How bodies are cleaned, and whose comments are left out."""
     held_out: HeldOut = field(default_factory=lambda: HeldOut(valid=0.01, test=0.01))
     """Fractions of the threads in valid and test."""
-    split_seed: int = 0
-    """Another seed holds out other threads."""
 
     def __post_init__(self) -> None:
         for name, choices in (("form", Form), ("removed", Gap), ("missing", Gap)):
             check_choice(name, getattr(self, name), get_args(choices))
         if self.maximum_depth is not None:
             check_integer("maximum_depth", self.maximum_depth, minimum=1, example=7)
-        if not self.separator:
-            raise input_error("separator must have characters", "''", r"use for example '\n'")
 
     def split_of(self, thread: int) -> str:
         """The split of a thread, given the number of its post.
@@ -80,72 +72,21 @@ class RedditOptions:
         A thread keeps its split when dumps are added. If `valid` grows, it takes threads from train
         only: valid and test are taken from opposite ends.
         """
-        digest = hashlib.blake2b(f"{self.split_seed}:{thread}".encode(), digest_size=6).digest()
+        digest = hashlib.blake2b(f"0:{thread}".encode(), digest_size=6).digest()
         place = int.from_bytes(digest) / 2**48
         if place < self.held_out.valid:
             return "valid"
         return "test" if place >= 1 - self.held_out.test else "train"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CommentCounts(Counts):
-    """Comments. From `duplicates` to `whole`, each is counted once."""
-
-    duplicates: int = 0  # An earlier comment of the thread, in any dump, has the same id.
-    deleted: int = 0
-    removed: int = 0  # By a moderator, or by Reddit.
-    empty: int = 0
-    bots: int = 0
-    filtered: int = 0
-    in_cycles: int = 0  # From here on they have a text. Their own ancestors, or below one.
-    below_missing: int = 0  # Orphans, or below an orphan.
-    below_removed: int = 0  # An ancestor has no text.
-    whole: int = 0
-    orphans: int = 0  # Of all except duplicates: the parent is in no file, or in another thread.
-    examples: int = 0  # Of those with a text: selected by the options.
-
-    @property
-    def comments(self) -> int:
-        """All comments."""
-        without_text = self.deleted + self.removed + self.empty + self.bots + self.filtered
-        return self.duplicates + without_text + self.with_text
-
-    @property
-    def with_text(self) -> int:
-        """Comments with a text."""
-        return self.in_cycles + self.below_missing + self.below_removed + self.whole
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TextCounts(Counts):
-    """What is written."""
-
-    threads: int = 0
-    threads_with_examples: int = 0
-    documents: int = 0
-    characters: int = 0  # With separators and marks.
-    distinct_characters: int = 0  # In the comments that are written, each counted once.
-
-
-class Row(NamedTuple):
-    """A comment, as SCHEMA describes it."""
-
-    thread: int
-    id: int
-    parent: int | None
-    author: int | None
-    status: int
-    text: str | None
-
-
 class Thread(NamedTuple):
     """The comments of a thread, and the paths that are written."""
 
-    rows: list[Row]
+    rows: list[Comment]
     before: list[int]  # The place before this one in a written path, POST or MISSING at its start.
     examples: list[int]  # The places at which written paths end.
     inner: set[int]  # The places on written paths that end elsewhere.
-    counts: Counter[str]  # CommentCounts, by name.
+    counts: Counter[str]  # Its comments by what became of them; and 'threads' and 'orphans'.
 
 
 def rebuild(comments: pa.Table, options: RedditOptions) -> Iterator[Thread]:
@@ -154,12 +95,12 @@ def rebuild(comments: pa.Table, options: RedditOptions) -> Iterator[Thread]:
     firsts = numbered.group_by(["thread", "id"], use_threads=False).aggregate([("row", "min")])
     order = [(name, "ascending") for name in ("thread", "created", "id")]
     rows = comments.take(firsts["row_min"]).sort_by(order)
-    columns = [rows[name].to_pylist() for name in Row._fields]
-    for _, group in groupby(map(Row._make, zip(*columns, strict=True)), attrgetter("thread")):
+    columns = [rows[name].to_pylist() for name in Comment._fields]
+    for _, group in groupby(map(Comment._make, zip(*columns, strict=True)), attrgetter("thread")):
         yield _thread(list(group), options)
 
 
-def _thread(rows: list[Row], options: RedditOptions) -> Thread:
+def _thread(rows: list[Comment], options: RedditOptions) -> Thread:
     """Follow all paths from the top down, and select the examples.
 
     A parent must be in the same thread. In the oldest dumps some ids were given to later comments
@@ -171,7 +112,7 @@ def _thread(rows: list[Row], options: RedditOptions) -> Thread:
     for place, parent in enumerate(parents):
         answers[parent].append(place)
     counts = Counter(Status(row.status).name.lower() for row in rows if row.text is None)
-    counts["orphans"] = len(answers[MISSING])
+    counts.update(threads=1, orphans=len(answers[MISSING]))
 
     before, examples = parents.copy(), []
     kinds = {POST: "whole", MISSING: "below_missing"}
@@ -195,8 +136,8 @@ def _thread(rows: list[Row], options: RedditOptions) -> Thread:
                 examples.append(place)
     # The others are in cycles, or below one.
     others = set(range(len(rows))).difference(reached)
-    counts["in_cycles"] = sum(rows[place].text is not None for place in others)
-    counts["examples"] = len(examples)
+    num_in_cycles = sum(rows[place].text is not None for place in others)
+    counts.update(in_cycles=num_in_cycles, examples=len(examples))
     inner: set[int] = set()
     for example in examples:
         place = before[example]
@@ -221,7 +162,7 @@ def documents(thread: Thread, options: RedditOptions) -> Iterator[Document]:
         if options.speakers:
             marks = _speakers([None if place < 0 else thread.rows[place].author for place in path])
             pieces = [f"{mark}: {piece}" for mark, piece in zip(marks, pieces, strict=True)]
-        yield Document(text=options.separator.join(pieces), split=split)
+        yield Document(text=SEPARATOR.join(pieces), split=split)
 
 
 def _path(before: Sequence[int], place: int) -> list[int]:
@@ -244,7 +185,7 @@ def _depth_first(thread: Thread) -> list[int]:
     return path
 
 
-def _piece(rows: Sequence[Row], place: int) -> str:
+def _piece(rows: Sequence[Comment], place: int) -> str:
     if place == MISSING:
         return MISSING_TEXT
     text = rows[place].text
@@ -259,24 +200,3 @@ def _speakers(authors: Sequence[int | None]) -> list[str]:
         if author not in marks:
             marks[author] = next(letters, NO_SPEAKER)
     return [marks[author] for author in authors]
-
-
-def count(comments: pa.Table, options: RedditOptions) -> GroupCounts:
-    """Count comments, and what is written in each split."""
-    found: Counter[str] = Counter()
-    texts: dict[str, Counter[str]] = {split: Counter() for split in SPLITS}
-    num_rows = 0
-    for thread in rebuild(comments, options):
-        num_rows += len(thread.rows)
-        found.update(thread.counts)
-        written = [thread.rows[place].text or "" for place in thread.inner.union(thread.examples)]
-        characters = [len(document.text) for document in documents(thread, options)]
-        texts[options.split_of(thread.rows[0].thread)].update(
-            threads=1,
-            threads_with_examples=bool(characters),
-            documents=len(characters),
-            characters=sum(characters),
-            distinct_characters=sum(map(len, written)),
-        )
-    found["duplicates"] = len(comments) - num_rows
-    return {"comments": found, "splits": texts}
