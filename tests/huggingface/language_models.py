@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from staircase_attention import (
     CachedStaircase,
@@ -84,3 +85,14 @@ def padded_left(rows: list[Tensor], *, pad: int = 0) -> tuple[Tensor, Tensor]:
         tokens[number, start:] = row
         mask[number, start:] = 1
     return tokens, mask
+
+
+def padded_right(rows: list[Tensor], *, pad: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows of unequal length as one batch, its mask, and its labels."""
+    longest = max(row.shape[1] for row in rows)
+    rests = [longest - row.shape[1] for row in rows]
+    pairs = list(zip(rows, rests, strict=True))
+    tokens = torch.cat([functional.pad(row, (0, rest), value=pad) for row, rest in pairs])
+    labels = torch.cat([functional.pad(row, (0, rest), value=-100) for row, rest in pairs])
+    mask = torch.cat([functional.pad(torch.ones_like(row), (0, rest)) for row, rest in pairs])
+    return tokens, mask, labels

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from accelerate import init_empty_weights
 from language_models import SCHEDULES, VOCAB_SIZE, build, prompt
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
@@ -70,6 +71,12 @@ def test_a_new_model_has_our_own_initial_weights():
     for name, parameter in ours.named_parameters():
         assert parameter.equal(theirs.sequence_model.get_parameter(name))
         assert parameter.equal(automatic.sequence_model.get_parameter(name))
+
+
+def test_a_model_without_memory_can_be_planned():
+    with init_empty_weights():
+        model = AutoModelForCausalLM.from_config(StaircaseConfig(**SMALL))
+    assert all(parameter.is_meta for parameter in model.parameters())
 
 
 def test_only_what_a_checkpoint_lacks_is_initialised(tmp_path):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from language_models import VOCAB_SIZE, build, padded_left, prompt
+from language_models import VOCAB_SIZE, build, padded_left, padded_right, prompt
 from torch.nn import functional
 from transformers import Trainer, TrainingArguments
 
@@ -54,16 +54,6 @@ def test_padding_leaves_loss_and_gradients_as_they_are_row_by_row(name, side):
     loss.backward()
     found = [parameter.grad for parameter in model.parameters()]
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
-
-
-def padded_right(rows, pad=0):
-    longest = max(row.shape[1] for row in rows)
-    rests = [longest - row.shape[1] for row in rows]
-    pairs = list(zip(rows, rests, strict=True))
-    tokens = torch.cat([functional.pad(row, (0, rest), value=pad) for row, rest in pairs])
-    labels = torch.cat([functional.pad(row, (0, rest), value=-100) for row, rest in pairs])
-    mask = torch.cat([functional.pad(torch.ones_like(row), (0, rest)) for row, rest in pairs])
-    return tokens, mask, labels
 
 
 def test_padding_on_the_right_costs_no_second_run(monkeypatch):

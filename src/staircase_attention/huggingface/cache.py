@@ -74,16 +74,14 @@ class StateCache(Cache):
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the latest -tokens_to_remove columns; a positive number is how many stay."""
-        num_lost = (
-            self.num_columns - tokens_to_remove if tokens_to_remove > 0 else -tokens_to_remove
-        )
+        kept = tokens_to_remove if tokens_to_remove > 0 else self.num_columns + tokens_to_remove
+        num_lost = self.num_columns - kept
         if num_lost <= 0:
             return
         if self.run_again is None or num_lost > self.num_latest:
-            kept = 0 if self.run_again is None else self.num_latest
             raise input_error(
-                f"a cache can forget the columns of its latest call without gradients, here {kept}",
-                num_lost,
+                "a cache can forget only columns of its latest call, one without gradients",
+                f"{num_lost} to forget",
                 "keep cache.state of an earlier moment, and continue from StateCache(state)",
             )
         self.num_latest -= num_lost
