@@ -184,6 +184,8 @@ class StaircaseForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no
         self,
         input_ids: Int[Tensor, "batch time"],
         next_sequence_length: int | None = None,
+        # Transformers looks for this name before it takes vectors.
+        inputs_embeds: Tensor | None = None,
         **kwargs: Any,  # noqa: ANN401
     ) -> dict[str, Any]:
         """The arguments of the next forward, without the tokens that the cache has seen."""
@@ -199,6 +201,7 @@ class StaircaseForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no
             kwargs["next_sequence_length"] = next_sequence_length
         inputs: dict[str, Any] = super().prepare_inputs_for_generation(  # type: ignore[misc]
             input_ids,  # type: ignore[arg-type]
+            inputs_embeds=inputs_embeds,
             **kwargs,
         )
         return inputs
