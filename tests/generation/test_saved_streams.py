@@ -1,9 +1,6 @@
 """A saved stream continues elsewhere, token for token the same."""
 
-import subprocess
-import sys
 from itertools import islice
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +11,6 @@ from small_streams import (
     FUNCTIONS,
     SAMPLED,
     WILD,
-    all_models,
     decode,
     lstm,
     name,
@@ -32,7 +28,6 @@ from staircase_attention.generation import (
 )
 
 each_model = pytest.mark.parametrize("model", some_models(), ids=name)
-TESTS = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize("kind", SCHEDULES)
@@ -67,34 +62,6 @@ def test_a_saved_text_continues_letter_for_letter_the_same(model, tmp_path):
         text = load_stream(path, model, decode=decode)
         found.append(next(text))
     assert found == expected
-
-
-ELSEWHERE = """
-import sys
-sys.path[:0] = sys.argv[1:3]
-from small_streams import all_models
-from staircase_attention.generation import load_stream
-for number, model in enumerate(all_models()):
-    made = load_stream(f"{sys.argv[3]}/{number}", model)
-    print([(new.row, new.token, new.logprob) for new in made])
-"""
-
-
-def test_a_saved_stream_continues_in_another_process(tmp_path):
-    expected = []
-    for number, model in enumerate(all_models()):
-        tokens = stream(model, [[1, 2, 3, 4, 5], [6]], max_tokens=8, sampling=SAMPLED)
-        for _ in range(7):
-            next(tokens)
-        save_stream(tokens, tmp_path / str(number))
-        expected.append(str([(new.row, new.token, new.logprob) for new in tokens]))
-    found = subprocess.run(
-        [sys.executable, "-c", ELSEWHERE, TESTS, TESTS / "generation", tmp_path],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert found.stdout.splitlines() == expected
 
 
 def test_a_stream_of_another_model_is_refused_in_one_line(tmp_path):
@@ -140,11 +107,3 @@ def test_a_file_that_is_no_token_stream_is_refused(name, message, tmp_path):
     (tmp_path / "newer").write_bytes(content.replace(b'version\\": 2', b'version\\": 9', 1))
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         load_stream(tmp_path / name, model)
-
-
-def test_a_stream_is_saved_only_where_a_folder_is(tmp_path):
-    tokens = stream(all_models()[0], [1, 2], max_tokens=3)
-    with pytest.raises(
-        FileNotFoundError, match=r"a stream is saved into a folder .*; make .* first"
-    ):
-        save_stream(tokens, tmp_path / "absent" / "stream.safetensors")

@@ -5,7 +5,7 @@ import torch
 
 from staircase_attention import CoreConfig, SequenceModel, Staircase
 from staircase_attention.engine import Decoder
-from staircase_attention.generation import load_stream, save_stream, stepper, stream
+from staircase_attention.generation import stepper, stream
 
 pytest.importorskip("triton")
 
@@ -23,20 +23,6 @@ def model():
 @pytest.fixture
 def with_decoders(monkeypatch):
     monkeypatch.setattr(stepper, "is_worthwhile", lambda model: True)
-
-
-def test_a_stream_with_a_decoder_can_be_saved(model, tmp_path, with_decoders):
-    tokens = stream(model, [1, 2], max_tokens=None)
-    for _ in range(3):
-        next(tokens)
-    assert tokens.state.lengths == (4,)
-    save_stream(tokens, tmp_path / "stream.safetensors")
-    expected = [next(tokens) for _ in range(2)]
-    loaded = load_stream(tmp_path / "stream.safetensors", model)
-    for new in expected:
-        again = next(loaded)
-        assert again.token == new.token
-        assert again.logprob == pytest.approx(new.logprob, rel=1e-4)
 
 
 def test_a_round_that_fails_leaves_a_decoder_where_it_was(model, with_decoders):

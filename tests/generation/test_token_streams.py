@@ -179,16 +179,6 @@ def test_a_prompt_may_be_a_list_a_tensor_or_an_array_of_any_integers(prompt):
     assert made(stream(lstm(), [[3, 1, 4], torch.tensor([0])], max_tokens=5))[0] == expected[0]
 
 
-@some_model
-def test_tokens_can_be_taken_in_pieces(model):
-    batch, options = [[1], [2, 3]], {"sampling": SAMPLED, "stop_tokens": [0]}
-    expected = list(stream(model, batch, max_tokens=12, **options))
-    tokens = stream(model, batch, max_tokens=None, **options)
-    found = [new for _ in range(4) for new in tokens.take(3)]
-    assert [(new.row, new.token) for new in found] == [(new.row, new.token) for new in expected]
-    assert tokens.num_made <= 12
-
-
 def test_waiting_tokens_are_taken_first_and_not_counted_and_taking_ends_with_the_stream():
     tokens = stream(lstm(), [[1], [2]], max_tokens=4)
     next(tokens)

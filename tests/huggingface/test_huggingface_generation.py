@@ -68,18 +68,6 @@ def test_a_masked_token_is_absent(name, data):
             torch.testing.assert_close(after[row], model(later[row][None], state)[0][0], **EXACT)
 
 
-def test_rows_of_a_model_of_single_tokens_stay_in_one_stream():
-    rows = [prompt(length) for length in LENGTHS]
-    tokens, mask = padded_left(rows)
-    with torch.no_grad():
-        single = wrap(build("feedback"))(tokens, attention_mask=mask).past_key_values.state
-        chunked = wrap(build("staircase"))(tokens, attention_mask=mask).past_key_values.state
-    assert len(single.streams) == 1
-    # Chunks of three: lengths 4, 1 and 7 begin whole chunks apart, and so do 9 and 9.
-    assert len(chunked.streams) == 2
-    assert single.lengths == chunked.lengths == LENGTHS
-
-
 def test_after_the_prompt_one_token_is_fed_per_step(monkeypatch):
     model = build()
     fed = []

@@ -130,13 +130,6 @@ def test_gradient_checkpointing_is_our_recomputation():
     torch.testing.assert_close(*gradients)
 
 
-def test_inputs_and_outputs_are_not_tied():
-    model = small_model()
-    model.tie_weights()
-    assert model.get_input_embeddings().weight is not model.get_output_embeddings().weight
-    assert not model.all_tied_weights_keys
-
-
 def test_tokens_can_be_added():
     model = small_model().eval()
     tokens = prompt(6)

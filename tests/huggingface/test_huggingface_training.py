@@ -28,14 +28,6 @@ def test_the_loss_is_that_of_the_next_token():
     assert output.past_key_values is None
 
 
-def test_the_loss_is_divided_by_the_labels_of_all_micro_batches():
-    model = build()
-    tokens = prompt(9, rows=3)
-    loss = wrap(model)(tokens, labels=tokens, num_items_in_batch=torch.tensor(100)).loss
-    expected = manual_loss(model(tokens)[0], tokens, reduction="sum") / 100
-    torch.testing.assert_close(loss, expected, **CLOSE)
-
-
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("name", ["staircase", "feedback"])
 def test_padding_leaves_loss_and_gradients_as_they_are_row_by_row(name, side):
