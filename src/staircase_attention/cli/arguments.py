@@ -130,5 +130,5 @@ def find_device(name: str | None) -> "torch.device":
     # PyTorch has an error of its own for every way in which a device can be missing.
     except (RuntimeError, AssertionError) as error:
         raise input_error(
-            "--device must be a device of this machine", repr(name), "use cpu or cuda"
+            "--device must be a device of this machine", repr(name), "use cpu, or leave it out"
         ) from error

@@ -113,7 +113,7 @@ def sample(
     texts = {row: prompts[row] if is_echoed else "" for row in stream.rows}
     is_single = len(texts) == 1
     if is_single:
-        typer.echo(*texts.values(), nl=False)
+        typer.echo("".join(texts.values()), nl=False)
     with stop_requests() as request:
         for new in stream.take(max_tokens):
             texts[new.row] += new.text
@@ -174,7 +174,7 @@ def chat(
     if save is not None and save.exists():
         for number, turn in enumerate(save.read_text().split(ending)[:-1]):
             dialogue.read(turn)
-            typer.echo(f"{'it:  ' if number % 2 else 'you: '}{turn}")
+            typer.echo(f"{'it:  ' if number % 2 else 'you: '}{turn.strip()}")
     for words in turns():
         reply = ""
         try:
@@ -204,9 +204,11 @@ def turns() -> Iterator[str]:
     if isinstance(sys.stdin, io.TextIOWrapper):
         # Lines that are not UTF-8 are refused one by one, and the dialogue continues.
         sys.stdin.reconfigure(errors="surrogateescape")
-    with suppress(EOFError):
+    try:
         while words := input("you: ").strip():
             yield words
+    except EOFError:
+        typer.echo()
 
 
 def sampling_config(options: Mapping[str, Any]) -> "SamplingConfig":

@@ -201,7 +201,7 @@ class StaircaseForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no
             kwargs["next_sequence_length"] = next_sequence_length
         inputs: dict[str, Any] = super().prepare_inputs_for_generation(  # type: ignore[misc]
             input_ids,  # type: ignore[arg-type]
-            inputs_embeds=inputs_embeds,
+            inputs_embeds=inputs_embeds,  # type: ignore[arg-type]
             **kwargs,
         )
         return inputs
