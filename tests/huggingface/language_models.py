@@ -16,10 +16,18 @@ from staircase_attention import (
     TransformerXL,
     UniversalTransformer,
 )
+from staircase_attention.huggingface import StaircaseConfig, StaircaseForCausalLM
 from staircase_attention.schedules import Schedule
 
 VOCAB_SIZE = 29
 SEED = 2
+SMALL = {
+    "vocab_size": VOCAB_SIZE,
+    "width": 16,
+    "num_layers": 2,
+    "num_heads": 2,
+    "schedule": {"name": "staircase", "chunk_size": 4, "num_passes": 2},
+}
 
 SCHEDULES: dict[str, Schedule] = {
     "staircase": Staircase(chunk_size=3, num_passes=3),
@@ -56,6 +64,11 @@ def build(
                 inputs = 1 if name == "embedding.weight" else parameter.shape[1]
                 parameter.copy_(2.0 * noise / inputs**0.5)
     return model.to(dtype).eval()
+
+
+def small_model(seed: int = 0) -> StaircaseForCausalLM:
+    torch.manual_seed(seed)
+    return StaircaseForCausalLM(StaircaseConfig(**SMALL))
 
 
 def prompt(length: int, *, rows: int = 1, seed: int = 0, vocab_size: int = VOCAB_SIZE) -> Tensor:

@@ -6,20 +6,13 @@ import sys
 import pytest
 import torch
 from accelerate import init_empty_weights
-from language_models import SCHEDULES, VOCAB_SIZE, build, prompt
+from language_models import SCHEDULES, SMALL, build, prompt, small_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from staircase_attention import SequenceModel
 from staircase_attention.huggingface import StaircaseConfig, StaircaseForCausalLM, wrap
 from staircase_attention.models import LSTMSequenceModel
-
-SMALL = {"vocab_size": VOCAB_SIZE, "width": 16, "num_layers": 2, "num_heads": 2}
-
-
-def small_model(seed=0):
-    torch.manual_seed(seed)
-    return StaircaseForCausalLM(StaircaseConfig(**SMALL))
 
 
 @pytest.mark.parametrize("positions", ["relative", "rotary"])

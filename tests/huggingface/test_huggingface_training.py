@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from language_models import VOCAB_SIZE, build, padded_left, padded_right, prompt
+from language_models import VOCAB_SIZE, build, padded_left, padded_right, prompt, small_model
 from torch.nn import functional
 from transformers import Trainer, TrainingArguments
 
-from staircase_attention.huggingface import StaircaseConfig, StaircaseForCausalLM, StateCache, wrap
+from staircase_attention.huggingface import StaircaseForCausalLM, StateCache, wrap
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
 
@@ -81,16 +81,6 @@ def test_gradients_flow_through_a_cache_until_it_is_detached():
     cache.state = cache.state.detach()
     wrapped(second, past_key_values=cache, labels=second).loss.backward()
     assert not through.equal(model.embedding.weight.grad)
-
-
-def small_model(seed=0):
-    torch.manual_seed(seed)
-    schedule = {"name": "staircase", "chunk_size": 4, "num_passes": 2}
-    return StaircaseForCausalLM(
-        StaircaseConfig(
-            vocab_size=VOCAB_SIZE, width=16, num_layers=1, num_heads=2, schedule=schedule
-        )
-    )
 
 
 def rows_of(lengths):
