@@ -136,7 +136,7 @@ def side_by_side(early: TokenStream, late: TokenStream) -> float:
 
 
 def _state_bytes(tokens: TokenStream) -> int:
-    state = tokens.status.state
+    state = tokens.stepper.state
     if isinstance(state, State):
         return state.num_bytes
     return sum(part.numel() * part.element_size() for part in (state.hidden, state.cell))

@@ -39,16 +39,6 @@ def test_bench_prints_a_table_and_writes_a_file(staircase, tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["bench.json"]
 
 
-def test_bench_decodes_when_asked(staircase):
-    words = ("--no-updates", "--decode", "--batch", "1", "--batch", "2", "--quiet")
-    status, out, err = staircase("bench", "parity/feedback", *TINY, *words)
-    assert (status, err) == (0, "")
-    assert [line.strip() for line in out.splitlines() if "decoding" in line] == [
-        "decoding, batch 1",
-        "decoding, batch 2",
-    ]
-
-
 def test_a_failure_shows_in_its_row_and_in_the_exit_status(staircase, monkeypatch):
     monkeypatch.setattr(bench, "random_batches", None)
     status, out, _ = staircase("bench", "parity/staircase", "--quiet")

@@ -39,13 +39,6 @@ def test_a_finished_run_resumes_to_its_result_and_continues_with_more_updates(ou
     assert "finished after 4 updates" in output_of("resume", folder, "--updates", 4)
 
 
-def test_a_run_starts_from_the_weights_of_another(output_of, scores, task_run, tmp_path):
-    words = ("training.optimizer.learning_rate=1e-12", "--init", task_run)
-    output_of("train", "parity/staircase", *TINY, *words, "--output", tmp_path / "run")
-    expected = scores(task_run)[0]["loss"]
-    assert scores(tmp_path / "run")[0]["loss"] == pytest.approx(expected, rel=1e-5)
-
-
 def test_a_recipe_may_be_a_file(output_of, tmp_path):
     plain = json.loads(output_of("recipes", "parity/lstm"))
     plain["training"]["num_updates"] = 3
@@ -84,29 +77,19 @@ def test_eval_runs_another_number_of_passes(scores, refused, task_run, output_of
 
 
 def test_eval_scores_by_episode_and_by_position(output_of, scores, task_run):
-    words = (task_run, "--lanes", 4, "--length", 12, "--length", 9, "--by-episode", "--by-position")
-    lines = scores(*words)
-    for length, number in ((12, 0), (9, 8)):
-        whole, *parts = lines[number : number + 8]
-        assert {line["length"] for line in (whole, *parts)} == {length}
-        # Twenty episodes in four lanes: five in each.
-        episodes = {
-            part["episode_of_its_lane_from"]: part["num_answers"]
-            for part in parts
-            if "episode_of_its_lane_from" in part
-        }
-        positions = {
-            part["position_in_the_episode_from"]: part["num_answers"]
-            for part in parts
-            if "position_in_the_episode_from" in part
-        }
-        assert episodes == {1: 4 * length, 2: 8 * length, 4: 8 * length}
-        assert positions == {1: 20, 2: 40, 4: 80, 8: 20 * (length - 7)}
-        [plain] = scores(task_run, "--lanes", 4, "--length", length)
-        for name in ("error", "loss", "num_answers"):
-            assert whole[name] == pytest.approx(plain[name], rel=1e-6)
+    words = (task_run, "--lanes", 4, "--length", 9, "--by-episode", "--by-position")
+    whole, *parts = scores(*words)
+    # Twenty episodes in four lanes: five in each.
+    names = ("episode_of_its_lane_from", "position_in_the_episode_from")
+    episodes, positions = (
+        {part[name]: part["num_answers"] for part in parts if name in part} for name in names
+    )
+    assert episodes == {1: 4 * 9, 2: 8 * 9, 4: 8 * 9}
+    assert positions == {1: 20, 2: 40, 4: 80, 8: 40}
+    [plain] = scores(task_run, "--lanes", 4, "--length", 9)
+    for name in ("error", "loss", "num_answers"):
+        assert whole[name] == pytest.approx(plain[name], rel=1e-6)
     out = output_of("eval", *words)
-    assert "test at length 9: error " in out
     assert "episode of its lane from 4: error " in out
     assert "position in the episode from 8: error " in out
 

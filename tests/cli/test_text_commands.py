@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import signal
 import sys
 from types import SimpleNamespace
 
@@ -109,16 +110,37 @@ def test_a_resumed_stream_accepts_no_other_settings(output_of, refused, text_run
     assert output_of("sample", text_run, "--resume", saved, "--max-tokens", 2)
 
 
-def test_chat_replies_until_an_empty_line_and_refuses_bytes_that_are_no_text(
-    staircase, text_run, monkeypatch
-):
-    lines = io.TextIOWrapper(io.BytesIO(b"\xff\xfe\nhello\nwhy?\n\n"), encoding="utf-8")
-    monkeypatch.setattr(sys, "stdin", lines)
-    status, out, err = staircase("chat", text_run, "--max-tokens", 5)
-    assert status == 0, err
+@pytest.fixture
+def chat(staircase, text_run, monkeypatch):
+    """Say something to the model; give what it prints."""
+
+    def say(content, *words):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), encoding="utf-8"))
+        status, out, err = staircase("chat", text_run, "--max-tokens", 5, *words)
+        assert status == 0, err
+        assert "An empty line or Ctrl-D ends the dialogue" in err
+        return out, err
+
+    return say
+
+
+def test_chat_replies_until_an_empty_line_and_refuses_bytes_that_are_no_text(chat):
+    out, err = chat(b"\xff\xfe\nhello\nwhy?\n\nunheard")
     assert out.count("you: ") == 4
-    assert out.count("it:  ") == 2
-    assert err.count("a turn must be text in UTF-8, got") == 1
+    assert out.count("it:") == 2
+    assert err.count("staircase: 'utf-8' codec can't encode") == 1
+
+
+def test_a_saved_dialogue_continues_as_if_it_had_not_ended(chat, tmp_path):
+    kept = ("--separator", "\\n|", "--temperature", 0, "--save")
+    whole, _ = chat(b"hello\nwhy?", *kept, tmp_path / "whole")
+    first, _ = chat(b"hello", *kept, tmp_path / "parts")
+    again, _ = chat(b"why?", *kept, tmp_path / "parts")
+    assert (tmp_path / "parts").read_text() == (tmp_path / "whole").read_text()
+    assert (tmp_path / "whole").read_text().startswith("hello\n|")
+    turns = [line for line in again.splitlines() if line.startswith(("you: hello", "it:"))]
+    assert turns[1] in first
+    assert turns[-1] in whole
 
 
 @pytest.fixture
@@ -167,7 +189,7 @@ def test_a_text_in_several_steps_is_the_text_in_one(language, written, seed):
     options = ("--seed", seed, "--stop", "ab\u00e9", "--stop", "bbb")
     [whole] = written(12, options=options)
     assert whole
-    for first in range(1, 12):
+    for first in range(1, 12, 2):
         assert "".join(written(first, 12 - first, options=options)) == whole
     assert "".join(written(*[1] * 12, options=options)) == whole
 
@@ -179,21 +201,36 @@ def test_what_a_saved_stream_holds_back_appears_when_it_is_resumed(language, wri
     assert written(5, 4, options=options) == ["", "a" * 9]
 
 
-def test_a_stream_that_has_ended_shows_all_that_was_held_back(language, written):
-    language.tokeniser.end_symbol = 1
-    always(language, [0, 1])
-    options = ("--stop", "a" * 50 + "b", "--seed", 1)
-    [whole] = written(40, options=options)
-    assert set(whole) == {"a"}
-    assert written(40, 3, options=options, saved=True) == [whole, ""]
-    assert written(1, 40, options=options, saved=True) == ["", whole]
+def test_a_text_begins_with_the_end_symbol_as_in_training(language, output_of, monkeypatch):
+    fed = []
+    language.model.register_forward_hook(lambda _, given, __: fed.extend(given[0].flatten()))
+    words = ("sample", "run", "--max-tokens", 1)
+    output_of(*words, "--prompt", "a")
+    assert fed == [0]
+    language.tokeniser.end_symbol = 5
+    fed.clear()
+    output_of(*words, "--prompt", "a")
+    output_of(*words)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("b"))
+    output_of("chat", "run", "--separator", "a", "--max-tokens", 1)
+    assert fed == [5, 0, 5, 5, 1, 0]
 
 
-def test_several_texts_stop_at_the_number_too(language, output_of, tmp_path):
-    always(language, 0)
-    words = ("sample", "run", "--no-echo", "--prompt", "a", "--prompt", "ab")
-    words += ("--stop", "a" * 50 + "b", "--max-tokens", 3)
-    assert output_of(*words) == "--- 0\naaa\n--- 1\naaa\n"
-    assert output_of(*words, "--save", tmp_path / "saved") == "--- 0\n\n--- 1\n\n"
-    out = output_of("sample", "run", "--resume", tmp_path / "saved", "--max-tokens", 2)
-    assert out == "--- 0\naaaaa\n--- 1\naaaaa\n"
+def test_ctrl_c_keeps_and_saves_what_was_written(language, staircase, output_of, tmp_path):
+    words = ("sample", "run", "--no-echo", "--prompt", "a", "--prompt", "b")
+    whole = output_of(*words, "--max-tokens", 9)
+    made = []
+
+    def interrupt(*_):
+        made.append(1)
+        if len(made) == 4:
+            signal.raise_signal(signal.SIGINT)
+
+    hook = language.model.register_forward_hook(interrupt)
+    status, first, _ = staircase(*words, "--max-tokens", 9999, "--save", tmp_path / "saved")
+    assert status == 130
+    hook.remove()
+    rest = output_of("sample", "run", "--resume", tmp_path / "saved", "--max-tokens", 9 - 4)
+    both = zip(first.split("--- 1\n"), rest.split("--- 1\n"), strict=True)
+    joined = [one.strip() + other.removeprefix("--- 0\n") for one, other in both]
+    assert joined == whole.split("--- 1\n")

@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from staircase_attention import (
     CachedStaircase,
@@ -15,10 +16,18 @@ from staircase_attention import (
     TransformerXL,
     UniversalTransformer,
 )
+from staircase_attention.huggingface import StaircaseConfig, StaircaseForCausalLM
 from staircase_attention.schedules import Schedule
 
 VOCAB_SIZE = 29
 SEED = 2
+SMALL = {
+    "vocab_size": VOCAB_SIZE,
+    "width": 16,
+    "num_layers": 2,
+    "num_heads": 2,
+    "schedule": {"name": "staircase", "chunk_size": 4, "num_passes": 2},
+}
 
 SCHEDULES: dict[str, Schedule] = {
     "staircase": Staircase(chunk_size=3, num_passes=3),
@@ -57,6 +66,11 @@ def build(
     return model.to(dtype).eval()
 
 
+def small_model(seed: int = 0) -> StaircaseForCausalLM:
+    torch.manual_seed(seed)
+    return StaircaseForCausalLM(StaircaseConfig(**SMALL))
+
+
 def prompt(length: int, *, rows: int = 1, seed: int = 0, vocab_size: int = VOCAB_SIZE) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(vocab_size, (rows, length), generator=generator)
@@ -84,3 +98,14 @@ def padded_left(rows: list[Tensor], *, pad: int = 0) -> tuple[Tensor, Tensor]:
         tokens[number, start:] = row
         mask[number, start:] = 1
     return tokens, mask
+
+
+def padded_right(rows: list[Tensor], *, pad: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows of unequal length as one batch, its mask, and its labels."""
+    longest = max(row.shape[1] for row in rows)
+    rests = [longest - row.shape[1] for row in rows]
+    pairs = list(zip(rows, rests, strict=True))
+    tokens = torch.cat([functional.pad(row, (0, rest), value=pad) for row, rest in pairs])
+    labels = torch.cat([functional.pad(row, (0, rest), value=-100) for row, rest in pairs])
+    mask = torch.cat([functional.pad(torch.ones_like(row), (0, rest)) for row, rest in pairs])
+    return tokens, mask, labels

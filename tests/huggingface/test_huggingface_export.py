@@ -58,6 +58,15 @@ def test_the_pipeline_generates_text_alone_and_in_batches(byte_folder):
         assert made == bytes(expected).decode(errors="replace")
 
 
+def test_an_export_has_a_chat_template_and_a_model_card(byte_folder):
+    tokenizer = AutoTokenizer.from_pretrained(byte_folder)
+    turns = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hm"}]
+    assert tokenizer.apply_chat_template(turns, tokenize=False) == "hello\n\n\nhm\n\n\n"
+    card = (byte_folder / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: transformers\n")
+    assert "staircase (chunk_size=3, num_passes=3" in card
+
+
 def test_a_tokeniser_of_byte_pairs_goes_along(pairs, tmp_path):
     model = build("feedback", vocab_size=270, dtype=torch.float32)
     end = pairs.token_to_id("<end>")
@@ -88,12 +97,14 @@ def test_texts_are_encoded_as_in_our_own_training(kind, tmp_path):
     model = build("feedback", vocab_size=ours.vocab_size, dtype=torch.float32)
     folder = export(model, tmp_path / "out", tokenizer=given, eos_token_id=ours.end_symbol)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    assert tokenizer.eos_token_id == ours.end_symbol
+    # Bytes without an end symbol end with byte 0. A text begins with the end of the one before.
+    end = ours.end_symbol or 0
+    assert (tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id) == (end,) * 3
     assert len(tokenizer) == ours.vocab_size
     if kind != "byte pairs":
         # A byte model needs no names: ids are the values of bytes, and the end comes after them.
         plain = AutoTokenizer.from_pretrained(export(model, tmp_path / "plain"))
-        assert plain.eos_token_id == ours.end_symbol
+        assert plain.eos_token_id == end
         assert plain("é").input_ids == tokenizer("é").input_ids == [195, 169]
     for text in [*TEXT, "unseen wörds\n", "<|endoftext|>", " a  b ", "", "a\0b", "日本 \U0001f600"]:
         [expected] = ours.encode_batch([text.encode()])

@@ -7,7 +7,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from language_models import SCHEDULES, VOCAB_SIZE, build, greedy, padded_left, prompt
+from language_models import (
+    SCHEDULES,
+    VOCAB_SIZE,
+    build,
+    greedy,
+    padded_left,
+    padded_right,
+    prompt,
+)
 from transformers import DynamicCache, GenerationMixin
 
 from staircase_attention import Staircase, TransformerXL
@@ -58,18 +66,6 @@ def test_a_masked_token_is_absent(name, data):
             alone, state = model(tokens[row, mask[row]][None])
             torch.testing.assert_close(output.logits[row, mask[row]], alone[0], **EXACT)
             torch.testing.assert_close(after[row], model(later[row][None], state)[0][0], **EXACT)
-
-
-def test_rows_of_a_model_of_single_tokens_stay_in_one_stream():
-    rows = [prompt(length) for length in LENGTHS]
-    tokens, mask = padded_left(rows)
-    with torch.no_grad():
-        single = wrap(build("feedback"))(tokens, attention_mask=mask).past_key_values.state
-        chunked = wrap(build("staircase"))(tokens, attention_mask=mask).past_key_values.state
-    assert len(single.streams) == 1
-    # Chunks of three: lengths 4, 1 and 7 begin whole chunks apart, and so do 9 and 9.
-    assert len(chunked.streams) == 2
-    assert single.lengths == chunked.lengths == LENGTHS
 
 
 def test_after_the_prompt_one_token_is_fed_per_step(monkeypatch):
@@ -186,7 +182,7 @@ def test_a_cache_repeats_selects_and_forgets_rows():
     assert cache.batch_size == 4
     cache.batch_select_indices(torch.tensor([3, 0]))
     assert (cache.batch_size, cache.state.lengths) == (2, (5, 5))
-    with pytest.raises(NotImplementedError, match="cannot go back"):
+    with pytest.raises(ValueError, match="only columns of its latest call"):
         cache.crop(1)
     cache.reset()
     assert (cache.state, cache.get_seq_length(), cache.batch_size) == (None, 0, -1)
@@ -215,7 +211,7 @@ WRONG_CALLS = {
     "a mask of four dimensions": {"attention_mask": torch.ones(1, 1, 3, 3)},
     "attention weights": {"output_attentions": True},
     "hidden states": {"output_hidden_states": True},
-    "embeddings": {"inputs_embeds": torch.ones(1, 3, 8)},
+    "tokens and embeddings": {"inputs_embeds": torch.ones(1, 3, 8)},
     "positions": {"position_ids": torch.arange(3)[None]},
     "no tokens": {"input_ids": None},
 }
@@ -227,6 +223,54 @@ def test_unsupported_calls_are_refused_in_one_line(name):
         wrap(build())(**{"input_ids": prompt(3)} | WRONG_CALLS[name])
 
 
-def test_guessing_ahead_is_refused_as_a_state_cannot_go_back():
-    with pytest.raises(ValueError, match="not supported with stateful models"):
-        generate(wrap(build()), prompt(5), prompt_lookup_num_tokens=2)
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_cropped_cache_continues_as_if_it_had_not_seen_the_rest(name):
+    model = wrap(build(name))
+    tokens, mask = padded_left([prompt(9), prompt(4, seed=1)])
+    with torch.no_grad():
+        cache = model(tokens[:, :5], attention_mask=mask[:, :5]).past_key_values
+        whole = model(tokens, attention_mask=mask).logits
+        for lost in (-4, -1, 5):
+            model(tokens[:, 5:], attention_mask=mask[:, 5:], past_key_values=cache)
+            cache.crop(lost)
+            left = cache.get_seq_length()
+            assert left == (5 if lost in (-4, 5) else 8)
+            rest = model(tokens[:, left:], attention_mask=mask[:, left:], past_key_values=cache)
+            torch.testing.assert_close(rest.logits, whole[:, left:], **EXACT)
+            cache.crop(left)
+            if left == 8:
+                with pytest.raises(ValueError, match=r"of its latest call.*, got 3 to forget; "):
+                    cache.crop(5)
+                cache = model(tokens[:, :5], attention_mask=mask[:, :5]).past_key_values
+
+
+@pytest.mark.parametrize("name", ["staircase", "feedback"])
+def test_guessing_ahead_gives_the_same_tokens(name):
+    model = wrap(build(name))
+    tokens = prompt(4).repeat(1, 3)
+    guessed = generate(model, tokens, 12, prompt_lookup_num_tokens=2)
+    assert guessed.equal(generate(model, tokens, 12))
+
+
+@pytest.mark.parametrize("options", [{}, {"use_cache": False}])
+@pytest.mark.parametrize("name", ["staircase", "ladder"])
+def test_padding_on_the_right_leaves_what_is_generated_as_it_is(name, options):
+    model = wrap(build(name))
+    rows = [prompt(length, seed=length) for length in LENGTHS]
+    tokens, mask, _ = padded_right(rows)
+    made = generate(model, tokens, attention_mask=mask, **options)
+    for row, alone in zip(made, rows, strict=True):
+        assert row[-8:].equal(generate(model, alone)[0, -8:])
+
+
+def test_tokens_may_be_given_as_vectors():
+    model = wrap(build())
+    rows = [prompt(5), prompt(3, seed=1)]
+    tokens, mask = padded_left(rows)
+    vectors = model.get_input_embeddings()(tokens)
+    with torch.no_grad():
+        expected = model(tokens, attention_mask=mask).logits
+        assert model(inputs_embeds=vectors, attention_mask=mask).logits.equal(expected)
+    whole = generate(model, tokens, attention_mask=mask)
+    made = generate(model, None, inputs_embeds=vectors, attention_mask=mask)
+    assert made[:, -8:].equal(whole[:, 5:])

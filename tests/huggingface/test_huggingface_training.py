@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from language_models import VOCAB_SIZE, build, padded_left, prompt
+from language_models import VOCAB_SIZE, build, padded_left, padded_right, prompt, small_model
 from torch.nn import functional
 from transformers import Trainer, TrainingArguments
 
-from staircase_attention.huggingface import StaircaseConfig, StaircaseForCausalLM, StateCache, wrap
+from staircase_attention.huggingface import StaircaseForCausalLM, StateCache, wrap
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
 
@@ -28,14 +28,6 @@ def test_the_loss_is_that_of_the_next_token():
     assert output.past_key_values is None
 
 
-def test_the_loss_is_divided_by_the_labels_of_all_micro_batches():
-    model = build()
-    tokens = prompt(9, rows=3)
-    loss = wrap(model)(tokens, labels=tokens, num_items_in_batch=torch.tensor(100)).loss
-    expected = manual_loss(model(tokens)[0], tokens, reduction="sum") / 100
-    torch.testing.assert_close(loss, expected, **CLOSE)
-
-
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("name", ["staircase", "feedback"])
 def test_padding_leaves_loss_and_gradients_as_they_are_row_by_row(name, side):
@@ -54,16 +46,6 @@ def test_padding_leaves_loss_and_gradients_as_they_are_row_by_row(name, side):
     loss.backward()
     found = [parameter.grad for parameter in model.parameters()]
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
-
-
-def padded_right(rows, pad=0):
-    longest = max(row.shape[1] for row in rows)
-    rests = [longest - row.shape[1] for row in rows]
-    pairs = list(zip(rows, rests, strict=True))
-    tokens = torch.cat([functional.pad(row, (0, rest), value=pad) for row, rest in pairs])
-    labels = torch.cat([functional.pad(row, (0, rest), value=-100) for row, rest in pairs])
-    mask = torch.cat([functional.pad(torch.ones_like(row), (0, rest)) for row, rest in pairs])
-    return tokens, mask, labels
 
 
 def test_padding_on_the_right_costs_no_second_run(monkeypatch):
@@ -99,16 +81,6 @@ def test_gradients_flow_through_a_cache_until_it_is_detached():
     cache.state = cache.state.detach()
     wrapped(second, past_key_values=cache, labels=second).loss.backward()
     assert not through.equal(model.embedding.weight.grad)
-
-
-def small_model(seed=0):
-    torch.manual_seed(seed)
-    schedule = {"name": "staircase", "chunk_size": 4, "num_passes": 2}
-    return StaircaseForCausalLM(
-        StaircaseConfig(
-            vocab_size=VOCAB_SIZE, width=16, num_layers=1, num_heads=2, schedule=schedule
-        )
-    )
 
 
 def rows_of(lengths):

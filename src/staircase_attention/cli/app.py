@@ -78,7 +78,7 @@ def run() -> None:
             typer.echo(error.format_message(), err=True)
             sys.exit(USER_ERROR)
         fail(error.format_message())
-    except MemoryError:
+    except (MemoryError, OverflowError):
         fail(NO_MEMORY)
     except typer.Abort:
         sys.exit(INTERRUPTED)

@@ -1,15 +1,17 @@
 """What several commands share: arguments, options, and settings written name=value."""
 
 import ast
-import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from staircase_attention.checks import input_error
 from staircase_attention.schedules import SCHEDULES
+
+if TYPE_CHECKING:
+    import torch
 
 
 def complete_schedules(start: str) -> list[str]:
@@ -51,13 +53,11 @@ TrustCode = Annotated[
     bool,
     typer.Option("--trust-code", help="Run code that the run folder names, whoever wrote it."),
 ]
+Device = Annotated[
+    str | None, typer.Option(help="cpu, cuda or cuda:1; a GPU if there is one by default.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
-# A quoted string, or else a single character.
-TOKEN = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|.""", re.DOTALL)
-# The largest signed integer of 64 bits.
-LARGEST = 2**63 - 1
 
 
 def parse_assignments(words: Iterable[str]) -> dict[str, Any]:
@@ -89,7 +89,6 @@ def _parse(words: Iterable[str], parse: Callable[[str], Any]) -> dict[str, Any]:
         if name in options:
             raise input_error("a setting is given once", f"{name} twice", "leave one of them out")
         options[name] = parse(text)
-        check_size(name, options[name])
     return options
 
 
@@ -105,33 +104,34 @@ def parse_value(text: str) -> Any:  # noqa: ANN401
 
 
 def parse_values(text: str) -> list[Any]:
-    """The values between commas, except for commas within brackets or quotes.
+    """The values between commas.
 
-    >>> parse_values("[1, 2],{'a': 3, 'b': 4},'x,y',z")
-    [[1, 2], {'a': 3, 'b': 4}, 'x,y', 'z']
+    >>> parse_values("[1, 2],{'a': 3, 'b': 4},'x,y'"), parse_values("ABAB,AABB")
+    ([[1, 2], {'a': 3, 'b': 4}, 'x,y'], ['ABAB', 'AABB'])
     """
-    parts, depth = [""], 0
-    for token in TOKEN.findall(text):
-        depth += (token in "([{") - (token in ")]}")
-        if token == "," and not depth:
-            parts.append("")
-        else:
-            parts[-1] += token
-    values = [part.strip() for part in parts]
-    if not all(values):
+    try:
+        values = ast.literal_eval(f"[{text}]")
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        # Bare words, or words among numbers: none of them has a comma inside.
+        parts = [part.strip() for part in text.split(",")]
+        values = [parse_value(part) for part in parts] if all(parts) else []
+    if not values:
         raise input_error(
             "varied values are written value,value", repr(text), "use for example 32,64"
         )
-    return [parse_value(value) for value in values]
+    return list(values)
 
 
-def check_size(name: str, value: Any) -> None:  # noqa: ANN401
-    """Refuse integers, also in lists, that no tensor can hold."""
-    # PyTorch and numpy report them late, each in its own way.
-    if isinstance(value, list | tuple):
-        for part in value:
-            check_size(name, part)
-    elif isinstance(value, int) and abs(value) > LARGEST:
+def find_device(name: str | None) -> "torch.device":
+    """The device of this name; by default a GPU if there is one."""
+    import torch
+
+    from staircase_attention.training.processes import choose_device
+
+    try:
+        return choose_device() if name is None else torch.empty(0, device=name).device
+    # PyTorch has an error of its own for every way in which a device can be missing.
+    except (RuntimeError, AssertionError) as error:
         raise input_error(
-            f"{name} must be an integer of at most 64 bits", value, "use a smaller one"
-        )
+            "--device must be a device of this machine", repr(name), "use cpu, or leave it out"
+        ) from error

@@ -1,16 +1,23 @@
 """`staircase sample` and `staircase chat`: text from a trained language model, as it is made."""
 
 import io
+import signal
 import sys
-import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from staircase_attention.checks import check_integer, input_error
-from staircase_attention.cli.arguments import CheckpointName, TrainedRun, TrustCode
+from staircase_attention.cli.arguments import (
+    CheckpointName,
+    Device,
+    TrainedRun,
+    TrustCode,
+    find_device,
+)
 from staircase_attention.files import check_can_write
 
 if TYPE_CHECKING:
@@ -68,26 +75,27 @@ def sample(
     resume: Annotated[
         Path | None, typer.Option(help="Resume a saved stream, for --max-tokens more.")
     ] = None,
+    device: Device = None,
     trust_code: TrustCode = False,
 ) -> None:
     """Generate text with a trained language model."""
     if resume is not None:
         check_fixed(context)
     check_integer("--max-tokens", max_tokens, minimum=1, example=200)
-    check_text("--prompt", prompt or ())
-    check_text("--stop", stop or ())
     if save is not None:
         check_can_write(save, "--save")
-    from staircase_attention.generation import load_text_stream, save_stream, stream_text
+    from staircase_attention.generation import load_stream, save_stream, stream_text
+    from staircase_attention.training.processes import stop_requests
 
-    language = load(run, checkpoint, trust_code=trust_code)
+    language = load(run, checkpoint, device=device, trust_code=trust_code)
     prompts = prompt or [""]
     if resume is not None:
-        stream = load_text_stream(resume, language.model, decode=language.decode)
+        stream = load_stream(resume, language.model, decode=language.decode)
     else:
         stream = stream_text(
             language.model,
-            [text or "\n" for text in prompts],
+            # A text without an end symbol has no beginning either: start a line.
+            prompts if end_tokens(language) else [text or "\n" for text in prompts],
             encode=language.encode,
             decode=language.decode,
             # `take` counts the tokens, so that a saved stream can be resumed.
@@ -95,27 +103,31 @@ def sample(
             sampling=sampling_config(context.params),
             stop_strings=stop or (),
             stop_tokens=end_tokens(language),
+            # In training a document follows the end of another.
+            start_token=language.tokeniser.end_symbol,
         )
-    texts = dict.fromkeys(stream.tokens.status.rows, "")
-    is_single = len(texts) == 1
-
-    def show(parts: Iterable[tuple[int, str]]) -> None:
-        """Print one text as it is made; several have to wait until they are complete."""
-        for row, text in parts:
-            texts[row] += text
-            if is_single:
-                typer.echo(text, nl=False)
-                sys.stdout.flush()
-
-    if echo and resume is None:
-        show(enumerate(prompts))
-    show((new.row, new.text) for new in stream.take(max_tokens))
     if save is None:
-        show((new.row, new.text) for new in stream.end())
-    else:
-        # What the stream holds back comes when it is resumed.
-        save_stream(stream, save)
+        # The last token shows what was held back; in a saved stream it comes later.
+        stream.max_tokens = stream.num_made + max_tokens
+    is_echoed = echo and resume is None
+    texts = {row: prompts[row] if is_echoed else "" for row in stream.rows}
+    is_single = len(texts) == 1
+    if is_single:
+        typer.echo("".join(texts.values()), nl=False)
+    with stop_requests() as request:
+        for new in stream.take(max_tokens):
+            texts[new.row] += new.text
+            # One text appears as it is made; several have to wait until they are complete.
+            if is_single:
+                typer.echo(new.text, nl=False)
+                sys.stdout.flush()
+            if request.number:
+                break
+        if save is not None:
+            save_stream(stream, save)
     typer.echo("" if is_single else "\n".join(f"--- {row}\n{texts[row]}" for row in texts))
+    if request.number:
+        raise typer.Exit(128 + request.number)
 
 
 def chat(
@@ -133,39 +145,69 @@ def chat(
     repetition_penalty: Penalty = 1.0,
     seed: Seed = 0,
     checkpoint: CheckpointName = "best",
+    save: Annotated[
+        Path | None,
+        typer.Option(help="Text file for the dialogue; one that exists is continued."),
+    ] = None,
+    device: Device = None,
     trust_code: TrustCode = False,
 ) -> None:
     """Talk with a dialogue model; an empty line ends the dialogue."""
-    ending = unescaped(separator)
+    ending = separator.replace("\\n", "\n")
+    if save is not None:
+        check_can_write(save, "--save")
     from staircase_attention.generation import Conversation
+    from staircase_attention.training.processes import stop_requests
 
-    language = load(run, checkpoint, trust_code=trust_code)
+    language = load(run, checkpoint, device=device, trust_code=trust_code)
     dialogue = Conversation(
         language.model,
         encode=language.encode,
         decode=language.decode,
         separator=ending,
+        start_token=language.tokeniser.end_symbol,
         stop_tokens=end_tokens(language),
         sampling=sampling_config(context.params),
         max_tokens=max_tokens,
     )
+    typer.echo("An empty line or Ctrl-D ends the dialogue, Ctrl-C cuts a reply short.", err=True)
+    if save is not None and save.exists():
+        for number, turn in enumerate(save.read_text().split(ending)[:-1]):
+            dialogue.read(turn)
+            typer.echo(f"{'it:  ' if number % 2 else 'you: '}{turn.strip()}")
+    for words in turns():
+        reply = ""
+        try:
+            with stop_requests() as request:
+                for part in dialogue.reply(words):
+                    typer.echo(part if reply else f"it:  {part}", nl=False)
+                    sys.stdout.flush()
+                    reply += part
+                    if request.number:
+                        break
+        except UnicodeError as error:
+            typer.echo(f"staircase: {error}", err=True)
+            continue
+        typer.echo("" if reply else "it:")
+        if save is not None:
+            with save.open("a") as file:
+                file.write(f"{words}{ending}{reply}{ending}")
+        if request.number not in (0, signal.SIGINT):
+            raise typer.Exit(128 + request.number)
+
+
+def turns() -> Iterator[str]:
+    """The user's lines, until an empty one or the end of the input."""
+    # Importing it gives `input` line editing and history, where there is a terminal.
+    with suppress(ImportError):
+        import readline  # noqa: F401
     if isinstance(sys.stdin, io.TextIOWrapper):
         # Lines that are not UTF-8 are refused one by one, and the dialogue continues.
         sys.stdin.reconfigure(errors="surrogateescape")
-    while True:
-        typer.echo("you: ", nl=False)
-        words = sys.stdin.readline().strip()
-        if not words:
-            return
-        try:
-            check_text("a turn", [words])
-        except ValueError as error:
-            typer.echo(f"staircase: {error}", err=True)
-            continue
-        typer.echo("it:  ", nl=False)
-        for part in dialogue.reply(words):
-            typer.echo(part, nl=False)
-            sys.stdout.flush()
+    try:
+        while words := input("you: ").strip():
+            yield words
+    except EOFError:
         typer.echo()
 
 
@@ -176,13 +218,13 @@ def sampling_config(options: Mapping[str, Any]) -> "SamplingConfig":
     return SamplingConfig(**{name: options[name] for name in SAMPLING})
 
 
-def load(run: Path, checkpoint: str, *, trust_code: bool) -> "LanguageModel":
-    """A trained language model, on the fastest device."""
+def load(run: Path, checkpoint: str, *, device: str | None, trust_code: bool) -> "LanguageModel":
+    """A trained language model, by default on the fastest device."""
     from staircase_attention.training import load_language_model
-    from staircase_attention.training.processes import choose_device
 
+    where = find_device(device)
     language = load_language_model(run, checkpoint=checkpoint, trust_code=trust_code)
-    language.model.to(choose_device())
+    language.model.to(where)
     return language
 
 
@@ -203,37 +245,3 @@ def check_fixed(context: typer.Context) -> None:
             f"{options} with --resume",
             "leave them out, or start a new stream without --resume",
         )
-
-
-def check_text(what: str, texts: Iterable[str]) -> None:
-    """Refuse bytes that are not UTF-8, which Python represents as surrogates."""
-    for text in texts:
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise input_error(
-                f"{what} must be text in UTF-8", repr(text), "use that encoding"
-            ) from None
-
-
-def unescaped(separator: str) -> str:
-    r"""A separator with Python's escapes replaced.
-
-    >>> unescaped(r"\n\u00e9|") == "\né|"
-    True
-    """
-    try:
-        # The decoder reads Latin-1, so other characters become escapes first. Of escapes that
-        # Python does not know it only warns.
-        with warnings.catch_warnings(action="error"):
-            ending = separator.encode("latin-1", "backslashreplace").decode("unicode_escape")
-    except (UnicodeDecodeError, DeprecationWarning):
-        ending = ""
-    if not ending:
-        raise input_error(
-            "--separator must be text with only escapes that Python knows, as \\n, \\t or \\x1e",
-            repr(separator),
-            "use the text that ends a turn in the corpus; write \\\\ for a backslash",
-        )
-    check_text("--separator", [ending])
-    return ending

@@ -8,23 +8,23 @@ per group for each token it makes. Ladders, Feedback Transformers, memory networ
 periods of one token, so a single group.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from numbers import Integral
-from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from staircase_attention.checks import check_integer, input_error
+from staircase_attention.checks import input_error
 from staircase_attention.generation.stepper import Model, ModelState, feed
 from staircase_attention.models import SequenceModel
 
 # The token ids of one prompt.
 Prompt = Tensor | Sequence[int]
+# Gets the index of a prompt and the logits of its next tokens, in order.
+Keep = Callable[[int, Tensor], None]
 
 # Tokens per row in one call of the model, at most.
 MAX_TOKENS_AT_ONCE = 1024
@@ -45,15 +45,11 @@ class Entry:
 
 
 def prefill(
-    model: Model,
-    prompts: Sequence[Int[Tensor, " time"]],
-    *,
-    keep: Callable[[int, Tensor], None] | None = None,
+    model: Model, prompts: Sequence[Int[Tensor, " time"]], *, keep: Keep | None = None
 ) -> ModelState:
     """The state after all tokens of all prompts; its rows are in the prompts' order.
 
-    `keep` gets the index of a prompt and the logits of its next tokens, in order. Without it a
-    long prompt is run in pieces, so that memory is bounded.
+    Without `keep` a long prompt is run in pieces, so that memory is bounded.
     """
     groups = group_by_end(prompts, period_of(model))
     states = [_run_group(model, group, keep) for group in groups]
@@ -76,9 +72,7 @@ def group_by_end(prompts: Sequence[Int[Tensor, " time"]], period: int) -> list[l
     return groups
 
 
-def _run_group(
-    model: Model, group: Sequence[Entry], keep: Callable[[int, Tensor], None] | None
-) -> ModelState:
+def _run_group(model: Model, group: Sequence[Entry], keep: Keep | None) -> ModelState:
     """Run a group's rows, each from its start to their common end."""
     starts = [entry.start for entry in group]
     state = model.initial_state(starts.count(0))
@@ -90,14 +84,22 @@ def _run_group(
             # New rows are copies of a row, reset: they see nothing of what came before.
             copies = state.select([*range(num_old), *[0] * num_new])
             state = copies.reset([False] * num_old + [True] * num_new)
-        size = max(1, stop - start) if keep else tokens_at_once(model, len(running))
-        for first in range(start, stop, size):
-            last = min(first + size, stop)
-            tokens = [row.tokens[first - row.start : last - row.start] for row in running]
-            logits, state = feed(model, torch.stack(tokens), state)
-            if keep is not None:
-                for row, found in zip(running, logits, strict=True):
-                    keep(row.place, found)
+        tokens = torch.stack([row.tokens[start - row.start : stop - row.start] for row in running])
+        if keep is None:
+            state = read(model, tokens, state)
+        elif start < stop:
+            logits, state = feed(model, tokens, state)
+            for row, found in zip(running, logits, strict=True):
+                keep(row.place, found)
+    return state
+
+
+def read(model: Model, tokens: Int[Tensor, "rows time"], state: ModelState) -> ModelState:
+    """The state after these tokens, in pieces of bounded memory."""
+    num_rows, length = tokens.shape
+    size = tokens_at_once(model, num_rows)
+    for start in range(0, length, size):
+        _, state = feed(model, tokens[:, start : start + size], state)
     return state
 
 
@@ -115,15 +117,13 @@ def period_of(model: Model) -> int:
 
 def as_rows(
     prompts: Prompt | Sequence[Prompt], *, vocab_size: int, start_token: int | None
-) -> list[Tensor]:
+) -> list[Int[Tensor, " time"]]:
     """One prompt, or several of different lengths, as tokens on the CPU, none of them empty."""
-    start = [] if start_token is None else [as_integer("start_token", start_token, example=0)]
-    if isinstance(prompts, (list, tuple)):
-        # An empty list is one empty prompt, which `start_token` may fill.
-        is_batch = not all(isinstance(token, Integral) for token in prompts)
-    else:
-        is_batch = getattr(prompts, "ndim", 1) == 2  # noqa: PLR2004
-    rows = [_as_row(prompt, start) for prompt in (prompts if is_batch else [prompts])]
+    is_tensor = isinstance(prompts, Tensor | np.ndarray)
+    # An empty list is one empty prompt, which `start_token` may fill.
+    is_batch = prompts.ndim > 1 if is_tensor else _is_batch(prompts)  # type: ignore[union-attr]
+    start = torch.tensor([] if start_token is None else [start_token], dtype=torch.int64)
+    rows = [torch.cat([start, _as_row(one)]) for one in (prompts if is_batch else [prompts])]
     if not rows:
         raise input_error("a stream needs at least one prompt", "none", EXAMPLE)
     for number, row in enumerate(rows):
@@ -143,49 +143,18 @@ def as_rows(
     return rows
 
 
-def _as_row(prompt: object, start: list[int]) -> Int[Tensor, " time"]:
-    if isinstance(prompt, Tensor):
-        prompt = prompt.detach().cpu()
-    elif isinstance(prompt, (list, tuple)):
-        # An array of uint64 and int64 would be one of floats.
-        prompt = [int(token) if isinstance(token, np.integer) else token for token in prompt]
-    row = np.asarray(prompt)
-    # An empty list becomes an array of floats.
-    if row.ndim != 1 or (row.size and row.dtype.kind not in "iu"):
+def _is_batch(prompts: object) -> bool:
+    return isinstance(prompts, list | tuple) and any(
+        isinstance(one, list | tuple | Tensor | np.ndarray) for one in prompts
+    )
+
+
+def _as_row(prompt: object) -> Int[Tensor, " time"]:
+    try:
+        row = torch.as_tensor(prompt).cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise input_error("a prompt is a list of token ids", repr(prompt), EXAMPLE) from error
+    # An empty list becomes a tensor of floats.
+    if row.ndim != 1 or (row.numel() and (row.is_floating_point() or row.dtype == torch.bool)):
         raise input_error("a prompt is a list of token ids", repr(prompt), EXAMPLE)
-    return torch.cat([torch.tensor(start, dtype=torch.int64), torch.from_numpy(row.astype("i8"))])
-
-
-def as_integer(
-    name: str,
-    value: Any,  # noqa: ANN401
-    *,
-    minimum: int = 0,
-    maximum: int | None = None,
-    example: int,
-) -> int:
-    """An int, given as one or as one of numpy's."""
-    number = int(value) if isinstance(value, np.integer) else value
-    check_integer(name, number, minimum=minimum, maximum=maximum, example=example)
-    return int(number)
-
-
-def as_stop_tokens(tokens: Collection[int], *, output_size: int) -> tuple[int, ...]:
-    """Tokens that end a row, all of them tokens that the model can make."""
-    found = tuple(tokens) if isinstance(tokens, Collection) else (tokens,)
-    highest = output_size - 1
-    return tuple(as_integer("stop_token", one, maximum=highest, example=0) for one in found)
-
-
-def as_row_numbers(numbers: Sequence[int] | None, num_rows: int) -> tuple[int, ...]:
-    """The numbers of the rows; by default they count from 0."""
-    if numbers is None:
-        return tuple(range(num_rows))
-    found = tuple(as_integer("row_number", number, example=0) for number in numbers)
-    if len(found) != num_rows or len(set(found)) != num_rows:
-        raise input_error(
-            f"row_numbers must be one different number for each of the {num_rows} prompts",
-            list(found),
-            "leave them out to count from 0",
-        )
-    return found
+    return row.long()

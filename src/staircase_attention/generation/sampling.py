@@ -9,25 +9,19 @@ All arithmetic is float64, on the device of the logits. Logits still differ in t
 between machines and batch sizes, because matrix products are summed in another order. A token
 changes only if its draw falls between two such roundings, or if two tokens are equally likely to
 the last digit: with float32 logits about once in a million tokens, with float64 practically never.
-
-The filters work on scores: softmax turns them into probabilities, -inf is probability zero. Of
-tokens with equal scores the one with the lower id comes first, so that results are deterministic.
 """
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
 from staircase_attention.checks import check_integer, check_number, input_error
 
-# Fills a row of recent tokens before there are enough of them.
-EMPTY = -1
 # Bits of a float64 between 0 and 1.
 MANTISSA = 53
 
@@ -73,65 +67,30 @@ class SamplingConfig:
                 rule = f"{name} must be a probability" + " above 0" * (name == "top_p")
                 raise input_error(rule, value, f"use for example {name}={example}")
 
-    def to_dict(self) -> dict[str, Any]:
-        """The config as plain data."""
-        return asdict(self)
 
+def choose(
+    config: SamplingConfig,
+    logits: Float[Tensor, "rows vocab"],
+    recent: Sequence[Sequence[int]],
+    *,
+    rows: Sequence[int],
+    count: int,
+) -> tuple[Int[Tensor, " rows"], Float[Tensor, " rows"]]:
+    """One token per row and its log-probability under the model itself, both on the CPU.
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Choice:
-    """One token per row, on the CPU."""
-
-    tokens: Int[Tensor, " rows"]
-    logprobs: Float[Tensor, " rows"]
-    """Log-probabilities of the tokens under the model itself, before penalty and filters."""
-
-
-class Sampler:
-    """Samples tokens as a config says. It has no state of its own."""
-
-    def __init__(self, config: SamplingConfig) -> None:
-        self.config = config
-
-    def choose(
-        self,
-        logits: Float[Tensor, "rows vocab"],
-        recent: Int[Tensor, "rows window"],
-        *,
-        rows: Sequence[int],
-        count: int,
-    ) -> Choice:
-        """One token per row. `rows` are the rows' numbers, `count` the tokens made so far."""
-        logits = logits.double()
-        recent = recent.to(logits.device)
-        check_logits(logits, rows)
-        if self.config.temperature == 0:
-            scores = penalised(logits, recent, penalty=self.config.repetition_penalty)
-            tokens = scores.argmax(-1)
-        else:
-            draws = [uniform(seed=self.config.seed, row=row, count=count) for row in rows]
-            tokens = pick(filtered(logits, recent, self.config), torch.tensor(draws).to(logits))
-        # Of the logits themselves: what the model believes, not what was drawn from.
-        logprobs = logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
-        return Choice(tokens=tokens.cpu(), logprobs=logprobs.cpu())
-
-    def begin(self, prompts: Sequence[Sequence[int]]) -> Int[Tensor, "rows window"]:
-        """The recent tokens of rows that have only their prompts."""
-        # Without a penalty nobody reads the window, so it has no columns.
-        window = self.config.repetition_window if self.config.repetition_penalty != 1.0 else 0
-        recent = torch.full((len(prompts), window), EMPTY)
-        for row, prompt in enumerate(prompts):
-            latest = prompt[max(0, len(prompt) - window) :]
-            recent[row, window - len(latest) :] = torch.tensor(latest, dtype=torch.int64)
-        return recent
-
-    def remember(
-        self, recent: Int[Tensor, "rows window"], tokens: Int[Tensor, " rows"]
-    ) -> Int[Tensor, "rows window"]:
-        """The recent tokens after one more."""
-        if recent.shape[1] == 0:
-            return recent
-        return torch.cat([recent[:, 1:], tokens[:, None].to(recent.device)], dim=1)
+    `recent` are each row's latest tokens, `rows` the rows' numbers, `count` the tokens made so far.
+    """
+    logits = logits.double()
+    check_logits(logits, rows)
+    scores = penalised(logits, recent, penalty=config.repetition_penalty)
+    if config.temperature == 0:
+        tokens = scores.argmax(-1)
+    else:
+        draws = [uniform(seed=config.seed, row=row, count=count) for row in rows]
+        tokens = pick(filtered(scores, config), torch.tensor(draws).to(logits))
+    # Of the logits themselves: what the model believes, not what was drawn from.
+    logprobs = logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
+    return tokens.cpu(), logprobs.cpu()
 
 
 def uniform(*, seed: int, row: int, count: int) -> float:
@@ -159,26 +118,8 @@ def pick(
     return found[:, 0]
 
 
-def filtered(
-    logits: Float[Tensor, "rows vocab"],
-    recent: Int[Tensor, "rows window"],
-    config: SamplingConfig,
-) -> Float[Tensor, "rows vocab"]:
-    """The scores to draw from; the config's temperature must not be 0."""
-    scores = penalised(logits, recent, penalty=config.repetition_penalty)
-    # The highest score becomes 0, so that no temperature overflows.
-    scores = (scores - scores.amax(-1, keepdim=True)) / config.temperature
-    if config.top_k is not None:
-        scores = top_k(scores, k=config.top_k)
-    if config.top_p is not None:
-        scores = top_p(scores, p=config.top_p)
-    if config.min_p is not None:
-        scores = min_p(scores, p=config.min_p)
-    return scores
-
-
 def penalised(
-    logits: Float[Tensor, "rows vocab"], recent: Int[Tensor, "rows window"], *, penalty: float
+    logits: Float[Tensor, "rows vocab"], recent: Sequence[Sequence[int]], *, penalty: float
 ) -> Float[Tensor, "rows vocab"]:
     """Keskar et al. 2019: a recent token's logit x becomes x / penalty if x > 0, else x · penalty.
 
@@ -187,55 +128,36 @@ def penalised(
     """
     if penalty == 1.0:
         return logits
-    seen = seen_among(recent, vocab_size=logits.shape[-1])
-    # Dividing a negative logit would make the token likelier, so it is multiplied.
-    lowered = torch.where(logits > 0, logits / penalty, logits * penalty)
-    return torch.where(seen, lowered, logits)
+    scores = logits.clone()
+    for row, tokens in zip(scores, recent, strict=True):
+        # Ids that are inputs only have no logit.
+        seen = [token for token in set(tokens) if token < len(row)]
+        # Dividing a negative logit would make the token likelier, so it is multiplied.
+        row[seen] = torch.where(row[seen] > 0, row[seen] / penalty, row[seen] * penalty)
+    return scores
 
 
-def seen_among(
-    recent: Int[Tensor, "rows window"], *, vocab_size: int
-) -> Bool[Tensor, "rows vocab"]:
-    """Which tokens are recent in each row; `EMPTY` and ids that are inputs only are ignored."""
-    is_output = (recent >= 0) & (recent < vocab_size)
-    # All that is no output goes into one extra column, which is cut off again.
-    columns = recent.masked_fill(~is_output, vocab_size)
-    seen = torch.zeros(len(recent), vocab_size + 1, dtype=torch.bool, device=recent.device)
-    return seen.scatter_(1, columns, value=True)[:, :vocab_size]
-
-
-def top_k(scores: Float[Tensor, "rows vocab"], *, k: int) -> Float[Tensor, "rows vocab"]:
-    """Keep the k highest scores."""
-    if k >= scores.shape[-1]:
-        return scores
-    lowest = scores.topk(k, dim=-1).values[:, -1:]
-    higher, equal = scores > lowest, scores == lowest
-    # Of tokens that tie for the last places, those with the lowest ids are kept.
-    room = k - higher.sum(-1, keepdim=True)
-    keep = higher | (equal & (equal.cumsum(-1) <= room))
-    return scores.masked_fill(~keep, -torch.inf)
-
-
-def top_p(scores: Float[Tensor, "rows vocab"], *, p: float) -> Float[Tensor, "rows vocab"]:
-    """Keep the smallest set of likeliest tokens whose probabilities sum to at least p.
-
-    A token is kept if the tokens likelier than it sum to less than p.
-    """
-    if p == 1.0:
-        return scores
-    order = scores.argsort(dim=-1, descending=True, stable=True)
-    sums = scores.softmax(-1).gather(-1, order).cumsum(-1)
-    # The sum before each token; the likeliest has 0 before it and always stays.
-    likelier = functional.pad(sums[:, :-1], (1, 0))
-    drop = torch.empty_like(scores, dtype=torch.bool).scatter_(-1, order, likelier >= p)
-    return scores.masked_fill(drop, -torch.inf)
-
-
-def min_p(scores: Float[Tensor, "rows vocab"], *, p: float) -> Float[Tensor, "rows vocab"]:
-    """Keep tokens whose probability is at least p times that of the likeliest."""
-    # exp(score - highest) is the ratio of probabilities: no normalisation needed.
-    fraction = (scores - scores.amax(-1, keepdim=True)).exp()
-    return scores.masked_fill(fraction < p, -torch.inf)
+def filtered(
+    scores: Float[Tensor, "rows vocab"], config: SamplingConfig
+) -> Float[Tensor, "rows vocab"]:
+    """The scores to draw from, -inf where a token is dropped; the temperature must not be 0."""
+    # The highest score becomes 0, so that no temperature overflows.
+    scores = (scores - scores.amax(-1, keepdim=True)) / config.temperature
+    if config.top_k is not None or config.top_p is not None:
+        # Likeliest first; of tokens with equal scores the one with the lower id.
+        order = scores.argsort(dim=-1, descending=True, stable=True)
+        ranked = scores.gather(-1, order)
+        if config.top_k is not None:
+            ranked[:, config.top_k :] = -torch.inf
+        if config.top_p is not None and config.top_p < 1:
+            # A token is dropped if the tokens likelier than it sum to p; the first has 0 before it.
+            likelier = functional.pad(ranked.softmax(-1).cumsum(-1)[:, :-1], (1, 0))
+            ranked[likelier >= config.top_p] = -torch.inf
+        scores = torch.empty_like(scores).scatter_(-1, order, ranked)
+    if config.min_p is not None:
+        # exp(score - highest) is the ratio of probabilities: no normalisation needed.
+        scores = scores.masked_fill(scores.exp() < config.min_p, -torch.inf)
+    return scores
 
 
 def check_logits(logits: Float[Tensor, "rows vocab"], rows: Sequence[int]) -> None:

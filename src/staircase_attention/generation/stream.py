@@ -1,7 +1,7 @@
-"""Token streams: a model's continuation of prompts, one token per row and round."""
+"""Token streams: a model's continuation of prompts, one token per row and round, and its text."""
 
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -9,17 +9,11 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from staircase_attention.checks import input_error
-from staircase_attention.generation.prompts import (
-    Prompt,
-    as_integer,
-    as_row_numbers,
-    as_rows,
-    as_stop_tokens,
-    prefill,
-)
-from staircase_attention.generation.sampling import Choice, Sampler, SamplingConfig
+from staircase_attention.checks import check_integer, input_error
+from staircase_attention.generation.prompts import Prompt, as_rows, prefill
+from staircase_attention.generation.sampling import SamplingConfig, choose
 from staircase_attention.generation.stepper import Model, ModelState, Stepper, accelerate, inference
+from staircase_attention.generation.text import Decode, Encode, as_stop_strings, show
 
 # Why a row ended.
 Finish = Literal["max_tokens", "stop_token", "stop_string"]
@@ -35,51 +29,11 @@ class NewToken:
     """Its log-probability under the model itself, before penalty and filters."""
     finish: Finish | None = None
     """Why the row ended with this token; None if it continues."""
+    text: str = ""
+    """In a stream of text: what can be shown now. A row's last token brings all that is left."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
-    """What stays the same during a stream."""
-
-    sampling: SamplingConfig
-    max_tokens: int | None
-    """Tokens per row, at most; None for an endless stream."""
-    stop_tokens: tuple[int, ...] = ()
-    """Tokens that end a row."""
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.sampling, SamplingConfig):
-            raise input_error(
-                "sampling must be a SamplingConfig",
-                repr(self.sampling),
-                "build one, as SamplingConfig(temperature=0.8)",
-            )
-        if self.max_tokens is not None:
-            number = as_integer("max_tokens", self.max_tokens, minimum=1, example=100)
-            # A number of numpy becomes an int, which can be saved as JSON.
-            object.__setattr__(self, "max_tokens", number)
-
-
-@dataclass(kw_only=True, slots=True)
-class GenerationStatus:
-    """What changes during a stream. With the plan and the model it is the whole stream."""
-
-    rows: tuple[int, ...]
-    """The numbers of the rows in the state, in its order."""
-    state: ModelState
-    """The model's state before the pending tokens."""
-    pending: Int[Tensor, " rows"]
-    """Each row's latest token, which the model has not seen yet."""
-    recent: Int[Tensor, "rows window"]
-    """The tokens that the repetition penalty applies to."""
-    num_made: int = 0
-    """Tokens made for each unfinished row."""
-    waiting: deque[NewToken] = field(default_factory=deque)
-    """Tokens that have been made and not been asked for yet."""
-    finished: dict[int, Finish] = field(default_factory=dict)
-    """The rows that have ended, and why."""
-
-
+@dataclass(kw_only=True, eq=False)
 class TokenStream(Iterator[NewToken]):
     """The tokens of one row or several, made when they are asked for.
 
@@ -88,98 +42,130 @@ class TokenStream(Iterator[NewToken]):
     from the model's own state.
     """
 
-    def __init__(self, model: Model, plan: Plan, status: GenerationStatus) -> None:
-        self.model = model
-        self.plan = plan
-        self._status = status
-        self._sampler = Sampler(plan.sampling)
-        self._stepper = Stepper(model, status.state)
+    stepper: Stepper
+    """The model, and its state before the pending tokens."""
+    rows: tuple[int, ...]
+    """The numbers of the rows in the state, in its order."""
+    pending: Int[Tensor, " rows"]
+    """Each row's latest token, which the model has not seen yet."""
+    recent: list[list[int]]
+    """Each row's latest tokens, to which the repetition penalty applies."""
+    sampling: SamplingConfig
+    max_tokens: int | None = None
+    """Tokens per row, at most; None for an endless stream."""
+    stop_tokens: tuple[int, ...] = ()
+    """Tokens that end a row. They have no text."""
+    decode: Decode | None = None
+    """Makes text of tokens; None for a stream of tokens alone."""
+    stop_strings: tuple[str, ...] = ()
+    """Strings that end a row and are not part of its text."""
+    held: dict[int, bytes] = field(default_factory=dict)
+    """Of each row, the bytes that cannot be shown yet: a few, however long the text."""
+    num_made: int = 0
+    """Tokens made for each unfinished row."""
+    waiting: deque[NewToken] = field(default_factory=deque)
+    """Tokens that have been made and not been asked for yet."""
+    finished: dict[int, Finish] = field(default_factory=dict)
+    """The rows that have ended, and why. A row that is added here ends."""
 
-    @property
-    def status(self) -> GenerationStatus:
-        """What has changed since the stream began, its state up to date."""
-        self._status.state = self._stepper.state
-        return self._status
-
-    @property
-    def finished(self) -> Mapping[int, Finish]:
-        """The rows that have ended, and why."""
-        return self._status.finished
+    def __post_init__(self) -> None:
+        if not isinstance(self.sampling, SamplingConfig):
+            raise input_error(
+                "sampling must be a SamplingConfig",
+                repr(self.sampling),
+                "build one, as SamplingConfig(temperature=0.8)",
+            )
+        self.recent = [row[-self.sampling.repetition_window :] for row in self.recent]
+        if self.max_tokens is not None:
+            check_integer("max_tokens", self.max_tokens, minimum=1, example=100)
+        highest = self.stepper.model.output_size - 1
+        for token in self.stop_tokens:
+            check_integer("stop_token", token, minimum=0, maximum=highest, example=0)
 
     @property
     def state(self) -> ModelState:
         """The model's state before each row's latest token: a copy, also usable in training."""
         # The stream's own tensors are made in inference mode; a selection of them is not.
-        return self.status.state.select(range(len(self.status.rows)))
+        return self.stepper.state.select(range(len(self.rows)))
 
     def __next__(self) -> NewToken:
-        waiting = self._status.waiting
-        if not waiting:
+        if not self.waiting:
             self._make()
-        if not waiting:
+        if not self.waiting:
             raise StopIteration
-        return waiting.popleft()
+        return self.waiting.popleft()
 
     def next_round(self) -> list[NewToken]:
         """The tokens still waiting, or else one of every unfinished row; none after the end."""
-        waiting = self._status.waiting
-        if not waiting:
+        if not self.waiting:
             self._make()
-        made = list(waiting)
-        waiting.clear()
+        made = list(self.waiting)
+        self.waiting.clear()
         return made
 
     def take(self, max_tokens: int) -> Iterator[NewToken]:
         """The tokens still waiting, then up to this many more per row; the stream can continue."""
-        status = self._status
-        last = status.num_made + as_integer("max_tokens", max_tokens, minimum=1, example=100)
-        while status.waiting or status.num_made < last:
+        check_integer("max_tokens", max_tokens, minimum=1, example=100)
+        last = self.num_made + max_tokens
+        while self.waiting or self.num_made < last:
             token = next(self, None)
             if token is None:
                 return
             yield token
 
-    def finish(self, row: int, why: Finish) -> None:
-        """End a row after the tokens that have been made for it."""
-        if row not in self._status.rows:
-            raise input_error(
-                "only an unfinished row can be ended", row, f"use one of {list(self._status.rows)}"
-            )
-        self._status.finished[int(row)] = why
-
     def _make(self) -> None:
         """Make one token for every unfinished row."""
-        status = self._status
-        unfinished = [place for place, row in enumerate(status.rows) if row not in self.finished]
+        unfinished = [place for place, row in enumerate(self.rows) if row not in self.finished]
         if not unfinished:
             return
-        if len(unfinished) < len(status.rows):
-            self._stepper.keep(unfinished)
-            status.rows = tuple(status.rows[place] for place in unfinished)
-            status.pending, status.recent = status.pending[unfinished], status.recent[unfinished]
+        if len(unfinished) < len(self.rows):
+            self.stepper.keep(unfinished)
+            self.rows = tuple(self.rows[place] for place in unfinished)
+            self.pending = self.pending[unfinished]
+            self.recent = [self.recent[place] for place in unfinished]
         # A round happens whole or not at all: if sampling fails, the step is undone.
-        with inference(self.model), self._stepper.step(status.pending) as logits:
-            choice = self._sampler.choose(
-                logits, status.recent, rows=status.rows, count=status.num_made
+        with inference(self.stepper.model), self.stepper.step(self.pending) as logits:
+            tokens, logprobs = choose(
+                self.sampling, logits, self.recent, rows=self.rows, count=self.num_made
             )
-            recent = self._sampler.remember(status.recent, choice.tokens)
-        # Only now: an exception above leaves the status as it was.
-        status.pending, status.recent = choice.tokens, recent
-        status.num_made += 1
-        status.waiting.extend(self._announce(choice))
+            pieces = [self._decoded(token) for token in tokens.tolist()]
+        # Only now: an exception above leaves the stream as it was.
+        self.pending = tokens
+        self.num_made += 1
+        made = zip(self.rows, tokens.tolist(), logprobs.tolist(), pieces, strict=True)
+        self.waiting.extend(self._announce(*one) for one in made)
+        window = self.sampling.repetition_window
+        for recent, token in zip(self.recent, tokens.tolist(), strict=True):
+            recent.append(token)
+            del recent[:-window]
 
-    def _announce(self, choice: Choice) -> Iterator[NewToken]:
-        made = zip(self._status.rows, choice.tokens.tolist(), choice.logprobs.tolist(), strict=True)
-        for row, token, logprob in made:
-            why: Finish | None = None
-            # A stop token that is also the last one allowed counts as a stop.
-            if token in self.plan.stop_tokens:
-                why = "stop_token"
-            elif self._status.num_made == self.plan.max_tokens:
-                why = "max_tokens"
-            if why is not None:
-                self.finish(row, why)
-            yield NewToken(row=row, token=token, logprob=logprob, finish=why)
+    def _announce(self, row: int, token: int, logprob: float, piece: bytes) -> NewToken:
+        why: Finish | None = None
+        # A stop token that is also the last one allowed counts as a stop.
+        if token in self.stop_tokens:
+            why, piece = "stop_token", b""
+        elif self.num_made == self.max_tokens:
+            why = "max_tokens"
+        text, held, stopped = show(
+            self.held.pop(row, b"") + piece, self.stop_strings, is_end=why is not None
+        )
+        if stopped:
+            why = "stop_string"
+        if held:
+            self.held[row] = held
+        if why is not None:
+            self.finished[row] = why
+        return NewToken(row=row, token=token, logprob=logprob, finish=why, text=text)
+
+    def _decoded(self, token: int) -> bytes:
+        piece = b"" if self.decode is None else self.decode([token])
+        if not isinstance(piece, bytes):
+            raise input_error(
+                "decode must turn tokens into bytes",
+                type(piece).__name__,
+                "for a tokeniser that gives text, pass lambda ids: tokeniser.decode(ids).encode()",
+            )
+        return piece
 
 
 def stream(
@@ -205,21 +191,57 @@ def stream(
             f"{model.output_size} and {model.vocab_size}",
             "build the model with one vocabulary",
         )
-    plan = Plan(
-        sampling=SamplingConfig() if sampling is None else sampling,
-        max_tokens=max_tokens,
-        stop_tokens=as_stop_tokens(stop_tokens, output_size=model.output_size),
-    )
     rows = as_rows(prompts, vocab_size=model.vocab_size, start_token=start_token)
-    numbers = as_row_numbers(row_numbers, len(rows))
+    numbers = tuple(range(len(rows)) if row_numbers is None else row_numbers)
+    if len({*numbers}) != len(rows):
+        raise input_error(
+            f"row_numbers must be one different number for each of the {len(rows)} prompts",
+            list(numbers),
+            "leave them out to count from 0",
+        )
     accelerate(model)
     with inference(model):
         # The last token of each prompt is fed like any token that is made.
         state = prefill(model, [row[:-1] for row in rows])
-    status = GenerationStatus(
+    return TokenStream(
+        stepper=Stepper(model, state),
         rows=numbers,
-        state=state,
         pending=torch.stack([row[-1] for row in rows]),
-        recent=Sampler(plan.sampling).begin([row.tolist() for row in rows]),
+        recent=[row.tolist() for row in rows],
+        sampling=SamplingConfig() if sampling is None else sampling,
+        max_tokens=max_tokens,
+        stop_tokens=tuple(stop_tokens),
     )
-    return TokenStream(model, plan, status)
+
+
+def stream_text(
+    model: Model,
+    prompts: str | Sequence[str],
+    *,
+    encode: Encode,
+    decode: Decode,
+    max_tokens: int | None,
+    sampling: SamplingConfig | None = None,
+    stop_strings: str | Sequence[str] = (),
+    stop_tokens: Collection[int] = (),
+    start_token: int | None = None,
+    row_numbers: Sequence[int] | None = None,
+) -> TokenStream:
+    """The text by which a model continues one prompt or several; see `stream` for the options.
+
+    Every token comes with the text that can be shown now. Characters appear whole. Stop strings and
+    stop tokens do not appear. What may start a stop string is held back until it is decided.
+    """
+    stops = as_stop_strings(stop_strings)
+    texts = [prompts] if isinstance(prompts, str) else list(prompts)
+    tokens = stream(
+        model,
+        [list(encode(text)) for text in texts],
+        max_tokens=max_tokens,
+        sampling=sampling,
+        stop_tokens=stop_tokens,
+        start_token=start_token,
+        row_numbers=row_numbers,
+    )
+    tokens.decode, tokens.stop_strings = decode, stops
+    return tokens

@@ -1,10 +1,12 @@
 """The recurrent state as a cache of Transformers."""
 
-from typing import Any
+from collections.abc import Callable
 
+import torch
 from torch import Tensor
 from transformers import Cache
 
+from staircase_attention.checks import input_error
 from staircase_attention.models import State
 
 
@@ -18,12 +20,13 @@ class StateCache(Cache):
         model.generate(prompt, past_key_values=cache)
         cache.state  # the state after all tokens but the last
 
-    It has no layers, and it cannot be cropped: a state does not keep what it has forgotten.
+    It has no layers. It can be cropped to any column of the latest call, which is then run again
+    from the state before it; no earlier state is kept.
     """
 
     is_compileable = False
     """The size of a state changes as chunks fill."""
-    is_croppable = False
+    is_croppable = True
 
     def __init__(self, state: State | None = None) -> None:
         super().__init__(layers=[])
@@ -32,11 +35,18 @@ class StateCache(Cache):
         # Transformers counts columns, which all rows share; a state counts tokens by row.
         self.num_columns = max(state.lengths) if state is not None else 0
         """Columns of input seen so far, padding included."""
+        self.num_latest = 0
+        """Columns of the latest call."""
+        self.run_again: Callable[[int], State] | None = None
+        """The state after this many columns of the latest call."""
 
-    def advance(self, state: State, num_columns: int) -> None:
+    def advance(
+        self, state: State, num_columns: int, run_again: Callable[[int], State] | None
+    ) -> None:
         """Replace the state by the one after this many more columns."""
         self.state = state
         self.num_columns += num_columns
+        self.num_latest, self.run_again = num_columns, run_again
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """The number of columns that need not be fed again."""
@@ -48,26 +58,35 @@ class StateCache(Cache):
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep these rows, in this order; a row may be repeated."""
+        self.run_again = None
         if self.state is not None:
             self.state = self.state.select(indices.tolist())
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat every row."""
-        if self.state is not None:
-            rows = range(self.state.batch_size)
-            self.state = self.state.select([row for row in rows for _ in range(repeats)])
+        rows = torch.arange(max(0, self.batch_size))
+        self.batch_select_indices(rows.repeat_interleave(repeats))
 
     def reset(self) -> None:
         """Restart from an empty state."""
-        self.state = None
+        self.state, self.run_again = None, None
         self.num_columns = 0
 
-    def crop(self, *_: Any) -> None:  # noqa: ANN401
-        """Refuse: a state cannot go back."""
-        raise NotImplementedError(
-            "a recurrent state cannot go back, got a request to crop it; "
-            "keep cache.state of an earlier moment, and continue from StateCache(state)"
-        )
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the latest -tokens_to_remove columns; a positive number is how many stay."""
+        kept = tokens_to_remove if tokens_to_remove > 0 else self.num_columns + tokens_to_remove
+        num_lost = self.num_columns - kept
+        if num_lost <= 0:
+            return
+        if self.run_again is None or num_lost > self.num_latest:
+            raise input_error(
+                "a cache can forget only columns of its latest call, one without gradients",
+                f"{num_lost} to forget",
+                "keep cache.state of an earlier moment, and continue from StateCache(state)",
+            )
+        self.num_latest -= num_lost
+        self.num_columns -= num_lost
+        self.state = self.run_again(self.num_latest)
 
     @property
     def batch_size(self) -> int:

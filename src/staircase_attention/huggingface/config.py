@@ -57,8 +57,8 @@ class StaircaseConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
             setattr(self, name, value)
         self.make_schedule().check_core(num_layers=core["num_layers"])
         tokens = {
-            "bos_token_id": bos_token_id,
             "eos_token_id": eos_token_id,
+            "bos_token_id": bos_token_id,
             "pad_token_id": pad_token_id,
         }
         for name, value in tokens.items():

@@ -17,10 +17,30 @@ from staircase_attention.data.byte_pair import BYTE_OF_CHARACTER
 from staircase_attention.huggingface.config import StaircaseConfig
 from staircase_attention.huggingface.model import StaircaseForCausalLM, mark_initialised
 from staircase_attention.models import SequenceModel
+from staircase_attention.models.sequence_model import describe
 
 NUM_BYTES = 256
 # The name of an end token that has none yet.
 END_NAME = "<|endoftext|>"
+# Each turn ends with the separator of `staircase chat`; who speaks is not written down.
+CHAT_TEMPLATE = "{% for message in messages %}{{ message.content + '\\n\\n\\n' }}{% endfor %}"
+MODEL_CARD = """\
+---
+library_name: transformers
+pipeline_tag: text-generation
+tags: [staircase-attention]
+---
+# {name}
+
+A language model of {number:,} parameters, exported by staircase-attention: {facts}.
+
+```python
+import staircase_attention.huggingface  # pip install 'staircase-attention[huggingface]'
+from transformers import pipeline
+
+print(pipeline("text-generation", model="{name}")("Once upon a time"))
+```
+"""
 TokenizerSource = Tokenizer | str | os.PathLike[str]
 
 
@@ -73,8 +93,9 @@ def export(
     """Write a model to a folder that `from_pretrained` reads: config, weights, tokeniser.
 
     The tokeniser is an object or its JSON file. Without one, a model of 256 tokens gets the byte
-    tokeniser, one of 257 the byte tokeniser with an end token, and any other none. Padding is the
-    end token if there is one, else byte 0 of a byte model.
+    tokeniser, one of 257 the byte tokeniser with an end token, and any other none. Bytes without an
+    end token end with byte 0, which is in no text. A text begins with the token that ends the one
+    before, and padding is that token, too.
     """
     target = Path(folder)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -85,14 +106,14 @@ def export(
     elif model.vocab_size in (NUM_BYTES, NUM_BYTES + 1):
         has_end_symbol = model.vocab_size == NUM_BYTES + 1
         found = byte_tokenizer(has_end_symbol=has_end_symbol)
-        if has_end_symbol and eos_token_id is None:
-            eos_token_id = NUM_BYTES
-    if pad_token_id is None:
-        ends = eos_token_id if isinstance(eos_token_id, list) else [eos_token_id]
-        is_bytes = tokenizer is None and found is not None
-        pad_token_id = next((end for end in ends if end is not None), 0 if is_bytes else None)
+        if eos_token_id is None:
+            eos_token_id = NUM_BYTES if has_end_symbol else 0
+    end = eos_token_id[0] if isinstance(eos_token_id, list) else eos_token_id
     wrapped = wrap(
-        model, bos_token_id=bos_token_id, eos_token_id=eos_token_id, pad_token_id=pad_token_id
+        model,
+        bos_token_id=end if bos_token_id is None else bos_token_id,
+        eos_token_id=eos_token_id,
+        pad_token_id=end if pad_token_id is None else pad_token_id,
     )
     fast = None if found is None else for_transformers(found, wrapped.config)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -102,6 +123,10 @@ def export(
         wrapped.save_pretrained(written)
         if fast is not None:
             fast.save_pretrained(written)
+        facts = describe(model.signature)
+        (written / "README.md").write_text(
+            MODEL_CARD.format(facts=facts, number=model.num_parameters, name=target.name)
+        )
         written.replace(target)
     return target
 
@@ -175,6 +200,7 @@ def for_transformers(tokenizer: Tokenizer, config: StaircaseConfig) -> PreTraine
         clean_up_tokenization_spaces=False,
         # A text that spells a special token stays text.
         split_special_tokens=True,
+        chat_template=CHAT_TEMPLATE,
         **special,
     )
 

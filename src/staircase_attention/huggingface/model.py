@@ -12,13 +12,18 @@ from staircase_attention.checks import input_error
 from staircase_attention.generation.stepper import accelerate
 from staircase_attention.huggingface.cache import StateCache
 from staircase_attention.huggingface.config import StaircaseConfig
-from staircase_attention.huggingface.padding import is_padded_right, run_present, tokens_present
-from staircase_attention.models import SequenceModel
+from staircase_attention.huggingface.padding import (
+    carried,
+    is_padded_right,
+    run_present,
+    tokens_present,
+)
+from staircase_attention.models import SequenceModel, State
 
 # The label that Transformers leaves out of the loss.
 IGNORED = -100
 # Arguments of Transformers that these models do not support.
-UNSUPPORTED = ("inputs_embeds", "position_ids", "output_attentions", "output_hidden_states")
+UNSUPPORTED = ("position_ids", "output_attentions", "output_hidden_states")
 
 
 class StaircaseForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no-untyped-call]
@@ -30,7 +35,6 @@ class StaircaseForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no
     supports_gradient_checkpointing = True
     accepts_loss_kwargs = True
     """Trainer divides by the number of labels in all micro-batches, and passes it to the loss."""
-    _is_stateful = True
     # A state is on one device, so the model is too.
     _no_split_modules = ["SequenceModel"]  # noqa: RUF012
 
@@ -50,6 +54,7 @@ class StaircaseForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no
         input_ids: Int[Tensor, "batch time"] | None = None,
         attention_mask: Int[Tensor, "batch columns"] | None = None,
         past_key_values: StateCache | None = None,
+        inputs_embeds: Float[Tensor, "batch time width"] | None = None,
         labels: Int[Tensor, "batch time"] | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
@@ -62,8 +67,11 @@ class StaircaseForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no
         passed, if `use_cache` asks for it, and by default outside of training without labels.
         """
         self._check_supported(others)
-        if input_ids is None:
-            raise input_error("these models take input_ids", "none", "pass token ids")
+        if (input_ids is None) == (inputs_embeds is None):
+            found = "neither" if input_ids is None else "both"
+            raise input_error("a model takes input_ids or inputs_embeds", found, "pass one of them")
+        tokens = inputs_embeds if input_ids is None else input_ids
+        assert tokens is not None
         if past_key_values is not None and not isinstance(past_key_values, StateCache):
             raise input_error(
                 "past_key_values must be a StateCache",
@@ -74,8 +82,10 @@ class StaircaseForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no
             use_cache = self.config.use_cache and not self.training and labels is None
         # A cache that was passed is always filled, even where `use_cache` is False.
         cache = StateCache() if past_key_values is None and use_cache else past_key_values
-        present = tokens_present(attention_mask, input_ids)
-        logits = self._run(input_ids, present, cache)
+        present = tokens_present(attention_mask, tokens)
+        logits = self._run(tokens, present, cache)
+        if present is not None and labels is None:
+            logits = carried(logits, present)
         loss = None
         if labels is not None:
             labels = labels if present is None else without_padding(labels, present)
@@ -93,22 +103,26 @@ class StaircaseForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no
         return output if return_dict else output.to_tuple()
 
     def _run(
-        self,
-        tokens: Int[Tensor, "batch time"],
-        present: Bool[Tensor, "batch time"] | None,
-        cache: StateCache | None,
+        self, tokens: Tensor, present: Bool[Tensor, "batch time"] | None, cache: StateCache | None
     ) -> Float[Tensor, "batch time vocab"]:
-        model, state = self.sequence_model, None if cache is None else cache.state
-        logits: Tensor
-        if present is None:
-            logits, after = model(tokens, state)
-        elif cache is None and is_padded_right(present):
+        model = self.sequence_model
+        if cache is None and present is not None and is_padded_right(present):
             # Tokens after a row's end change nothing before it, and no state is kept.
-            logits, after = model(tokens.masked_fill(~present, 0), state)
-        else:
-            logits, after = run_present(model, tokens, present, state)
+            absent = ~present if tokens.dim() == present.dim() else ~present[..., None]
+            return model(tokens.masked_fill(absent, 0))[0]  # type: ignore[no-any-return]
+        state = None if cache is None else cache.state
+
+        def run(num_columns: int) -> tuple[Tensor, State]:
+            some = tokens[:, :num_columns]
+            if present is None:
+                return model(some, state)  # type: ignore[no-any-return]
+            return run_present(model, some, present[:, :num_columns], state)
+
+        logits, after = run(tokens.shape[1])
         if cache is not None:
-            cache.advance(after, tokens.shape[1])
+            # With gradients the state before would keep its graph alive.
+            run_again = None if torch.is_grad_enabled() else lambda number: run(number)[1]
+            cache.advance(after, tokens.shape[1], run_again)
         return logits
 
     def _check_supported(self, others: dict[str, Any]) -> None:
@@ -116,7 +130,7 @@ class StaircaseForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no
         for name in UNSUPPORTED:
             if asked.get(name) is not None and asked[name] is not False:
                 raise input_error(
-                    "these models take input_ids and return loss, logits and past_key_values",
+                    "these models return loss, logits and past_key_values",
                     name,
                     "leave it out",
                 )
@@ -155,7 +169,8 @@ class StaircaseForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no
         missing = {
             name: parameter
             for name, parameter in self.sequence_model.named_parameters()
-            if not getattr(parameter, "_is_hf_initialized", False)
+            # On the meta device there is nothing to initialise.
+            if not (parameter.is_meta or getattr(parameter, "_is_hf_initialized", False))
         }
         if missing:
             new = dict(type(self)(self.config).sequence_model.named_parameters())
@@ -169,6 +184,8 @@ class StaircaseForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no
         self,
         input_ids: Int[Tensor, "batch time"],
         next_sequence_length: int | None = None,
+        # Transformers looks for this name before it takes vectors.
+        inputs_embeds: Tensor | None = None,
         **kwargs: Any,  # noqa: ANN401
     ) -> dict[str, Any]:
         """The arguments of the next forward, without the tokens that the cache has seen."""
@@ -184,6 +201,7 @@ class StaircaseForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no
             kwargs["next_sequence_length"] = next_sequence_length
         inputs: dict[str, Any] = super().prepare_inputs_for_generation(  # type: ignore[misc]
             input_ids,  # type: ignore[arg-type]
+            inputs_embeds=inputs_embeds,  # type: ignore[arg-type]
             **kwargs,
         )
         return inputs

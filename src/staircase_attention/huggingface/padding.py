@@ -7,7 +7,7 @@ gets the logits and the state that it would get alone.
 from typing import cast
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from staircase_attention.checks import input_error
@@ -16,12 +16,12 @@ from staircase_attention.models import SequenceModel, State
 
 
 def tokens_present(
-    attention_mask: Tensor | None, tokens: Int[Tensor, "batch time"]
+    attention_mask: Tensor | None, tokens: Tensor
 ) -> Bool[Tensor, "batch time"] | None:
-    """Which tokens are present; None if all are."""
-    if attention_mask is None or tokens.dim() != 2:  # noqa: PLR2004
+    """Which tokens, or vectors of tokens, are present; None if all are."""
+    if attention_mask is None or tokens.dim() < 2:  # noqa: PLR2004
         return None
-    batch, time = tokens.shape
+    batch, time = tokens.shape[:2]
     # A mask may also cover the tokens of earlier calls.
     if attention_mask.dim() != 2 or len(attention_mask) != batch or attention_mask.shape[1] < time:  # noqa: PLR2004
         raise input_error(
@@ -40,7 +40,7 @@ def is_padded_right(present: Bool[Tensor, "batch time"]) -> bool:
 
 def run_present(
     model: SequenceModel,
-    tokens: Int[Tensor, "batch time"],
+    tokens: Tensor,
     present: Bool[Tensor, "batch time"],
     state: State | None,
 ) -> tuple[Float[Tensor, "batch time output"], State]:
@@ -62,7 +62,20 @@ def run_present(
             order += alike
             states.append(later)
         after = State.join(states).select(sorted(range(len(order)), key=order.__getitem__))
-    whole = model.output.weight.new_zeros(*tokens.shape, model.output_size)
+    whole = model.output.weight.new_zeros(*present.shape, model.output_size)
     # Where all tokens are absent there are no logits to put in.
     parts = [whole.new_zeros(0, model.output_size), *(part for row in found for part in row)]
     return whole.index_put((present,), torch.cat(parts)), after
+
+
+def carried(
+    logits: Float[Tensor, "batch time vocab"], present: Bool[Tensor, "batch time"]
+) -> Float[Tensor, "batch time vocab"]:
+    """The logits of each row's latest present token, also at the padding after it.
+
+    `generate` reads the last column; with padding on the right that is not the last token.
+    """
+    columns = torch.arange(present.shape[1], device=present.device)
+    latest = torch.where(present, columns, -1).cummax(1).values[..., None]
+    # Before the first token there are no logits.
+    return logits.gather(1, latest.clamp(min=0).expand_as(logits)).masked_fill(latest < 0, 0)

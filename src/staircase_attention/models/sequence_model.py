@@ -117,8 +117,10 @@ class SequenceModel(nn.Module):
         *,
         order: Order = "window",
     ) -> tuple[Float[Tensor, "batch time width"], State]:
-        """What the output projection turns into logits."""
-        check_tokens(tokens, self.vocab_size)
+        """What the output projection turns into logits; tokens may also be given as vectors."""
+        is_embedded = isinstance(tokens, Tensor) and tokens.dim() == 3  # noqa: PLR2004
+        if not is_embedded:
+            check_tokens(tokens, self.vocab_size)
         check_choice("order", order, ("window", "chunk"))
         if state is None:
             state = self.initial_state(tokens.shape[0])
@@ -128,9 +130,8 @@ class SequenceModel(nn.Module):
         outputs, streams = [], []
         for stream in state.streams:
             own = tokens if is_alone else tokens[list(stream.rows)]
-            embedded = functional.dropout(
-                self.embedding(own), self.config.embedding_dropout, self.training
-            )
+            embedded = own if is_embedded else self.embedding(own)
+            embedded = functional.dropout(embedded, self.config.embedding_dropout, self.training)
             recompute = self.recompute and torch.is_grad_enabled()
             runner = self.backend.runner(self.core, embedded, recompute=recompute)
             executor = Executor(runner, self.schedule, stream, embedded)
