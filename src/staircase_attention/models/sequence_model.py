@@ -207,8 +207,9 @@ class SequenceModel(nn.Module):
     def _check_state(self, state: State, tokens: Int[Tensor, "batch time"]) -> None:
         own = "pass this model's own state, or none to restart"
         if not isinstance(state, State):
-            rule = "state must be the second value of a call of the model"
-            raise input_error(rule, type(state).__name__, own)
+            raise input_error(
+                "state must be the second value of a call of the model", type(state).__name__, own
+            )
         if state.model != self.signature:
             rule = f"a state must be of a model of the same shape, {describe(self.signature)}"
             raise input_error(rule, describe(state.model), own)
