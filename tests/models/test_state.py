@@ -145,18 +145,6 @@ def test_rows_that_begin_where_others_have_a_chunk_share_their_stream():
         assert all(list(stream.rows) == sorted(stream.rows) for stream in state.streams)
 
 
-def test_a_stream_with_a_long_past_accepts_no_new_rows(monkeypatch):
-    monkeypatch.setattr("staircase_attention.models.state.LONGEST_SHARED", 4)
-    model = build(GlobalCachedStaircase(chunk_size=2, num_passes=1))
-    _, state = model(random_tokens(2, 1))
-    state = state.reset([False, True])
-    for length, num_streams in ((3, 1), (6, 2)):
-        _, after = model(random_tokens(2, length), state)
-        # Row 0 stands where a chunk begins in the first case, row 1 in the second.
-        begins = [length == 6, length == 3]
-        assert len(after.reset(begins).streams) == num_streams, length
-
-
 def test_cached_keys_and_values_are_computed_once(monkeypatch):
     model = build(CachedStaircase(chunk_size=2, num_window_chunks=5, num_passes=1))
     frozen = []

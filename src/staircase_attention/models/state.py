@@ -14,9 +14,6 @@ from staircase_attention.checks import input_error
 from staircase_attention.layers import KeysValues
 from staircase_attention.schedules import num_positions, overlap
 
-# A row joins a stream with at most this many cached tokens: it takes as much room as the rest.
-LONGEST_SHARED = 1024
-
 
 class TensorState(ABC):
     """What a model must remember, in tensors. A value: every method gives a new one."""
@@ -226,7 +223,7 @@ class State(TensorState):
     def _assign(self, streams: list[Stream], new: list[int]) -> None:
         """Let rows begin in a stream where a period begins now, or in one of their own."""
         for number, stream in enumerate(streams):
-            if self._is_aligned(stream) and num_positions(stream.cached) <= LONGEST_SHARED:
+            if self._is_aligned(stream):
                 place_of = {row: place for place, row in enumerate(stream.rows)}
                 rows = sorted([*stream.rows, *new])
                 # New rows begin as copies of any other one; restarting clears them.
