@@ -20,7 +20,6 @@ from staircase_attention import (
 CORE = {"width": 8, "num_layers": 2, "num_heads": 2}
 
 WRONG = {
-    "no passes": lambda: Staircase(chunk_size=2, num_passes=0),
     "M over N": lambda: CachedStaircase(chunk_size=2, num_window_chunks=2, num_passes=3),
     "unknown order": lambda: Ladder(num_passes=2, span=4, order="BABA"),
     "unknown memory": lambda: FeedbackTransformer(span=4, memory="bottom"),
@@ -79,17 +78,21 @@ WRONG_CALLS = {
 }
 
 
-GIVEN = [*(model.schedule for model in example_models()), CoreConfig(**CORE, max_distance=4)]
+GIVEN = [
+    *(model.schedule for model in example_models()),
+    CoreConfig(**CORE, max_distance=4, feed_forward_width=4),
+]
 
 
 @pytest.mark.parametrize("given", GIVEN, ids=repr)
 def test_every_number_of_a_config_must_be_an_integer_that_is_not_too_low(given):
-    names = [field.name for field in fields(given) if type(getattr(given, field.name)) is int]
-    assert names
-    for name in names:
-        for wrong in (-1, 0.5, True, "4"):
-            with pytest.raises(ValueError, match=rf"{name} must be .*got .*; use for example"):
-                replace(given, **{name: wrong})
+    numbers = [field for field in fields(given) if type(getattr(given, field.name)) is int]
+    assert numbers
+    for number in numbers:
+        for wrong in (number.metadata.get("minimum", 1) - 1, 0.5, True, "4"):
+            rule = rf"{number.name} must be .*got .*; use for example"
+            with pytest.raises(ValueError, match=rule):
+                replace(given, **{number.name: wrong})
 
 
 @pytest.mark.parametrize("name", WRONG)

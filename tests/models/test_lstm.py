@@ -33,10 +33,16 @@ def test_a_reset_heals_a_row_that_is_not_finite(model):
 
 def test_wrong_states_are_refused_in_one_line(model):
     _, state = model(random_tokens(2, 4))
+    with pytest.raises(ValueError, match=r"must be 2 layers x 3 rows x 6, got \(2, 2, 6\)"):
+        model(random_tokens(3, 4), state)
+    with pytest.raises(ValueError, match="second value of a call of the model, got tuple; pass"):
+        model(random_tokens(2, 4), (state.hidden, state.cell))
     with pytest.raises(ValueError, match="each of the 2 batch rows"):
         state.reset([True])
     with pytest.raises(ValueError, match="rows must be numbers from 0 to 1"):
         state.select([5])
+    with pytest.raises(ValueError, match=r"of the model, torch.float64, got torch.float32; use"):
+        model(random_tokens(2, 4), state.to(dtype=torch.float32))
     with pytest.raises(ValueError, match=r"to join must be one or more, got none; pass a list"):
         LSTMState.join([])
 

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from staircase_attention.checks import check_integer, input_error
 from staircase_attention.layers.embedding import Embedding, check_tokens
-from staircase_attention.models.state import TensorState, checked_mask, checked_rows
+from staircase_attention.models.state import STATE_RULE, TensorState, checked_mask, checked_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +82,8 @@ class LSTMSequenceModel(nn.Module):
     ) -> tuple[Float[Tensor, "batch time output"], LSTMState]:
         """Logits for every token, and the state from which the stream continues."""
         check_tokens(tokens, self.vocab_size)
+        if state is not None:
+            self._check_state(state, tokens)
         # PyTorch's LSTM refuses sequences without tokens.
         if tokens.shape[1] == 0 and state is not None:
             return self.output(self.embedding(tokens)), state
@@ -89,6 +91,21 @@ class LSTMSequenceModel(nn.Module):
         hidden, (last_hidden, last_cell) = self.lstm(self.embedding(tokens), before)
         logits = self.output(functional.dropout(hidden, self.dropout, self.training))
         return logits, LSTMState(hidden=last_hidden, cell=last_cell)
+
+    def _check_state(self, state: LSTMState, tokens: Int[Tensor, "batch time"]) -> None:
+        own = "pass this model's own state, or none to restart"
+        if not isinstance(state, LSTMState):
+            raise input_error(STATE_RULE, type(state).__name__, own)
+        here = self.output.weight
+        is_other = {state.hidden.dtype, state.cell.dtype} != {here.dtype}
+        if is_other and not torch.is_autocast_enabled(here.device.type):
+            rule = f"a state must have the dtype of the model, {here.dtype}"
+            raise input_error(rule, state.hidden.dtype, f"use state.to(dtype={here.dtype})")
+        layers, width = self.lstm.num_layers, self.lstm.hidden_size
+        for tensor in (state.hidden, state.cell):
+            if tensor.shape != (layers, tokens.shape[0], width):
+                rule = f"a state must be {layers} layers x {tokens.shape[0]} rows x {width}"
+                raise input_error(rule, tuple(tensor.shape), own)
 
     def initial_state(self, batch_size: int) -> LSTMState:
         """The state of streams that have not begun."""

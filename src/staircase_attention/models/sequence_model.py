@@ -18,7 +18,7 @@ from staircase_attention.layers.embedding import Embedding, check_tokens
 from staircase_attention.layers.positions import RelativePositions
 from staircase_attention.models.backend import Backend, PlainBackend
 from staircase_attention.models.executor import Executor
-from staircase_attention.models.state import State
+from staircase_attention.models.state import STATE_RULE, State
 from staircase_attention.schedules import Order, Schedule
 
 Given = ParamSpec("Given")
@@ -207,9 +207,7 @@ class SequenceModel(nn.Module):
     def _check_state(self, state: State, tokens: Int[Tensor, "batch time"]) -> None:
         own = "pass this model's own state, or none to restart"
         if not isinstance(state, State):
-            raise input_error(
-                "state must be the second value of a call of the model", type(state).__name__, own
-            )
+            raise input_error(STATE_RULE, type(state).__name__, own)
         if state.model != self.signature:
             rule = f"a state must be of a model of the same shape, {describe(self.signature)}"
             raise input_error(rule, describe(state.model), own)

@@ -14,6 +14,8 @@ from staircase_attention.checks import input_error
 from staircase_attention.layers import KeysValues
 from staircase_attention.schedules import num_positions, overlap
 
+STATE_RULE = "state must be the second value of a call of the model"
+
 
 class TensorState(ABC):
     """What a model must remember, in tensors. A value: every method gives a new one."""
