@@ -10,17 +10,20 @@ TEST_PROCESSES ?= 2
 
 setup: $(READY)
 
-# Modules are compiled when they are first imported, which most of PyTorch's never are.
+# Python's own copy of pip may be an old one, which takes twice as long. Modules are compiled when
+# they are first imported, which most of PyTorch's never are.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --upgrade pip
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 demo: $(READY)
 	$(BIN)/staircase demo
 
-test: lint types imports unit
+# Types are checked beside the tests: mypy uses one core, and the tests both.
+test: $(READY)
+	$(MAKE) --no-print-directory --jobs 2 lint types imports unit
 
 lint: $(READY)
 	$(BIN)/ruff check .

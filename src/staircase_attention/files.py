@@ -48,14 +48,6 @@ def check_can_write(path: Path, what: str) -> None:
         raise input_error(rule, f"{path} ({error.strerror})", "name another") from error
 
 
-def check_folder_of(path: Path, what: str) -> None:
-    """Refuse a file whose folder does not exist."""
-    if not path.parent.is_dir():
-        raise FileNotFoundError(
-            f"{what} is saved into a folder that exists, got {path}; make {path.parent} first"
-        )
-
-
 def check_can_hold(path: Path, what: str) -> None:
     """Refuse an output folder that cannot be made, before the work for it is done."""
     there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())

@@ -87,24 +87,6 @@ def test_products_equal_the_reference_in_outputs_and_gradients(view, num_rows, h
     assert_same(attend, view, num_rows, has_table)
 
 
-@pytest.mark.parametrize("has_table", [True, False])
-@pytest.mark.parametrize(("num_queries", "num_before", "span"), [(150, 0, 20), (131, 70, 66)])
-@pytest.mark.parametrize("hides", [True, False])
-def test_long_runs_of_queries_are_cut_into_blocks_without_a_trace(
-    has_table, num_queries, num_before, span, hides
-):
-    view = View(
-        num_queries=num_queries,
-        num_keys=num_before + num_queries,
-        first_query=num_before,
-        span=span,
-        first_visible=torch.tensor([0, num_before + 40]) if hides else None,
-        device=CPU,
-    )
-    assert view.needs_blocks
-    assert_same(attend, view, 30, has_table)
-
-
 def test_a_query_that_sees_nothing_gets_zero():
     view = View(
         num_queries=1,

@@ -101,8 +101,8 @@ ON_TEXT = {
     f"sample RUN --save {'a' * 255}": "too long",
     "sample RUN --resume NEW": "which is no file; check",
     "sample RUN --prompt a\udcff": "surrogates not allowed",
-    "sample RUN --device abacus": "--device must be a device of this machine, got 'abacus'; use",
-    "chat RUN --device cuda:99": "--device must be a device of this machine, got 'cuda:99'; use",
+    "sample RUN --device abacus": "a device must be one that this machine has, got 'abacus'; use",
+    "chat RUN --device cuda:99": "a device must be one that this machine has, got 'cuda:99'; use",
     "chat RUN --save NEW/absent/kept": "--save must be a file in a folder that can be written",
     "export RUN RUN/config.json/z": "is a file; name another",
 }

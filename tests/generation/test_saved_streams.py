@@ -107,3 +107,9 @@ def test_a_file_that_is_no_token_stream_is_refused(name, message, tmp_path):
     (tmp_path / "newer").write_bytes(content.replace(b'version\\": 2', b'version\\": 9', 1))
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         load_stream(tmp_path / name, model)
+
+
+def test_a_stream_is_saved_only_where_a_folder_is(tmp_path):
+    tokens = stream(lstm(), [1, 2], max_tokens=3)
+    with pytest.raises(ValueError, match="a stream must be a file in a folder that can be writ"):
+        save_stream(tokens, tmp_path / "absent" / "stream.safetensors")

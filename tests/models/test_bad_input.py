@@ -1,16 +1,16 @@
 """What a user can get wrong is refused in one line: the rule, what came, the way out."""
 
+from dataclasses import fields, replace
+
 import pytest
 import torch
 
-from building import build, random_tokens
+from building import build, example_models, random_tokens
 from staircase_attention import (
     CachedStaircase,
     CoreConfig,
     FeedbackTransformer,
-    GlobalCachedStaircase,
     Ladder,
-    MemoryNetwork,
     SequenceModel,
     Staircase,
     TransformerXL,
@@ -20,33 +20,17 @@ from staircase_attention import (
 CORE = {"width": 8, "num_layers": 2, "num_heads": 2}
 
 WRONG = {
-    "zero chunk": lambda: Staircase(chunk_size=0, num_passes=2),
-    "no passes": lambda: Staircase(chunk_size=2, num_passes=0),
-    "half a chunk": lambda: Staircase(chunk_size=0.5, num_passes=2),
-    "a flag for a number": lambda: Staircase(chunk_size=True, num_passes=2),
     "M over N": lambda: CachedStaircase(chunk_size=2, num_window_chunks=2, num_passes=3),
-    "negative M": lambda: CachedStaircase(chunk_size=2, num_window_chunks=2, num_passes=-1),
-    "empty window": lambda: CachedStaircase(chunk_size=2, num_window_chunks=0, num_passes=0),
-    "global zero chunk": lambda: GlobalCachedStaircase(chunk_size=0, num_passes=1),
-    "zero span": lambda: TransformerXL(span=0),
-    "ladder zero span": lambda: Ladder(num_passes=2, span=0),
     "unknown order": lambda: Ladder(num_passes=2, span=4, order="BABA"),
-    "universal zero passes": lambda: UniversalTransformer(num_passes=0, span=4),
-    "feedback zero span": lambda: FeedbackTransformer(span=0),
     "unknown memory": lambda: FeedbackTransformer(span=4, memory="bottom"),
     "flag that is none": lambda: FeedbackTransformer(span=4, attend_self="yes"),
-    "memory zero span": lambda: MemoryNetwork(span=0),
     "heads that do not divide": lambda: CoreConfig(width=10, num_layers=2, num_heads=3),
-    "no layers": lambda: CoreConfig(width=8, num_layers=0, num_heads=2),
-    "no width": lambda: CoreConfig(width=0, num_layers=1, num_heads=1),
     "dropout of one": lambda: CoreConfig(**CORE, dropout=1.0),
     "negative dropout": lambda: CoreConfig(**CORE, embedding_dropout=-0.1),
     "dropout in words": lambda: CoreConfig(**CORE, dropout="much"),
     "unknown positions": lambda: CoreConfig(**CORE, positions="absolute"),
     "odd rotary heads": lambda: CoreConfig(width=6, num_layers=1, num_heads=2, positions="rotary"),
     "rotary with a table": lambda: CoreConfig(**CORE, positions="rotary", max_distance=9),
-    "empty table": lambda: CoreConfig(**CORE, max_distance=0),
-    "no feed-forward": lambda: CoreConfig(**CORE, feed_forward_width=0),
     "deep universal": lambda: SequenceModel(
         vocab_size=4,
         core=CoreConfig(**CORE),
@@ -92,6 +76,23 @@ WRONG_CALLS = {
     "something that is no state": (random_tokens(2, 3), {"position": 3}),
     "an unknown order": (random_tokens(2, 3), None, {"order": "backwards"}),
 }
+
+
+GIVEN = [
+    *(model.schedule for model in example_models()),
+    CoreConfig(**CORE, max_distance=4, feed_forward_width=4),
+]
+
+
+@pytest.mark.parametrize("given", GIVEN, ids=repr)
+def test_every_number_of_a_config_must_be_an_integer_that_is_not_too_low(given):
+    numbers = [field for field in fields(given) if type(getattr(given, field.name)) is int]
+    assert numbers
+    for number in numbers:
+        for wrong in (number.metadata.get("minimum", 1) - 1, 0.5, True, "4"):
+            rule = rf"{number.name} must be .*got .*; use for example"
+            with pytest.raises(ValueError, match=rule):
+                replace(given, **{number.name: wrong})
 
 
 @pytest.mark.parametrize("name", WRONG)

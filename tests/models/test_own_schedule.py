@@ -45,7 +45,7 @@ def alternating_logits(parameters, model, batch):
     return torch.stack(outputs, dim=1)
 
 
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(model=models("alternate-cached"), data=st.data(), order=st.sampled_from(["window", "chunk"]))
 def test_logits_and_gradients_equal_a_slow_loop(model, data, order):
     batch = data.draw(tokens(max_batch=2, max_length=17))

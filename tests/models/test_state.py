@@ -63,10 +63,10 @@ def test_state_holds_no_more_memory_than_it_says(model):
 def test_state_size_is_bounded_except_for_the_global_model(model):
     sizes, state = [], None
     with torch.no_grad():
-        for piece in random_tokens(1, 80).split(1, dim=1):
+        for piece in random_tokens(1, 40).split(1, dim=1):
             _, state = model(piece, state)
             sizes.append(state.num_bytes)
-    grows = max(sizes[40:]) > max(sizes[:40])
+    grows = max(sizes[20:]) > max(sizes[:20])
     assert grows == (not model.schedule.is_state_bounded)
     assert model.schedule.is_state_bounded == (model.schedule.name != "global-cached-staircase")
 
@@ -145,18 +145,6 @@ def test_rows_that_begin_where_others_have_a_chunk_share_their_stream():
         assert all(list(stream.rows) == sorted(stream.rows) for stream in state.streams)
 
 
-def test_a_stream_with_a_long_past_accepts_no_new_rows(monkeypatch):
-    monkeypatch.setattr("staircase_attention.models.state.LONGEST_SHARED", 4)
-    model = build(GlobalCachedStaircase(chunk_size=2, num_passes=1))
-    _, state = model(random_tokens(2, 1))
-    state = state.reset([False, True])
-    for length, num_streams in ((3, 1), (6, 2)):
-        _, after = model(random_tokens(2, length), state)
-        # Row 0 stands where a chunk begins in the first case, row 1 in the second.
-        begins = [length == 6, length == 3]
-        assert len(after.reset(begins).streams) == num_streams, length
-
-
 def test_cached_keys_and_values_are_computed_once(monkeypatch):
     model = build(CachedStaircase(chunk_size=2, num_window_chunks=5, num_passes=1))
     frozen = []
@@ -226,7 +214,7 @@ def test_states_of_different_models_cannot_be_joined():
 
 def test_a_state_is_saved_only_where_a_folder_is(tmp_path):
     state = build(Staircase(chunk_size=3, num_passes=2)).initial_state(1)
-    with pytest.raises(FileNotFoundError, match=r"make .* first"):
+    with pytest.raises(ValueError, match="a state must be a file in a folder that can be written"):
         save_state(state, tmp_path / "absent" / "state.safetensors")
     with pytest.raises(FileNotFoundError, match="which is none"):
         load_state(tmp_path)

@@ -24,6 +24,7 @@ each_kind = pytest.mark.parametrize("name", ALL_SCHEDULES)
 
 
 @each_kind
+@settings(max_examples=10)
 @given(data=st.data())
 def test_cuts_and_orders_leave_logits_unchanged(name, data):
     """Whole, in a few pieces or token by token, each piece by windows or by chunks."""
@@ -43,6 +44,7 @@ def test_cuts_and_orders_leave_logits_unchanged(name, data):
 
 
 @each_kind
+@settings(max_examples=8)
 @given(data=st.data())
 def test_changing_a_token_changes_no_logit_before_it_and_some_from_it_on(name, data):
     model, batch = data.draw(models(name)), data.draw(tokens())
@@ -55,7 +57,7 @@ def test_changing_a_token_changes_no_logit_before_it_and_some_from_it_on(name, d
 
 
 @each_kind
-@settings(max_examples=10)
+@settings(max_examples=8)
 @given(data=st.data())
 def test_rows_of_a_batch_are_streams_of_their_own_that_restart_at_any_time(name, data):
     """Each row equals its pieces alone: inside a chunk, several times, at different moments."""
@@ -82,7 +84,7 @@ def test_rows_of_a_batch_are_streams_of_their_own_that_restart_at_any_time(name,
 
 
 @each_kind
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(data=st.data())
 def test_gradients_flow_through_a_state_as_if_the_stream_were_whole(name, data):
     model, batch = data.draw(models(name)), data.draw(tokens(max_batch=2, max_length=11))

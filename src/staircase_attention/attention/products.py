@@ -30,20 +30,6 @@ def attend(
     dropout: float,
 ) -> Float[Tensor, "batch heads queries size"]:
     """Attention as in `reference.attend`; without a table it is PyTorch's own."""
-    if view.needs_blocks:
-        # A mask over all pairs would mostly hide: cut the queries, and give each run its keys.
-        blocks = [
-            attend(
-                queries[:, :, rows],
-                keys[:, :, columns],
-                values[:, :, columns],
-                table=table,
-                view=part,
-                dropout=dropout,
-            )
-            for rows, columns, part in view.blocks()
-        ]
-        return torch.cat(blocks, dim=2)
     if table is None:
         seen = None if view.hidden is None else ~view.hidden
         return functional.scaled_dot_product_attention(
@@ -86,11 +72,3 @@ def skew(
     if view.has_gaps:
         return by_place.index_select(-1, view.key_places)
     return by_place[..., : view.num_keys]
-
-
-def attention_flops(view: View, *, has_table: bool) -> int:
-    """Floating-point operations of one head of size 1: scores, distances and weighted sum."""
-    if view.needs_blocks:
-        return sum(attention_flops(part, has_table=has_table) for _, _, part in view.blocks())
-    columns = 2 * view.num_keys + (view.num_distances if has_table else 0)
-    return 2 * view.num_queries * columns

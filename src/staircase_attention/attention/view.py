@@ -1,7 +1,7 @@
 """What queries may see: the one place where distances and visibility are computed."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -9,9 +9,6 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from staircase_attention.schedules import joined, num_positions
-
-# Runs of queries shorter than this are not worth cutting.
-SMALLEST_BLOCK = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,32 +108,3 @@ class View:
             keys = torch.arange(self.num_keys, device=self.device)
             hidden = hidden | (keys < self.first_visible[:, None])[:, None, None, :]
         return hidden
-
-    @property
-    def needs_blocks(self) -> bool:
-        """Whether most keys are out of most queries' sight, as in long segments of a ladder."""
-        is_long = self.span is not None and self.num_queries > max(self.span, SMALLEST_BLOCK)
-        return is_long and not self.has_gaps
-
-    def blocks(self) -> list[tuple[slice, slice, "View"]]:
-        """Cut the queries into runs of about a span: each run, the keys it sees, and its view."""
-        assert self.span is not None
-        size = max(self.span, SMALLEST_BLOCK)
-        return [
-            self._block(start, min(start + size, self.num_queries))
-            for start in range(0, self.num_queries, size)
-        ]
-
-    def _block(self, start: int, stop: int) -> tuple[slice, slice, "View"]:
-        assert self.span is not None
-        oldest = max(0, self.first_query + start - self.span + 1)
-        newest = min(self.num_keys, self.first_query + stop)
-        visible = self.first_visible
-        view = replace(
-            self,
-            num_queries=stop - start,
-            num_keys=newest - oldest,
-            first_query=self.first_query + start - oldest,
-            first_visible=None if visible is None else (visible - oldest).clamp(min=0),
-        )
-        return slice(start, stop), slice(oldest, newest), view

@@ -3,15 +3,12 @@
 import ast
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from staircase_attention.checks import input_error
 from staircase_attention.schedules import SCHEDULES
-
-if TYPE_CHECKING:
-    import torch
 
 
 def complete_schedules(start: str) -> list[str]:
@@ -52,9 +49,6 @@ DeviceName = Annotated[
 TrustCode = Annotated[
     bool,
     typer.Option("--trust-code", help="Run code that the run folder names, whoever wrote it."),
-]
-Device = Annotated[
-    str | None, typer.Option(help="cpu, cuda or cuda:1; a GPU if there is one by default.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -120,18 +114,3 @@ def parse_values(text: str) -> list[Any]:
             "varied values are written value,value", repr(text), "use for example 32,64"
         )
     return list(values)
-
-
-def find_device(name: str | None) -> "torch.device":
-    """The device of this name; by default a GPU if there is one."""
-    import torch
-
-    from staircase_attention.training.processes import choose_device
-
-    try:
-        return choose_device() if name is None else torch.empty(0, device=name).device
-    # PyTorch has an error of its own for every way in which a device can be missing.
-    except (RuntimeError, AssertionError) as error:
-        raise input_error(
-            "--device must be a device of this machine", repr(name), "use cpu, or leave it out"
-        ) from error

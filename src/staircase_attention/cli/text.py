@@ -13,10 +13,9 @@ import typer
 from staircase_attention.checks import check_integer, input_error
 from staircase_attention.cli.arguments import (
     CheckpointName,
-    Device,
+    DeviceName,
     TrainedRun,
     TrustCode,
-    find_device,
 )
 from staircase_attention.files import check_can_write
 
@@ -75,7 +74,7 @@ def sample(
     resume: Annotated[
         Path | None, typer.Option(help="Resume a saved stream, for --max-tokens more.")
     ] = None,
-    device: Device = None,
+    device: DeviceName = None,
     trust_code: TrustCode = False,
 ) -> None:
     """Generate text with a trained language model."""
@@ -149,7 +148,7 @@ def chat(
         Path | None,
         typer.Option(help="Text file for the dialogue; one that exists is continued."),
     ] = None,
-    device: Device = None,
+    device: DeviceName = None,
     trust_code: TrustCode = False,
 ) -> None:
     """Talk with a dialogue model; an empty line ends the dialogue."""
@@ -221,8 +220,9 @@ def sampling_config(options: Mapping[str, Any]) -> "SamplingConfig":
 def load(run: Path, checkpoint: str, *, device: str | None, trust_code: bool) -> "LanguageModel":
     """A trained language model, by default on the fastest device."""
     from staircase_attention.training import load_language_model
+    from staircase_attention.training.processes import choose_device
 
-    where = find_device(device)
+    where = choose_device(device)
     language = load_language_model(run, checkpoint=checkpoint, trust_code=trust_code)
     language.model.to(where)
     return language

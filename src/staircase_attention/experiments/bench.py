@@ -31,7 +31,7 @@ from staircase_attention.checks import check_choice, check_integer, input_error
 from staircase_attention.experiments.catalog import find_recipe, recipes
 from staircase_attention.files import check_can_write, write_json
 from staircase_attention.generation import SamplingConfig, stream
-from staircase_attention.models.cost import segment_cost, warm_up_length
+from staircase_attention.models import measure_cost
 from staircase_attention.tasks import load_task
 from staircase_attention.training import LSTMModel, Recipe, TaskChoice
 from staircase_attention.training.learner import Learner, NumSymbols, build_model, precision_of
@@ -367,11 +367,12 @@ def update_flops(subject: Subject) -> int:
         gates = model.num_layers * 2 * 4 * 2 * model.width**2
         forward = length * (gates + 2 * model.width * subject.symbols.num_outputs)
     else:
-        forward = segment_cost(
+        forward = measure_cost(
+            vocab_size=subject.symbols.num_inputs,
             core=model.core,
             schedule=model.schedule,
             output_size=subject.symbols.num_outputs,
-            start=warm_up_length(model.schedule, length) if subject.carries_state else 0,
+            start=None if subject.carries_state else 0,
             segment=length,
         ).flops
     # A backward pass has twice the operations of a forward pass.

@@ -18,7 +18,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from staircase_attention.checks import input_error
-from staircase_attention.files import check_folder_of, write_whole
+from staircase_attention.files import check_can_write, write_whole
 from staircase_attention.generation.sampling import SamplingConfig
 from staircase_attention.generation.stepper import Model, Stepper, accelerate, device_of
 from staircase_attention.generation.stream import NewToken, TokenStream
@@ -41,7 +41,7 @@ PathLike = str | os.PathLike[str]
 def save_stream(stream: TokenStream, path: PathLike) -> None:
     """Write a stream in its present state, whole or not at all; the stream itself can continue."""
     target = Path(path)
-    check_folder_of(target, "a stream")
+    check_can_write(target, "a stream")
     state, tensors = take_apart(stream.stepper.state)
     model = stream.stepper.model
     header = {

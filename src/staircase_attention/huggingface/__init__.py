@@ -24,7 +24,7 @@ if int(transformers.__version__.split(".")[0]) < 5:  # noqa: PLR2004
         "install it: pip install --upgrade 'staircase-attention[huggingface]'"
     )
 
-from transformers.models.auto import modeling_auto
+from transformers.models.auto import AutoConfig, AutoModelForCausalLM, modeling_auto
 
 from staircase_attention.huggingface.cache import StateCache
 from staircase_attention.huggingface.config import StaircaseConfig
@@ -35,8 +35,8 @@ from staircase_attention.huggingface.model import StaircaseForCausalLM
 def register() -> None:
     """Register config and model with Transformers; importing this package does it."""
     kind = StaircaseConfig.model_type
-    transformers.AutoConfig.register(kind, StaircaseConfig, exist_ok=True)
-    transformers.AutoModelForCausalLM.register(StaircaseConfig, StaircaseForCausalLM, exist_ok=True)
+    AutoConfig.register(kind, StaircaseConfig, exist_ok=True)
+    AutoModelForCausalLM.register(StaircaseConfig, StaircaseForCausalLM, exist_ok=True)
     # Trainer shifts labels for its smoothing only if it finds the class in this list of names.
     modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind] = StaircaseForCausalLM.__name__
 

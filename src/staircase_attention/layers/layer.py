@@ -50,8 +50,9 @@ class Attention(nn.Module):
         positions: RelativePositions | RotaryPositions,
     ) -> Float[Tensor, "batch queries width"]:
         """What the queries find in the context."""
-        queries = split_heads(self.query(normed), self.num_heads)
-        queries, keys = positions.place(queries, context.keys, view)
+        queries, keys = split_heads(self.query(normed), self.num_heads), context.keys
+        if isinstance(positions, RotaryPositions):
+            queries, keys = positions.place(queries, keys, view)
         found = (positions.kernel or attend)(
             queries,
             keys,

@@ -23,16 +23,6 @@ class RelativePositions(nn.Module):
         self.table = nn.Parameter(torch.empty(max_distance, head_size))
         nn.init.normal_(self.table, std=head_size**-0.5)
 
-    def place(
-        self,
-        queries: Float[Tensor, "batch heads queries size"],
-        keys: Float[Tensor, "batch heads keys size"],
-        view: View,
-    ) -> tuple[Tensor, Tensor]:
-        """Queries and keys as they are: the table does the rest."""
-        del view
-        return queries, keys
-
 
 class RotaryPositions(nn.Module):
     """Queries and keys turned by an angle that grows with their place (Su et al. 2021).

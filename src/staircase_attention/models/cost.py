@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from staircase_attention.attention import View, attention_flops
+from staircase_attention.attention import View
 from staircase_attention.checks import check_integer
 from staircase_attention.layers import CoreConfig
 from staircase_attention.models.sequence_model import SequenceModel
@@ -16,11 +16,16 @@ from staircase_attention.schedules import Ledger, Schedule, Step, num_positions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SegmentCost:
-    """What a segment of one batch row costs in the middle of a stream."""
+class Cost:
+    """What a model costs: its parameters, and one batch row's segment of a stream."""
 
+    num_parameters: int
+    start: int
+    """Position in the stream at which the segment begins."""
+    segment: int
+    """Tokens in the segment."""
     flops: int
-    """Forward operations; training costs about three times as many."""
+    """Forward operations of the segment; training costs about three times as many."""
     num_steps: int
     """Sequential steps per segment, in window order."""
     num_core_layers: int
@@ -31,23 +36,6 @@ class SegmentCost:
     """The largest number while the next chunk arrives."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Cost:
-    """What a model costs: its parameters, and a segment that follows enough others."""
-
-    num_parameters: int
-    start: int
-    """Position in the stream at which the segment begins."""
-    segment: int
-    """Tokens in the segment."""
-    per_segment: SegmentCost
-
-    @property
-    def flops_per_token(self) -> float:
-        """Forward operations per token."""
-        return self.per_segment.flops / self.segment
-
-
 def measure_cost(
     *,
     vocab_size: int,
@@ -55,37 +43,29 @@ def measure_cost(
     schedule: Schedule,
     segment: int,
     output_size: int | None = None,
+    start: int | None = None,
 ) -> Cost:
-    """The cost of a segment that follows enough others for the window to be full."""
+    """The cost of the tokens from `start` on, when all before them came as one segment.
+
+    Without a start, enough came before for the window to be full.
+    """
     check_integer("segment", segment, minimum=1, example=256)
-    start = warm_up_length(schedule, segment)
+    start = warm_up_length(schedule, segment) if start is None else start
     # On the meta device parameters take no memory.
     with torch.device("meta"):
         model = SequenceModel(
             vocab_size=vocab_size, core=core, schedule=schedule, output_size=output_size
         )
-    size = model.output_size
-    return Cost(
-        num_parameters=model.num_parameters,
-        start=start,
-        segment=segment,
-        per_segment=segment_cost(
-            core=core, schedule=schedule, output_size=size, start=start, segment=segment
-        ),
-    )
-
-
-def segment_cost(
-    *, core: CoreConfig, schedule: Schedule, output_size: int, start: int, segment: int
-) -> SegmentCost:
-    """The cost of the tokens from `start` on, when all before them came as one segment."""
     ledger = Ledger()
     # Steps that were taken before leave what the first step here finds.
     _walk(ledger, schedule, core, range(start))
     steps = _walk(ledger, schedule, core, range(start, start + segment))
     flops = sum(_step_flops(core, schedule, step, held) for step, held in steps)
-    return SegmentCost(
-        flops=flops + segment * 2 * core.width * output_size,
+    return Cost(
+        num_parameters=model.num_parameters,
+        start=start,
+        segment=segment,
+        flops=flops + segment * 2 * core.width * model.output_size,
         num_steps=len(steps),
         num_core_layers=sum(len(step.layers) for step, _ in steps),
         state_numbers=_state_numbers(core, schedule, ledger),
@@ -117,7 +97,9 @@ def _step_flops(core: CoreConfig, schedule: Schedule, step: Step, held: range) -
         device=torch.device("meta"),
     )
     num_projections = 4 if schedule.attends_self else 2
-    attention = attention_flops(view, has_table=core.positions == "relative")
+    # Scores and the weighted sum, and where there is a table a score for every distance.
+    num_columns = 2 * view.num_keys + (view.num_distances if core.positions == "relative" else 0)
+    attention = 2 * len(queries) * num_columns
     if view.num_keys == 0:
         # Where there is nothing to attend to, the whole sublayer is left out.
         num_projections = attention = 0

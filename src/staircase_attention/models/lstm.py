@@ -11,11 +11,11 @@ from torch.nn import functional
 
 from staircase_attention.checks import check_integer, input_error
 from staircase_attention.layers.embedding import Embedding, check_tokens
-from staircase_attention.models.state import STATE_RULE, checked_mask, checked_rows
+from staircase_attention.models.state import STATE_RULE, TensorState, checked_mask, checked_rows
 
 
 @dataclass(frozen=True, kw_only=True)
-class LSTMState:
+class LSTMState(TensorState):
     """Where the streams of a batch stand: two vectors per layer."""
 
     hidden: Float[Tensor, "layers batch width"]
@@ -25,16 +25,6 @@ class LSTMState:
     def batch_size(self) -> int:
         """Rows in the batch."""
         return self.hidden.shape[1]
-
-    def to(
-        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> "LSTMState":
-        """The same state on another device, or in another dtype."""
-        return self.map(lambda tensor: tensor.to(device=device, dtype=dtype))
-
-    def detach(self) -> "LSTMState":
-        """The same state, through which no gradient flows."""
-        return self.map(torch.Tensor.detach)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "LSTMState":
         """The same change made to both tensors."""

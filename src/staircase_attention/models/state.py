@@ -1,9 +1,10 @@
 """Where a stream stands: everything a model must remember to continue exactly."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
-from typing import Any
+from typing import Any, Self
 
 import torch
 from jaxtyping import Bool, Int
@@ -13,10 +14,25 @@ from staircase_attention.checks import input_error
 from staircase_attention.layers import KeysValues
 from staircase_attention.schedules import num_positions, overlap
 
-# A row joins a stream with at most this many cached tokens: it takes as much room as the rest.
-LONGEST_SHARED = 1024
-
 STATE_RULE = "state must be the second value of a call of the model"
+
+
+class TensorState(ABC):
+    """What a model must remember, in tensors. A value: every method gives a new one."""
+
+    @abstractmethod
+    def map(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """The same change made to every tensor."""
+
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> Self:
+        """The same state on another device, or in another dtype."""
+        return self.map(lambda tensor: tensor.to(device=device, dtype=dtype))
+
+    def detach(self) -> Self:
+        """The same state, through which no gradient flows."""
+        return self.map(torch.Tensor.detach)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,8 +120,8 @@ class Stream:
 
 
 @dataclass(frozen=True, kw_only=True)
-class State:
-    """Where the streams of a batch stand. A value: every method gives a new one.
+class State(TensorState):
+    """Where the streams of a batch stand.
 
     Gradients flow through a state until it is detached. Rows are usually one `Stream`; rows that
     were reset inside a period have their chunks elsewhere and form another.
@@ -152,16 +168,6 @@ class State:
     def dtypes(self) -> set[torch.dtype]:
         """The dtypes of its tensors; two where autocast is used at times."""
         return {tensor.dtype for tensor in self._tensors}
-
-    def to(
-        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> "State":
-        """The same state on another device, or in another dtype."""
-        return self.map(lambda tensor: tensor.to(device=device, dtype=dtype))
-
-    def detach(self) -> "State":
-        """The same state, through which no gradient flows."""
-        return self.map(torch.Tensor.detach)
 
     def select(self, rows: Sequence[int] | Int[Tensor, " rows"]) -> "State":
         """The state of a batch made of these rows, in this order; a row may be repeated."""
@@ -219,7 +225,7 @@ class State:
     def _assign(self, streams: list[Stream], new: list[int]) -> None:
         """Let rows begin in a stream where a period begins now, or in one of their own."""
         for number, stream in enumerate(streams):
-            if self._is_aligned(stream) and num_positions(stream.cached) <= LONGEST_SHARED:
+            if self._is_aligned(stream):
                 place_of = {row: place for place, row in enumerate(stream.rows)}
                 rows = sorted([*stream.rows, *new])
                 # New rows begin as copies of any other one; restarting clears them.

@@ -11,7 +11,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from staircase_attention.checks import input_error
-from staircase_attention.files import check_folder_of, write_whole
+from staircase_attention.files import check_can_write, write_whole
 from staircase_attention.layers import KeysValues
 from staircase_attention.models.lstm import LSTMState
 from staircase_attention.models.state import State, Stream
@@ -30,7 +30,7 @@ def save_state(state: State | LSTMState, path: str | os.PathLike[str]) -> None:
     """Write a state to a file, whole or not at all."""
     header, tensors = take_apart(state)
     target = Path(path)
-    check_folder_of(target, "a state")
+    check_can_write(target, "a state")
     write_whole(target, save(tensors, metadata={HEADER: json.dumps(header)}))
 
 

@@ -1,33 +1,35 @@
 """Models that are recurrent in depth only: the Ladder, and its cases of one pass or one layer."""
 
-from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from staircase_attention.checks import input_error
 from staircase_attention.schedules.schedule import PaperRow, Schedule
-from staircase_attention.schedules.timetable import Cell, Order, Step, pieces
+from staircase_attention.schedules.timetable import Cell, Order, Step
 
 # Repeat the whole core, or each layer in turn.
 LayerOrder = Literal["ABAB", "AABB"]
+# Tokens that go up together, unless they see farther. More would mostly hide from one another.
+LONGEST_RUN = 512
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RungSchedule(Schedule):
     """Tokens that go up side by side, each seeing the latest positions at its own height."""
 
-    __slots__ = ()
-
     span: int
-    span_includes_self: bool
+    """S: latest positions that a token sees."""
+    span_includes_self: bool = field(default=True, metadata={"is_new": True})
+    """Whether S counts the token itself; the authors' public code does not."""
 
     @property
-    @abstractmethod
     def rungs(self) -> tuple[int, LayerOrder]:
         """N, and the order of the layers."""
+        return 1, "ABAB"
 
     def steps(self, tokens: range, *, num_layers: int, order: Order) -> Iterator[Step]:
-        """All tokens at once, pass by pass; or in chunk order each token through all passes.
+        """A run of tokens pass by pass, then the next; in chunk order every token is a run.
 
         Each (pass, layer) has a bank of its own, which holds the latest positions for the tokens
         that come next: the segment memory of Transformer-XL.
@@ -36,16 +38,16 @@ class RungSchedule(Schedule):
         whole = range(num_layers)
         each = [range(layer, layer + 1) for layer in whole]
         parts = [whole] if layer_order == "ABAB" else each
-        together = [(0, tokens)] if len(tokens) else []
-        # Every token is a chunk of its own; by windows, all that have arrived go up together.
-        for chunk, run in together if order == "window" else pieces(tokens, 1):
+        length = max(self.attention_span, LONGEST_RUN) if order == "window" else 1
+        for first in range(0, len(tokens), length):
+            run = tokens[first : first + length]
             for part, layers in enumerate(parts):
                 for pass_number in range(1, num_passes + 1):
                     yield Step(
                         index=part * num_passes + pass_number - 1,
                         bank=pass_number,
                         layers=layers,
-                        cells=(Cell(chunk=chunk, pass_number=pass_number, tokens=run),),
+                        cells=(Cell(chunk=run.start, pass_number=pass_number, tokens=run),),
                         retained=self.attention_span - 1,
                     )
 
@@ -73,12 +75,8 @@ class Ladder(RungSchedule):
 
     num_passes: int
     """N: how often the core, or each layer of it, is applied."""
-    span: int
-    """S: latest positions that a token sees."""
     order: LayerOrder = "ABAB"
     """ABAB repeats the core, AABB repeats each layer before the next one's turn."""
-    span_includes_self: bool = field(default=True, metadata={"is_new": True})
-    """Whether S counts the token itself; the authors' public code does not."""
 
     @property
     def rungs(self) -> tuple[int, LayerOrder]:
@@ -91,16 +89,6 @@ class TransformerXL(RungSchedule):
     """The baseline of the paper: a Ladder with one pass."""
 
     name: ClassVar[str] = "transformer-xl"
-
-    span: int
-    """S: latest positions that a token sees."""
-    span_includes_self: bool = field(default=True, metadata={"is_new": True})
-    """Whether S counts the token itself; the authors' public code does not."""
-
-    @property
-    def rungs(self) -> tuple[int, LayerOrder]:
-        """One rung."""
-        return 1, "ABAB"
 
     @property
     def paper_row(self) -> PaperRow:
@@ -116,10 +104,6 @@ class UniversalTransformer(RungSchedule):
 
     num_passes: int
     """N: how often the layer is applied."""
-    span: int
-    """S: latest positions that a token sees."""
-    span_includes_self: bool = field(default=True, metadata={"is_new": True})
-    """Whether S counts the token itself; the authors' public code does not."""
 
     @property
     def rungs(self) -> tuple[int, LayerOrder]:

@@ -13,7 +13,7 @@ from staircase_attention.schedules.timetable import Cached, Cell, Order, Step, j
 GLOBAL_MAX_DISTANCE = 512
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Stairs:
     """Chunks that climb: at step s the window holds the chunks s-N+1 to s.
 
@@ -164,11 +164,7 @@ class Staircase(StairSchedule):
     @property
     def stairs(self) -> Stairs:
         """Every chunk in the window is a query."""
-        return Stairs(
-            chunk_size=self.chunk_size,
-            num_window_chunks=self.num_passes,
-            num_passes=self.num_passes,
-        )
+        return Stairs(self.chunk_size, self.num_passes, self.num_passes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -202,11 +198,7 @@ class CachedStaircase(StairSchedule):
     @property
     def stairs(self) -> Stairs:
         """The window of N chunks, of which the last M are queries."""
-        return Stairs(
-            chunk_size=self.chunk_size,
-            num_window_chunks=self.num_window_chunks,
-            num_passes=self.num_passes,
-        )
+        return Stairs(self.chunk_size, self.num_window_chunks, self.num_passes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -227,9 +219,7 @@ class GlobalCachedStaircase(StairSchedule):
     @property
     def stairs(self) -> Stairs:
         """A window without end."""
-        return Stairs(
-            chunk_size=self.chunk_size, num_window_chunks=None, num_passes=self.num_passes
-        )
+        return Stairs(self.chunk_size, None, self.num_passes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -254,7 +244,7 @@ class FeedbackTransformer(StairSchedule):
     @property
     def stairs(self) -> Stairs:
         """One new token, and S that have passed once."""
-        return Stairs(chunk_size=1, num_window_chunks=self.span + 1, num_passes=1)
+        return Stairs(1, self.span + 1, 1)
 
     @property
     def paper_row(self) -> PaperRow:
@@ -292,4 +282,4 @@ class MemoryNetwork(StairSchedule):
     @property
     def stairs(self) -> Stairs:
         """One new token, and S-1 as they came in."""
-        return Stairs(chunk_size=1, num_window_chunks=self.span, num_passes=0)
+        return Stairs(1, self.span, 0)
