@@ -52,7 +52,7 @@ class Attention(nn.Module):
         """What the queries find in the context."""
         queries = split_heads(self.query(normed), self.num_heads)
         queries, keys = positions.place(queries, context.keys, view)
-        found = (positions.kernel or attend)(
+        found = attend(
             queries,
             keys,
             context.values,
