@@ -76,7 +76,7 @@ def facts_of(state):
 
 
 @each_model
-@pytest.mark.parametrize("length", [1, 5, 6, 7])
+@pytest.mark.parametrize("length", [1, 5, 7])
 def test_the_plan_of_a_segment_gives_the_facts_of_the_state_after_it(name, length):
     """And segments of one signature leave tensors of the same shapes, in the same order."""
     model = model_of(name)
@@ -169,13 +169,13 @@ def poison(tensors):
 
 
 @each_model
-@pytest.mark.parametrize(("length", "restart_every"), [(3, None), (5, 2), (3, 7)])
+@pytest.mark.parametrize(("length", "restart_every"), [(3, None), (5, 4)])
 def test_captured_updates_give_what_the_model_gives(monkeypatch, name, length, restart_every):
     model = model_of(name)
     graphs = Graphs(monkeypatch, step_of(model))
     graphs.updates = updates = captured_updates(model, step=graphs)
-    for number in range(24):
-        if number % (restart_every or 24) == 0:
+    for number in range(16):
+        if number % (restart_every or 16) == 0:
             found = expected = [None]
         inputs = (random_tokens(2, length, seed=number),)
         results, found = updates(inputs, found)
@@ -236,7 +236,7 @@ def policy(model, report=pytest.fail):
     return captured_updates(model, step=eager_step(model), report=report)
 
 
-@pytest.mark.parametrize("restart_every", [1, 3, 7])
+@pytest.mark.parametrize("restart_every", [1, 7])
 @pytest.mark.parametrize("name", [*BOUNDED, "single-pass"])
 def test_every_signature_runs_eagerly_once(replayed, name, restart_every):
     updates = policy(model_of(name))

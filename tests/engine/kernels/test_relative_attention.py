@@ -31,7 +31,7 @@ SINGLE = Case(20, 30, 10, num_rows=17, num_heads=2)
 SEVERAL = Case(34, 40, 6, span=35, num_rows=30, num_heads=2)
 
 
-@settings(max_examples=10)
+@settings(max_examples=8)
 @given(case=cases())
 def test_drawn_shapes_equal_the_reference(case):
     assert_equals_reference(case)

@@ -131,9 +131,11 @@ class Route:
         if not self.shared.attends_self:
             assert past is not None
             own, past = [*past], None
+        keys, values = own
         return Call.of(
             queries,
-            *own,
+            keys,
+            values,
             self.shared.table,
             past=past,
             first_query=self.view.first_query,

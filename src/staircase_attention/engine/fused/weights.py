@@ -61,7 +61,7 @@ class SharedMatrix:
         if self._waiting or self._total is None:
             self._sum_up()
         assert self._total is not None
-        parts = self._total.split([len(one) for one in self._parameters])
+        parts = torch.split(self._total, [len(one) for one in self._parameters])
         self._total = None
         return dict(zip(self._parameters, parts, strict=True))
 
@@ -252,7 +252,7 @@ class SharedCore:
 
     def take_gradients(self) -> list[Tensor | None]:
         """Those of all parameters, when every step has added its own; None: autograd finds it."""
-        found = {self._own_table: self.table_sums.take()}
+        found: Found = {self._own_table: self.table_sums.take()}
         d_bias = torch.zeros_like(self.layers[-1].contract_bias, dtype=torch.float32)
         for layer in reversed(self.layers):
             of_layer, d_bias = layer.take_gradients(d_bias)
