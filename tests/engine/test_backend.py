@@ -7,9 +7,8 @@ import sys
 import pytest
 import torch
 
-from building import random_tokens
 from staircase_attention import CoreConfig, FeedbackTransformer, SequenceModel, Staircase, engine
-from staircase_attention.engine.backend import FusedBackend, attend
+from staircase_attention.engine.backend import FusedBackend
 from staircase_attention.models import LSTMSequenceModel
 from staircase_attention.models.backend import PlainBackend
 
@@ -28,11 +27,9 @@ def runner(model, **options):
 def test_a_model_is_accelerated_in_place_and_back():
     model = build()
     assert engine.accelerate(model) is model
-    assert copy.deepcopy(model).core.positions.kernel is attend
     assert isinstance(copy.deepcopy(model).backend, FusedBackend)
     assert engine.plain(model) is model
     assert isinstance(model.backend, PlainBackend)
-    assert model.core.positions.kernel is None
 
 
 @pytest.mark.parametrize(
@@ -48,13 +45,6 @@ def test_a_model_is_accelerated_in_place_and_back():
 )
 def test_the_plain_core_runs_what_the_fused_one_cannot(model, options):
     assert runner(engine.accelerate(model), **options) is model.core
-
-
-def test_a_kernel_that_does_not_fit_leaves_attention_to_products():
-    model = build(width=24)
-    expected, _ = model(random_tokens(1, 5))
-    found, _ = engine.accelerate(model)(random_tokens(1, 5))
-    assert torch.equal(found, expected)
 
 
 def test_other_models_are_left_as_they_are():

@@ -76,7 +76,7 @@ def facts_of(state):
 
 
 @each_model
-@pytest.mark.parametrize("length", [1, 5, 6, 7])
+@pytest.mark.parametrize("length", [1, 5, 7])
 def test_the_plan_of_a_segment_gives_the_facts_of_the_state_after_it(name, length):
     """And segments of one signature leave tensors of the same shapes, in the same order."""
     model = model_of(name)
@@ -169,13 +169,13 @@ def poison(tensors):
 
 
 @each_model
-@pytest.mark.parametrize(("length", "restart_every"), [(3, None), (5, 2), (3, 7)])
+@pytest.mark.parametrize(("length", "restart_every"), [(3, None), (5, 4)])
 def test_captured_updates_give_what_the_model_gives(monkeypatch, name, length, restart_every):
     model = model_of(name)
     graphs = Graphs(monkeypatch, step_of(model))
     graphs.updates = updates = captured_updates(model, step=graphs)
-    for number in range(24):
-        if number % (restart_every or 24) == 0:
+    for number in range(16):
+        if number % (restart_every or 16) == 0:
             found = expected = [None]
         inputs = (random_tokens(2, length, seed=number),)
         results, found = updates(inputs, found)
@@ -236,7 +236,7 @@ def policy(model, report=pytest.fail):
     return captured_updates(model, step=eager_step(model), report=report)
 
 
-@pytest.mark.parametrize("restart_every", [1, 3, 7])
+@pytest.mark.parametrize("restart_every", [1, 7])
 @pytest.mark.parametrize("name", [*BOUNDED, "single-pass"])
 def test_every_signature_runs_eagerly_once(replayed, name, restart_every):
     updates = policy(model_of(name))
@@ -295,32 +295,11 @@ def refuse(monkeypatch, *, which=lambda signature, pool: True, error=RuntimeErro
     return tried
 
 
-@pytest.mark.parametrize(
-    ("length", "message"),
-    [
-        (12, "updates are not captured as CUDA graphs, and slower: no graph here"),
-        # No two updates in a row have the same signature.
-        (7, "some updates cannot be captured as CUDA graphs, and are slower: no graph here"),
-    ],
-)
-def test_updates_that_cannot_be_captured_run_eagerly(replayed, monkeypatch, length, message):
+def test_updates_that_cannot_be_captured_run_eagerly(replayed, monkeypatch):
     said, tried = [], refuse(monkeypatch)
-    assert run_some(policy(STAIRCASE, said.append), 12, length=length)[0] == ["eager"] * 12
-    assert said == [message]
-    assert len(tried) == len({*tried})
-
-
-def test_one_update_that_cannot_be_captured_leaves_the_others_captured(replayed, monkeypatch):
-    said = []
-    updates = policy(STAIRCASE, said.append)
-    fresh = updates.signature((random_tokens(2, 12),), [None])
-    tried = refuse(monkeypatch, which=lambda signature, pool: signature == fresh)
-    found, _ = run_some(updates, 20, restart_every=5)
-    assert found == ["eager"] * 2 + ["replayed"] * 3 + (["eager"] + ["replayed"] * 4) * 3
-    assert tried.count(fresh) == 1
-    # The failure took the other graph's memory with it, which was then made again.
-    assert len(replayed) == 2
-    assert len(said) == 1
+    assert run_some(policy(STAIRCASE, said.append), 12)[0] == ["eager"] * 12
+    assert said == ["updates are not captured as CUDA graphs, and slower: no graph here"]
+    assert len(tried) == 1
 
 
 def test_a_graph_without_room_beside_others_is_made_alone(replayed, monkeypatch):

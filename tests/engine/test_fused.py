@@ -131,15 +131,15 @@ def test_gradients_flow_through_states_until_one_is_detached(name):
         return state.detach() if len(states) % 2 == 0 else state
 
     rows = 2 if name in CACHED else 1
-    assert_equals_plain_core(build(name), [5, 3, 4], batch_size=rows, change=detach_second)
+    assert_equals_plain_core(build(name), [4, 2, 3], batch_size=rows, change=detach_second)
 
 
-@pytest.mark.parametrize("name", ["once", "twice", "feedback"])
+@pytest.mark.parametrize("name", ["twice", "feedback"])
 def test_chunk_order_equals_the_plain_core(name):
-    assert_equals_plain_core(build(name), [5, 4], order="chunk")
+    assert_equals_plain_core(build(name), [3, 2], order="chunk")
 
 
-@pytest.mark.parametrize("name", ["once", "global", "feedback"])
+@pytest.mark.parametrize("name", ["once", "feedback"])
 def test_rows_that_are_reset_equal_the_plain_core(name):
     masks = iter(2 * [[True, False], [False, True]])
 
@@ -147,21 +147,20 @@ def test_rows_that_are_reset_equal_the_plain_core(name):
         """One row, and then the other one too: older tokens belong to nobody."""
         return state.reset(next(masks))
 
-    assert_equals_plain_core(build(name), [6, 3, 6], change=reset)
+    assert_equals_plain_core(build(name), [4, 1, 2], change=reset)
 
 
-@pytest.mark.parametrize("name", ["once", "feedback"])
-def test_a_cache_without_tokens_equals_the_plain_core(name):
+def test_a_cache_without_tokens_equals_the_plain_core():
     def reset(state):
         (stream,) = state.reset([True, False]).reset([False, True]).streams
         assert stream.cache
         assert len(stream.cached) == 0
         return replace(state, streams=(stream,))
 
-    assert_equals_plain_core(build(name), [6, 6], change=reset)
+    assert_equals_plain_core(build("once"), [4, 3], change=reset)
 
 
-@pytest.mark.parametrize("name", CACHED)
+@pytest.mark.parametrize("name", ["twice", "global", "feedback", "feedback, itself"])
 def test_logits_and_states_are_those_of_joining_bit_for_bit(name, monkeypatch):
     model = build(name)
     found, _ = run(model, [5, 4])
@@ -175,19 +174,19 @@ def test_logits_and_states_are_those_of_joining_bit_for_bit(name, monkeypatch):
 def test_backward_passes_over_one_graph_leave_nothing_to_the_next(name):
     model = build(name)
     parameters = list(model.parameters())
-    outcomes, _ = run(model, [5, 4])
+    outcomes, _ = run(model, [4, 2])
     total = weighed(outcomes)
     expected = torch.autograd.grad(total, parameters, retain_graph=True)
     torch.autograd.grad(total, model.embedding.weight, retain_graph=True)
     torch.autograd.grad(outcomes[0].sum(), model.output.weight, retain_graph=True)
     # From the middle: what comes later takes no part.
-    torch.autograd.grad(outcomes[0][:, :3].sum(), parameters, retain_graph=True)
+    torch.autograd.grad(outcomes[0][:, :2].sum(), parameters, retain_graph=True)
     found = torch.autograd.grad(total, parameters)
     for one, other in zip(found, expected, strict=True):
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("name", ["once", "twice", "feedback", "memory network"])
+@pytest.mark.parametrize("name", ["twice", "feedback", "memory network"])
 def test_a_state_that_is_given_gets_its_gradients(name):
     model = build(name)
     with torch.no_grad():
@@ -196,7 +195,7 @@ def test_a_state_that_is_given_gets_its_gradients(name):
     def gradients():
         given = state.to(dtype=next(model.parameters()).dtype).detach()
         asked = [part.requires_grad_() for part in tensors(given)]
-        logits, _ = model(random_tokens(2, 4), given)
+        logits, _ = model(random_tokens(2, 3), given)
         return torch.autograd.grad(weighed([logits]), asked, materialize_grads=True)
 
     found = gradients()
@@ -225,7 +224,7 @@ def test_a_state_of_another_dtype_is_continued_as_by_joining(name, monkeypatch):
 
     def outcomes():
         with torch.autocast("cpu", torch.bfloat16):
-            found, after = run(model, [3, 2], state=state)
+            found, after = run(model, [2, 1], state=state)
         assert {part.dtype for part in after.streams[0].cache[0]} == {torch.float32}
         return found, torch.autograd.grad(weighed(found), list(model.parameters()))
 
@@ -246,7 +245,7 @@ def test_recomputation_changes_not_a_bit(name, dropout):
     twice = []
     for model.recompute in (False, True):
         torch.manual_seed(0)
-        twice.append(results(model, [4, 3], batch_size=1))
+        twice.append(results(model, [3, 2], batch_size=1))
     for one, other in zip(*twice, strict=True):
         assert torch.equal(one, other)
 
@@ -254,7 +253,7 @@ def test_recomputation_changes_not_a_bit(name, dropout):
 @pytest.mark.parametrize("name", ["twice", "feedback"])
 def test_gradients_with_dropout_are_slopes(name):
     model = build(name, dropout=0.3)
-    tokens = random_tokens(2, 7)
+    tokens = random_tokens(2, 5)
 
     def loss():
         """With the same units and weights dropped each time."""
@@ -303,16 +302,16 @@ def test_hooks_and_replaced_modules_are_honoured_by_the_plain_core():
     assert not is_fused()
 
 
-@pytest.mark.parametrize("name", ["staircase", "twice", "feedback"])
+@pytest.mark.parametrize("name", ["staircase", "feedback"])
 def test_weights_that_changed_since_the_forward_pass_are_an_error(name):
     """As PyTorch raises where a tensor that it saved has changed."""
     model = build(name)
     optimizer = torch.optim.SGD(model.core.parameters(), lr=0.1)
-    tokens = random_tokens(1, 8)
-    first, state = model(tokens[:, :4])
+    tokens = random_tokens(1, 6)
+    first, state = model(tokens[:, :3])
     first.sum().backward(retain_graph=True)
     optimizer.step()
-    second, _ = model(tokens[:, 4:], state)
+    second, _ = model(tokens[:, 3:], state)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         second.sum().backward()
 
@@ -328,7 +327,10 @@ def test_micro_batches_and_accumulated_gradients_are_no_change_of_weights():
 
 def test_transformations_of_functions_take_the_plain_core():
     model = build("transformer-xl")
-    parameters = dict(model.named_parameters())
+    # Not the model's own: these are in its place during a forward pass only.
+    parameters = {
+        name: (1.5 * one).detach().requires_grad_() for name, one in model.named_parameters()
+    }
 
     def loss(parameters):
         logits, _ = torch.func.functional_call(model, parameters, (random_tokens(1, 4),))

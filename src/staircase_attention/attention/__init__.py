@@ -1,6 +1,6 @@
 """How queries meet keys: a reference that follows the equation, and the same by fast products."""
 
-from staircase_attention.attention.products import AttendFunction, attend
+from staircase_attention.attention.products import attend
 from staircase_attention.attention.view import View
 
-__all__ = ["AttendFunction", "View", "attend"]
+__all__ = ["View", "attend"]

@@ -6,7 +6,6 @@ cost no more than a copy and nothing is scattered.
 """
 
 import math
-from collections.abc import Callable
 
 import torch
 from jaxtyping import Float
@@ -15,9 +14,6 @@ from torch.nn import functional
 
 from staircase_attention.attention.reference import softmax_over_visible
 from staircase_attention.attention.view import View
-
-# A function with the signature of `attend` that computes the same.
-AttendFunction = Callable[..., Float[Tensor, "batch heads queries size"]]
 
 
 def attend(

@@ -11,8 +11,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from staircase_attention.attention import View
-from staircase_attention.attention import attend as plain_attend
 from staircase_attention.layers.core import Core
 from staircase_attention.layers.embedding import Embedding
 from staircase_attention.layers.layer import Attention, FeedForward, Layer, LayerMix, Memory
@@ -52,8 +50,6 @@ def accelerate(model: Model) -> Model:
     """
     if isinstance(model, SequenceModel):
         model.backend = FusedBackend()
-        if isinstance(model.core.positions, RelativePositions):
-            model.core.positions.kernel = attend
     return model
 
 
@@ -61,8 +57,6 @@ def plain(model: Model) -> Model:
     """Undo `accelerate`: the model consists of PyTorch's operations alone."""
     if isinstance(model, SequenceModel):
         model.backend = PlainBackend()
-        if isinstance(model.core.positions, RelativePositions):
-            model.core.positions.kernel = None
     return model
 
 
@@ -93,35 +87,6 @@ def can_fuse(core: Core, embedded: Tensor) -> bool:
         # Transformations such as torch.func.grad cannot see through gradients by hand.
         and not torch._C._are_functorch_transforms_active()
     )
-
-
-def attend(
-    queries: Float[Tensor, "batch heads queries size"],
-    keys: Float[Tensor, "batch heads keys size"],
-    values: Float[Tensor, "batch heads keys size"],
-    *,
-    table: Float[Tensor, "distances size"] | None,
-    view: View,
-    dropout: float,
-) -> Float[Tensor, "batch heads queries size"]:
-    """Attention by one pass over tiles in fast memory; plain where the kernels do not fit."""
-    has_kernels = can_run_on(queries.device) and not torch._C._are_functorch_transforms_active()
-    if has_kernels and table is not None and not view.has_gaps:
-        from staircase_attention.engine.kernels import relative_attention
-
-        if relative_attention.fits(queries):
-            with torch.cuda.device_of(queries):  # type: ignore[no-untyped-call]
-                return relative_attention.relative_attention(
-                    queries,
-                    keys,
-                    values,
-                    table=table,
-                    first_query=view.first_query,
-                    span=view.span,
-                    first_visible=view.first_visible,
-                    dropout=dropout,
-                )
-    return plain_attend(queries, keys, values, table=table, view=view, dropout=dropout)
 
 
 def compute_dtype(like: Tensor) -> torch.dtype:

@@ -94,8 +94,6 @@ class CapturedUpdates:
         self.is_capturing = True
         self._seen: set[Hashable] = set()
         """Signatures of updates that ran eagerly."""
-        self._refused: set[Hashable] = set()
-        """Signatures of updates that could not be captured."""
         self._num_new = 0
         """Updates whose signature was new."""
         self._latest: list[Any] | None = None
@@ -158,9 +156,9 @@ class CapturedUpdates:
                 )
             return None
         if signature not in self.graphs:
-            if is_repeated or (signature not in self._refused and len(self.graphs) < MOST_GRAPHS):
-                self._capture(signature, inputs, states, is_repeated=is_repeated)
-            elif signature not in self._refused:
+            if is_repeated or len(self.graphs) < MOST_GRAPHS:
+                self._capture(signature, inputs, states)
+            else:
                 self._report_once(
                     f"{MOST_GRAPHS} CUDA graphs are the most; other updates are slower"
                 )
@@ -180,9 +178,7 @@ class CapturedUpdates:
         self._drop_graphs()
         return self.step(inputs, states)
 
-    def _capture(
-        self, signature: Hashable, inputs: Inputs, states: list[Any], *, is_repeated: bool
-    ) -> None:
+    def _capture(self, signature: Hashable, inputs: Inputs, states: list[Any]) -> None:
         first = next(iter(self.graphs.values()), None)
         pool = first.pool if first else None
         try:
@@ -195,17 +191,11 @@ class CapturedUpdates:
         # A failed capture may damage the shared pool. By now the error is gone, and with it the
         # tensors that it kept alive.
         del first, pool
-        self._drop_graphs()
         if lacks_memory:
-            self._capture(signature, inputs, states, is_repeated=is_repeated)
-        elif is_repeated:
-            self._give_up(why)
+            self._drop_graphs()
+            self._capture(signature, inputs, states)
         else:
-            if not self._refused:
-                self.report(
-                    f"some updates cannot be captured as CUDA graphs, and are slower: {why}"
-                )
-            self._refused.add(signature)
+            self._give_up(why)
 
     def _drop_graphs(self) -> None:
         """Free the memory of all graphs."""

@@ -53,7 +53,7 @@ class Attention(nn.Module):
         queries, keys = split_heads(self.query(normed), self.num_heads), context.keys
         if isinstance(positions, RotaryPositions):
             queries, keys = positions.place(queries, keys, view)
-        found = (positions.kernel or attend)(
+        found = attend(
             queries,
             keys,
             context.values,

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from staircase_attention.attention import AttendFunction, View
+from staircase_attention.attention import View
 
 # Bound on the wavelengths of the rotary angles, over 2π (Su et al. 2021).
 ROTARY_BASE = 10_000.0
@@ -18,8 +18,6 @@ class RelativePositions(nn.Module):
 
     def __init__(self, *, max_distance: int, head_size: int) -> None:
         super().__init__()
-        self.kernel: AttendFunction | None = None
-        """Computes attention in place of `attention.attend`; see `engine.accelerate`."""
         self.table = nn.Parameter(torch.empty(max_distance, head_size))
         nn.init.normal_(self.table, std=head_size**-0.5)
 
@@ -32,7 +30,6 @@ class RotaryPositions(nn.Module):
     """
 
     table = None
-    kernel = None
 
     def __init__(self, *, head_size: int) -> None:
         super().__init__()

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from staircase_attention.attention import View, reference
 from staircase_attention.engine.kernels import relative_attention
+from staircase_attention.engine.kernels.relative_parts import Call, Gradients
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CLOSE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
@@ -62,6 +63,13 @@ class Case:
         keys, values = (part.transpose(1, 2) for part in both.unbind(2))
         return [queries, keys, values, draw(self.num_rows, self.size)]
 
+    def call(self, inputs: list[Tensor], *, num_past: int = 0, **dropped) -> Call:
+        """A call of which the first keys and values are a past that lies elsewhere."""
+        queries, keys, values, table = inputs
+        past = (keys[:, :, :num_past], values[:, :, :num_past])
+        own = (keys[:, :, num_past:], values[:, :, num_past:])
+        return Call.of(queries, *own, table, past=past, **self.options, **dropped)
+
     def expected(self, inputs: list[Tensor], d_out: Tensor, kept: Tensor | None = None) -> list:
         """Output and gradients of all inputs in float64.
 
@@ -79,33 +87,43 @@ class Case:
             out = (weights * kept / 0.75) @ values
         return [out, *torch.autograd.grad(out, exact, d_out.double())]
 
-    def kept_weights(self, queries: Tensor, keys: Tensor, table: Tensor, **options) -> Tensor:
+    def kept_weights(self, queries: Tensor, keys: Tensor, table: Tensor, **dropped) -> Tensor:
         """Which weights the kernels keep with these options: those that values still show."""
         unit = torch.eye(self.num_keys, self.size, device=DEVICE, dtype=keys.dtype)
-        values = unit.expand(keys.shape)
-        found, _ = relative_attention.forward(
-            queries, keys, values, table, **self.options, **options
-        )
+        inputs = [queries, keys, unit.expand(keys.shape), table]
+        found, _ = relative_attention.forward(self.call(inputs, **dropped))
         return found[..., : self.num_keys] != 0
 
 
 NAMES = ("out", "queries", "keys", "values", "table")
 
 
+def new_sums(table: Tensor) -> Tensor:
+    return torch.zeros(relative_attention.NUM_TABLE_SUMS, *table.shape, device=DEVICE)
+
+
+def new_gradients(call: Call, **changes) -> Gradients:
+    """Room for the gradients of a call; the past's are not asked for."""
+    options = {"past": None, "adds_past": False, "table_sums": new_sums(call.table)}
+    names = ("queries", "keys", "values")
+    empty = {name: torch.empty_like(getattr(call, name)) for name in names}
+    return Gradients(**empty | options | changes)
+
+
 def results(
-    case: Case, inputs: list[Tensor], change_d_out: Callable[[Tensor], Tensor] = torch.cos
+    call: Call, change_d_out: Callable[[Tensor], Tensor] = torch.cos, **changes
 ) -> list[Tensor]:
     """The output, and the gradients of all inputs, for a gradient that the output decides."""
-    leaves = [one.detach().requires_grad_() for one in inputs]
-    *others, table = leaves
-    out = relative_attention.relative_attention(*others, table=table, **case.options)
-    return [out.detach(), *torch.autograd.grad(out, leaves, change_d_out(out.detach()))]
+    out, logsumexp = relative_attention.forward(call)
+    assert out.transpose(1, 2).is_contiguous()
+    found = new_gradients(call, **changes)
+    relative_attention.backward(call, change_d_out(out), out, logsumexp, found)
+    return [out, found.queries, found.keys, found.values, found.table_sums.sum(0)]
 
 
 def assert_equals_reference(case: Case) -> None:
     inputs = case.inputs()
-    assert relative_attention.fits(inputs[0])
-    found = results(case, inputs)
+    found = results(case.call(inputs))
     expected = case.expected(inputs, found[0].cos())
     for name, one, other in zip(NAMES, found, expected, strict=True):
         assert_near(one, other, name, CLOSE[case.dtype])

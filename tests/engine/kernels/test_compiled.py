@@ -12,7 +12,6 @@ from staircase_attention import (
     CoreConfig,
     FeedbackTransformer,
     SequenceModel,
-    Staircase,
     TransformerXL,
 )
 from staircase_attention.engine.decoding.decoder import DecoderMemory
@@ -77,6 +76,7 @@ def attend(
 ) -> None:
     """Forward and backward; not plain: with everything that can be asked for."""
     from staircase_attention.engine.kernels import relative_attention
+    from staircase_attention.engine.kernels.relative_parts import Call, Gradients
 
     queries, keys, values = torch.zeros(3, 1, heads, num_queries, size, dtype=dtype)
     past = torch.zeros(2, 1, heads, num_past, size, dtype=dtype)
@@ -85,31 +85,42 @@ def attend(
     if not plain:
         options |= {"dropout": 0.1, "seed": torch.zeros(1, dtype=torch.int64)}
         options["first_visible"] = torch.zeros(1, dtype=torch.int64)
-    out, logsumexp = relative_attention.forward(queries, keys, values, table, **options)
-    relative_attention.backward(
-        out,
-        queries,
-        keys,
-        values,
-        table,
-        out,
-        logsumexp,
-        table_sums=torch.zeros(8, *table.shape),
-        d_past=None if plain else tuple(torch.zeros_like(past)),
+    call = Call.of(queries, keys, values, table, **options)
+    out, logsumexp = relative_attention.forward(call)
+    gradients = Gradients(
+        queries=queries,
+        keys=keys,
+        values=values,
+        past=None if plain else tuple(torch.zeros_like(past)),
         adds_past=not plain,
-        **options,
+        table_sums=torch.zeros(8, *table.shape),
     )
+    relative_attention.backward(call, out, out, logsumexp, gradients)
 
 
-def note_layers() -> None:
-    """Gradients of keys and values that two layers share."""
+def note_layers(num_keys: int, size: int, *, heads: int) -> None:
+    """A query of each of two layers, and gradients of keys and values that these share."""
+    from staircase_attention.engine.kernels import relative_attention
+    from staircase_attention.engine.kernels.relative_parts import Call
     from staircase_attention.engine.kernels.single_query import Notes
 
-    keys = torch.zeros(1, 2, 70, 128, dtype=torch.bfloat16)
-    table = torch.zeros(99, 128, dtype=torch.bfloat16)
-    notes = Notes(keys, table, num_layers=2, first_query=70, span=None, first_visible=None)
+    keys = torch.zeros(1, heads, num_keys, size, dtype=torch.bfloat16)
+    first_visible, seed = torch.zeros(2, 1, dtype=torch.int64)
+    call = Call.of(
+        keys[:, :, :1],
+        keys,
+        keys,
+        torch.zeros(99, size, dtype=torch.bfloat16),
+        first_query=num_keys,
+        first_visible=first_visible,
+        dropout=0.1,
+        seed=seed,
+    )
+    out, logsumexp = relative_attention.forward(call)
+    notes = Notes(call, num_layers=2)
+    notes.add_query(0, call, out, out, logsumexp, torch.empty_like(out))
     notes.sum_keys(range(2), keys, keys, first_key=0, adds=True)
-    notes.sum_table(torch.zeros(8, *table.shape))
+    notes.sum_table(torch.zeros(8, *call.table.shape))
 
 
 def launch_row_kernels(num_rows: int, width: int) -> None:
@@ -122,12 +133,12 @@ def launch_row_kernels(num_rows: int, width: int) -> None:
         hidden, addend, vector, vector, vector, eps=1e-5, dtype=torch.bfloat16
     )
     norm.add(hidden, addend, None)
-    sums = norm.new_sums(width, device=hidden.device)
+    sums = torch.zeros(norm.NUM_PROGRAMS, 3, width)
     norm.backward(hidden, normed, total, vector, mean, rstd, sums=sums, addend_dtype=torch.bfloat16)
     inner = torch.zeros(num_rows, 4 * width, dtype=torch.bfloat16)
     seed = torch.zeros(1, dtype=torch.int64)
     activation.relu_dropout_(inner, vector.repeat(4), dropout=0.1, seed=seed)
-    sums = activation.new_sums(4 * width, device=hidden.device)
+    sums = torch.zeros(activation.NUM_PROGRAMS, 4 * width)
     activation.relu_backward_(inner, inner, scale=1.0, sums=sums)
     losses, wrong = torch.zeros(num_rows), torch.zeros(num_rows, dtype=torch.int8)
     targets = torch.zeros(num_rows, dtype=torch.int64)
@@ -142,7 +153,7 @@ def launch_gated_product(num_rows: int, width: int) -> None:
         torch.zeros(*shape, dtype=torch.bfloat16)
         for shape in ((num_rows, width), (width, 4 * width), (num_rows, 4 * width))
     )
-    sums = activation.new_sums(4 * width, device=inner.device)
+    sums = torch.zeros(activation.NUM_PROGRAMS, 4 * width)
     activation.launch_gated_product(gradients, weights, inner, scale=1.0, sums=sums)
 
 
@@ -174,18 +185,17 @@ def main() -> None:
     compile_launches(compiled)
     # One query, a single tile and several of them. Tiles of 16 queries compile fastest: dropout
     # takes hundreds of instructions for each thread of a larger tile.
-    attend(1, 9, size=16, heads=1)
+    note_layers(10, 16, heads=1)
+    note_layers(70, 128, heads=2)
     attend(9, 5, size=16)
     attend(9, 60, size=64)
     # A single tile in float32, and several of 64 queries.
     attend(2, 1, size=64, heads=1, plain=True, dtype=torch.float32)
     attend(70, 1, size=64, heads=1, plain=True)
-    note_layers()
     launch_row_kernels(1, 256)
     launch_gated_product(64, 256)
     launch_gated_product(1, 512)
     decode(TransformerXL(span=256), 1, torch.bfloat16, "relative")
-    decode(Staircase(chunk_size=32, num_passes=2), 8, torch.bfloat16, "relative")
     decode(FeedbackTransformer(span=256), 64, torch.bfloat16, "relative")
     cached = CachedStaircase(chunk_size=32, num_window_chunks=8, num_passes=2)
     decode(cached, 8, torch.float32, "rotary")

@@ -31,8 +31,8 @@ def put(memory, held, vectors):
 
 
 @pytest.mark.parametrize("num_frozen", [0, 1, 2])
-@pytest.mark.parametrize("start", [0, 42, 95])
-@pytest.mark.parametrize("shares", [1, 2, 4])
+@pytest.mark.parametrize("start", [42, 95])
+@pytest.mark.parametrize("shares", [1, 4])
 def test_attention_to_segments_is_the_reference(num_frozen, start, shares):
     plan = DecodingPlan(
         run=range(NOW, NOW + 1),

@@ -155,16 +155,3 @@ def test_a_sum_without_a_norm_and_its_gradients_equal_float64(shape, hidden_dtyp
         assert d_addend.dtype == addend_dtype
         assert_near(d_addend, given.hidden.double())
         assert_near(sums.sum(0), count * given.hidden.double().sum(0))
-    plain = norm.add_backward(given.hidden, sums=None, addend_dtype=addend_dtype)
-    assert torch.equal(plain, given.hidden.to(addend_dtype))
-
-
-@pytest.mark.parametrize("rows", [1, 64, 5000, 65536])
-@pytest.mark.parametrize("width", [1, 5, 256, 300, 1024, 8192])
-def test_tiles_are_full_powers_of_two(rows, width):
-    num_rows, columns, num_warps = norm._tile(
-        rows, width, norm.BACKWARD_ELEMENTS, norm.BACKWARD_PER_WARP
-    )
-    assert all(size & (size - 1) == 0 for size in (num_rows, columns, num_warps))
-    assert columns >= width
-    assert num_rows * columns <= max(norm.BACKWARD_ELEMENTS, columns)

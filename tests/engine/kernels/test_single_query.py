@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from attention_cases import CLOSE, DEVICE, Case, assert_near, cases
+from attention_cases import CLOSE, DEVICE, Case, assert_near, cases, new_sums
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -31,20 +31,22 @@ class Layers:
         seeds = [torch.tensor([2**40 + one], device=DEVICE) for one in range(num_layers)]
         self.dropped = [{"dropout": dropout, "seed": seed if dropout else None} for seed in seeds]
         self.numbers = range(num_layers)
-        self.names = [*(f"query {one}" for one in self.numbers), "keys", "values", "table"]
+        by_query = [f"{what} {one}" for what in ("out", "query") for one in self.numbers]
+        self.names = [*by_query, "keys", "values", "table"]
 
     def notes(self) -> tuple[Notes, list[Tensor]]:
-        """Notes on all layers, taken from the last to the first, and the queries' gradients."""
-        notes = Notes(self.keys, self.table, num_layers=len(self.numbers), **self.case.options)
+        """Notes on all layers, taken from the last to the first; outputs, queries' gradients."""
+        calls = [
+            self.case.call([query, self.keys, self.values, self.table], **dropped)
+            for query, dropped in zip(self.queries, self.dropped, strict=True)
+        ]
+        notes = Notes(calls[0], num_layers=len(calls))
+        found = [relative_attention.forward(call) for call in calls]
         d_queries = [torch.full_like(one, torch.nan) for one in self.queries]
         for number in reversed(self.numbers):
-            inputs = (self.queries[number], self.keys, self.values)
-            dropped = self.dropped[number]
-            found = relative_attention.forward(*inputs, self.table, **self.case.options, **dropped)
-            notes.add_query(
-                number, self.d_out[number], *inputs, *found, d_queries=d_queries[number], **dropped
-            )
-        return notes, d_queries
+            d_out, d_query = self.d_out[number], d_queries[number]
+            notes.add_query(number, calls[number], d_out, *found[number], d_query)
+        return notes, [*(out for out, _ in found), *d_queries]
 
     def room(self, number: float, dtype: torch.dtype | None = None) -> list[Tensor]:
         """Room for gradients of keys and values that holds this number."""
@@ -52,13 +54,16 @@ class Layers:
         return [torch.full_like(one, number, dtype=kind) for one in (self.keys, self.values)]
 
     def gradients(self, *, adds: bool, room: list[Tensor]) -> list[Tensor]:
-        """Of each query, of the last keys and values that there is room for, and of the table."""
-        notes, d_queries = self.notes()
-        sums = relative_attention.new_table_sums(self.table)
+        """Of each query, of the last keys and values that there is room for, and of the table.
+
+        Each query's output comes first.
+        """
+        notes, by_query = self.notes()
+        sums = new_sums(self.table)
         first = self.case.num_keys - room[0].shape[2]
         notes.sum_keys(self.numbers, *room, first_key=first, adds=adds)
         notes.sum_table(sums)
-        return [*d_queries, *room, sums.sum(0)]
+        return [*by_query, *room, sums.sum(0)]
 
     def expected(self) -> list[Tensor]:
         """The same by autograd in float64, of all keys and values."""
@@ -68,9 +73,9 @@ class Layers:
             if dropped["seed"] is not None:
                 kept = self.case.kept_weights(query, self.keys, self.table, **dropped)
             inputs = [query, self.keys, self.values, self.table]
-            found.append(self.case.expected(inputs, d_out, kept)[1:])
-        d_queries, *shared = zip(*found, strict=True)
-        return [*d_queries, *(sum(parts) for parts in shared)]
+            found.append(self.case.expected(inputs, d_out, kept))
+        out, d_queries, *shared = zip(*found, strict=True)
+        return [*out, *d_queries, *(sum(parts) for parts in shared)]
 
     def assert_exact(self, *, kept_in: torch.dtype | None = None) -> None:
         """Written and added, in numbers of this dtype."""
@@ -94,8 +99,10 @@ def test_sums_over_layers_in_drawn_shapes_are_exact(case, num_layers):
     ("case", "num_layers", "dropout"),
     [
         pytest.param(Case(1, 1, 0), 2, 0.0, id="itself"),
-        pytest.param(Case(1, 150, 150), 8, 0.0, id="three blocks, eight layers"),
+        pytest.param(Case(1, 1, 1, num_rows=1), 1, 0.0, id="one key"),
+        pytest.param(Case(1, 150, 150, num_rows=33), 8, 0.0, id="three blocks, a short table"),
         pytest.param(Case(1, 150, 150, span=90, num_rows=30), 3, 0.0, id="beyond the table"),
+        pytest.param(Case(1, 90, 40), 1, 0.0, id="keys to come"),
         pytest.param(Case(1, 9, 80, span=5), 2, 0.0, id="all keys too far"),
         pytest.param(BLIND, 2, 0.0, id="a row that sees nothing"),
         pytest.param(Case(1, 5, 5, num_heads=17), 3, 0.0, id="many heads"),

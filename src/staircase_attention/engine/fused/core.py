@@ -4,8 +4,8 @@ Forward and backward are written by hand. The output of a product is added where
 reads it, so that the hidden state is written once per sublayer; the backward pass is cut at the
 same points. Nothing waits for the device, so that a whole update can be captured. Shapes: `rows`
 are all queries of all batch rows, one after another. Hidden states and their gradients are float32
-(or the dtype they came in), products are in `Route.dtype`, and the gradients of weights are summed
-in float32.
+(or the dtype they came in), products are in `SharedCore.dtype`, and the gradients of weights are
+summed in float32.
 """
 
 from collections.abc import Sequence
@@ -19,12 +19,7 @@ from torch.autograd.function import once_differentiable
 from staircase_attention.attention import View
 from staircase_attention.engine.fused.cache import BufferedCache, Lent
 from staircase_attention.engine.fused.route import Attended, PastGradients, Route
-from staircase_attention.engine.fused.weights import (
-    FusedFreezing,
-    SharedCore,
-    SharedLayer,
-    add_and_norm,
-)
+from staircase_attention.engine.fused.weights import FusedFreezing, SharedCore, SharedLayer
 from staircase_attention.engine.kernels import activation, norm
 from staircase_attention.engine.kernels.activation import gated_product
 from staircase_attention.layers.core import Core, Trip
@@ -39,14 +34,8 @@ class FusedCore:
         self.core = core
         self.plain = RecomputedCore(core) if recompute else core
         self.attends_self = core.attends_self
-        self.shares_past = core.memory.shares_keys_values
-        self.dtype = dtype
-        self.recompute = recompute
-        self.shared = SharedCore(core, dtype)
+        self.shared = SharedCore(core, dtype=dtype, recompute=recompute)
         self.tap = self.shared.new_tap()
-        attention = core.typed_layers[0].attention
-        self.num_heads = attention.num_heads
-        self.dropout = attention.dropout if core.training else 0.0
 
     def __call__(
         self,
@@ -62,23 +51,12 @@ class FusedCore:
             pieces = [[_tracked(piece) for piece in own] for own in past]
             return self.plain(hidden, layers=layers, past=pieces, view=view)
         # Where all layers see the same past, what is seen by one is seen by all.
-        different = past[:1] if self.shares_past else past
-        seen = [self._seen(pieces) for pieces in different if pieces]
+        shares_past = self.shared.shares_past
+        seen = [self._seen(pieces) for pieces in (past[:1] if shares_past else past) if pieces]
         lent = [pair for pair in seen if isinstance(pair, Lent)]
         flat = [] if lent else [part for pair in seen for part in pair]
-        route = Route(
-            shared=self.shared,
-            layers=layers,
-            shape=hidden.shape,
-            view=view,
-            num_heads=self.num_heads,
-            attends_self=self.attends_self,
-            dropout=self.dropout,
-            slots=tuple(pair.slot for pair in lent),
-            shares_past=self.shares_past,
-            dtype=self.dtype,
-            recompute=self.recompute,
-        )
+        slots = tuple(pair.slot for pair in lent)
+        route = Route(self.shared, layers, hidden.shape, view, slots)
         # By the handle autograd runs the backward of all readers before that of the write.
         handle = lent[0].handle if lent else None
         with torch.cuda.device_of(hidden):  # type: ignore[no-untyped-call]
@@ -88,7 +66,7 @@ class FusedCore:
             [] if keys is None else [KeysValues(keys, values)]
             for keys, values in zip(contexts[::2], contexts[1::2], strict=True)
         ]
-        if self.shares_past:
+        if shares_past:
             seen = seen * len(layers)
         before = [[pair] for pair in seen] or [[] for _ in layers]
         return Trip([hidden, *levels], [[*old, *new] for old, new in zip(before, own, strict=True)])
@@ -100,7 +78,7 @@ class FusedCore:
         return join([_tracked(piece) for piece in pieces]).map(self._cast)
 
     def _cast(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self.dtype)
+        return tensor.to(self.shared.dtype)
 
     def new_cache(
         self, held: Sequence[KeysValues], positions: tuple[range, ...], *, num_new: int
@@ -108,13 +86,15 @@ class FusedCore:
         """The cache of a stream, to which at most `num_new` tokens will be added."""
         if not torch.is_grad_enabled():
             return JoinedCache(held, positions)
-        return BufferedCache(held, positions, num_new=num_new, dtype=self.dtype, tap=self.tap)
+        return BufferedCache(
+            held, positions, num_new=num_new, dtype=self.shared.dtype, tap=self.tap
+        )
 
     def freeze(self, levels: Sequence[Float[Tensor, "batch time width"]]) -> list[KeysValues]:
         """The keys and values of cached tokens: for each layer, or one pair for all."""
         remembered = self.core.memory.remember(levels)
         with torch.cuda.device_of(remembered):  # type: ignore[no-untyped-call]
-            parts = FusedFreezing.apply(self.shared, self.tap, remembered, self.num_heads)  # type: ignore[no-untyped-call]
+            parts = FusedFreezing.apply(self.shared, self.tap, remembered)  # type: ignore[no-untyped-call]
         return [KeysValues(*pair) for pair in zip(parts[::2], parts[1::2], strict=True)]
 
 
@@ -172,9 +152,9 @@ class FusedTrip(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         """Every layer's output, then every layer's own keys and values; None where it has none."""
         ctx.set_materialize_grads(False)
-        layers = route.own_layers
+        shared, layers = route.shared, route.own_layers
         seeds = None
-        if route.dropout > 0:
+        if shared.dropout > 0:
             # Two per layer, drawn on the device from the generator that all dropout shares.
             seeds = torch.randint(2**31, (len(layers), 2), device=hidden.device)
         outputs: list[Tensor] = []
@@ -183,18 +163,16 @@ class FusedTrip(torch.autograd.Function):
         flat = hidden.flatten(0, 1).contiguous()
         # total = hidden; normed = norm(total). What a layer adds to the total comes as `addend`
         # and is added by the norm of the next one: total = middle + addend + bias.
-        level = add_and_norm(flat, None, None, layers[0].layer.attention_norm, route.dtype)
+        level = layers[0].attention_norm.forward(flat, None, None, shared.dtype)
         for number, (layer, seen) in enumerate(zip(layers, route.pasts(past), strict=True)):
             seed = None if seeds is None else seeds[number]
             saved, addend = _through(route, layer, level, seen, seed)
             # All of `Saved`, or only the hidden state below the layer and its statistics.
-            kept += saved[:LEVEL] if route.recompute else saved
+            kept += saved[:LEVEL] if shared.recompute else saved
             contexts += route.own_keys_values(saved.projected)
             if number + 1 < len(layers):
-                following = layers[number + 1].layer.attention_norm
-                level = add_and_norm(
-                    saved.middle, addend, layer.contract_bias, following, route.dtype
-                )
+                following = layers[number + 1].attention_norm
+                level = following.forward(saved.middle, addend, layer.contract_bias, shared.dtype)
                 total = level[0]
             else:
                 total = norm.add(saved.middle, addend, layer.contract_bias)
@@ -208,11 +186,11 @@ class FusedTrip(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         """Gradients of the hidden states and the past; the weights' are added to their sums."""
         route: Route = ctx.route
-        layers = route.own_layers
-        route.shared.join_backward_pass()
+        shared, layers = route.shared, route.own_layers
+        shared.join_backward_pass()
         seeds, *kept = ctx.saved_tensors
         past = kept[len(kept) - ctx.num_past :]
-        size = LEVEL if route.recompute else len(Saved._fields)
+        size = LEVEL if shared.recompute else len(Saved._fields)
         levels, contexts = gradients[: len(layers)], gradients[len(layers) :]
         # Slots of a buffer are wanted through their handle, other pasts for themselves.
         wants_past = ctx.needs_input_grad[2] or any(ctx.needs_input_grad[4:])
@@ -220,14 +198,13 @@ class FusedTrip(torch.autograd.Function):
         d_total = torch.zeros_like(kept[0]) if levels[-1] is None else levels[-1]
         d_total = d_total.reshape(kept[0].shape)
         d_addend: Tensor | None = norm.add_backward(
-            d_total, sums=layers[-1].contract_bias_sums.parts, addend_dtype=route.dtype
+            d_total, sums=layers[-1].contract_bias_sums.parts, addend_dtype=shared.dtype
         )
         for number in reversed(range(len(layers))):
             layer, own = layers[number], kept[number * size : (number + 1) * size]
             seed = None if seeds is None else seeds[number]
-            if route.recompute:
-                first = layer.layer.attention_norm
-                total, normed, *_ = add_and_norm(own[0], None, None, first, route.dtype)
+            if shared.recompute:
+                total, normed, *_ = layer.attention_norm.forward(own[0], None, None, shared.dtype)
                 level = (total, normed, *own[1:])
                 saved, _ = _through(route, layer, level, pasts.seen[number], seed)
             else:
@@ -241,16 +218,16 @@ class FusedTrip(torch.autograd.Function):
             d_below = levels[number - 1] if number else None
             if d_below is not None:
                 d_below = d_below.reshape(d_total.shape)
-            addend_dtype = route.dtype if number else None
+            addend_dtype = shared.dtype if number else None
             if d_normed is not None:
                 d_total, d_addend = norm.backward(
                     d_total,
                     d_normed,
                     saved.total,
-                    layer.layer.attention_norm.weight,
+                    layer.attention_norm.weight,
                     saved.mean,
                     saved.scale,
-                    sums=layer.attention_norm_sums.parts,
+                    sums=layer.attention_norm.sums.parts,
                     addend_dtype=addend_dtype,
                     d_more=d_below,
                 )
@@ -275,17 +252,18 @@ def _through(
     total, normed, mean, scale = level
     attended = route.attend(layer, normed, past, seed)
     addend = None if attended is None else attended.found @ layer.output.weight.T
-    middle, middle_normed, *middle_norm = add_and_norm(
-        total, addend, None, layer.layer.feed_forward_norm, route.dtype
+    middle, middle_normed, *middle_norm = layer.feed_forward_norm.forward(
+        total, addend, None, route.shared.dtype
     )
     # Inside the feed-forward sublayer: dropout(ReLU(expand(x))) [rows, inner]. Its sign is all
     # that the backward pass needs of ReLU and dropout.
-    if route.dropout == 0:
+    if seed is None:
         inner = torch._addmm_activation(layer.expand_bias, middle_normed, layer.expand.weight.T)
     else:
-        assert seed is not None
         inner = middle_normed @ layer.expand.weight.T
-        activation.relu_dropout_(inner, layer.expand_bias, dropout=route.dropout, seed=seed[1:])
+        activation.relu_dropout_(
+            inner, layer.expand_bias, dropout=route.shared.dropout, seed=seed[1:]
+        )
     saved = Saved(
         *(total, mean, scale, normed),
         *(middle, *middle_norm, middle_normed, inner),
@@ -317,7 +295,7 @@ def _back(
         d_addend,
         layer.contract.weight,
         saved.inner,
-        scale=1 / (1 - route.dropout),
+        scale=1 / (1 - route.shared.dropout),
         sums=layer.expand_bias_sums.parts,
     )
     layer.expand.add(saved.middle_normed, d_inner)
@@ -326,30 +304,16 @@ def _back(
         d_total,
         d_inner @ layer.expand.weight,
         saved.middle,
-        layer.layer.feed_forward_norm.weight,
+        layer.feed_forward_norm.weight,
         saved.middle_mean,
         saved.middle_scale,
-        sums=layer.feed_forward_norm_sums.parts,
-        addend_dtype=None if attended is None else route.dtype,
+        sums=layer.feed_forward_norm.sums.parts,
+        addend_dtype=None if attended is None else route.shared.dtype,
     )
     if attended is None or d_attended is None:
         return d_total, None
     layer.output.add(attended.found, d_attended)
-    d_found, past = d_attended @ layer.output.weight, pasts.seen[number]
-    if pasts.notes is None:
-        d_projected = route.attend_backward(
-            attended,
-            past,
-            d_found,
-            d_own,
-            seed,
-            d_past=pasts.target(number),
-            adds=bool(route.slots),
-        )
-    else:
-        assert past is not None
-        d_projected = route.noting_backward(
-            attended, past, d_found, seed, notes=pasts.notes, number=number
-        )
+    d_found = d_attended @ layer.output.weight
+    d_projected = route.attend_backward(number, attended, d_found, d_own, seed, pasts)
     layer.projection.add(saved.normed, d_projected)
     return d_total, d_projected @ layer.projection.weight

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -13,6 +13,7 @@ from staircase_attention.attention import View
 from staircase_attention.engine.fused.cache import BufferSlot
 from staircase_attention.engine.fused.weights import SharedCore, SharedLayer
 from staircase_attention.engine.kernels import relative_attention
+from staircase_attention.engine.kernels.relative_parts import Call, Gradients
 from staircase_attention.engine.kernels.single_query import Notes
 from staircase_attention.layers.keys_values import KeysValues
 
@@ -26,9 +27,9 @@ class Attended(NamedTuple):
     logsumexp: Float[Tensor, "batch heads queries"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Route:
-    """The layers that queries go through, what they see there, and how attention is computed.
+    """The layers that queries go through, and what they see there.
 
     Autograd's graph holds it, so it must hold neither a tap nor a handle.
     """
@@ -38,18 +39,8 @@ class Route:
     shape: torch.Size
     """Of the queries: [batch, time, width]."""
     view: View
-    num_heads: int
-    attends_self: bool
-    """Whether queries see themselves, besides the past."""
-    dropout: float
     slots: tuple[BufferSlot, ...]
     """Where the past lies in a buffer, for each layer or once; empty if it does not."""
-    shares_past: bool
-    """Whether all layers see the same past."""
-    dtype: torch.dtype
-    """Of products."""
-    recompute: bool
-    """Whether the backward pass computes again what lies between two layers' outputs."""
 
     @property
     def own_layers(self) -> list[SharedLayer]:
@@ -62,7 +53,7 @@ class Route:
         pairs = pairs or [KeysValues(*pair) for pair in zip(flat[::2], flat[1::2], strict=True)]
         if not pairs:
             return [None] * len(self.layers)
-        return [*pairs] * len(self.layers) if self.shares_past else [*pairs]
+        return [*pairs] * len(self.layers) if self.shared.shares_past else [*pairs]
 
     def attend(
         self,
@@ -72,122 +63,97 @@ class Route:
         seed: Tensor | None,
     ) -> Attended | None:
         """What the queries find; None where there is nothing to attend to."""
-        if past is None and not self.attends_self:
+        if past is None and not self.shared.attends_self:
             return None
         # [rows, 3 * width], or [rows, width] where all layers share keys and values.
         projected = normed @ layer.projection.weight.T
-        queries, *own = self._heads(projected)
-        # Kernels put the past before the queries' own keys; without those, it takes their place.
-        keys, values = own if self.attends_self or past is None else past
-        found, logsumexp = relative_attention.forward(
-            queries, keys, values, self.shared.table, **self._options(past, seed)
-        )
-        flat = found.transpose(1, 2).reshape(normed.shape)
-        return Attended(projected, flat, logsumexp)
+        found, logsumexp = relative_attention.forward(self._call(projected, past, seed))
+        return Attended(projected, found.transpose(1, 2).reshape(normed.shape), logsumexp)
 
     def own_keys_values(
         self, projected: Float[Tensor, "rows projections"] | None
     ) -> tuple[Tensor | None, Tensor | None]:
         """The queries' own keys and values, if they see themselves."""
-        if not self.attends_self or projected is None:
+        if not self.shared.attends_self or projected is None:
             return None, None
         _, keys, values = self._heads(projected)
         return keys, values
 
     def attend_backward(
         self,
+        number: int,
         kept: Attended,
-        past: KeysValues | None,
         d_found: Float[Tensor, "rows width"],
         d_own: Sequence[Tensor | None],
         seed: Tensor | None,
-        *,
-        d_past: KeysValues | None,
-        adds: bool,
+        pasts: "PastGradients",
     ) -> Float[Tensor, "rows projections"]:
-        """Gradients of the projections of queries that see themselves.
+        """Gradients of the projections; those of what a layer saw go to `pasts`.
 
-        Those of the past are written to `d_past`, if it is given. With `adds` they are added to
-        what is there, and `d_past` may be that of the last tokens only.
+        `d_own` are those of the queries' own keys and values that later steps found.
         """
+        call = self._call(kept.projected, pasts.seen[number], seed)
         # Kernels write the gradients of queries, keys and values side by side, ready for the
         # product with the weights of all three.
         d_projected = torch.empty_like(kept.projected)
-        queries, keys, values = self._heads(kept.projected)
-        d_queries, d_keys, d_values = self._heads(d_projected)
-        relative_attention.backward(
-            self._one(d_found),
-            queries,
-            keys,
-            values,
-            self.shared.table,
-            self._one(kept.found),
-            kept.logsumexp,
+        d_queries, *d_keys_values = self._heads(d_projected)
+        (d_out,), (out,) = self._heads(d_found), self._heads(kept.found)
+        if not self.shared.attends_self:
+            # Keys and values of these queries are seen by later ones only, through a cache.
+            for unseen in d_keys_values:
+                unseen.zero_()
+            pasts.notes_on(call).add_query(number, call, d_out, out, kept.logsumexp, d_queries)
+            return d_projected
+        keys, values = d_keys_values
+        gradients = Gradients(
+            queries=d_queries,
+            keys=keys,
+            values=values,
+            past=pasts.target(number) if call.past else None,
+            adds_past=bool(self.slots),
             table_sums=self.shared.table_sums.parts,
-            d_queries=d_queries,
-            d_keys=d_keys,
-            d_values=d_values,
-            d_past=d_past,
-            adds_past=adds,
-            **self._options(past, seed),
         )
+        relative_attention.backward(call, d_out, out, kept.logsumexp, gradients)
         # Later steps saw the same keys and values as their past.
-        for written, given in zip((d_keys, d_values), d_own, strict=True):
+        for written, given in zip(d_keys_values, d_own, strict=True):
             if given is not None:
                 written += given
         return d_projected
 
-    def noting_backward(
+    def _call(
         self,
-        kept: Attended,
-        past: KeysValues,
-        d_found: Float[Tensor, "rows width"],
+        projected: Float[Tensor, "rows projections"],
+        past: KeysValues | None,
         seed: Tensor | None,
-        *,
-        notes: Notes,
-        number: int,
-    ) -> Float[Tensor, "rows projections"]:
-        """Gradients of the projections of queries that see only the past; the rest is noted."""
-        d_projected = torch.empty_like(kept.projected)
-        d_queries, *d_unseen = self._heads(d_projected)
-        for unseen in d_unseen:
-            # Keys and values of these queries are seen by later ones only, through a cache.
-            unseen.zero_()
-        notes.add_query(
-            number,
-            self._one(d_found),
-            self._heads(kept.projected)[0],
-            *past,
-            self._one(kept.found),
-            kept.logsumexp,
-            d_queries=d_queries,
-            dropout=self.dropout,
+    ) -> Call:
+        queries, *own = self._heads(projected)
+        # Kernels put the past before the queries' own keys; without those, it takes their place.
+        if not self.shared.attends_self:
+            assert past is not None
+            own, past = [*past], None
+        keys, values = own
+        return Call.of(
+            queries,
+            keys,
+            values,
+            self.shared.table,
+            past=past,
+            first_query=self.view.first_query,
+            span=self.view.span,
+            first_visible=self.view.first_visible,
+            dropout=self.shared.dropout,
             seed=None if seed is None else seed[:1],
         )
-        return d_projected
-
-    def _options(self, past: KeysValues | None, seed: Tensor | None) -> dict[str, Any]:
-        return {
-            "past": past if self.attends_self else None,
-            "first_query": self.view.first_query,
-            "span": self.view.span,
-            "first_visible": self.view.first_visible,
-            "dropout": self.dropout,
-            "seed": None if seed is None else seed[:1],
-        }
 
     def _heads(
         self, projected: Float[Tensor, "rows projections"]
     ) -> tuple[Float[Tensor, "batch heads time size"], ...]:
         """Queries alone, or queries, keys and values."""
         batch, time, width = self.shape
+        num_heads = self.shared.num_heads
         # Views of [batch, time, 1 or 3, heads, size]: nothing is copied.
-        parts = projected.view(batch, time, -1, self.num_heads, width // self.num_heads)
+        parts = projected.view(batch, time, -1, num_heads, width // num_heads)
         return parts.permute(2, 0, 3, 1, 4).unbind()
-
-    def _one(self, flat: Float[Tensor, "rows width"]) -> Tensor:
-        (heads,) = self._heads(flat)
-        return heads
 
 
 class PastGradients:
@@ -203,16 +169,12 @@ class PastGradients:
         self._route, self._is_wanted = route, is_wanted
         self._new: dict[int, KeysValues] = {}
         self.notes: Notes | None = None
-        view = route.view
-        if seen[0] is not None and not route.attends_self:
-            self.notes = Notes(
-                seen[0].keys,
-                route.shared.table,
-                num_layers=len(route.layers),
-                first_query=view.first_query,
-                span=view.span,
-                first_visible=view.first_visible,
-            )
+
+    def notes_on(self, call: Call) -> Notes:
+        """The notes of all layers, whose calls differ in tensors and dropout only."""
+        if self.notes is None:
+            self.notes = Notes(call, num_layers=len(self._route.layers))
+        return self.notes
 
     def target(self, number: int) -> KeysValues | None:
         """Where the gradients of one past go; None where nobody wants them."""
@@ -229,11 +191,11 @@ class PastGradients:
     def finish(self) -> list[Tensor | None]:
         """Sum up the notes; the gradients of all tensors of the past that autograd follows."""
         route = self._route
-        num_layers = len(route.layers)
-        numbers = range(1 if route.shares_past else num_layers)
+        num_layers, shares_past = len(route.layers), route.shared.shares_past
+        numbers = range(1 if shares_past else num_layers)
         if self.notes is not None:
             for number in numbers:
-                layers = range(num_layers) if route.shares_past else range(number, number + 1)
+                layers = range(num_layers) if shares_past else range(number, number + 1)
                 seen, found = self.seen[number], self.target(number)
                 if seen is not None and found is not None:
                     first = seen.num_tokens - found.num_tokens

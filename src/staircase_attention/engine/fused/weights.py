@@ -6,10 +6,9 @@ returns the finished sums. Sums are in float32, made by products or by a fixed n
 in a fixed order: the same inputs give the same bits.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -20,21 +19,33 @@ from staircase_attention.engine.kernels import activation, norm, relative_attent
 from staircase_attention.engine.kernels.cross_entropy import add_product
 from staircase_attention.layers.core import Core
 from staircase_attention.layers.keys_values import split_heads
-from staircase_attention.layers.layer import Layer, Memory
+from staircase_attention.layers.layer import Layer
 from staircase_attention.layers.positions import RelativePositions
 
 # Rows that are worth a product's launch; fewer wait for others.
 ENOUGH_ROWS = 4096
 
+# Parameters and their gradients.
+Found = dict[Tensor, Tensor]
+
 
 class SharedMatrix:
-    """A matrix of weights, and the sum of its gradients."""
+    """Matrices of weights below one another, and the sum of their gradients."""
 
-    def __init__(self, weight: Float[Tensor, "outputs inputs"]) -> None:
+    def __init__(
+        self, parameters: Sequence[Tensor], weight: Float[Tensor, "outputs inputs"]
+    ) -> None:
         self.weight = weight
+        """The parameters, in the dtype of products."""
+        self._parameters = parameters
         self._total: Float[Tensor, "outputs inputs"] | None = None
         self._waiting: list[tuple[Tensor, Tensor]] = []
         self._num_waiting = 0
+
+    @classmethod
+    def of(cls, parameters: Sequence[Tensor], dtype: torch.dtype) -> "SharedMatrix":
+        """Parameters, cast."""
+        return cls(parameters, _joined([one.to(dtype) for one in parameters]))
 
     def add(
         self, inputs: Float[Tensor, "rows inputs"], gradients: Float[Tensor, "rows outputs"]
@@ -45,39 +56,41 @@ class SharedMatrix:
         if self._num_waiting >= ENOUGH_ROWS:
             self._sum_up()
 
-    def take(self) -> Float[Tensor, "outputs inputs"]:
-        """The gradient, when all of it has come; the next one starts from zero."""
+    def take(self) -> Found:
+        """The gradients, when all of them have come; the next ones start from zero."""
         if self._waiting or self._total is None:
             self._sum_up()
         assert self._total is not None
-        total, self._total = self._total, None
-        return total
+        parts = torch.split(self._total, [len(one) for one in self._parameters])
+        self._total = None
+        return dict(zip(self._parameters, parts, strict=True))
 
     def _sum_up(self) -> None:
         if self._total is None:
             self._total = torch.zeros_like(self.weight, dtype=torch.float32)
         if self._waiting:
-            inputs, gradients = (
-                parts[0] if len(parts) == 1 else torch.cat(parts)
-                for parts in zip(*self._waiting, strict=True)
-            )
+            inputs, gradients = map(_joined, zip(*self._waiting, strict=True))
             # [outputs, rows] · [rows, inputs], added in float32 whatever the dtype of both.
             add_product(self._total, gradients.T, inputs)
         self._waiting, self._num_waiting = [], 0
 
 
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
 class PartialSums:
     """The gradient of vectors, one part per program; allocated by the first backward step."""
 
-    def __init__(self, make: Callable[[], Tensor]) -> None:
-        self._make = make
+    def __init__(self, *shape: int, device: torch.device) -> None:
+        self._new = partial(torch.zeros, shape, dtype=torch.float32, device=device)
         self._parts: Tensor | None = None
 
     @property
     def parts(self) -> Float[Tensor, "programs ..."]:
         """What kernels add to."""
         if self._parts is None:
-            self._parts = self._make()
+            self._parts = self._new()
         return self._parts
 
     def take(self) -> Float[Tensor, "..."]:
@@ -86,155 +99,125 @@ class PartialSums:
         return parts.sum(0)
 
 
-def add_and_norm(
-    hidden: Float[Tensor, "rows width"],
-    addend: Float[Tensor, "rows width"] | None,
-    bias: Float[Tensor, " width"] | None,
-    own: nn.LayerNorm,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Total (the sum of what is given), normed (in the dtype of products), mean and scale."""
-    return norm.forward(hidden, addend, bias, own.weight, own.bias, eps=own.eps, dtype=dtype)
+class SharedNorm:
+    """A layer norm, and the sums of its gradients."""
+
+    def __init__(self, own: nn.LayerNorm) -> None:
+        self.weight, self.bias, self.eps = own.weight, own.bias, own.eps
+        # Of the weight, of the bias, and of the bias that is added before the norm.
+        width, device = len(self.weight), self.weight.device
+        self.sums = PartialSums(norm.NUM_PROGRAMS, 3, width, device=device)
+
+    def forward(
+        self,
+        hidden: Float[Tensor, "rows width"],
+        addend: Float[Tensor, "rows width"] | None,
+        bias: Float[Tensor, " width"] | None,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Total (the sum of what is given), normed (in the dtype of products), mean and scale."""
+        return norm.forward(hidden, addend, bias, self.weight, self.bias, eps=self.eps, dtype=dtype)
+
+    def take(self) -> tuple[Found, Tensor]:
+        """The gradients of weight and bias, and that of the bias added before."""
+        d_weight, d_bias, d_added = self.sums.take()
+        return {self.weight: d_weight, self.bias: d_bias}, d_added
 
 
-@dataclass(frozen=True)
-class Freezing:
-    """The norm and the projections that turn cached tokens into keys and values."""
+class Freezing(NamedTuple):
+    """What turns cached tokens into keys and values."""
 
-    norm: nn.LayerNorm
+    norm: SharedNorm
     matrix: SharedMatrix
-    norm_sums: PartialSums
 
 
 class SharedLayer:
     """One layer's weights in the dtype of products, and their gradients."""
 
     def __init__(self, layer: Layer, dtype: torch.dtype) -> None:
-        self.layer = layer
-        attention, feed_forward = layer.attention, layer.feed_forward
-        self.width = attention.output.weight.shape[0]
-        projections = [one.weight.to(dtype) for one in attention.projections]
-        self.projection = SharedMatrix(torch.cat(projections))
-        self.output = SharedMatrix(attention.output.weight.to(dtype))
-        self.expand = SharedMatrix(feed_forward.expand.weight.to(dtype))
-        self.contract = SharedMatrix(feed_forward.contract.weight.to(dtype))
-        self.expand_bias = feed_forward.expand.bias.to(dtype)
-        self.contract_bias = feed_forward.contract.bias
-        device = self.contract_bias.device
-        new_norm_sums = partial(norm.new_sums, self.width, device=device)
-        self.attention_norm_sums = PartialSums(new_norm_sums)
-        self.feed_forward_norm_sums = PartialSums(new_norm_sums)
+        attention, expand, contract = (
+            layer.attention,
+            layer.feed_forward.expand,
+            layer.feed_forward.contract,
+        )
+        projections = [one.weight for one in attention.projections]
+        self.attention_norm = SharedNorm(layer.attention_norm)
+        self.projection = SharedMatrix.of(projections, dtype)
+        self.output = SharedMatrix.of([attention.output.weight], dtype)
+        self.feed_forward_norm = SharedNorm(layer.feed_forward_norm)
+        self.expand = SharedMatrix.of([expand.weight], dtype)
+        self.expand_bias = expand.bias.to(dtype)
+        self.contract = SharedMatrix.of([contract.weight], dtype)
+        self.contract_bias = contract.bias
+        inner, width, device = *expand.weight.shape, expand.weight.device
+        self.expand_bias_sums = PartialSums(activation.NUM_PROGRAMS, inner, device=device)
+        self.contract_bias_sums = PartialSums(norm.NUM_PROGRAMS, width, device=device)
+        self._own_expand_bias = expand.bias
         # Frozen tokens have keys and values only.
-        self.freezing = Freezing(
-            layer.attention_norm,
-            SharedMatrix(self.projection.weight[self.width :]),
-            self.attention_norm_sums,
-        )
-        self.contract_bias_sums = PartialSums(partial(norm.new_add_sums, self.width, device=device))
-        self.expand_bias_sums = PartialSums(
-            partial(activation.new_sums, len(self.expand_bias), device=device)
-        )
+        own = SharedMatrix(projections[1:], self.projection.weight[width:])
+        self.freezing = Freezing(self.attention_norm, own)
 
-    @property
-    def owns_keys_values(self) -> bool:
-        """Whether it projects keys and values too."""
-        return len(self.projection.weight) > self.width
-
-    @property
-    def parameters(self) -> list[Tensor]:
-        """In the order of `take_gradients`."""
-        attention, feed_forward = self.layer.attention, self.layer.feed_forward
-        norms = (self.layer.attention_norm, self.layer.feed_forward_norm)
-        return [
-            *(one.weight for one in attention.projections),
-            attention.output.weight,
-            feed_forward.expand.weight,
-            feed_forward.contract.weight,
-            *(part for one in norms for part in (one.weight, one.bias)),
-            feed_forward.expand.bias,
-            feed_forward.contract.bias,
-        ]
-
-    def take_gradients(
-        self, d_contract_bias: Float[Tensor, " width"]
-    ) -> tuple[list[Tensor], Float[Tensor, " width"]]:
-        """Those of `parameters`, and a part of that of the last bias of the layer below.
+    def take_gradients(self, d_contract_bias: Float[Tensor, " width"]) -> tuple[Found, Tensor]:
+        """Those of all parameters, and a part of that of the last bias of the layer below.
 
         That bias is added where this layer's first norm reads it. `d_contract_bias` is what the
         layer above found in this way.
         """
-        projection = self.projection.take()
-        if self.owns_keys_values:
-            projection[self.width :] += self.freezing.matrix.take()
-        # Sums of a norm are [3, width]: its weight, its bias, and the bias added before it.
-        *attention_norm, d_below = self.attention_norm_sums.take()
+        attention_norm, d_below = self.attention_norm.take()
         # Attention's output has no bias.
-        *feed_forward_norm, _ = self.feed_forward_norm_sums.take()
-        gradients = [
-            *torch.split(projection, self.width),
-            self.output.take(),
-            self.expand.take(),
-            self.contract.take(),
-            *attention_norm,
-            *feed_forward_norm,
-            self.expand_bias_sums.take(),
-            self.contract_bias_sums.take() + d_contract_bias,
-        ]
-        return gradients, d_below
-
-
-class SharedMemory:
-    """The weights that give all layers the same keys and values, and their gradients."""
-
-    def __init__(self, memory: Memory, dtype: torch.dtype) -> None:
-        projections = [memory.key.weight, memory.value.weight]
-        self.parameters = [*projections, memory.norm.weight, memory.norm.bias]
-        """In the order of `take_gradients`."""
-        width, device = len(memory.norm.weight), memory.norm.weight.device
-        self.freezing = Freezing(
-            memory.norm,
-            SharedMatrix(torch.cat([one.to(dtype) for one in projections])),
-            PartialSums(partial(norm.new_sums, width, device=device)),
-        )
-
-    def take_gradients(self) -> list[Tensor]:
-        """Those of `parameters`."""
-        *d_norm, _ = self.freezing.norm_sums.take()
-        return [*self.freezing.matrix.take().chunk(2), *d_norm]
+        feed_forward_norm, _ = self.feed_forward_norm.take()
+        projections = self.projection.take()
+        for parameter, gradient in self.freezing.matrix.take().items():
+            projections[parameter] += gradient
+        found = {
+            **attention_norm,
+            **projections,
+            **self.output.take(),
+            **feed_forward_norm,
+            **self.expand.take(),
+            self._own_expand_bias: self.expand_bias_sums.take(),
+            **self.contract.take(),
+            self.contract_bias: self.contract_bias_sums.take() + d_contract_bias,
+        }
+        return found, d_below
 
 
 class SharedCore:
-    """A core's weights for one forward pass, and for the backward pass that follows it."""
+    """A core's weights and settings for one forward pass, and the backward pass that follows it."""
 
-    def __init__(self, core: Core, dtype: torch.dtype) -> None:
-        positions = core.positions
+    def __init__(self, core: Core, *, dtype: torch.dtype, recompute: bool) -> None:
+        positions, attention = core.positions, core.typed_layers[0].attention
         assert isinstance(positions, RelativePositions)
+        self.attends_self = core.attends_self
+        """Whether queries see themselves, besides the past."""
+        self.shares_past = core.memory.shares_keys_values
+        """Whether all layers see the same past."""
+        self.num_heads = attention.num_heads
+        self.dropout = attention.dropout if core.training else 0.0
+        self.dtype = dtype
+        """Of products."""
+        self.recompute = recompute
+        """Whether the backward pass computes again what lies between two layers' outputs."""
         with torch.no_grad():
             self.layers = [SharedLayer(layer, dtype) for layer in core.typed_layers]
-            self.memory = (
-                SharedMemory(core.memory, dtype) if core.memory.shares_keys_values else None
-            )
+            self.freezings = [layer.freezing for layer in self.layers]
+            """One for each layer, or one for all."""
+            if self.shares_past:
+                own = [core.memory.key.weight, core.memory.value.weight]
+                matrix = SharedMatrix.of(own, dtype)
+                self.freezings = [Freezing(SharedNorm(core.memory.norm), matrix)]
             self.table = positions.table.to(dtype)
-        self.table_sums = PartialSums(partial(relative_attention.new_table_sums, self.table))
+        sums = (relative_attention.NUM_TABLE_SUMS, *self.table.shape)
+        self.table_sums = PartialSums(*sums, device=self.table.device)
+        self._own_table = positions.table
         self._backward_pass: int | None = None
         """Autograd's number of the pass whose gradients are being summed."""
-        self.parameters = [
-            positions.table,
-            *(one for layer in self.layers for one in layer.parameters),
-            *([] if self.memory is None else self.memory.parameters),
-        ]
+        self._parameters = list(core.parameters())
         self._versions = self._current_versions()
-
-    @property
-    def freezings(self) -> list[Freezing]:
-        """One for each layer, or one for all."""
-        if self.memory is not None:
-            return [self.memory.freezing]
-        return [layer.freezing for layer in self.layers]
 
     def new_tap(self) -> Tensor:
         """What every step takes in. Not kept here: autograd's graph holds these weights already."""
-        tap: Tensor = _Tap.apply(self, *self.parameters)  # type: ignore[no-untyped-call]
+        tap: Tensor = _Tap.apply(self, *self._parameters)  # type: ignore[no-untyped-call]
         return tap
 
     def join_backward_pass(self) -> None:
@@ -253,11 +236,11 @@ class SharedCore:
 
     def _current_versions(self) -> list[int]:
         # Inference tensors count no changes, and take no gradients.
-        return [0 if one.is_inference() else one._version for one in self.parameters]
+        return [0 if one.is_inference() else one._version for one in self._parameters]
 
     def _check_versions(self) -> None:
         """Raise, as autograd does for tensors that it saved, if weights are not the forward's."""
-        pairs = zip(self.parameters, self._versions, self._current_versions(), strict=True)
+        pairs = zip(self._parameters, self._versions, self._current_versions(), strict=True)
         for parameter, before, now in pairs:
             if before != now:
                 raise RuntimeError(
@@ -267,20 +250,17 @@ class SharedCore:
                     "before the optimizer's step, or detach the state between segments"
                 )
 
-    def take_gradients(self) -> list[Tensor]:
-        """Those of `parameters`, when every step has added its own."""
-        by_layer: list[list[Tensor]] = []
+    def take_gradients(self) -> list[Tensor | None]:
+        """Those of all parameters, when every step has added its own; None: autograd finds it."""
+        found: Found = {self._own_table: self.table_sums.take()}
         d_bias = torch.zeros_like(self.layers[-1].contract_bias, dtype=torch.float32)
         for layer in reversed(self.layers):
-            found, d_bias = layer.take_gradients(d_bias)
-            by_layer.insert(0, found)
-        if self.memory is not None:
-            by_layer.append(self.memory.take_gradients())
-        gradients = [self.table_sums.take(), *(one for found in by_layer for one in found)]
-        return [
-            gradient.to(parameter.dtype)
-            for gradient, parameter in zip(gradients, self.parameters, strict=True)
-        ]
+            of_layer, d_bias = layer.take_gradients(d_bias)
+            found |= of_layer
+        if self.shares_past:
+            (freezing,) = self.freezings
+            found |= freezing.norm.take()[0] | freezing.matrix.take()
+        return [found[one].to(one.dtype) if one in found else None for one in self._parameters]
 
 
 class _Tap(torch.autograd.Function):
@@ -310,7 +290,6 @@ class FusedFreezing(torch.autograd.Function):
         shared: SharedCore,
         _tap: Tensor,
         remembered: Float[Tensor, "batch time width"],
-        num_heads: int,
     ) -> tuple[Tensor, ...]:
         """Keys and values, layer by layer."""
         ctx.set_materialize_grads(False)
@@ -318,10 +297,10 @@ class FusedFreezing(torch.autograd.Function):
         outputs, kept = [], []
         for freezing in shared.freezings:
             weight = freezing.matrix.weight
-            _, normed, mean, scale = add_and_norm(flat, None, None, freezing.norm, weight.dtype)
+            _, normed, mean, scale = freezing.norm.forward(flat, None, None, weight.dtype)
             kept += [normed, mean, scale]
             projected = (normed @ weight.T).view(*remembered.shape[:2], -1)
-            outputs += [split_heads(part, num_heads) for part in projected.chunk(2, dim=-1)]
+            outputs += [split_heads(part, shared.num_heads) for part in projected.chunk(2, dim=-1)]
         ctx.shared, ctx.shape = shared, remembered.shape
         ctx.save_for_backward(flat, *kept)
         return tuple(outputs)
@@ -350,7 +329,7 @@ class FusedFreezing(torch.autograd.Function):
                 freezing.norm.weight,
                 mean,
                 scale,
-                sums=freezing.norm_sums.parts,
+                sums=freezing.norm.sums.parts,
                 addend_dtype=None,
             )
-        return None, None, None if d_total is None else d_total.view(ctx.shape), None
+        return None, None, None if d_total is None else d_total.view(ctx.shape)

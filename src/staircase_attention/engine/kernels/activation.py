@@ -136,11 +136,6 @@ def relu_backward_(
     return d_inner
 
 
-def new_sums(width: int, *, device: torch.device) -> Float[Tensor, "programs width"]:
-    """Zeros to which the backward pass adds the gradient of the bias."""
-    return torch.zeros(NUM_PROGRAMS, width, device=device, dtype=torch.float32)
-
-
 @dataclass(frozen=True, slots=True)
 class Tiles:
     """How the gated product is cut up."""

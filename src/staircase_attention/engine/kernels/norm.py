@@ -229,27 +229,14 @@ def backward(
     return d_hidden, d_addend
 
 
-def add_backward(d_total: Tensor, *, sums: Tensor | None, addend_dtype: torch.dtype) -> Tensor:
+def add_backward(d_total: Tensor, *, sums: Tensor, addend_dtype: torch.dtype) -> Tensor:
     """The gradient of `add`'s addend, and, added to `sums` (programs, width), of its bias."""
-    if sums is None:
-        return d_total.to(addend_dtype)
     d_total = d_total.contiguous()
-    if addend_dtype == d_total.dtype:
-        sum_columns(d_total, sums=sums)
-        return d_total
-    d_addend = torch.empty_like(d_total, dtype=addend_dtype)
-    sum_columns(d_total, out=d_addend, sums=sums)
-    return d_addend
-
-
-def new_sums(width: int, *, device: torch.device) -> Tensor:
-    """Zeros for `backward` to add to."""
-    return torch.zeros(NUM_PROGRAMS, 3, width, device=device, dtype=torch.float32)
-
-
-def new_add_sums(width: int, *, device: torch.device) -> Tensor:
-    """Zeros for `add_backward` to add to."""
-    return torch.zeros(NUM_PROGRAMS, width, device=device, dtype=torch.float32)
+    apart = None
+    if addend_dtype != d_total.dtype:
+        apart = torch.empty_like(d_total, dtype=addend_dtype)
+    sum_columns(d_total, out=apart, sums=sums)
+    return d_total if apart is None else apart
 
 
 def _launch_forward(

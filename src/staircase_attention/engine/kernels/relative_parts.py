@@ -292,6 +292,24 @@ def earliest_key(first_visible: tl.tensor, matrix: tl.tensor, shape: Shape) -> t
     return earliest
 
 
+# Where vectors `first`, `first` + 1, ... of a matrix lie, and which are there: 0 to `limit` - 1.
+@triton.jit
+def rows_at(
+    tensor: Heads,
+    matrix: tl.tensor,
+    shape: Shape,
+    first: tl.tensor,
+    limit: tl.tensor,
+    num_rows: tl.constexpr,
+    size: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    rows = tl.arange(0, num_rows)
+    # The first one in 64 bits, the others relative to it in 32.
+    places = start_of(tensor, matrix, shape) + tl.cast(first, tl.int64) * tensor.row
+    places = places + rows[:, None] * tensor.row + tl.arange(0, size)[None, :]
+    return places, ((first + rows >= 0) & (first + rows < limit))[:, None]
+
+
 # Vectors `first`, `first` + 1, ... of a matrix; zeros before 0 and from `limit` on.
 @triton.jit
 def load_rows(
@@ -303,11 +321,7 @@ def load_rows(
     num_rows: tl.constexpr,
     size: tl.constexpr,
 ) -> tl.tensor:
-    rows = tl.arange(0, num_rows)
-    # The first one in 64 bits, the others relative to it in 32.
-    places = start_of(tensor, matrix, shape) + tl.cast(first, tl.int64) * tensor.row
-    places = places + rows[:, None] * tensor.row + tl.arange(0, size)[None, :]
-    inside = ((first + rows >= 0) & (first + rows < limit))[:, None]
+    places, inside = rows_at(tensor, matrix, shape, first, limit, num_rows, size)
     return tl.load(places, mask=inside, other=0.0)
 
 
@@ -320,13 +334,9 @@ def store_rows(
     first: tl.tensor,
     limit: tl.tensor,
     found: tl.tensor,
-    num_rows: tl.constexpr,
-    size: tl.constexpr,
 ) -> None:
-    rows = tl.arange(0, num_rows)
-    places = start_of(tensor, matrix, shape) + tl.cast(first, tl.int64) * tensor.row
-    places = places + rows[:, None] * tensor.row + tl.arange(0, size)[None, :]
-    inside = ((first + rows >= 0) & (first + rows < limit))[:, None]
+    num_rows: tl.constexpr = found.shape[0]
+    places, inside = rows_at(tensor, matrix, shape, first, limit, num_rows, found.shape[1])
     tl.store(places, found.to(tensor.data.dtype.element_ty), mask=inside)
 
 
@@ -367,18 +377,16 @@ def store_keys(
     num_stored: tl.tensor,
     found: tl.tensor,
     adds_past: tl.constexpr,
-    num_rows: tl.constexpr,
-    size: tl.constexpr,
 ) -> None:
     num_own = shape.num_keys - shape.boundary
-    store_rows(keys.own, matrix, shape, first - shape.boundary, num_own, found, num_rows, size)
+    store_rows(keys.own, matrix, shape, first - shape.boundary, num_own, found)
     if keys.past is not None:
-        rows = first + tl.arange(0, num_rows)
+        rows = first + tl.arange(0, found.shape[0])
         # Places of the past that have room: [first_stored, boundary).
         first_stored = shape.boundary - num_stored
         inside = ((rows >= first_stored) & (rows < shape.boundary))[:, None]
         start = start_of(keys.past, matrix, shape)
-        places = vectors_at(start, rows - first_stored, keys.past.row, size)
+        places = vectors_at(start, rows - first_stored, keys.past.row, found.shape[1])
         if adds_past:
             found += tl.load(places, mask=inside, other=0.0).to(tl.float32)
         tl.store(places, found.to(keys.past.data.dtype.element_ty), mask=inside)
@@ -400,13 +408,9 @@ def load_distances(
 # Add gradients to the rows short of the last; what is beyond goes to `d_last`.
 @triton.jit
 def add_to_table(
-    sums: tl.tensor,
-    distances: tl.tensor,
-    d_vectors: tl.tensor,
-    d_last: tl.tensor,
-    shape: Shape,
-    size: tl.constexpr,
+    sums: tl.tensor, distances: tl.tensor, d_vectors: tl.tensor, d_last: tl.tensor, shape: Shape
 ) -> tl.tensor:
+    size: tl.constexpr = d_vectors.shape[1]
     last = shape.num_rows - 1
     inside = ((distances >= 0) & (distances < last))[:, None]
     places = sums + distances[:, None] * size + tl.arange(0, size)[None, :]
@@ -416,7 +420,8 @@ def add_to_table(
 
 # Add to the table's last row.
 @triton.jit
-def add_to_last(sums: tl.tensor, d_last: tl.tensor, shape: Shape, size: tl.constexpr) -> None:
+def add_to_last(sums: tl.tensor, d_last: tl.tensor, shape: Shape) -> None:
+    size: tl.constexpr = d_last.shape[0]
     places = sums + (shape.num_rows - 1) * size + tl.arange(0, size)
     tl.store(places, tl.load(places) + d_last)
 
@@ -499,13 +504,12 @@ def end_softmax(
     matrix: tl.tensor,
     shape: Shape,
     first: tl.tensor,
-    block_q: tl.constexpr,
 ) -> tl.tensor:
     highest, total, gathered = softmax
     # A query with nothing in sight divides by 1, and finds zero.
     sees = total > 0
     divisor = tl.where(sees, total, 1.0)
-    rows = first + tl.arange(0, block_q)
+    rows = first + tl.arange(0, total.shape[0])
     # `highest` is in bits, its natural logarithm is not.
     tl.store(
         logsumexp + matrix.to(tl.int64) * shape.num_queries + rows,

@@ -127,10 +127,7 @@ def vectors_of_query(
 # Vectors `first`, `first` + 1, ... of a matrix: [rows, size].
 @triton.jit
 def load_vectors(
-    tensor: tl.tensor_descriptor,
-    matrix: tl.tensor,
-    shape: Shape,
-    first: tl.tensor,
+    tensor: tl.tensor_descriptor, matrix: tl.tensor, shape: Shape, first: tl.tensor
 ) -> tl.tensor:
     place = [matrix // shape.num_heads, matrix % shape.num_heads, first, 0]
     return tensor.load(place).reshape([tensor.block_shape[2], tensor.block_shape[3]])
@@ -231,9 +228,9 @@ def attend_tile(
     place: tl.tensor,
     begin: tl.tensor,
     scale: tl.tensor,
-    block_q: tl.constexpr,
-    block_k: tl.constexpr,
 ) -> tl.tuple:
+    block_q: tl.constexpr = scores.block_shape[1]
+    block_k: tl.constexpr = scores.block_shape[2]
     key = load_vectors(keys, matrix, shape, place - begin)
     by_place = scores.load([matrix, first, place]).reshape([block_q, block_k])
     value = load_vectors(values, matrix, shape, place - begin)
@@ -278,15 +275,15 @@ def attend_kernel(
         for place in range(start, tl.minimum(stop, shape.boundary), block_k):
             softmax = attend_tile(
                 softmax, query, past_keys, past_values, scores, noise, matrix,
-                shape, first, place, shape.num_hidden, scale, block_q, block_k,
+                shape, first, place, shape.num_hidden, scale,
             )  # fmt: skip
         start = tl.maximum(start, shape.boundary)
     for place in range(start, stop, block_k):
         softmax = attend_tile(
             softmax, query, keys, values, scores, noise, matrix,
-            shape, first, place, shape.boundary, scale, block_q, block_k,
+            shape, first, place, shape.boundary, scale,
         )  # fmt: skip
-    found = end_softmax(softmax, noise, logsumexp, matrix, shape, first, block_q)
+    found = end_softmax(softmax, noise, logsumexp, matrix, shape, first)
     store_vectors(out, matrix, shape, first, found)
 
 
@@ -356,8 +353,8 @@ def keys_kernel(
         d_tile = (weights * (d_weights - shift)).to(query.dtype)
         d_key = tl.dot(d_tile, query, d_key, input_precision="ieee")
         d_scores.store([matrix, first, place], tl.trans(d_tile).reshape([1, rows_q, block_k]))
-    store_keys(d_keys, matrix, shape, place, num_stored, d_key * scale, adds_past, block_k, size)
-    store_keys(d_values, matrix, shape, place, num_stored, d_value, adds_past, block_k, size)
+    store_keys(d_keys, matrix, shape, place, num_stored, d_key * scale, adds_past)
+    store_keys(d_values, matrix, shape, place, num_stored, d_value, adds_past)
 
 
 # The table's part of the gradient of one query of `block_m` matrices.
@@ -502,5 +499,5 @@ def table_kernel(
                 # [block_k, block_m] · [block_m, size]
                 d_vectors = tl.dot(tl.trans(d_tile), vectors, d_vectors, input_precision="ieee")
         if block < num_blocks:
-            d_last = add_to_table(sums, farthest - columns, d_vectors * scale, d_last, shape, size)
-    add_to_last(sums, d_last, shape, size)
+            d_last = add_to_table(sums, farthest - columns, d_vectors * scale, d_last, shape)
+    add_to_last(sums, d_last, shape)

@@ -59,16 +59,17 @@ TUNED: dict[tuple[torch.dtype, bool], dict[Kernel, tuple[int, int]]] = {
 
 # Move (i, o) to (i, (i - o) mod `block_k`): from distances to keys, or back.
 @triton.jit
-def rotate(tile: tl.tensor, block_q: tl.constexpr, block_k: tl.constexpr) -> tl.tensor:
-    rows = tl.arange(0, block_q)[:, None]
+def rotate(tile: tl.tensor) -> tl.tensor:
+    block_k: tl.constexpr = tile.shape[1]
+    rows = tl.arange(0, tile.shape[0])[:, None]
     columns = tl.arange(0, block_k)[None, :]
     return tl.gather(tile, (rows - columns) & (block_k - 1), axis=1)
 
 
 # Which (i, o) of a tile by distances belong to the far block.
 @triton.jit
-def is_far(block_q: tl.constexpr, block_k: tl.constexpr) -> tl.tensor:
-    return tl.arange(0, block_k)[None, :] <= tl.arange(0, block_q)[:, None]
+def is_far(tile: tl.tensor) -> tl.tensor:
+    return tl.arange(0, tile.shape[1])[None, :] <= tl.arange(0, tile.shape[0])[:, None]
 
 
 # The far and the near block of the table, each [block_k, size].
@@ -91,22 +92,16 @@ def load_blocks(
 # Unscaled scores, [block_q, block_k]: by position, rotated, and by content.
 @triton.jit
 def tile_scores(
-    query: tl.tensor,
-    key: tl.tensor,
-    far: tl.tensor,
-    near: tl.tensor,
-    has_near: tl.constexpr,
-    block_q: tl.constexpr,
-    block_k: tl.constexpr,
+    query: tl.tensor, key: tl.tensor, far: tl.tensor, near: tl.tensor, has_near: tl.constexpr
 ) -> tl.tensor:
     # [block_q, size] · [size, block_k]: columns are offsets o.
     by_distance = tl.dot(query, tl.trans(far), input_precision="ieee")
     if has_near:
         by_near = tl.dot(query, tl.trans(near), input_precision="ieee")
-        by_distance = tl.where(is_far(block_q, block_k), by_distance, by_near)
+        by_distance = tl.where(is_far(by_distance), by_distance, by_near)
     # Columns are keys here, and after the rotation there too.
     content = tl.dot(query, tl.trans(key), input_precision="ieee")
-    return content + rotate(by_distance, block_q, block_k)
+    return content + rotate(by_distance)
 
 
 # Which pairs are there and in sight, [block_q, block_k].
@@ -153,15 +148,15 @@ def forward_kernel(
     far, near = load_blocks(inputs.table, shape, has_near, block_k, size)
     key = load_keys(inputs.joined_keys, matrix, shape, 0, block_k, size)
     value = load_keys(inputs.joined_values, matrix, shape, 0, block_k, size)
-    scores = tile_scores(query, key, far, near, has_near, block_q, block_k)
+    scores = tile_scores(query, key, far, near, has_near)
     scores *= inputs.scale * LOG2E
     # What is out of sight, or outside of the matrix, gets a score of -inf and a weight of 0.
     visible = visible_pairs(shape, earliest, block_q, block_k)
     scores = tl.where(visible, scores, -float("inf"))
     pairs = pair_numbers(shape, block_q, block_k)
     softmax = add_tile(no_softmax(block_q, size), scores, value, noise, matrix, pairs)
-    found = end_softmax(softmax, noise, logsumexp, matrix, shape, 0, block_q)
-    store_rows(out, matrix, shape, 0, shape.num_queries, found, block_q, size)
+    found = end_softmax(softmax, noise, logsumexp, matrix, shape, 0)
+    store_rows(out, matrix, shape, 0, shape.num_queries, found)
 
 
 # All gradients of some matrices: every tl.num_programs(0)-th one.
@@ -203,7 +198,7 @@ def backward_kernel(
         key = load_keys(inputs.joined_keys, matrix, shape, 0, block_k, size)
         value = load_keys(inputs.joined_values, matrix, shape, 0, block_k, size)
         gradient = load_rows(d_out, matrix, shape, 0, shape.num_queries, block_q, size)
-        scores = tile_scores(query, key, far, near, has_near, block_q, block_k) * scale
+        scores = tile_scores(query, key, far, near, has_near) * scale
         # What is out of sight, or outside of the matrix, gets a score of -inf and a weight of 0.
         visible = visible_pairs(shape, earliest, block_q, block_k)
         rows = tl.arange(0, block_q)
@@ -218,20 +213,20 @@ def backward_kernel(
         used, d_weights = drop_again(weights, d_weights, noise, matrix, pairs)
         # Pᵀ d_out: [block_k, block_q] · [block_q, size]
         d_value = tl.dot(tl.trans(used.to(gradient.dtype)), gradient, input_precision="ieee")
-        store_keys(d_values, matrix, shape, 0, num_stored, d_value, adds_past, block_k, size)
+        store_keys(d_values, matrix, shape, 0, num_stored, d_value, adds_past)
         # [block_q]: Σ_j P dP, which the softmax subtracts from every dP.
         shift = tl.sum(weights * d_weights, 1)
         d_scores = (weights * (d_weights - shift[:, None])).to(query.dtype)
         # dSᵀ q: [block_k, block_q] · [block_q, size]
         d_key = tl.dot(tl.trans(d_scores), query, input_precision="ieee") * scale
-        store_keys(d_keys, matrix, shape, 0, num_stored, d_key, adds_past, block_k, size)
+        store_keys(d_keys, matrix, shape, 0, num_stored, d_key, adds_past)
         # By distance, [block_q, block_k], and from there to the two blocks [block_k, size].
-        by_distance = rotate(d_scores, block_q, block_k)
+        by_distance = rotate(d_scores)
         # dq = dS k + dR B: [block_q, block_k] · [block_k, size] each
         d_query = tl.dot(d_scores, key, input_precision="ieee")
         if has_near:
             by_none = tl.zeros_like(by_distance)
-            in_far = is_far(block_q, block_k)
+            in_far = is_far(by_distance)
             by_near = tl.where(in_far, by_none, by_distance)
             d_query = tl.dot(by_near, near, d_query, input_precision="ieee")
             d_near = tl.dot(tl.trans(by_near), query, d_near, input_precision="ieee")
@@ -239,15 +234,15 @@ def backward_kernel(
         d_query = tl.dot(by_distance, far, d_query, input_precision="ieee")
         # dB += dRᵀ q: [block_k, block_q] · [block_q, size]
         d_far = tl.dot(tl.trans(by_distance), query, d_far, input_precision="ieee")
-        store_rows(d_queries, matrix, shape, 0, shape.num_queries, d_query * scale, block_q, size)
+        store_rows(d_queries, matrix, shape, 0, shape.num_queries, d_query * scale)
     # This program's own part of the table's gradient, (num_rows, size).
     sums = table_sums + program.to(tl.int64) * shape.num_rows * size
     distances = shape.first_query + tl.arange(0, block_k)
     d_last = tl.zeros((size,), tl.float32)
-    d_last = add_to_table(sums, distances, d_far * scale, d_last, shape, size)
+    d_last = add_to_table(sums, distances, d_far * scale, d_last, shape)
     if has_near:
-        d_last = add_to_table(sums, distances - block_k, d_near * scale, d_last, shape, size)
-    add_to_last(sums, d_last, shape, size)
+        d_last = add_to_table(sums, distances - block_k, d_near * scale, d_last, shape)
+    add_to_last(sums, d_last, shape)
 
 
 def options_of(call: Call, kernel: Kernel) -> dict[str, Any]:

@@ -13,7 +13,6 @@ layers see the same keys and values, they do so once for all: what layers share 
 
 # mypy: disable-error-code="untyped-decorator"
 
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +24,6 @@ from staircase_attention.engine.kernels.relative_parts import (
     LN2,
     LOG2E,
     Call,
-    Gradients,
     Heads,
     Inputs,
     Shape,
@@ -387,94 +385,37 @@ def blocks(size: int, bytes_per_element: int) -> dict[str, int]:
 
 
 def forward(call: Call, out: Tensor, logsumexp: Tensor) -> None:
-    """Attention, written to `out` and `logsumexp`, in one launch."""
-    call = with_past_joined(call)
+    """Attention to the own keys, written to `out` and `logsumexp`, in one launch."""
+    assert call.past is None
     options = blocks(call.size, 3 * call.keys.element_size())
     forward_kernel[(call.num_matrices,)](
         call.inputs, heads(out), logsumexp, call.shape(), **options
     )
 
 
-def backward(
-    call: Call, d_out: Tensor, out: Tensor, logsumexp: Tensor, gradients: Gradients
-) -> None:
-    """Write all gradients of one layer."""
-    num_past = call.num_past
-    call = with_past_joined(call)
-    notes = Notes(
-        call.keys,
-        call.table,
-        num_layers=1,
-        first_query=call.first_query,
-        span=call.span,
-        first_visible=call.first_visible,
-    )
-    notes.add_query(
-        0,
-        d_out,
-        call.queries,
-        call.keys,
-        call.values,
-        out,
-        logsumexp,
-        d_queries=gradients.queries,
-        dropout=call.dropout,
-        seed=call.seed,
-    )
-    notes.sum_keys(range(1), gradients.keys, gradients.values, first_key=num_past, adds=False)
-    if gradients.past is not None:
-        first = num_past - gradients.num_stored
-        notes.sum_keys(range(1), *gradients.past, first_key=first, adds=gradients.adds_past)
-    notes.sum_table(gradients.table_sums)
-
-
-def with_past_joined(call: Call) -> Call:
-    """The call with a copy of past and own keys and values as the own ones."""
-    if call.past is None:
-        return call
-    keys, values = (
-        torch.cat(pair, dim=2) for pair in zip(call.past, (call.keys, call.values), strict=True)
-    )
-    return replace(call, keys=keys, values=values, past=None)
-
-
 class Notes:
     """Notes on single queries of some layers, which see as many keys each from the same place."""
 
-    def __init__(self, keys: Tensor, table: Tensor, *, num_layers: int, **options: Any) -> None:
-        """The options are those of `Call.of`, except dropout, which may differ between queries."""
-        self._num_layers = num_layers
-        # A query has the form of a key, and a value too.
-        self._call = Call.of(keys[:, :, :1], keys, keys, table, **options)
-        shape = (2, self._call.num_matrices, num_layers)
-        vectors = torch.empty((*shape, keys.shape[3]), dtype=keys.dtype, device=keys.device)
-        rows = torch.empty((*shape, keys.shape[2]), dtype=torch.float32, device=keys.device)
+    def __init__(self, call: Call, *, num_layers: int) -> None:
+        """Notes on calls that differ from this one in tensors and dropout only."""
+        self._num_layers, self._call = num_layers, call
+        shape, keys = (2, call.num_matrices, num_layers), call.keys
+        vectors = torch.empty((*shape, call.size), dtype=keys.dtype, device=keys.device)
+        rows = torch.empty((*shape, call.num_keys), dtype=torch.float32, device=keys.device)
         self._noted = Noted(*vectors, *rows)
 
     def add_query(
         self,
         layer: int,
+        call: Call,
         d_out: Tensor,
-        queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
         out: Tensor,
         logsumexp: Tensor,
-        *,
         d_queries: Tensor,
-        dropout: float,
-        seed: Tensor | None,
     ) -> None:
         """Write the gradient of a layer's query, and note what others are made of."""
-        assert queries.shape[2] == 1
-        call = replace(
-            self._call,
-            queries=with_rows(queries),
-            keys=with_rows(keys),
-            values=with_rows(values),
-            dropout=dropout,
-            seed=seed if dropout > 0 else None,
-        )
+        assert call.num_queries == 1
+        assert call.past is None
         queries_kernel[(call.num_matrices,)](
             call.inputs,
             heads(with_rows(out)),
@@ -485,7 +426,7 @@ class Notes:
             call.shape(),
             layer,
             self._num_layers,
-            **blocks(call.size, 3 * keys.element_size()),
+            **blocks(call.size, 3 * call.keys.element_size()),
         )
 
     def sum_keys(
