@@ -2,7 +2,7 @@
 
     python benchmarks/side_by_side.py --old ../old/src --new src --output comparison.json
 
-Trains the four sizes of `staircase bench engine` on synthetic tokens. Every turn is a process of
+Trains the four sizes of `staircase bench engine`, and a Feedback Transformer, on synthetic tokens. Every turn is a process of
 its own, in the order old, new, new, old, so that a machine that gets slower favours neither. In the
 first turn of each version every size makes 200 updates, whose losses are compared; later turns are
 shorter. A time is the median of the updates after the warm-up. About four minutes on an H200.
@@ -26,6 +26,7 @@ from typing import Any
 SIZES = {
     "algorithm": ("algorithm/staircase-n4-c16", 256, 4, 4, 128, 256, 24, 10),
     "random-walk": ("random-walk/staircase-n8-c8", 256, 4, 4, 128, 512, 4, 64),
+    "feedback": ("random-walk/feedback", 256, 4, 4, 128, 512, 4, 64),
     "enwik8": ("enwik8/staircase-n4-c64", 512, 8, 8, 256, 128, 256, 256),
     "reddit": ("reddit/staircase-n8-c32", 1024, 8, 8, 256, 32, 8008, 8008),
 }
