@@ -22,6 +22,12 @@ Seeds = Annotated[int, typer.Option(help="Runs per row, with seeds 0, 1, ...")]
 Jobs = Annotated[int, typer.Option(help="Runs at a time, each a process of its own.")]
 Processes = Annotated[int, typer.Option(help="Processes (GPUs) per run, started by torchrun.")]
 Output = Annotated[Path, typer.Option(help="Folder of runs and report.")]
+Variations = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="PATH=V1,V2,...", help="Vary a setting; if repeated, every combination is run."
+    ),
+]
 Lengths = Annotated[
     list[int] | None,
     typer.Option(metavar="N", help="Also evaluate at this episode length; may be repeated."),
@@ -63,13 +69,7 @@ def compare(
         ),
     ],
     *,
-    vary: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="PATH=V1,V2,...",
-            help="Vary a setting; if repeated, every combination is run.",
-        ),
-    ] = None,
+    vary: Variations = None,
     seeds: Seeds = 1,
     jobs: Jobs = 1,
     processes: Processes = 1,

@@ -21,16 +21,18 @@ Finish = Literal["max_tokens", "stop_token", "stop_string"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NewToken:
-    """A token that has just been made."""
+    """A token that has just been made.
+
+    `logprob` is its log-probability under the model itself, before penalty and filters. `finish`
+    says why the row ended with this token, and is None if it continues. In a stream of text, `text`
+    can be shown now; a row's last token brings all that is left.
+    """
 
     row: int
     token: int
     logprob: float
-    """Its log-probability under the model itself, before penalty and filters."""
     finish: Finish | None = None
-    """Why the row ended with this token; None if it continues."""
     text: str = ""
-    """In a stream of text: what can be shown now. A row's last token brings all that is left."""
 
 
 @dataclass(kw_only=True, eq=False)
