@@ -62,7 +62,8 @@ def finish(folder, recipe, trouble):
     ):
         left = math.exp(-6 * update / config["num_updates"])
         score = {"loss": 1.0, "error": error + (0.95 - error) * left}
-        lines += [{"kind": kind, "update": update, **score} for kind in ("train", "valid")]
+        lines.append({"kind": "train", "update": update, **score})
+        lines.append({"kind": "valid", "update": update, **with_bits(recipe, score)})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     has_diverged = bool(trouble) and trouble.startswith("diverge")
     write(folder / "result.json", result(recipe, error, trouble if has_diverged else None))
@@ -86,9 +87,15 @@ def result(recipe, error, trouble=None):
         "device": "NVIDIA H200",
         "num_rollbacks": 3 if trouble else 0,
         "best_update": updates if has_score else None,
-        "valid": scores if has_score else None,
-        "test": scores | {"error": error + 0.001} if has_score else None,
+        "valid": with_bits(recipe, scores) if has_score else None,
+        "test": with_bits(recipe, scores | {"error": error + 0.001}) if has_score else None,
     }
+
+
+def with_bits(recipe, score):
+    """Scores on a corpus also have bits per byte."""
+    is_text = recipe["task"]["kind"] == "corpus"
+    return score | ({"bits_per_byte": 4 * score["error"]} if is_text else {})
 
 
 def write(path, plain):

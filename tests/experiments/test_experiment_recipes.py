@@ -69,7 +69,7 @@ def test_recipes_survive_saving_and_their_tasks_and_models_can_be_built(group):
                 assert build_model(recipe, data).num_parameters > 0
 
 
-@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("table", [table for table in TABLES if not table.startswith("enwik8")])
 def test_all_tables_call_their_models_by_the_paper_s_names(table):
     names = {row.name: row.model for row in table_rows(table)}
     assert names["global-cached-staircase-c8"] == "Global Cached Staircase"
@@ -79,14 +79,16 @@ def test_all_tables_call_their_models_by_the_paper_s_names(table):
     assert (last.name, last.paper) == ("lstm", None)
 
 
-@pytest.mark.parametrize("table", ["random-walk", "algorithm"])
+@pytest.mark.parametrize("table", ["random-walk", "algorithm", "enwik8"])
 def test_fast_rows_are_the_paper_s_models_without_dropout_and_stand_beside_its_numbers(table):
     for fast, usual in zip(table_rows(f"{table}-fast"), table_rows(table), strict=True):
         assert (fast.name, fast.paper) == (usual.name, usual.paper)
         assert fast.recipe.name == f"{table}-fast/{fast.name}"
         assert fast.recipe.task == usual.recipe.task
-        dropout = "model.dropout" if fast.name == "lstm" else "model.core.dropout"
-        assert fast.recipe.override({dropout: 0.2}).model == usual.recipe.model
+        model = usual.recipe.to_plain()["model"]
+        for part in (model, model.get("core", {})):
+            part |= {name: 0.0 for name in part if name.endswith("dropout")}
+        assert fast.recipe.to_plain()["model"] == model
 
 
 @pytest.mark.parametrize(

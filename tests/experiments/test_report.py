@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 from fake_staircase import result
 from rich.console import Console
+from small_corpora import SOME, text_of, write_lines
 
+from staircase_attention.data import prepare_text
 from staircase_attention.experiments import find_recipe, reproduce, table_rows
-from staircase_attention.experiments.report import partial_scores, screen_table
+from staircase_attention.experiments.report import partial_scores, screen_table, table_cells
 from staircase_attention.experiments.results import RunRecord, latest_facts, read_runs
 from staircase_attention.training import RunResult
 
@@ -94,6 +96,29 @@ CELLS = {
 def test_a_row_shows_our_errors_and_budget_beside_the_paper_s(lines, row):
     found = dict(zip(lines["Row"], lines[row], strict=True))
     assert CELLS[row].items() <= found.items()
+
+
+def test_rows_of_a_corpus_show_bits_per_byte(fakes, tmp_path):
+    fakes.let(error=0.30)
+    text = write_lines(tmp_path / "text.jsonl", [text_of(number, 400) for number in range(300)])
+    corpus = prepare_text(text, tmp_path / "corpus", tokeniser="bytes", held_out=SOME).folder
+    report = reproduce(
+        "enwik8-fast",
+        folder=tmp_path / "runs",
+        rows=["ladder-4"],
+        seeds=2,
+        updates=200,
+        overrides={"task.folder": str(corpus)},
+    )
+    headings, *rows = table_cells(report)
+    row = dict(zip(headings, next(row for row in rows if row[1] == "ladder-4"), strict=True))
+    assert row["Valid, ours"] == "1.220 ± 0.028"
+    assert row["Best seed, ours"] == "1.204 (seed 0)"
+    assert (row["Test, paper"], row["Best seed, paper"]) == ("1.11 ± -", "1.11")
+    assert (row["Train, ours"], row["Solved after"]) == ("-", "-")
+    assert report.to_plain()["unit"] == screen_table(report).caption == "bits per byte"
+    curve = next(row for row in report.rows if row.runs).runs[0].curve
+    assert curve[-1] == (200, pytest.approx(1.2, rel=0.01))
 
 
 def test_all_rows_are_in_the_data_with_every_run(plain):

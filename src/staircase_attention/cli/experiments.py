@@ -118,7 +118,7 @@ def reproduce(
     table: Annotated[
         str,
         typer.Argument(
-            metavar="TABLE", help="random-walk, algorithm or permutations, also with -fast"
+            metavar="TABLE", help="random-walk, algorithm, enwik8 or permutations, also with -fast"
         ),
     ],
     overrides: Annotated[

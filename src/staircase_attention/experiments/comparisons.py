@@ -81,7 +81,7 @@ def reproduce(
     """Run rows of a table, or resume them, and write the report.
 
     Args:
-        table: random-walk, algorithm or permutations, or one of them with -fast at its end.
+        table: random-walk, algorithm, enwik8 or permutations, or one of them with -fast at its end.
         folder: for everything; the run of a row with seed k is in row/seed-k.
         rows: names of rows; None: all of them, and an LSTM.
         seeds: runs per row, with the seeds 0, 1, ...; the paper has ten.

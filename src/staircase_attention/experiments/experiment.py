@@ -1,6 +1,6 @@
 """An experiment: rows of recipes that are run with several seeds, and what their runs show."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -15,7 +15,13 @@ from staircase_attention.experiments.paper import (
     paper_summary,
     paper_tables,
 )
-from staircase_attention.experiments.results import RunRecord, Status
+from staircase_attention.experiments.results import (
+    ERROR,
+    Measure,
+    RunRecord,
+    Status,
+    measure_of,
+)
 from staircase_attention.schedules import PaperRow
 from staircase_attention.training import RunResult
 from staircase_attention.training.recipe import FamilyModel, Recipe
@@ -31,6 +37,8 @@ TABLES: dict[str, tuple[str, str | None]] = {
         "random-walk",
     ),
     "algorithm-fast": ("Algorithm with our own settings: our runs and the paper's", "algorithm"),
+    "enwik8": ("Enwik8: our runs and the paper's", "enwik8"),
+    "enwik8-fast": ("Enwik8 with our own settings: our runs and the paper's", "enwik8"),
     "permutations": ("Permutations of five elements: the models of the Random Walk table", None),
     "permutations-fast": ("Permutations of five elements with our own settings", None),
 }
@@ -49,7 +57,7 @@ MODEL_NAMES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """A recipe, its runs with several seeds, and what a report shows of them. Errors in percent.
+    """A recipe, its runs with several seeds, and what a report shows of them.
 
     A run that diverged counts with the score of its best weights, if it has one: leaving it out
     would flatter the row.
@@ -76,6 +84,11 @@ class Row:
         return table_words(self.recipe) if self.paper is None else self.paper.words
 
     @property
+    def measure(self) -> Measure:
+        """What its scores are."""
+        return measure_of(self.recipe)
+
+    @property
     def full_updates(self) -> int | None:
         """Updates that the row should have."""
         return None if self.full_recipe is None else self.full_recipe.training.num_updates
@@ -90,7 +103,7 @@ class Row:
 
     @property
     def paper_best(self) -> float | None:
-        """The test error of the paper's best seed, where its summary table has this row."""
+        """The test score of the paper's best seed, where its summary table has this row."""
         if self.paper is None:
             return None
         best = {entry.row: entry.value for entry in paper_summary()}
@@ -106,9 +119,15 @@ class Row:
         """Their results."""
         return [run.result for run in self.scored if run.result is not None]
 
-    def error(self, split: Literal["valid", "test"]) -> Spread | None:
+    def value(self, result: RunResult, split: Literal["valid", "test"]) -> float:
+        """The score of a result on a split."""
+        scores = result.valid if split == "valid" else result.test
+        assert scores is not None, "only results with scores are summarised"
+        return self.measure.of(scores)
+
+    def score(self, split: Literal["valid", "test"]) -> Spread | None:
         """Mean and deviation over the seeds; None where nothing was run."""
-        return Spread.over([percent(result, split) for result in self.results])
+        return Spread.over([self.value(result, split) for result in self.results])
 
     @property
     def train_error(self) -> Spread | None:
@@ -117,10 +136,10 @@ class Row:
 
     @property
     def best(self) -> RunResult | None:
-        """The seed with the lowest validation error, by which the paper chose; then by loss."""
+        """The seed with the lowest validation score, by which the paper chose; then by loss."""
         return min(
             self.results,
-            key=lambda one: (percent(one, "valid"), (one.valid or {})["loss"]),
+            key=lambda one: (self.value(one, "valid"), (one.valid or {})["loss"]),
             default=None,
         )
 
@@ -155,6 +174,8 @@ class Row:
 
         A mean over only the runs that solved the task would flatter the row.
         """
+        if self.measure is not ERROR:
+            return None
         times = [run.seconds_to(SOLVED) for run in self.scored]
         known = [seconds for seconds in times if seconds is not None]
         return Spread.over(known) if len(known) == len(times) else None
@@ -188,11 +209,9 @@ class Row:
         return [run for run in self.runs if run.status in statuses]
 
 
-def percent(result: RunResult, split: Literal["valid", "test"]) -> float:
-    """A result's error on a split, in percent."""
-    scores = result.valid if split == "valid" else result.test
-    assert scores is not None, "only results with scores are summarised"
-    return 100 * float(scores["error"])
+def unit(rows: Sequence[Row]) -> str:
+    """What the scores of some rows are: the units of tasks and corpora."""
+    return " and ".join(dict.fromkeys(row.measure.unit for row in rows))
 
 
 def _extremes(counts: list[int]) -> list[int]:

@@ -1,4 +1,4 @@
-"""The figures of a report: error against recurrent steps, updates and episode length."""
+"""The figures of a report: scores against recurrent steps, updates and episode length."""
 
 import io
 import statistics
@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from staircase_attention.drawing.figure import SETTINGS
-from staircase_attention.experiments.experiment import Row
-from staircase_attention.experiments.results import RunRecord
+from staircase_attention.experiments.experiment import Row, unit
+from staircase_attention.experiments.results import ERROR, RunRecord
 from staircase_attention.files import write_whole
 
 DOTS_PER_INCH = 160
@@ -40,9 +40,9 @@ OTHER_FAMILIES = (("#44aa99", "p"), ("#888888", "h"), ("#aa4499", "*"))
 DASHES = ("-", "--", ":", "-.")
 # Markers along a curve, about.
 NUM_MARKERS = 8
-# What errors are drawn against.
+# What scores are drawn against.
 Axis = Literal["updates", "length"]
-# The error in percent by update or length.
+# The score by update or length.
 Points = Mapping[int, float]
 
 
@@ -71,8 +71,8 @@ def draw_figures(rows: Sequence[Row], folder: Path, *, title: str) -> dict[str, 
     Figures of an earlier report that no longer have data are removed.
     """
     figures = {
-        "figure-2": (recurrence_figure(rows), "Test error against recurrent steps"),
-        "learning-curves": (curve_figure(rows, "updates"), "Validation error against updates"),
+        "figure-2": (recurrence_figure(rows), "Test score against recurrent steps"),
+        "learning-curves": (curve_figure(rows, "updates"), "Validation score against updates"),
         "lengths": (curve_figure(rows, "length"), "Test error against episode length"),
     }
     for name, (figure, _) in figures.items():
@@ -93,7 +93,7 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def curve_figure(rows: Sequence[Row], against: Axis) -> Figure | None:
-    """Errors as curves: the mean over seeds, and each of several seeds as a thin line.
+    """Scores as curves: the mean over seeds, and each of several seeds as a thin line.
 
     The mean is over finished runs or, before any is finished, over all. None: there is no data.
     """
@@ -111,7 +111,7 @@ def curve_figure(rows: Sequence[Row], against: Axis) -> Figure | None:
         mean = mean_points(finished or seeds, common=against != "length")
         for points in [*seeds, mean] if mean else ():
             errors += points.values()
-        lines += _draw_row(axes, row.label, mean, seeds, style) if mean else []
+        lines += _draw_row(axes, row, mean, seeds, style) if mean else []
     axes.set_ylim(*error_limits(errors))
     # In the order in which the curves end from top to bottom.
     _tidy(axes, sorted(lines, key=lambda line: -float(line.get_ydata()[-1])))  # type: ignore[index,arg-type]
@@ -138,32 +138,33 @@ def mean_points(runs: Sequence[Points], *, common: bool) -> Points:
 
 
 def _draw_row(
-    axes: Axes, label: str, mean: Points, seeds: Sequence[Points], style: Style
+    axes: Axes, row: Row, mean: Points, seeds: Sequence[Points], style: Style
 ) -> list[Line2D]:
     """A thick line for the mean, which is returned, and thin ones for several seeds."""
     for points in seeds if len(seeds) > 1 else ():
         axes.plot(*zip(*points.items(), strict=True), color=style.colour, linewidth=0.6, alpha=0.45)
-    positions, errors = zip(*mean.items(), strict=True)
+    positions, scores = zip(*mean.items(), strict=True)
+    last = f"{scores[-1]:.1f}%" if row.measure is ERROR else f"{scores[-1]:.{row.measure.digits}f}"
     return axes.plot(
         positions,
-        errors,
+        scores,
         color=style.colour,
         linestyle=style.dashes,
         linewidth=1.9,
         marker=style.marker,
         markersize=5,
         markevery=max(1, len(positions) // NUM_MARKERS),
-        label=f"{label}: {errors[-1]:.1f}%",
+        label=f"{row.label}: {last}",
     )
 
 
 def _label_axis(axes: Axes, rows: Sequence[Row], against: Axis) -> None:
     if against == "updates":
-        axes.set(xlabel="Updates", ylabel="Validation error (%)")
+        axes.set(xlabel="Updates", ylabel=f"Validation: {unit(rows)}")
         axes.set_xlim(left=0)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
         return
-    axes.set(xlabel="Length of test episodes", ylabel="Test error (%)")
+    axes.set(xlabel="Length of test episodes", ylabel="Test: error %")
     lengths = sorted({length for row in rows for length in row.lengths})
     axes.set_xscale("log", base=2)
     axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
@@ -223,7 +224,7 @@ def num_steps(row: Row) -> int:
 
 
 def recurrence_figure(rows: Sequence[Row]) -> Figure | None:
-    """Test error against recurrent steps: mean and deviation, ours filled, the paper's hollow."""
+    """Test score against recurrent steps: mean and deviation, ours filled, the paper's hollow."""
     shown = recurrence_rows(rows)
     if not shown:
         return None
@@ -232,7 +233,7 @@ def recurrence_figure(rows: Sequence[Row]) -> Figure | None:
         colour, marker = FAMILIES[row.model]
         printed = None if row.paper is None else row.paper.test
         for spread, shift, face in (
-            (row.error("test"), -APART, colour),
+            (row.score("test"), -APART, colour),
             (printed, APART, "white"),
         ):
             if spread is not None:
@@ -252,10 +253,11 @@ def recurrence_figure(rows: Sequence[Row]) -> Figure | None:
         for row, size in zip(shown, sizes, strict=True)
     ]
     axes.set_xticks(range(len(shown)), names)
-    axes.set(xlabel="Recurrent steps, and forward size C", ylabel="Test error (%)")
+    axes.set(xlabel="Recurrent steps, and forward size C", ylabel=f"Test: {unit(shown)}")
     _tidy(axes, _legend(shown))
-    # Markers at 0% stay whole.
-    axes.set_ylim(bottom=-0.03 * axes.get_ylim()[1])
+    if shown[0].measure is ERROR:
+        # Markers at 0% stay whole.
+        axes.set_ylim(bottom=-0.03 * axes.get_ylim()[1])
     return figure
 
 

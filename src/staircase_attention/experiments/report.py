@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from staircase_attention.clock import clock
 from staircase_attention.evaluation import title
-from staircase_attention.experiments.experiment import SOLVED, Experiment, Row, percent
+from staircase_attention.experiments.experiment import SOLVED, Experiment, Row, unit
 from staircase_attention.experiments.paper import Spread
-from staircase_attention.experiments.results import LAST_PART, RunRecord, read_runs
+from staircase_attention.experiments.results import ERROR, LAST_PART, RunRecord, read_runs
 from staircase_attention.files import write_json, write_whole
 from staircase_attention.training.plain import to_plain
 from staircase_attention.training.run_folder import environment
@@ -59,7 +59,7 @@ class Report:
             "format": FORMAT,
             "title": experiment.title,
             "table": None if table is None else table.label,
-            "unit": "error %",
+            "unit": unit(self.rows),
             "command": self.command,
             "overrides": to_plain(experiment.overrides),
             "written": self.written,
@@ -76,7 +76,9 @@ def write_report(experiment: Experiment) -> Report:
     folder = experiment.folder
     report = Report(
         experiment=experiment,
-        rows=tuple(replace(row, runs=read_runs(folder / row.name)) for row in experiment.rows),
+        rows=tuple(
+            replace(row, runs=read_runs(folder / row.name, row.measure)) for row in experiment.rows
+        ),
         written=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         environment=environment(),
     )
@@ -88,7 +90,7 @@ def write_report(experiment: Experiment) -> Report:
 
 def _plain_row(row: Row) -> dict[str, Any]:
     lengths = {str(length): to_plain(row.length_error(length)) for length in row.lengths}
-    ours = {"train": row.train_error, "valid": row.error("valid"), "test": row.error("test")}
+    ours = {"train": row.train_error, "valid": row.score("valid"), "test": row.score("test")}
     return {
         "name": row.name,
         "label": row.label,
@@ -125,15 +127,18 @@ def page(report: Report, figures: Mapping[str, str]) -> str:
 
 def _introduction(experiment: Experiment, rows: Sequence[Row]) -> str:
     lines = [
-        "Errors in percent: mean ± sample standard deviation over seeds, of the weights with the "
-        "best validation error. The best seed has the lowest validation error; its test error is "
-        "shown. Seeds change initial weights and dropout, not the data. A row is solved when its "
-        f"validation error is {SOLVED:.0f}% or less; the mean time until then is shown where every "
-        f"run got there. Train is the mean training error of the last {LAST_PART:.0%} of the "
-        "updates, with dropout. If it is far below Valid, a model has memorised its training data, "
-        "or fails on empty states (see `staircase eval --by-episode`), or was best long before the "
-        "end."
+        f"Scores in {unit(rows)}: mean ± sample standard deviation over seeds, of the weights with "
+        "the best validation score. The best seed has the lowest validation score; its test score "
+        "is shown. Seeds change initial weights and dropout, not the data."
     ]
+    if any(row.measure is ERROR for row in rows):
+        lines.append(
+            f"A row is solved when its validation error is {SOLVED:.0f}% or less; the mean time "
+            "until then is shown where every run got there. Train is the mean training error of "
+            f"the last {LAST_PART:.0%} of the updates, with dropout. If it is far below Valid, a "
+            "model has memorised its training data, or fails on empty states (see "
+            "`staircase eval --by-episode`), or was best long before the end."
+        )
     if experiment.table is not None:
         lines.append(
             f"The paper's numbers are those of its table `{experiment.table.label}`; "
@@ -179,19 +184,21 @@ def _cells(row: Row, *, with_paper: bool) -> list[str]:
 def _ours(row: Row) -> list[str]:
     if row.best is None:
         return [NONE, "no score" if row.with_status("diverged") else "not run", NONE, NONE]
+    digits = row.measure.digits
     return [
-        _spread(row.train_error, digits=2),
-        _spread(row.error("valid"), digits=2),
-        _spread(row.error("test"), digits=2),
-        f"{percent(row.best, 'test'):.2f} (seed {row.best.seed})",
+        _spread(row.train_error, digits),
+        _spread(row.score("valid"), digits),
+        _spread(row.score("test"), digits),
+        f"{row.value(row.best, 'test'):.{digits}f} (seed {row.best.seed})",
     ]
 
 
 def _paper(row: Row) -> list[str]:
     if row.paper is None:
         return [NONE, NONE, NONE]
-    best = NONE if row.paper_best is None else f"{row.paper_best:.1f}"
-    return [_spread(row.paper.valid), _spread(row.paper.test), best]
+    digits = row.measure.paper_digits
+    best = NONE if row.paper_best is None else f"{row.paper_best:.{digits}f}"
+    return [_spread(row.paper.valid, digits), _spread(row.paper.test, digits), best]
 
 
 def _budget(row: Row) -> list[str]:
@@ -222,7 +229,7 @@ def _lengths(rows: Sequence[Row]) -> str:
     headings = ["Row", *(f"{length:,}" for length in lengths), "Seeds"]
     lines = [headings, ["---", *["--:"] * (len(lengths) + 1)]]
     for row in (row for row in rows if row.lengths):
-        errors = [_spread(row.length_error(length), digits=2) for length in lengths]
+        errors = [_spread(row.length_error(length), ERROR.digits) for length in lengths]
         counts = [str(sum(length in run.lengths for run in row.runs)) for length in lengths]
         seeds = counts[0] if len(set(counts)) == 1 else ", ".join(counts)
         lines.append([row.label, *errors, seeds])
@@ -292,7 +299,7 @@ def _list(heading: str, lines: Sequence[str]) -> str:
     return "\n".join([f"## {heading}", "", *(f"- {line}" for line in lines)]) if lines else ""
 
 
-def _spread(spread: Spread | None, digits: int = 1) -> str:
+def _spread(spread: Spread | None, digits: int) -> str:
     return NONE if spread is None else spread.shown(digits)
 
 
@@ -302,9 +309,9 @@ def short(count: int) -> str:
     >>> short(3_276_800_000), short(65_536), short(12)
     ('3.28G', '65.5k', '12')
     """
-    for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
+    for letter, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
         if count >= size:
-            return f"{count / size:.3g}{unit}"
+            return f"{count / size:.3g}{letter}"
     return str(count)
 
 
@@ -322,7 +329,7 @@ def screen_table(report: Report) -> "Table":
 
     headings, *cells = table_cells(report)
     shown = [headings.index(name) for name in SCREEN if name in headings]
-    grid = Table(title=report.experiment.title, box=box.SIMPLE_HEAD, caption="errors in percent")
+    grid = Table(title=report.experiment.title, box=box.SIMPLE_HEAD, caption=unit(report.rows))
     for column in shown:
         name = headings[column]
         is_name = name == "Row"

@@ -1,5 +1,7 @@
 """What a run folder shows: status, result, learning curve, and scores at other episode lengths.
 
+Scores are errors in percent for a task, bits per byte for a corpus.
+
     python -m staircase_attention.experiments.results RUN LENGTH...
 
 scores a run's best weights on test episodes of these lengths.
@@ -16,7 +18,7 @@ from typing import Any, Literal
 
 from staircase_attention.evaluation import Score
 from staircase_attention.files import read_json, write_json
-from staircase_attention.training import RunResult, load_run
+from staircase_attention.training import CorpusChoice, Recipe, RunResult, load_run
 from staircase_attention.training.dataset import TaskData
 from staircase_attention.training.processes import choose_device
 from staircase_attention.training.run_folder import RunFolder
@@ -34,8 +36,34 @@ LENGTHS_FILE = "lengths.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Measure:
+    """The number of a score that reports show; lower is better."""
+
+    key: str
+    unit: str
+    scale: float = 1.0
+    digits: int
+    """Decimals of our numbers."""
+    paper_digits: int
+    """Decimals of the paper's."""
+
+    def of(self, score: Mapping[str, Any]) -> float:
+        """The number."""
+        return self.scale * float(score[self.key])
+
+
+ERROR = Measure(key="error", unit="error %", scale=100, digits=2, paper_digits=1)
+BITS = Measure(key="bits_per_byte", unit="bits per byte", digits=3, paper_digits=2)
+
+
+def measure_of(recipe: Recipe) -> Measure:
+    """What is measured of a recipe's runs."""
+    return BITS if isinstance(recipe.task, CorpusChoice) else ERROR
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RunRecord:
-    """A run as its folder shows it. Errors are in percent."""
+    """A run as its folder shows it."""
 
     seed: int
     status: Status
@@ -44,20 +72,20 @@ class RunRecord:
     failure: str | None = None
     """The error that ended it, in one line."""
     curve: tuple[tuple[int, float], ...] = ()
-    """Updates and validation errors."""
+    """Updates and validation scores."""
     train: float | None = None
-    """Training error over the last updates."""
+    """Training error over the last updates; None for a corpus."""
     seconds: Mapping[int, float] = field(default_factory=dict)
     """Seconds of training at the updates of the curve, where timing.jsonl has them."""
     lengths: Mapping[int, float] = field(default_factory=dict)
-    """Test errors on episodes of other lengths."""
+    """Test errors in percent on episodes of other lengths."""
     is_shared: bool = False
     """Whether other runs ran at the same time, so that its times are not its own."""
     environment: Mapping[str, Any] = field(default_factory=dict)
     """The machine, the packages and the command with which it began."""
 
-    def seconds_to(self, percent: float) -> float | None:
-        """Seconds until the validation error first was this low; None if it never was.
+    def seconds_to(self, score: float) -> float | None:
+        """Seconds until the validation score first was this low; None if it never was.
 
         >>> run = RunRecord(
         ...     seed=0, status="finished", curve=((5, 9.0), (6, 2.0)), seconds={5: 1.0, 6: 1.5}
@@ -65,7 +93,7 @@ class RunRecord:
         >>> run.seconds_to(9.5), run.seconds_to(2.0), run.seconds_to(1.0)
         (1.0, 1.5, None)
         """
-        reached = [update for update, error in self.curve if error <= percent]
+        reached = [update for update, found in self.curve if found <= score]
         return self.seconds.get(reached[0]) if reached else None
 
 
@@ -86,22 +114,22 @@ def seeds_in(row: Path) -> list[int]:
     return sorted(int(number) for number in numbers if number.isdecimal())
 
 
-def read_runs(row: Path) -> tuple[RunRecord, ...]:
+def read_runs(row: Path, measure: Measure = ERROR) -> tuple[RunRecord, ...]:
     """All runs of a row that have begun."""
-    return tuple(read_run(seed_folder(row, seed), seed) for seed in seeds_in(row))
+    return tuple(read_run(seed_folder(row, seed), seed, measure) for seed in seeds_in(row))
 
 
-def read_run(path: Path, seed: int) -> RunRecord:
+def read_run(path: Path, seed: int, measure: Measure = ERROR) -> RunRecord:
     """One run that has begun."""
     folder, failure = RunFolder(path), beside(path, "failure.txt")
-    curve = tuple(_errors(folder.metrics, "valid"))
+    curve = tuple(_scores(folder.metrics, "valid", measure))
     # Of updates that were done twice, after a rollback or a resume, the last time counts.
     seconds = {line["update"]: line["wall_seconds"] for line in _lines(folder.timing)}
     record = RunRecord(
         seed=seed,
         status="unfinished",
         curve=curve,
-        train=_mean_of_last(_errors(folder.metrics, "train")),
+        train=_mean_of_last(_scores(folder.metrics, "train", measure)),
         seconds={update: seconds[update] for update, _ in curve if update in seconds},
         lengths={length: 100 * score.error for length, score in read_lengths(path).items()},
         is_shared=beside(path, "shared.txt").exists(),
@@ -125,7 +153,7 @@ def latest_facts(path: Path) -> tuple[int, dict[str, float]]:
     for line in _lines(folder.metrics, last_bytes=4096):
         update = line["update"]
         before = "valid_" if line["kind"] == "valid" else ""
-        names = ("error",) if before else ("loss", "error")
+        names = ("error", "bits_per_byte") if before else ("loss", "error")
         facts |= {before + name: line[name] for name in names if line.get(name) is not None}
     for line in _lines(folder.timing, last_bytes=4096):
         facts["tokens_per_second"] = line["tokens_per_second"]
@@ -140,14 +168,16 @@ def _environment(folder: RunFolder) -> dict[str, Any]:
     return {}
 
 
-def _errors(metrics: Path, kind: Literal["train", "valid"]) -> list[tuple[int, float]]:
-    """Errors of the updates that led to the result: what a rollback undid is left out."""
+def _scores(
+    metrics: Path, kind: Literal["train", "valid"], measure: Measure
+) -> list[tuple[int, float]]:
+    """Scores of the updates that led to the result: what a rollback undid is left out."""
     points: list[tuple[int, float]] = []
     for line in _lines(metrics):
         if line["kind"] == "rollback":
             points = [point for point in points if point[0] <= line["update"]]
-        elif line["kind"] == kind:
-            points.append((line["update"], 100 * line["error"]))
+        elif line["kind"] == kind and measure.key in line:
+            points.append((line["update"], measure.of(line)))
     return points
 
 
