@@ -366,8 +366,10 @@ class Trainer:
                 best_update = progress.update
             # Test data are scored once, with the weights that validation chose.
             for split in SCORED:
-                score, facts = self.score(split)
                 extent = self.data.extent(split, self._num_tokens(split))
+                if extent:
+                    self.display.say(f"scoring {split}: {extent['num_tokens']:,} tokens")
+                score, facts = self.score(split)
                 scores[split] = score.to_plain() | facts | extent
         result = RunResult(
             recipe=self.recipe.name,
