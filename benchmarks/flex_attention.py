@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +28,6 @@ from staircase_attention import CoreConfig, SequenceModel, Staircase
 from staircase_attention.attention import View
 from staircase_attention.attention import attend as plain_attend
 from staircase_attention.engine.backend import FusedBackend
-from staircase_attention.engine.backend import attend as our_attend
 from staircase_attention.layers import Core
 from staircase_attention.models.backend import PlainBackend
 
@@ -143,6 +143,35 @@ def relative(attend: Callable[..., Tensor], view: View) -> Work:
         return attend(queries, keys, values, table=table, view=view, dropout=0.0)
 
     return work
+
+
+class EngineAttention(torch.autograd.Function):
+    """The kernels alone, without a past; the fused core calls them in its own backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Tensor) -> Tensor:  # noqa: ANN401
+        """Attention of queries, keys, values and a table."""
+        from staircase_attention.engine.kernels import relative_attention, relative_parts
+
+        out, logsumexp = relative_attention.forward(relative_parts.Call.of(*inputs, first_query=0))
+        ctx.save_for_backward(*inputs, out, logsumexp)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]  # noqa: ANN401
+        """The gradients of all four."""
+        from staircase_attention.engine.kernels import relative_attention, relative_parts
+
+        *inputs, out, logsumexp = ctx.saved_tensors
+        found = dict(
+            zip(("queries", "keys", "values"), map(torch.empty_like, inputs), strict=False)
+        )
+        table = inputs[-1]
+        sums = table.new_zeros(relative_attention.NUM_TABLE_SUMS, *table.shape, dtype=torch.float32)
+        gradients = relative_parts.Gradients(past=None, adds_past=False, table_sums=sums, **found)
+        call = relative_parts.Call.of(*inputs, first_query=0)
+        relative_attention.backward(call, d_out, out, logsumexp, gradients)
+        return *found.values(), sums.sum(0).to(table.dtype)
 
 
 def flex(size: Size, device: torch.device, *, has_table: bool) -> Work:
@@ -288,7 +317,12 @@ def attention_variants(size: Size, device: torch.device) -> dict[str, Callable[[
     view = view_of(size, device)
     compiles = device.type != "cpu"
     return {
-        "engine": lambda: relative(our_attend, view),
+        # The kernels are for GPUs.
+        "engine": lambda: (
+            (lambda inputs: EngineAttention.apply(*inputs))
+            if compiles
+            else relative(plain_attend, view)
+        ),
         "plain": lambda: relative(plain_attend, view),
         "FlexAttention": lambda: flex(size, device, has_table=True),
         WITHOUT_POSITIONS: lambda: flex(size, device, has_table=False),

@@ -11,9 +11,11 @@ PLAIN = {
     "draw transformer-xl span=4 --output picture.bmp": "picture.bmp",
     "draw transformer-xl span=4 --output absent/folder/a.png": "absent",
     "draw transformer-xl span=4 --tokens 0": "got 0",
+    "draw transformer-xl span=4 --layers 0": "got 0",
     "describe staircase chunk_size=four num_passes=2": "chunk_size must be",
     "describe staircase num_passes=2 chunk_size=99999999999999999999": "use a smaller model",
     "describe transformer-xl span=4 --num-heads 7": "multiple of num_heads",
+    "describe transformer-xl span=4 --segment 0": "got 0",
     "describe transformer-xl span=4 --dtype int3": "--dtype must be one of float64, float32",
     "describe universal-transformer num_passes=2 span=4": "got",
     "describe transformer-xl span=4 --colour": "--colour",
@@ -23,6 +25,7 @@ PLAIN = {
     "train parity/stairs": "did you mean 'parity/staircase'?",
     "train parity/staircase training.num_update=3": "did you mean",
     "train parity/staircase training.num_updates=many": "num_updates must be",
+    "train parity/staircase training.num_updates=0": "num_updates must be",
     "train parity/staircase model.schedule.chunk_size=99999999999999999999": "use a smaller model",
     "train parity/staircase task.options.speed=1": "speed",
     "train parity/staircase task.reference=chess": "chess",
@@ -39,6 +42,8 @@ PLAIN = {
     "compare parity/staircase parity/lstm --vary model.width=8": "width",
     "compare parity/lstm --vary data_seed=0 --vary data_seed=1": "got data_seed twice",
     "compare parity/lstm --vary data_seed=": "written value,value",
+    "compare parity/lstm --vary data_seed=1,,2": "written value,value",
+    "compare parity/lstm --vary data_seed": "name=value",
     "compare parity/lstm data_seed=1 --vary data_seed=1,2": "data_seed given and data_seed varied",
     "compare parity/lstm model.width=8 --vary model={}": "model.width given and model varied",
     "compare parity/lstm seed=3": "use --seeds",
@@ -47,6 +52,8 @@ PLAIN = {
     "bench engine --decode --batch 0": "batch must be an integer of at least 1",
     "bench engine --batch 4": "add it",
     "bench engine --no-updates": "got neither",
+    "bench engine --repeats 0": "repeats must be",
+    "bench engine training.num_lane=4": "did you mean 'num_lanes'?",
     "bench engine --output no/such/folder/bench.json": "--output must be",
     "reproduce chess": "chess",
     "reproduce algorithm --rows stairs": "stairs",
@@ -58,7 +65,11 @@ PLAIN = {
     "prepare text . --tokeniser absent.json": "absent.json",
     "prepare text FILE --tokeniser bpe-99999999999999": "to 1000000, got 99999999999999",
     "prepare text FILE --output FILE/z": "--output must be a folder that can be made, got FILE/z",
+    "prepare enwik8 FILE --output FILE/z": "--output must be a folder that can be made, got FILE/z",
+    "prepare reddit FILE --output FILE/z": "--output must be a folder that can be made, got FILE/z",
+    "prepare text FILE --valid-file absent": "got absent, not there; check the name",
     "sample nowhere": "nowhere",
+    "chat nowhere": "nowhere",
     "export nowhere somewhere": "nowhere",
     "pack nowhere new": "a run folder holds a config.json",
 }
@@ -74,6 +85,8 @@ def test_a_mistake_is_one_line_and_leaves_nothing_behind(refused, tmp_path, monk
 
 ON_A_TASK = {
     "eval RUN --checkpoint 7": "got '7'",
+    "eval RUN --lanes 0": "evaluation_lanes must be at least 1, got 0",
+    "eval RUN --length 0": "got 0",
     "eval RUN --split dev": "--split must be one of train, valid, test, got 'dev'",
     "eval RUN --split train": "got train of permutations, whose training episodes are endless",
     "eval RUN --passes 0": "num_passes must be",
@@ -100,10 +113,13 @@ ON_TEXT = {
     "sample RUN --save NEW/absent/kept": "--save must be a file in a folder that can be written",
     f"sample RUN --save {'a' * 255}": "too long",
     "sample RUN --resume NEW": "which is no file; check",
+    "sample RUN --stop=": "a stop string must be a string of at least one character",
     "sample RUN --prompt a\udcff": "surrogates not allowed",
     "sample RUN --device abacus": "a device must be one that this machine has, got 'abacus'; use",
     "chat RUN --device cuda:99": "a device must be one that this machine has, got 'cuda:99'; use",
     "chat RUN --save NEW/absent/kept": "--save must be a file in a folder that can be written",
+    "chat RUN --separator=": "a stop string must be a string of at least one character",
+    "chat RUN --max-tokens 0": "--max-tokens must be an integer of at least 1, got 0",
     "export RUN RUN/config.json/z": "is a file; name another",
 }
 
@@ -113,6 +129,7 @@ ON_TEXT = {
     [
         *(("task_run", *item) for item in ON_A_TASK.items()),
         *(("text_run", *item) for item in ON_TEXT.items()),
+        ("episodic_run", "eval RUN --tokens 1", "--tokens must be an integer of at least 2, got 1"),
     ],
 )
 def test_a_mistake_with_a_run_is_one_line(

@@ -89,7 +89,9 @@ def test_eval_scores_by_episode_and_by_position(output_of, scores, task_run):
     [plain] = scores(task_run, "--lanes", 4, "--length", 9)
     for name in ("error", "loss", "num_answers"):
         assert whole[name] == pytest.approx(plain[name], rel=1e-6)
-    out = output_of("eval", *words)
+    out = output_of("eval", *words, "--length", 12)
+    titles = [line.partition(":")[0] for line in out.splitlines() if line.startswith("test")]
+    assert titles == ["test at length 9", "test at length 12"]
     assert "episode of its lane from 4: error " in out
     assert "position in the episode from 8: error " in out
 

@@ -201,6 +201,26 @@ def test_what_a_saved_stream_holds_back_appears_when_it_is_resumed(language, wri
     assert written(5, 4, options=options) == ["", "a" * 9]
 
 
+def test_a_stream_that_has_ended_has_shown_what_was_held_back(language, written):
+    language.tokeniser.end_symbol = 1
+    always(language, [0, 1])
+    options = ("--stop", "a" * 50 + "b", "--seed", 1)
+    [whole] = written(40, options=options)
+    assert set(whole) == {"a"}
+    assert written(40, 3, options=options, saved=True) == [whole, ""]
+    assert written(1, 40, options=options, saved=True) == ["", whole]
+
+
+def test_several_texts_show_what_was_held_back_too(language, output_of, tmp_path):
+    always(language, 0)
+    words = ("sample", "run", "--no-echo", "--prompt", "a", "--prompt", "ab")
+    words += ("--stop", "a" * 50 + "b", "--max-tokens", 3)
+    assert output_of(*words) == "--- 0\naaa\n--- 1\naaa\n"
+    assert output_of(*words, "--save", tmp_path / "saved") == "--- 0\n\n--- 1\n\n"
+    out = output_of("sample", "run", "--resume", tmp_path / "saved", "--max-tokens", 2)
+    assert out == "--- 0\naaaaa\n--- 1\naaaaa\n"
+
+
 def test_a_text_begins_with_the_end_symbol_as_in_training(language, output_of, monkeypatch):
     fed = []
     language.model.register_forward_hook(lambda _, given, __: fed.extend(given[0].flatten()))

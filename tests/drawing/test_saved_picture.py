@@ -12,6 +12,7 @@ from gallery import GALLERY, name_of
 from staircase_attention.drawing import picture, save_picture
 from staircase_attention.schedules import (
     CachedStaircase,
+    GlobalCachedStaircase,
     Ladder,
     Schedule,
     Staircase,
@@ -55,6 +56,9 @@ def test_files_are_of_sensible_size(tmp_path: Path):
     # A long picture has fewer dots per inch.
     save_picture(picture(Ladder(num_passes=90, span=2), num_tokens=2), tmp_path / "tall.png")
     assert max(png_size(tmp_path / "tall.png")) <= 4000
+    drawn = picture(GlobalCachedStaircase(chunk_size=1, num_passes=1), num_tokens=20)
+    save_picture(drawn, tmp_path / "large.svg")
+    assert (tmp_path / "large.svg").stat().st_size < 250_000
 
 
 @pytest.mark.parametrize("ending", ["svg", "png"])

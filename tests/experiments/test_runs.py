@@ -359,6 +359,10 @@ def test_episodes_grow_in_proportion_to_a_shorter_run():
     grows = dataclasses.replace(fast.training.growth, first_updates=300, double_every=100)
     assert short == grows
     assert short.longest(999) is None
+    even = fast.override({"training.growth.first_updates": None})
+    assert with_updates(even, 1000).training.growth == dataclasses.replace(
+        grows, first_updates=None
+    )
     assert with_updates(usual, 500).training.growth == usual.training.growth
 
 

@@ -81,6 +81,10 @@ def test_whole_groups_can_be_varied():
         ({"training.num_lanes": [0]}, "num_lanes must be at least 1, got 0; "),
         ({"seed": [0, 1]}, "got 'seed': every row is run with the seeds 0, 1, ...; leave"),
         ({"name": ["a"]}, "got 'name': names show what differs; leave it out"),
+        (
+            {"training.optimizer.warm_up": [0], "training.optimizer": [{}]},
+            "contain each other, got training.optimizer and training.optimizer.warm_up; vary one",
+        ),
         ({"task.reference": ["a:b", "a/b"]}, "got two that make reference=a-b; change"),
     ],
 )

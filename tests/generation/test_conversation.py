@@ -1,5 +1,6 @@
 """A dialogue continues from its state: the same as reading all of it again."""
 
+import numpy
 import pytest
 import torch
 
@@ -57,6 +58,17 @@ def test_a_reply_that_is_not_read_to_its_end_is_cut_off_there():
         for count in range(1, 7)
     ]
     assert again in [text.decode("utf-8", "replace") for text in expected]
+
+
+def test_a_tokeniser_may_give_numbers_of_numpy():
+    model = byte_model(TransformerXL(span=64))
+    dialogues = [
+        dialogue_with(model, max_tokens=4, encode=encode)
+        for encode in (str.encode, lambda text: numpy.frombuffer(text.encode(), dtype=numpy.uint8))
+    ]
+    for words in ("hello", "why?"):
+        plain, other = (list(dialogue.reply(words)) for dialogue in dialogues)
+        assert plain == other
 
 
 def test_a_stop_token_must_be_one_that_the_model_can_make():

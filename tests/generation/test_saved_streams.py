@@ -1,11 +1,13 @@
 """A saved stream continues elsewhere, token for token the same."""
 
+import json
 from itertools import islice
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors import safe_open
 from safetensors.torch import save_file
 from small_streams import (
     FUNCTIONS,
@@ -26,6 +28,7 @@ from staircase_attention.generation import (
     stream,
     stream_text,
 )
+from staircase_attention.generation.saved_stream import HEADER
 
 each_model = pytest.mark.parametrize("model", some_models(), ids=name)
 
@@ -62,6 +65,32 @@ def test_a_saved_text_continues_letter_for_letter_the_same(model, tmp_path):
         text = load_stream(path, model, decode=decode)
         found.append(next(text))
     assert found == expected
+
+
+def as_version_1(path, tails):
+    """Write a saved stream again as version 0.1 did, which decoded tokens when asked for them."""
+    with safe_open(path, framework="pt") as file:
+        header = json.loads(file.metadata()[HEADER])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    recent = header.pop("recent")
+    longest = max(map(len, recent))
+    tensors["recent"] = torch.tensor([[-1] * (longest - len(row)) + row for row in recent])
+    names = ("row", "token", "logprob", "finish")
+    header["waiting"] = [[one[name] for name in names] for one in header["waiting"]]
+    header["text"] = {"stop_strings": header["text"]["stop_strings"], "tails": tails}
+    save_file(tensors, path, metadata={HEADER: json.dumps(header | {"version": 1})})
+
+
+def test_tokens_that_waited_in_a_stream_of_version_1_get_their_text(tmp_path):
+    prompts, path = ["a", "ba", "b"], tmp_path / "stream"
+    options = {"max_tokens": 20, "sampling": WILD, "stop_strings": ["bb", "éa"], **FUNCTIONS}
+    expected = list(stream_text(lstm(), prompts, **options))
+    text = stream_text(lstm(), prompts, **options)
+    assert next(text) == expected[0]
+    save_stream(text, path)
+    # Nothing was held back of the rows whose first token waits.
+    as_version_1(path, [[0, text.held.get(0, b"").hex(), ""], [1, "", ""], [2, "", ""]])
+    assert list(load_stream(path, lstm(), decode=decode)) == expected[1:]
 
 
 def test_a_stream_of_another_model_is_refused_in_one_line(tmp_path):

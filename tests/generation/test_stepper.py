@@ -5,7 +5,7 @@ import torch
 
 from staircase_attention import CoreConfig, SequenceModel, Staircase
 from staircase_attention.engine import Decoder
-from staircase_attention.generation import stepper, stream
+from staircase_attention.generation import load_stream, save_stream, stepper, stream
 
 pytest.importorskip("triton")
 
@@ -64,8 +64,9 @@ def test_a_decoder_is_kept_until_less_than_half_of_its_rows_are_in_use(model, wi
 
 
 def test_a_batch_whose_rows_end_one_by_one_gives_the_tokens_of_the_model(
-    model, monkeypatch, with_decoders
+    model, monkeypatch, tmp_path, with_decoders
 ):
+    """Also where it is saved while some of a decoder's rows are out of use."""
     prompts = [[1, 2], [3, 4], [5, 6], [7, 8]]
 
     def made():
@@ -74,6 +75,9 @@ def test_a_batch_whose_rows_end_one_by_one_gives_the_tokens_of_the_model(
             found += [(new.row, new.token) for new in tokens.next_round()]
             if turn in (1, 3, 4):
                 tokens.finished[tokens.rows[turn % len(tokens.rows)]] = "stop_token"
+            if turn == 2:
+                save_stream(tokens, tmp_path / "stream")
+                tokens = load_stream(tmp_path / "stream", model)
         return found, tokens.state.lengths
 
     by_decoder = made()

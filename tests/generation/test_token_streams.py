@@ -186,6 +186,9 @@ def test_waiting_tokens_are_taken_first_and_not_counted_and_taking_ends_with_the
     assert tokens.num_made == 3
     assert [new.finish for new in tokens.take(9)] == ["max_tokens", "max_tokens"]
     assert list(tokens.take(9)) == []
+    for number in (0, 1.5, True):
+        with pytest.raises(ValueError, match=f"max_tokens must be .* at least 1, got {number}; u"):
+            next(tokens.take(number))
 
 
 def test_a_start_token_goes_before_every_prompt():
@@ -269,6 +272,7 @@ def held(tokens) -> tuple[int, int]:
         ([1], {"stop_tokens": [OUTPUT_SIZE]}, "from 0 to 4, got 5"),
         ([1], {"row_numbers": [0, 1]}, "for each of the 1 prompts, got \\[0, 1\\]"),
         ([[1], [2]], {"row_numbers": [1, 1]}, "one different number .* got \\[1, 1\\]"),
+        ([1], {"row_numbers": [-1]}, "row_number must be an integer of at least 0, got -1"),
     ],
 )
 def test_mistakes_are_refused_in_one_line(prompt, options, message):

@@ -130,6 +130,9 @@ def test_tokens_can_be_added():
         before = model(tokens).logits
         model.resize_token_embeddings(31, mean_resizing=False)
         assert model.config.vocab_size == 31
+        model.tie_weights()
+        # Inputs and outputs stay apart.
+        assert model.get_input_embeddings().weight is not model.get_output_embeddings().weight
         after = model(torch.cat([tokens, torch.tensor([[30]])], dim=1)).logits
     assert after.shape == (1, 7, 31)
     torch.testing.assert_close(after[:, :6, :29], before)

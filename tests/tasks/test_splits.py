@@ -191,10 +191,13 @@ MISTAKES = [
     ("generate", gives(num_more=1), r"generate of faulty must give the \d+ episodes asked for"),
     ("generate", gives(symbol=2), "every input of faulty must be from 0 to 1, got 2 to 2; name"),
     ("generate", gives(answer=1), "every output of faulty must be from -1 to 0, got 1 to 1; name"),
+    ("generate", gives(answer=-2), "every output of faulty must be from -1 to 0, got -2 to -2"),
     ("split_sizes", (1, 2, 3), r"must be SplitSizes, got \(1, 2, 3\) of type tuple"),
     ("split_sizes", property(lambda _: {}["x"]), "split_sizes of Faulty must run without error, "),
     ("input_symbols", 5, "input_symbols of Faulty must run without error, got TypeError: "),
+    ("output_symbols", None, "output_symbols of Faulty must run without error, got TypeError"),
     ("closing_symbol", property(lambda _: {}["x"]), "closing_symbol of Faulty must run without"),
+    ("closing_symbol", "END", "closing_symbol must be an integer from 0 to 1, got 'END'"),
     ("closing_symbol", 99, "closing_symbol must be an integer from 0 to 1, got 99"),
 ]
 

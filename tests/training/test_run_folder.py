@@ -101,6 +101,7 @@ def test_a_best_checkpoint_that_is_lost_does_not_keep_a_run_from_its_end(
     result = resume(tmp_path / "run", progress=display)
     assert (result.status, result.best_update) == ("finished", 12)
     assert any("damaged checkpoint" in line and "update 12" in line for line in display.said)
+    assert load_run(tmp_path / "run").update == 12
 
 
 def test_a_damaged_result_is_refused_and_can_be_made_again(small_run, tmp_path):

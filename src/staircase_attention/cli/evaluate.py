@@ -115,7 +115,7 @@ def evaluate(
                 found = evaluate_task(loaded, sized, name, places)
                 show(*found, as_json, split=split, length=size, update=loaded.update)
             return
-        check_for_corpus(by_episode=by_episode, length=length, tokens=tokens)
+        check_for_corpus(data, by_episode=by_episode, length=length, tokens=tokens)
         found = evaluate_corpus(loaded, data, name, by_position=by_position, num_tokens=tokens)
         split = "text" if text else split
         show(*found, as_json, split=split, length=None, update=loaded.update)
@@ -175,10 +175,14 @@ def check_for_task(data: "TaskData", split: "SplitName", *, tokens: int | None) 
         )
 
 
-def check_for_corpus(*, by_episode: bool, length: list[int] | None, tokens: int | None) -> None:
+def check_for_corpus(
+    data: "CorpusData", *, by_episode: bool, length: list[int] | None, tokens: int | None
+) -> None:
     """Refuse what only a task has, and a score of nothing."""
     if tokens is not None:
-        check_integer("--tokens", tokens, minimum=1, example=1_000_000)
+        # The first token of an episode is not predicted.
+        fewest = 1 if data.carries_state else 2
+        check_integer("--tokens", tokens, minimum=fewest, example=1_000_000)
     if by_episode:
         raise input_error(
             "--by-episode is for tasks with episodes", "a run on a corpus", "use --by-position"

@@ -153,6 +153,7 @@ def chat(
 ) -> None:
     """Talk with a dialogue model; an empty line ends the dialogue."""
     ending = separator.replace("\\n", "\n")
+    check_integer("--max-tokens", max_tokens, minimum=1, example=200)
     if save is not None:
         check_can_write(save, "--save")
     from staircase_attention.generation import Conversation

@@ -254,3 +254,8 @@ def _check_varied(varied: Mapping[str, Sequence[Any]]) -> None:
         if isinstance(values, str) or not isinstance(values, Sequence) or not values:
             rule = "a setting that varies needs a list of values"
             raise input_error(rule, f"{values!r} for {path}", "give at least one")
+        for other in varied:
+            # Otherwise the later one would undo the other, and names would not show it.
+            if other.startswith(f"{path}."):
+                rule = "settings that vary must not contain each other"
+                raise input_error(rule, f"{path} and {other}", "vary one of them")

@@ -33,6 +33,7 @@ class Conversation:
         self.model = model
         self.encode, self.decode = encode, decode
         self.separator = separator
+        self.stop_strings = as_stop_strings(separator)
         self.stop_tokens = tuple(stop_tokens)
         self.sampling = SamplingConfig() if sampling is None else sampling
         self.max_tokens = max_tokens
@@ -44,7 +45,7 @@ class Conversation:
 
     def read(self, turn: str) -> None:
         """Add a turn of either side as it stands."""
-        self.unread += self.encode(f"{turn}{self.separator}")
+        self.unread += self._encoded(f"{turn}{self.separator}")
 
     def reply(self, text: str) -> Iterator[str]:
         """The model's reply to a turn of the user's, as it is made.
@@ -65,7 +66,7 @@ class Conversation:
             max_tokens=self.max_tokens,
             stop_tokens=self.stop_tokens,
             decode=self.decode,
-            stop_strings=as_stop_strings(self.separator),
+            stop_strings=self.stop_strings,
         )
         try:
             for new in tokens:
@@ -81,4 +82,8 @@ class Conversation:
         # The model has not read the last token; a stop token is not part of the text.
         self.unread = [] if last in self.stop_tokens else [last]
         if "stop_string" not in tokens.finished.values():
-            self.unread += self.encode(self.separator)
+            self.unread += self._encoded(self.separator)
+
+    def _encoded(self, text: str) -> list[int]:
+        # A tokeniser may give an array of numbers of its own kind.
+        return [int(token) for token in self.encode(text)]

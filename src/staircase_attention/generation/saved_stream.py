@@ -86,7 +86,7 @@ def load_stream(path: PathLike, model: Model, *, decode: Decode | None = None) -
         for name, tensor in tensors.items()
         if name.startswith(STATE)
     }
-    return TokenStream(
+    stream = TokenStream(
         stepper=Stepper(model, put_together(header["state"], state).to(device_of(model))),
         rows=tuple(header["rows"]),
         pending=tensors["pending"],
@@ -101,6 +101,11 @@ def load_stream(path: PathLike, model: Model, *, decode: Decode | None = None) -
         waiting=deque(NewToken(**token) for token in header["waiting"]),
         finished=dict(header["finished"]),
     )
+    if header["version"] == 1 and header["text"] is not None and decode is not None:
+        # In version 1 a token got its text when it was asked for.
+        undecoded = [(one.row, one.token, one.logprob) for one in stream.waiting]
+        stream.waiting = deque(stream.announce(*one, decode([one[1]])) for one in undecoded)
+    return stream
 
 
 def identity(model: Model) -> dict[str, Any]:
@@ -156,7 +161,7 @@ def _read(path: PathLike) -> tuple[dict[str, Any], dict[str, Tensor]]:
         ) from error
     if header.get("version") == 1:
         _update(header, tensors)
-    if header.get("version") != VERSION:
+    elif header.get("version") != VERSION:
         found = f"version {header['version']}" if header else "no stream in it"
         raise input_error(
             f"{rule}, of version 1 or {VERSION}", f"{path} with {found}", "save the stream again"
@@ -165,8 +170,7 @@ def _read(path: PathLike) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def _update(header: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    """Turn a header of version 1 into one of version 2."""
-    header["version"] = VERSION
+    """Give a header of version 1 the parts that version 2 has."""
     # -1 stood where a row had no token yet.
     header["recent"] = [[one for one in row if one >= 0] for row in tensors["recent"].tolist()]
     names = ("row", "token", "logprob", "finish")

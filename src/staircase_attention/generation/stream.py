@@ -135,13 +135,14 @@ class TokenStream(Iterator[NewToken]):
         self.pending = tokens
         self.num_made += 1
         made = zip(self.rows, tokens.tolist(), logprobs.tolist(), pieces, strict=True)
-        self.waiting.extend(self._announce(*one) for one in made)
+        self.waiting.extend(self.announce(*one) for one in made)
         window = self.sampling.repetition_window
         for recent, token in zip(self.recent, tokens.tolist(), strict=True):
             recent.append(token)
             del recent[:-window]
 
-    def _announce(self, row: int, token: int, logprob: float, piece: bytes) -> NewToken:
+    def announce(self, row: int, token: int, logprob: float, piece: bytes) -> NewToken:
+        """A token of the latest round and its bytes, with the text that can be shown now."""
         why: Finish | None = None
         # A stop token that is also the last one allowed counts as a stop.
         if token in self.stop_tokens:
@@ -195,6 +196,8 @@ def stream(
         )
     rows = as_rows(prompts, vocab_size=model.vocab_size, start_token=start_token)
     numbers = tuple(range(len(rows)) if row_numbers is None else row_numbers)
+    for number in numbers:
+        check_integer("row_number", number, minimum=0, example=0)
     if len({*numbers}) != len(rows):
         raise input_error(
             f"row_numbers must be one different number for each of the {len(rows)} prompts",

@@ -207,6 +207,10 @@ def _best(run_folder: RunFolder) -> CheckpointName:
     notes = run_folder.checkpoints.notes()
     # The latest account counts, unless the checkpoint that it names was set aside as damaged.
     known = [best_checkpoint(note["progress"]) for note in notes.values()]
+    if known and known[-1] not in notes and run_folder.is_finished:
+        # The result is then of other weights, which count as the best.
+        scored = run_folder.read_result().best_update
+        known += [name for name in notes if name.update == scored]
     there = [name for name in known if name in notes]
     if not there:
         raise input_error(

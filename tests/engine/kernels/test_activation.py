@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from staircase_attention.engine.kernels import activation
+from staircase_attention.engine.kernels.activation import Tiles
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CLOSE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
@@ -124,3 +125,12 @@ def test_bulk_copies_begin_at_multiples_of_16_bytes():
     assert not activation.can_be_copied(room[:36].view(3, 12))
     assert not activation.can_be_copied(room.view(16, 16).T[:, :8])
     assert not activation.can_be_copied(room[1:97].view(3, 32))
+
+
+@pytest.mark.parametrize("num_inputs", [16, 256, 512])
+def test_tiles_fit_into_shared_memory(num_inputs):
+    tiles = Tiles.of(num_inputs)
+    gradient, weight = tiles.rows * tiles.inputs, tiles.inputs * tiles.columns
+    gate = tiles.rows * tiles.columns
+    staged, once = (gate, weight) if tiles.keeps_weights else (weight, gate)
+    assert 2 * (once + tiles.num_stages * (gradient + staged)) <= 227 * 1024

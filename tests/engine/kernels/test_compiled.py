@@ -12,6 +12,7 @@ from staircase_attention import (
     CoreConfig,
     FeedbackTransformer,
     SequenceModel,
+    Staircase,
     TransformerXL,
 )
 from staircase_attention.engine.decoding.decoder import DecoderMemory
@@ -196,6 +197,7 @@ def main() -> None:
     launch_gated_product(64, 256)
     launch_gated_product(1, 512)
     decode(TransformerXL(span=256), 1, torch.bfloat16, "relative")
+    decode(Staircase(chunk_size=32, num_passes=2), 8, torch.bfloat16, "relative")
     decode(FeedbackTransformer(span=256), 64, torch.bfloat16, "relative")
     cached = CachedStaircase(chunk_size=32, num_window_chunks=8, num_passes=2)
     decode(cached, 8, torch.float32, "rotary")

@@ -172,3 +172,8 @@ def test_what_lies_between_rows_is_not_counted(size):
         results.append((slopes.double(), losses.double(), wrong.double()))
     for plain, fused in zip(*results, strict=True):
         assert_near(fused, plain)
+
+
+def test_chunks_have_about_64_mebibytes():
+    assert cross_entropy._default_chunk(50_257, 2) == 640
+    assert cross_entropy._default_chunk(10**9, 4) == cross_entropy.ROW_MULTIPLE
