@@ -54,7 +54,10 @@ def test_a_packed_model_given_away_is_scored_on_other_corpora_and_on_text(
     (tmp_path / "one.txt").write_text("it was a dark night.\n")
     (tmp_path / "two.txt").write_text("é")
     words = ("eval", packed, "--text", tmp_path / "one.txt", "--text", tmp_path / "two.txt")
-    score = json.loads(output_of(*words, "--lanes", 1, "--json"))
+    score = json.loads(output_of(*words, "--json"))
+    # A short text is read in one lane, from its beginning to its end.
+    assert score == json.loads(output_of(*words, "--lanes", 1, "--json"))
+    assert score != json.loads(output_of(*words, "--lanes", 2, "--json"))
     # The bytes of both texts, and an end symbol after each.
     assert (score["split"], score["num_answers"]) == ("text", 21 + 2 + 2)
     bits = score["loss"] / math.log(2) * 25 / 23
@@ -219,6 +222,13 @@ def test_several_texts_show_what_was_held_back_too(language, output_of, tmp_path
     assert output_of(*words, "--save", tmp_path / "saved") == "--- 0\n\n--- 1\n\n"
     out = output_of("sample", "run", "--resume", tmp_path / "saved", "--max-tokens", 2)
     assert out == "--- 0\naaaaa\n--- 1\naaaaa\n"
+
+
+def test_a_stream_that_has_ended_says_so_when_it_is_resumed(language, written, staircase, tmp_path):
+    always(language, 0)
+    written(3, saved=True, options=("--stop", "a"))
+    _, out, err = staircase("sample", "run", "--resume", tmp_path / "saved")
+    assert (out, err) == ("\n", f"every text of {tmp_path / 'saved'} has ended\n")
 
 
 def test_a_text_begins_with_the_end_symbol_as_in_training(language, output_of, monkeypatch):

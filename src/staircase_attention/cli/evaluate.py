@@ -36,6 +36,8 @@ MEASURES = {
     "perplexity": "perplexity {:.4f}",
     "byte_perplexity": "byte perplexity {:.4f}",
 }
+# Tokens of --text in one lane, at least.
+TEXT_LANE_TOKENS = 1024
 # How the parts of a score are labelled.
 PLACES: "dict[Place, str]" = {
     "episode": "episode of its lane from",
@@ -80,7 +82,8 @@ def evaluate(
         typer.Option(help="float32 or bfloat16; by default float32 on a CPU, on a GPU as trained."),
     ] = None,
     lanes: Annotated[
-        int | None, typer.Option(metavar="N", help="Batch size; by default that of the run.")
+        int | None,
+        typer.Option(metavar="N", help="Batch size; by default the run's, less for a short text."),
     ] = None,
     device: DeviceName = None,
     trust_code: TrustCode = False,
@@ -97,8 +100,11 @@ def evaluate(
         if text:
             corpus = prepared_text(run, text, stack)
             split = "train"
+        loaded = load_run(run, checkpoint=checkpoint, trust_code=trust_code, corpus=corpus)
+        if text and lanes is None:
+            lanes = lanes_of_text(loaded, tokens)
         loaded = prepared(
-            load_run(run, checkpoint=checkpoint, trust_code=trust_code, corpus=corpus),
+            loaded,
             passes=passes,
             precision=precision,
             lanes=lanes,
@@ -129,6 +135,13 @@ def prepared_text(run: Path, text: list[Path], stack: ExitStack) -> Path:
     folder = Path(stack.enter_context(TemporaryDirectory())) / "corpus"
     prepare_text(text, folder, tokeniser=run_tokeniser(run), held_out=HeldOut(valid=0.0, test=0.0))
     return folder
+
+
+def lanes_of_text(loaded: "LoadedRun", num_tokens: int | None) -> int:
+    """The run's lanes, or fewer: a lane starts without context, so a short text has one."""
+    total = cast("CorpusData", loaded.data).corpus.split("train").num_tokens
+    num_read = total if num_tokens is None else min(num_tokens, total)
+    return max(1, min(loaded.recipe.training.evaluation_lanes, num_read // TEXT_LANE_TOKENS))
 
 
 def prepared(

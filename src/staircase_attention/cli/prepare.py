@@ -26,8 +26,8 @@ TokeniserName = Annotated[
         help="bytes, bpe-N to train one of N tokens, a tokenizer.json, or a folder of GPT-2 files.",
     ),
 ]
-Valid = Annotated[float, typer.Option(help="Fraction of the text for validation.")]
-Test = Annotated[float, typer.Option(help="Fraction of the text for the final test.")]
+Valid = Annotated[float, typer.Option(help="Fraction of the documents for validation.")]
+Test = Annotated[float, typer.Option(help="Fraction of the documents for the final test.")]
 AllowDamaged = Annotated[
     bool, typer.Option("--allow-damaged", help="Use what comes before the damage of a file.")
 ]
@@ -198,4 +198,4 @@ def show(corpus: "Corpus") -> None:
         )
     for source in corpus.manifest.preparation.sources:
         for what, count in source.skipped.items():
-            typer.echo(f"{source.name}: {what}: {count:,}")
+            typer.echo(f"skipped: {what}: {count:,}")

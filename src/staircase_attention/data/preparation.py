@@ -228,8 +228,6 @@ def _encode(
     for number, skipped in enumerate(mixture.skipped(position)):
         counts = {name: writer.counts(number, name) for name in splits}
         sources.append(replace(plan.sources[number], counts=counts, skipped=skipped))
-        for what, count in skipped.items():
-            progress.say(f"skipped: {what}: {count:,}")
     return Manifest(
         preparation=replace(plan, sources=tuple(sources)),
         tokeniser=TokeniserRecord(

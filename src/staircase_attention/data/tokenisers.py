@@ -105,8 +105,8 @@ def named_tokeniser(name: str) -> Tokeniser | BytePairTraining:
     for vocabulary, merges in VOCABULARY_AND_MERGES:
         if (path / vocabulary).is_file() and (path / merges).is_file():
             return byte_pair.from_vocabulary_and_merges(path / vocabulary, path / merges)
-    rule = f"a tokeniser must be {TOKENIZER_FILE}, or encoder.json and vocab.bpe in one folder"
-    raise input_error(rule, path, "name that file or that folder")
+    rule = f"a tokeniser must be bytes, bpe-N, a {TOKENIZER_FILE}, or a folder of GPT-2's files"
+    raise input_error(rule, name, "use for example bpe-8008")
 
 
 def load_tokeniser(folder: Path) -> Tokeniser:
