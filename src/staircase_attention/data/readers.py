@@ -32,9 +32,10 @@ Unit = Literal["files", "paragraphs"]
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 SHORT_TAR = (".tgz", ".tbz2", ".txz", ".tzst")
 # Plain text by its suffix: prose, markup and source code.
-TEXT_SUFFIXES = frozenset(
-    ".txt .md .markdown .rst .tex .org .py .pyi .c .h .cc .cpp .hpp .cu .js .ts .jsx .tsx .java "
-    ".go .rs .rb .php .cs .swift .kt .scala .lua .pl .r .jl .hs .ml .sh .sql .html .css".split()
+PROSE = (".txt", ".md", ".markdown", ".rst", ".tex", ".org")
+CODE = (
+    *(".py", ".c", ".h", ".cc", ".cpp", ".hpp", ".cu", ".js", ".ts", ".java", ".go", ".rs"),
+    *(".rb", ".php", ".cs", ".swift", ".kt", ".lua", ".jl", ".hs", ".sh", ".sql", ".html", ".css"),
 )
 # Between the turns of a dialogue, as `staircase chat` expects them.
 TURN_SEPARATOR = "\n\n\n"
@@ -198,7 +199,7 @@ def _format_of(path: Path, options: ReadingOptions) -> FileFormat | None:
         with open_decompressed(path, allow_damaged=options.allow_damaged) as file:
             if file.read(len(FIRST_BYTES)) == FIRST_BYTES:
                 return WIKIPEDIA
-    if not suffix or suffix in TEXT_SUFFIXES:
+    if not suffix or suffix in PROSE + CODE:
         return TEXT if options.text_unit == "files" else PARAGRAPHS
     return {
         ".jsonl": JSON_LINES,
@@ -352,7 +353,7 @@ def _is_text(name: str) -> bool:
     (True, False, False)
     """
     path = PurePosixPath(name)
-    return all(map(_is_visible, path.parts)) and path.suffix.lower() in TEXT_SUFFIXES
+    return all(map(_is_visible, path.parts)) and path.suffix.lower() in PROSE + CODE
 
 
 def _article_document(page: bytes, options: ReadingOptions) -> Document | str:

@@ -4,6 +4,7 @@ Each step is a command of its own, which is said before it is done. What is in t
 is not done again, so a quickstart that was killed continues.
 """
 
+import contextlib
 import json
 import math
 import re
@@ -40,18 +41,25 @@ HELD_OUT, MOST_HELD_OUT = 0.05, 1_000_000
 MANY_DOCUMENTS = 200
 # More passes over a text teach a small model little.
 MOST_EPOCHS = 30
-# Of the time to train: for measuring speed at most this many seconds, and for scores this share.
-MEASURED_SECONDS, SCORING_SHARE = 10.0, 0.1
+# Widths and numbers of layers. The first is taken that is not too large: for the text, with more
+# weights per token than this, or for the time, with fewer updates.
+SIZES = ((512, 8), (256, 6), (192, 4), (128, 3), (128, 2), (64, 2))
+LARGEST_ON_CPU = 192
+MOST_WEIGHTS, LEAST_UPDATES = 10, 1_500
+# For measuring the speed of a size, at most; and the share of the time to train for scores.
+MEASURED_SECONDS, SCORING_SHARE, MOST_SCORED = 5.0, 0.1, 1 << 16
 NUM_SAMPLES, SAMPLE_TOKENS, PROMPT_WORDS = 3, 200, 3
 SAMPLING = SamplingConfig(temperature=0.8, top_p=0.9)
-WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*")
+WORD = re.compile(r"[^\W\d_]+(?:['\u2019][^\W\d_]+)*")
+# A CPU has no time for so many passes over the text that dropout would help, and its bfloat16, in
+# which Muon works, may be far slower than float32.
 ON_CPU = {
-    "model.core": {"width": 128, "num_layers": 3, "dropout": 0.1},
     "model.schedule.chunk_size": 32,
-    "training.optimizer": {"final_fraction": 0.0},
+    "training": {"num_lanes": 8, "segment_length": 128},
+    "training.optimizer": {"learning_rate": 3e-3, "final_fraction": 0.0},
 }
 ON_GPU = {
-    "model.core": {"width": 256, "num_layers": 6, "dropout": 0.1},
+    "model.core.dropout": 0.1,
     "model.schedule.chunk_size": 64,
     "training": {"num_lanes": 64, "segment_length": 256, "precision": "bfloat16"},
     "training.optimizer": {"kind": "muon", "learning_rate": 3e-3, "beta1": 0.95, "beta2": 0.95},
@@ -131,12 +139,18 @@ class Quickstart:
         """A recipe for this machine, this text and this time, which is kept in a file."""
         path = self.folder / "recipe.json"
         if not path.exists():
-            recipe = sized_recipe(corpus, on_gpu=choose_device().type == "cuda")
-            seconds = 60 * self.minutes
-            each = seconds_per_update(recipe, self.folder, min(MEASURED_SECONDS, seconds / 10))
-            num_updates = max(4, int((1 - SCORING_SHARE) * seconds / each))
-            write_json(path, planned(recipe, corpus, num_updates).to_plain())
+            write_json(path, self._chosen(corpus).to_plain())
         return find_recipe(str(path))
+
+    def _chosen(self, corpus: Corpus) -> Recipe:
+        """The largest recipe that gets enough updates, or the smallest of all."""
+        seconds = 60 * self.minutes
+        for recipe in sized_recipes(corpus, on_gpu=choose_device().type == "cuda"):
+            each = seconds_per_update(recipe, self.folder, min(MEASURED_SECONDS, seconds / 20))
+            num_updates = int((1 - SCORING_SHARE) * seconds / each)
+            if num_updates >= LEAST_UPDATES:
+                break
+        return planned(recipe, corpus, num_updates)
 
     def _trained(self, recipe: Recipe) -> RunResult:
         run = self.folder / "run"
@@ -179,34 +193,48 @@ def vocabulary(num_bytes: int) -> int:
     return int(min(8000, max(300, round(2 * num_bytes**0.5, -2))))
 
 
-def sized_recipe(corpus: Corpus, *, on_gpu: bool) -> Recipe:
-    """A small language recipe, larger on a GPU, with fewer lanes for a very short text."""
-    recipe = find_recipe("base-small/staircase").override(ON_GPU if on_gpu else ON_CPU)
-    training = recipe.training
+def sized_recipes(corpus: Corpus, *, on_gpu: bool) -> Iterator[Recipe]:
+    """Small language recipes from large to small, none too large for the text but the last."""
+    recipe = find_recipe("base-small/cached-staircase").override(ON_GPU if on_gpu else ON_CPU)
+    training, num_tokens = recipe.training, corpus.split("train").num_tokens
     shortest = min(corpus.split(name).num_tokens for name in ("valid", "test"))
-    segments = corpus.split("train").num_tokens // training.segment_length
     # A lane has some segments of text before it comes round to where it began.
-    lanes = max(1, min(training.num_lanes, segments // 4))
-    return recipe.override(
+    lanes = max(1, min(training.num_lanes, num_tokens // training.segment_length // 4))
+    recipe = recipe.override(
         {
             "name": "quickstart",
             "task.folder": str(corpus.folder),
             "training.num_lanes": lanes,
             "training.evaluation_lanes": max(1, min(training.evaluation_lanes, shortest)),
-            "training.evaluation_tokens": 1 << 16,
         }
     )
+    for width, num_layers in SIZES:
+        num_weights = 12 * num_layers * width**2
+        is_fit = num_weights <= MOST_WEIGHTS * num_tokens and (on_gpu or width <= LARGEST_ON_CPU)
+        if is_fit or (width, num_layers) == SIZES[-1]:
+            yield recipe.override({"model.core": {"width": width, "num_layers": num_layers}})
 
 
 def planned(recipe: Recipe, corpus: Corpus, num_updates: int) -> Recipe:
     """The recipe for so many updates or MOST_EPOCHS, whichever is less: about ten scores."""
     training = recipe.training
-    epoch = corpus.split("train").num_tokens / (training.num_lanes * training.segment_length)
-    count = max(4, min(num_updates, int(MOST_EPOCHS * epoch)))
+    batch = training.num_lanes * training.segment_length
+    most_updates = MOST_EPOCHS * corpus.split("train").num_tokens // batch
+    count = max(4, min(num_updates, most_updates))
     tenth = max(1, count // 10)
-    every = {"evaluate_every": tenth, "checkpoint_every": tenth, "log_every": max(1, tenth // 10)}
-    warm_up = {"warm_up": max(1, count // 20)}
-    return recipe.override({"training": {"num_updates": count, **every, "optimizer": warm_up}})
+    return recipe.override(
+        {
+            "training": {
+                "num_updates": count,
+                "evaluate_every": tenth,
+                "checkpoint_every": tenth,
+                "log_every": max(1, tenth // 10),
+                # A token is scored in less than half the time that it takes to train on it.
+                "evaluation_tokens": min(MOST_SCORED, int(2 * SCORING_SHARE * tenth * batch)),
+                "optimizer": {"warm_up": max(1, count // 20)},
+            }
+        }
+    )
 
 
 class _MeasuredError(Exception):
@@ -229,11 +257,11 @@ class _Stopwatch(Display):
 def seconds_per_update(recipe: Recipe, folder: Path, seconds: float) -> float:
     """How long an update takes, from a run that is thrown away."""
     watch = _Stopwatch(seconds)
-    with tempfile.TemporaryDirectory(prefix="speed-", dir=folder) as scratch:
-        try:
-            train_recipe(recipe, Path(scratch, "run"), progress=watch)
-        except _MeasuredError:
-            pass
+    with (
+        tempfile.TemporaryDirectory(prefix="speed-", dir=folder) as scratch,
+        contextlib.suppress(_MeasuredError),
+    ):
+        train_recipe(recipe, Path(scratch, "run"), progress=watch)
     return (watch.times[-1] - watch.times[0]) / (len(watch.times) - 1)
 
 
