@@ -49,13 +49,13 @@ MOST_WEIGHTS, LEAST_UPDATES = 10, 1_500
 # For measuring the speed of a size, at most; and the share of the time to train for scores.
 MEASURED_SECONDS, SCORING_SHARE, MOST_SCORED = 5.0, 0.1, 1 << 16
 NUM_SAMPLES, SAMPLE_TOKENS, PROMPT_WORDS = 3, 200, 3
-SAMPLING = SamplingConfig(temperature=0.8, top_p=0.9)
+SAMPLING = SamplingConfig(temperature=0.7, top_p=0.8)
 WORD = re.compile(r"[^\W\d_]+(?:['\u2019][^\W\d_]+)*")
 # A CPU has no time for so many passes over the text that dropout would help, and its bfloat16, in
 # which Muon works, may be far slower than float32.
 ON_CPU = {
     "model.schedule.chunk_size": 32,
-    "training": {"num_lanes": 8, "segment_length": 128},
+    "training": {"num_lanes": 4, "segment_length": 128},
     "training.optimizer": {"learning_rate": 3e-3, "final_fraction": 0.0},
 }
 ON_GPU = {
@@ -101,11 +101,8 @@ class Quickstart:
         if not path.exists():
             write_json(path, plan)
         elif read_json(path) != plan:
-            rule, received = (
-                "a folder holds one quickstart",
-                f"{self.folder} of other files or time",
-            )
-            raise input_error(rule, received, "name another with --output")
+            received = f"{self.folder} of other files or time"
+            raise input_error("a folder holds one quickstart", received, "name another --output")
 
     def _command(self, *words: object) -> None:
         self.say("$ " + shlex.join(["staircase", *map(str, words)]))
