@@ -1,6 +1,8 @@
 """`quickstart`: how a text is split, a size is chosen, and what is made of it."""
 
 import json
+import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -8,7 +10,7 @@ from staircase_attention.checks import InputError
 from staircase_attention.data import TextSource
 from staircase_attention.experiments import quickstart as steps
 from staircase_attention.experiments.quickstart import Quickstart, write_splits
-from staircase_attention.files import read_json
+from staircase_attention.training import Display
 
 LINES = [f"Line {number} is about the old house by the sea.\n" for number in range(400)]
 
@@ -50,11 +52,21 @@ def test_all_is_in_one_folder(made):
     assert {path.name for path in quick.folder.iterdir()} == names
 
 
+class Killer(Display):
+    """Ends a run at its second update, as Ctrl-C twice does."""
+
+    def advance(self, update, **facts):
+        if update > 1:
+            raise KeyboardInterrupt
+
+
 def test_a_quickstart_continues_where_it_was_killed(made):
-    quick, _, (result, samples, share) = made
-    recipe = read_json(quick.folder / "recipe.json")
-    assert quick.run() == (result, samples, share)
-    assert read_json(quick.folder / "recipe.json") == recipe
+    quick, _, (_, samples, share) = made
+    shutil.rmtree(quick.folder / "run")
+    with pytest.raises(KeyboardInterrupt):
+        replace(quick, training=Killer()).run()
+    result, again, share_again = quick.run()
+    assert (result.status, again, share_again) == ("finished", samples, share)
 
 
 def test_a_folder_holds_the_quickstart_of_the_same_files(made):
