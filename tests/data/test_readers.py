@@ -152,6 +152,23 @@ def test_a_folder_is_read_in_the_order_of_names_without_hidden_files(tmp_path):
     assert [path.name for path in source.others] == ["LICENSE", "table.csv"]
 
 
+def test_markup_source_code_and_dialogues_are_texts(tmp_path):
+    (tmp_path / "a.md").write_text("# Title")
+    (tmp_path / "b.py").write_text("x = 1")
+    dialogues = [
+        {"turns": [["Ann", "Hello "], ["Bob", "Hi"]]},
+        {"messages": [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "I"}]},
+        {"turns": [["Ann", "no"]], "text": "The text comes first."},
+        {"turns": ["broken", 3]},
+        {"messages": [{"role": "user"}]},
+    ]
+    (tmp_path / "c.jsonl").write_text("".join(json.dumps(one) + "\n" for one in dialogues))
+    made = [b"Hello\n\n\nHi", b"Who?\n\n\nI", b"The text comes first."]
+    source = TextSource(tmp_path)
+    assert whole_documents(source) == [b"# Title", b"x = 1", *made]
+    assert skipped_by(source) == {"broken lines in c.jsonl": 2}
+
+
 def test_links_to_folders_are_followed_once_and_broken_ones_named(tmp_path):
     (tmp_path / "in" / "a").mkdir(parents=True)
     (tmp_path / "elsewhere").mkdir()

@@ -11,6 +11,7 @@ from staircase_attention.cli import INTERRUPTED
 from staircase_attention.cli.evaluate import evaluate
 from staircase_attention.cli.experiments import bench, compare, demo, reproduce
 from staircase_attention.cli.prepare import prepare
+from staircase_attention.cli.quickstart import quickstart
 from staircase_attention.cli.runs import export, pack, recipes, resume, train
 from staircase_attention.cli.schedules import describe, draw
 from staircase_attention.cli.text import chat, sample
@@ -60,7 +61,7 @@ def staircase(
 
 # In the order of `staircase --help`.
 COMMANDS: tuple[Callable[..., int | None], ...] = (
-    *(demo, draw, describe, recipes, train, resume, evaluate, sample, chat),
+    *(demo, quickstart, draw, describe, recipes, train, resume, evaluate, sample, chat),
     *(compare, reproduce, pack, export, bench),
 )
 for command in COMMANDS:

@@ -31,6 +31,14 @@ from staircase_attention.data.wikipedia import FIRST_BYTES, article, pages
 Unit = Literal["files", "paragraphs"]
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 SHORT_TAR = (".tgz", ".tbz2", ".txz", ".tzst")
+# Plain text by its suffix: prose, markup and source code.
+PROSE = (".txt", ".md", ".markdown", ".rst", ".tex", ".org")
+CODE = (
+    *(".py", ".c", ".h", ".cc", ".cpp", ".hpp", ".cu", ".js", ".ts", ".java", ".go", ".rs"),
+    *(".rb", ".php", ".cs", ".swift", ".kt", ".lua", ".jl", ".hs", ".sh", ".sql", ".html", ".css"),
+)
+# Between the turns of a dialogue, as `staircase chat` expects them.
+TURN_SEPARATOR = "\n\n\n"
 # Rows of a .parquet file that are decoded at once.
 PARQUET_ROWS = 64
 # Bytes of a column that are read at once, so that a large row group is never held whole.
@@ -146,7 +154,9 @@ def _find_files(
         else:
             known[file] = file_format
     if not known:
-        rule = "an input must be or hold .txt, .jsonl, .parquet, .tar or a Wikipedia dump"
+        rule = (
+            "an input must be or hold .txt, .md, code, .jsonl, .parquet, .tar or a Wikipedia dump"
+        )
         raise input_error(rule, path, "name another, or convert it to one of these")
     return known, tuple(others)
 
@@ -189,7 +199,7 @@ def _format_of(path: Path, options: ReadingOptions) -> FileFormat | None:
         with open_decompressed(path, allow_damaged=options.allow_damaged) as file:
             if file.read(len(FIRST_BYTES)) == FIRST_BYTES:
                 return WIKIPEDIA
-    if suffix in ("", ".txt"):
+    if not suffix or suffix in PROSE + CODE:
         return TEXT if options.text_unit == "files" else PARAGRAPHS
     return {
         ".jsonl": JSON_LINES,
@@ -250,10 +260,26 @@ def _json_document(line: bytes | None, options: ReadingOptions) -> Document | st
     try:
         # Some programs start a file with a byte order mark, which is not part of its content.
         fields = json.loads(line.removeprefix(codecs.BOM_UTF8).decode())
-        text = _flattened(fields[options.text_field])
-    except (ValueError, LookupError, TypeError, RecursionError):
+        text = _dialogue(fields, options) or _flattened(fields[options.text_field])
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         text = None
     return "broken lines" if text is None else Document(text=text)
+
+
+def _dialogue(fields: Mapping[str, Any], options: ReadingOptions) -> str | None:
+    r"""The turns of a dialogue without its speakers; None for a record that is none.
+
+    >>> _dialogue({"turns": [["Ann", "Hello"], ["Bob", "Hi"]]}, ReadingOptions())
+    'Hello\n\n\nHi'
+    >>> _dialogue({"messages": [{"role": "user", "content": "Hello"}]}, ReadingOptions())
+    'Hello'
+    """
+    names = [name for name in ("turns", "messages") if name in fields]
+    if options.text_field in fields or not names:
+        return None
+    turns = fields[names[0]]
+    texts = [turn["content"] if isinstance(turn, dict) else turn[1] for turn in turns]
+    return TURN_SEPARATOR.join(text.strip() for text in texts)
 
 
 def _flattened(value: object, separators: tuple[str, ...] = ("\n", ": ")) -> str | None:
@@ -327,7 +353,7 @@ def _is_text(name: str) -> bool:
     (True, False, False)
     """
     path = PurePosixPath(name)
-    return all(map(_is_visible, path.parts)) and path.suffix.lower() == ".txt"
+    return all(map(_is_visible, path.parts)) and path.suffix.lower() in PROSE + CODE
 
 
 def _article_document(page: bytes, options: ReadingOptions) -> Document | str:

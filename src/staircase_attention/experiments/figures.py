@@ -119,6 +119,18 @@ def curve_figure(rows: Sequence[Row], against: Axis) -> Figure | None:
     return figure
 
 
+def time_figure(curves: Mapping[str, Mapping[float, float]]) -> Figure:
+    """Bits per byte by minutes, one curve per name."""
+    figure, axes = _axes()
+    lines: list[Line2D] = []
+    for (name, points), colour in zip(curves.items(), (ORANGE, BLUE), strict=False):
+        label = f"{name}: {list(points.values())[-1]:.2f}"
+        lines += axes.plot([*points], [*points.values()], color=colour, linewidth=1.9, label=label)
+    axes.set(xlabel="Minutes", ylabel="Bits per byte")
+    _tidy(axes, lines)
+    return figure
+
+
 def run_points(run: RunRecord, against: Axis) -> Points:
     """A run's errors, from left to right."""
     return dict(sorted(run.lengths.items())) if against == "length" else dict(run.curve)

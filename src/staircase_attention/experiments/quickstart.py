@@ -1,0 +1,348 @@
+"""From files of text to a trained model and its samples: the steps of `staircase quickstart`.
+
+Each step is a command of its own, which is said before it is done. What is in the folder already
+is not done again, so a quickstart that was killed continues.
+"""
+
+import contextlib
+import json
+import math
+import re
+import shlex
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from staircase_attention.checks import check_number, input_error
+from staircase_attention.data import (
+    BytePairTraining,
+    Corpus,
+    HeldOut,
+    PreparationProgress,
+    TextSource,
+    prepare_text,
+)
+from staircase_attention.experiments.catalog import find_recipe
+from staircase_attention.experiments.figures import save, time_figure
+from staircase_attention.files import read_json, write_json
+from staircase_attention.generation import SamplingConfig, stream_text
+from staircase_attention.training import Display, Recipe, RunResult, load_language_model
+from staircase_attention.training import resume as resume_run
+from staircase_attention.training import train as train_recipe
+from staircase_attention.training.processes import choose_device
+from staircase_attention.training.run_folder import RunFolder
+
+# The share of the text for validation, and for the test; and the most bytes of each.
+HELD_OUT, MOST_HELD_OUT = 0.05, 1_000_000
+# With fewer documents, hashes of documents would not give splits of these sizes.
+MANY_DOCUMENTS = 200
+# More passes over a text teach a small model little.
+MOST_EPOCHS = 30
+# Widths and numbers of layers. The first is taken that is not too large: for the text, with more
+# weights per token than this, or for the time, with fewer updates.
+SIZES = ((512, 8), (256, 6), (192, 4), (128, 3), (128, 2), (64, 2))
+LARGEST_ON_CPU = 192
+MOST_WEIGHTS, LEAST_UPDATES = 10, 1_500
+# For measuring the speed of a size, at most; and the share of the time to train for scores.
+MEASURED_SECONDS, SCORING_SHARE, MOST_SCORED = 5.0, 0.1, 1 << 16
+NUM_SAMPLES, SAMPLE_TOKENS, PROMPT_WORDS = 3, 200, 3
+SAMPLING = SamplingConfig(temperature=0.7, top_p=0.8)
+WORD = re.compile(r"[^\W\d_]+(?:['\u2019][^\W\d_]+)*")
+# A CPU has no time for so many passes over the text that dropout would help, and its bfloat16, in
+# which Muon works, may be far slower than float32.
+ON_CPU = {
+    "model.schedule.chunk_size": 32,
+    "training": {"num_lanes": 4, "segment_length": 128},
+    "training.optimizer": {"learning_rate": 3e-3, "final_fraction": 0.0},
+}
+ON_GPU = {
+    "model.core.dropout": 0.1,
+    "model.schedule.chunk_size": 64,
+    "training": {"num_lanes": 64, "segment_length": 256, "precision": "bfloat16"},
+    "training.optimizer": {"kind": "muon", "learning_rate": 3e-3, "beta1": 0.95, "beta2": 0.95},
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Quickstart:
+    """A folder for everything, and what it is made of."""
+
+    files: Sequence[Path]
+    folder: Path
+    minutes: float = 8.0
+    """Time to train."""
+    say: Callable[[str], None] = print
+    """Receives the commands."""
+    preparing: PreparationProgress | None = None
+    training: Display = field(default_factory=Display)
+
+    def __post_init__(self) -> None:
+        check_number("minutes", self.minutes, minimum=0.001, example=8)
+
+    def run(self) -> tuple[RunResult, list[str], float]:
+        """All steps: the result, samples, and the share of their words that are in the text."""
+        sources = [TextSource(path) for path in self.files]
+        self._claim([str(file.resolve()) for source in sources for file in source.files])
+        sizes, words = _survey(sources)
+        corpus = self._prepared(sources, sizes)
+        recipe = self._recipe(corpus)
+        result = self._trained(recipe)
+        draw_curve(self.folder / "run", corpus, self.folder / "curve.png")
+        samples, made = self._samples(_prompts(corpus))
+        return result, samples, sum(word in words for word in made) / max(1, len(made))
+
+    def _claim(self, files: list[str]) -> None:
+        """Refuse a folder that has the quickstart of other files, or of another time."""
+        plan, path = {"files": files, "minutes": self.minutes}, self.folder / "quickstart.json"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            write_json(path, plan)
+        elif read_json(path) != plan:
+            received = f"{self.folder} of other files or time"
+            raise input_error("a folder holds one quickstart", received, "name another --output")
+
+    def _command(self, *words: object) -> None:
+        self.say("$ " + shlex.join(["staircase", *map(str, words)]))
+
+    def _prepared(self, sources: list[TextSource], sizes: list[int]) -> Corpus:
+        """The corpus: many documents are split by their hashes, few by size."""
+        output, total = self.folder / "corpus", sum(sizes)
+        share = min(HELD_OUT, MOST_HELD_OUT / max(1, total))
+        vocab_size = vocabulary(total)
+        end = ("--tokeniser", f"bpe-{vocab_size}", "--output", output)
+        if len(sizes) >= MANY_DOCUMENTS:
+            held_out = HeldOut(valid=share, test=share)
+            self._command("prepare", "text", *self.files, "--valid", share, "--test", share, *end)
+        else:
+            held_out, text = HeldOut(valid=0, test=0), self.folder / "text"
+            write_splits(sources, text, ends=(total * (1 - 2 * share), total * (1 - share)))
+            own = ("--valid-file", text / "valid", "--test-file", text / "test")
+            self._command("prepare", "text", text / "train", *own, *end)
+            sources = [TextSource(text / "train")] + [
+                TextSource(text / split, split=split) for split in ("valid", "test")
+            ]
+        return prepare_text(
+            sources,
+            output,
+            tokeniser=BytePairTraining(vocab_size=vocab_size),
+            held_out=held_out,
+            progress=self.preparing,
+        )
+
+    def _recipe(self, corpus: Corpus) -> Recipe:
+        """A recipe for this machine, this text and this time, which is kept in a file."""
+        path = self.folder / "recipe.json"
+        if not path.exists():
+            write_json(path, self._chosen(corpus).to_plain())
+        return find_recipe(str(path))
+
+    def _chosen(self, corpus: Corpus) -> Recipe:
+        """The largest recipe that gets enough updates, or the smallest of all."""
+        seconds = 60 * self.minutes
+        for recipe in sized_recipes(corpus, on_gpu=choose_device().type == "cuda"):
+            each = seconds_per_update(recipe, self.folder, min(MEASURED_SECONDS, seconds / 20))
+            num_updates = int((1 - SCORING_SHARE) * seconds / each)
+            if num_updates >= LEAST_UPDATES:
+                break
+        return planned(recipe, corpus, num_updates)
+
+    def _trained(self, recipe: Recipe) -> RunResult:
+        run = self.folder / "run"
+        self._command("train", self.folder / "recipe.json", "--output", run)
+        if RunFolder(run).is_unbegun:
+            return train_recipe(recipe, run, progress=self.training)
+        return resume_run(run, progress=self.training)
+
+    def _samples(self, prompts: list[str]) -> tuple[list[str], list[str]]:
+        """Continued prompts, and the words that the model made, without those that may be cut."""
+        options = [word for prompt in prompts for word in ("--prompt", prompt)]
+        options += ["--temperature", str(SAMPLING.temperature), "--top-p", str(SAMPLING.top_p)]
+        self._command("sample", self.folder / "run", *options, "--max-tokens", SAMPLE_TOKENS)
+        language = load_language_model(self.folder / "run")
+        language.model.to(choose_device())
+        end = language.tokeniser.end_symbol
+        assert end is not None
+        texts = list(prompts)
+        for new in stream_text(
+            language.model,
+            prompts,
+            encode=language.encode,
+            decode=language.decode,
+            max_tokens=SAMPLE_TOKENS,
+            sampling=SAMPLING,
+            stop_tokens=[end],
+            start_token=end,
+        ):
+            texts[new.row] += new.text
+        pairs = zip(prompts, texts, strict=True)
+        return texts, [word for prompt, text in pairs for word in _made(prompt, text)]
+
+
+def vocabulary(num_bytes: int) -> int:
+    """Symbols for a text of this size.
+
+    >>> [vocabulary(size) for size in (10_000, 1_000_000, 100_000_000)]
+    [300, 2000, 8000]
+    """
+    return int(min(8000, max(300, round(2 * num_bytes**0.5, -2))))
+
+
+def sized_recipes(corpus: Corpus, *, on_gpu: bool) -> Iterator[Recipe]:
+    """Small language recipes from large to small, none too large for the text but the last."""
+    recipe = find_recipe("base-small/cached-staircase").override(ON_GPU if on_gpu else ON_CPU)
+    training, num_tokens = recipe.training, corpus.split("train").num_tokens
+    shortest = min(corpus.split(name).num_tokens for name in ("valid", "test"))
+    # A lane has some segments of text before it comes round to where it began.
+    lanes = max(1, min(training.num_lanes, num_tokens // training.segment_length // 4))
+    recipe = recipe.override(
+        {
+            "name": "quickstart",
+            "task.folder": str(corpus.folder),
+            "training.num_lanes": lanes,
+            "training.evaluation_lanes": max(1, min(training.evaluation_lanes, shortest)),
+        }
+    )
+    for width, num_layers in SIZES:
+        num_weights = 12 * num_layers * width**2
+        is_fit = num_weights <= MOST_WEIGHTS * num_tokens and (on_gpu or width <= LARGEST_ON_CPU)
+        if is_fit or (width, num_layers) == SIZES[-1]:
+            yield recipe.override({"model.core": {"width": width, "num_layers": num_layers}})
+
+
+def planned(recipe: Recipe, corpus: Corpus, num_updates: int) -> Recipe:
+    """The recipe for so many updates or MOST_EPOCHS, whichever is less: about ten scores."""
+    training = recipe.training
+    batch = training.num_lanes * training.segment_length
+    most_updates = MOST_EPOCHS * corpus.split("train").num_tokens // batch
+    count = max(4, min(num_updates, most_updates))
+    tenth = max(1, count // 10)
+    return recipe.override(
+        {
+            "training": {
+                "num_updates": count,
+                "evaluate_every": tenth,
+                "checkpoint_every": tenth,
+                "log_every": max(1, tenth // 10),
+                # A token is scored in less than half the time that it takes to train on it.
+                "evaluation_tokens": min(MOST_SCORED, int(2 * SCORING_SHARE * tenth * batch)),
+                "optimizer": {"warm_up": max(1, count // 20)},
+            }
+        }
+    )
+
+
+class _MeasuredError(Exception):
+    """Enough updates were timed."""
+
+
+class _Stopwatch(Display):
+    """Times updates after the first, which has to warm up, and ends the run."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.times = seconds, list[float]()
+
+    def advance(self, update: int, **facts: float) -> None:
+        """Note the time."""
+        self.times.append(time.perf_counter())
+        if len(self.times) > 2 and self.times[-1] - self.times[0] >= self.seconds:  # noqa: PLR2004
+            raise _MeasuredError
+
+
+def seconds_per_update(recipe: Recipe, folder: Path, seconds: float) -> float:
+    """How long an update takes, from a run that is thrown away."""
+    watch = _Stopwatch(seconds)
+    with (
+        tempfile.TemporaryDirectory(prefix="speed-", dir=folder) as scratch,
+        contextlib.suppress(_MeasuredError),
+    ):
+        train_recipe(recipe, Path(scratch, "run"), progress=watch)
+    return (watch.times[-1] - watch.times[0]) / (len(watch.times) - 1)
+
+
+def _whole_documents(sources: Sequence[TextSource]) -> Iterator[bytes]:
+    for source in sources:
+        parts: list[bytes] = []
+        for document, _ in source.documents(None):
+            parts.append(document.data)
+            if not document.is_continued:
+                if data := b"".join(parts):
+                    yield data
+                parts = []
+
+
+def _survey(sources: Sequence[TextSource]) -> tuple[list[int], set[str]]:
+    """The size of each document, and all words."""
+    sizes, words = list[int](), set[str]()
+    for data in _whole_documents(sources):
+        sizes.append(len(data))
+        words.update(WORD.findall(data.decode(errors="replace").casefold()))
+    return sizes, words
+
+
+def write_splits(sources: Sequence[TextSource], folder: Path, *, ends: tuple[float, float]) -> None:
+    """Copies of all documents in three folders, in which one split ends where a line ends.
+
+    Args:
+        sources: the documents.
+        folder: the output folder; one that is there is kept.
+        ends: where train and valid end, in bytes of all documents together.
+    """
+    if folder.exists():
+        return
+    scratch = folder.with_name(f"{folder.name}.unfinished")
+    shutil.rmtree(scratch, ignore_errors=True)
+    place = 0
+    for number, data in enumerate(_whole_documents(sources)):
+        parts: dict[str, list[bytes]] = {}
+        for line in data.splitlines(keepends=True):
+            split = ("train", "valid", "test")[(place >= ends[0]) + (place >= ends[1])]
+            parts.setdefault(split, []).append(line)
+            place += len(line)
+        for split, lines in parts.items():
+            (scratch / split).mkdir(parents=True, exist_ok=True)
+            (scratch / split / f"{number:04d}.txt").write_bytes(b"".join(lines))
+    if not all((scratch / split).exists() for split in ("train", "valid", "test")):
+        rule = "a text must have lines to train on, to validate and to test"
+        raise input_error(
+            rule, f"{place:,} bytes of few lines", "use more text, or break its lines"
+        )
+    scratch.rename(folder)
+
+
+def _prompts(corpus: Corpus) -> list[str]:
+    """Some words from places that are spread over the validation text."""
+    split, found = corpus.split("valid"), []
+    for number in range(NUM_SAMPLES):
+        start = number * split.num_tokens // NUM_SAMPLES
+        tokens = split.tokens(start, min(start + 16 * PROMPT_WORDS, split.num_tokens))
+        ends = [place for place, token in enumerate(tokens) if token == corpus.tokeniser.end_symbol]
+        text = corpus.tokeniser.decode(tokens[: ends[0]] if ends else tokens)
+        # The first word may lack its beginning.
+        words = text.decode(errors="ignore").split()[1 : PROMPT_WORDS + 1]
+        found.append(" ".join(words))
+    return found
+
+
+def _made(prompt: str, text: str) -> list[str]:
+    """The words of a text after its prompt; the last may be cut."""
+    return WORD.findall(text.casefold())[len(WORD.findall(prompt)) : -1]
+
+
+def draw_curve(run: Path, corpus: Corpus, path: Path) -> None:
+    """Draw bits per byte against minutes, from the metrics of a run."""
+    folder = RunFolder(run)
+    lines = [json.loads(line) for line in folder.timing.read_text().splitlines()]
+    minutes = {line["update"]: line["wall_seconds"] / 60 for line in lines}
+    split = corpus.manifest.splits["train"]
+    # From nats per token.
+    bits = split.num_tokens / split.num_bytes / math.log(2)
+    train, valid = dict[float, float](), dict[float, float]()
+    for line in map(json.loads, folder.metrics.read_text().splitlines()):
+        if line["kind"] == "train":
+            train[minutes[line["update"]]] = line["loss"] * bits
+        elif line["kind"] == "valid":
+            valid[minutes[line["update"]]] = line["bits_per_byte"]
+    save(time_figure({"training": train, "validation": valid}), path)
