@@ -51,8 +51,8 @@ MEASURED_SECONDS, SCORING_SHARE, MOST_SCORED = 5.0, 0.1, 1 << 16
 NUM_SAMPLES, SAMPLE_TOKENS, PROMPT_WORDS = 3, 200, 3
 SAMPLING = SamplingConfig(temperature=0.7, top_p=0.8)
 WORD = re.compile(r"[^\W\d_]+(?:['\u2019][^\W\d_]+)*")
-# A CPU has no time for so many passes over the text that dropout would help, and its bfloat16, in
-# which Muon works, may be far slower than float32.
+# A CPU makes too few passes over the text for dropout to help, and its bfloat16, in which Muon
+# works, may be far slower than float32.
 ON_CPU = {
     "model.schedule.chunk_size": 32,
     "training": {"num_lanes": 4, "segment_length": 128},
@@ -213,7 +213,7 @@ def sized_recipes(corpus: Corpus, *, on_gpu: bool) -> Iterator[Recipe]:
 
 
 def planned(recipe: Recipe, corpus: Corpus, num_updates: int) -> Recipe:
-    """The recipe for so many updates or MOST_EPOCHS, whichever is less: about ten scores."""
+    """The recipe for this number of updates, at most MOST_EPOCHS, with about ten scores."""
     training = recipe.training
     batch = training.num_lanes * training.segment_length
     most_updates = MOST_EPOCHS * corpus.split("train").num_tokens // batch
