@@ -5,7 +5,6 @@ is not done again, so a quickstart that was killed continues.
 """
 
 import contextlib
-import json
 import math
 import re
 import shlex
@@ -27,6 +26,7 @@ from staircase_attention.data import (
 )
 from staircase_attention.experiments.catalog import find_recipe
 from staircase_attention.experiments.figures import save, time_figure
+from staircase_attention.experiments.results import BITS, read_lines
 from staircase_attention.files import read_json, write_json
 from staircase_attention.generation import SamplingConfig, stream_text
 from staircase_attention.training import Display, Recipe, RunResult, load_language_model
@@ -333,16 +333,14 @@ def _made(prompt: str, text: str) -> list[str]:
 
 def draw_curve(run: Path, corpus: Corpus, path: Path) -> None:
     """Draw bits per byte against minutes, from the metrics of a run."""
-    folder = RunFolder(run)
-    lines = [json.loads(line) for line in folder.timing.read_text().splitlines()]
-    minutes = {line["update"]: line["wall_seconds"] / 60 for line in lines}
-    split = corpus.manifest.splits["train"]
+    folder, split = RunFolder(run), corpus.manifest.splits["train"]
+    minutes = {line["update"]: line["wall_seconds"] / 60 for line in read_lines(folder.timing)}
     # From nats per token.
     bits = split.num_tokens / split.num_bytes / math.log(2)
     train, valid = dict[float, float](), dict[float, float]()
-    for line in map(json.loads, folder.metrics.read_text().splitlines()):
+    for line in read_lines(folder.metrics):
         if line["kind"] == "train":
             train[minutes[line["update"]]] = line["loss"] * bits
         elif line["kind"] == "valid":
-            valid[minutes[line["update"]]] = line["bits_per_byte"]
+            valid[minutes[line["update"]]] = BITS.of(line)
     save(time_figure({"training": train, "validation": valid}), path)

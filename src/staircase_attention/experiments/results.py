@@ -124,7 +124,7 @@ def read_run(path: Path, seed: int, measure: Measure = ERROR) -> RunRecord:
     folder, failure = RunFolder(path), beside(path, "failure.txt")
     curve = tuple(_scores(folder.metrics, "valid", measure))
     # Of updates that were done twice, after a rollback or a resume, the last time counts.
-    seconds = {line["update"]: line["wall_seconds"] for line in _lines(folder.timing)}
+    seconds = {line["update"]: line["wall_seconds"] for line in read_lines(folder.timing)}
     record = RunRecord(
         seed=seed,
         status="unfinished",
@@ -150,12 +150,12 @@ def latest_facts(path: Path) -> tuple[int, dict[str, float]]:
     folder, update = RunFolder(path), 0
     # Later lines replace earlier ones, so that the latest of each kind remain.
     facts: dict[str, float] = {}
-    for line in _lines(folder.metrics, last_bytes=4096):
+    for line in read_lines(folder.metrics, last_bytes=4096):
         update = line["update"]
         before = "valid_" if line["kind"] == "valid" else ""
         names = ("error", "bits_per_byte") if before else ("loss", "error")
         facts |= {before + name: line[name] for name in names if line.get(name) is not None}
-    for line in _lines(folder.timing, last_bytes=4096):
+    for line in read_lines(folder.timing, last_bytes=4096):
         facts["tokens_per_second"] = line["tokens_per_second"]
     return update, facts
 
@@ -173,7 +173,7 @@ def _scores(
 ) -> list[tuple[int, float]]:
     """Scores of the updates that led to the result: what a rollback undid is left out."""
     points: list[tuple[int, float]] = []
-    for line in _lines(metrics):
+    for line in read_lines(metrics):
         if line["kind"] == "rollback":
             points = [point for point in points if point[0] <= line["update"]]
         elif line["kind"] == kind and measure.key in line:
@@ -193,7 +193,7 @@ def _mean_of_last(points: Sequence[tuple[int, float]]) -> float | None:
     return fmean(error for update, error in points if update > first)
 
 
-def _lines(path: Path, last_bytes: int | None = None) -> Iterator[dict[str, Any]]:
+def read_lines(path: Path, last_bytes: int | None = None) -> Iterator[dict[str, Any]]:
     """The lines of a file, or only those at its end."""
     with suppress(FileNotFoundError), path.open("rb") as file:
         if last_bytes is not None:

@@ -233,7 +233,7 @@ class FeedbackTransformer(StairSchedule):
     name: ClassVar[str] = "feedback-transformer"
 
     span: int
-    """S: how many earlier tokens a token sees."""
+    """S: number of earlier tokens in view."""
     share_keys_values: bool = True
     """One norm and one pair of projections turn memories into keys and values for all layers."""
     memory: Literal["mix", "top"] = "mix"
