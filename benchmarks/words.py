@@ -10,8 +10,8 @@ corpora have one byte-level BPE vocabulary of 8,000 symbols, learnt from the tra
 - `words-episodic`: one document per conversation of Topical-Chat and per Reddit path.
 
 Articles of train, valid and test lie in the usual 90, 5 and 5 million bytes; an article that
-crosses an end is cut there, and the rest of it is not used. Of the other sources, 2% of the
-documents (Reddit: of the threads) are for valid and 2% for test.
+crosses an end is cut there, and the rest of it is not used. Of the other sources, 5% of the
+documents (Reddit: of the threads) are for valid and 5% for test.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from staircase_attention.data.enwik8 import SPLIT_BYTES
 from staircase_attention.data.reddit import RedditOptions, RedditSource
 from staircase_attention.data.wikipedia import FIRST_BYTES
 
-HELD_OUT = HeldOut(valid=0.02, test=0.02)
+HELD_OUT = HeldOut(valid=0.05, test=0.05)
 VOCABULARY = BytePairTraining(vocab_size=8_000)
 WEIGHTS = {"enwik8": 1.0, "novels": 1.0, "topical-chat": 2.0, "reddit": 1.0}
 
@@ -43,13 +43,12 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("corpora"))
     chosen = parser.parse_args()
     data, output = chosen.data, chosen.output
-    progress = ProgressLines()
     conversations = TextSource(data / "topical_chat.jsonl.xz")
     reddit = RedditSource(
         [data / "RC_2005-12_2006-02.jsonl.xz"],
         output / "words.threads",
         RedditOptions(held_out=HELD_OUT),
-        progress=progress,
+        progress=ProgressLines(),
     )
     mixture = [
         *(Part(source=one, weight=WEIGHTS["enwik8"]) for one in articles(data, output)),
@@ -63,7 +62,7 @@ def main() -> None:
         kind="text",
         tokeniser=VOCABULARY,
         held_out=HELD_OUT,
-        progress=progress,
+        progress=ProgressLines(),
     )
     episodic = prepare(
         [Part(source=conversations), Part(source=reddit)],
@@ -71,7 +70,7 @@ def main() -> None:
         kind="text",
         tokeniser=words.tokeniser,
         held_out=HELD_OUT,
-        progress=progress,
+        progress=ProgressLines(),
     )
     for corpus in (words, episodic):
         print_counts(corpus)

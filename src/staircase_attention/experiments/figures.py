@@ -1,4 +1,4 @@
-"""The figures of a report: scores against recurrent steps, updates and episode length."""
+"""The figures of a report: scores against recurrent steps, updates, time and episode length."""
 
 import io
 import statistics
@@ -11,10 +11,11 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator
 
 from staircase_attention.drawing.figure import SETTINGS
 from staircase_attention.experiments.experiment import Row, unit
-from staircase_attention.experiments.results import ERROR, RunRecord
+from staircase_attention.experiments.results import ERROR, PERPLEXITY, RunRecord
 from staircase_attention.files import write_whole
 
 DOTS_PER_INCH = 160
@@ -29,6 +30,7 @@ FAMILIES: dict[str, tuple[str, str]] = {
     "Global Cached Staircase": ("#d55e00", "P"),
     "Ladder": ("#009e73", "^"),
     "Transformer-XL": ("#000000", "X"),
+    "Transformer-XL (2x)": (GREY, "d"),
     "Feedback Transformer": ("#cc79a7", "D"),
     "LSTM": ("#8c6d31", "v"),
     "Universal Transformer": ("#882255", "<"),
@@ -72,6 +74,7 @@ def draw_figures(rows: Sequence[Row], folder: Path, *, title: str) -> dict[str, 
     """
     figures = {
         "figure-2": (recurrence_figure(rows), "Test score against recurrent steps"),
+        "figure-3": (cost_figure(rows), "Test score against training time and recurrent steps"),
         "learning-curves": (curve_figure(rows, "updates"), "Validation score against updates"),
         "lengths": (curve_figure(rows, "length"), "Test error against episode length"),
     }
@@ -225,7 +228,11 @@ def recurrence_rows(rows: Sequence[Row]) -> list[Row]:
     shown = [
         row
         for row in rows
-        if row.full_recipe and row.model in IN_FIGURE_2 and (row.paper or row.results)
+        if row.full_recipe
+        and row.model in IN_FIGURE_2
+        and (row.paper or row.results)
+        # Perplexities of other vocabularies do not belong on one axis.
+        and row.measure is not PERPLEXITY
     ]
     return sorted(shown, key=lambda row: (num_steps(row), IN_FIGURE_2.index(row.model)))
 
@@ -270,6 +277,48 @@ def recurrence_figure(rows: Sequence[Row]) -> Figure | None:
     if shown[0].measure is ERROR:
         # Markers at 0% stay whole.
         axes.set_ylim(bottom=-0.03 * axes.get_ylim()[1])
+    return figure
+
+
+def cost_figure(rows: Sequence[Row]) -> Figure | None:
+    """Test score of a corpus against minutes of training, and against recurrent steps.
+
+    A line joins the best rows of a model by steps; the others are markers alone.
+    """
+    models: dict[str, list[tuple[int, float, float]]] = {}
+    for row in rows:
+        score, seconds = row.score("test"), row.wall_seconds
+        if row.full_recipe and row.measure is not ERROR and score and seconds:
+            models.setdefault(row.model, []).append((num_steps(row), seconds / 60, score.mean))
+    if not models:
+        return None
+    figure = Figure(figsize=(10.4, 4.8), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    for (model, points), style in zip(models.items(), row_styles([*models]), strict=True):
+        marked = {"color": style.colour, "marker": style.marker, "linestyle": "none"}
+        # The last of several with as many steps is the best.
+        points.sort(key=lambda point: (point[0], -point[2]))
+        best = {steps: (minutes, score) for steps, minutes, score in points}
+        for steps, minutes, score in points:
+            left.plot(minutes, score, **marked)
+            right.plot(steps, score, label=model, **marked)
+        left.plot(*zip(*best.values(), strict=True), color=style.colour)
+        right.plot([*best], [score for _, score in best.values()], color=style.colour)
+        for steps, place in best.items():
+            left.annotate(f" {steps}", place, color=style.colour, fontsize=8, va="bottom")
+    scored = [row for row in rows if row.results]
+    left.set(xlabel="Minutes of training (numbers: recurrent steps)", xscale="log")
+    left.set(ylabel=f"Test: {unit(scored)}")
+    left.xaxis.set(major_locator=LogLocator(subs=(1, 2, 5)), major_formatter="{x:g}")
+    left.minorticks_off()
+    ticks = sorted({steps for points in models.values() for steps, _, _ in points})
+    right.set(xlabel="Recurrent steps", xscale="log")
+    right.set_xticks(ticks, [str(steps) for steps in ticks])
+    right.minorticks_off()
+    handles = {str(line.get_label()): line for line in right.get_lines()}
+    _tidy(left, [])
+    left.get_legend().remove()
+    _tidy(right, [handles[model] for model in models])
     return figure
 
 

@@ -1,17 +1,25 @@
 """The report of an experiment: as data, as a Markdown page with figures, as a terminal table."""
 
 import datetime
+import itertools
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from staircase_attention.clock import clock
 from staircase_attention.evaluation import title
-from staircase_attention.experiments.experiment import SOLVED, Experiment, Row, unit
+from staircase_attention.experiments.experiment import SOLVED, Experiment, Row, Split, unit
 from staircase_attention.experiments.paper import Spread
-from staircase_attention.experiments.results import ERROR, LAST_PART, RunRecord, read_runs
+from staircase_attention.experiments.results import (
+    ERROR,
+    LAST_PART,
+    PERPLEXITY,
+    RunRecord,
+    read_runs,
+)
 from staircase_attention.files import write_json, write_whole
 from staircase_attention.training.plain import to_plain
 from staircase_attention.training.run_folder import environment
@@ -54,16 +62,17 @@ class Report:
 
     def to_plain(self) -> dict[str, Any]:
         """The report as plain data."""
-        experiment, table = self.experiment, self.experiment.table
+        experiment = self.experiment
         return {
             "format": FORMAT,
             "title": experiment.title,
-            "table": None if table is None else table.label,
+            "table": ", ".join(table.label for table in experiment.tables) or None,
             "unit": unit(self.rows),
             "command": self.command,
             "overrides": to_plain(experiment.overrides),
             "written": self.written,
             "environment": to_plain(self.environment),
+            "order": orders(self.rows),
             "rows": [_plain_row(row) for row in self.rows],
         }
 
@@ -111,11 +120,12 @@ def page(report: Report, figures: Mapping[str, str]) -> str:
     headings, *cells = table_cells(report)
     # The first two columns and the last are text, the others are numbers.
     rule = ["---", "---", *["--:"] * (len(headings) - 3), "---"]
-    notes = [] if experiment.table is None else experiment.table.notes
+    notes = [note for table in experiment.tables for note in table.notes]
     parts = [
         f"# {experiment.title}",
         _introduction(experiment, rows),
         _grid([headings, rule, *cells]),
+        _list("The paper's order", orders(rows)),
         _lengths(rows),
         _list("Runs that failed, diverged or are unfinished", troubles(rows)),
         "\n\n".join(f"![{caption}]({name})" for name, caption in figures.items()),
@@ -139,10 +149,16 @@ def _introduction(experiment: Experiment, rows: Sequence[Row]) -> str:
             "model has memorised its training data, or fails on empty states (see "
             "`staircase eval --by-episode`), or was best long before the end."
         )
-    if experiment.table is not None:
+    if experiment.tables:
+        labels = ", ".join(f"`{table.label}`" for table in experiment.tables)
         lines.append(
-            f"The paper's numbers are those of its table `{experiment.table.label}`; "
-            "its best seeds are those of `tab:main-results`."
+            f"The paper's numbers are those of {labels}; its best seeds are those of "
+            "`tab:main-results`."
+        )
+    if any(row.measure is PERPLEXITY for row in rows):
+        lines.append(
+            "Perplexity is per token, and the paper has other texts and another vocabulary: the "
+            "order of the rows compares, the numbers do not."
         )
     if any(row.is_shared for row in rows):
         lines.append(
@@ -150,7 +166,7 @@ def _introduction(experiment: Experiment, rows: Sequence[Row]) -> str:
             "they would have been shorter."
         )
     if any(row.is_shortened for row in rows):
-        against = "the paper" if experiment.table is not None else "their recipes"
+        against = "the paper" if experiment.tables else "their recipes"
         lines.append(
             f"**{MARK} Run for fewer updates or tokens than {against}: not a like-for-like "
             "comparison.**"
@@ -160,7 +176,7 @@ def _introduction(experiment: Experiment, rows: Sequence[Row]) -> str:
 
 def table_cells(report: Report) -> list[list[str]]:
     """The headings of the main table, then the cells of every row."""
-    with_paper = report.experiment.table is not None
+    with_paper = bool(report.experiment.tables)
     headings = ["Model", "Row", "Recurrent steps", "Step size", "Forward size"]
     headings += ["Train, ours", "Valid, ours", "Test, ours", "Best seed, ours"]
     headings += ["Valid, paper", "Test, paper", "Best seed, paper"] if with_paper else []
@@ -237,6 +253,48 @@ def _lengths(rows: Sequence[Row]) -> str:
     return "\n\n".join(["## Other lengths", words, _grid(lines)])
 
 
+def orders(rows: Sequence[Row]) -> list[str]:
+    """The paper's order of the rows of a corpus, and where ours differs.
+
+    One line for each model, whose rows are compared with each other and with Transformer-XL, and
+    one for the best rows of all models; by test scores, where the paper has them for all rows.
+    """
+    known = [(row, row.paper) for row in rows if row.paper and row.measure is not ERROR]
+    split: Split = "test" if all(paper.test for _, paper in known) else "valid"
+    models: dict[str, list[tuple[float, Row]]] = {}
+    for row, paper in known:
+        printed = paper.test if split == "test" else paper.valid
+        assert printed is not None, "the language tables print validation scores for all rows"
+        models.setdefault(row.model, []).append((printed.mean, row))
+    baseline = models.pop("Transformer-XL", [])
+    chains = {model: [*chain, *baseline] for model, chain in models.items()}
+    best = [min(chain, key=itemgetter(0)) for chain in models.values()]
+    chains |= {"Best of each": [*best, *baseline]}
+    return [
+        f"{name}, {split}: {_order(sorted(chain, key=itemgetter(0)), split)}"
+        for name, chain in chains.items()
+        if len(chain) > 1
+    ]
+
+
+def _order(rows: Sequence[tuple[float, Row]], split: Split) -> str:
+    """Rows in the order of the paper's scores, which they come with, and whether ours have it."""
+    text = rows[0][1].label
+    for (before, _), (printed, row) in itertools.pairwise(rows):
+        text += f" {'<' if before < printed else '='} {row.label}"
+    known = [(printed, row.label, row.score(split)) for printed, row in rows]
+    broken, num_pairs = [], 0
+    for (low, one, ours), (high, other, theirs) in itertools.combinations(known, 2):
+        if low < high and ours is not None and theirs is not None:
+            num_pairs += 1
+            if ours.mean >= theirs.mean:
+                broken.append(f"{one} {ours.mean:.3f}, {other} {theirs.mean:.3f}")
+    absent = [label for _, label, score in known if score is None]
+    words = f"does not hold ({'; '.join(broken)})" if broken else "holds"
+    words = words if num_pairs else "not run"
+    return f"{text}: {words}" + (f"; not run: {', '.join(absent)}" if absent and num_pairs else "")
+
+
 def troubles(rows: Sequence[Row]) -> list[str]:
     """A line for every run that failed, diverged or is unfinished."""
     lines = []
@@ -265,6 +323,12 @@ def _origin(report: Report) -> list[str]:
         for machine, count in counts.most_common()
     ]
     lines += [f"Scores are of {part}" for part in partial_scores(runs)]
+    lines += [
+        f"{row.label}, seed {run.seed}: stopped and resumed ({run.num_starts} starts)"
+        for row in report.rows
+        for run in row.runs
+        if run.num_starts > 1
+    ]
     lines.append(f"Written {report.written} on {_machine(report.environment)}")
     if experiment.overrides:
         changed = ", ".join(f"`{path}={value}`" for path, value in experiment.overrides.items())

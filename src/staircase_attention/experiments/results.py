@@ -1,6 +1,6 @@
 """What a run folder shows: status, result, learning curve, and scores at other episode lengths.
 
-Scores are errors in percent for a task, bits per byte for a corpus.
+Scores are errors in percent for a task, bits per byte or perplexity for a corpus.
 
     python -m staircase_attention.experiments.results RUN LENGTH...
 
@@ -54,6 +54,8 @@ class Measure:
 
 ERROR = Measure(key="error", unit="error %", scale=100, digits=2, paper_digits=1)
 BITS = Measure(key="bits_per_byte", unit="bits per byte", digits=3, paper_digits=2)
+# Per token: only rows of one vocabulary compare.
+PERPLEXITY = Measure(key="perplexity", unit="perplexity", digits=2, paper_digits=1)
 
 
 def measure_of(recipe: Recipe) -> Measure:
