@@ -119,8 +119,7 @@ def reproduce(
         str,
         typer.Argument(
             metavar="TABLE",
-            help="random-walk, algorithm, enwik8 or permutations, also with -fast; words; "
-            "words-episodic",
+            help="random-walk, algorithm, enwik8, permutations (or -fast), words, words-episodic",
         ),
     ],
     overrides: Annotated[

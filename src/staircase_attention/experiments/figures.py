@@ -228,11 +228,7 @@ def recurrence_rows(rows: Sequence[Row]) -> list[Row]:
     shown = [
         row
         for row in rows
-        if row.full_recipe
-        and row.model in IN_FIGURE_2
-        and (row.paper or row.results)
-        # Perplexities of other vocabularies do not belong on one axis.
-        and row.measure is not PERPLEXITY
+        if row.full_recipe and row.model in IN_FIGURE_2 and (row.paper or row.results)
     ]
     return sorted(shown, key=lambda row: (num_steps(row), IN_FIGURE_2.index(row.model)))
 
@@ -245,7 +241,8 @@ def num_steps(row: Row) -> int:
 def recurrence_figure(rows: Sequence[Row]) -> Figure | None:
     """Test score against recurrent steps: mean and deviation, ours filled, the paper's hollow."""
     shown = recurrence_rows(rows)
-    if not shown:
+    # Perplexities of other vocabularies do not belong on one axis.
+    if not shown or shown[0].measure is PERPLEXITY:
         return None
     figure, axes = _axes()
     for number, row in enumerate(shown):
@@ -285,40 +282,35 @@ def cost_figure(rows: Sequence[Row]) -> Figure | None:
 
     A line joins the best rows of a model by steps; the others are markers alone.
     """
-    models: dict[str, list[tuple[int, float, float]]] = {}
-    for row in rows:
-        score, seconds = row.score("test"), row.wall_seconds
-        if row.full_recipe and row.measure is not ERROR and score and seconds:
-            models.setdefault(row.model, []).append((num_steps(row), seconds / 60, score.mean))
-    if not models:
+    shown = [row for row in rows if row.full_recipe and row.results and row.measure is not ERROR]
+    if not shown:
         return None
+    models: dict[str, list[tuple[int, float, float]]] = {}
+    for row in shown:
+        minutes, score = (row.wall_seconds or 0.0) / 60, row.score("test")
+        assert score is not None, "it has results"
+        models.setdefault(row.model, []).append((num_steps(row), minutes, score.mean))
     figure = Figure(figsize=(10.4, 4.8), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     for (model, points), style in zip(models.items(), row_styles([*models]), strict=True):
-        marked = {"color": style.colour, "marker": style.marker, "linestyle": "none"}
-        # The last of several with as many steps is the best.
+        # Of several with as many steps, the last and best is joined.
         points.sort(key=lambda point: (point[0], -point[2]))
-        best = {steps: (minutes, score) for steps, minutes, score in points}
-        for steps, minutes, score in points:
-            left.plot(minutes, score, **marked)
-            right.plot(steps, score, label=model, **marked)
-        left.plot(*zip(*best.values(), strict=True), color=style.colour)
-        right.plot([*best], [score for _, score in best.values()], color=style.colour)
-        for steps, place in best.items():
+        best = [*{point[0]: point for point in points}.values()]
+        for axes, column in ((left, 1), (right, 0)):
+            for chosen, line in ((best, "-"), (points, "none")):
+                x, y = [one[column] for one in chosen], [one[2] for one in chosen]
+                axes.plot(x, y, style.marker, color=style.colour, linestyle=line, label=model)
+        for steps, *place in best:
             left.annotate(f" {steps}", place, color=style.colour, fontsize=8, va="bottom")
-    scored = [row for row in rows if row.results]
     left.set(xlabel="Minutes of training (numbers: recurrent steps)", xscale="log")
-    left.set(ylabel=f"Test: {unit(scored)}")
+    left.set(ylabel=f"Test: {unit(shown)}")
     left.xaxis.set(major_locator=LogLocator(subs=(1, 2, 5)), major_formatter="{x:g}")
-    left.minorticks_off()
-    ticks = sorted({steps for points in models.values() for steps, _, _ in points})
+    ticks = sorted({num_steps(row) for row in shown})
     right.set(xlabel="Recurrent steps", xscale="log")
     right.set_xticks(ticks, [str(steps) for steps in ticks])
-    right.minorticks_off()
-    handles = {str(line.get_label()): line for line in right.get_lines()}
-    _tidy(left, [])
-    left.get_legend().remove()
-    _tidy(right, [handles[model] for model in models])
+    for axes, lines in ((left, []), (right, right.get_lines()[::2])):
+        axes.minorticks_off()
+        _tidy(axes, lines)
     return figure
 
 

@@ -6,20 +6,13 @@ import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from staircase_attention.clock import clock
 from staircase_attention.evaluation import title
 from staircase_attention.experiments.experiment import SOLVED, Experiment, Row, Split, unit
 from staircase_attention.experiments.paper import Spread
-from staircase_attention.experiments.results import (
-    ERROR,
-    LAST_PART,
-    PERPLEXITY,
-    RunRecord,
-    read_runs,
-)
+from staircase_attention.experiments.results import ERROR, LAST_PART, RunRecord, read_runs
 from staircase_attention.files import write_json, write_whole
 from staircase_attention.training.plain import to_plain
 from staircase_attention.training.run_folder import environment
@@ -155,7 +148,7 @@ def _introduction(experiment: Experiment, rows: Sequence[Row]) -> str:
             f"The paper's numbers are those of {labels}; its best seeds are those of "
             "`tab:main-results`."
         )
-    if any(row.measure is PERPLEXITY for row in rows):
+    if unit(rows) == "perplexity":
         lines.append(
             "Perplexity is per token, and the paper has other texts and another vocabulary: the "
             "order of the rows compares, the numbers do not."
@@ -261,38 +254,32 @@ def orders(rows: Sequence[Row]) -> list[str]:
     """
     known = [(row, row.paper) for row in rows if row.paper and row.measure is not ERROR]
     split: Split = "test" if all(paper.test for _, paper in known) else "valid"
-    models: dict[str, list[tuple[float, Row]]] = {}
+    # The paper's score, the row's label and our score.
+    models: dict[str, list[tuple[float, str, float | None]]] = {}
     for row, paper in known:
-        printed = paper.test if split == "test" else paper.valid
-        assert printed is not None, "the language tables print validation scores for all rows"
-        models.setdefault(row.model, []).append((printed.mean, row))
+        printed, ours = paper.test if split == "test" else paper.valid, row.score(split)
+        assert printed is not None, "the language tables have validation scores for all rows"
+        label = f"{row.label} {MARK}" if row.is_shortened else row.label
+        models.setdefault(row.model, []).append((printed.mean, label, ours and ours.mean))
     baseline = models.pop("Transformer-XL", [])
-    chains = {model: [*chain, *baseline] for model, chain in models.items()}
-    best = [min(chain, key=itemgetter(0)) for chain in models.values()]
-    chains |= {"Best of each": [*best, *baseline]}
-    return [
-        f"{name}, {split}: {_order(sorted(chain, key=itemgetter(0)), split)}"
-        for name, chain in chains.items()
-        if len(chain) > 1
-    ]
+    models["Best of each"] = [min(chain) for chain in models.values()]
+    chains = {name: sorted([*chain, *baseline]) for name, chain in models.items() if chain}
+    return [f"{name}, {split}: {_order(chain)}" for name, chain in chains.items()]
 
 
-def _order(rows: Sequence[tuple[float, Row]], split: Split) -> str:
-    """Rows in the order of the paper's scores, which they come with, and whether ours have it."""
-    text = rows[0][1].label
-    for (before, _), (printed, row) in itertools.pairwise(rows):
-        text += f" {'<' if before < printed else '='} {row.label}"
-    known = [(printed, row.label, row.score(split)) for printed, row in rows]
-    broken, num_pairs = [], 0
-    for (low, one, ours), (high, other, theirs) in itertools.combinations(known, 2):
-        if low < high and ours is not None and theirs is not None:
-            num_pairs += 1
-            if ours.mean >= theirs.mean:
-                broken.append(f"{one} {ours.mean:.3f}, {other} {theirs.mean:.3f}")
-    absent = [label for _, label, score in known if score is None]
-    words = f"does not hold ({'; '.join(broken)})" if broken else "holds"
-    words = words if num_pairs else "not run"
-    return f"{text}: {words}" + (f"; not run: {', '.join(absent)}" if absent and num_pairs else "")
+def _order(chain: Sequence[tuple[float, str, float | None]]) -> str:
+    """Rows in the paper's order, and whether it holds for those that were run."""
+    text = chain[0][1]
+    for (before, _, _), (printed, label, _) in itertools.pairwise(chain):
+        text += f" {'<' if before < printed else '='} {label}"
+    run = [(printed, f"{label} {ours:.3f}", ours) for printed, label, ours in chain if ours]
+    pairs = [(one, other) for one, other in itertools.combinations(run, 2) if one[0] < other[0]]
+    if not pairs:
+        return f"{text}: not run"
+    broken = [f"{one[1]}, {other[1]}" for one, other in pairs if one[2] >= other[2]]
+    absent = ", ".join(label for _, label, ours in chain if ours is None)
+    text += f": does not hold ({'; '.join(broken)})" if broken else ": holds"
+    return text + (f"; not run: {absent}" if absent else "")
 
 
 def troubles(rows: Sequence[Row]) -> list[str]:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from staircase_attention.evaluation import Score
 from staircase_attention.files import read_json, write_json
-from staircase_attention.training import CorpusChoice, Recipe, RunResult, load_run
+from staircase_attention.training import RunResult, load_run
 from staircase_attention.training.dataset import TaskData
 from staircase_attention.training.processes import choose_device
 from staircase_attention.training.run_folder import RunFolder
@@ -56,11 +56,6 @@ ERROR = Measure(key="error", unit="error %", scale=100, digits=2, paper_digits=1
 BITS = Measure(key="bits_per_byte", unit="bits per byte", digits=3, paper_digits=2)
 # Per token: only rows of one vocabulary compare.
 PERPLEXITY = Measure(key="perplexity", unit="perplexity", digits=2, paper_digits=1)
-
-
-def measure_of(recipe: Recipe) -> Measure:
-    """What is measured of a recipe's runs."""
-    return BITS if isinstance(recipe.task, CorpusChoice) else ERROR
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
