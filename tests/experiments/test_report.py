@@ -177,7 +177,7 @@ def test_the_paper_s_order_holds_for_scores_in_its_order_and_else_names_the_pair
     lines = dict(line.split(", valid: ") for line in orders(list(rows.values())))
     broken = "does not hold (ladder-4 600.000, aaaabbbb 566.440)"
     assert lines["Ladder"] == f"{order}{broken}; not run: aabb"
-    assert lines["Feedback Transformer"] == "feedback < transformer-xl: not run"
+    assert lines["Feedback Transformer"] == "feedback < transformer-xl: not run: feedback"
     assert lines["Best of each"].endswith(": holds; not run: feedback")
     assert not orders(table_rows("random-walk"))
 
@@ -203,7 +203,7 @@ def test_runs_that_diverged_or_failed_are_listed(folder):
 
 def test_a_short_run_is_pointed_out_above_the_table(folder):
     text = (folder / "report.md").read_text()
-    assert "† Run for fewer updates or tokens than the paper" in text.split("| Model")[0]
+    assert "† Fewer updates or tokens than in the recipe" in text.split("| Model")[0]
 
 
 def test_the_report_names_its_table_its_command_and_its_environment(folder, plain):

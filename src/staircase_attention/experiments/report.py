@@ -159,11 +159,7 @@ def _introduction(experiment: Experiment, rows: Sequence[Row]) -> str:
             "they would have been shorter."
         )
     if any(row.is_shortened for row in rows):
-        against = "the paper" if experiment.tables else "their recipes"
-        lines.append(
-            f"**{MARK} Run for fewer updates or tokens than {against}: not a like-for-like "
-            "comparison.**"
-        )
+        lines.append(f"**{MARK} Fewer updates or tokens than in the recipe: not like for like.**")
     return "\n\n".join(lines)
 
 
@@ -260,7 +256,8 @@ def orders(rows: Sequence[Row]) -> list[str]:
         printed, ours = paper.test if split == "test" else paper.valid, row.score(split)
         assert printed is not None, "the language tables have validation scores for all rows"
         label = f"{row.label} {MARK}" if row.is_shortened else row.label
-        models.setdefault(row.model, []).append((printed.mean, label, ours and ours.mean))
+        entry = printed.mean, label, None if ours is None else ours.mean
+        models.setdefault(row.model, []).append(entry)
     baseline = models.pop("Transformer-XL", [])
     models["Best of each"] = [min(chain) for chain in models.values()]
     chains = {name: sorted([*chain, *baseline]) for name, chain in models.items() if chain}
@@ -274,12 +271,10 @@ def _order(chain: Sequence[tuple[float, str, float | None]]) -> str:
         text += f" {'<' if before < printed else '='} {label}"
     run = [(printed, f"{label} {ours:.3f}", ours) for printed, label, ours in chain if ours]
     pairs = [(one, other) for one, other in itertools.combinations(run, 2) if one[0] < other[0]]
-    if not pairs:
-        return f"{text}: not run"
-    broken = [f"{one[1]}, {other[1]}" for one, other in pairs if one[2] >= other[2]]
+    broken = "; ".join(f"{one[1]}, {other[1]}" for one, other in pairs if one[2] >= other[2])
     absent = ", ".join(label for _, label, ours in chain if ours is None)
-    text += f": does not hold ({'; '.join(broken)})" if broken else ": holds"
-    return text + (f"; not run: {absent}" if absent else "")
+    verdicts = [f"does not hold ({broken})"] if broken else ["holds"] if pairs else []
+    return f"{text}: " + "; ".join([*verdicts, *([f"not run: {absent}"] if absent else [])])
 
 
 def troubles(rows: Sequence[Row]) -> list[str]:
