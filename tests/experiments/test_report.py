@@ -2,7 +2,9 @@
 
 import io
 import json
+import runpy
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from fake_staircase import result
@@ -21,6 +23,8 @@ from staircase_attention.experiments.report import (
 from staircase_attention.experiments.results import RunRecord, latest_facts, read_runs
 from staircase_attention.training import RunResult
 
+COLLECT = Path(__file__).parents[2] / "benchmarks" / "collect_runs.py"
+ONE = Path("transformer-xl", "seed-0")
 TROUBLE = {
     "random-walk/ladder-4, 1": "diverge",
     "random-walk/ladder-8, 1": "diverge without a score",
@@ -322,3 +326,17 @@ def test_progress_is_read_from_files_that_are_being_written(tmp_path):
     update, facts = latest_facts(tmp_path)
     assert update == 10
     assert facts == {"loss": 2.0, "error": 0.5, "valid_error": 0.25, "tokens_per_second": 7.0}
+
+
+def test_all_runs_of_a_folder_are_collected_in_one_file(folder, tmp_path, monkeypatch):
+    output = tmp_path / "runs.json"
+    monkeypatch.setattr("sys.argv", ["collect", str(output), str(folder), f"A = B={folder / ONE}"])
+    runpy.run_path(str(COLLECT), run_name="__main__")
+    found = json.loads(output.read_text())
+    assert len(found) == 1 + len(list(folder.glob("*/seed-*/config.json")))
+    assert found["A = B"] == found[str(ONE)]
+    run = found["ladder-4/seed-1"]
+    assert (run["recipe"]["seed"], run["result"]["status"]) == (1, "diverged")
+    assert run["environment"]["device"] == "A Fine GPU"
+    assert run["valid"]["columns"] == ["update", "loss", "error"]
+    assert run["valid"]["rows"][-1][0] == run["recipe"]["training"]["num_updates"]
