@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # Two test processes of one thread each use two cores better than one process of two threads.
 TEST_PROCESSES ?= 2
+# A process that imports PyTorch takes half the time if an earlier one has kept what it compiled.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test lint types imports unit test-gpu setup clean
 
