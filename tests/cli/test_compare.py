@@ -76,6 +76,7 @@ def test_the_demo_draws_trains_and_compares(staircase, tmp_path, fake):
 def test_ctrl_c_saves_the_runs_under_way_and_leaves_no_process(tmp_path):
     """The signal goes to the whole group, as from a terminal."""
     words = ["compare", "parity/lstm", "training.num_updates=100000", "--jobs", "2"]
+    words += ["training.log_every=1", "task.options.num_valid=20", "task.options.num_test=20"]
     program = "from staircase_attention.cli import main; main()"
     command = [sys.executable, "-c", program, *words, "--output", str(tmp_path / "runs")]
     with subprocess.Popen(
