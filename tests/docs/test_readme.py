@@ -4,16 +4,18 @@ import re
 import shlex
 import sys
 import types
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
 import typer
 
+from commands import call
 from staircase_attention.cli import main
 from staircase_attention.cli.app import app
 from staircase_attention.cli.arguments import parse_assignments
 from staircase_attention.cli.experiments import chosen_recipes
-from staircase_attention.experiments import find_recipe, table_rows
+from staircase_attention.experiments import find_recipe, runner, table_rows
 from staircase_attention.experiments.comparisons import chosen_names
 from staircase_attention.training import TaskChoice
 from staircase_attention.training.learner import check_recipe
@@ -72,6 +74,17 @@ def files() -> dict[str, str]:
     return {name[1]: block for block in code if (name := FILE.match(block))}
 
 
+class Inline:
+    """Stands for a process of the package: runs its command here, where all is imported."""
+
+    def __init__(self, command, *, stdout, **_):
+        with open(stdout.fileno(), "w", closefd=False) as log, redirect_stdout(log):
+            self.status = call(*command[len(runner.STAIRCASE) :])
+
+    def poll(self):
+        return self.status
+
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A folder to run in, with the reader's files, and room for pictures where they are put."""
@@ -80,6 +93,7 @@ def folder(tmp_path, monkeypatch):
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(runner, "subprocess", types.SimpleNamespace(Popen=Inline))
     return tmp_path
 
 

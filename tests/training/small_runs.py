@@ -81,7 +81,7 @@ class Interrupting(Display):
 
 FORKS = multiprocessing.get_context("forkserver")
 """Processes that have imported everything already."""
-FORKS.set_forkserver_preload(["staircase_attention.training"])
+FORKS.set_forkserver_preload(["staircase_attention.training.run", "torch._dynamo"])
 
 SCRIPT = """
 import json, sys
@@ -100,15 +100,16 @@ def train_or_resume(folder, plain):
         train(Recipe.from_plain(plain), folder, progress=display)
 
 
-def fork_process(folder, recipe):
+def fork_process(folder, recipe, **environment):
     """`train_or_resume` in a process of its own, at once, whose output goes to a file."""
     output_of(folder).write_text("")
-    process = FORKS.Process(target=_into_file, args=[folder, recipe.to_plain()])
+    process = FORKS.Process(target=_into_file, args=[folder, recipe.to_plain(), environment])
     process.start()
     return process
 
 
-def _into_file(folder, plain):
+def _into_file(folder, plain, environment):
+    os.environ.update(environment)
     with (
         output_of(folder).open("w", buffering=1) as output,
         contextlib.redirect_stdout(output),
