@@ -111,7 +111,13 @@ def join_processes(device: torch.device) -> Processes:
     if not dist.is_initialized():
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        store, rank, _ = next(dist.rendezvous("env://"))
+        # After a restart torchrun's store still has the addresses of processes that are gone. Only
+        # on a single node do all processes count the same restarts.
+        if os.environ.get("GROUP_WORLD_SIZE") == "1":
+            store = dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=count)
         # Once per program: a second rendezvous could find the addresses of the first.
         atexit.register(dist.destroy_process_group)
     return Processes(rank=dist.get_rank(), count=count)

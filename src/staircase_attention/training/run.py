@@ -31,6 +31,7 @@ def train(
     folder: str | os.PathLike[str],
     *,
     init: str | os.PathLike[str] | None = None,
+    resume: bool = False,
     device: str | None = None,
     progress: Display | None = None,
 ) -> RunResult:
@@ -40,21 +41,28 @@ def train(
         recipe: the run, complete.
         folder: output folder; must be new or empty.
         init: a run to start from: its best weights, with a new optimiser.
+        resume: if the folder holds a run of this recipe, resume it; a finished one gives its
+            result at once.
         device: as cpu or cuda:1; by default a GPU if there is one.
         progress: where to report.
     """
     # Values that could not be read back from config.json are refused here.
     recipe = Recipe.from_plain(recipe.to_plain())
+    run_folder, facts, weights = RunFolder(folder), {}, None
+    origin = None if init is None else os.fspath(init)
+    if origin is not None and not origin.startswith(PRETRAINED):
+        # A resumed run may have to read the weights again, from another working folder.
+        origin = str(Path(origin).resolve())
+    # Nobody writes before all processes have joined, so all of them see the same folder here.
+    if resume and not run_folder.is_unbegun:
+        run_folder.require_same(recipe, origin)
+        return _resume(run_folder, recipe, None, device, progress)
     data = check_recipe(recipe)
     tokeniser = data.corpus.tokeniser if isinstance(data, CorpusData) else None
-    run_folder, facts, weights = RunFolder(folder), {}, None
     run_folder.require_unbegun()
-    if init is not None:
-        update, weights = read_weights(RunFolder(run_path(init)), "best")
-        run = os.fspath(init)
-        # A resumed run may have to read the weights again, from another working folder.
-        run = run if run.startswith(PRETRAINED) else str(Path(run).resolve())
-        facts["init"] = {"run": run, "update": update}
+    if origin is not None:
+        update, weights = read_weights(RunFolder(run_path(origin)), "best")
+        facts["init"] = {"run": origin, "update": update}
     # Nothing is written before the data and the model are there.
     with (
         _trainer(recipe, run_folder, progress, weights, device) as trainer,
@@ -93,6 +101,16 @@ def resume(
     """
     run_folder = RunFolder(folder)
     recipe = run_folder.recipe(trust_code=trust_code)
+    return _resume(run_folder, recipe, num_updates, device, progress)
+
+
+def _resume(
+    run_folder: RunFolder,
+    recipe: Recipe,
+    num_updates: int | None,
+    device: str | None,
+    progress: Display | None,
+) -> RunResult:
     if run_folder.is_packed and (num_updates is not None or not run_folder.is_finished):
         raise input_error(
             "a run is resumed from its checkpoints",

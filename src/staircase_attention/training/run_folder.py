@@ -22,6 +22,7 @@ from staircase_attention.data import Tokeniser
 from staircase_attention.files import FULL_DISK, locked, read_json, write_json
 from staircase_attention.references import require_trusted_code
 from staircase_attention.training.checkpoint import WEIGHTS, CheckpointFolder
+from staircase_attention.training.plain import differences
 from staircase_attention.training.processes import is_first_process
 from staircase_attention.training.recipe import Recipe
 
@@ -81,7 +82,21 @@ class RunFolder:
             raise input_error(
                 "a new run needs a folder that is new or empty",
                 self.path,
-                "name another with --output, or continue the run with `staircase resume`",
+                "name another with --output, or resume the run in it with --resume",
+            )
+
+    def require_same(self, recipe: Recipe, init: str | None) -> None:
+        """Refuse to resume a run that has another recipe, or started from another run."""
+        config, now = self.read_config(), recipe.to_plain()
+        # Whoever names the same recipe names its code, too.
+        before = self.recipe(trust_code=config["recipe"] == now).to_plain()
+        before["init"] = config.get("init", {}).get("run")
+        changes = list(differences(before, now | {"init": init}))
+        if changes:
+            raise input_error(
+                f"a run is resumed with its own recipe, and {self.path} holds another",
+                f"{', '.join(changes[:2])}{', ...' if changes[2:] else ''}",
+                "name another folder with --output",
             )
 
     @contextlib.contextmanager
