@@ -82,8 +82,7 @@ def test_a_run_killed_at_random_moments_ends_bit_for_bit_the_same(tmp_path):
             # Too fast for the next kill: go back to the first checkpoint that is left.
             (killed / "result.json").unlink()
             folder = CheckpointFolder(killed / "checkpoints")
-            for name in folder.names()[1:]:
-                folder.remove(name)
+            folder.remove(folder.names()[1:])
     assert ended(fork_process(killed, recipe)) == 0, output_of(killed).read_text()
     assert final_bytes(killed) == final_bytes(whole)
 

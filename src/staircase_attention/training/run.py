@@ -9,6 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from staircase_attention.checks import check_integer, input_error
+from staircase_attention.files import make_folder, sync
 from staircase_attention.references import record_code
 from staircase_attention.training.dataset import CorpusData
 from staircase_attention.training.display import Display
@@ -176,13 +177,14 @@ def default_folder(recipe: Recipe, base: str | os.PathLike[str] = "runs") -> Pat
     """A new folder for a run that was given none: the first free number under its recipe."""
     parent = Path(base) / recipe.name
     try:
-        parent.mkdir(parents=True, exist_ok=True)
+        make_folder(parent)
         for number in itertools.count(1):
             folder = parent / f"{number:03d}"
             # Made at once, so that two runs that start together get different folders.
             with contextlib.suppress(FileExistsError):
                 folder.mkdir()
                 break
+        sync(parent)
     except OSError as error:
         raise input_error(
             "runs need a folder that can be written",

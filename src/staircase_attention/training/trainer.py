@@ -139,6 +139,10 @@ class Trainer:
     def _start(self) -> None:
         """Restore the latest checkpoint that is whole, and continue the metrics from there."""
         num_bytes = 0
+        if self.processes.is_first:
+            self.folder.clear()
+        # Nobody writes before the rest of an earlier process is gone.
+        self.processes.wait()
         for name in reversed(self.folder.checkpoints.names()):
             checkpoint = self._read(name, otherwise="falling back to the one before it")
             if checkpoint is not None:
@@ -304,10 +308,9 @@ class Trainer:
         # A run may resume from any of these, and must then find its best checkpoint.
         kept = {*list(notes)[-2:], *healthy[-1:]}
         kept |= {best for name in kept if (best := best_checkpoint(notes[name]["progress"]))}
-        for name in notes:
-            is_kth = every is not None and name.update % every == 0
-            if name not in kept and not is_kth:
-                self.folder.checkpoints.remove(name)
+        if every is not None:
+            kept |= {name for name in notes if name.update % every == 0}
+        self.folder.checkpoints.remove([name for name in notes if name not in kept])
 
     def _stop(self) -> None:
         if self.folder.checkpoints.names()[-1:] != [self.progress.name]:
