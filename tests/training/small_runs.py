@@ -127,7 +127,8 @@ def start_process(folder, recipe, *, launcher=()):
 def losing_a_process(folder, plain, signal_name):
     """One of two processes; the first, at update 5, sends the second a signal, but only once."""
     torch.set_num_threads(1)
-    pid, is_first_try = Path(f"{folder}.pid"), os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+    pid = Path(f"{folder}.pid")
+    is_first_try = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
     if os.environ["RANK"] == "1":
         pid.write_text(str(os.getpid()))
 

@@ -1,14 +1,18 @@
 """Threads, devices and processes of a run; what becomes of it when a process is lost."""
 
+import contextlib
 import os
 import signal
+import socket
 
 import pytest
 import torch
 from small_runs import (
+    FORKS,
     Interrupting,
     final_bytes,
     losing_a_process,
+    output_of,
     small_recipe,
 )
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -106,3 +110,29 @@ def test_torchrun_restarts_a_run_whose_process_was_killed_and_it_ends_the_same(
     launch_two(0)(tmp_path / "whole", recipe, None)
     launch_two(1)(tmp_path / "killed", recipe, "SIGKILL")
     assert final_bytes(tmp_path / "killed") == final_bytes(tmp_path / "whole")
+
+
+def train_beside(rank, port, folder, recipe, number):
+    """One of two processes, as torchrun would start it."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    with output_of(f"{folder}-{rank}").open("w") as output, contextlib.redirect_stderr(output):
+        losing_a_process(folder, recipe, number)
+
+
+def test_a_process_that_is_stopped_ends_the_run_with_a_line_that_names_it(tmp_path):
+    recipe = small_recipe(training__stall_seconds=2.0).to_plain()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    first, second = (
+        FORKS.Process(target=train_beside, args=[rank, port, tmp_path / "run", recipe, "SIGSTOP"])
+        for rank in range(2)
+    )
+    first.start()
+    second.start()
+    first.join()
+    second.kill()
+    assert first.exitcode == 1
+    line = "processes must respond within 2 s (training.stall_seconds), got nothing from rank 1;"
+    assert line in output_of(tmp_path / "run-0").read_text()

@@ -159,7 +159,7 @@ def _trainer(
 ) -> Iterator[Trainer]:
     """The trainer of a run, with these initial weights; signals and full disks end it in order."""
     place = choose_device(device)
-    processes = join_processes(place)
+    processes = join_processes(place, recipe.training.stall_seconds)
     display = progress if progress is not None and processes.is_first else Display()
     threads = chosen_threads(place, run_folder.num_threads, display.say)
     with threads, run_folder.full_disk_reported(), stop_requests() as stop:
