@@ -11,7 +11,12 @@ from small_corpora import SOME, text_of, write_lines
 
 from staircase_attention.data import prepare_text
 from staircase_attention.experiments import find_recipe, reproduce, table_rows
-from staircase_attention.experiments.report import partial_scores, screen_table, table_cells
+from staircase_attention.experiments.report import (
+    partial_scores,
+    screen_table,
+    table_cells,
+    troubles,
+)
 from staircase_attention.experiments.results import RunRecord, latest_facts, read_runs
 from staircase_attention.training import RunResult
 
@@ -138,6 +143,14 @@ def test_runs_that_diverged_or_failed_are_listed(folder):
     assert "ladder-4, seed 1: diverged at update 2,500 after 3 rollbacks; counts with" in text
     assert "ladder-8, seed 1: diverged at update 2,500 after 3 rollbacks; has no score" in text
     assert "ladder-8, seed 2: failed" in text
+
+
+def test_runs_that_did_not_learn_are_listed():
+    [row, *_] = table_rows("algorithm")
+    result = replace(make_result(row.recipe, 0.9), outcome="did not learn")
+    runs = (RunRecord(seed=4, status="finished", result=result),)
+    [line] = troubles([replace(row, runs=runs)])
+    assert line.endswith(", seed 4: did not learn: no better than the best constant guess")
 
 
 def test_a_short_run_is_pointed_out_above_the_table(folder):

@@ -149,6 +149,8 @@ def show(result: "RunResult", folder: Path) -> int:
         f"{result.wall_seconds:.1f} s on {result.device}; best at update {result.best_update}; "
         f"{folder}"
     )
+    if result.outcome == "did not learn":
+        typer.echo("did not learn: the test score is no better than the best constant guess")
     return status
 
 

@@ -75,11 +75,12 @@ class LossWatch:
     num_skipped: int = 0
     """Consecutive updates skipped because their gradients were not finite."""
 
-    def see(self, loss: float, config: DivergenceConfig) -> None:
-        """Add the loss of one update.
+    def see(self, loss: float, config: DivergenceConfig, uniform: float = math.inf) -> None:
+        """Add the loss of one update; `uniform` is that of a uniform guess.
 
         The first losses are averaged. Until there are as many as the smoothing spans, their mean is
-        no reference: with lanes in step, one update has the easy starts of all episodes.
+        no reference: with lanes in step, one update has the easy starts of all episodes. Until then
+        a loss is high if it is far above a uniform guess, which a new model is close to.
         """
         self.num_seen += 1
         # 1 / n averages the first losses, then the smoothing is exponential.
@@ -88,7 +89,8 @@ class LossWatch:
         self.smoothed = (1 - share) * past + share * loss
         if self.num_seen * (1 - config.smoothing) >= 1:
             self.lowest = min(self.lowest, self.smoothed)
-        is_high = self.smoothed > config.jump_factor * max(self.lowest, config.loss_floor)
+        reference = max(min(self.lowest, uniform), config.loss_floor)
+        is_high = self.smoothed > config.jump_factor * reference
         self.num_high = self.num_high + 1 if is_high else 0
         self.num_skipped = 0
 

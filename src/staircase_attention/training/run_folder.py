@@ -55,6 +55,8 @@ class RunResult:
     """The update whose weights were scored: the best on the validation data."""
     valid: dict[str, Any] | None
     test: dict[str, Any] | None
+    outcome: Literal["learnt", "did not learn", "diverged"] | None = None
+    """Whether the test score is better than that of the best constant guess; None in old files."""
 
 
 class RunFolder:
