@@ -4,8 +4,9 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,12 +28,14 @@ def write_whole(path: Path, *parts: bytes | bytearray) -> None:
             file.writelines(parts)
             file.flush()
             os.fsync(file.fileno())
-        # After the flush: else the name could survive a power cut, and the content not.
+        # A power loss drops what is not synced, in any order: the name must not be there before its
+        # content, nor before the files beside it that it was written after.
+        sync(path.parent)
         scratch.replace(path)
     except BaseException:
         scratch.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
+    sync(path.parent)
 
 
 def check_can_write(path: Path, what: str) -> None:
@@ -67,13 +70,39 @@ def read_json(path: Path) -> Any:  # noqa: ANN401
     return json.loads(path.read_bytes())
 
 
-def sync_folder(path: Path) -> None:
-    """Make new and renamed files in a folder durable."""
+def sync(path: Path) -> None:
+    """Make the names in a folder durable, or the content of a file."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, and those that it is in, durable; one that is there is left as it is."""
+    new = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in new:
+        sync(folder.parent)
+
+
+def save_folder(path: Path, save: Callable[[Path], object]) -> None:
+    """Let a function write the files of a new folder, which appears with all of them."""
+    scratch = path.with_name(f".{path.name}{PARTIAL}")
+    for old in (path, scratch):
+        shutil.rmtree(old, ignore_errors=True)
+    scratch.mkdir()
+    save(scratch)
+    publish_folder(scratch, path)
+
+
+def publish_folder(scratch: Path, target: Path) -> None:
+    """Rename a folder that is complete, so that it appears with all its files or not at all."""
+    for path in [*scratch.rglob("*"), scratch]:
+        sync(path)
+    scratch.rename(target)
+    sync(target.parent)
 
 
 class FolderInUseError(InputError):

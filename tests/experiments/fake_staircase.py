@@ -89,6 +89,7 @@ def result(recipe, error, trouble=None):
         "best_update": updates if has_score else None,
         "valid": with_bits(recipe, scores) if has_score else None,
         "test": with_bits(recipe, scores | {"error": error + 0.001}) if has_score else None,
+        "outcome": "diverged" if trouble else "learnt",
     }
 
 

@@ -18,6 +18,7 @@ from staircase_attention.experiments.report import (
     partial_scores,
     screen_table,
     table_cells,
+    troubles,
     write_report,
 )
 from staircase_attention.experiments.results import RunRecord, latest_facts, read_runs
@@ -203,6 +204,14 @@ def test_runs_that_diverged_or_failed_are_listed(folder):
     assert "ladder-4, seed 1: diverged at update 2,500 after 3 rollbacks; counts with" in text
     assert "ladder-8, seed 1: diverged at update 2,500 after 3 rollbacks; has no score" in text
     assert "ladder-8, seed 2: failed" in text
+
+
+def test_runs_that_did_not_learn_are_listed():
+    [row, *_] = table_rows("algorithm")
+    result = replace(make_result(row.recipe, 0.9), outcome="did not learn")
+    runs = (RunRecord(seed=4, status="finished", result=result),)
+    [line] = troubles([replace(row, runs=runs)])
+    assert line.endswith(", seed 4: did not learn: no better than the best constant guess")
 
 
 def test_a_short_run_is_pointed_out_above_the_table(folder):

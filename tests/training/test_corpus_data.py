@@ -160,3 +160,13 @@ def test_one_token_of_episodes_cannot_be_scored(corpus):
 def test_texts_do_not_grow(corpus):
     with pytest.raises(ValueError, match=r"growth.first_tokens must be none for a corpus, got 32"):
         text_recipe(corpus, training__growth__first_tokens=32)
+
+
+def test_a_language_model_has_learnt_if_its_loss_is_below_the_entropy_of_tokens(corpus):
+    data = build_dataset(text_recipe(corpus))
+    split = corpus.split("test")
+    shares = np.unique(split.tokens(0, split.num_tokens), return_counts=True)[1] / split.num_tokens
+    entropy = -float(np.sum(shares * np.log(shares)))
+    for loss, expected in ((0.99 * entropy, True), (1.01 * entropy, False)):
+        score = Score(loss=loss, error=0.5, num_answers=split.num_tokens)
+        assert data.beats_constant("test", score) is expected

@@ -31,7 +31,7 @@ from staircase_attention.data.mixture import Mixture, MixturePosition, Part, Pie
 from staircase_attention.data.readers import ReadingOptions, TextSource
 from staircase_attention.data.tokenisers import Tokeniser, load_tokeniser, named_tokeniser
 from staircase_attention.data.writer import CorpusWriter, WorkFolder
-from staircase_attention.files import FULL_DISK
+from staircase_attention.files import FULL_DISK, save_folder
 
 # Tokens per file: half a gibibyte, at two bytes each.
 SHARD_TOKENS = 1 << 28
@@ -128,7 +128,7 @@ def prepare(
             if not work.tokeniser.exists():
                 if isinstance(tokeniser, BytePairTraining):
                     tokeniser = _learn_tokeniser(tokeniser, mixture, progress)
-                work.save_tokeniser(tokeniser)
+                save_folder(work.tokeniser, tokeniser.save)
             manifest = _encode(work, mixture, plan, progress)
             _check_splits(manifest, held_out.names)
         except InputError:

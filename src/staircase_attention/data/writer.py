@@ -33,7 +33,13 @@ from staircase_attention.data.corpus import (
 from staircase_attention.data.documents import SPLITS
 from staircase_attention.data.mixture import MixturePosition, PartPosition, Piece
 from staircase_attention.data.tokenisers import Tokeniser
-from staircase_attention.files import locked, sync_folder, write_json
+from staircase_attention.files import (
+    PARTIAL,
+    locked,
+    make_folder,
+    publish_folder,
+    write_json,
+)
 
 JOURNAL = "journal.json"
 PREPARATION = "preparation.json"
@@ -52,7 +58,7 @@ class WorkFolder:
         """Keep other processes out. A folder in which no work was started is removed again."""
         if self.corpus.exists() and not self.corpus.is_dir():
             raise input_error("a corpus must be a folder", self.corpus, "name another path")
-        self.path.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path)
         with locked(self.path):
             try:
                 yield
@@ -81,15 +87,6 @@ class WorkFolder:
         else:
             write_json(path, preparation.as_plain())
 
-    def save_tokeniser(self, tokeniser: Tokeniser) -> None:
-        """Save a tokeniser, completely or not at all."""
-        scratch = self.path / f".{TOKENISER_FOLDER}.partial"
-        shutil.rmtree(scratch, ignore_errors=True)
-        scratch.mkdir()
-        tokeniser.save(scratch)
-        scratch.rename(self.tokeniser)
-        sync_folder(self.path)
-
     def finish(self, manifest: Manifest) -> None:
         """Turn the folder into the corpus. Once the manifest is there, only a rename is left."""
         manifest.write(self.path)
@@ -100,10 +97,10 @@ class WorkFolder:
         shutil.rmtree(self.path, ignore_errors=True)
 
     def _publish(self) -> None:
-        for name in (JOURNAL, PREPARATION):
-            (self.path / name).unlink(missing_ok=True)
-        self.path.rename(self.corpus)
-        sync_folder(self.corpus.parent)
+        finished = [self.path / JOURNAL, self.path / PREPARATION]
+        for path in [*finished, *self.path.glob(f".*{PARTIAL}")]:
+            path.unlink(missing_ok=True)
+        publish_folder(self.path, self.corpus)
 
 
 def _check_same(before: object, now: object, folder: Path) -> None:

@@ -27,7 +27,7 @@ from staircase_attention.data import (
 from staircase_attention.experiments.catalog import find_recipe
 from staircase_attention.experiments.figures import save, time_figure
 from staircase_attention.experiments.results import BITS, read_lines
-from staircase_attention.files import read_json, write_json
+from staircase_attention.files import publish_folder, read_json, write_json
 from staircase_attention.generation import SamplingConfig, stream_text
 from staircase_attention.training import Display, Recipe, RunResult, load_language_model
 from staircase_attention.training import resume as resume_run
@@ -309,7 +309,7 @@ def write_splits(sources: Sequence[TextSource], folder: Path, *, ends: tuple[flo
         raise input_error(
             rule, f"{place:,} bytes of few lines", "use more text, or break its lines"
         )
-    scratch.rename(folder)
+    publish_folder(scratch, folder)
 
 
 def _prompts(corpus: Corpus) -> list[str]:

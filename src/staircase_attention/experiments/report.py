@@ -120,7 +120,7 @@ def page(report: Report, figures: Mapping[str, str]) -> str:
         _grid([headings, rule, *cells]),
         _list("The paper's order", orders(rows)),
         _lengths(rows),
-        _list("Runs that failed, diverged or are unfinished", troubles(rows)),
+        _list("Runs that failed, diverged, did not learn or are unfinished", troubles(rows)),
         "\n\n".join(f"![{caption}]({name})" for name, caption in figures.items()),
         _list("Notes on the paper's numbers", notes),
         _list("Origin", _origin(report)),
@@ -278,7 +278,7 @@ def _order(chain: Sequence[tuple[float, str, float | None]]) -> str:
 
 
 def troubles(rows: Sequence[Row]) -> list[str]:
-    """A line for every run that failed, diverged or is unfinished."""
+    """A line for every run that failed, diverged, did not learn or is unfinished."""
     lines = []
     for row in rows:
         for run in row.runs:
@@ -293,6 +293,8 @@ def troubles(rows: Sequence[Row]) -> list[str]:
                     f"{name}diverged at update {run.result.num_updates:,} after "
                     f"{run.result.num_rollbacks} rollbacks; {counted}"
                 )
+            elif run.result is not None and run.result.outcome == "did not learn":
+                lines.append(f"{name}did not learn: no better than the best constant guess")
     return lines
 
 

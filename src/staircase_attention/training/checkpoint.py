@@ -10,7 +10,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from staircase_attention.files import checksum, sync_folder
+from staircase_attention.files import checksum, publish_folder, sync
 from staircase_attention.models import LSTMState, State, put_together, take_apart
 from staircase_attention.training.dataset import Position
 from staircase_attention.training.learner import Carried, Learner
@@ -75,11 +75,12 @@ class LossWatch:
     num_skipped: int = 0
     """Consecutive updates skipped because their gradients were not finite."""
 
-    def see(self, loss: float, config: DivergenceConfig) -> None:
-        """Add the loss of one update.
+    def see(self, loss: float, config: DivergenceConfig, uniform: float = math.inf) -> None:
+        """Add the loss of one update; `uniform` is that of a uniform guess.
 
         The first losses are averaged. Until there are as many as the smoothing spans, their mean is
-        no reference: with lanes in step, one update has the easy starts of all episodes.
+        no reference: with lanes in step, one update has the easy starts of all episodes. Until then
+        a loss is high if it is far above a uniform guess, which a new model is close to.
         """
         self.num_seen += 1
         # 1 / n averages the first losses, then the smoothing is exponential.
@@ -88,7 +89,8 @@ class LossWatch:
         self.smoothed = (1 - share) * past + share * loss
         if self.num_seen * (1 - config.smoothing) >= 1:
             self.lowest = min(self.lowest, self.smoothed)
-        is_high = self.smoothed > config.jump_factor * max(self.lowest, config.loss_floor)
+        reference = max(min(self.lowest, uniform), config.loss_floor)
+        is_high = self.smoothed > config.jump_factor * reference
         self.num_high = self.num_high + 1 if is_high else 0
         self.num_skipped = 0
 
@@ -222,10 +224,6 @@ class CheckpointFolder:
     def save(self, name: CheckpointName, learner: Learner, trainer: Mapping[str, Any]) -> None:
         """Write a checkpoint; every process writes the part that only it has."""
         processes = learner.processes
-        if processes.is_first:
-            self.abandon()
-        processes.wait()
-        # Nobody writes before the rest of an earlier save is gone.
         headers, tensors = _process_part(learner)
         scratch = self.path / f".partial-{name}"
         self.path.mkdir(exist_ok=True)
@@ -246,14 +244,10 @@ class CheckpointFolder:
         _write(scratch / TRAINER, json.dumps(trainer).encode())
         sums = {entry.name: checksum(entry.read_bytes()) for entry in sorted(scratch.iterdir())}
         _write(scratch / MANIFEST, json.dumps(sums).encode())
-        # Names too must be on disk before the rename, which is when the checkpoint exists: a kill
-        # before it leaves scratch that the next save deletes, a kill after it a whole checkpoint.
-        sync_folder(scratch)
-        scratch.rename(self.path / str(name))
-        sync_folder(self.path)
+        publish_folder(scratch, self.path / str(name))
 
     def abandon(self) -> None:
-        """Delete whatever was not finished."""
+        """Delete what was not written, or not deleted, completely."""
         for scratch in self.path.glob(".partial-*"):
             shutil.rmtree(scratch, ignore_errors=True)
 
@@ -294,9 +288,13 @@ class CheckpointFolder:
                 continue
         return found
 
-    def remove(self, name: CheckpointName) -> None:
-        """Delete a checkpoint."""
-        shutil.rmtree(self.path / str(name))
+    def remove(self, names: Sequence[CheckpointName]) -> None:
+        """Delete checkpoints, first by name: none is listed without some of its files."""
+        for name in names:
+            (self.path / str(name)).rename(self.path / f".partial-removed-{name}")
+        if names:
+            sync(self.path)
+            self.abandon()
 
     def set_aside(self, name: CheckpointName) -> None:
         """Rename a damaged checkpoint, so that a person can inspect it."""

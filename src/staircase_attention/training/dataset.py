@@ -21,6 +21,8 @@ from staircase_attention.tasks.splits import try_out
 from staircase_attention.training.recipe import CorpusChoice, Recipe, TaskChoice
 
 SplitName = Literal["train", "valid", "test"]
+# Tokens that are counted in one call.
+TOKENS_AT_ONCE = 1 << 24
 
 
 class TaskData:
@@ -75,6 +77,13 @@ class TaskData:
     ) -> dict[str, float]:
         """Further measures of a score: none beside loss and error."""
         return {}
+
+    def beats_constant(self, name: SplitName, score: Score) -> bool:
+        """Whether the error is below that of the best constant answer, by 3 standard errors."""
+        targets = self.episodes(name).targets
+        counts = np.bincount(targets[targets != IGNORED])
+        guess = 1 - counts.max() / counts.sum()
+        return bool(score.error < guess - 3 * math.sqrt(guess * (1 - guess) / counts.sum()))
 
     def extent(self, name: SplitName, num_tokens: int | None) -> dict[str, int]:
         """How much of a split is scored, in tokens of a corpus: nothing to report here."""
@@ -144,6 +153,15 @@ class CorpusData:
     def rank(self, score: Score) -> tuple[float, ...]:
         """What two scores are compared by, lower is better: the loss."""
         return (score.loss,)
+
+    def beats_constant(self, name: SplitName, score: Score) -> bool:
+        """Whether the loss is below that of the best constant guess: how often each token comes."""
+        split, counts = self.corpus.split(name), np.zeros(self.num_outputs, dtype=np.int64)
+        for start in range(0, split.num_tokens, TOKENS_AT_ONCE):
+            tokens = split.tokens(start, min(start + TOKENS_AT_ONCE, split.num_tokens))
+            counts += np.bincount(tokens, minlength=self.num_outputs)
+        shares = counts[counts > 0] / split.num_tokens
+        return bool(score.loss < -(shares * np.log(shares)).sum())
 
     def extent(self, name: SplitName, num_tokens: int | None) -> dict[str, int]:
         """How many tokens of a split are scored, and how many it has."""

@@ -21,7 +21,13 @@ from torch import Tensor
 from staircase_attention.checks import check_choice, input_error
 from staircase_attention.data import Corpus, Tokeniser, load_tokeniser
 from staircase_attention.data.corpus import TOKENISER_FOLDER
-from staircase_attention.files import checksum, read_json, write_json, write_whole
+from staircase_attention.files import (
+    checksum,
+    publish_folder,
+    read_json,
+    write_json,
+    write_whole,
+)
 from staircase_attention.training.checkpoint import (
     WEIGHTS,
     CheckpointName,
@@ -261,8 +267,7 @@ def pack(
             shutil.copytree(run_folder.tokeniser, scratch.tokeniser)
         write_whole(scratch.weights, content)
         write_json(scratch.packing, {"update": update, "checksum": checksum(content)})
-        # The folder appears with all its files.
-        scratch.path.rename(path)
+        publish_folder(scratch.path, path)
     except OSError as error:
         shutil.rmtree(scratch.path, ignore_errors=True)
         raise input_error(

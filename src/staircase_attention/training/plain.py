@@ -3,7 +3,7 @@
 import dataclasses
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
@@ -82,6 +82,20 @@ def override(plain: Mapping[str, Any], assignments: Mapping[str, Any]) -> dict[s
         old = place.get(last) if isinstance(value, Mapping) else None
         place[last] = _merge(last, old, to_plain(value))
     return changed
+
+
+def differences(before: Any, now: Any, path: str = "") -> Iterator[str]:  # noqa: ANN401
+    """The settings in which plain data differ, in words.
+
+    >>> list(differences({"seed": 0, "task": {"length": 3}}, {"seed": 0, "task": {"length": 4}}))
+    ['task.length = 4 in place of 3']
+    """
+    if isinstance(before, dict) and isinstance(now, dict):
+        for name in {**before, **now}:
+            inner = f"{path}.{name}".removeprefix(".")
+            yield from differences(before.get(name), now.get(name), inner)
+    elif before != now:
+        yield f"{path} = {now} in place of {before}"
 
 
 def _merge(group: str, old: Any, new: Any) -> Any:  # noqa: ANN401

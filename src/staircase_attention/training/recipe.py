@@ -168,6 +168,8 @@ class TrainingConfig:
     evaluation_tokens: int | None = None
     """Validate on only this many first tokens of a corpus; None: on all. The test is whole."""
     divergence: DivergenceConfig = field(default_factory=DivergenceConfig)
+    stall_seconds: float = 600.0
+    """Of several processes: the run ends if one does not respond for this long."""
 
     def __post_init__(self) -> None:
         sizes = ("num_updates", "num_lanes", "segment_length", "num_micro_batches")
@@ -175,6 +177,7 @@ class TrainingConfig:
         optional = ("restart_every", "keep_every", "evaluation_tokens")
         check(self, "at least 1", lambda value: value >= 1, *sizes, *counts)
         check(self, "at least 1, or none", lambda value: value is None or value >= 1, *optional)
+        check(self, "over 0 and finite", lambda value: 0 < value < math.inf, "stall_seconds")
         # Otherwise some multiple of it would have no checkpoint.
         if self.keep_every is not None and self.keep_every % self.checkpoint_every:
             raise input_error(

@@ -9,6 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from staircase_attention.checks import check_integer, input_error
+from staircase_attention.files import make_folder, sync
 from staircase_attention.references import record_code
 from staircase_attention.training.dataset import CorpusData
 from staircase_attention.training.display import Display
@@ -31,6 +32,7 @@ def train(
     folder: str | os.PathLike[str],
     *,
     init: str | os.PathLike[str] | None = None,
+    resume: bool = False,
     device: str | None = None,
     progress: Display | None = None,
 ) -> RunResult:
@@ -40,21 +42,28 @@ def train(
         recipe: the run, complete.
         folder: output folder; must be new or empty.
         init: a run to start from: its best weights, with a new optimiser.
+        resume: if the folder holds a run of this recipe, resume it; a finished one gives its
+            result at once.
         device: as cpu or cuda:1; by default a GPU if there is one.
         progress: where to report.
     """
     # Values that could not be read back from config.json are refused here.
     recipe = Recipe.from_plain(recipe.to_plain())
+    run_folder, facts, weights = RunFolder(folder), {}, None
+    origin = None if init is None else os.fspath(init)
+    if origin is not None and not origin.startswith(PRETRAINED):
+        # A resumed run may have to read the weights again, from another working folder.
+        origin = str(Path(origin).resolve())
+    # Nobody writes before all processes have joined, so all of them see the same folder here.
+    if resume and not run_folder.is_unbegun:
+        run_folder.require_same(recipe, origin)
+        return _resume(run_folder, recipe, None, device, progress)
     data = check_recipe(recipe)
     tokeniser = data.corpus.tokeniser if isinstance(data, CorpusData) else None
-    run_folder, facts, weights = RunFolder(folder), {}, None
     run_folder.require_unbegun()
-    if init is not None:
-        update, weights = read_weights(RunFolder(run_path(init)), "best")
-        run = os.fspath(init)
-        # A resumed run may have to read the weights again, from another working folder.
-        run = run if run.startswith(PRETRAINED) else str(Path(run).resolve())
-        facts["init"] = {"run": run, "update": update}
+    if origin is not None:
+        update, weights = read_weights(RunFolder(run_path(origin)), "best")
+        facts["init"] = {"run": origin, "update": update}
     # Nothing is written before the data and the model are there.
     with (
         _trainer(recipe, run_folder, progress, weights, device) as trainer,
@@ -93,6 +102,16 @@ def resume(
     """
     run_folder = RunFolder(folder)
     recipe = run_folder.recipe(trust_code=trust_code)
+    return _resume(run_folder, recipe, num_updates, device, progress)
+
+
+def _resume(
+    run_folder: RunFolder,
+    recipe: Recipe,
+    num_updates: int | None,
+    device: str | None,
+    progress: Display | None,
+) -> RunResult:
     if run_folder.is_packed and (num_updates is not None or not run_folder.is_finished):
         raise input_error(
             "a run is resumed from its checkpoints",
@@ -140,7 +159,7 @@ def _trainer(
 ) -> Iterator[Trainer]:
     """The trainer of a run, with these initial weights; signals and full disks end it in order."""
     place = choose_device(device)
-    processes = join_processes(place)
+    processes = join_processes(place, recipe.training.stall_seconds)
     display = progress if progress is not None and processes.is_first else Display()
     threads = chosen_threads(place, run_folder.num_threads, display.say)
     with threads, run_folder.full_disk_reported(), stop_requests() as stop:
@@ -158,13 +177,14 @@ def default_folder(recipe: Recipe, base: str | os.PathLike[str] = "runs") -> Pat
     """A new folder for a run that was given none: the first free number under its recipe."""
     parent = Path(base) / recipe.name
     try:
-        parent.mkdir(parents=True, exist_ok=True)
+        make_folder(parent)
         for number in itertools.count(1):
             folder = parent / f"{number:03d}"
             # Made at once, so that two runs that start together get different folders.
             with contextlib.suppress(FileExistsError):
                 folder.mkdir()
                 break
+        sync(parent)
     except OSError as error:
         raise input_error(
             "runs need a folder that can be written",

@@ -6,7 +6,6 @@ import math
 import os
 import platform
 import shlex
-import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,9 +18,19 @@ from torch.utils.tensorboard import SummaryWriter
 
 from staircase_attention.checks import input_error
 from staircase_attention.data import Tokeniser
-from staircase_attention.files import FULL_DISK, locked, read_json, write_json
+from staircase_attention.files import (
+    FULL_DISK,
+    PARTIAL,
+    locked,
+    make_folder,
+    read_json,
+    save_folder,
+    sync,
+    write_json,
+)
 from staircase_attention.references import require_trusted_code
 from staircase_attention.training.checkpoint import WEIGHTS, CheckpointFolder
+from staircase_attention.training.plain import differences
 from staircase_attention.training.processes import is_first_process
 from staircase_attention.training.recipe import Recipe
 
@@ -46,6 +55,8 @@ class RunResult:
     """The update whose weights were scored: the best on the validation data."""
     valid: dict[str, Any] | None
     test: dict[str, Any] | None
+    outcome: Literal["learnt", "did not learn", "diverged"] | None = None
+    """Whether the test score is better than that of the best constant guess; None in old files."""
 
 
 class RunFolder:
@@ -81,7 +92,21 @@ class RunFolder:
             raise input_error(
                 "a new run needs a folder that is new or empty",
                 self.path,
-                "name another with --output, or continue the run with `staircase resume`",
+                "name another with --output, or resume the run in it with --resume",
+            )
+
+    def require_same(self, recipe: Recipe, init: str | None) -> None:
+        """Refuse to resume a run that has another recipe, or started from another run."""
+        config, now = self.read_config(), recipe.to_plain()
+        # Whoever names the same recipe names its code, too.
+        before = self.recipe(trust_code=config["recipe"] == now).to_plain()
+        before["init"] = config.get("init", {}).get("run")
+        changes = list(differences(before, now | {"init": init}))
+        if changes:
+            raise input_error(
+                f"a run is resumed with its own recipe, and {self.path} holds another",
+                f"{', '.join(changes[:2])}{', ...' if changes[2:] else ''}",
+                "name another folder with --output",
             )
 
     @contextlib.contextmanager
@@ -100,19 +125,19 @@ class RunFolder:
             yield
             return
         with self._writable():
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path)
         with self.locked():
             # Two runs that were given one empty folder must not both find it empty, so the lock
             # comes before the look inside.
             self.require_unbegun()
             with self._writable():
                 self.starting.touch()
+                # Before the others: without it, the folder would belong to somebody else.
+                sync(self.path)
                 self.checkpoints.path.mkdir(exist_ok=True)
                 write_json(self.environment, environment())
                 if tokeniser is not None:
-                    shutil.rmtree(self.tokeniser, ignore_errors=True)
-                    self.tokeniser.mkdir()
-                    tokeniser.save(self.tokeniser)
+                    save_folder(self.tokeniser, tokeniser.save)
                 # Last: a folder with a config.json is a run, one without it is not.
                 write_json(self.config, {"format": FORMAT, "recipe": recipe.to_plain(), **facts})
                 self.starting.unlink()
@@ -126,6 +151,12 @@ class RunFolder:
             return
         with locked(self.path):
             yield
+
+    def clear(self) -> None:
+        """Delete what killed processes have left unfinished."""
+        self.checkpoints.abandon()
+        for path in self.path.glob(f".*{PARTIAL}"):
+            path.unlink()
 
     @contextlib.contextmanager
     def _writable(self) -> Iterator[None]:
@@ -263,6 +294,8 @@ class MetricsLog:
             file.truncate(min(num_bytes, file.tell()))
         self._file = folder.metrics.open("ab")
         self._timing = folder.timing.open("a")
+        # A checkpoint that counts the metrics must not outlive their name.
+        sync(folder.path)
         # TensorBoard hides the steps that will be logged again.
         self._board = SummaryWriter(str(folder.tensorboard), purge_step=update + 1)
 

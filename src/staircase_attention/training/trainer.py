@@ -4,7 +4,7 @@ import math
 import time
 from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -139,6 +139,10 @@ class Trainer:
     def _start(self) -> None:
         """Restore the latest checkpoint that is whole, and continue the metrics from there."""
         num_bytes = 0
+        if self.processes.is_first:
+            self.folder.clear()
+        # Nobody writes before the rest of an earlier process is gone.
+        self.processes.wait()
         for name in reversed(self.folder.checkpoints.names()):
             checkpoint = self._read(name, otherwise="falling back to the one before it")
             if checkpoint is not None:
@@ -225,7 +229,9 @@ class Trainer:
             self._write("skipped", num_in_a_row=progress.watch.num_skipped)
             return
         if outcome.num_answers:
-            progress.watch.see(outcome.loss / outcome.num_answers, self.config.divergence)
+            uniform = math.log(self.data.num_outputs)
+            loss = outcome.loss / outcome.num_answers
+            progress.watch.see(loss, self.config.divergence, uniform)
         seen = (outcome.loss, float(outcome.num_wrong), float(outcome.num_answers))
         progress.since_log = [old + new for old, new in zip(progress.since_log, seen, strict=True)]
 
@@ -304,10 +310,9 @@ class Trainer:
         # A run may resume from any of these, and must then find its best checkpoint.
         kept = {*list(notes)[-2:], *healthy[-1:]}
         kept |= {best for name in kept if (best := best_checkpoint(notes[name]["progress"]))}
-        for name in notes:
-            is_kth = every is not None and name.update % every == 0
-            if name not in kept and not is_kth:
-                self.folder.checkpoints.remove(name)
+        if every is not None:
+            kept |= {name for name in notes if name.update % every == 0}
+        self.folder.checkpoints.remove([name for name in notes if name not in kept])
 
     def _stop(self) -> None:
         if self.folder.checkpoints.names()[-1:] != [self.progress.name]:
@@ -356,6 +361,7 @@ class Trainer:
     def _finish(self, status: str) -> RunResult:
         """Score the best weights and write the result."""
         progress, scores = self.progress, {}
+        ending: Literal["learnt", "did not learn", "diverged"] = "diverged"
         best, best_update = progress.best, progress.best_update
         if best is not None:
             now = f"the weights of update {progress.update:,} are scored instead"
@@ -371,10 +377,12 @@ class Trainer:
                     self.display.say(f"scoring {split}: {extent['num_tokens']:,} tokens")
                 score, facts = self.score(split)
                 scores[split] = score.to_plain() | facts | extent
+            if status == "finished":
+                ending = "learnt" if self.data.beats_constant("test", score) else "did not learn"
         result = RunResult(
             recipe=self.recipe.name,
             seed=self.recipe.seed,
-            status="finished" if status == "finished" and scores else "diverged",
+            status="diverged" if ending == "diverged" else "finished",
             num_updates=progress.update,
             num_tokens=progress.num_tokens,
             num_parameters=self.learner.model.num_parameters,
@@ -384,6 +392,7 @@ class Trainer:
             best_update=best_update,
             valid=scores.get("valid"),
             test=scores.get("test"),
+            outcome=ending,
         )
         if self.processes.is_first:
             write_json(self.folder.result, asdict(result))
