@@ -15,6 +15,8 @@ from types import FrameType
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from staircase_attention.checks import input_error
@@ -121,11 +123,11 @@ def join_processes(device: torch.device, stall_seconds: float) -> Processes:
     if not dist.is_initialized():
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        store, rank, _ = next(dist.rendezvous("env://"))
+        store, rank, _ = next(rendezvous("env://"))
         # After a restart torchrun's store still has the addresses of processes that are gone. Only
         # on a single node do all processes count the same restarts.
         if os.environ.get("GROUP_WORLD_SIZE") == "1":
-            store = dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)
+            store = PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=count)
         # Once per program: a second rendezvous could find the addresses of the first.
@@ -134,7 +136,7 @@ def join_processes(device: torch.device, stall_seconds: float) -> Processes:
     return Processes(rank=dist.get_rank(), count=count)
 
 
-def _watch_others(store: dist.Store, rank: int, count: int, seconds: float) -> None:
+def _watch_others(store: Store, rank: int, count: int, seconds: float) -> None:
     """End this process, with a line, when another has not responded for some time.
 
     A process that is stopped does not fail: the others would wait for it in their next collective.
@@ -147,7 +149,7 @@ def _watch_others(store: dist.Store, rank: int, count: int, seconds: float) -> N
 
     def exchange(beat: int) -> list[bytes]:
         store.set(own, str(beat))
-        return store.multi_get(list(names))
+        return [bytes(value) for value in store.multi_get(list(names))]
 
     def watch() -> None:
         heard, silences = dict.fromkeys(names, b""), dict.fromkeys(names, 0)
