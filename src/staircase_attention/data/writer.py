@@ -4,7 +4,6 @@ A killed preparation truncates all files to the last durable point, and resumes 
 lies beside the corpus; when everything is written, it is renamed to it.
 """
 
-import json
 import os
 import shutil
 import zlib
@@ -27,13 +26,19 @@ from staircase_attention.data.corpus import (
     Manifest,
     Preparation,
     SplitRecord,
-    sha256_of,
     unfinished_folder,
 )
 from staircase_attention.data.documents import SPLITS
 from staircase_attention.data.mixture import MixturePosition, PartPosition, Piece
 from staircase_attention.data.tokenisers import Tokeniser
-from staircase_attention.files import locked, sync_folder, write_json
+from staircase_attention.files import (
+    as_written,
+    locked,
+    read_json,
+    sha256_of,
+    sync_folder,
+    write_json,
+)
 
 JOURNAL = "journal.json"
 PREPARATION = "preparation.json"
@@ -77,7 +82,9 @@ class WorkFolder:
         """Record what is prepared here, or check that it is the same as before."""
         path = self.path / PREPARATION
         if path.exists():
-            _check_same(json.loads(path.read_text()), preparation.as_plain(), self.path)
+            with as_written("a preparation", path, f"remove {self.path}"):
+                before = read_json(path)
+            _check_same(before, preparation.as_plain(), self.path)
         else:
             write_json(path, preparation.as_plain())
 
@@ -124,7 +131,8 @@ class CorpusWriter:
         # The narrowest width that holds all tokens: 2 bytes for 8,008 symbols.
         self.dtype = np.min_scalar_type(tokeniser.vocab_size - 1).newbyteorder("<")
         journal = folder / JOURNAL
-        state = json.loads(journal.read_text()) if journal.exists() else {}
+        with as_written("a journal", journal, f"remove {folder} to start again"):
+            state = read_json(journal) if journal.exists() else {}
         self.position: MixturePosition | None = None
         """Where to resume the mixture; None for its start."""
         self._is_inside_document = False

@@ -2,7 +2,6 @@
 
 import math
 import time
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 from staircase_attention.batches import Batch
 from staircase_attention.checks import input_error
 from staircase_attention.evaluation import Score, evaluate, title
-from staircase_attention.files import write_json
+from staircase_attention.files import as_written
 from staircase_attention.tasks import lanes_of_process
 from staircase_attention.training.checkpoint import (
     WEIGHTS,
@@ -138,16 +137,16 @@ class Trainer:
 
     def _start(self) -> None:
         """Restore the latest checkpoint that is whole, and continue the metrics from there."""
-        num_bytes = 0
+        metrics = {"num_bytes": 0}
         for name in reversed(self.folder.checkpoints.names()):
             checkpoint = self._read(name, otherwise="falling back to the one before it")
             if checkpoint is not None:
                 self._restore(checkpoint)
-                num_bytes = checkpoint.trainer["metrics_bytes"]
+                metrics = checkpoint.metrics
                 break
         progress, config = self.progress, self.config
         if self.processes.is_first:
-            self.log = MetricsLog(self.folder, num_bytes=num_bytes, update=progress.update)
+            self.log = MetricsLog(self.folder, update=progress.update, **metrics)
         self.display.begin(self.recipe.name, progress.update, config.num_updates)
         longest = config.growth.longest(config.num_updates - 1)
         if longest is not None:
@@ -163,10 +162,12 @@ class Trainer:
             self._save()
 
     def _restore(self, checkpoint: Checkpoint) -> None:
-        checkpoint.restore(self.learner)
-        self.progress = TrainingProgress.from_plain(
-            checkpoint.trainer["progress"], type(self.progress.position)
-        )
+        remedy = "delete it, and the run resumes from the one before it"
+        with as_written("a checkpoint", self.folder.checkpoints.path, remedy):
+            checkpoint.restore(self.learner)
+            self.progress = TrainingProgress.from_plain(
+                checkpoint.trainer["progress"], type(self.progress.position)
+            )
 
     def _read(self, name: CheckpointName, *, otherwise: str) -> Checkpoint | None:
         """A checkpoint; a damaged one is reported and set aside."""
@@ -289,7 +290,7 @@ class Trainer:
         """
         trainer = {
             "progress": self.progress.to_plain(),
-            "metrics_bytes": 0 if self.log is None else self.log.num_bytes,
+            **({} if self.log is None else self.log.extent),
             "is_healthy": is_due and self.progress.watch.is_healthy,
         }
         self.folder.checkpoints.save(self.progress.name, self.learner, trainer)
@@ -386,7 +387,7 @@ class Trainer:
             test=scores.get("test"),
         )
         if self.processes.is_first:
-            write_json(self.folder.result, asdict(result))
+            self.folder.write_result(result)
         if self.stop.number:
             message = f"stopped after {self.folder.path} was {result.status}"
             raise StopRequested(self.stop.number, message)
