@@ -138,7 +138,7 @@ def as_written(what: str, path: object, remedy: str) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, MemoryError) or "out of memory" in str(error):
             raise
-        reason = str(error) if isinstance(error, InputError) else one_line(error)
+        reason = str(error) if isinstance(error, ValueError) else one_line(error)
         raise input_error(
             f"{what} must be as it was written", f"{path} ({reason})", remedy
         ) from error
@@ -167,7 +167,9 @@ def read_summed(folder: Path, name: str, *, follows_links: bool = True) -> bytes
     content = read_file(folder / name, most=None, follows_links=follows_links)
     sums = read_sums(folder)
     if sums is not None and checksum(content) not in sums.get(name, ()):
-        raise ValueError(f"{name} differs from {CHECKSUMS}, without which it is used as it is")
+        raise ValueError(
+            f"{name} differs from {CHECKSUMS}, which may be deleted to use it as it is"
+        )
     return content
 
 

@@ -271,7 +271,7 @@ class SavedStream(Sealed):
 
     def use(self, folder):
         loaded = load_stream(folder / "stream.safetensors", small_model())
-        return digest([(one.row, one.token, one.finish) for one in loaded])
+        return digest([(one.row, one.token, one.finish) for one in islice(loaded, 20)])
 
 
 class TokenizerFile(Format):

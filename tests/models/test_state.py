@@ -42,7 +42,7 @@ def test_a_state_file_is_read_without_pickle(tmp_path):
     with pytest.raises(ValueError, match="with version unknown"):
         load_state(path)
     path.write_bytes(b"not a tensor file")
-    with pytest.raises(ValueError, match="a whole safetensors file"):
+    with pytest.raises(ValueError, match="a safetensors file must be as it was written"):
         load_state(path)
     with pytest.raises(FileNotFoundError):
         load_state(tmp_path / "absent")

@@ -119,12 +119,12 @@ def evaluate(
             for size in sizes:
                 sized = data if size is None else data.with_length(size)
                 found = evaluate_task(loaded, sized, name, places)
-                show(*found, as_json, split=split, length=size, update=loaded.update)
+                show(*found, as_json, split=split, length=size, loaded=loaded)
             return
         check_for_corpus(data, by_episode=by_episode, length=length, tokens=tokens)
         found = evaluate_corpus(loaded, data, name, by_position=by_position, num_tokens=tokens)
         split = "text" if text else split
-        show(*found, as_json, split=split, length=None, update=loaded.update)
+        show(*found, as_json, split=split, length=None, loaded=loaded)
 
 
 def prepared_text(run: Path, text: list[Path], stack: ExitStack) -> Path:
@@ -297,20 +297,24 @@ def show(
     *,
     split: str,
     length: int | None,
-    update: int,
+    loaded: "LoadedRun",
 ) -> None:
-    """Print a score, and its parts, one per line."""
+    """Print a score, what was scored, and the parts of the score, one per line."""
     from staircase_attention.evaluation import title
 
-    of = {"split": split, "length": length}
+    of, update = {"split": split, "length": length}, loaded.update
     if as_json:
-        typer.echo(json.dumps(of | {"update": update} | whole))
+        scored = {"update": update, "checksums": loaded.checksums}
+        typer.echo(json.dumps(of | scored | {"is_verified": loaded.is_verified} | whole))
     else:
         at = "" if length is None else f" at length {length:,}"
         typer.echo(
             f"{title(split, whole)}{at}: {measures(whole)}  "
             f"({whole['num_answers']:,} answers, weights of update {update:,})"
         )
+        unverified = "" if loaded.is_verified else "  (the folder has no checksums.json)"
+        for name, checksum in loaded.checksums.items():
+            typer.echo(f"{name} {checksum}{unverified}")
     for label, facts_by_number in parts.items():
         for number, facts in facts_by_number.items():
             if as_json:

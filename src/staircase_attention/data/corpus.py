@@ -163,8 +163,8 @@ class Manifest:
             if plain["format"] != FORMAT:
                 rule, received = f"a corpus must have format {FORMAT}", plain["format"]
                 raise input_error(rule, received, "prepare it again, or use another version")
+            check_choice("the dtype of a corpus", plain["dtype"], TOKEN_DTYPES)
             manifest = from_plain(cls, plain, "manifest")
-            check_choice("the dtype of a corpus", manifest.dtype, TOKEN_DTYPES)
             for split in manifest.splits.values():
                 num_tokens = sum(shard.num_items for shard in split.shards)
                 if (num_tokens, split.starts.num_items) != (split.num_tokens, split.num_documents):
@@ -298,6 +298,11 @@ class Corpus:
                 raise input_error(rule, size, "copy it again, or prepare the corpus again")
         return corpus
 
+    @property
+    def checksum(self) -> str:
+        """Of its manifest, and so of all its files."""
+        return sha256_of(self.folder / MANIFEST)
+
     @cached_property
     def tokeniser(self) -> Tokeniser:
         """Encodes and decodes its tokens."""
@@ -346,7 +351,8 @@ class Corpus:
             self._check_file(record.file, record.sha256)
 
     def _check_file(self, file: str, sha256: str) -> None:
-        found = sha256_of(inside(self.folder, file))
+        with as_written("a corpus", self.folder, "copy it again, or prepare it again"):
+            found = sha256_of(inside(self.folder, file))
         if found != sha256:
             rule = f"{self.folder / file} must have the sha256 {sha256}"
             raise input_error(rule, found, "copy it again, or prepare the corpus again")

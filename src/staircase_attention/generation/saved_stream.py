@@ -20,9 +20,11 @@ from staircase_attention.generation.sampling import SamplingConfig
 from staircase_attention.generation.stepper import Model, Stepper, accelerate, device_of
 from staircase_attention.generation.stream import NewToken, TokenStream
 from staircase_attention.generation.text import Decode
+from staircase_attention.layers.embedding import check_tokens
 from staircase_attention.models import put_together, take_apart
 from staircase_attention.models.sequence_model import describe
 from staircase_attention.models.state_file import read_sealed, write_sealed
+from staircase_attention.plain import convert, from_plain
 
 # The metadata key that marks a file as a stream.
 HEADER = "staircase_attention.stream"
@@ -78,33 +80,48 @@ def load_stream(path: PathLike, model: Model, *, decode: Decode | None = None) -
         if header["version"] == 1:
             _update(header, tensors)
         text = header["text"] or {"stop_strings": (), "held": ()}
-        model_of_stream = header["model"], header["weights"]
+        is_own = (header["model"], header["weights"]) == (identity(model), fingerprint(model))
+        described = describe(header["model"])
         state = {
             name.removeprefix(STATE): tensor
             for name, tensor in tensors.items()
             if name.startswith(STATE)
         }
         restored = put_together(header["state"], state)
-    _check_model(*model_of_stream, model, path)
+    # With other weights the state would be valid and the continuation nonsense.
+    if not is_own:
+        own = identity(model)
+        is_same_shape = header["model"] == own
+        other = "with other weights or another dtype" if is_same_shape else f"for {describe(own)}"
+        raise input_error(
+            "a stream continues only with its own model and weights",
+            f"{path} of {described} {other}",
+            "load the checkpoint it was made with",
+        )
     if header["text"] is not None and decode is None:
         raise input_error("a stream of text continues with its decode", "none", "pass decode")
     accelerate(model)
     with as_written("a stream", path, "save the stream again"):
         stream = TokenStream(
             stepper=Stepper(model, restored.to(device_of(model))),
-            rows=tuple(header["rows"]),
+            rows=convert(tuple[int, ...], header["rows"], "rows"),
             pending=tensors["pending"],
-            recent=header["recent"],
-            sampling=SamplingConfig(**header["sampling"]),
+            recent=convert(list[list[int]], header["recent"], "recent"),
+            sampling=from_plain(SamplingConfig, header["sampling"], "sampling"),
             max_tokens=header["max_tokens"],
-            stop_tokens=tuple(header["stop_tokens"]),
+            stop_tokens=convert(tuple[int, ...], header["stop_tokens"], "stop_tokens"),
             decode=decode,
-            stop_strings=tuple(text["stop_strings"]),
+            stop_strings=convert(tuple[str, ...], text["stop_strings"], "stop_strings"),
             held={row: bytes.fromhex(held) for row, held in text["held"]},
-            num_made=header["num_made"],
-            waiting=deque(NewToken(**token) for token in header["waiting"]),
+            num_made=convert(int, header["num_made"], "num_made"),
+            waiting=deque(from_plain(NewToken, token) for token in header["waiting"]),
             finished=dict(header["finished"]),
         )
+        check_tokens(stream.pending[None], model.vocab_size)
+        num_rows = {len(stream.rows), len(stream.recent), len(stream.pending), restored.batch_size}
+        seen = {token for row in stream.recent for token in row}
+        if len(num_rows) > 1 or stream.num_made < 0 or not seen <= {*range(model.vocab_size)}:
+            raise ValueError("its rows and tokens do not fit each other")
     if header["version"] == 1 and header["text"] is not None and decode is not None:
         # In version 1 a token got its text when it was asked for.
         undecoded = [(one.row, one.token, one.logprob) for one in stream.waiting]
@@ -136,19 +153,6 @@ def fingerprint(model: Model) -> str:
         stride = -(-numbers.numel() // FINGERPRINT_NUMBERS) or 1
         digest.update(numbers[::stride].cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
-
-
-def _check_model(saved: dict[str, Any], weights: str, model: Model, path: PathLike) -> None:
-    own = identity(model)
-    found = f"{path} of {describe(saved)} "
-    # With other weights the state would be valid and the continuation nonsense.
-    if saved != own or weights != fingerprint(model):
-        found += "with other weights or another dtype" if saved == own else f"for {describe(own)}"
-        raise input_error(
-            "a stream continues only with its own model and weights",
-            found,
-            "load the checkpoint it was made with",
-        )
 
 
 def _update(header: dict[str, Any], tensors: dict[str, Tensor]) -> None:

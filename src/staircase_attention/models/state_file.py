@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from staircase_attention.checks import input_error
+from staircase_attention.checks import check_integer, input_error
 from staircase_attention.files import (
     NO_SUM,
     as_written,
@@ -24,6 +24,7 @@ from staircase_attention.files import (
 from staircase_attention.layers import KeysValues
 from staircase_attention.models.lstm import LSTMState
 from staircase_attention.models.state import STATE_RULE, State, Stream
+from staircase_attention.plain import convert
 from staircase_attention.schedules import joined, num_positions
 
 # The metadata key that marks a file as a state.
@@ -32,6 +33,10 @@ HEADER = "staircase_attention.state"
 VERSION = 3
 # The metadata key of a file's own checksum.
 CHECKSUM = "sha256"
+
+# Of keys and of values: rows, heads, tokens, units.
+NUM_DIMENSIONS = 4
+Numbers = tuple[int, ...]
 
 # Plain data, and tensors by name.
 Parts = tuple[dict[str, Any], dict[str, Tensor]]
@@ -115,9 +120,14 @@ def put_together(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> St
         _stream(plain, number, tensors) for number, plain in enumerate(header["streams"])
     )
     rows = sorted(row for stream in streams for row in stream.rows)
+    model, chunk_length = convert(dict[str, Any], header["model"], "model"), header["chunk_length"]
+    convert(dict[str, Any], model["schedule"], "model.schedule")
+    check_integer("chunk_length", chunk_length, minimum=1, example=1)
     if rows != list(range(len(rows))):
         raise ValueError(f"its rows are {rows}, not each one once")
-    return State(model=header["model"], chunk_length=header["chunk_length"], streams=streams)
+    if sum(len(stream.tensors) for stream in streams) != len(tensors):
+        raise ValueError("it has tensors that nothing names")
+    return State(model=model, chunk_length=chunk_length, streams=streams)
 
 
 def _contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -144,19 +154,24 @@ def _stream(plain: Mapping[str, Any], number: int, tensors: Mapping[str, Tensor]
     cached = plain["cached"]
     # Version 1 has a single range, written as two numbers.
     pairs = [cached] if cached and isinstance(cached[0], int) else cached
+    rows, position, starts = (
+        convert(hint, plain[name], name)
+        for hint, name in ((Numbers, "rows"), (int, "position"), (Numbers, "starts"))
+    )
     stream = Stream(
-        rows=tuple(plain["rows"]),
-        position=plain["position"],
-        starts=tuple(plain["starts"]),
+        rows=rows,
+        position=position,
+        starts=starts,
         banks={(bank, layer): held(f"bank.{bank}.{layer}") for bank, layer in plain["banks"]},
         cache=tuple(held(f"cache.{place}") for place in range(plain["num_caches"])),
         cached=joined(range(*pair) for pair in pairs),
     )
     num_cached = num_positions(stream.cached)
     if (
-        len(stream.starts) != len(stream.rows)
-        or not all(0 <= start <= stream.position for start in stream.starts)
-        or any(tensor.shape[0] != len(stream.rows) for tensor in stream.tensors)
+        len(starts) != len(rows)
+        or not all(0 <= start <= position for start in starts)
+        or any(tensor.dim() != NUM_DIMENSIONS for tensor in stream.tensors)
+        or any(tensor.shape[0] != len(rows) for tensor in stream.tensors)
         or any(held.num_tokens != num_cached for held in stream.cache)
     ):
         raise ValueError(f"rows, positions and tensors of stream {number} differ")

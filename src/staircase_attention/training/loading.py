@@ -7,7 +7,7 @@ use a model. It can be moved anywhere and is loaded like any run; it cannot be t
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import Literal
@@ -39,7 +39,7 @@ from staircase_attention.training.checkpoint import (
     DamagedCheckpointError,
     best_checkpoint,
 )
-from staircase_attention.training.dataset import Dataset, build_dataset
+from staircase_attention.training.dataset import CorpusData, Dataset, build_dataset
 from staircase_attention.training.learner import Model, NumSymbols, build_model
 from staircase_attention.training.recipe import CorpusChoice, Recipe
 from staircase_attention.training.run_folder import RunFolder
@@ -58,8 +58,9 @@ class LoadedRun:
     model: Model
     update: int
     """The update after which the weights were taken."""
-    checksum: str = ""
-    """Of all that the model's answers depend on: config.json, tokeniser and weights."""
+    checksums: Mapping[str, str] = field(default_factory=dict)
+    """What two people compare who scored it: of the run (config.json, tokeniser, weights), and of
+    its corpus (the manifest, which has those of all its files)."""
     is_verified: bool = False
     """Whether the folder had checksums, which were verified."""
 
@@ -127,14 +128,16 @@ def load_run(
         )
     data = build_dataset(recipe)
     saved, model = _load_model(run_folder, recipe, data, checkpoint)
-    # What two people compare who scored a run.
     parts = [checksum(read_file(run_folder.config)), *run_folder.check_tokeniser(), saved.checksum]
+    checksums = {"run": checksum("\n".join(parts).encode())}
+    if isinstance(data, CorpusData):
+        checksums["corpus"] = data.corpus.checksum
     return LoadedRun(
         recipe=recipe,
         data=data,
         model=model,
         update=saved.update,
-        checksum=checksum("\n".join(parts).encode()),
+        checksums=checksums,
         is_verified=read_sums(run_folder.path) is not None,
     )
 

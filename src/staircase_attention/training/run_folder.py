@@ -292,10 +292,7 @@ class MetricsLog:
         self._folder = folder
         is_there = folder.metrics.exists()
         content = read_file(folder.metrics, most=None) if is_there else b""
-        if num_bytes and not is_there:
-            rule = f"a run's metrics must have the {num_bytes} bytes that its checkpoint counted"
-            raise input_error(rule, f"no {folder.metrics}", "restore them")
-        check_metrics(folder.metrics, content, num_bytes, sha256)
+        check_metrics(folder.metrics, content if is_there else None, num_bytes, sha256)
         self._sum = hashlib.sha256(content[:num_bytes])
         with folder.metrics.open("ab") as file:
             file.truncate(min(num_bytes, file.tell()))
@@ -340,11 +337,11 @@ class MetricsLog:
         self._board.close()
 
 
-def check_metrics(path: Path, content: bytes, num_bytes: int, sha256: str | None) -> None:
+def check_metrics(path: Path, content: bytes | None, num_bytes: int, sha256: str | None) -> None:
     """Refuse metrics that do not begin with what a checkpoint counted. Empty is on purpose."""
     # They reach the disk before the checkpoint, so something was lost or changed.
-    found = content[:num_bytes]
-    if content and (len(found) < num_bytes or sha256 not in (None, checksum(found))):
+    found = (content or b"")[:num_bytes]
+    if content != b"" and (len(found) < num_bytes or sha256 not in (None, checksum(found))):
         raise input_error(
             f"a run's metrics must have the {num_bytes} bytes that its checkpoint counted",
             f"{path} with {len(found)}" + (" others" if len(found) == num_bytes else ""),
