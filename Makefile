@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # Two test processes of one thread each use two cores better than one process of two threads.
 TEST_PROCESSES ?= 2
 
-.PHONY: demo test lint types imports unit test-gpu setup clean
+.PHONY: demo test lint types imports unit fuzz test-gpu setup clean
 
 setup: $(READY)
 
@@ -38,6 +38,10 @@ imports: $(READY)
 
 unit: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) -m 'not gpu'
+
+# Spoils files of every format at random and judges what happens; the table of docs/reliability.md.
+fuzz: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/harness.py --mutations $(or $(MUTATIONS),12000) --seed $(or $(SEED),1)
 
 # Uses the Python that is on the path: a machine with a GPU brings its own PyTorch build. Kernels
 # are tested there as they are compiled, elsewhere by an interpreter.

@@ -111,7 +111,8 @@ def read_file(path: Path, *, most: int | None = MOST_BYTES, follows_links: bool 
 def tensor_shapes(path: Path) -> dict[str, list[int]]:
     """The shapes of the tensors in a safetensors file, by its header alone."""
     with opened(path) as file:
-        header = file.read(min(MOST_BYTES, int.from_bytes(file.read(8), "little")))
+        size = int.from_bytes(file.read(8), "little")
+        header = file.read(min(size, MOST_BYTES, os.fstat(file.fileno()).st_size))
     tensors = parse_json(header).items()
     return {name: list(one["shape"]) for name, one in tensors if name != "__metadata__"}
 

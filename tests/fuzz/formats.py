@@ -4,6 +4,7 @@ What an operation gives is compared: the same bytes must give the same, and a fi
 must be refused, or give the same.
 """
 
+import contextlib
 import hashlib
 import json
 import re
@@ -14,12 +15,20 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import pytest
 import torch
+from small_corpora import RecordedProgress, compressed, storing, text_of
 from small_runs import Interrupting, KilledError, final_bytes, lstm_recipe, small_recipe
 from text_runs import learn_words, make_corpus, text_recipe
 
 from staircase_attention import CachedStaircase, CoreConfig, SequenceModel, load_state, save_state
-from staircase_attention.data import ByteTokeniser, named_tokeniser
+from staircase_attention.data import (
+    ByteTokeniser,
+    HeldOut,
+    named_tokeniser,
+    preparation,
+    prepare_text,
+)
 from staircase_attention.experiments.catalog import find_recipe
 from staircase_attention.experiments.results import read_run, score_lengths
 from staircase_attention.files import NO_SUM, SEAL, sealed
@@ -315,7 +324,68 @@ class RecipeFile(Format):
         return digest(find_recipe(str(folder / "recipe.json")).to_plain())
 
 
+class Sources(Format):
+    """Raw text of somebody else, compressed or not, that is prepared."""
+
+    name = "sources: prepare"
+    is_sealed = False
+
+    def make(self, folder, seed):
+        (folder / "raw").mkdir()
+        texts = [text_of(number + seed, 20) for number in range(6)]
+        lines = "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
+        (folder / "raw" / "a.txt").write_text(texts[0])
+        (folder / "raw" / "b.jsonl").write_bytes(lines)
+        for kind in ("gz", "zst", "bz2", "xz"):
+            (folder / "raw" / f"c.jsonl.{kind}").write_bytes(compressed(lines, kind))
+
+    def use(self, folder):
+        split = HeldOut(valid=0, test=0)
+        corpus = prepare_text(
+            [folder / "raw"], folder / "corpus", tokeniser="bytes", held_out=split
+        )
+        return digest((corpus.folder / "train-00000.bin").read_bytes())
+
+
+class Preparing(Format):
+    """A preparation that was killed, and is run again."""
+
+    name = "preparation: run again"
+    relevant = "unfinished/(journal|preparation)"
+
+    def make(self, folder, seed):
+        (folder / "raw").mkdir()
+        for number in range(6):
+            (folder / "raw" / f"{number}.txt").write_text(text_of(number, 30))
+
+        def stop(number):
+            if number == 2:
+                raise KilledError
+
+        with contextlib.suppress(KilledError):
+            self._prepare(folder, RecordedProgress(stop))
+        assert (folder / "corpus.unfinished" / "journal.json").exists()
+
+    def use(self, folder):
+        return digest((folder / self._prepare(folder).folder / "train-00000.bin").read_bytes())
+
+    def seal(self, folder, changed):
+        """Nobody but its user has one."""
+
+    def _prepare(self, folder, progress=None):
+        split, texts = HeldOut(valid=0, test=0), learn_words()
+        with contextlib.chdir(folder), storing(commit_seconds=0), small_batches():
+            return prepare_text("raw", "corpus", tokeniser=texts, held_out=split, progress=progress)
+
+
+@contextlib.contextmanager
+def small_batches():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(preparation, "BATCH_BYTES", 100)
+        yield
+
+
 FORMATS = [
     Run(), Report(), Packing(), Stopped(), PackedText(), TextCorpus(), SavedState(), SavedStream(),
-    TokenizerFile(), RecipeFile(),
+    TokenizerFile(), RecipeFile(), Sources(), Preparing(),
 ]  # fmt: skip

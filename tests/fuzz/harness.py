@@ -140,6 +140,8 @@ class Fuzzing:
         # may be deleted to score a run again, a run is not finished.
         may_differ = is_fitted or not form.is_sealed or (kind == "swap" and path.parent == copy)
         may_differ |= kind == "remove" and path.name in ("result.json", "lengths.json")
+        # Metrics may be emptied on purpose: the run then resumes without them.
+        may_differ |= path.name == "metrics.jsonl" and path.is_file() and not path.stat().st_size
         about = f"case {number}: {kind} of {path.relative_to(copy)}" + " (fitted)" * is_fitted
         verdict, message = self._judge(form, copy, may_differ=may_differ)
         return form.name, verdict, f"{about}: {message}"

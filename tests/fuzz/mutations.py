@@ -8,7 +8,7 @@ from pathlib import Path
 OTHER_VALUES = (
     None, True, "", "x", [], {}, [[]], -1, 0, 1, 1.5, 10**5, 10**6, 4_000_000_000, 10**9, 10**18,
     1e308, float("nan"), float("inf"), "\ud800", "a" * 5_000, "../../../etc/hostname",
-    "/etc/hostname", "/dev/zero", "weights.safetensors", "O", "F64", {"a": {"b": []}}, 2**63, -(2**70),
+    "/etc/hostname", "/dev/zero", "weights.safetensors", "O", "F64", {"a": {"b": []}}, 2**63,
 )  # fmt: skip
 NESTED = 100_000
 
@@ -94,8 +94,15 @@ def _remove(path, draw):
     path.unlink()
 
 
+def _link(path, draw):
+    """The same content, but elsewhere."""
+    elsewhere = path.parent / f".{path.name}.elsewhere"
+    path.rename(elsewhere)
+    path.symlink_to(elsewhere)
+
+
 BYTES = (_flip, _flip, _flip, _truncate, _append, _overwrite, _insert)
-PLACES = (_fifo, _device, _folder, _remove)
+PLACES = (_fifo, _device, _folder, _remove, _link)
 
 
 def _change_json(path, draw):

@@ -145,7 +145,12 @@ class TrainingProgress:
             for part in (plain, plain["watch"])
         )
         position = from_plain(kind, plain["position"], "position")
-        return from_plain(cls, {**known, "position": position, "watch": watch}, "progress")
+        known |= {"position": position, "watch": watch}
+        progress = from_plain(cls, known, "progress")
+        counts = (progress.update, progress.num_tokens, progress.num_rollbacks)
+        if min(counts) < 0 or not 0 <= progress.rate_scale <= 1:
+            raise ValueError("its progress is out of range")
+        return progress
 
     @property
     def name(self) -> CheckpointName:
