@@ -13,8 +13,9 @@ import stat
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from typing import Any
 
 from staircase_attention.checks import InputError, input_error, one_line
 
@@ -82,7 +83,7 @@ def json_bytes(plain: Any) -> bytes:  # noqa: ANN401
 
 
 @contextmanager
-def opened(path: Path, *, follows_links: bool = True) -> Iterator[BinaryIO]:
+def opened(path: Path, *, follows_links: bool = True) -> Iterator[BufferedReader]:
     """A regular file to read; anything else is refused, not waited for."""
     flags = OPENING if follows_links else OPENING | getattr(os, "O_NOFOLLOW", 0)
     # Sockets, and links that are not followed, cannot be opened at all.

@@ -120,11 +120,13 @@ def evaluate(
                 sized = data if size is None else data.with_length(size)
                 found = evaluate_task(loaded, sized, name, places)
                 show(*found, as_json, split=split, length=size, loaded=loaded)
+            show_checksums(loaded, as_json)
             return
         check_for_corpus(data, by_episode=by_episode, length=length, tokens=tokens)
         found = evaluate_corpus(loaded, data, name, by_position=by_position, num_tokens=tokens)
         split = "text" if text else split
         show(*found, as_json, split=split, length=None, loaded=loaded)
+        show_checksums(loaded, as_json)
 
 
 def prepared_text(run: Path, text: list[Path], stack: ExitStack) -> Path:
@@ -299,7 +301,7 @@ def show(
     length: int | None,
     loaded: "LoadedRun",
 ) -> None:
-    """Print a score, what was scored, and the parts of the score, one per line."""
+    """Print a score, and its parts, one per line."""
     from staircase_attention.evaluation import title
 
     of, update = {"split": split, "length": length}, loaded.update
@@ -312,9 +314,6 @@ def show(
             f"{title(split, whole)}{at}: {measures(whole)}  "
             f"({whole['num_answers']:,} answers, weights of update {update:,})"
         )
-        unverified = "" if loaded.is_verified else "  (the folder has no checksums.json)"
-        for name, checksum in loaded.checksums.items():
-            typer.echo(f"{name} {checksum}{unverified}")
     for label, facts_by_number in parts.items():
         for number, facts in facts_by_number.items():
             if as_json:
@@ -323,6 +322,13 @@ def show(
                 [count] = [name for name in facts if name.startswith("num_")]
                 unit = count.removeprefix("num_")
                 typer.echo(f"{label} {number:,}: {measures(facts)}  ({facts[count]:,} {unit})")
+
+
+def show_checksums(loaded: "LoadedRun", as_json: bool) -> None:
+    """Print what was scored, for two people to compare; with --json the scores have it."""
+    if not as_json:
+        of = "  ".join(f"{name} {checksum}" for name, checksum in loaded.checksums.items())
+        typer.echo(f"checksum: {of}" + ("" if loaded.is_verified else "  (no checksums.json)"))
 
 
 def measures(facts: Facts) -> str:

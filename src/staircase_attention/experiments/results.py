@@ -166,7 +166,7 @@ def latest_facts(path: Path) -> tuple[int, dict[str, float]]:
 def _environment(folder: RunFolder) -> dict[str, Any]:
     """The recorded environment; a report must not fail because it is missing."""
     with suppress(OSError, ValueError):
-        return convert(dict[str, Any], read_json(folder.environment), "environment")
+        return dict(convert(dict[str, Any], read_json(folder.environment), "environment"))
     return {}
 
 

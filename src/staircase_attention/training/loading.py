@@ -41,7 +41,7 @@ from staircase_attention.training.checkpoint import (
 )
 from staircase_attention.training.dataset import CorpusData, Dataset, build_dataset
 from staircase_attention.training.learner import Model, NumSymbols, build_model
-from staircase_attention.training.recipe import CorpusChoice, Recipe
+from staircase_attention.training.recipe import CorpusChoice, LSTMModel, Recipe
 from staircase_attention.training.run_folder import RunFolder
 
 # Prefix of the names of runs that come with the package.
@@ -201,14 +201,15 @@ def check_fit(
     remedy: str,
 ) -> None:
     """Refuse weights of these shapes for another model, before that is built."""
-    num_layers = getattr(recipe.model, "core", recipe.model).num_layers
+    model = recipe.model
+    num_layers = (model if isinstance(model, LSTMModel) else model.core).num_layers
     rule = "a run's weights must fit the model"
     if num_layers > len(found):
         raise input_error(f"{rule} of {num_layers} layers", f"{len(found)} from {run}", remedy)
     # Without memory for its weights, however large the model claims to be.
     with torch.device("meta"), as_written("a run's recipe", run, remedy):
-        model = build_model(recipe, data)
-    shapes = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+        tensors = build_model(recipe, data).state_dict()
+    shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
     for name in [*shapes, *found]:
         if shapes.get(name) != found.get(name):
             received = f"{found.get(name)} from {run}"

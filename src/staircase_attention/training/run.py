@@ -49,11 +49,12 @@ def train(
         device: as cpu or cuda:1; by default a GPU if there is one.
         progress: where to report.
     """
-    if not isinstance(recipe, Recipe):
+    given: object = recipe
+    if not isinstance(given, Recipe):
         remedy = "pass a Recipe, as Recipe.from_plain({...}) makes of plain data"
-        raise input_error("train takes a Recipe", type(recipe).__name__, remedy)
+        raise input_error("train takes a Recipe", type(given).__name__, remedy)
     # Values that could not be read back from config.json are refused here.
-    recipe = Recipe.from_plain(recipe.to_plain())
+    recipe = Recipe.from_plain(given.to_plain())
     data = check_recipe(recipe)
     tokeniser = data.corpus.tokeniser if isinstance(data, CorpusData) else None
     run_folder, facts, weights = RunFolder(folder), {}, None

@@ -198,7 +198,7 @@ class RunFolder:
 
     def recipe(self, *, trust_code: bool = False) -> Recipe:
         """The recipe of the run. Code that it names must be trusted before it is executed."""
-        plain = self.read_config().get("recipe")
+        plain = self.read_config().get("recipe", {})
         if not trust_code:
             require_trusted_code(plain, self.path)
         return Recipe.from_plain(plain)

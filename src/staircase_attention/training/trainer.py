@@ -137,12 +137,11 @@ class Trainer:
 
     def _start(self) -> None:
         """Restore the latest checkpoint that is whole, and continue the metrics from there."""
-        metrics = {"num_bytes": 0}
+        metrics: dict[str, Any] = {"num_bytes": 0}
         for name in reversed(self.folder.checkpoints.names()):
             checkpoint = self._read(name, otherwise="falling back to the one before it")
             if checkpoint is not None:
-                self._restore(checkpoint)
-                metrics = checkpoint.metrics
+                metrics = self._restore(checkpoint)
                 break
         progress, config = self.progress, self.config
         if self.processes.is_first:
@@ -161,13 +160,15 @@ class Trainer:
         if not self.folder.checkpoints.names():
             self._save()
 
-    def _restore(self, checkpoint: Checkpoint) -> None:
+    def _restore(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        """Continue from a checkpoint; the extent of the metrics when it was taken."""
         remedy = "delete it, and the run resumes from the one before it"
         with as_written("a checkpoint", self.folder.checkpoints.path, remedy):
             checkpoint.restore(self.learner)
             self.progress = TrainingProgress.from_plain(
                 checkpoint.trainer["progress"], type(self.progress.position)
             )
+            return checkpoint.metrics
 
     def _read(self, name: CheckpointName, *, otherwise: str) -> Checkpoint | None:
         """A checkpoint; a damaged one is reported and set aside."""
