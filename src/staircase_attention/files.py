@@ -164,15 +164,17 @@ def read_sums(folder: Path) -> dict[str, list[str]] | None:
         return {str(name): [str(one) for one in sums] for name, sums in read_json(path).items()}
 
 
-def read_summed(folder: Path, name: str, *, follows_links: bool = True) -> bytes:
+def read_summed(
+    folder: Path, name: str, *, most: int | None = MOST_BYTES, follows_links: bool = True
+) -> bytes:
     """A file of a folder, if it is what the folder's checksums expect, or if there are none."""
-    content = read_file(folder / name, most=None, follows_links=follows_links)
-    sums = read_sums(folder)
-    if sums is not None and checksum(content) not in sums.get(name, ()):
-        raise ValueError(
-            f"{name} differs from {CHECKSUMS}, which may be deleted to use it as it is"
-        )
-    return content
+    # Twice: another process may write it, and its checksum, between two reads of ours.
+    for _ in range(2):
+        content = read_file(folder / name, most=most, follows_links=follows_links)
+        sums = read_sums(folder)
+        if sums is None or checksum(content) in sums.get(name, ()):
+            return content
+    raise ValueError(f"{name} differs from {CHECKSUMS}, which may be deleted to use it as it is")
 
 
 def write_summed(folder: Path, contents: Mapping[str, bytes], also: Iterable[str] = ()) -> None:

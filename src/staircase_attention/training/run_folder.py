@@ -256,7 +256,7 @@ class RunFolder:
     def read_metrics(self) -> bytes:
         """The metrics so far, verified: all of a finished run, else those before a checkpoint."""
         if self.is_finished:
-            return read_summed(self.path, self.metrics.name)
+            return read_summed(self.path, self.metrics.name, most=None)
         content = read_file(self.metrics, most=None) if self.metrics.exists() else b""
         for note in list(self.checkpoints.notes().values())[-1:]:
             check_metrics(self.metrics, content, note["metrics_bytes"], note.get("metrics_sha256"))
