@@ -127,13 +127,14 @@ def read_run(path: Path, seed: int, measure: Measure = ERROR) -> RunRecord:
         curve = tuple(_scores(lines, "valid", measure))
         train = _mean_of_last(_scores(lines, "train", measure))
         # Of updates that were done twice, after a rollback or a resume, the last time counts.
-        seconds = {line["update"]: line["wall_seconds"] for line in read_lines(folder.timing)}
+        times = {line["update"]: line["wall_seconds"] for line in read_lines(folder.timing)}
+        seconds = {update: times[update] for update, _ in curve if update in times}
     record = RunRecord(
         seed=seed,
         status="unfinished",
         curve=curve,
         train=train,
-        seconds={update: seconds[update] for update, _ in curve if update in seconds},
+        seconds=seconds,
         lengths={length: 100 * score.error for length, score in read_lengths(path).items()},
         is_shared=beside(path, "shared.txt").exists(),
         environment=_environment(folder),
