@@ -9,7 +9,7 @@ TEST_PROCESSES ?= 2
 # A process that imports PyTorch takes half the time if an earlier one has kept what it compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint types imports unit test-gpu setup clean
+.PHONY: demo test lint types imports unit fuzz test-gpu setup clean
 
 setup: $(READY)
 
@@ -46,6 +46,10 @@ $(COMPILED): $(READY)
 
 unit: $(COMPILED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) -m 'not gpu'
+
+# Spoils files of every format at random and judges what happens; the table of docs/reliability.md.
+fuzz: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/harness.py --mutations $(or $(MUTATIONS),12000) --seed $(or $(SEED),1)
 
 # Uses the Python that is on the path: a machine with a GPU brings its own PyTorch build. Kernels
 # are tested there as they are compiled, elsewhere by an interpreter.

@@ -49,6 +49,7 @@ def test_documents_of_many_files_become_one_corpus(tmp_path, monkeypatch):
         assert corpus.split("train").document(number)[:-1].tolist() == tokens.tolist()
     assert corpus.splits == ("train",)
     assert sorted(contents(corpus.folder)) == [
+        "checksums.json",
         "manifest.json",
         "tokeniser/settings.json",
         "tokeniser/tokenizer.json",

@@ -34,8 +34,9 @@ COMMAND = re.compile(r"^\$ (staircase .*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
 SHELL = re.compile(r"^```sh\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 LONG_COMMAND = re.compile(r"^(?:torchrun .*--no-python )?staircase (.*)\n", re.MULTILINE)
 """A command in a block of sh, which takes too long to be run here."""
-MEASURED = re.compile(r"\d+\.\d+| on [^;\n]*;")
-"""What differs from machine to machine when a model is trained: scores, times, the device."""
+MEASURED = re.compile(r"\d+\.\d+| on [^;\n]*;|\b[0-9a-f]{64}\b")
+"""What differs from machine to machine when a model is trained: scores, times, the device,
+and so the checksum of its weights."""
 TRAINS = re.compile(r"staircase (?:train|resume|eval)\b")
 LINK = re.compile(r'(?:\]\(|(?:src|href)=")([^)"#:\s]+)[#)"]')
 WRITING = re.compile(r"<text[^>]*>([^<]*)</text>")

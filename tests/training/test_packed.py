@@ -32,7 +32,8 @@ def test_a_packed_run_gives_the_model_back(small_run, tmp_path, numbers):
         assert torch.equal(tensor, rounded)
     kept = {path.name for path in (tmp_path / "packed").iterdir()}
     assert kept == {
-        "config.json", "environment.json", "packing.json", "result.json", "weights.safetensors"
+        "checksums.json", "config.json", "environment.json", "packing.json", "result.json",
+        "weights.safetensors",
     }  # fmt: skip
     assert (tmp_path / "packed" / "result.json").read_bytes() == (
         small_run / "result.json"
@@ -68,6 +69,9 @@ def test_weights_of_another_model_are_refused_in_one_line(small_run, tmp_path):
     config = json.loads((folder / "config.json").read_text())
     config["recipe"]["model"]["core"]["width"] = 16
     (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"config.json differs from checksums.json, which may"):
+        load_run(folder)
+    (folder / "checksums.json").unlink()
     with pytest.raises(ValueError, match=r"must fit the model, whose .* is \[.*\], got \["):
         load_run(folder)
 

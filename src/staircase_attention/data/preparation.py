@@ -23,7 +23,6 @@ from staircase_attention.data.corpus import (
     Preparation,
     SourceRecord,
     TokeniserRecord,
-    sha256_of,
 )
 from staircase_attention.data.documents import HeldOut, pieces
 from staircase_attention.data.jobs import PreparationProgress, counted, in_order
@@ -31,7 +30,7 @@ from staircase_attention.data.mixture import Mixture, MixturePosition, Part, Pie
 from staircase_attention.data.readers import ReadingOptions, TextSource
 from staircase_attention.data.tokenisers import Tokeniser, load_tokeniser, named_tokeniser
 from staircase_attention.data.writer import CorpusWriter, WorkFolder
-from staircase_attention.files import FULL_DISK, save_folder
+from staircase_attention.files import FULL_DISK, save_folder, sha256_of
 
 # Tokens per file: half a gibibyte, at two bytes each.
 SHARD_TOKENS = 1 << 28

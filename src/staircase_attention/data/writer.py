@@ -27,18 +27,26 @@ from staircase_attention.data.corpus import (
     Manifest,
     Preparation,
     SplitRecord,
-    sha256_of,
     unfinished_folder,
 )
 from staircase_attention.data.documents import SPLITS
 from staircase_attention.data.mixture import MixturePosition, PartPosition, Piece
 from staircase_attention.data.tokenisers import Tokeniser
 from staircase_attention.files import (
+    NO_SUM,
     PARTIAL,
+    as_written,
+    check_seal,
     locked,
     make_folder,
+    parse_json,
     publish_folder,
+    read_file,
+    read_json,
+    sealed,
+    sha256_of,
     write_json,
+    write_whole,
 )
 
 JOURNAL = "journal.json"
@@ -83,7 +91,9 @@ class WorkFolder:
         """Record what is prepared here, or check that it is the same as before."""
         path = self.path / PREPARATION
         if path.exists():
-            _check_same(json.loads(path.read_text()), preparation.as_plain(), self.path)
+            with as_written("a preparation", path, f"remove {self.path}"):
+                before = read_json(path)
+            _check_same(before, preparation.as_plain(), self.path)
         else:
             write_json(path, preparation.as_plain())
 
@@ -121,12 +131,15 @@ class CorpusWriter:
         # The narrowest width that holds all tokens: 2 bytes for 8,008 symbols.
         self.dtype = np.min_scalar_type(tokeniser.vocab_size - 1).newbyteorder("<")
         journal = folder / JOURNAL
-        state = json.loads(journal.read_text()) if journal.exists() else {}
+        # Earlier versions wrote journals without a checksum: those count as none.
+        state, is_resumed = {}, False
+        with as_written("a journal", journal, f"remove {folder} to start again"):
+            if journal.exists():
+                content = read_file(journal)
+                is_resumed, state = check_seal(content), parse_json(content)
         self.position: MixturePosition | None = None
         """Where to resume the mixture; None for its start."""
         self._is_inside_document = False
-        # Earlier versions wrote other journals: theirs count as none, and all is encoded again.
-        is_resumed = "mixture" in state
         if is_resumed:
             self.position = tuple(map(PartPosition.from_plain, state["mixture"]))
             self._is_inside_document = state["is_inside_document"]
@@ -166,11 +179,14 @@ class CorpusWriter:
     def make_durable(self, position: MixturePosition) -> None:
         """Save this point: a preparation that is killed later resumes here, without loss."""
         state = {
+            "sha256": NO_SUM.decode(),
             "splits": {name: writer.durable_state() for name, writer in self._writers.items()},
             "is_inside_document": self._is_inside_document,
             "mixture": [asdict(part) for part in position],
         }
-        write_json(self._folder / JOURNAL, state)
+        write_whole(
+            self._folder / JOURNAL, sealed(json.dumps(state, separators=(",", ":")).encode())
+        )
 
     def close(self) -> None:
         """Close all files as they are."""

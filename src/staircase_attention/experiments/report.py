@@ -14,7 +14,7 @@ from staircase_attention.experiments.experiment import SOLVED, Experiment, Row, 
 from staircase_attention.experiments.paper import Spread
 from staircase_attention.experiments.results import ERROR, LAST_PART, RunRecord, read_runs
 from staircase_attention.files import write_json, write_whole
-from staircase_attention.training.plain import to_plain
+from staircase_attention.plain import to_plain
 from staircase_attention.training.run_folder import environment
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Literal
 
 from staircase_attention.checks import input_error
 from staircase_attention.layers import CoreConfig
+from staircase_attention.plain import from_plain, override, to_plain
 from staircase_attention.schedules import Schedule
 from staircase_attention.tasks import Growth
-from staircase_attention.training.plain import from_plain, override, to_plain
 
 
 def check(owner: object, rule: str, holds: Callable[[Any], bool], *names: str) -> None:

@@ -6,15 +6,20 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from torch import Tensor
-
 from staircase_attention.checks import check_integer, input_error
-from staircase_attention.files import make_folder, sync
+from staircase_attention.files import as_written, make_folder, sync, tensor_shapes
 from staircase_attention.references import record_code
-from staircase_attention.training.dataset import CorpusData
+from staircase_attention.training.checkpoint import WEIGHTS
+from staircase_attention.training.dataset import CorpusData, build_dataset
 from staircase_attention.training.display import Display
 from staircase_attention.training.learner import check_recipe
-from staircase_attention.training.loading import PRETRAINED, check_fit, read_weights, run_path
+from staircase_attention.training.loading import (
+    PRETRAINED,
+    SavedWeights,
+    check_fit,
+    read_weights,
+    run_path,
+)
 from staircase_attention.training.processes import (
     choose_device,
     chosen_threads,
@@ -47,8 +52,12 @@ def train(
         device: as cpu or cuda:1; by default a GPU if there is one.
         progress: where to report.
     """
+    given: object = recipe
+    if not isinstance(given, Recipe):
+        remedy = "pass a Recipe, as Recipe.from_plain({...}) makes of plain data"
+        raise input_error("train takes a Recipe", type(given).__name__, remedy)
     # Values that could not be read back from config.json are refused here.
-    recipe = Recipe.from_plain(recipe.to_plain())
+    recipe = Recipe.from_plain(given.to_plain())
     run_folder, facts, weights = RunFolder(folder), {}, None
     origin = None if init is None else os.fspath(init)
     if origin is not None and not origin.startswith(PRETRAINED):
@@ -62,8 +71,9 @@ def train(
     tokeniser = data.corpus.tokeniser if isinstance(data, CorpusData) else None
     run_folder.require_unbegun()
     if origin is not None:
-        update, weights = read_weights(RunFolder(run_path(origin)), "best")
-        facts["init"] = {"run": origin, "update": update}
+        weights = read_weights(RunFolder(run_path(origin)), "best")
+        check_fit(recipe, data, weights.shapes, origin, "choose a run of this model")
+        facts["init"] = {"run": origin, "update": weights.update}
     # Nothing is written before the data and the model are there.
     with (
         _trainer(recipe, run_folder, progress, weights, device) as trainer,
@@ -127,9 +137,23 @@ def _resume(
         init, weights = run_folder.read_config().get("init"), None
         # After the first checkpoint the run has weights of its own, and the other may be gone.
         if init is not None and not run_folder.checkpoints.names():
-            _, weights = read_weights(RunFolder(run_path(init["run"])), init["update"])
+            with as_written("init in config.json", init, "restore config.json"):
+                weights = read_weights(RunFolder(run_path(init["run"])), init["update"])
+        _check_size(run_folder, recipe, weights)
         with _trainer(recipe, run_folder, progress, weights, device) as trainer:
             return trainer.run()
+
+
+def _check_size(run_folder: RunFolder, recipe: Recipe, weights: SavedWeights | None) -> None:
+    """Refuse a recipe that does not fit the weights, before a model of its size is built."""
+    shapes = None if weights is None else weights.shapes
+    for name in run_folder.checkpoints.names():
+        # A damaged checkpoint is reported, and set aside, where it is read.
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+            shapes = tensor_shapes(run_folder.checkpoints.path / str(name) / WEIGHTS)
+    if shapes is not None:
+        remedy = "take config.json from its run"
+        check_fit(recipe, build_dataset(recipe), shapes, run_folder.path, remedy)
 
 
 def _extend(run_folder: RunFolder, recipe: Recipe, num_updates: int) -> Recipe:
@@ -154,7 +178,7 @@ def _trainer(
     recipe: Recipe,
     run_folder: RunFolder,
     progress: Display | None,
-    weights: dict[str, Tensor] | None,
+    weights: SavedWeights | None,
     device: str | None,
 ) -> Iterator[Trainer]:
     """The trainer of a run, with these initial weights; signals and full disks end it in order."""
@@ -167,9 +191,7 @@ def _trainer(
             recipe, run_folder, device=place, processes=processes, display=display, stop=stop
         )
         if weights is not None:
-            model = trainer.learner.model
-            check_fit(model, weights, "the run to start from", "choose a run of this model")
-            model.load_state_dict(weights)
+            trainer.learner.model.load_state_dict(weights.tensors)
         yield trainer
 
 

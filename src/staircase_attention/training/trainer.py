@@ -2,7 +2,6 @@
 
 import math
 import time
-from dataclasses import asdict
 from functools import partial
 from typing import Any, Literal
 
@@ -11,7 +10,7 @@ import torch
 from staircase_attention.batches import Batch
 from staircase_attention.checks import input_error
 from staircase_attention.evaluation import Score, evaluate, title
-from staircase_attention.files import write_json
+from staircase_attention.files import as_written
 from staircase_attention.tasks import lanes_of_process
 from staircase_attention.training.checkpoint import (
     WEIGHTS,
@@ -138,7 +137,7 @@ class Trainer:
 
     def _start(self) -> None:
         """Restore the latest checkpoint that is whole, and continue the metrics from there."""
-        num_bytes = 0
+        metrics: dict[str, Any] = {"num_bytes": 0}
         if self.processes.is_first:
             self.folder.clear()
         # Nobody writes before the rest of an earlier process is gone.
@@ -146,12 +145,11 @@ class Trainer:
         for name in reversed(self.folder.checkpoints.names()):
             checkpoint = self._read(name, otherwise="falling back to the one before it")
             if checkpoint is not None:
-                self._restore(checkpoint)
-                num_bytes = checkpoint.trainer["metrics_bytes"]
+                metrics = self._restore(checkpoint)
                 break
         progress, config = self.progress, self.config
         if self.processes.is_first:
-            self.log = MetricsLog(self.folder, num_bytes=num_bytes, update=progress.update)
+            self.log = MetricsLog(self.folder, update=progress.update, **metrics)
         self.display.begin(self.recipe.name, progress.update, config.num_updates)
         longest = config.growth.longest(config.num_updates - 1)
         if longest is not None:
@@ -166,11 +164,15 @@ class Trainer:
         if not self.folder.checkpoints.names():
             self._save()
 
-    def _restore(self, checkpoint: Checkpoint) -> None:
-        checkpoint.restore(self.learner)
-        self.progress = TrainingProgress.from_plain(
-            checkpoint.trainer["progress"], type(self.progress.position)
-        )
+    def _restore(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        """Continue from a checkpoint; the extent of the metrics when it was taken."""
+        remedy = "delete it, and the run resumes from the one before it"
+        with as_written("a checkpoint", self.folder.checkpoints.path, remedy):
+            checkpoint.restore(self.learner)
+            self.progress = TrainingProgress.from_plain(
+                checkpoint.trainer["progress"], type(self.progress.position)
+            )
+            return checkpoint.metrics
 
     def _read(self, name: CheckpointName, *, otherwise: str) -> Checkpoint | None:
         """A checkpoint; a damaged one is reported and set aside."""
@@ -295,7 +297,7 @@ class Trainer:
         """
         trainer = {
             "progress": self.progress.to_plain(),
-            "metrics_bytes": 0 if self.log is None else self.log.num_bytes,
+            **({} if self.log is None else self.log.extent),
             "is_healthy": is_due and self.progress.watch.is_healthy,
         }
         self.folder.checkpoints.save(self.progress.name, self.learner, trainer)
@@ -395,7 +397,7 @@ class Trainer:
             outcome=ending,
         )
         if self.processes.is_first:
-            write_json(self.folder.result, asdict(result))
+            self.folder.write_result(result)
         if self.stop.number:
             message = f"stopped after {self.folder.path} was {result.status}"
             raise StopRequested(self.stop.number, message)

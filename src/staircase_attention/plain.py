@@ -49,7 +49,7 @@ def from_plain(config: type[Config], plain: Any, path: str = "config") -> Config
             raise input_error(f"{path}.{name} must be given", "nothing", f"add {name}")
     hints = typing.get_type_hints(config)
     return config(
-        **{name: _convert(hints[name], part, f"{path}.{name}") for name, part in given.items()}
+        **{name: convert(hints[name], part, f"{path}.{name}") for name, part in given.items()}
     )
 
 
@@ -120,22 +120,23 @@ def _group(value: Any, path: str) -> Mapping[str, Any]:  # noqa: ANN401
     return value
 
 
-def _convert(hint: Any, value: Any, path: str) -> Any:  # noqa: ANN401
+def convert(hint: Any, value: Any, path: str) -> Any:  # noqa: ANN401
     """A plain value as the type that a config asks for."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if hint is Any:
+    if hint is Any or dataclasses.is_dataclass(value):
         return value
     if origin in (typing.Union, types.UnionType):
         return _convert_union(arguments, value, path)
     if origin is typing.Literal:
         check_choice(path, value, arguments)
         return value
-    if origin is tuple:
+    if origin in (tuple, list):
         if not isinstance(value, (list, tuple)):
             raise input_error(f"{path} must be a list", repr(value), "write it in [brackets]")
-        return tuple(_convert(arguments[0], part, f"{path}[{i}]") for i, part in enumerate(value))
+        return origin(convert(arguments[0], part, f"{path}[{i}]") for i, part in enumerate(value))
     if origin is not None:
-        return _group(value, path)
+        items = _group(value, path).items()
+        return {name: convert(arguments[1], part, f"{path}.{name}") for name, part in items}
     if hint is Schedule:
         return schedule_from_dict(_group(value, path))
     if dataclasses.is_dataclass(hint):
@@ -151,7 +152,7 @@ def _convert_union(hints: tuple[Any, ...], value: Any, path: str) -> Any:  # noq
     kinds = {hint.kind: hint for hint in hints if hasattr(hint, "kind")}
     if not kinds:
         [hint] = [hint for hint in hints if hint is not types.NoneType]
-        return _convert(hint, value, path)
+        return convert(hint, value, path)
     kind = _group(value, path).get("kind")
     check_choice(f"{path}.kind", kind, kinds)
     return from_plain(kinds[kind], value, path)
