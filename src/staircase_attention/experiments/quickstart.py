@@ -9,8 +9,10 @@ import math
 import re
 import shlex
 import shutil
+import signal
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +34,8 @@ from staircase_attention.generation import SamplingConfig, stream_text
 from staircase_attention.training import Display, Recipe, RunResult, load_language_model
 from staircase_attention.training import resume as resume_run
 from staircase_attention.training import train as train_recipe
-from staircase_attention.training.processes import choose_device
+from staircase_attention.training.optimizer import LATE
+from staircase_attention.training.processes import StopRequested, choose_device
 from staircase_attention.training.run_folder import RunFolder
 
 # The share of the text for validation, and for the test; and the most bytes of each.
@@ -56,7 +59,7 @@ WORD = re.compile(r"[^\W\d_]+(?:['\u2019][^\W\d_]+)*")
 ON_CPU = {
     "model.schedule.chunk_size": 32,
     "training": {"num_lanes": 4, "segment_length": 128},
-    "training.optimizer": {"learning_rate": 3e-3, "final_fraction": 0.0},
+    "training.optimizer": {"learning_rate": 3e-3},
 }
 ON_GPU = {
     "model.core.dropout": 0.1,
@@ -64,6 +67,8 @@ ON_GPU = {
     "training": {"num_lanes": 64, "segment_length": 256, "precision": "bfloat16"},
     "training.optimizer": {"kind": "muon", "learning_rate": 3e-3, "beta1": 0.95, "beta2": 0.95},
 }
+# The number of updates can still change, up to the decay, as the speed does.
+DECAY = {"training.optimizer": {"decay": "late", "final_fraction": 0.0}}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,8 +93,7 @@ class Quickstart:
         self._claim([str(file.resolve()) for source in sources for file in source.files])
         sizes, words = _survey(sources)
         corpus = self._prepared(sources, sizes)
-        recipe = self._recipe(corpus)
-        result = self._trained(recipe)
+        result = self._trained(self._recipe(corpus), corpus)
         draw_curve(self.folder / "run", corpus, self.folder / "curve.png")
         samples, made = self._samples(_prompts(corpus))
         return result, samples, sum(word in words for word in made) / max(1, len(made))
@@ -118,7 +122,8 @@ class Quickstart:
             self._command("prepare", "text", *self.files, "--valid", share, "--test", share, *end)
         else:
             held_out, text = HeldOut(valid=0, test=0), self.folder / "text"
-            write_splits(sources, text, ends=(total * (1 - 2 * share), total * (1 - share)))
+            size = int(share * total)
+            write_splits(sources, text, ends=(total - 2 * size, total - size))
             own = ("--valid-file", text / "valid", "--test-file", text / "test")
             self._command("prepare", "text", text / "train", *own, *end)
             sources = [TextSource(text / "train")] + [
@@ -149,12 +154,28 @@ class Quickstart:
                 break
         return planned(recipe, corpus, num_updates)
 
-    def _trained(self, recipe: Recipe) -> RunResult:
-        run = self.folder / "run"
-        self._command("train", self.folder / "recipe.json", "--output", run)
-        if RunFolder(run).is_unbegun:
-            return train_recipe(recipe, run, progress=self.training)
-        return resume_run(run, progress=self.training)
+    def _trained(self, recipe: Recipe, corpus: Corpus) -> RunResult:
+        """Train for the time, with as many updates as the speed turns out to allow.
+
+        Before its decay a run does not depend on their number: the recipe with the final number,
+        which is kept, gives the same run in one go.
+        """
+        path, run = self.folder / "recipe.json", RunFolder(self.folder / "run")
+        self._command("train", path, "--output", run.path)
+        spent = max((line["wall_seconds"] for line in read_lines(run.timing)), default=0.0)
+        pace = Pace(self.training, recipe, most_updates(recipe, corpus), 60 * self.minutes - spent)
+        while True:
+            try:
+                if run.is_unbegun:
+                    result = train_recipe(recipe, run.path, progress=pace)
+                else:
+                    result = resume_run(run.path, num_updates=pace.wanted, progress=pace)
+                break
+            except StopRequested:
+                if pace.wanted is None:
+                    raise
+        write_json(path, run.recipe().to_plain())
+        return result
 
     def _samples(self, prompts: list[str]) -> tuple[list[str], list[str]]:
         """Continued prompts, and the words that the model made, without those that may be cut."""
@@ -193,6 +214,7 @@ def vocabulary(num_bytes: int) -> int:
 def sized_recipes(corpus: Corpus, *, on_gpu: bool) -> Iterator[Recipe]:
     """Small language recipes from large to small, none too large for the text but the last."""
     recipe = find_recipe("base-small/cached-staircase").override(ON_GPU if on_gpu else ON_CPU)
+    recipe = recipe.override(DECAY)
     training, num_tokens = recipe.training, corpus.split("train").num_tokens
     shortest = min(corpus.split(name).num_tokens for name in ("valid", "test"))
     # A lane has some segments of text before it comes round to where it began.
@@ -212,12 +234,16 @@ def sized_recipes(corpus: Corpus, *, on_gpu: bool) -> Iterator[Recipe]:
             yield recipe.override({"model.core": {"width": width, "num_layers": num_layers}})
 
 
+def most_updates(recipe: Recipe, corpus: Corpus) -> int:
+    """The updates of MOST_EPOCHS."""
+    batch = recipe.training.num_lanes * recipe.training.segment_length
+    return MOST_EPOCHS * corpus.split("train").num_tokens // batch
+
+
 def planned(recipe: Recipe, corpus: Corpus, num_updates: int) -> Recipe:
-    """The recipe for this number of updates, at most MOST_EPOCHS, with about ten scores."""
-    training = recipe.training
-    batch = training.num_lanes * training.segment_length
-    most_updates = MOST_EPOCHS * corpus.split("train").num_tokens // batch
-    count = max(4, min(num_updates, most_updates))
+    """The recipe for this number of updates, if not too many, with about ten scores."""
+    batch = recipe.training.num_lanes * recipe.training.segment_length
+    count = max(4, min(num_updates, most_updates(recipe, corpus)))
     tenth = max(1, count // 10)
     return recipe.override(
         {
@@ -262,6 +288,55 @@ def seconds_per_update(recipe: Recipe, folder: Path, seconds: float) -> float:
     return (watch.times[-1] - watch.times[0]) / (len(watch.times) - 1)
 
 
+class Pace(Display):
+    """Stops a run that needs another number of updates to end in time, before its decay begins."""
+
+    wanted: int | None = None
+    """That number of updates."""
+
+    def __init__(self, display: Display, recipe: Recipe, most: int, seconds: float) -> None:
+        self.display, self.most = display, most
+        self.warm_up = recipe.training.optimizer.warm_up
+        # The speed is that of the latest twentieth of the time, or of two.
+        self.times, self.window = deque[tuple[int, float]](), max(0.0, seconds) / 20
+        self.end_time = time.monotonic() + seconds
+        self.say, self.end = display.say, display.end
+
+    def begin(self, name: str, update: int, num_updates: int) -> None:
+        """A run starts or resumes."""
+        self.num_updates, self.wanted = num_updates, None
+        self.decay_start = num_updates - LATE * (num_updates - self.warm_up)
+        self.times.clear()
+        self.display.begin(name, update, num_updates)
+
+    def advance(self, update: int, **facts: float) -> None:
+        """Note the time, and choose the number of updates when the decay is due."""
+        self.display.advance(update, **facts)
+        if not self.times or update > self.times[-1][0]:
+            self.times.append((update, time.monotonic()))
+            while self.times[-1][1] - self.times[0][1] > 2 * self.window:
+                self.times.popleft()
+            self.wanted = self._wanted(update)
+        if self.wanted is not None:
+            self.say(f"at this speed {self.wanted:,} updates fit, not {self.num_updates:,}")
+            signal.raise_signal(signal.SIGTERM)
+
+    def _wanted(self, update: int) -> int | None:
+        """The number of updates that fits, if it must be chosen now and differs by a twentieth."""
+        (first, began), (_, now) = self.times[0], self.times[-1]
+        is_measured, is_due = now - began > self.window, update + 1 > self.decay_start
+        if update == first or update > self.decay_start or not (is_measured or is_due):
+            return None
+        left = (self.end_time - now) * (update - first) / (now - began)
+        fitting = min(update + left, self.most)
+        # With fewer updates the decay would have begun already.
+        fewest = self.warm_up + (update + 1 - self.warm_up) / (1 - LATE)
+        if fitting > fewest and not is_due:
+            return None
+        wanted = math.ceil(max(fitting, fewest))
+        return wanted if abs(wanted - self.num_updates) > self.num_updates / 20 else None
+
+
 def _whole_documents(sources: Sequence[TextSource]) -> Iterator[bytes]:
     for source in sources:
         parts: list[bytes] = []
@@ -282,8 +357,8 @@ def _survey(sources: Sequence[TextSource]) -> tuple[list[int], set[str]]:
     return sizes, words
 
 
-def write_splits(sources: Sequence[TextSource], folder: Path, *, ends: tuple[float, float]) -> None:
-    """Copies of all documents in three folders, in which one split ends where a line ends.
+def write_splits(sources: Sequence[TextSource], folder: Path, *, ends: tuple[int, int]) -> None:
+    """Copies of all documents in three folders; the splits end where a line or a word does.
 
     Args:
         sources: the documents.
@@ -296,20 +371,28 @@ def write_splits(sources: Sequence[TextSource], folder: Path, *, ends: tuple[flo
     shutil.rmtree(scratch, ignore_errors=True)
     place = 0
     for number, data in enumerate(_whole_documents(sources)):
-        parts: dict[str, list[bytes]] = {}
-        for line in data.splitlines(keepends=True):
-            split = ("train", "valid", "test")[(place >= ends[0]) + (place >= ends[1])]
-            parts.setdefault(split, []).append(line)
-            place += len(line)
-        for split, lines in parts.items():
-            (scratch / split).mkdir(parents=True, exist_ok=True)
-            (scratch / split / f"{number:04d}.txt").write_bytes(b"".join(lines))
+        first, second = (_cut(data, end - place, (ends[1] - ends[0]) // 2) for end in ends)
+        place += len(data)
+        parts = {"train": data[:first], "valid": data[first:second], "test": data[second:]}
+        for split, part in parts.items():
+            if part:
+                (scratch / split).mkdir(parents=True, exist_ok=True)
+                (scratch / split / f"{number:04d}.txt").write_bytes(part)
     if not all((scratch / split).exists() for split in ("train", "valid", "test")):
-        rule = "a text must have lines to train on, to validate and to test"
-        raise input_error(
-            rule, f"{place:,} bytes of few lines", "use more text, or break its lines"
-        )
+        rule = "a text must have something to train on, to validate and to test"
+        raise input_error(rule, f"{place:,} bytes", "use more text")
     scratch.rename(folder)
+
+
+def _cut(data: bytes, start: int, reach: int) -> int:
+    """Where a line ends, or else a word, or else a character, soon after a place."""
+    start = min(max(start, 0), len(data))
+    for end in (b"\n", b" "):
+        if 0 < start < len(data) and (found := data.find(end, start - 1, start + reach)) >= 0:
+            return found + 1
+    while start < len(data) and data[start] & 0xC0 == 0x80:  # noqa: PLR2004
+        start += 1
+    return start
 
 
 def _prompts(corpus: Corpus) -> list[str]:
