@@ -88,7 +88,8 @@ def test_export_writes_what_transformers_reads(output_of, text_run, tmp_path):
     model = auto.AutoModelForCausalLM.from_pretrained(tmp_path / "exported")
     tokenizer = auto.AutoTokenizer.from_pretrained(tmp_path / "exported")
     words = tokenizer("it was", return_tensors="pt").input_ids
-    assert tokenizer.decode(words[0]) == "it was"
+    # The end symbol comes first, as in `sample`.
+    assert tokenizer.decode(words[0]) == "<|endoftext|>it was"
     assert model(words).logits.shape[-1] == 257
 
 
@@ -129,8 +130,10 @@ def chat(staircase, text_run, monkeypatch):
 
 def test_chat_replies_until_an_empty_line_and_refuses_bytes_that_are_no_text(chat):
     out, err = chat(b"\xff\xfe\nhello\nwhy?\n\nunheard")
-    assert out.count("you: ") == 4
-    assert out.count("it:") == 2
+    starts = [line[:9] for line in out.splitlines() if line.startswith(("you:", "it:"))]
+    assert [start if start[0] == "y" else "it:" for start in starts] == [
+        "you: hell", "it:", "you: why?", "it:",
+    ]  # fmt: skip
     assert err.count("staircase: 'utf-8' codec can't encode") == 1
 
 

@@ -188,6 +188,8 @@ def chat(
     for words in turns():
         reply = ""
         try:
+            if not sys.stdin.isatty():
+                typer.echo(f"you: {words}")
             with stop_requests() as request:
                 for part in dialogue.reply(words):
                     typer.echo(part if reply else f"it:  {part}", nl=False)
@@ -214,11 +216,13 @@ def turns() -> Iterator[str]:
     if isinstance(sys.stdin, io.TextIOWrapper):
         # Lines that are not UTF-8 are refused one by one, and the dialogue continues.
         sys.stdin.reconfigure(errors="surrogateescape")
+    # Lines that nobody types are printed as they are read.
+    prompt = "you: " if sys.stdin.isatty() else ""
     try:
-        while words := input("you: ").strip():
+        while words := input(prompt).strip():
             yield words
     except (EOFError, KeyboardInterrupt) as end:
-        typer.echo()
+        typer.echo("\n" if prompt else "", nl=False)
         if isinstance(end, KeyboardInterrupt):
             raise
 
