@@ -18,12 +18,8 @@ NUM_STEPS = 5
 LEAST_NORM = 1e-7
 
 
-# The share of the updates after the warm-up over which a late decay is linear.
-LATE = 0.25
-
-
 def learning_rate(config: OptimizerConfig, update: int, num_updates: int) -> float:
-    """The rate at an update, counted from 0: warm-up, then constant or a decay.
+    """The rate at an update, counted from 0: warm-up, then constant, linear or cosine.
 
     >>> config = OptimizerConfig(learning_rate=1.0, warm_up=4, decay="linear")
     >>> [learning_rate(config, update, num_updates=8) for update in range(8)]
@@ -35,7 +31,6 @@ def learning_rate(config: OptimizerConfig, update: int, num_updates: int) -> flo
     shape = {
         "constant": 1.0,
         "linear": 1.0 - done,
-        "late": min(1.0, (1.0 - done) / LATE),
         "cosine": 0.5 * (1.0 + math.cos(math.pi * done)),
     }[config.decay]
     floor = 0.0 if config.decay == "constant" else config.final_fraction

@@ -85,9 +85,8 @@ class OptimizerConfig:
     weight_decay: float = 0.0
     warm_up: int = 1000
     """Updates of linear warm-up."""
-    decay: Literal["constant", "linear", "cosine", "late"] = "constant"
-    """The rate between the warm-up and the last update; late: linear over the last quarter, so that
-    the number of updates can change before it without a trace."""
+    decay: Literal["constant", "linear", "cosine"] = "constant"
+    """The rate between the warm-up and the last update."""
     final_fraction: float = 0.0
     """The last rate of a decay, as a fraction of `learning_rate`."""
     gradient_clip: float | None = 0.1
