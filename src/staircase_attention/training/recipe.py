@@ -87,6 +87,8 @@ class OptimizerConfig:
     """Updates of linear warm-up."""
     decay: Literal["constant", "linear", "cosine"] = "constant"
     """The rate between the warm-up and the last update."""
+    decay_part: float = 1.0
+    """The last part of those updates, in which the rate decays; before it the rate is constant."""
     final_fraction: float = 0.0
     """The last rate of a decay, as a fraction of `learning_rate`."""
     gradient_clip: float | None = 0.1
@@ -98,6 +100,7 @@ class OptimizerConfig:
         check(self, "at least 0 and under 1", lambda value: 0 <= value < 1, "beta1", "beta2")
         check(self, "at least 0", lambda value: value >= 0, "weight_decay", "warm_up")
         check(self, "from 0 to 1", lambda value: 0 <= value <= 1, "final_fraction")
+        check(self, "over 0 and at most 1", lambda value: 0 < value <= 1, "decay_part")
         check(self, "over 0, or none", lambda value: value is None or value > 0, "gradient_clip")
         if self.kind != "muon" and self.adamw_fraction != 1:
             raise input_error(
