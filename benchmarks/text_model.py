@@ -1,6 +1,8 @@
-"""Writes the text that `pretrained:novels-and-talk` was trained on, split into train, valid and test.
+"""Writes the text of `pretrained:novels-and-talk`, split into train, valid and test.
 
     python benchmarks/text_model.py novels/ topical_chat.jsonl text/
+    staircase prepare text text/novels text/talk --weights 1,2 --valid-file text/valid \\
+        --test-file text/test --tokeniser bpe-1024 --output corpora/novels-and-talk
 
 Novels lose runs of blank lines, because three line breaks end a turn of a dialogue. One novel and
 2% of the dialogues are for validation, and as much for the test. Novels of 1929 and later, which
@@ -17,16 +19,16 @@ BREAKS = re.compile(r"\n\s*\n\s*\n")
 
 
 def main(novels: Path, dialogues: Path, output: Path) -> None:
-    """Write the three folders, each with novels and a file of dialogues."""
-    for split in ("train", "valid", "test"):
-        (output / split).mkdir(parents=True)
+    """Write the four folders; valid and test have a novel and dialogues."""
+    for name in ("novels", "talk", "valid", "test"):
+        (output / name).mkdir(parents=True)
     for novel in sorted(novels.glob("*.txt")):
         if int(novel.stem.rsplit("_", 1)[1]) < PUBLIC_DOMAIN:
             text = BREAKS.sub("\n\n", novel.read_text())
-            (output / HELD_OUT.get(novel.name, "train") / novel.name).write_text(text)
-    parts: dict[str, list[str]] = {"train": [], "valid": [], "test": []}
+            (output / HELD_OUT.get(novel.name, "novels") / novel.name).write_text(text)
+    parts: dict[str, list[str]] = {"talk": [], "valid": [], "test": []}
     for number, line in enumerate(dialogues.read_text().splitlines(keepends=True)):
-        parts[{0: "valid", 1: "test"}.get(number % 50, "train")].append(line)
+        parts[{0: "valid", 1: "test"}.get(number % 50, "talk")].append(line)
     for split, lines in parts.items():
         (output / split / "dialogues.jsonl").write_text("".join(lines))
 

@@ -31,7 +31,7 @@ def made(tmp_path_factory):
     )
     with pytest.MonkeyPatch.context() as patch:
         # A plan of 20 updates, which at update 5 turn out to be too many.
-        patch.setattr(steps, "seconds_per_update", lambda *_: 0.9 * 0.12 / 20.5)
+        patch.setattr(steps, "seconds_per_update", lambda _, __, seconds: 18 * seconds / 20.5)
         patch.setattr(
             Pace, "_wanted", lambda pace, at: 12 if at == 5 < pace.num_updates - 7 else None
         )
@@ -124,7 +124,7 @@ def test_any_text_is_split_between_words_or_characters(tmp_path, unit):
 
 def test_text_that_is_too_short_is_refused(tmp_path):
     (tmp_path / "a.txt").write_text("word")
-    with pytest.raises(InputError, match="a text must have something to train on, .*got 4 bytes"):
+    with pytest.raises(InputError, match=r"a text must have something to train on, .*got 4 bytes"):
         write_splits([TextSource(tmp_path / "a.txt")], tmp_path / "text", ends=(4, 4))
     assert not (tmp_path / "text").exists()
 
@@ -162,7 +162,7 @@ class Clock:
 )
 def test_a_run_keeps_its_time_when_the_speed_changes(monkeypatch, planned, seconds, longest):
     recipe = steps.find_recipe("base-small/cached-staircase").override(
-        {"training.optimizer": {"warm_up": planned // 20, "decay": "late", "final_fraction": 0.0}}
+        {"training.optimizer": {**steps.DECAY, "warm_up": planned // 20}}
     )
     recipe = recipe.override({"training.evaluate_every": planned // 10})
     config, update, num_updates = recipe.training.optimizer, 0, planned

@@ -34,12 +34,11 @@ from staircase_attention.generation import SamplingConfig, stream_text
 from staircase_attention.training import Display, Recipe, RunResult, load_language_model
 from staircase_attention.training import resume as resume_run
 from staircase_attention.training import train as train_recipe
-from staircase_attention.training.optimizer import LATE
 from staircase_attention.training.processes import StopRequested, choose_device
 from staircase_attention.training.run_folder import RunFolder
 
 # The share of the text for validation, and for the test; and the most bytes of each.
-HELD_OUT, MOST_HELD_OUT = 0.05, 1_000_000
+HELD_OUT, MOST_HELD_OUT = 0.05, 100_000
 # With fewer documents, hashes of documents would not give splits of these sizes.
 MANY_DOCUMENTS = 200
 # More passes over a text teach a small model little.
@@ -68,7 +67,8 @@ ON_GPU = {
     "training.optimizer": {"kind": "muon", "learning_rate": 3e-3, "beta1": 0.95, "beta2": 0.95},
 }
 # The number of updates can still change, up to the decay, as the speed does.
-DECAY = {"training.optimizer": {"decay": "late", "final_fraction": 0.0}}
+DECAY_PART = 0.25
+DECAY = {"decay": "linear", "decay_part": DECAY_PART, "final_fraction": 0.0}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,8 +77,8 @@ class Quickstart:
 
     files: Sequence[Path]
     folder: Path
-    minutes: float = 8.0
-    """Time to train."""
+    minutes: float = 9.0
+    """Time for everything; half of it is for training, whatever the rest takes."""
     say: Callable[[str], None] = print
     """Receives the commands."""
     preparing: PreparationProgress | None = None
@@ -89,14 +89,20 @@ class Quickstart:
 
     def run(self) -> tuple[RunResult, list[str], float]:
         """All steps: the result, samples, and the share of their words that are in the text."""
+        # Then come the test and the samples.
+        end_time = time.monotonic() + 0.9 * 60 * self.minutes
         sources = [TextSource(path) for path in self.files]
         self._claim([str(file.resolve()) for source in sources for file in source.files])
         sizes, words = _survey(sources)
         corpus = self._prepared(sources, sizes)
-        result = self._trained(self._recipe(corpus), corpus)
+        recipe = self._recipe(corpus, self._seconds_to(end_time))
+        result = self._trained(recipe, corpus, self._seconds_to(end_time))
         draw_curve(self.folder / "run", corpus, self.folder / "curve.png")
         samples, made = self._samples(_prompts(corpus))
         return result, samples, sum(word in words for word in made) / max(1, len(made))
+
+    def _seconds_to(self, end_time: float) -> float:
+        return max(30 * self.minutes, end_time - time.monotonic())
 
     def _claim(self, files: list[str]) -> None:
         """Refuse a folder that has the quickstart of other files, or of another time."""
@@ -137,16 +143,15 @@ class Quickstart:
             progress=self.preparing,
         )
 
-    def _recipe(self, corpus: Corpus) -> Recipe:
+    def _recipe(self, corpus: Corpus, seconds: float) -> Recipe:
         """A recipe for this machine, this text and this time, which is kept in a file."""
         path = self.folder / "recipe.json"
         if not path.exists():
-            write_json(path, self._chosen(corpus).to_plain())
+            write_json(path, self._chosen(corpus, seconds).to_plain())
         return find_recipe(str(path))
 
-    def _chosen(self, corpus: Corpus) -> Recipe:
+    def _chosen(self, corpus: Corpus, seconds: float) -> Recipe:
         """The largest recipe that gets enough updates, or the smallest of all."""
-        seconds = 60 * self.minutes
         for recipe in sized_recipes(corpus, on_gpu=choose_device().type == "cuda"):
             each = seconds_per_update(recipe, self.folder, min(MEASURED_SECONDS, seconds / 20))
             num_updates = int((1 - SCORING_SHARE) * seconds / each)
@@ -154,7 +159,7 @@ class Quickstart:
                 break
         return planned(recipe, corpus, num_updates)
 
-    def _trained(self, recipe: Recipe, corpus: Corpus) -> RunResult:
+    def _trained(self, recipe: Recipe, corpus: Corpus, seconds: float) -> RunResult:
         """Train for the time, with as many updates as the speed turns out to allow.
 
         Before its decay a run does not depend on their number: the recipe with the final number,
@@ -163,7 +168,7 @@ class Quickstart:
         path, run = self.folder / "recipe.json", RunFolder(self.folder / "run")
         self._command("train", path, "--output", run.path)
         spent = max((line["wall_seconds"] for line in read_lines(run.timing)), default=0.0)
-        pace = Pace(self.training, recipe, most_updates(recipe, corpus), 60 * self.minutes - spent)
+        pace = Pace(self.training, recipe, most_updates(recipe, corpus), seconds - spent)
         while True:
             try:
                 if run.is_unbegun:
@@ -214,7 +219,7 @@ def vocabulary(num_bytes: int) -> int:
 def sized_recipes(corpus: Corpus, *, on_gpu: bool) -> Iterator[Recipe]:
     """Small language recipes from large to small, none too large for the text but the last."""
     recipe = find_recipe("base-small/cached-staircase").override(ON_GPU if on_gpu else ON_CPU)
-    recipe = recipe.override(DECAY)
+    recipe = recipe.override({"training.optimizer": DECAY})
     training, num_tokens = recipe.training, corpus.split("train").num_tokens
     shortest = min(corpus.split(name).num_tokens for name in ("valid", "test"))
     # A lane has some segments of text before it comes round to where it began.
@@ -305,7 +310,7 @@ class Pace(Display):
     def begin(self, name: str, update: int, num_updates: int) -> None:
         """A run starts or resumes."""
         self.num_updates, self.wanted = num_updates, None
-        self.decay_start = num_updates - LATE * (num_updates - self.warm_up)
+        self.decay_start = num_updates - DECAY_PART * (num_updates - self.warm_up)
         self.times.clear()
         self.display.begin(name, update, num_updates)
 
@@ -330,7 +335,7 @@ class Pace(Display):
         left = (self.end_time - now) * (update - first) / (now - began)
         fitting = min(update + left, self.most)
         # With fewer updates the decay would have begun already.
-        fewest = self.warm_up + (update + 1 - self.warm_up) / (1 - LATE)
+        fewest = self.warm_up + (update + 1 - self.warm_up) / (1 - DECAY_PART)
         if fitting > fewest and not is_due:
             return None
         wanted = math.ceil(max(fitting, fewest))
