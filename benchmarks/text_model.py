@@ -1,7 +1,7 @@
-"""Writes the text of `pretrained:novels-and-talk`, split into train, valid and test.
+r"""Writes the text of `pretrained:novels-and-talk`, split into train, valid and test.
 
     python benchmarks/text_model.py novels/ topical_chat.jsonl text/
-    staircase prepare text text/novels text/talk --weights 1,2 --valid-file text/valid \\
+    staircase prepare text text/novels text/talk --weights 1,2 --valid-file text/valid \
         --test-file text/test --tokeniser bpe-1024 --output corpora/novels-and-talk
 
 Novels lose runs of blank lines, because three line breaks end a turn of a dialogue. One novel and
