@@ -5,14 +5,17 @@ import shutil
 from dataclasses import replace
 
 import pytest
+import torch
 
 from staircase_attention.checks import InputError
 from staircase_attention.data import TextSource
 from staircase_attention.data.documents import SPLITS
+from staircase_attention.engine.backend import HEAD_SIZES
 from staircase_attention.experiments import quickstart as steps
 from staircase_attention.experiments.quickstart import Pace, Quickstart, write_splits
 from staircase_attention.training import Display
 from staircase_attention.training.optimizer import learning_rate
+from staircase_attention.training.recipe import OptimizerConfig
 
 LINES = [f"Line {number} is about the old house by the sea.\n" for number in range(400)]
 
@@ -33,7 +36,7 @@ def made(tmp_path_factory):
         # A plan of 20 updates, which at update 5 turn out to be too many.
         patch.setattr(steps, "seconds_per_update", lambda _, __, seconds: 18 * seconds / 20.5)
         patch.setattr(
-            Pace, "_wanted", lambda pace, at: 12 if at == 5 < pace.num_updates - 7 else None
+            Pace, "_wanted", lambda pace, at, _: 12 if at == 5 < pace.num_updates - 7 else None
         )
         return quick, said, quick.run()
 
@@ -161,13 +164,10 @@ class Clock:
     ],
 )
 def test_a_run_keeps_its_time_when_the_speed_changes(monkeypatch, planned, seconds, longest):
-    recipe = steps.find_recipe("base-small/cached-staircase").override(
-        {"training.optimizer": {**steps.DECAY, "warm_up": planned // 20}}
-    )
-    recipe = recipe.override({"training.evaluate_every": planned // 10})
-    config, update, num_updates = recipe.training.optimizer, 0, planned
+    config = OptimizerConfig(**steps.DECAY, warm_up=planned // 20)
+    update, num_updates = 0, planned
     clock = Clock(monkeypatch, seconds)
-    pace = Pace(Display(), recipe, most=100_000, seconds=480)
+    pace = Pace(Display(), config, most=100_000, end=480)
     while (update := clock.train(pace, update, num_updates)) < num_updates:
         # What was done does not depend on the number of updates.
         done = range(0, update, 7)
@@ -180,12 +180,58 @@ def test_a_run_keeps_its_time_when_the_speed_changes(monkeypatch, planned, secon
         assert clock.now > 300
 
 
-def test_a_size_is_chosen_by_the_text(made):
-    quick, _, _ = made
-    corpus = steps.Corpus.open(quick.folder / "corpus")
-    widths = [
-        recipe.model.core.width
-        for on_gpu in (False, True)
-        for recipe in steps.sized_recipes(corpus, on_gpu=on_gpu)
-    ]
-    assert widths == [64, 64]
+class Text:
+    """A corpus of this many tokens."""
+
+    folder = "corpus"
+
+    def __init__(self, num_tokens):
+        self.num_tokens = num_tokens
+
+    def split(self, name):
+        return Text(self.num_tokens if name == "train" else self.num_tokens // 20)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "on_cpu", "on_gpu"),
+    [(9_000, [64], [64]), (400_000, [192, 128, 128, 64], [192, 128, 128, 64]),
+     (10_000_000, [192, 128, 128, 64], [512, 256, 192, 128, 128, 64])],
+)  # fmt: skip
+def test_a_size_is_chosen_by_the_text(num_tokens, on_cpu, on_gpu):
+    for device, widths in ((False, on_cpu), (True, on_gpu)):
+        recipes = list(steps.sized_recipes(Text(num_tokens), on_gpu=device))
+        assert [recipe.model.core.width for recipe in recipes] == widths
+        if device:
+            assert all(recipe.model.core.head_size in HEAD_SIZES for recipe in recipes)
+            assert {recipe.training.precision for recipe in recipes} == {"bfloat16"}
+            assert {recipe.training.engine for recipe in recipes} == {"fast"}
+            assert all(recipe.training.num_lanes * 256 * 4 <= num_tokens for recipe in recipes)
+
+
+@pytest.mark.parametrize(("slowness", "width"), [(1e-7, 512), (2e-6, 256), (1e-3, 64)])
+def test_a_size_and_its_updates_are_chosen_by_the_speed_of_the_device(
+    monkeypatch, tmp_path, slowness, width
+):
+    monkeypatch.setattr(steps, "choose_device", lambda: torch.device("cuda"))
+    monkeypatch.setattr(
+        steps, "seconds_per_update", lambda recipe, *_: slowness * recipe.model.core.width**2
+    )
+    text = Text(10_000_000)
+    recipe = Quickstart(files=[], folder=tmp_path)._chosen(text, 480.0)
+    assert recipe.model.core.width == width
+    fitting = 0.9 * 480 / (slowness * width**2)
+    most = steps.MOST_EPOCHS * text.num_tokens // (64 * 256)
+    assert recipe.training.num_updates == int(min(most, fitting))
+
+
+def test_the_first_updates_of_a_gpu_do_not_count_as_its_speed(monkeypatch, tmp_path):
+    def train(recipe, folder, *, progress):
+        now = 0.0
+        monkeypatch.setattr(steps.time, "perf_counter", lambda: now)
+        for update in range(1000):
+            now += 20.0 if update < 6 else 0.02
+            progress.advance(update)
+
+    monkeypatch.setattr(steps, "train_recipe", train)
+    monkeypatch.setattr(steps, "choose_device", lambda: torch.device("cuda"))
+    assert steps.seconds_per_update(None, tmp_path, 5.0) == pytest.approx(0.02)

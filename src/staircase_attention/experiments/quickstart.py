@@ -10,11 +10,12 @@ import re
 import shlex
 import shutil
 import signal
+import sys
 import tempfile
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from staircase_attention.checks import check_number, input_error
@@ -35,6 +36,7 @@ from staircase_attention.training import Display, Recipe, RunResult, load_langua
 from staircase_attention.training import resume as resume_run
 from staircase_attention.training import train as train_recipe
 from staircase_attention.training.processes import StopRequested, choose_device
+from staircase_attention.training.recipe import OptimizerConfig
 from staircase_attention.training.run_folder import RunFolder
 
 # The share of the text for validation, and for the test; and the most bytes of each.
@@ -43,13 +45,15 @@ HELD_OUT, MOST_HELD_OUT = 0.05, 100_000
 MANY_DOCUMENTS = 200
 # More passes over a text teach a small model little.
 MOST_EPOCHS = 30
-# Widths and numbers of layers. The first is taken that is not too large: for the text, with more
-# weights per token than this, or for the time, with fewer updates.
-SIZES = ((512, 8), (256, 6), (192, 4), (128, 3), (128, 2), (64, 2))
+# Widths, layers and heads of sizes that the kernels have. The first is taken that is not too large:
+# for the text, with more weights per token than this, or for the time, with fewer updates.
+SIZES = ((512, 8, 8), (256, 6, 4), (192, 4, 6), (128, 3, 4), (128, 2, 4), (64, 2, 4))
 LARGEST_ON_CPU = 192
 MOST_WEIGHTS, LEAST_UPDATES = 10, 1_500
-# For measuring the speed of a size, at most; and the share of the time to train for scores.
-MEASURED_SECONDS, SCORING_SHARE, MOST_SCORED = 5.0, 0.1, 1 << 16
+# For measuring the speed of a size; a GPU compiles and captures in some of its first updates.
+MEASURED_SECONDS, MEASURED_ON_GPU = 5.0, 30
+# The share of the time for test and samples; and that of the time to train for scores.
+LAST_SHARE, SCORING_SHARE, MOST_SCORED = 0.1, 0.1, 1 << 16
 NUM_SAMPLES, SAMPLE_TOKENS, PROMPT_WORDS = 3, 200, 3
 SAMPLING = SamplingConfig(temperature=0.7, top_p=0.8)
 WORD = re.compile(r"[^\W\d_]+(?:['\u2019][^\W\d_]+)*")
@@ -58,17 +62,11 @@ WORD = re.compile(r"[^\W\d_]+(?:['\u2019][^\W\d_]+)*")
 ON_CPU = {
     "model.schedule.chunk_size": 32,
     "training": {"num_lanes": 4, "segment_length": 128},
-    "training.optimizer": {"learning_rate": 3e-3},
+    "training.optimizer.learning_rate": 3e-3,
 }
-ON_GPU = {
-    "model.core.dropout": 0.1,
-    "model.schedule.chunk_size": 64,
-    "training": {"num_lanes": 64, "segment_length": 256, "precision": "bfloat16"},
-    "training.optimizer": {"kind": "muon", "learning_rate": 3e-3, "beta1": 0.95, "beta2": 0.95},
-}
-# The number of updates can still change, up to the decay, as the speed does.
-DECAY_PART = 0.25
-DECAY = {"decay": "linear", "decay_part": DECAY_PART, "final_fraction": 0.0}
+ON_GPU = {"model.core.dropout": 0.1}
+# Up to its decay, a run does not depend on the number of updates, which can change as the speed.
+DECAY = {"decay": "linear", "decay_part": 0.25, "final_fraction": 0.0}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,20 +87,15 @@ class Quickstart:
 
     def run(self) -> tuple[RunResult, list[str], float]:
         """All steps: the result, samples, and the share of their words that are in the text."""
-        # Then come the test and the samples.
-        end_time = time.monotonic() + 0.9 * 60 * self.minutes
+        end_time = time.monotonic() + (1 - LAST_SHARE) * 60 * self.minutes
         sources = [TextSource(path) for path in self.files]
         self._claim([str(file.resolve()) for source in sources for file in source.files])
         sizes, words = _survey(sources)
         corpus = self._prepared(sources, sizes)
-        recipe = self._recipe(corpus, self._seconds_to(end_time))
-        result = self._trained(recipe, corpus, self._seconds_to(end_time))
+        result = self._trained(corpus, max(end_time, time.monotonic() + 30 * self.minutes))
         draw_curve(self.folder / "run", corpus, self.folder / "curve.png")
         samples, made = self._samples(_prompts(corpus))
         return result, samples, sum(word in words for word in made) / max(1, len(made))
-
-    def _seconds_to(self, end_time: float) -> float:
-        return max(30 * self.minutes, end_time - time.monotonic())
 
     def _claim(self, files: list[str]) -> None:
         """Refuse a folder that has the quickstart of other files, or of another time."""
@@ -143,13 +136,6 @@ class Quickstart:
             progress=self.preparing,
         )
 
-    def _recipe(self, corpus: Corpus, seconds: float) -> Recipe:
-        """A recipe for this machine, this text and this time, which is kept in a file."""
-        path = self.folder / "recipe.json"
-        if not path.exists():
-            write_json(path, self._chosen(corpus, seconds).to_plain())
-        return find_recipe(str(path))
-
     def _chosen(self, corpus: Corpus, seconds: float) -> Recipe:
         """The largest recipe that gets enough updates, or the smallest of all."""
         for recipe in sized_recipes(corpus, on_gpu=choose_device().type == "cuda"):
@@ -159,16 +145,16 @@ class Quickstart:
                 break
         return planned(recipe, corpus, num_updates)
 
-    def _trained(self, recipe: Recipe, corpus: Corpus, seconds: float) -> RunResult:
-        """Train for the time, with as many updates as the speed turns out to allow.
-
-        Before its decay a run does not depend on their number: the recipe with the final number,
-        which is kept, gives the same run in one go.
-        """
+    def _trained(self, corpus: Corpus, end_time: float) -> RunResult:
+        """Choose a recipe and train; with the updates that fitted it gives the same run at once."""
         path, run = self.folder / "recipe.json", RunFolder(self.folder / "run")
+        if not path.exists():
+            write_json(path, self._chosen(corpus, end_time - time.monotonic()).to_plain())
+        recipe = find_recipe(str(path))
         self._command("train", path, "--output", run.path)
         spent = max((line["wall_seconds"] for line in read_lines(run.timing)), default=0.0)
-        pace = Pace(self.training, recipe, most_updates(recipe, corpus), seconds - spent)
+        most = planned(recipe, corpus, sys.maxsize).training.num_updates
+        pace = Pace(self.training, recipe.training.optimizer, most, end_time - spent)
         while True:
             try:
                 if run.is_unbegun:
@@ -218,8 +204,9 @@ def vocabulary(num_bytes: int) -> int:
 
 def sized_recipes(corpus: Corpus, *, on_gpu: bool) -> Iterator[Recipe]:
     """Small language recipes from large to small, none too large for the text but the last."""
-    recipe = find_recipe("base-small/cached-staircase").override(ON_GPU if on_gpu else ON_CPU)
-    recipe = recipe.override({"training.optimizer": DECAY})
+    recipe = find_recipe("base-small/cached-staircase").override(ON_CPU)
+    if on_gpu:
+        recipe = find_recipe("enwik8-fast/cached-staircase-c128").override(ON_GPU)
     training, num_tokens = recipe.training, corpus.split("train").num_tokens
     shortest = min(corpus.split(name).num_tokens for name in ("valid", "test"))
     # A lane has some segments of text before it comes round to where it began.
@@ -229,26 +216,22 @@ def sized_recipes(corpus: Corpus, *, on_gpu: bool) -> Iterator[Recipe]:
             "name": "quickstart",
             "task.folder": str(corpus.folder),
             "training.num_lanes": lanes,
+            "training.optimizer": DECAY,
             "training.evaluation_lanes": max(1, min(training.evaluation_lanes, shortest)),
         }
     )
-    for width, num_layers in SIZES:
+    for width, num_layers, num_heads in SIZES:
         num_weights = 12 * num_layers * width**2
         is_fit = num_weights <= MOST_WEIGHTS * num_tokens and (on_gpu or width <= LARGEST_ON_CPU)
-        if is_fit or (width, num_layers) == SIZES[-1]:
-            yield recipe.override({"model.core": {"width": width, "num_layers": num_layers}})
-
-
-def most_updates(recipe: Recipe, corpus: Corpus) -> int:
-    """The updates of MOST_EPOCHS."""
-    batch = recipe.training.num_lanes * recipe.training.segment_length
-    return MOST_EPOCHS * corpus.split("train").num_tokens // batch
+        if is_fit or width == SIZES[-1][0]:
+            core = {"width": width, "num_layers": num_layers, "num_heads": num_heads}
+            yield recipe.override({"model.core": core})
 
 
 def planned(recipe: Recipe, corpus: Corpus, num_updates: int) -> Recipe:
-    """The recipe for this number of updates, if not too many, with about ten scores."""
+    """The recipe for this number of updates, at most MOST_EPOCHS, with about ten scores."""
     batch = recipe.training.num_lanes * recipe.training.segment_length
-    count = max(4, min(num_updates, most_updates(recipe, corpus)))
+    count = max(4, min(num_updates, MOST_EPOCHS * corpus.split("train").num_tokens // batch))
     tenth = max(1, count // 10)
     return recipe.override(
         {
@@ -272,71 +255,67 @@ class _MeasuredError(Exception):
 class _Stopwatch(Display):
     """Times updates after the first, which has to warm up, and ends the run."""
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds, self.times = seconds, list[float]()
+    def __init__(self, seconds: float, least: int) -> None:
+        self.seconds, self.least, self.times = seconds, least, list[float]()
 
     def advance(self, update: int, **facts: float) -> None:
         """Note the time."""
         self.times.append(time.perf_counter())
-        if len(self.times) > 2 and self.times[-1] - self.times[0] >= self.seconds:  # noqa: PLR2004
+        if len(self.times) > self.least and self.times[-1] - self.times[0] >= self.seconds:
             raise _MeasuredError
 
 
 def seconds_per_update(recipe: Recipe, folder: Path, seconds: float) -> float:
-    """How long an update takes, from a run that is thrown away."""
-    watch = _Stopwatch(seconds)
+    """The median of the latter updates of a run that is thrown away."""
+    watch = _Stopwatch(seconds, MEASURED_ON_GPU if choose_device().type == "cuda" else 2)
     with (
         tempfile.TemporaryDirectory(prefix="speed-", dir=folder) as scratch,
         contextlib.suppress(_MeasuredError),
     ):
         train_recipe(recipe, Path(scratch, "run"), progress=watch)
-    return (watch.times[-1] - watch.times[0]) / (len(watch.times) - 1)
+    latter = [after - before for before, after in pairwise(watch.times)][len(watch.times) // 2 :]
+    return sorted(latter)[len(latter) // 2]
 
 
 class Pace(Display):
-    """Stops a run that needs another number of updates to end in time, before its decay begins."""
+    """Stops a run, before its decay begins, if another number of updates will end in time."""
 
     wanted: int | None = None
-    """That number of updates."""
+    """That number."""
 
-    def __init__(self, display: Display, recipe: Recipe, most: int, seconds: float) -> None:
-        self.display, self.most = display, most
-        self.warm_up = recipe.training.optimizer.warm_up
-        # The speed is that of the latest twentieth of the time, or of two.
-        self.times, self.window = deque[tuple[int, float]](), max(0.0, seconds) / 20
-        self.end_time = time.monotonic() + seconds
+    def __init__(self, display: Display, config: OptimizerConfig, most: int, end: float) -> None:
+        self.display, self.config, self.most, self.end_time = display, config, most, end
+        self.window = max(1e-9, (end - time.monotonic()) / 20)
         self.say, self.end = display.say, display.end
 
     def begin(self, name: str, update: int, num_updates: int) -> None:
         """A run starts or resumes."""
         self.num_updates, self.wanted = num_updates, None
-        self.decay_start = num_updates - DECAY_PART * (num_updates - self.warm_up)
-        self.times.clear()
+        # Recent seconds, and updates in them; the first update is for warming up.
+        self.last, self.seconds, self.count = (update + 1, math.inf), 0.0, 0.0
         self.display.begin(name, update, num_updates)
 
     def advance(self, update: int, **facts: float) -> None:
-        """Note the time, and choose the number of updates when the decay is due."""
+        """Measure the speed, and stop when the decay is due with too many or too few updates."""
         self.display.advance(update, **facts)
-        if not self.times or update > self.times[-1][0]:
-            self.times.append((update, time.monotonic()))
-            while self.times[-1][1] - self.times[0][1] > 2 * self.window:
-                self.times.popleft()
-            self.wanted = self._wanted(update)
+        now, (before, then) = time.monotonic(), self.last
+        if update > before:
+            kept = max(0.0, 1 - (now - then) / self.window)
+            self.seconds, self.count = kept * self.seconds + now - then, kept * self.count + 1
+            self.wanted = self._wanted(update, (self.end_time - now) * self.count / self.seconds)
+        self.last = (update, now)
         if self.wanted is not None:
             self.say(f"at this speed {self.wanted:,} updates fit, not {self.num_updates:,}")
             signal.raise_signal(signal.SIGTERM)
 
-    def _wanted(self, update: int) -> int | None:
+    def _wanted(self, update: int, left: float) -> int | None:
         """The number of updates that fits, if it must be chosen now and differs by a twentieth."""
-        (first, began), (_, now) = self.times[0], self.times[-1]
-        is_measured, is_due = now - began > self.window, update + 1 > self.decay_start
-        if update == first or update > self.decay_start or not (is_measured or is_due):
-            return None
-        left = (self.end_time - now) * (update - first) / (now - began)
+        warm_up, part = self.config.warm_up, self.config.decay_part
+        decay_start = self.num_updates - part * (self.num_updates - warm_up)
+        # Fewer updates would have begun their decay already.
+        fewest = warm_up + (update + 1 - warm_up) / (1 - part)
         fitting = min(update + left, self.most)
-        # With fewer updates the decay would have begun already.
-        fewest = self.warm_up + (update + 1 - self.warm_up) / (1 - DECAY_PART)
-        if fitting > fewest and not is_due:
+        if update > decay_start or (update + 1 <= decay_start and fitting > fewest):
             return None
         wanted = math.ceil(max(fitting, fewest))
         return wanted if abs(wanted - self.num_updates) > self.num_updates / 20 else None
@@ -363,12 +342,9 @@ def _survey(sources: Sequence[TextSource]) -> tuple[list[int], set[str]]:
 
 
 def write_splits(sources: Sequence[TextSource], folder: Path, *, ends: tuple[int, int]) -> None:
-    """Copies of all documents in three folders; the splits end where a line or a word does.
+    """Copies of all documents in three folders, unless they are there.
 
-    Args:
-        sources: the documents.
-        folder: the output folder; one that is there is kept.
-        ends: where train and valid end, in bytes of all documents together.
+    Train and valid end after these numbers of bytes, where a line or a word does.
     """
     if folder.exists():
         return
@@ -392,12 +368,9 @@ def write_splits(sources: Sequence[TextSource], folder: Path, *, ends: tuple[int
 def _cut(data: bytes, start: int, reach: int) -> int:
     """Where a line ends, or else a word, or else a character, soon after a place."""
     start = min(max(start, 0), len(data))
-    for end in (b"\n", b" "):
-        if 0 < start < len(data) and (found := data.find(end, start - 1, start + reach)) >= 0:
-            return found + 1
-    while start < len(data) and data[start] & 0xC0 == 0x80:  # noqa: PLR2004
-        start += 1
-    return start
+    near = data[start : start + reach] if start else b""
+    found = (re.search(end, near) for end in (rb"\n", rb" ", rb"(?![\x80-\xbf])"))
+    return start + next(filter(None, found)).end()
 
 
 def _prompts(corpus: Corpus) -> list[str]:

@@ -196,9 +196,7 @@ def for_transformers(tokenizer: Tokenizer, config: StaircaseConfig) -> PreTraine
     if "bos_token" in special and config.vocab_size != NUM_BYTES:
         start = special["bos_token"].content
         tokenizer.post_processor = processors.TemplateProcessing(
-            single=[start, "$A"],
-            pair=[start, "$A", "$B"],
-            special_tokens=[(start, config.bos_token_id)],
+            single=[start, "$A"], special_tokens=[(start, config.bos_token_id)]
         )
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer,
