@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Iterable
 
 # An error lists up to this many choices; of more it names the nearest only.
-MOST_LISTED = 8
+MOST_LISTED = 10
 
 
 class InputError(ValueError):

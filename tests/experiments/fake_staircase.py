@@ -93,9 +93,9 @@ def result(recipe, error, trouble=None):
 
 
 def with_bits(recipe, score):
-    """Scores on a corpus also have bits per byte."""
-    is_text = recipe["task"]["kind"] == "corpus"
-    return score | ({"bits_per_byte": 4 * score["error"]} if is_text else {})
+    """Scores on a corpus also have bits per byte and perplexity."""
+    bits = {"bits_per_byte": 4 * score["error"], "perplexity": 100 * score["error"]}
+    return score | (bits if recipe["task"]["kind"] == "corpus" else {})
 
 
 def write(path, plain):

@@ -34,7 +34,7 @@ from staircase_attention.training import StopRequested
 ROWS = ["staircase-n8-c8", "ladder-2"]
 STAIRCASE, LADDER = (f"random-walk/{row}" for row in ROWS)
 
-STATE_TRACKING = [table for table in TABLES if not table.startswith("enwik8")]
+STATE_TRACKING = [table for table in TABLES if not table.startswith(("enwik8", "words"))]
 
 
 def go(folder, table="random-walk", **options):

@@ -1,6 +1,6 @@
 """What a run folder shows: status, result, learning curve, and scores at other episode lengths.
 
-Scores are errors in percent for a task, bits per byte for a corpus.
+Scores are errors in percent for a task, bits per byte or perplexity for a corpus.
 
     python -m staircase_attention.experiments.results RUN LENGTH...
 
@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from staircase_attention.evaluation import Score
 from staircase_attention.files import read_json, write_json
-from staircase_attention.training import CorpusChoice, Recipe, RunResult, load_run
+from staircase_attention.training import RunResult, load_run
 from staircase_attention.training.dataset import TaskData
 from staircase_attention.training.processes import choose_device
 from staircase_attention.training.run_folder import RunFolder
@@ -54,11 +54,8 @@ class Measure:
 
 ERROR = Measure(key="error", unit="error %", scale=100, digits=2, paper_digits=1)
 BITS = Measure(key="bits_per_byte", unit="bits per byte", digits=3, paper_digits=2)
-
-
-def measure_of(recipe: Recipe) -> Measure:
-    """What is measured of a recipe's runs."""
-    return BITS if isinstance(recipe.task, CorpusChoice) else ERROR
+# Per token: only rows of one vocabulary compare.
+PERPLEXITY = Measure(key="perplexity", unit="perplexity", digits=2, paper_digits=1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,6 +78,8 @@ class RunRecord:
     """Test errors in percent on episodes of other lengths."""
     is_shared: bool = False
     """Whether other runs ran at the same time, so that its times are not its own."""
+    num_starts: int = 0
+    """1, and 1 for every time it was resumed; 0 where its TensorBoard files are gone."""
     environment: Mapping[str, Any] = field(default_factory=dict)
     """The machine, the packages and the command with which it began."""
 
@@ -133,6 +132,8 @@ def read_run(path: Path, seed: int, measure: Measure = ERROR) -> RunRecord:
         seconds={update: seconds[update] for update, _ in curve if update in seconds},
         lengths={length: 100 * score.error for length, score in read_lengths(path).items()},
         is_shared=beside(path, "shared.txt").exists(),
+        # Every process that trains writes a file of its own.
+        num_starts=len(list(folder.tensorboard.glob("events*"))),
         environment=_environment(folder),
     )
     if folder.is_finished:
