@@ -286,7 +286,7 @@ class Pace(Display):
     def __init__(self, display: Display, config: OptimizerConfig, most: int, end: float) -> None:
         self.display, self.config, self.most, self.end_time = display, config, most, end
         self.window = max(1e-9, (end - time.monotonic()) / 20)
-        self.say, self.end = display.say, display.end
+        self.say, self.end = display.say, display.end  # type: ignore[method-assign]
 
     def begin(self, name: str, update: int, num_updates: int) -> None:
         """A run starts or resumes."""
