@@ -34,7 +34,7 @@ PLAIN = {
     "train parity/lstm --output FILE/run": "must be writable",
     "resume nowhere": "nowhere",
     "eval .": "config.json",
-    "eval pretrained:nothing": "a pretrained run must be one of pretrained:parity",
+    "eval pretrained:nothing": "a pretrained run must be one of pretrained:novels",
     "compare training.num_updates=2": "none",
     "compare parity/lstn": "did you mean 'parity/lstm'?",
     "compare parity/lstm parity/lstm": "parity/lstm",
