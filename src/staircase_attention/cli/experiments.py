@@ -1,13 +1,15 @@
-"""`staircase demo`, `compare`, `reproduce` and `bench`: several recipes, one report."""
+"""`staircase demo`, `compare`, `reproduce`, `bench` and `estimate`: recipes and their reports."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from staircase_attention.checks import input_error
-from staircase_attention.cli.arguments import Quiet, parse_assignments, parse_variations
+from staircase_attention.cli.arguments import AsJson, Quiet, parse_assignments, parse_variations
 
 if TYPE_CHECKING:
     from staircase_attention.experiments.report import Report
@@ -235,3 +237,72 @@ def bench(
     console.print(describe_machine(report), highlight=False, markup=False)
     console.print(result_table(report))
     return 1 if failures(report) else 0
+
+
+def estimate(
+    recipe: Annotated[
+        str, typer.Argument(metavar="RECIPE", help="as for `bench`: reddit/ladder-8, engine/reddit")
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[PATH=VALUE]...", help="settings to change, as in `train`"),
+    ] = None,
+    *,
+    gpus: Annotated[int, typer.Option(help="GPUs, among which lanes are shared out.")] = 1,
+    nodes: Annotated[int | None, typer.Option(help="Nodes; by default 8 GPUs in each.")] = None,
+    price: Annotated[float | None, typer.Option(help="Price of one GPU per hour.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Estimate memory, time and cost of a run on H200 GPUs, without one."""
+    import torch
+
+    from staircase_attention.clock import clock
+    from staircase_attention.experiments.bench import find_subjects
+    from staircase_attention.experiments.estimate import Machine
+    from staircase_attention.experiments.estimate import estimate as estimate_recipe
+
+    settings = parse_assignments(overrides or [])
+    (subject,) = find_subjects([recipe], overrides=settings, device=torch.device("cuda"))
+    nodes = -(-gpus // 8) if nodes is None else nodes
+    found = estimate_recipe(subject, num_gpus=gpus, num_nodes=nodes)
+    machine, training = Machine(), subject.recipe.training
+    seconds = found.update_seconds * training.num_updates
+    hours = gpus * seconds / 3600
+    if as_json:
+        facts = asdict(found) | {"machine": asdict(machine), "gpus": gpus, "nodes": nodes}
+        facts |= {"update_seconds": found.update_seconds, "memory_bytes": found.num_bytes}
+        facts |= {"run_seconds": seconds, "gpu_hours": hours, "cost": price and price * hours}
+        typer.echo(json.dumps(facts, indent=2))
+        return
+    tokens = training.num_lanes * training.segment_length
+    room = machine.memory / 2**30
+    fits = "" if found.num_bytes < machine.memory else ": TOO MUCH; see training.recompute=true"
+    cost = "" if price is None else f", {price * hours:,.0f} at {price:g} per hour"
+    rows = {
+        "model": f"{found.num_parameters / 1e6:,.1f}M parameters, {training.precision}, "
+        f"{training.num_lanes // gpus} lanes of {training.segment_length} tokens per GPU",
+        "memory per GPU": f"{found.num_bytes / 2**30:.1f} of {room:.0f} GiB{fits}",
+        "": shares(found.memory),
+        "time per update": f"{1e3 * found.update_seconds:.1f} ms, "
+        f"{tokens / found.update_seconds:,.0f} tokens per second, "
+        f"{100 * found.flops_share:.0f}% of the peak",
+        " ": shares(found.seconds),
+        "bound by": shares(found.bounds),
+        "whole run": f"{clock(seconds)} for {training.num_updates:,} updates, "
+        f"{hours:,.1f} GPU hours{cost}",
+        "assumed": f"{gpus} {machine.name} in {nodes} nodes; per GPU "
+        f"{machine.flops / 1e12:.0f} TFLOP/s in bfloat16, {machine.float32_flops / 1e12:.0f} in "
+        f"float32, {machine.bandwidth / 1e12:.1f} TB/s; links {machine.nvlink / 1e9:.0f} GB/s in a "
+        f"node, {machine.network / 1e9:.0f} GB/s per GPU between nodes, of which "
+        f"{100 * machine.link_share:.0f}% are reached; every GPU holds the whole model; updates "
+        "are captured, which those of several processes are not yet; no validation, no checkpoints",
+    }
+    for name, text in rows.items():
+        typer.echo(f"{name.strip():16} {text}")
+
+
+def shares(parts: Mapping[str, float]) -> str:
+    """Each part in percent, largest first."""
+    total = sum(parts.values())
+    ordered = sorted(parts.items(), key=lambda part: -part[1])
+    return ", ".join(f"{name} {100 * value / total:.0f}%" for name, value in ordered)
