@@ -331,6 +331,13 @@ class Corpus:
 
         Decoding is checked only for a lossless tokeniser; others do not guarantee it.
         """
+        self.verify_files()
+        if self.manifest.tokeniser.is_lossless:
+            for name in self.splits:
+                self._verify_decoding(name)
+
+    def verify_files(self) -> None:
+        """Check all checksums."""
         expected = {record.file: record.sha256 for record, _ in self._arrays()}
         for name, sha256 in self.manifest.tokeniser.files.items():
             expected[f"{TOKENISER_FOLDER}/{name}"] = sha256
@@ -339,9 +346,6 @@ class Corpus:
             if found != sha256:
                 rule = f"{self.folder / file} must have the sha256 {sha256}"
                 raise input_error(rule, found, "copy it again, or prepare the corpus again")
-        if self.manifest.tokeniser.is_lossless:
-            for name in self.splits:
-                self._verify_decoding(name)
 
     def _verify_decoding(self, name: str) -> None:
         split, crc32, num_bytes = self.split(name), 0, 0

@@ -3,18 +3,20 @@
 Bounded memory: documents are read ahead in batches, encoded on all cores and written in order.
 """
 
+import hashlib
 import io
+import json
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from staircase_attention.checks import InputError, input_error
+from staircase_attention.checks import InputError, check_integer, input_error
 from staircase_attention.data.byte_pair import BytePairTraining, Tokens, sample_evenly, train_bpe
 from staircase_attention.data.corpus import (
     Corpus,
@@ -53,6 +55,7 @@ def prepare_text(
     held_out: HeldOut | None = None,
     options: ReadingOptions | None = None,
     progress: PreparationProgress | None = None,
+    part: tuple[int, int] | None = None,
 ) -> Corpus:
     """Turn files and folders of text into a corpus.
 
@@ -67,6 +70,7 @@ def prepare_text(
         held_out: fractions for valid and test.
         options: how texts are extracted from files.
         progress: receives reports.
+        part: (3, 16) for the third of 16 parts, see `prepare`.
     """
     progress = progress or PreparationProgress()
     paths = [paths] if isinstance(paths, str | Path | TextSource) else paths
@@ -90,6 +94,7 @@ def prepare_text(
         tokeniser=tokeniser or BytePairTraining(),
         held_out=held_out,
         progress=progress,
+        part=part,
     )
 
 
@@ -101,6 +106,7 @@ def prepare(
     tokeniser: Tokeniser | BytePairTraining,
     held_out: HeldOut | None = None,
     progress: PreparationProgress | None = None,
+    part: tuple[int, int] | None = None,
 ) -> Corpus:
     """Turn sources into a corpus; a killed preparation resumes when it is run again.
 
@@ -114,12 +120,18 @@ def prepare(
         tokeniser: a tokeniser, or how to learn one from the corpus.
         held_out: fractions for valid and test, for documents without a split of their own.
         progress: receives reports.
+        part: (3, 16) prepares the third of 16 parts, in `folder` + '.part-3-of-16'. `join` makes
+            the corpus of all of them, with the bytes that one preparation gives.
     """
     held_out, progress = held_out or HeldOut(), progress or PreparationProgress()
+    mark = None
+    if part is not None:
+        parts, mark = _share(parts, tokeniser, part)
+        folder = f"{folder}.part-{part[0]}-of-{part[1]}"
     work = WorkFolder(Path(folder))
     mixture = Mixture(parts=parts, held_out=held_out)
-    with _needs_room(folder), work.locked():
-        plan = _plan(mixture, kind, tokeniser)
+    with needs_room(folder), work.locked():
+        plan = _plan(mixture, kind, tokeniser, mark)
         if work.is_done(plan):
             progress.say(f"{folder} is already there")
             return Corpus.open(folder)
@@ -130,7 +142,8 @@ def prepare(
                     tokeniser = _learn_tokeniser(tokeniser, mixture, progress)
                 work.save_tokeniser(tokeniser)
             manifest = _encode(work, mixture, plan, progress)
-            _check_splits(manifest, held_out.names)
+            if part is None:
+                check_splits(manifest, held_out.names)
         except InputError:
             # The same input would be refused again; any other stop can be resumed.
             work.discard()
@@ -139,8 +152,38 @@ def prepare(
     return Corpus.open(folder)
 
 
+def _share(
+    parts: Sequence[Part], tokeniser: Tokeniser | BytePairTraining, part: tuple[int, int]
+) -> tuple[list[Part], dict[str, Any]]:
+    """The sources of one part, and what its manifest says of it."""
+    number, count = part
+    check_integer("the number of parts", count, minimum=1, example=16)
+    check_integer("the part", number, minimum=1, example=3)
+    if number > count:
+        raise input_error(f"the part must be from 1 to {count}", number, "use for example 1/16")
+    if isinstance(tokeniser, BytePairTraining):
+        rule = "all parts must have one tokeniser"
+        remedy = "train it on a sample first, and name its folder: --tokeniser SAMPLE/tokeniser"
+        raise input_error(rule, f"one to train, of {tokeniser.vocab_size:,} symbols", remedy)
+    source = parts[0].source
+    if len(parts) > 1 or parts[0].weight > 1 or not hasattr(source, "share"):
+        rule = "parts are for one input of weight 1 at most, a folder of files or Reddit's dumps"
+        remedy = "put all files into one folder, or prepare it on one machine"
+        raise input_error(
+            rule, f"{len(parts)} of weights up to {max(p.weight for p in parts):g}", remedy
+        )
+    files = [(str(path), path.stat().st_size) for path in source.files]
+    mark = {"number": number, "count": count, "inputs": digest(files)}
+    return [replace(parts[0], source=source.share(number - 1, count))], mark
+
+
+def digest(files: Iterable[tuple[str, int]]) -> str:
+    """What tells lists of files and sizes apart."""
+    return hashlib.sha256(json.dumps(list(files)).encode()).hexdigest()
+
+
 @contextmanager
-def _needs_room(folder: str | Path) -> Iterator[None]:
+def needs_room(folder: str | Path) -> Iterator[None]:
     """Say what to do where a disk is full."""
     try:
         yield
@@ -153,7 +196,12 @@ def _needs_room(folder: str | Path) -> Iterator[None]:
         ) from error
 
 
-def _plan(mixture: Mixture, kind: str, tokeniser: Tokeniser | BytePairTraining) -> Preparation:
+def _plan(
+    mixture: Mixture,
+    kind: str,
+    tokeniser: Tokeniser | BytePairTraining,
+    mark: Mapping[str, Any] | None,
+) -> Preparation:
     """All that the corpus will depend on."""
     paths = {path for part in mixture.parts for path in part.source.files}
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -183,7 +231,8 @@ def _plan(mixture: Mixture, kind: str, tokeniser: Tokeniser | BytePairTraining) 
             "tokeniser": planned,
             "held_out": asdict(mixture.held_out),
             "shard_tokens": SHARD_TOKENS,
-        },
+        }
+        | ({"part": mark} if mark else {}),
     )
 
 
@@ -223,11 +272,23 @@ def _encode(
     )
     with closing(writer):
         position = _write_documents(mixture, tokeniser, writer, progress)
-        splits = writer.finish()
-    sources = []
-    for number, skipped in enumerate(mixture.skipped(position)):
+        return describe(work, writer, plan, mixture.skipped(position))
+
+
+def describe(
+    work: WorkFolder,
+    writer: CorpusWriter,
+    plan: Preparation,
+    all_skipped: Sequence[Mapping[str, int]],
+) -> Manifest:
+    """The manifest of all that was written, with what was skipped of each source."""
+    splits, sources = writer.finish(), []
+    tokeniser = load_tokeniser(work.tokeniser)
+    for number, skipped in enumerate(all_skipped):
         counts = {name: writer.counts(number, name) for name in splits}
-        sources.append(replace(plan.sources[number], counts=counts, skipped=skipped))
+        # By name, so that it does not matter who met which first.
+        ordered = dict(sorted(skipped.items()))
+        sources.append(replace(plan.sources[number], counts=counts, skipped=ordered))
     return Manifest(
         preparation=replace(plan, sources=tuple(sources)),
         tokeniser=TokeniserRecord(
@@ -293,7 +354,7 @@ def _cut(piece: Piece) -> Iterator[Piece]:
         yield replace(piece, data=data, is_last=is_last and piece.is_last)
 
 
-def _check_splits(manifest: Manifest, names: Sequence[str]) -> None:
+def check_splits(manifest: Manifest, names: Sequence[str]) -> None:
     """Refuse a corpus without text, or without a split that was asked for."""
     sources = manifest.preparation.sources
     if not manifest.splits:

@@ -9,9 +9,10 @@ import json
 import os
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Literal, NamedTuple, get_args
 
@@ -111,6 +112,23 @@ class TextSource:
             next(file_format.records(file, self.options), None)
         self._sizes = [file.stat().st_size for file in self.files]
         self.total_bytes = sum(self._sizes)
+
+    def share(self, number: int, count: int) -> "TextSource":
+        """The files whose middle lies in this share of all bytes."""
+        middles = [
+            end - size / 2 for end, size in zip(accumulate(self._sizes), self._sizes, strict=True)
+        ]
+        mine = [
+            place
+            for place, middle in enumerate(middles)
+            if int(count * middle / max(self.total_bytes, 1)) == number
+        ]
+        found = copy(self)
+        found.files = tuple(self.files[place] for place in mine)
+        found._formats = tuple(self._formats[place] for place in mine)
+        found._sizes = [self._sizes[place] for place in mine]
+        found.total_bytes = sum(found._sizes)
+        return found
 
     def documents(self, cursor: Cursor | None) -> Iterator[tuple[Document, Cursor]]:
         """The documents after a cursor, file by file."""
