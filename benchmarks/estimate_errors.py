@@ -105,7 +105,11 @@ def fit(rows: list[Measured]) -> Machine:
 
 def seconds(kernels: list[Kernel], machine: Machine) -> float:
     """Of all kernels, in bfloat16."""
-    return sum(one.count * machine.seconds(one, machine.flops) for one in kernels)
+    total = 0.0
+    for one in kernels:
+        operations, traffic, latency = machine.parts(one, peak=machine.flops).values()
+        total += one.count * (max(operations, traffic) + latency)
+    return total
 
 
 def main() -> None:

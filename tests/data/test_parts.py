@@ -112,11 +112,11 @@ def prepare_part(folder, number, *, count=3, name="c", **settings):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda folder, parts: parts[:2], "from 1 to 3 must be there once, got 1, 2"),
+        (lambda folder, parts: parts[:2], "must be there once, got 1, 2;"),
         (lambda folder, parts: [*parts, parts[0]], "once, got 1, 1, 2, 3"),
         (lambda folder, parts: other_settings(folder, parts), "the same settings"),
         (lambda folder, parts: other_inputs(folder, parts), "the same files"),
-        (lambda folder, parts: [*parts[:2], whole(folder)], "must hold a part"),
+        (lambda folder, parts: [*parts[:2], whole(folder)], "got a whole corpus, 1, 2"),
         (lambda folder, parts: damaged(parts), "must have the sha256"),
         (lambda folder, parts: [], "got none"),
     ],
@@ -154,9 +154,9 @@ def damaged(parts):
     ("part", "settings", "reason"),
     [
         ((4, 3), {}, "must be from 1 to 3"),
-        ((0, 3), {}, "the part must be"),
+        ((0, 3), {}, "the part must be from 1 to 3"),
         ((1, 3), {"tokeniser": BytePairTraining(vocab_size=300)}, "train it on a sample first"),
-        ((1, 3), {"weights": [2.0]}, "of weight 1 at most"),
+        ((1, 3), {"weights": [2.0]}, "the first of weight 2"),
     ],
 )
 def test_a_part_that_cannot_be_prepared_is_refused(tmp_path, part, settings, reason):

@@ -256,7 +256,6 @@ def estimate(
     """Estimate memory, time and cost of a run on H200 GPUs, without one."""
     import torch
 
-    from staircase_attention.clock import clock
     from staircase_attention.experiments.bench import find_subjects
     from staircase_attention.experiments.estimate import Machine
     from staircase_attention.experiments.estimate import estimate as estimate_recipe
@@ -264,41 +263,35 @@ def estimate(
     settings = parse_assignments(overrides or [])
     (subject,) = find_subjects([recipe], overrides=settings, device=torch.device("cuda"))
     nodes = -(-gpus // 8) if nodes is None else nodes
-    found = estimate_recipe(subject, num_gpus=gpus, num_nodes=nodes)
-    machine, training = Machine(), subject.recipe.training
-    seconds = found.update_seconds * training.num_updates
-    hours = gpus * seconds / 3600
+    found, machine = estimate_recipe(subject, num_gpus=gpus, num_nodes=nodes), Machine()
+    training, update = subject.recipe.training, found.update_seconds
+    hours = update * training.num_updates / 3600
+    facts = asdict(found) | {"machine": asdict(machine), "gpus": gpus, "nodes": nodes}
+    facts |= {"memory_bytes": found.num_bytes, "update_seconds": update, "hours": hours}
+    facts |= {"gpu_hours": gpus * hours, "cost": price and price * gpus * hours}
     if as_json:
-        facts = asdict(found) | {"machine": asdict(machine), "gpus": gpus, "nodes": nodes}
-        facts |= {"update_seconds": found.update_seconds, "memory_bytes": found.num_bytes}
-        facts |= {"run_seconds": seconds, "gpu_hours": hours, "cost": price and price * hours}
         typer.echo(json.dumps(facts, indent=2))
         return
     tokens = training.num_lanes * training.segment_length
-    room = machine.memory / 2**30
-    fits = "" if found.num_bytes < machine.memory else ": TOO MUCH; see training.recompute=true"
-    cost = "" if price is None else f", {price * hours:,.0f} at {price:g} per hour"
-    rows = {
-        "model": f"{found.num_parameters / 1e6:,.1f}M parameters, {training.precision}, "
-        f"{training.num_lanes // gpus} lanes of {training.segment_length} tokens per GPU",
-        "memory per GPU": f"{found.num_bytes / 2**30:.1f} of {room:.0f} GiB{fits}",
-        "": shares(found.memory),
-        "time per update": f"{1e3 * found.update_seconds:.1f} ms, "
-        f"{tokens / found.update_seconds:,.0f} tokens per second, "
-        f"{100 * found.flops_share:.0f}% of the peak",
-        " ": shares(found.seconds),
-        "bound by": shares(found.bounds),
-        "whole run": f"{clock(seconds)} for {training.num_updates:,} updates, "
-        f"{hours:,.1f} GPU hours{cost}",
-        "assumed": f"{gpus} {machine.name} in {nodes} nodes; per GPU "
-        f"{machine.flops / 1e12:.0f} TFLOP/s in bfloat16, {machine.float32_flops / 1e12:.0f} in "
-        f"float32, {machine.bandwidth / 1e12:.1f} TB/s; links {machine.nvlink / 1e9:.0f} GB/s in a "
-        f"node, {machine.network / 1e9:.0f} GB/s per GPU between nodes, of which "
-        f"{100 * machine.link_share:.0f}% are reached; every GPU holds the whole model; updates "
-        "are captured, which those of several processes are not yet; no validation, no checkpoints",
-    }
-    for name, text in rows.items():
-        typer.echo(f"{name.strip():16} {text}")
+    fits = "" if found.num_bytes < machine.memory else ": TOO MUCH; try training.recompute=true"
+    typer.echo(
+        f"""\
+{found.num_parameters / 1e6:,.1f}M parameters, {training.precision}, \
+{training.num_lanes // gpus} lanes of {training.segment_length} tokens per GPU
+memory per GPU   {found.num_bytes / 2**30:.1f} of {machine.memory / 2**30:.0f} GiB{fits}
+                 {shares(found.memory)}
+time per update  {1e3 * update:.1f} ms, {tokens / update:,.0f} tokens per second, \
+{100 * found.flops_share:.0f}% of the peak
+                 {shares(found.seconds)}
+bound by         {shares(found.bounds)}
+whole run        {hours:,.1f} hours for {training.num_updates:,} updates, \
+{gpus * hours:,.1f} GPU hours{"" if price is None else f", cost {facts['cost']:,.0f}"}
+assumed          {gpus} {machine.name} in {nodes} nodes; per GPU {machine.flops / 1e12:.0f} \
+TFLOP/s in bfloat16, {machine.float32_flops / 1e12:.0f} in float32, {machine.bandwidth / 1e12:.1f} \
+TB/s; links {machine.nvlink / 1e9:.0f} GB/s in a node, {machine.network / 1e9:.0f} GB/s per GPU \
+between nodes, {100 * machine.link_share:.0f}% of it reached; the whole model in every GPU; \
+captured updates, which several processes do not have yet; no validation, no checkpoints"""
+    )
 
 
 def shares(parts: Mapping[str, float]) -> str:

@@ -102,16 +102,6 @@ class DocumentSource(Protocol):
         """Documents after a cursor (None: from the first), each with the cursor after it."""
 
 
-class DividedSource(DocumentSource, Protocol):
-    """A source that several machines can share."""
-
-    def share(self, number: int, count: int) -> DocumentSource:
-        """Share `number` of 0 to `count` - 1: all shares in turn have its documents in order.
-
-        What the shares skip adds up to what it skips.
-        """
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldOut:
     """How much is held out, as fractions of all documents.

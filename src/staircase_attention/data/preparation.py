@@ -3,7 +3,6 @@
 Bounded memory: documents are read ahead in batches, encoded on all cores and written in order.
 """
 
-import hashlib
 import io
 import json
 import os
@@ -33,7 +32,7 @@ from staircase_attention.data.mixture import Mixture, MixturePosition, Part, Pie
 from staircase_attention.data.readers import ReadingOptions, TextSource
 from staircase_attention.data.tokenisers import Tokeniser, load_tokeniser, named_tokeniser
 from staircase_attention.data.writer import CorpusWriter, WorkFolder
-from staircase_attention.files import FULL_DISK
+from staircase_attention.files import FULL_DISK, checksum
 
 # Tokens per file: half a gibibyte, at two bytes each.
 SHARD_TOKENS = 1 << 28
@@ -124,9 +123,9 @@ def prepare(
             the corpus of all of them, with the bytes that one preparation gives.
     """
     held_out, progress = held_out or HeldOut(), progress or PreparationProgress()
-    mark = None
+    mark: dict[str, Any] = {}
     if part is not None:
-        parts, mark = _share(parts, tokeniser, part)
+        parts, mark = _share(parts, tokeniser, *part)
         folder = f"{folder}.part-{part[0]}-of-{part[1]}"
     work = WorkFolder(Path(folder))
     mixture = Mixture(parts=parts, held_out=held_out)
@@ -142,8 +141,6 @@ def prepare(
                     tokeniser = _learn_tokeniser(tokeniser, mixture, progress)
                 work.save_tokeniser(tokeniser)
             manifest = _encode(work, mixture, plan, progress)
-            if part is None:
-                check_splits(manifest, held_out.names)
         except InputError:
             # The same input would be refused again; any other stop can be resumed.
             work.discard()
@@ -153,33 +150,28 @@ def prepare(
 
 
 def _share(
-    parts: Sequence[Part], tokeniser: Tokeniser | BytePairTraining, part: tuple[int, int]
+    parts: Sequence[Part], tokeniser: Tokeniser | BytePairTraining, number: int, count: int
 ) -> tuple[list[Part], dict[str, Any]]:
     """The sources of one part, and what its manifest says of it."""
-    number, count = part
     check_integer("the number of parts", count, minimum=1, example=16)
-    check_integer("the part", number, minimum=1, example=3)
-    if number > count:
-        raise input_error(f"the part must be from 1 to {count}", number, "use for example 1/16")
+    if number not in range(1, count + 1):
+        raise input_error(f"the part must be from 1 to {count}", number, f"use 1/{count}")
     if isinstance(tokeniser, BytePairTraining):
-        rule = "all parts must have one tokeniser"
         remedy = "train it on a sample first, and name its folder: --tokeniser SAMPLE/tokeniser"
-        raise input_error(rule, f"one to train, of {tokeniser.vocab_size:,} symbols", remedy)
+        raise input_error("all parts must have one tokeniser", "one to train", remedy)
     source = parts[0].source
     if len(parts) > 1 or parts[0].weight > 1 or not hasattr(source, "share"):
-        rule = "parts are for one input of weight 1 at most, a folder of files or Reddit's dumps"
-        remedy = "put all files into one folder, or prepare it on one machine"
-        raise input_error(
-            rule, f"{len(parts)} of weights up to {max(p.weight for p in parts):g}", remedy
-        )
-    files = [(str(path), path.stat().st_size) for path in source.files]
-    mark = {"number": number, "count": count, "inputs": digest(files)}
+        rule = "a preparation in parts must have one folder of files, or dumps, of weight 1 at most"
+        received = f"{counted(len(parts), 'inputs')}, the first of weight {parts[0].weight:g}"
+        raise input_error(rule, received, "put all files into one folder")
+    inputs = digest((str(path), path.stat().st_size) for path in source.files)
+    mark = {"part": {"number": number, "count": count, "inputs": inputs}}
     return [replace(parts[0], source=source.share(number - 1, count))], mark
 
 
 def digest(files: Iterable[tuple[str, int]]) -> str:
-    """What tells lists of files and sizes apart."""
-    return hashlib.sha256(json.dumps(list(files)).encode()).hexdigest()
+    """What tells lists of files and their sizes apart."""
+    return checksum(json.dumps(list(files)).encode())
 
 
 @contextmanager
@@ -197,10 +189,7 @@ def needs_room(folder: str | Path) -> Iterator[None]:
 
 
 def _plan(
-    mixture: Mixture,
-    kind: str,
-    tokeniser: Tokeniser | BytePairTraining,
-    mark: Mapping[str, Any] | None,
+    mixture: Mixture, kind: str, tokeniser: Tokeniser | BytePairTraining, mark: dict[str, Any]
 ) -> Preparation:
     """All that the corpus will depend on."""
     paths = {path for part in mixture.parts for path in part.source.files}
@@ -232,7 +221,7 @@ def _plan(
             "held_out": asdict(mixture.held_out),
             "shard_tokens": SHARD_TOKENS,
         }
-        | ({"part": mark} if mark else {}),
+        | mark,
     )
 
 
@@ -276,20 +265,16 @@ def _encode(
 
 
 def describe(
-    work: WorkFolder,
-    writer: CorpusWriter,
-    plan: Preparation,
-    all_skipped: Sequence[Mapping[str, int]],
+    work: WorkFolder, writer: CorpusWriter, plan: Preparation, all_skipped: list[dict[str, int]]
 ) -> Manifest:
-    """The manifest of all that was written, with what was skipped of each source."""
-    splits, sources = writer.finish(), []
-    tokeniser = load_tokeniser(work.tokeniser)
+    """The manifest of all that was written, with what was skipped of each source, checked."""
+    splits, sources, tokeniser = writer.finish(), [], load_tokeniser(work.tokeniser)
     for number, skipped in enumerate(all_skipped):
         counts = {name: writer.counts(number, name) for name in splits}
-        # By name, so that it does not matter who met which first.
+        # By name, so that it does not matter which part met what first.
         ordered = dict(sorted(skipped.items()))
         sources.append(replace(plan.sources[number], counts=counts, skipped=ordered))
-    return Manifest(
+    manifest = Manifest(
         preparation=replace(plan, sources=tuple(sources)),
         tokeniser=TokeniserRecord(
             name=tokeniser.name,
@@ -301,6 +286,9 @@ def describe(
         dtype=writer.dtype.name,
         splits=splits,
     )
+    if "part" not in plan.parameters:
+        _check_splits(manifest, HeldOut(**plan.parameters["held_out"]).names)
+    return manifest
 
 
 # Pieces that are encoded in one call, and the position of the mixture after them. It is None
@@ -354,7 +342,7 @@ def _cut(piece: Piece) -> Iterator[Piece]:
         yield replace(piece, data=data, is_last=is_last and piece.is_last)
 
 
-def check_splits(manifest: Manifest, names: Sequence[str]) -> None:
+def _check_splits(manifest: Manifest, names: Sequence[str]) -> None:
     """Refuse a corpus without text, or without a split that was asked for."""
     sources = manifest.preparation.sources
     if not manifest.splits:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import accumulate, islice
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Literal, NamedTuple, get_args
 
@@ -114,19 +114,11 @@ class TextSource:
         self.total_bytes = sum(self._sizes)
 
     def share(self, number: int, count: int) -> "TextSource":
-        """The files whose middle lies in this share of all bytes."""
-        middles = [
-            end - size / 2 for end, size in zip(accumulate(self._sizes), self._sizes, strict=True)
-        ]
-        mine = [
-            place
-            for place, middle in enumerate(middles)
-            if int(count * middle / max(self.total_bytes, 1)) == number
-        ]
+        """Some of the files: share `number` of 0 to `count` - 1."""
         found = copy(self)
-        found.files = tuple(self.files[place] for place in mine)
-        found._formats = tuple(self._formats[place] for place in mine)
-        found._sizes = [self._sizes[place] for place in mine]
+        mine = slice(*(len(self.files) * end // count for end in (number, number + 1)))
+        found.files, found._formats = self.files[mine], self._formats[mine]
+        found._sizes = self._sizes[mine]
         found.total_bytes = sum(found._sizes)
         return found
 

@@ -128,7 +128,7 @@ class RedditSource:
 
     def documents(self, cursor: Cursor | None = None) -> Iterator[tuple[Document, Cursor]]:
         """The documents after a cursor, or all for None; each with the cursor after it."""
-        partitions, mine = self._partitions, self._own_partitions
+        partitions, mine = self._partitions, self._mine
         place: Mapping[str, Any] = {"partition": mine.start, "document": 0, "counts": {}}
         if cursor is not None:
             place = cursor.place
@@ -153,17 +153,12 @@ class RedditSource:
             num_read, skipped = int(bytes_each * (number + 1)), self._skipped(counts)
             yield Document(text=""), Cursor(place=place, num_read=num_read, skipped=skipped)
 
-    @property
-    def _own_partitions(self) -> range:
-        number, count = self._share
-        return range(*(len(self._partitions.paths) * end // count for end in (number, number + 1)))
-
     def _skipped(self, counts: Counter[str]) -> dict[str, int]:
         """What could not be used, in words; only counts above 0."""
         words = Counter[str]()
         # Lines belong to no partition: they are counted with the first one.
         dumps = zip(self.files, self._partitions.dumps, strict=True)
-        for path, dump in dumps if 0 in self._own_partitions else ():
+        for path, dump in dumps if 0 in self._mine else ():
             others = sum(dump.lines.get(kind, 0) for kind in ("comments", "blank", "overlong"))
             words[f"broken lines in {path.name}"] += sum(dump.lines.values()) - others
             words[f"{OVERLONG} in {path.name}"] += dump.lines.get("overlong", 0)
@@ -173,6 +168,11 @@ class RedditSource:
         num_with_text = sum(counts[kind] for kind in WITH_TEXT)
         words["comments: no whole path"] = num_with_text - counts["examples"]
         return dict(+words)
+
+    @property
+    def _mine(self) -> range:
+        number, count = self._share
+        return range(*(len(self._partitions.paths) * end // count for end in (number, number + 1)))
 
     @cached_property
     def _partitions(self) -> Partitions:
