@@ -130,13 +130,13 @@ def main() -> None:
     for row in rows:
         result = estimate(row.subject, machine=machine)
         mark = "*" if row.name in FITTED and options.file is None else ""
-        memory = sum(result.memory.values())
+        memory = result["memory_bytes"]
         sizes = "- | - | -"
         if row.memory:
             error = 100 * (memory / row.memory - 1)
             sizes = f"{row.memory / GIB:.2f} | {memory / GIB:.2f} | {error:+.1f}%"
-        error = 100 * (result.update_seconds / row.seconds - 1)
-        times = f"{1e3 * row.seconds:.1f} | {1e3 * result.update_seconds:.1f} | {error:+.1f}%"
+        error = 100 * (result["update_seconds"] / row.seconds - 1)
+        times = f"{1e3 * row.seconds:.1f} | {1e3 * result['update_seconds']:.1f} | {error:+.1f}%"
         print(f"| {row.name}{mark} | {times} | {sizes} |")
 
 

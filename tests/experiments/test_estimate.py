@@ -28,9 +28,9 @@ def test_every_stored_measurement_is_near_its_estimate() -> None:
     script = runpy.run_path(str(BENCHMARKS / "estimate_errors.py"))
     for row in script["stored"]():
         found = estimate(row.subject)
-        assert abs(found.update_seconds / row.seconds - 1) < 0.15, row.name
+        assert abs(found["update_seconds"] / row.seconds - 1) < 0.15, row.name
         if row.memory:
-            assert abs(found.num_bytes / row.memory - 1) < 0.10, row.name
+            assert abs(found["memory_bytes"] / row.memory - 1) < 0.10, row.name
 
 
 @settings(max_examples=8, deadline=None)
@@ -40,26 +40,26 @@ def test_every_stored_measurement_is_near_its_estimate() -> None:
 )
 def test_more_lanes_take_more_memory_and_time_but_less_of_it_each(name: str, lanes: int) -> None:
     few, many = (estimate(subject(name, training__num_lanes=count)) for count in (lanes, 2 * lanes))
-    assert few.num_bytes < many.num_bytes < 2 * few.num_bytes
-    assert few.update_seconds < many.update_seconds < 2 * few.update_seconds
+    assert few["memory_bytes"] < many["memory_bytes"] < 2 * few["memory_bytes"]
+    assert few["update_seconds"] < many["update_seconds"] < 2 * few["update_seconds"]
     # All lanes on one GPU, half on each of two, or one half after the other.
     shared = estimate(subject(name, training__num_lanes=2 * lanes), num_gpus=2)
-    assert few.update_seconds < shared.update_seconds
+    assert few["update_seconds"] < shared["update_seconds"]
     parts = subject(name, training__num_lanes=2 * lanes, training__num_micro_batches=2)
     in_turns = estimate(parts)
-    assert many.update_seconds < in_turns.update_seconds
-    assert few.num_bytes < in_turns.num_bytes < many.num_bytes
+    assert many["update_seconds"] < in_turns["update_seconds"]
+    assert few["memory_bytes"] < in_turns["memory_bytes"] < many["memory_bytes"]
 
 
 def test_recomputing_trades_time_for_memory() -> None:
     plain, again = estimate(subject()), estimate(subject(training__recompute=True))
-    assert again.num_bytes < 0.5 * plain.num_bytes
-    assert 1.2 < again.update_seconds / plain.update_seconds < 1.4
+    assert again["memory_bytes"] < 0.5 * plain["memory_bytes"]
+    assert 1.2 < again["update_seconds"] / plain["update_seconds"] < 1.4
 
 
 def test_gradients_between_nodes_take_longer_than_within_one() -> None:
     found = [estimate(subject(), num_gpus=8, num_nodes=nodes) for nodes in (1, 4)]
-    links = [one.seconds["collectives"] for one in found]
+    links = [one["seconds"]["collectives"] for one in found]
     # 117M gradients of 4 bytes, 7/8 of them out and in, at 450 and 2 x 50 GB/s, of which 80%.
     assert math.isclose(links[0], 2 * 7 / 8 * 117_180_232 * 4 / 360e9 + 60e-6, rel_tol=1e-6)
     assert links[1] > 4 * links[0]

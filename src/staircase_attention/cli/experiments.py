@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -263,35 +262,29 @@ def estimate(
     settings = parse_assignments(overrides or [])
     (subject,) = find_subjects([recipe], overrides=settings, device=torch.device("cuda"))
     nodes = -(-gpus // 8) if nodes is None else nodes
-    found, machine = estimate_recipe(subject, num_gpus=gpus, num_nodes=nodes), Machine()
-    training, update = subject.recipe.training, found.update_seconds
-    hours = update * training.num_updates / 3600
-    facts = asdict(found) | {"machine": asdict(machine), "gpus": gpus, "nodes": nodes}
-    facts |= {"memory_bytes": found.num_bytes, "update_seconds": update, "hours": hours}
-    facts |= {"gpu_hours": gpus * hours, "cost": price and price * gpus * hours}
+    found = estimate_recipe(subject, num_gpus=gpus, num_nodes=nodes, price=price or 0.0)
     if as_json:
-        typer.echo(json.dumps(facts, indent=2))
+        typer.echo(json.dumps(found, indent=2))
         return
-    tokens = training.num_lanes * training.segment_length
-    fits = "" if found.num_bytes < machine.memory else ": TOO MUCH; try training.recompute=true"
-    typer.echo(
-        f"""\
-{found.num_parameters / 1e6:,.1f}M parameters, {training.precision}, \
+    training, machine = subject.recipe.training, Machine()
+    fits = "" if found["memory_bytes"] < machine.memory else ", TOO MUCH: see training.recompute"
+    cost = "" if price is None else f", cost {found['cost']:,.0f}"
+    typer.echo(f"""\
+{found["num_parameters"] / 1e6:,.1f}M parameters, {training.precision}, \
 {training.num_lanes // gpus} lanes of {training.segment_length} tokens per GPU
-memory per GPU   {found.num_bytes / 2**30:.1f} of {machine.memory / 2**30:.0f} GiB{fits}
-                 {shares(found.memory)}
-time per update  {1e3 * update:.1f} ms, {tokens / update:,.0f} tokens per second, \
-{100 * found.flops_share:.0f}% of the peak
-                 {shares(found.seconds)}
-bound by         {shares(found.bounds)}
-whole run        {hours:,.1f} hours for {training.num_updates:,} updates, \
-{gpus * hours:,.1f} GPU hours{"" if price is None else f", cost {facts['cost']:,.0f}"}
+memory per GPU   {found["memory_bytes"] / 2**30:.1f} of {machine.memory / 2**30:.0f} GiB{fits}
+                 {shares(found["memory"])}
+time per update  {1e3 * found["update_seconds"]:.1f} ms, {found["tokens_per_second"]:,.0f} tokens \
+per second, {100 * found["share_of_peak"]:.0f}% of the peak
+                 {shares(found["seconds"])}
+bound by         {shares(found["bounds"])}
+whole run        {found["hours"]:,.1f} hours for {training.num_updates:,} updates, \
+{found["gpu_hours"]:,.1f} GPU hours{cost}
 assumed          {gpus} {machine.name} in {nodes} nodes; per GPU {machine.flops / 1e12:.0f} \
 TFLOP/s in bfloat16, {machine.float32_flops / 1e12:.0f} in float32, {machine.bandwidth / 1e12:.1f} \
 TB/s; links {machine.nvlink / 1e9:.0f} GB/s in a node, {machine.network / 1e9:.0f} GB/s per GPU \
 between nodes, {100 * machine.link_share:.0f}% of it reached; the whole model in every GPU; \
-captured updates, which several processes do not have yet; no validation, no checkpoints"""
-    )
+captured updates, which several processes do not have yet; no validation, no checkpoints""")
 
 
 def shares(parts: Mapping[str, float]) -> str:

@@ -8,11 +8,11 @@ with measurements.
 import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 from staircase_attention.checks import check_integer, input_error
-from staircase_attention.experiments.bench import Subject
+from staircase_attention.experiments.bench import Plain, Subject
 from staircase_attention.models.cost import StepSize, measure_cost
 from staircase_attention.training import FamilyModel
 from staircase_attention.training.learner import MANY_OUTPUTS, precision_of
@@ -74,45 +74,27 @@ class Kernel(NamedTuple):
     num_bytes: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Estimate:
-    """What an update takes on each GPU."""
-
-    num_parameters: int
-    memory: dict[str, float]
-    """Bytes, by what they hold."""
-    seconds: dict[str, float]
-    """By what takes them."""
-    bounds: dict[str, float]
-    """The same seconds, by what bounds each kernel."""
-    flops_share: float
-    """Operations of the model per second, as a share of the peak."""
-
-    @property
-    def num_bytes(self) -> float:
-        """Memory at its peak."""
-        return sum(self.memory.values())
-
-    @property
-    def update_seconds(self) -> float:
-        """Of one update."""
-        return sum(self.seconds.values())
-
-
 def estimate(
-    subject: Subject, *, num_gpus: int = 1, num_nodes: int = 1, machine: Machine | None = None
-) -> Estimate:
-    """What an update of a recipe takes, with the fast engine and captured updates.
+    subject: Subject,
+    *,
+    num_gpus: int = 1,
+    num_nodes: int = 1,
+    price: float = 0.0,
+    machine: Machine | None = None,
+) -> Plain:
+    """What a recipe takes on each GPU, with the fast engine and captured updates.
 
     Lanes are shared out among GPUs, each of which holds the whole model. Gradients are summed over
-    all GPUs once per update, after the backward pass.
+    all GPUs once per update, after the backward pass. `price` is that of a GPU per hour.
     """
     machine, work = machine or Machine(), Work(subject, num_gpus)
     check_integer("nodes", num_nodes, minimum=1, example=1)
     if num_gpus % num_nodes:
         raise input_error("nodes must divide gpus", f"{num_gpus} on {num_nodes}", "change one")
-    memory, peak = work.memory(machine), work.peak(machine)
+    memory, num_parameters = work.memory(machine), work.cost.num_parameters
+    # By what takes the time, and by what bounds each kernel.
     seconds, bounds = Counter[str](), Counter[str]()
+    peak = machine.flops if work.size == BFLOAT16 else machine.float32_flops
     for kernel in work.kernels():
         parts = machine.parts(kernel, peak=peak)
         operations, traffic, latency = parts.values()
@@ -123,18 +105,27 @@ def estimate(
         # A ring within the node; between nodes, all links of a node side by side.
         outside = machine.network * num_gpus / num_nodes if num_nodes > 1 else math.inf
         link = min(machine.nvlink, outside) * machine.link_share
-        moved = 2 * (num_gpus - 1) / num_gpus * 4 * work.cost.num_parameters
+        moved = 2 * (num_gpus - 1) / num_gpus * 4 * num_parameters
         bounds["links"] = moved / link + machine.hop * math.log2(num_gpus)
         seconds["collectives"] = bounds["links"]
-        memory["buckets of gradients"] = 4.0 * work.cost.num_parameters
+        memory["buckets of gradients"] = 4.0 * num_parameters
+    update, training = sum(seconds.values()), subject.recipe.training
+    gpu_hours = num_gpus * update * training.num_updates / 3600
     flops = 3 * work.cost.flops * work.num_lanes * work.num_parts
-    return Estimate(
-        num_parameters=work.cost.num_parameters,
-        memory=memory,
-        seconds=dict(seconds),
-        bounds=dict(bounds),
-        flops_share=flops / sum(seconds.values()) / peak,
-    )
+    return {
+        "num_parameters": num_parameters,
+        "memory_bytes": sum(memory.values()),
+        "memory": memory,
+        "update_seconds": update,
+        "seconds": dict(seconds),
+        "bounds": dict(bounds),
+        "share_of_peak": flops / update / peak,
+        "tokens_per_second": training.num_lanes * training.segment_length / update,
+        "hours": gpu_hours / num_gpus,
+        "gpu_hours": gpu_hours,
+        "cost": price * gpu_hours,
+        "assumed": asdict(machine) | {"num_gpus": num_gpus, "num_nodes": num_nodes},
+    }
 
 
 class Work:
@@ -169,10 +160,6 @@ class Work:
         self.projected = (3 if model.schedule.attends_self else 1) * model.core.width
         self.num_pairs = 1 if model.schedule.shares_keys_values else model.core.num_layers
         self.state = self.num_lanes * self.cost.state_numbers * self.size
-
-    def peak(self, machine: Machine) -> float:
-        """Operations per second of products in the recipe's precision."""
-        return machine.flops if self.size == BFLOAT16 else machine.float32_flops
 
     def kernels(self) -> Iterator[Kernel]:
         """All kernels of an update."""
