@@ -271,7 +271,7 @@ def estimate(
     cost = "" if price is None else f", cost {found['cost']:,.0f}"
     typer.echo(f"""\
 {found["num_parameters"] / 1e6:,.1f}M parameters, {training.precision}, \
-{training.num_lanes // gpus} lanes of {training.segment_length} tokens per GPU
+{training.num_lanes // gpus} x {training.segment_length} tokens per GPU and update
 memory per GPU   {found["memory_bytes"] / 2**30:.1f} of {machine.memory / 2**30:.0f} GiB{fits}
                  {shares(found["memory"])}
 time per update  {1e3 * found["update_seconds"]:.1f} ms, {found["tokens_per_second"]:,.0f} tokens \
