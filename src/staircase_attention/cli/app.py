@@ -9,7 +9,7 @@ import typer
 
 from staircase_attention.cli import INTERRUPTED
 from staircase_attention.cli.evaluate import evaluate
-from staircase_attention.cli.experiments import bench, compare, demo, reproduce
+from staircase_attention.cli.experiments import bench, compare, demo, estimate, reproduce
 from staircase_attention.cli.prepare import prepare
 from staircase_attention.cli.quickstart import quickstart
 from staircase_attention.cli.runs import export, pack, recipes, resume, train
@@ -62,7 +62,7 @@ def staircase(
 # In the order of `staircase --help`.
 COMMANDS: tuple[Callable[..., int | None], ...] = (
     *(demo, quickstart, draw, describe, recipes, train, resume, evaluate, sample, chat),
-    *(compare, reproduce, pack, export, bench),
+    *(compare, reproduce, pack, export, bench, estimate),
 )
 for command in COMMANDS:
     app.command("eval" if command is evaluate else None)(command)

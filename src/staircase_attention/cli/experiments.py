@@ -1,13 +1,14 @@
-"""`staircase demo`, `compare`, `reproduce` and `bench`: several recipes, one report."""
+"""`staircase demo`, `compare`, `reproduce`, `bench` and `estimate`: recipes and their reports."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from staircase_attention.checks import input_error
-from staircase_attention.cli.arguments import Quiet, parse_assignments, parse_variations
+from staircase_attention.cli.arguments import AsJson, Quiet, parse_assignments, parse_variations
 
 if TYPE_CHECKING:
     from staircase_attention.experiments.report import Report
@@ -236,3 +237,59 @@ def bench(
     console.print(describe_machine(report), highlight=False, markup=False)
     console.print(result_table(report))
     return 1 if failures(report) else 0
+
+
+def estimate(
+    recipe: Annotated[
+        str, typer.Argument(metavar="RECIPE", help="as for `bench`: reddit/ladder-8, engine/reddit")
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[PATH=VALUE]...", help="settings to change, as in `train`"),
+    ] = None,
+    *,
+    gpus: Annotated[int, typer.Option(help="GPUs, among which lanes are shared out.")] = 1,
+    nodes: Annotated[int | None, typer.Option(help="Nodes; by default 8 GPUs in each.")] = None,
+    price: Annotated[float | None, typer.Option(help="Price of one GPU per hour.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Estimate memory, time and cost of a run on H200 GPUs, without one."""
+    import torch
+
+    from staircase_attention.experiments.bench import find_subjects
+    from staircase_attention.experiments.estimate import Machine
+    from staircase_attention.experiments.estimate import estimate as estimate_recipe
+
+    settings = parse_assignments(overrides or [])
+    (subject,) = find_subjects([recipe], overrides=settings, device=torch.device("cuda"))
+    nodes = -(-gpus // 8) if nodes is None else nodes
+    found = estimate_recipe(subject, num_gpus=gpus, num_nodes=nodes, price=price or 0.0)
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    training, machine = subject.recipe.training, Machine()
+    fits = "" if found["memory_bytes"] < machine.memory else ", TOO MUCH: see training.recompute"
+    cost = "" if price is None else f", cost {found['cost']:,.0f}"
+    typer.echo(f"""\
+{found["num_parameters"] / 1e6:,.1f}M parameters, {training.precision}, \
+{training.num_lanes // gpus} x {training.segment_length} tokens per GPU and update
+memory per GPU   {found["memory_bytes"] / 2**30:.1f} of {machine.memory / 2**30:.0f} GiB{fits}
+                 {shares(found["memory"])}
+time per update  {1e3 * found["update_seconds"]:.1f} ms, {found["tokens_per_second"]:,.0f} tokens \
+per second, {100 * found["share_of_peak"]:.0f}% of the peak
+                 {shares(found["seconds"])}
+bound by         {shares(found["bounds"])}
+whole run        {found["hours"]:,.1f} hours for {training.num_updates:,} updates, \
+{found["gpu_hours"]:,.1f} GPU hours{cost}
+assumed          {gpus} {machine.name} in {nodes} nodes; per GPU {machine.flops / 1e12:.0f} \
+TFLOP/s in bfloat16, {machine.float32_flops / 1e12:.0f} in float32, {machine.bandwidth / 1e12:.1f} \
+TB/s; links {machine.nvlink / 1e9:.0f} GB/s in a node, {machine.network / 1e9:.0f} GB/s per GPU \
+between nodes, {100 * machine.link_share:.0f}% of it reached; the whole model in every GPU; \
+captured updates, which several processes do not have yet; no validation, no checkpoints""")
+
+
+def shares(parts: Mapping[str, float]) -> str:
+    """Each part in percent, largest first."""
+    total = sum(parts.values())
+    ordered = sorted(parts.items(), key=lambda part: -part[1])
+    return ", ".join(f"{name} {100 * value / total:.0f}%" for name, value in ordered)

@@ -32,6 +32,11 @@ AllowDamaged = Annotated[
     bool, typer.Option("--allow-damaged", help="Use what comes before the damage of a file.")
 ]
 
+PartOf = Annotated[
+    str | None,
+    typer.Option("--part", metavar="I/N", help="Prepare part I of N only; `join` joins all N."),
+]
+
 
 @prepare.command()
 def enwik8(
@@ -72,6 +77,7 @@ def text(
         list[Path] | None, typer.Option(help="File or folder for the test, instead of --test.")
     ] = None,
     allow_damaged: AllowDamaged = False,
+    part: PartOf = None,
     quiet: Quiet = False,
 ) -> None:
     """Text files and folders, plain or compressed, weighted."""
@@ -102,6 +108,7 @@ def text(
         held_out=HeldOut(valid=0 if valid_file else valid, test=0 if test_file else test),
         options=options,
         progress=progress(quiet),
+        part=parse_part(part),
     )
     show(corpus)
 
@@ -133,6 +140,7 @@ def reddit(
     valid: Valid = 0.005,
     test: Test = 0.005,
     allow_damaged: AllowDamaged = False,
+    part: PartOf = None,
     quiet: Quiet = False,
 ) -> None:
     """Reddit comments with the comments that they reply to."""
@@ -164,8 +172,36 @@ def reddit(
         tokeniser=named_tokeniser(tokeniser),
         held_out=held_out,
         progress=progress(quiet),
+        part=parse_part(part),
     )
     show(corpus)
+
+
+@prepare.command()
+def join(
+    folders: Annotated[list[Path], typer.Argument(metavar="PART", help="folders of all parts")],
+    *,
+    output: Output,
+) -> None:
+    """Join all parts of a preparation into one corpus."""
+    check_can_hold(output, "--output")
+    from staircase_attention.data import join as join_parts
+
+    show(join_parts(folders, output))
+
+
+def parse_part(words: str | None) -> tuple[int, int] | None:
+    """A part and the number of parts.
+
+    >>> parse_part("3/16")
+    (3, 16)
+    """
+    if words is None:
+        return None
+    number, _, count = words.partition("/")
+    if not (number.isdecimal() and count.isdecimal()):
+        raise input_error("--part must be two numbers", repr(words), "use for example 3/16")
+    return int(number), int(count)
 
 
 def progress(quiet: bool) -> "PreparationProgress | None":

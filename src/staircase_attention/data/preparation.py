@@ -4,17 +4,18 @@ Bounded memory: documents are read ahead in batches, encoded on all cores and wr
 """
 
 import io
+import json
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from staircase_attention.checks import InputError, input_error
+from staircase_attention.checks import InputError, check_integer, input_error
 from staircase_attention.data.byte_pair import BytePairTraining, Tokens, sample_evenly, train_bpe
 from staircase_attention.data.corpus import (
     Corpus,
@@ -30,7 +31,7 @@ from staircase_attention.data.mixture import Mixture, MixturePosition, Part, Pie
 from staircase_attention.data.readers import ReadingOptions, TextSource
 from staircase_attention.data.tokenisers import Tokeniser, load_tokeniser, named_tokeniser
 from staircase_attention.data.writer import CorpusWriter, WorkFolder
-from staircase_attention.files import FULL_DISK, save_folder, sha256_of
+from staircase_attention.files import FULL_DISK, checksum, save_folder, sha256_of
 
 # Tokens per file: half a gibibyte, at two bytes each.
 SHARD_TOKENS = 1 << 28
@@ -52,6 +53,7 @@ def prepare_text(
     held_out: HeldOut | None = None,
     options: ReadingOptions | None = None,
     progress: PreparationProgress | None = None,
+    part: tuple[int, int] | None = None,
 ) -> Corpus:
     """Turn files and folders of text into a corpus.
 
@@ -66,6 +68,7 @@ def prepare_text(
         held_out: fractions for valid and test.
         options: how texts are extracted from files.
         progress: receives reports.
+        part: (3, 16) for the third of 16 parts, see `prepare`.
     """
     progress = progress or PreparationProgress()
     paths = [paths] if isinstance(paths, str | Path | TextSource) else paths
@@ -89,6 +92,7 @@ def prepare_text(
         tokeniser=tokeniser or BytePairTraining(),
         held_out=held_out,
         progress=progress,
+        part=part,
     )
 
 
@@ -100,6 +104,7 @@ def prepare(
     tokeniser: Tokeniser | BytePairTraining,
     held_out: HeldOut | None = None,
     progress: PreparationProgress | None = None,
+    part: tuple[int, int] | None = None,
 ) -> Corpus:
     """Turn sources into a corpus; a killed preparation resumes when it is run again.
 
@@ -113,12 +118,18 @@ def prepare(
         tokeniser: a tokeniser, or how to learn one from the corpus.
         held_out: fractions for valid and test, for documents without a split of their own.
         progress: receives reports.
+        part: (3, 16) prepares the third of 16 parts, in `folder` + '.part-3-of-16'. `join` makes
+            the corpus of all of them, with the bytes that one preparation gives.
     """
     held_out, progress = held_out or HeldOut(), progress or PreparationProgress()
+    mark: dict[str, Any] = {}
+    if part is not None:
+        parts, mark = _share(parts, tokeniser, *part)
+        folder = f"{folder}.part-{part[0]}-of-{part[1]}"
     work = WorkFolder(Path(folder))
     mixture = Mixture(parts=parts, held_out=held_out)
-    with _needs_room(folder), work.locked():
-        plan = _plan(mixture, kind, tokeniser)
+    with needs_room(folder), work.locked():
+        plan = _plan(mixture, kind, tokeniser, mark)
         if work.is_done(plan):
             progress.say(f"{folder} is already there")
             return Corpus.open(folder)
@@ -129,7 +140,6 @@ def prepare(
                     tokeniser = _learn_tokeniser(tokeniser, mixture, progress)
                 save_folder(work.tokeniser, tokeniser.save)
             manifest = _encode(work, mixture, plan, progress)
-            _check_splits(manifest, held_out.names)
         except InputError:
             # The same input would be refused again; any other stop can be resumed.
             work.discard()
@@ -138,8 +148,33 @@ def prepare(
     return Corpus.open(folder)
 
 
+def _share(
+    parts: Sequence[Part], tokeniser: Tokeniser | BytePairTraining, number: int, count: int
+) -> tuple[list[Part], dict[str, Any]]:
+    """The sources of one part, and what its manifest says of it."""
+    check_integer("the number of parts", count, minimum=1, example=16)
+    if number not in range(1, count + 1):
+        raise input_error(f"the part must be from 1 to {count}", number, f"use 1/{count}")
+    if isinstance(tokeniser, BytePairTraining):
+        remedy = "train it on a sample first, and name its folder: --tokeniser SAMPLE/tokeniser"
+        raise input_error("all parts must have one tokeniser", "one to train", remedy)
+    source = parts[0].source
+    if len(parts) > 1 or parts[0].weight > 1 or not hasattr(source, "share"):
+        rule = "a preparation in parts must have one folder of files, or dumps, of weight 1 at most"
+        received = f"{counted(len(parts), 'inputs')}, the first of weight {parts[0].weight:g}"
+        raise input_error(rule, received, "put all files into one folder")
+    inputs = digest((str(path), path.stat().st_size) for path in source.files)
+    mark = {"part": {"number": number, "count": count, "inputs": inputs}}
+    return [replace(parts[0], source=source.share(number - 1, count))], mark
+
+
+def digest(files: Iterable[tuple[str, int]]) -> str:
+    """What tells lists of files and their sizes apart."""
+    return checksum(json.dumps(list(files)).encode())
+
+
 @contextmanager
-def _needs_room(folder: str | Path) -> Iterator[None]:
+def needs_room(folder: str | Path) -> Iterator[None]:
     """Say what to do where a disk is full."""
     try:
         yield
@@ -152,7 +187,9 @@ def _needs_room(folder: str | Path) -> Iterator[None]:
         ) from error
 
 
-def _plan(mixture: Mixture, kind: str, tokeniser: Tokeniser | BytePairTraining) -> Preparation:
+def _plan(
+    mixture: Mixture, kind: str, tokeniser: Tokeniser | BytePairTraining, mark: dict[str, Any]
+) -> Preparation:
     """All that the corpus will depend on."""
     paths = {path for part in mixture.parts for path in part.source.files}
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -182,7 +219,8 @@ def _plan(mixture: Mixture, kind: str, tokeniser: Tokeniser | BytePairTraining) 
             "tokeniser": planned,
             "held_out": asdict(mixture.held_out),
             "shard_tokens": SHARD_TOKENS,
-        },
+        }
+        | mark,
     )
 
 
@@ -222,12 +260,20 @@ def _encode(
     )
     with closing(writer):
         position = _write_documents(mixture, tokeniser, writer, progress)
-        splits = writer.finish()
-    sources = []
-    for number, skipped in enumerate(mixture.skipped(position)):
+        return describe(work, writer, plan, mixture.skipped(position))
+
+
+def describe(
+    work: WorkFolder, writer: CorpusWriter, plan: Preparation, all_skipped: list[dict[str, int]]
+) -> Manifest:
+    """The manifest of all that was written, with what was skipped of each source, checked."""
+    splits, sources, tokeniser = writer.finish(), [], load_tokeniser(work.tokeniser)
+    for number, skipped in enumerate(all_skipped):
         counts = {name: writer.counts(number, name) for name in splits}
-        sources.append(replace(plan.sources[number], counts=counts, skipped=skipped))
-    return Manifest(
+        # By name, so that it does not matter which part met what first.
+        ordered = dict(sorted(skipped.items()))
+        sources.append(replace(plan.sources[number], counts=counts, skipped=ordered))
+    manifest = Manifest(
         preparation=replace(plan, sources=tuple(sources)),
         tokeniser=TokeniserRecord(
             name=tokeniser.name,
@@ -239,6 +285,9 @@ def _encode(
         dtype=writer.dtype.name,
         splits=splits,
     )
+    if "part" not in plan.parameters:
+        _check_splits(manifest, HeldOut(**plan.parameters["held_out"]).names)
+    return manifest
 
 
 # Pieces that are encoded in one call, and the position of the mixture after them. It is None

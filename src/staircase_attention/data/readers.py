@@ -9,6 +9,7 @@ import json
 import os
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice
@@ -111,6 +112,15 @@ class TextSource:
             next(file_format.records(file, self.options), None)
         self._sizes = [file.stat().st_size for file in self.files]
         self.total_bytes = sum(self._sizes)
+
+    def share(self, number: int, count: int) -> "TextSource":
+        """Some of the files: share `number` of 0 to `count` - 1."""
+        found = copy(self)
+        mine = slice(*(len(self.files) * end // count for end in (number, number + 1)))
+        found.files, found._formats = self.files[mine], self._formats[mine]
+        found._sizes = self._sizes[mine]
+        found.total_bytes = sum(found._sizes)
+        return found
 
     def documents(self, cursor: Cursor | None) -> Iterator[tuple[Document, Cursor]]:
         """The documents after a cursor, file by file."""

@@ -23,10 +23,12 @@ from staircase_attention.data.corpus import (
     STARTS_DTYPE,
     TOKENISER_FOLDER,
     ArrayRecord,
+    Corpus,
     Counts,
     Manifest,
     Preparation,
     SplitRecord,
+    TokenSplit,
     unfinished_folder,
 )
 from staircase_attention.data.documents import SPLITS
@@ -51,6 +53,8 @@ from staircase_attention.files import (
 
 JOURNAL = "journal.json"
 PREPARATION = "preparation.json"
+# Tokens, documents or bytes that are copied at once.
+COPIED = 1 << 22
 
 
 class WorkFolder:
@@ -176,6 +180,12 @@ class CorpusWriter:
         for writer in self._writers.values():
             writer.write()
 
+    def append(self, part: Corpus) -> None:
+        """Append all splits of a corpus with one source and the same tokeniser."""
+        for name, record in part.manifest.splits.items():
+            counts = part.manifest.preparation.sources[0].counts[name]
+            self._writers[name].append(part.split(name), record, counts)
+
     def make_durable(self, position: MixturePosition) -> None:
         """Save this point: a preparation that is killed later resumes here, without loss."""
         state = {
@@ -267,6 +277,20 @@ class _SplitWriter:
                 self._finish_shard()
                 self._shard = self._open_shard()
 
+    def append(self, split: TokenSplit, record: SplitRecord, counts: Counts) -> None:
+        """Write another split after what was written."""
+        before, total = self.total.num_tokens, self.counts[0]
+        for start in range(0, record.num_documents, COPIED):
+            starts = split.document_starts[start : start + COPIED] + np.uint64(before)
+            self._starts.write(starts.astype(STARTS_DTYPE).tobytes())
+        for start in range(0, record.num_tokens, COPIED):
+            self._new_tokens.append(split.tokens(start, min(start + COPIED, record.num_tokens)))
+            self.write()
+        self._crc32 = _joined_crc32(self._crc32, record.text_crc32, record.num_bytes)
+        total.num_documents += counts.num_documents
+        total.num_bytes += counts.num_bytes
+        total.num_tokens += counts.num_tokens
+
     def durable_state(self) -> dict[str, Any]:
         """Sync everything; the plain data from which a new writer can resume."""
         _sync(self._shard)
@@ -300,6 +324,21 @@ class _SplitWriter:
     def _finish_shard(self) -> None:
         self._finished.append(_finished_array(self._shard, self._num_open_tokens))
         self._num_open_tokens = 0
+
+
+def _joined_crc32(first: int, second: int, num_bytes: int) -> int:
+    """The CRC-32 of two texts, the second of `num_bytes`, from those of each.
+
+    Texts of one length: crc(ab) ^ crc(a0) = crc(b) ^ crc(0).
+
+    >>> _joined_crc32(zlib.crc32(b"a"), zlib.crc32(b"bc"), 2) == zlib.crc32(b"abc")
+    True
+    """
+    nothing = 0
+    for start in range(0, num_bytes, COPIED):
+        zeros = bytes(min(COPIED, num_bytes - start))
+        first, nothing = zlib.crc32(zeros, first), zlib.crc32(zeros, nothing)
+    return first ^ nothing ^ second
 
 
 def _open_truncated(path: str, num_bytes: int) -> IO[bytes]:

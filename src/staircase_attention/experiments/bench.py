@@ -97,7 +97,8 @@ def find_subjects(
     rows = {f"{name}/{row}": size for name, one in SETS.items() for row, size in one.items()}
     found: dict[str, Subject] = {}
     for name in names:
-        check_choice("a recipe or set to bench", name, [*SETS, *rows, *recipes()])
+        if not name.endswith(".json"):
+            check_choice("a recipe or set to bench", name, [*SETS, *rows, *recipes()])
         for full in [f"{name}/{row}" for row in SETS[name]] if name in SETS else [name]:
             recipe = find_recipe(rows[full][0] if full in rows else full)
             if full in rows:

@@ -16,6 +16,19 @@ from staircase_attention.schedules import Ledger, Schedule, Step, num_positions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StepSize:
+    """What one step computes for one batch row."""
+
+    num_layers: int
+    num_queries: int
+    num_keys: int
+    """Past and own ones together; without any, attention is left out."""
+    num_distances: int
+    num_cached: int
+    """Tokens that leave keys and values in the cache."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Cost:
     """What a model costs: its parameters, and one batch row's segment of a stream."""
 
@@ -26,14 +39,22 @@ class Cost:
     """Tokens in the segment."""
     flops: int
     """Forward operations of the segment; training costs about three times as many."""
-    num_steps: int
-    """Sequential steps per segment, in window order."""
-    num_core_layers: int
-    """Layers that a segment goes through one after another: the sum over its steps."""
+    steps: tuple[StepSize, ...]
+    """Sequential steps of the segment, in window order."""
     state_numbers: int
     """Numbers in the state at the end of the segment."""
     most_state_numbers: int
     """The largest number while the next chunk arrives."""
+
+    @property
+    def num_steps(self) -> int:
+        """Sequential steps per segment."""
+        return len(self.steps)
+
+    @property
+    def num_core_layers(self) -> int:
+        """Layers that a segment goes through one after another: the sum over its steps."""
+        return sum(step.num_layers for step in self.steps)
 
 
 def measure_cost(
@@ -59,15 +80,15 @@ def measure_cost(
     ledger = Ledger()
     # Steps that were taken before leave what the first step here finds.
     _walk(ledger, schedule, core, range(start))
-    steps = _walk(ledger, schedule, core, range(start, start + segment))
-    flops = sum(_step_flops(core, schedule, step, held) for step, held in steps)
+    walked = _walk(ledger, schedule, core, range(start, start + segment))
+    steps = tuple(_step_size(schedule, step, held) for step, held in walked)
+    flops = sum(_step_flops(core, schedule, step) for step in steps)
     return Cost(
         num_parameters=model.num_parameters,
         start=start,
         segment=segment,
         flops=flops + segment * 2 * core.width * model.output_size,
-        num_steps=len(steps),
-        num_core_layers=sum(len(step.layers) for step, _ in steps),
+        steps=steps,
         state_numbers=_state_numbers(core, schedule, ledger),
         most_state_numbers=_most_state_numbers(core, schedule, ledger, start + segment),
     )
@@ -85,8 +106,7 @@ def _walk(
     return list(ledger.follow(steps))
 
 
-def _step_flops(core: CoreConfig, schedule: Schedule, step: Step, held: range) -> int:
-    """All layers of one step: projections and feed-forward per query, attention, the cache."""
+def _step_size(schedule: Schedule, step: Step, held: range) -> StepSize:
     queries = step.tokens
     own = queries.stop if schedule.attends_self else queries.start
     # On the meta device a view has a shape and no memory.
@@ -96,18 +116,27 @@ def _step_flops(core: CoreConfig, schedule: Schedule, step: Step, held: range) -
         span=schedule.attention_span,
         device=torch.device("meta"),
     )
+    return StepSize(
+        num_layers=len(step.layers),
+        num_queries=len(queries),
+        num_keys=view.num_keys,
+        num_distances=view.num_distances,
+        num_cached=sum(len(cell.tokens) for cell in step.cells if cell.cached),
+    )
+
+
+def _step_flops(core: CoreConfig, schedule: Schedule, step: StepSize) -> int:
+    """All layers of one step: projections and feed-forward per query, attention, the cache."""
     num_projections = 4 if schedule.attends_self else 2
     # Scores and the weighted sum, and where there is a table a score for every distance.
-    num_columns = 2 * view.num_keys + (view.num_distances if core.positions == "relative" else 0)
-    attention = 2 * len(queries) * num_columns
-    if view.num_keys == 0:
+    num_columns = 2 * step.num_keys
+    num_columns += step.num_distances if core.positions == "relative" else 0
+    if step.num_keys == 0:
         # Where there is nothing to attend to, the whole sublayer is left out.
-        num_projections = attention = 0
-    per_query = 2 * core.width * (num_projections * core.width + 2 * core.inner_width)
-    num_cached = sum(len(cell.tokens) for cell in step.cells if cell.cached)
-    return len(step.layers) * (
-        len(queries) * per_query + core.width * attention
-    ) + num_cached * _caching_flops(core, schedule)
+        num_projections = num_columns = 0
+    per_query = num_projections * core.width + 2 * core.inner_width + num_columns
+    layer = step.num_queries * 2 * core.width * per_query
+    return step.num_layers * layer + step.num_cached * _caching_flops(core, schedule)
 
 
 def _caching_flops(core: CoreConfig, schedule: Schedule) -> int:

@@ -8,9 +8,9 @@ from dataclasses import asdict
 
 import pytest
 from reddit_dumps import as_lines, comment, naive_paths, random_comments, write_dump
-from small_corpora import RecordedProgress
+from small_corpora import RecordedProgress, contents
 
-from staircase_attention.data import Cursor, HeldOut, InputError
+from staircase_attention.data import ByteTokeniser, Cursor, HeldOut, InputError, Part, join, prepare
 from staircase_attention.data.reddit import RedditOptions, RedditSource, partitions
 
 
@@ -226,3 +226,26 @@ def test_invalid_paths_are_refused_with_a_remedy(tmp_path):
     dump = write_dump(tmp_path / "dump", [comment("c1")])
     with pytest.raises(ValueError, match="num_workers must be an integer of at least 1"):
         RedditSource([dump], tmp_path, num_workers=0)
+
+
+@pytest.mark.parametrize("count", [3, 20])
+def test_joined_parts_have_the_bytes_of_one_preparation(tmp_path, count):
+    """Also the counts of what was skipped, and where some parts are empty."""
+    comments = random_comments(3, 400, num_threads=30)
+    dump = write_dump(tmp_path / "dump", as_lines(comments) + b"broken\n")
+    held_out = HeldOut(valid=0.3, test=0.3)
+
+    def prepared(part=None):
+        # Parts share the work folder, which one of them fills.
+        options = RedditOptions(held_out=held_out)
+        source = RedditSource([dump], tmp_path / "work", options, num_workers=1)
+        folder = tmp_path / ("parts" if part else "whole")
+        settings = {"tokeniser": ByteTokeniser(), "held_out": held_out}
+        return prepare([Part(source=source)], folder, kind="reddit", part=part, **settings)
+
+    parts = [prepared((number, count)).folder for number in range(1, count + 1)]
+    joined = join(parts, tmp_path / "joined")
+    assert contents(joined.folder) == contents(prepared().folder)
+    skipped = joined.manifest.preparation.sources[0].skipped
+    assert skipped["broken lines in dump"] == 1
+    assert len(skipped) > 3

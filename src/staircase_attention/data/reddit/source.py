@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -96,6 +97,7 @@ class RedditSource:
             check_integer("num_workers", num_workers, minimum=1, example=2)
         self.num_workers = num_workers
         self.progress = progress or PreparationProgress()
+        self._share = (0, 1)
 
     @property
     def parameters(self) -> Mapping[str, Any]:
@@ -118,15 +120,21 @@ class RedditSource:
         assert sum(comments[kind] for kind in WITHOUT_TEXT + WITH_TEXT) == lines["comments"]
         return RedditReport(lines=lines, comments=comments)
 
+    def share(self, number: int, count: int) -> "RedditSource":
+        """Some partitions. The first share to be read fills the work folder; others wait for it."""
+        found = copy(self)
+        found._share = (number, count)
+        return found
+
     def documents(self, cursor: Cursor | None = None) -> Iterator[tuple[Document, Cursor]]:
         """The documents after a cursor, or all for None; each with the cursor after it."""
-        partitions = self._partitions
-        place: Mapping[str, Any] = {"partition": 0, "document": 0, "counts": {}}
+        partitions, mine = self._partitions, self._mine
+        place: Mapping[str, Any] = {"partition": mine.start, "document": 0, "counts": {}}
         if cursor is not None:
             place = cursor.place
         num_before, counts = place["document"], Counter[str](place["counts"])
         bytes_each = self.total_bytes / len(partitions.paths)
-        for number in range(place["partition"], len(partitions.paths)):
+        for number in range(place["partition"], mine.stop):
             comments, skipped, before = partitions.read(number), self._skipped(counts), dict(counts)
             num_rows = num_documents = 0
             for thread in rebuild(comments, self.options):
@@ -148,7 +156,9 @@ class RedditSource:
     def _skipped(self, counts: Counter[str]) -> dict[str, int]:
         """What could not be used, in words; only counts above 0."""
         words = Counter[str]()
-        for path, dump in zip(self.files, self._partitions.dumps, strict=True):
+        # Lines belong to no partition: they are counted with the first one.
+        dumps = zip(self.files, self._partitions.dumps, strict=True)
+        for path, dump in dumps if 0 in self._mine else ():
             others = sum(dump.lines.get(kind, 0) for kind in ("comments", "blank", "overlong"))
             words[f"broken lines in {path.name}"] += sum(dump.lines.values()) - others
             words[f"{OVERLONG} in {path.name}"] += dump.lines.get("overlong", 0)
@@ -158,6 +168,11 @@ class RedditSource:
         num_with_text = sum(counts[kind] for kind in WITH_TEXT)
         words["comments: no whole path"] = num_with_text - counts["examples"]
         return dict(+words)
+
+    @property
+    def _mine(self) -> range:
+        number, count = self._share
+        return range(*(len(self._partitions.paths) * end // count for end in (number, number + 1)))
 
     @cached_property
     def _partitions(self) -> Partitions:
@@ -176,7 +191,7 @@ class RedditSource:
         folder = self.work_folder / f"partitions-{digest}"
         folder.mkdir(parents=True, exist_ok=True)
         # Workers come first: forked later they would hold the lock too, for a moment after a kill.
-        with worker_pool(num_workers) as pool, locked(folder):
+        with worker_pool(num_workers) as pool, locked(folder, wait=self._share[1] > 1):
             partitions = Partitions(folder, num_partitions, len(self.files))
             allow_damaged = self.allow_damaged
             read_dumps(

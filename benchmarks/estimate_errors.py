@@ -1,0 +1,144 @@
+"""`staircase estimate` beside what was measured on an H200: times and memory, and their errors.
+
+    python benchmarks/estimate_errors.py [measured.json] [--fit]
+
+Without a file: twelve stored measurements. Rows marked * were used to fit the six constants of
+`Machine`, with the time of one attention of Reddit's size; `--fit` fits them again. With a file of
+`staircase bench` or `benchmarks/estimate_recipes.py`: its rows, of which none was used.
+"""
+
+import argparse
+import json
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from staircase_attention.experiments.bench import NumSymbols, Subject
+from staircase_attention.experiments.catalog import find_recipe
+from staircase_attention.experiments.estimate import Kernel, Machine, Work, estimate
+from staircase_attention.models.cost import StepSize
+from staircase_attention.training import Recipe
+
+RESULTS = Path(__file__).parent / "results"
+FITTED = (
+    "engine/algorithm",
+    "engine/reddit",
+    "relative/transformer-xl",
+    "relative/feedback",
+    "random-walk/feedback",
+    "random-walk/staircase-n4-c16",
+)
+TIMES = ("latency", "bandwidth_share", "product_bandwidth_share", "attention_share")
+SIZES = ("state_copies", "scratch")
+GIB = 2**30
+# Seconds, forward and backward: 2026-11-16-flex-attention.json.
+ATTENTION = 0.000247
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One row."""
+
+    name: str
+    subject: Subject
+    seconds: float
+    memory: float | None = None
+
+
+def stored() -> list[Measured]:
+    """All whole updates with today's kernels that are stored with their recipes."""
+    found = []
+    for file in ("2026-11-15-h200", "2026-11-16-engine-recompute"):
+        for row in json.loads((RESULTS / f"{file}.json").read_text())["rows"]:
+            if not row["name"].endswith("gpt-2"):
+                found.append(measured(row["name"], row["config"], row["updates"]))
+    # Medians of benchmarks/side_by_side.py and of a training run with dropout, without memory.
+    plain = {"model.core.dropout": 0.0, "model.core.embedding_dropout": 0.0}
+    for name, overrides, seconds in (
+        ("random-walk/feedback", plain, 0.0724),
+        ("random-walk/staircase-n4-c16", {}, 0.0283),
+    ):
+        recipe = find_recipe(name).override({"training.precision": "bfloat16"} | overrides)
+        symbols = NumSymbols(num_inputs=4, num_outputs=64)
+        found.append(Measured(name, Subject(recipe=recipe, symbols=symbols), seconds))
+    return found
+
+
+def measured(name: str, config: dict[str, Any], times: dict[str, Any]) -> Measured:
+    """A row of a stored file."""
+    recipe = Recipe.from_plain(config["recipe"])
+    name += " recompute" if recipe.training.recompute else ""
+    symbols = NumSymbols(num_inputs=config["num_inputs"], num_outputs=config["num_outputs"])
+    subject = Subject(recipe=recipe, symbols=symbols)
+    return Measured(name, subject, times["mean_seconds"], times["peak_memory_bytes"])
+
+
+def fit(rows: list[Measured]) -> Machine:
+    """Constants with the least squared errors, one after another by ever smaller steps."""
+    works = [(row, Work(row.subject)) for row in rows]
+    kernels = [list(work.kernels()) for _, work in works]
+    (reddit,) = (work for row, work in works if row.name == "engine/reddit")
+    window = StepSize(num_layers=1, num_queries=256, num_keys=256, num_distances=256, num_cached=0)
+    attention = list(reddit._attention(window, 0, 1))
+
+    def loss(machine: Machine) -> float:
+        errors = [math.log(seconds(attention, machine) / ATTENTION)]
+        for (row, work), every in zip(works, kernels, strict=True):
+            errors.append(math.log(seconds(every, machine) / row.seconds))
+            if row.memory:
+                errors.append(math.log(sum(work.memory(machine).values()) / row.memory))
+        return sum(error**2 for error in errors)
+
+    machine, step = Machine(), 0.2
+    best = loss(machine)
+    while step > 0.01:  # noqa: PLR2004
+        improved = False
+        for name in TIMES + SIZES:
+            for factor in (1 + step, 1 / (1 + step)):
+                candidate = replace(machine, **{name: getattr(machine, name) * factor})
+                if (found := loss(candidate)) < best:
+                    machine, best, improved = candidate, found, True
+        step = step if improved else step / 2
+    return machine
+
+
+def seconds(kernels: list[Kernel], machine: Machine) -> float:
+    """Of all kernels, in bfloat16."""
+    total = 0.0
+    for one in kernels:
+        operations, traffic, latency = machine.parts(one, peak=machine.flops).values()
+        total += one.count * (max(operations, traffic) + latency)
+    return total
+
+
+def main() -> None:
+    """Print a table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("file", type=Path, nargs="?", help="JSON file of staircase bench")
+    parser.add_argument("--fit", action="store_true", help="fit the constants again")
+    options = parser.parse_args()
+    rows, machine = stored(), Machine()
+    if options.fit:
+        machine = fit([row for row in rows if row.name in FITTED])
+        print({name: float(f"{getattr(machine, name):.3g}") for name in TIMES + SIZES})
+    if options.file is not None:
+        found = json.loads(options.file.read_text())["rows"]
+        rows = [measured(row["name"], row, row) for row in found if "mean_seconds" in row]
+    print("| recipe | ms | estimated | error | GiB | estimated | error |")
+    print("|---" * 7 + "|")
+    for row in rows:
+        result = estimate(row.subject, machine=machine)
+        mark = "*" if row.name in FITTED and options.file is None else ""
+        memory = result["memory_bytes"]
+        sizes = "- | - | -"
+        if row.memory:
+            error = 100 * (memory / row.memory - 1)
+            sizes = f"{row.memory / GIB:.2f} | {memory / GIB:.2f} | {error:+.1f}%"
+        error = 100 * (result["update_seconds"] / row.seconds - 1)
+        times = f"{1e3 * row.seconds:.1f} | {1e3 * result['update_seconds']:.1f} | {error:+.1f}%"
+        print(f"| {row.name}{mark} | {times} | {sizes} |")
+
+
+if __name__ == "__main__":
+    main()

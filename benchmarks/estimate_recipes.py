@@ -1,0 +1,76 @@
+"""Times and memory of ten recipes that `staircase estimate` was not fitted to.
+
+    python benchmarks/estimate_recipes.py --output measured.json
+
+Random tokens; no corpus is needed. Two to three minutes on an H200. `--small` tries it on a CPU.
+The recipes differ from the measurements behind the estimate in schedule, size, optimiser, dropout,
+recomputation and precision.
+"""
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from staircase_attention.experiments.bench import Subject, num_symbols, run_bench
+from staircase_attention.experiments.catalog import find_recipe
+from staircase_attention.files import write_json
+from staircase_attention.training.processes import choose_device
+
+LANES, PRECISION = "training.num_lanes", "training.precision"
+BF16 = {PRECISION: "bfloat16"}
+PLAIN = BF16 | {"model.core.dropout": 0.0, "model.core.embedding_dropout": 0.0}
+RECIPES: dict[str, dict[str, Any]] = {
+    "random-walk-fast/transformer-xl": {},
+    "random-walk-fast/cached-staircase-c16": {},
+    "random-walk/staircase-n4-c16": {},
+    "permutations/feedback": BF16,
+    "enwik8-fast/transformer-xl": {},
+    "enwik8/staircase-n2-c128": BF16 | {LANES: 64},
+    "reddit/ladder-2": PLAIN | {LANES: 64},
+    "reddit/transformer-xl-2x": PLAIN | {LANES: 32},
+    "reddit/staircase-n4-c64": PLAIN | {LANES: 64, "training.recompute": True},
+    "base/cached-staircase-c128": PLAIN
+    | {LANES: 16, "model.core.width": 2048, "model.core.num_heads": 16},
+}
+SMALL = {LANES: 2, PRECISION: "float32", "model.core.width": 32, "model.core.num_heads": 2}
+SMALL |= {"model.core.num_layers": 1}
+
+
+def subjects(*, is_small: bool = False) -> list[Subject]:
+    """The ten recipes, at their sizes or tiny."""
+    found = []
+    for name, overrides in RECIPES.items():
+        recipe = find_recipe(name).override(overrides | (SMALL if is_small else {}))
+        recipe = replace(recipe, name=name)
+        found.append(Subject(recipe=recipe, symbols=num_symbols(recipe)))
+    return found
+
+
+def main() -> None:
+    """Time all recipes, print one line each, and write all numbers."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--output", type=Path, default=Path("measured.json"), help="JSON file")
+    parser.add_argument("--small", action="store_true", help="tiny sizes, to try it on a CPU")
+    options = parser.parse_args()
+    report = run_bench(
+        subjects(is_small=options.small),
+        device=choose_device(),
+        repeats=1 if options.small else None,
+        output=options.output,
+        say=lambda text: print(text, flush=True),
+    )
+    print(f"\n{'recipe':40} {'ms':>9} {'median':>9} {'GiB':>7}")
+    for row in report["rows"]:
+        row.pop("seconds_each", None)
+        if "failure" in row:
+            print(f"{row['name']:40} {row['failure']}")
+        else:
+            times = 1e3 * row["mean_seconds"], 1e3 * row["median_seconds"]
+            memory = row["peak_memory_bytes"] / 2**30
+            print(f"{row['name']:40} {times[0]:9.2f} {times[1]:9.2f} {memory:7.2f}")
+    write_json(options.output, report)
+
+
+if __name__ == "__main__":
+    main()
