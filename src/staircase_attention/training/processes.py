@@ -17,7 +17,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
-from torch.nn.parallel import DistributedDataParallel
 
 from staircase_attention.checks import input_error
 from staircase_attention.cores import available_cores, idle_cores
@@ -43,11 +42,14 @@ class Processes:
         if self.count > 1:
             dist.barrier()
 
-    def total(self, numbers: Tensor) -> Tensor:
-        """The sum over all processes."""
+    def total(self, *tensors: Tensor) -> None:
+        """Replace tensors of one dtype by their sums over all processes, in one exchange."""
         if self.count > 1:
-            dist.all_reduce(numbers)
-        return numbers
+            flat = torch.cat([tensor.flatten() for tensor in tensors])
+            dist.all_reduce(flat)
+            sums = torch.split(flat, [tensor.numel() for tensor in tensors])
+            for tensor, total in zip(tensors, sums, strict=True):
+                tensor.copy_(total.view_as(tensor))
 
     def agree(self, flag: bool) -> bool:
         """The first process's flag."""
@@ -59,12 +61,11 @@ class Processes:
         dist.broadcast(shared, src=0)
         return bool(shared.item())
 
-    def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
-        """The model whose gradients are averaged over all processes."""
-        if self.count == 1:
-            return model
-        devices = [device] if device.type == "cuda" else None
-        return DistributedDataParallel(model, device_ids=devices)
+    def share(self, model: nn.Module) -> None:
+        """Give all processes the first one's weights."""
+        if self.count > 1:
+            for tensor in model.state_dict().values():
+                dist.broadcast(tensor, src=0)
 
 
 def is_first_process() -> bool:
