@@ -19,6 +19,7 @@ def scores(output_of):
 def test_a_run_folder_holds_all_that_is_needed_to_understand_it(task_run):
     assert {entry.name for entry in task_run.iterdir()} == {
         "checkpoints",
+        "checksums.json",
         "config.json",
         "environment.json",
         "metrics.jsonl",
