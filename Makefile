@@ -3,10 +3,13 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+COMPILED := $(VENV)/.compiled
 # Two test processes of one thread each use two cores better than one process of two threads.
 TEST_PROCESSES ?= 2
+# A process that imports PyTorch takes half the time if an earlier one has kept what it compiled.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint types imports unit test-gpu setup clean
+.PHONY: demo test lint types imports unit fuzz test-gpu setup clean
 
 setup: $(READY)
 
@@ -36,8 +39,17 @@ types: $(READY)
 imports: $(READY)
 	$(BIN)/lint-imports
 
-unit: $(READY)
+# One process compiles what tests import while mypy runs, instead of each test process for itself.
+$(COMPILED): $(READY)
+	-$(BIN)/python -m pytest --collect-only -qq >/dev/null
+	touch $@
+
+unit: $(COMPILED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) -m 'not gpu'
+
+# Spoils files of every format at random and judges what happens; the table of docs/reliability.md.
+fuzz: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/harness.py --mutations $(or $(MUTATIONS),12000) --seed $(or $(SEED),1)
 
 # Uses the Python that is on the path: a machine with a GPU brings its own PyTorch build. Kernels
 # are tested there as they are compiled, elsewhere by an interpreter.

@@ -143,20 +143,22 @@ def feed(model: SequenceModel, pieces: list[Tensor], **options: Any) -> tuple[Te
     return torch.cat(outputs, dim=1), state
 
 
+EXAMPLES: dict[str, Schedule] = {
+    "staircase": Staircase(chunk_size=3, num_passes=3),
+    "cached": CachedStaircase(chunk_size=2, num_window_chunks=4, num_passes=2),
+    "global": GlobalCachedStaircase(chunk_size=3, num_passes=1),
+    "ladder": Ladder(num_passes=2, span=5),
+    "ladder-AABB": Ladder(num_passes=2, span=5, order="AABB"),
+    "xl": TransformerXL(span=5),
+    "universal": UniversalTransformer(num_passes=3, span=5),
+    "feedback": FeedbackTransformer(span=4),
+    "memory": MemoryNetwork(span=4),
+}
+"""One of each kind, for tests that need no more."""
+
+
 def example_models() -> list[SequenceModel]:
-    """One of each kind, for tests that need no more."""
-    schedules: list[Schedule] = [
-        Staircase(chunk_size=3, num_passes=3),
-        CachedStaircase(chunk_size=2, num_window_chunks=4, num_passes=2),
-        GlobalCachedStaircase(chunk_size=3, num_passes=1),
-        Ladder(num_passes=2, span=5),
-        Ladder(num_passes=2, span=5, order="AABB"),
-        TransformerXL(span=5),
-        UniversalTransformer(num_passes=3, span=5),
-        FeedbackTransformer(span=4),
-        MemoryNetwork(span=4),
-    ]
-    return [build(schedule) for schedule in schedules]
+    return [build(schedule) for schedule in EXAMPLES.values()]
 
 
 def name_of(model: SequenceModel) -> str:

@@ -1,6 +1,8 @@
 """Running the command line inside the tests."""
 
+import os
 import sys
+from contextlib import redirect_stderr
 
 import pytest
 
@@ -14,3 +16,11 @@ def call(*words) -> int:
         with pytest.raises(SystemExit) as caught:
             main()
     return int(caught.value.code or 0)
+
+
+def call_in_group(errors, *words) -> None:
+    """End a process as a command line does, as the first of a group, errors written to a file."""
+    os.setsid()
+    with open(errors, "w") as file, redirect_stderr(file):
+        status = call(*words)
+    sys.exit(status)

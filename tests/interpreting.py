@@ -19,6 +19,7 @@ def interpret_kernels() -> None:
     fix_errors(interpreter)
     cache_lookups(interpreter)
     cache_types(interpreter)
+    cache_constants(interpreter)
 
 
 def fix_errors(interpreter: Any) -> None:
@@ -50,6 +51,7 @@ def cache_lookups(interpreter: Any) -> None:
     """Do once what Triton 3.6 does for every call, and skip what has no effect."""
     tl = interpreter.tl
     patch = interpreter._patch_lang
+    make_semantic = functools.cache(interpreter.TritonSemantic)
     find_type = interpreter._get_np_dtype
 
     @functools.cache
@@ -62,6 +64,16 @@ def cache_lookups(interpreter: Any) -> None:
         patch_all()
         return interpreter._LangPatchScope()
 
+    def patch_directly(owner: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+        # Two functions around every operation only pass this argument on.
+        function = getattr(member, "__wrapped__", member)
+        semantic = make_semantic(builder)
+
+        def call(*arguments: Any, _semantic: Any = None, **options: Any) -> Any:
+            return function(*arguments, **options, _semantic=semantic)
+
+        scope.set_attr(owner, name, call)
+
     known_type = functools.cache(find_type)
 
     def type_of(dtype: Any) -> Any:
@@ -73,6 +85,7 @@ def cache_lookups(interpreter: Any) -> None:
     builder = interpreter.interpreter_builder
     builder.options = replace(builder.options, sanitize_overflow=False)
     interpreter._patch_lang = patch_once
+    interpreter._patch_attr = patch_directly
     interpreter._get_np_dtype = type_of
 
 
@@ -102,17 +115,15 @@ def cache_types(interpreter: Any) -> None:
         if key not in known_blocks:
             make_block(self, element_ty, shape)
             self.constants = (tl.tuple(map(tl.constexpr, self.shape)), tl.constexpr(self.numel))
+            self.key = key
             known_blocks[key] = self.__dict__.copy()
         self.__dict__.update(known_blocks[key], element_ty=element_ty)
 
-    make_tensor = tl.tensor.__init__
+    scalar_constants = (tl.tuple([]), tl.constexpr(1))
 
     def make_known_tensor(self: Any, handle: Any, type: Any) -> None:
-        if not type.is_block():
-            return make_tensor(self, handle, type)
         self.handle, self.type, self.dtype = handle, type, type.scalar
-        self.shape, self.numel = type.constants
-        return None
+        self.shape, self.numel = type.constants if type.is_block() else scalar_constants
 
     semantic = interpreter.TritonSemantic
     broadcast = semantic.broadcast_impl_value
@@ -128,3 +139,30 @@ def cache_types(interpreter: Any) -> None:
     tl.block_type.__init__ = make_known_block
     tl.tensor.__init__ = make_known_tensor
     semantic.broadcast_impl_value = broadcast_unlike
+
+
+def cache_constants(interpreter: Any) -> None:
+    """Check operands of one type for their shapes only, and build the block of a constant once."""
+    tl, semantic = interpreter.tl, interpreter.TritonSemantic
+    check, known = semantic.binary_op_type_checking_impl, {}
+
+    def check_soon(self: Any, left: Any, right: Any, *rules: Any, **options: Any) -> Any:
+        comes_first = left.__class__ is tl.tensor
+        tensor, other = (left, right) if comes_first else (right, left)
+        if tensor.__class__ is not tl.tensor or len(rules) > 2 or options:
+            return check(self, left, right, *rules, **options)
+        if other.__class__ is tl.tensor:
+            if left.dtype is right.dtype and not left.dtype.is_ptr():
+                return self.broadcast_impl_value(left, right)
+            return check(self, left, right, *rules)
+        kind = tensor.type
+        key = (kind.key if kind.is_block() else kind.name, other.__class__, other, *rules)
+        if (key, comes_first) not in known:
+            pair = check(self, left, right, *rules)
+            if pair[not comes_first] is not tensor:
+                return pair
+            known[key, comes_first] = pair[comes_first]
+        constant = known[key, comes_first]
+        return (tensor, constant) if comes_first else (constant, tensor)
+
+    semantic.binary_op_type_checking_impl = check_soon

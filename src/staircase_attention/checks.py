@@ -4,7 +4,9 @@ import difflib
 from collections.abc import Iterable
 
 # An error lists up to this many choices; of more it names the nearest only.
-MOST_LISTED = 8
+MOST_LISTED = 10
+# An error shows this many characters of a value, which may be a whole file.
+MOST_SHOWN = 400
 
 
 class InputError(ValueError):
@@ -17,7 +19,13 @@ def input_error(rule: str, received: object, remedy: str) -> InputError:
     >>> input_error("length must be an integer of at least 1", 0, "use for example 400")
     InputError('length must be an integer of at least 1, got 0; use for example 400')
     """
-    return InputError(f"{rule}, got {received}; {remedy}")
+    return InputError(f"{_shown(rule)}, got {_shown(received)}; {remedy}")
+
+
+def _shown(value: object) -> str:
+    """A value in one line that can be printed, whatever a stranger wrote into it."""
+    text = " ".join(str(value).split()).encode(errors="backslashreplace").decode()
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
 
 
 def check_integer(

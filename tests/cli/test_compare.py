@@ -3,15 +3,15 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 from fake_runs import FakeStaircase
 from hypothesis import given
 from hypothesis import strategies as st
+from small_runs import FORKS
 
+from commands import call_in_group
 from staircase_attention.cli.arguments import parse_variations
 
 WORDS = st.text(alphabet="abcxyz_-./:", min_size=1)
@@ -76,19 +76,18 @@ def test_the_demo_draws_trains_and_compares(staircase, tmp_path, fake):
 def test_ctrl_c_saves_the_runs_under_way_and_leaves_no_process(tmp_path):
     """The signal goes to the whole group, as from a terminal."""
     words = ["compare", "parity/lstm", "training.num_updates=100000", "--jobs", "2"]
-    program = "from staircase_attention.cli import main; main()"
-    command = [sys.executable, "-c", program, *words, "--output", str(tmp_path / "runs")]
-    with subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as process:
-        assert process.stderr is not None
-        metrics = tmp_path / "runs" / "parity" / "lstm" / "seed-0" / "metrics.jsonl"
-        while not metrics.exists() or not metrics.stat().st_size:
-            assert process.poll() is None, "it ended before it began"
-            time.sleep(0.05)
-        os.killpg(process.pid, signal.SIGINT)
-        err = process.stderr.read()
-    assert process.returncode == 128 + signal.SIGINT
+    words += ["training.log_every=1", "task.options.num_valid=20", "task.options.num_test=20"]
+    words += ["--output", tmp_path / "runs"]
+    process = FORKS.Process(target=call_in_group, args=[tmp_path / "errors", *words])
+    process.start()
+    metrics = tmp_path / "runs" / "parity" / "lstm" / "seed-0" / "metrics.jsonl"
+    while not metrics.exists() or not metrics.stat().st_size:
+        assert process.is_alive(), "it ended before it began"
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    process.join()
+    err = (tmp_path / "errors").read_text()
+    assert process.exitcode == 128 + signal.SIGINT
     assert "Traceback" not in err
     last = err.strip().splitlines()[-1]
     assert last.startswith("staircase: stopped with 0 of 1 runs finished")

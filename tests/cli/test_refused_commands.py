@@ -34,7 +34,7 @@ PLAIN = {
     "train parity/lstm --output FILE/run": "must be writable",
     "resume nowhere": "nowhere",
     "eval .": "config.json",
-    "eval pretrained:nothing": "a pretrained run must be one of pretrained:parity",
+    "eval pretrained:nothing": "a pretrained run must be one of pretrained:novels",
     "compare training.num_updates=2": "none",
     "compare parity/lstn": "did you mean 'parity/lstm'?",
     "compare parity/lstm parity/lstm": "parity/lstm",
@@ -145,5 +145,5 @@ def test_a_mistake_with_a_run_is_one_line(
 
 
 def test_a_model_too_large_for_memory_is_refused(refused, tmp_path):
-    words = ("training.num_updates=4", "model.core.width=40000000", "--output", tmp_path / "run")
+    words = ("model.core.width=4000000000000", "--output", tmp_path / "run")
     assert "more memory than there is" in refused("train", "parity/staircase", *words, "--quiet")

@@ -39,6 +39,16 @@ def test_a_finished_run_resumes_to_its_result_and_continues_with_more_updates(ou
     assert "finished after 4 updates" in output_of("resume", folder, "--updates", 4)
 
 
+def test_a_script_may_call_the_same_command_again_and_again(output_of, staircase, tmp_path):
+    words = ("train", "parity/lstm", *TINY, "--output", tmp_path / "run", "--resume")
+    assert output_of(*words) == output_of(*words)
+    status, _, error = staircase(*words, "seed=3")
+    assert (status, error.count("\n")) == (2, 1)
+    assert "got seed = 3 in place of 0" in error
+    status, _, error = staircase("train", "parity/lstm", "--resume")
+    assert (status, "--resume needs a folder" in error) == (2, True)
+
+
 def test_a_recipe_may_be_a_file(output_of, tmp_path):
     plain = json.loads(output_of("recipes", "parity/lstm"))
     plain["training"]["num_updates"] = 3

@@ -88,8 +88,32 @@ def test_export_writes_what_transformers_reads(output_of, text_run, tmp_path):
     model = auto.AutoModelForCausalLM.from_pretrained(tmp_path / "exported")
     tokenizer = auto.AutoTokenizer.from_pretrained(tmp_path / "exported")
     words = tokenizer("it was", return_tensors="pt").input_ids
-    assert tokenizer.decode(words[0]) == "it was"
+    # The end symbol comes first, as in `sample`.
+    assert tokenizer.decode(words[0]) == "<|endoftext|>it was"
     assert model(words).logits.shape[-1] == 257
+
+
+# From a novel that the shipped model has not read.
+SEAMAN = (
+    "I remember him as if it were yesterday, as he came plodding to the inn door, his sea-chest "
+    "following behind him in a hand-barrow a tall, strong, heavy, nut-brown man, his tarry pigtail "
+    "falling over the shoulder of his soiled blue coat."
+)
+
+
+def test_the_shipped_text_model_scores_and_speaks_as_when_it_was_shipped(
+    output_of, tmp_path, monkeypatch
+):
+    name = "pretrained:novels-and-talk"
+    (tmp_path / "seaman.txt").write_text(SEAMAN)
+    [score] = output_of("eval", name, "--text", tmp_path / "seaman.txt", "--json").splitlines()
+    assert json.loads(score)["bits_per_byte"] == pytest.approx(1.94797, abs=1e-3)
+    words = ("--temperature", 0, "--max-tokens", 12)
+    text = output_of("sample", name, "--prompt", "The old man looked at her and said", *words)
+    assert text == "The old man looked at her and said he was a good man, and he was a good man\n"
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Do you like football?\n"))
+    reply = output_of("chat", name, *words)
+    assert reply == "you: Do you like football?\nit:  I do. I do like the idea of the\n"
 
 
 def test_sample_echoes_the_prompt_unless_it_is_told_not_to(output_of, text_run):
@@ -129,8 +153,10 @@ def chat(staircase, text_run, monkeypatch):
 
 def test_chat_replies_until_an_empty_line_and_refuses_bytes_that_are_no_text(chat):
     out, err = chat(b"\xff\xfe\nhello\nwhy?\n\nunheard")
-    assert out.count("you: ") == 4
-    assert out.count("it:") == 2
+    starts = [line[:9] for line in out.splitlines() if line.startswith(("you:", "it:"))]
+    assert [start if start[0] == "y" else "it:" for start in starts] == [
+        "you: hell", "it:", "you: why?", "it:",
+    ]  # fmt: skip
     assert err.count("staircase: 'utf-8' codec can't encode") == 1
 
 

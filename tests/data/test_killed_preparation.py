@@ -112,10 +112,15 @@ def test_work_that_was_done_is_not_done_again(inputs, tmp_path, monkeypatch):
     assert resumed.reports[-1][1] == total_bytes
 
 
-@pytest.mark.parametrize("moment", ["save_tokeniser", "finish", "_publish"])
-def test_a_kill_between_two_stages_leaves_no_trace(moment, inputs, straight, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("owner", "moment"),
+    [(preparation, "save_folder"), (WorkFolder, "finish"), (WorkFolder, "_publish")],
+)
+def test_a_kill_between_two_stages_leaves_no_trace(
+    owner, moment, inputs, straight, tmp_path, monkeypatch
+):
     with monkeypatch.context() as patch:
-        patch.setattr(WorkFolder, moment, kill)
+        patch.setattr(owner, moment, kill)
         with pytest.raises(Killed):
             run(inputs, tmp_path / "corpus")
     assert not (tmp_path / "corpus").exists()

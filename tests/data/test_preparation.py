@@ -49,6 +49,7 @@ def test_documents_of_many_files_become_one_corpus(tmp_path, monkeypatch):
         assert corpus.split("train").document(number)[:-1].tolist() == tokens.tolist()
     assert corpus.splits == ("train",)
     assert sorted(contents(corpus.folder)) == [
+        "checksums.json",
         "manifest.json",
         "tokeniser/settings.json",
         "tokeniser/tokenizer.json",
@@ -160,12 +161,12 @@ def test_a_damaged_file_found_later_leaves_nothing(tokeniser, tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("moment", ["claim", "save_tokeniser"])
-def test_a_disk_that_is_full_at_the_start_is_said_in_one_line(moment, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("owner", "moment"), [(WorkFolder, "claim"), (preparation, "save_folder")])
+def test_a_disk_that_is_full_at_the_start_is_said_in_one_line(owner, moment, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(WorkFolder, moment, full)
+    monkeypatch.setattr(owner, moment, full)
     with pytest.raises(OSError, match=r"room on its disk, got none at .*; free some room and run"):
         prepared(tmp_path)
 

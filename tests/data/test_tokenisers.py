@@ -264,7 +264,7 @@ FILES = {
         ("bpe-1000001", "vocab_size must be an integer from 257 to 1000000, got 1000001"),
         ("empty", r"a tokeniser must be bytes, bpe-N, a tokenizer\.json, or .*, got"),
         ("bad.json", r"a tokenizer\.json must be in the format of"),
-        ("saved", r"a saved tokeniser must have a settings\.json"),
+        ("saved", r"a saved tokeniser's settings\.json must be as it was written"),
         ("gpt2", "a vocabulary and its merges must be in GPT-2's format"),
     ],
 )

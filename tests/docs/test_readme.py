@@ -4,16 +4,18 @@ import re
 import shlex
 import sys
 import types
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
 import typer
 
+from commands import call
 from staircase_attention.cli import main
 from staircase_attention.cli.app import app
 from staircase_attention.cli.arguments import parse_assignments
 from staircase_attention.cli.experiments import chosen_recipes
-from staircase_attention.experiments import find_recipe, table_rows
+from staircase_attention.experiments import find_recipe, runner, table_rows
 from staircase_attention.experiments.comparisons import chosen_names
 from staircase_attention.training import TaskChoice
 from staircase_attention.training.learner import check_recipe
@@ -32,8 +34,9 @@ COMMAND = re.compile(r"^\$ (staircase .*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
 SHELL = re.compile(r"^```sh\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 LONG_COMMAND = re.compile(r"^(?:torchrun .*--no-python )?staircase (.*)\n", re.MULTILINE)
 """A command in a block of sh, which takes too long to be run here."""
-MEASURED = re.compile(r"\d+\.\d+| on [^;\n]*;")
-"""What differs from machine to machine when a model is trained: scores, times, the device."""
+MEASURED = re.compile(r"\d+\.\d+| on [^;\n]*;|\b[0-9a-f]{64}\b")
+"""What differs from machine to machine when a model is trained: scores, times, the device,
+and so the checksum of its weights."""
 TRAINS = re.compile(r"staircase (?:train|resume|eval)\b")
 LINK = re.compile(r'(?:\]\(|(?:src|href)=")([^)"#:\s]+)[#)"]')
 WRITING = re.compile(r"<text[^>]*>([^<]*)</text>")
@@ -72,6 +75,17 @@ def files() -> dict[str, str]:
     return {name[1]: block for block in code if (name := FILE.match(block))}
 
 
+class Inline:
+    """Stands for a process of the package: runs its command here, where all is imported."""
+
+    def __init__(self, command, *, stdout, **_):
+        with open(stdout.fileno(), "w", closefd=False) as log, redirect_stdout(log):
+            self.status = call(*command[len(runner.STAIRCASE) :])
+
+    def poll(self):
+        return self.status
+
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A folder to run in, with the reader's files, and room for pictures where they are put."""
@@ -80,6 +94,7 @@ def folder(tmp_path, monkeypatch):
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(runner, "subprocess", types.SimpleNamespace(Popen=Inline))
     return tmp_path
 
 

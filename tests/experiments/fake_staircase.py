@@ -89,13 +89,14 @@ def result(recipe, error, trouble=None):
         "best_update": updates if has_score else None,
         "valid": with_bits(recipe, scores) if has_score else None,
         "test": with_bits(recipe, scores | {"error": error + 0.001}) if has_score else None,
+        "outcome": "diverged" if trouble else "learnt",
     }
 
 
 def with_bits(recipe, score):
-    """Scores on a corpus also have bits per byte."""
-    is_text = recipe["task"]["kind"] == "corpus"
-    return score | ({"bits_per_byte": 4 * score["error"]} if is_text else {})
+    """Scores on a corpus also have bits per byte and perplexity."""
+    bits = {"bits_per_byte": 4 * score["error"], "perplexity": 100 * score["error"]}
+    return score | (bits if recipe["task"]["kind"] == "corpus" else {})
 
 
 def write(path, plain):

@@ -11,6 +11,7 @@ from staircase_attention.experiments.figures import (
     FAMILIES,
     IN_FIGURE_2,
     OTHER_FAMILIES,
+    cost_figure,
     curve_figure,
     draw_figures,
     recurrence_figure,
@@ -54,6 +55,7 @@ WALKS = table("random-walk", ["staircase-n8-c8", "staircase-n4-c16", "lstm"])
             {"figure-2.png", "learning-curves.png"},
         ),
         (table("permutations", ["lstm"], seeds=1), {"learning-curves.png"}),
+        (table("words", ["ladder-2"], seeds=1), {"figure-3.png", "learning-curves.png"}),
     ],
 )
 def test_a_report_has_the_figures_for_which_there_is_data(tmp_path, rows, files):
@@ -90,6 +92,18 @@ def test_without_the_papers_numbers_figure_2_shows_the_rows_that_were_run():
     run = ["cached-staircase-c4", "global-cached-staircase-c8", "ladder-2", "lstm"]
     [axes] = recurrence_figure(table("permutations-fast", run, seeds=1, updates=3000)).axes
     assert legend(axes) == ["Cached Staircase", "Ladder"]
+
+
+def test_figure_3_has_a_marker_for_every_run_row_and_a_line_through_the_best_of_a_model():
+    run = ["ladder-2", "ladder-4", "aabb", "transformer-xl"]
+    left, right = cost_figure(table("words", run, seeds=1)).axes
+    joined, marked = (
+        [list(line.get_xdata()) for line in right.get_lines() if line.get_linestyle() == style]
+        for style in ("-", "None")
+    )
+    assert (joined, marked) == ([[1], [2, 4]], [[1], [2, 2, 4]])
+    assert legend(right) == ["Transformer-XL", "Ladder"]
+    assert len(left.get_lines()) == len(right.get_lines())
 
 
 def test_learning_curves_have_a_line_per_row_and_a_thin_one_per_seed():

@@ -13,6 +13,7 @@ from staircase_attention.experiments import (
     recipes,
     table_rows,
 )
+from staircase_attention.experiments.catalog import NO_DROPOUT, WORDS_TABLES
 from staircase_attention.experiments.experiment import model_name, table_words
 from staircase_attention.training import CorpusChoice, Recipe
 from staircase_attention.training.dataset import build_dataset
@@ -69,7 +70,7 @@ def test_recipes_survive_saving_and_their_tasks_and_models_can_be_built(group):
                 assert build_model(recipe, data).num_parameters > 0
 
 
-@pytest.mark.parametrize("table", [table for table in TABLES if not table.startswith("enwik8")])
+@pytest.mark.parametrize("table", [t for t in TABLES if not t.startswith(("enwik8", "words"))])
 def test_all_tables_call_their_models_by_the_paper_s_names(table):
     names = {row.name: row.model for row in table_rows(table)}
     assert names["global-cached-staircase-c8"] == "Global Cached Staircase"
@@ -89,6 +90,23 @@ def test_fast_rows_are_the_paper_s_models_without_dropout_and_stand_beside_its_n
         for part in (model, model.get("core", {})):
             part |= {name: 0.0 for name in part if name.endswith("dropout")}
         assert fast.recipe.to_plain()["model"] == model
+
+
+def test_words_have_every_model_of_reddit_s_tables_once_at_half_the_width():
+    rows = table_rows("words")
+    models = [row.recipe.model for row in rows]
+    assert all(models.count(model) == 1 for model in models)
+    for table in WORDS_TABLES:
+        for name in paper_tables()[table].rows:
+            ours = find_recipe(f"{table}/{name}").override(
+                {"model.core": NO_DROPOUT | {"width": 512}}
+            )
+            assert ours.model in models
+    for row in rows:
+        # The row of the paper that stands beside it has the same model.
+        theirs = find_recipe(row.paper.identifier).model
+        assert replace(theirs, core=row.recipe.model.core) == row.recipe.model
+        assert row.recipe.model.core.num_layers == theirs.core.num_layers
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,17 @@ import shutil
 from dataclasses import replace
 
 import pytest
+import torch
 
 from staircase_attention.checks import InputError
 from staircase_attention.data import TextSource
+from staircase_attention.data.documents import SPLITS
+from staircase_attention.engine.backend import HEAD_SIZES
 from staircase_attention.experiments import quickstart as steps
-from staircase_attention.experiments.quickstart import Quickstart, write_splits
+from staircase_attention.experiments.quickstart import Pace, Quickstart, write_splits
 from staircase_attention.training import Display
+from staircase_attention.training.optimizer import learning_rate
+from staircase_attention.training.recipe import OptimizerConfig
 
 LINES = [f"Line {number} is about the old house by the sea.\n" for number in range(400)]
 
@@ -27,7 +32,13 @@ def made(tmp_path_factory):
         minutes=0.002,
         say=said.append,
     )
-    return quick, said, quick.run()
+    with pytest.MonkeyPatch.context() as patch:
+        # A plan of 20 updates, which at update 5 turn out to be too many.
+        patch.setattr(steps, "seconds_per_update", lambda _, __, seconds: 18 * seconds / 20.5)
+        patch.setattr(
+            Pace, "_wanted", lambda pace, at, _: 12 if at == 5 < pace.num_updates - 7 else None
+        )
+        return quick, said, quick.run()
 
 
 def test_few_documents_are_split_by_size_at_line_ends(made):
@@ -60,8 +71,18 @@ class Killer(Display):
             raise KeyboardInterrupt
 
 
-def test_a_quickstart_continues_where_it_was_killed(made):
+def test_its_recipe_gives_the_run_whose_number_of_updates_changed(made, tmp_path):
+    quick, _, (result, _, _) = made
+    assert result.num_updates == 12
+    recipe = steps.find_recipe(str(quick.folder / "recipe.json"))
+    steps.train_recipe(recipe, tmp_path / "run")
+    for name in ("config.json", "metrics.jsonl"):
+        assert (tmp_path / "run" / name).read_bytes() == (quick.folder / "run" / name).read_bytes()
+
+
+def test_a_quickstart_continues_where_it_was_killed(made, monkeypatch):
     quick, _, (_, samples, share) = made
+    monkeypatch.setattr(Pace, "_wanted", lambda *_: None)
     shutil.rmtree(quick.folder / "run")
     with pytest.raises(KeyboardInterrupt):
         replace(quick, training=Killer()).run()
@@ -86,24 +107,131 @@ def test_many_documents_are_split_by_their_texts(tmp_path, monkeypatch):
     result, samples, _ = Quickstart(
         files=[path], folder=tmp_path / "out", minutes=0.01, say=said.append
     ).run()
-    assert result.num_updates == 4
+    assert result.status == "finished"
     assert said[0].startswith(f"$ staircase prepare text {path} --valid 0.05 --test 0.05")
     assert len(samples) == steps.NUM_SAMPLES
 
 
-def test_text_of_a_single_line_is_refused(tmp_path):
-    (tmp_path / "a.txt").write_text("word " * 1000)
-    with pytest.raises(InputError, match="a text must have lines to train on"):
-        write_splits([TextSource(tmp_path / "a.txt")], tmp_path / "text", ends=(4500, 4750))
+@pytest.mark.parametrize("unit", ["word ", "\u6771\u4eac", "A line of words.\n"])
+def test_any_text_is_split_between_words_or_characters(tmp_path, unit):
+    text = unit * 1000
+    (tmp_path / "a.txt").write_text(text)
+    size = len(text.encode())
+    ends = (size - size // 10, size - size // 20)
+    write_splits([TextSource(tmp_path / "a.txt")], tmp_path / "text", ends=ends)
+    parts = [(tmp_path / "text" / split / "0000.txt").read_text() for split in SPLITS]
+    assert "".join(parts) == text
+    assert all(abs(len(part.encode()) / size - 0.05) < 0.026 for part in parts[1:])
+    assert all(part.endswith(unit[-1]) or " " not in unit for part in parts)
+
+
+def test_text_that_is_too_short_is_refused(tmp_path):
+    (tmp_path / "a.txt").write_text("word")
+    with pytest.raises(InputError, match=r"a text must have something to train on, .*got 4 bytes"):
+        write_splits([TextSource(tmp_path / "a.txt")], tmp_path / "text", ends=(4, 4))
     assert not (tmp_path / "text").exists()
 
 
-def test_a_size_is_chosen_by_the_text(made):
-    quick, _, _ = made
-    corpus = steps.Corpus.open(quick.folder / "corpus")
-    widths = [
-        recipe.model.core.width
-        for on_gpu in (False, True)
-        for recipe in steps.sized_recipes(corpus, on_gpu=on_gpu)
-    ]
-    assert widths == [64, 64]
+class Clock:
+    """A machine whose updates take the seconds that a function of the time gives."""
+
+    def __init__(self, monkeypatch, seconds):
+        self.now, self.seconds = 0.0, seconds
+        monkeypatch.setattr(steps.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(steps.signal, "raise_signal", lambda _: None)
+
+    def train(self, pace, update, num_updates):
+        """Updates up to the last, or the one at which the pace asks for another number."""
+        pace.begin("quickstart", update, num_updates)
+        while update < num_updates and pace.wanted is None:
+            update, self.now = update + 1, self.now + self.seconds(self.now)
+            pace.advance(update)
+        return update
+
+
+@pytest.mark.parametrize("planned", [200, 1000, 6000])
+@pytest.mark.parametrize(
+    ("seconds", "longest"),
+    [
+        (lambda now: 0.48, 505),
+        (lambda now: 0.1, 505),
+        # Slower by three from some time on, before the decay.
+        (lambda now: 0.2 if now < 200 else 0.6, 505),
+        # Faster again: the decay had to begin.
+        (lambda now: 0.2 if now < 200 or now > 300 else 0.6, 505),
+        # Half the speed in the decay, which is a quarter of the updates.
+        (lambda now: 0.2 if now < 380 else 0.4, 610),
+    ],
+)
+def test_a_run_keeps_its_time_when_the_speed_changes(monkeypatch, planned, seconds, longest):
+    config = OptimizerConfig(**steps.DECAY, warm_up=planned // 20)
+    update, num_updates = 0, planned
+    clock = Clock(monkeypatch, seconds)
+    pace = Pace(Display(), config, most=100_000, end=480)
+    while (update := clock.train(pace, update, num_updates)) < num_updates:
+        # What was done does not depend on the number of updates.
+        done = range(0, update, 7)
+        assert [learning_rate(config, at, pace.wanted) for at in done] == [
+            learning_rate(config, at, num_updates) for at in done
+        ]
+        num_updates = pace.wanted
+    assert clock.now < longest
+    if longest < 600:
+        assert clock.now > 300
+
+
+class Text:
+    """A corpus of this many tokens."""
+
+    folder = "corpus"
+
+    def __init__(self, num_tokens):
+        self.num_tokens = num_tokens
+
+    def split(self, name):
+        return Text(self.num_tokens if name == "train" else self.num_tokens // 20)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "on_cpu", "on_gpu"),
+    [(9_000, [64], [64]), (400_000, [192, 128, 128, 64], [192, 128, 128, 64]),
+     (10_000_000, [192, 128, 128, 64], [512, 256, 192, 128, 128, 64])],
+)  # fmt: skip
+def test_a_size_is_chosen_by_the_text(num_tokens, on_cpu, on_gpu):
+    for device, widths in ((False, on_cpu), (True, on_gpu)):
+        recipes = list(steps.sized_recipes(Text(num_tokens), on_gpu=device))
+        assert [recipe.model.core.width for recipe in recipes] == widths
+        if device:
+            assert all(recipe.model.core.head_size in HEAD_SIZES for recipe in recipes)
+            assert {recipe.training.precision for recipe in recipes} == {"bfloat16"}
+            assert {recipe.training.engine for recipe in recipes} == {"fast"}
+            assert all(recipe.training.num_lanes * 256 * 4 <= num_tokens for recipe in recipes)
+
+
+@pytest.mark.parametrize(("slowness", "width"), [(1e-7, 512), (2e-6, 256), (1e-3, 64)])
+def test_a_size_and_its_updates_are_chosen_by_the_speed_of_the_device(
+    monkeypatch, tmp_path, slowness, width
+):
+    monkeypatch.setattr(steps, "choose_device", lambda: torch.device("cuda"))
+    monkeypatch.setattr(
+        steps, "seconds_per_update", lambda recipe, *_: slowness * recipe.model.core.width**2
+    )
+    text = Text(10_000_000)
+    recipe = Quickstart(files=[], folder=tmp_path)._chosen(text, 480.0)
+    assert recipe.model.core.width == width
+    fitting = 0.9 * 480 / (slowness * width**2)
+    most = steps.MOST_EPOCHS * text.num_tokens // (64 * 256)
+    assert recipe.training.num_updates == int(min(most, fitting))
+
+
+def test_the_first_updates_of_a_gpu_do_not_count_as_its_speed(monkeypatch, tmp_path):
+    def train(recipe, folder, *, progress):
+        now = 0.0
+        monkeypatch.setattr(steps.time, "perf_counter", lambda: now)
+        for update in range(1000):
+            now += 20.0 if update < 6 else 0.02
+            progress.advance(update)
+
+    monkeypatch.setattr(steps, "train_recipe", train)
+    monkeypatch.setattr(steps, "choose_device", lambda: torch.device("cuda"))
+    assert steps.seconds_per_update(None, tmp_path, 5.0) == pytest.approx(0.02)

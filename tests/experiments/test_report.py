@@ -2,7 +2,9 @@
 
 import io
 import json
+import runpy
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from fake_staircase import result
@@ -11,10 +13,19 @@ from small_corpora import SOME, text_of, write_lines
 
 from staircase_attention.data import prepare_text
 from staircase_attention.experiments import find_recipe, reproduce, table_rows
-from staircase_attention.experiments.report import partial_scores, screen_table, table_cells
+from staircase_attention.experiments.report import (
+    orders,
+    partial_scores,
+    screen_table,
+    table_cells,
+    troubles,
+    write_report,
+)
 from staircase_attention.experiments.results import RunRecord, latest_facts, read_runs
 from staircase_attention.training import RunResult
 
+COLLECT = Path(__file__).parents[2] / "benchmarks" / "collect_runs.py"
+ONE = Path("transformer-xl", "seed-0")
 TROUBLE = {
     "random-walk/ladder-4, 1": "diverge",
     "random-walk/ladder-8, 1": "diverge without a score",
@@ -98,10 +109,15 @@ def test_a_row_shows_our_errors_and_budget_beside_the_paper_s(lines, row):
     assert CELLS[row].items() <= found.items()
 
 
-def test_rows_of_a_corpus_show_bits_per_byte(fakes, tmp_path):
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    text = write_lines(folder / "text.jsonl", [text_of(number, 400) for number in range(300)])
+    return prepare_text(text, folder / "corpus", tokeniser="bytes", held_out=SOME).folder
+
+
+def test_rows_of_a_corpus_show_bits_per_byte(fakes, tmp_path, corpus):
     fakes.let(error=0.30)
-    text = write_lines(tmp_path / "text.jsonl", [text_of(number, 400) for number in range(300)])
-    corpus = prepare_text(text, tmp_path / "corpus", tokeniser="bytes", held_out=SOME).folder
     report = reproduce(
         "enwik8-fast",
         folder=tmp_path / "runs",
@@ -119,6 +135,56 @@ def test_rows_of_a_corpus_show_bits_per_byte(fakes, tmp_path):
     assert report.to_plain()["unit"] == screen_table(report).caption == "bits per byte"
     curve = next(row for row in report.rows if row.runs).runs[0].curve
     assert curve[-1] == (200, pytest.approx(1.2, rel=0.01))
+
+
+def test_rows_of_words_show_perplexity_and_say_which_runs_were_resumed(fakes, tmp_path, corpus):
+    fakes.let(error=0.30)
+    for start in ("1", "2"):
+        board = tmp_path / "ladder-4" / "seed-0" / "tensorboard"
+        report = reproduce(
+            "words",
+            folder=tmp_path,
+            rows=["ladder-4"],
+            seeds=1,
+            overrides={"task.folder": str(corpus)},
+        )
+        board.mkdir(exist_ok=True)
+        (board / f"events.{start}").touch()
+    report = write_report(report.experiment)
+    headings, *rows = table_cells(report)
+    row = dict(zip(headings, next(row for row in rows if row[1] == "ladder-4"), strict=True))
+    assert (row["Test, ours"], row["Test, paper"]) == ("30.10 ± -", "23.3 ± -")
+    page = (tmp_path / "report.md").read_text()
+    assert "the numbers do not" in page
+    assert "ladder-4, seed 0: stopped and resumed (2 starts)" in page
+    assert "Ladder, valid: ladder-8 < ladder-4" in page
+
+
+def scored(row, perplexity):
+    """A row with one run of this perplexity, on both splits."""
+    found = make_result(row.recipe, 0.5)
+    score = {**found.test, "perplexity": perplexity}
+    found = replace(found, valid=score, test=score)
+    return replace(row, runs=(RunRecord(seed=0, status="finished", result=found),))
+
+
+def test_the_paper_s_order_holds_for_scores_in_its_order_and_else_names_the_pairs():
+    rows = {row.name: scored(row, row.paper.valid.mean**2) for row in table_rows("words")}
+    lines = dict(line.split(", valid: ") for line in orders(list(rows.values())))
+    assert all(line.endswith(": holds") for line in lines.values())
+    order = "ladder-8 < ladder-4 < aaaabbbb < aabb < ladder-2 < transformer-xl: "
+    assert lines["Ladder"] == f"{order}holds"
+    # Equal numbers are no order.
+    assert " = cached-staircase-c64 < transformer-xl: " in lines["Cached Staircase"]
+    rows["ladder-4"] = scored(rows["ladder-4"], 600.0)
+    rows["aabb"] = replace(rows["aabb"], runs=())
+    rows["feedback"] = replace(rows["feedback"], runs=())
+    lines = dict(line.split(", valid: ") for line in orders(list(rows.values())))
+    broken = "does not hold (ladder-4 600.000, aaaabbbb 566.440)"
+    assert lines["Ladder"] == f"{order}{broken}; not run: aabb"
+    assert lines["Feedback Transformer"] == "feedback < transformer-xl: not run: feedback"
+    assert lines["Best of each"].endswith(": holds; not run: feedback")
+    assert not orders(table_rows("random-walk"))
 
 
 def test_all_rows_are_in_the_data_with_every_run(plain):
@@ -140,9 +206,17 @@ def test_runs_that_diverged_or_failed_are_listed(folder):
     assert "ladder-8, seed 2: failed" in text
 
 
+def test_runs_that_did_not_learn_are_listed():
+    [row, *_] = table_rows("algorithm")
+    result = replace(make_result(row.recipe, 0.9), outcome="did not learn")
+    runs = (RunRecord(seed=4, status="finished", result=result),)
+    [line] = troubles([replace(row, runs=runs)])
+    assert line.endswith(", seed 4: did not learn: no better than the best constant guess")
+
+
 def test_a_short_run_is_pointed_out_above_the_table(folder):
     text = (folder / "report.md").read_text()
-    assert "† Run for fewer updates or tokens than the paper" in text.split("| Model")[0]
+    assert "† Fewer updates or tokens than in the recipe" in text.split("| Model")[0]
 
 
 def test_the_report_names_its_table_its_command_and_its_environment(folder, plain):
@@ -261,3 +335,17 @@ def test_progress_is_read_from_files_that_are_being_written(tmp_path):
     update, facts = latest_facts(tmp_path)
     assert update == 10
     assert facts == {"loss": 2.0, "error": 0.5, "valid_error": 0.25, "tokens_per_second": 7.0}
+
+
+def test_all_runs_of_a_folder_are_collected_in_one_file(folder, tmp_path, monkeypatch):
+    output = tmp_path / "runs.json"
+    monkeypatch.setattr("sys.argv", ["collect", str(output), str(folder), f"A = B={folder / ONE}"])
+    runpy.run_path(str(COLLECT), run_name="__main__")
+    found = json.loads(output.read_text())
+    assert len(found) == 1 + len(list(folder.glob("*/seed-*/config.json")))
+    assert found["A = B"] == found[str(ONE)]
+    run = found["ladder-4/seed-1"]
+    assert (run["recipe"]["seed"], run["result"]["status"]) == (1, "diverged")
+    assert run["environment"]["device"] == "A Fine GPU"
+    assert run["valid"]["columns"] == ["update", "loss", "error"]
+    assert run["valid"]["rows"][-1][0] == run["recipe"]["training"]["num_updates"]

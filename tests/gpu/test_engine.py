@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from small_runs import Interrupting, KilledError, final_bytes, small_recipe
 
 from staircase_attention import (
@@ -110,13 +111,18 @@ def recipe_for(schedule, **changes):
     return replace(small_recipe(**changes), model=model)
 
 
-def loss_curve(recipe, num_updates, *, accelerate=True, capture=True):
+ALONE = Processes()
+# Gradients are exchanged with as many processes as the process group has.
+IN_A_GROUP = Processes(count=2)
+
+
+def loss_curve(recipe, num_updates, *, accelerate=True, capture=True, processes=ALONE):
     """The loss after every update, the learner, and what it reported."""
     data = build_dataset(recipe)
     torch.manual_seed(0)
     said = []
     learner = Learner(
-        recipe, build_model(recipe, data), torch.device("cuda"), Processes(), report=said.append
+        recipe, build_model(recipe, data), torch.device("cuda"), processes, report=said.append
     )
     if not accelerate:
         engine.plain(learner.model)
@@ -212,6 +218,20 @@ def test_a_captured_update_is_the_update_of_every_optimiser(kind, fraction):
         training__optimizer__weight_decay=0.1,
     )
     assert_captured_is_eager(recipe)
+
+
+def test_an_update_with_exchanged_gradients_is_captured():
+    store = dist.HashStore()
+    dist.init_process_group("nccl", store=store, rank=0, world_size=1)
+    try:
+        schedule = Staircase(chunk_size=8, num_passes=4)
+        captured, learner, said = loss_curve(recipe_for(schedule), 24, processes=IN_A_GROUP)
+        assert learner.step.graphs
+        assert not said
+        alone, _, _ = loss_curve(recipe_for(schedule), 24)
+        assert captured.tolist() == alone.tolist()
+    finally:
+        dist.destroy_process_group()
 
 
 def assert_captured_is_eager(recipe):

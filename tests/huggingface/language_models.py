@@ -4,18 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from staircase_attention import (
-    CachedStaircase,
-    CoreConfig,
-    FeedbackTransformer,
-    GlobalCachedStaircase,
-    Ladder,
-    MemoryNetwork,
-    SequenceModel,
-    Staircase,
-    TransformerXL,
-    UniversalTransformer,
-)
+from building import EXAMPLES as SCHEDULES
+from staircase_attention import CoreConfig, SequenceModel, UniversalTransformer
 from staircase_attention.huggingface import StaircaseConfig, StaircaseForCausalLM
 from staircase_attention.schedules import Schedule
 
@@ -27,18 +17,6 @@ SMALL = {
     "num_layers": 2,
     "num_heads": 2,
     "schedule": {"name": "staircase", "chunk_size": 4, "num_passes": 2},
-}
-
-SCHEDULES: dict[str, Schedule] = {
-    "staircase": Staircase(chunk_size=3, num_passes=3),
-    "cached": CachedStaircase(chunk_size=2, num_window_chunks=4, num_passes=2),
-    "global": GlobalCachedStaircase(chunk_size=3, num_passes=1),
-    "ladder": Ladder(num_passes=2, span=5),
-    "ladder-AABB": Ladder(num_passes=2, span=5, order="AABB"),
-    "xl": TransformerXL(span=5),
-    "universal": UniversalTransformer(num_passes=3, span=5),
-    "feedback": FeedbackTransformer(span=4),
-    "memory": MemoryNetwork(span=4),
 }
 
 

@@ -74,11 +74,11 @@ def test_a_tokeniser_of_byte_pairs_goes_along(pairs, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(folder)
     assert tokenizer.eos_token_id == tokenizer.pad_token_id == end
     for text in [*TEXT, "unseen wörds"]:
-        assert tokenizer(text).input_ids == pairs.encode(text).ids
-        assert tokenizer.decode(tokenizer(text).input_ids) == text
+        assert tokenizer(text).input_ids == [end, *pairs.encode(text).ids]
+        assert tokenizer.decode(tokenizer(text).input_ids, skip_special_tokens=True) == text
     # A text that spells out a special symbol is only a text, unless one asks otherwise.
-    assert tokenizer.decode(tokenizer("a cat<end>").input_ids) == "a cat<end>"
-    assert end not in tokenizer("a cat<end>").input_ids
+    assert tokenizer.decode(tokenizer("a cat<end>").input_ids[1:]) == "a cat<end>"
+    assert end not in tokenizer("a cat<end>").input_ids[1:]
     assert tokenizer("a cat<end>", split_special_tokens=False).input_ids[-1] == end
     assert json.loads((folder / "generation_config.json").read_text())["eos_token_id"] == end
     made = pipeline("text-generation", model=str(folder))("the cat", max_new_tokens=4)
@@ -86,7 +86,7 @@ def test_a_tokeniser_of_byte_pairs_goes_along(pairs, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["bytes", "bytes with an end", "byte pairs"])
-def test_texts_are_encoded_as_in_our_own_training(kind, tmp_path):
+def test_texts_are_encoded_as_in_our_own_training_and_samples(kind, tmp_path):
     (tmp_path / "ours").mkdir()
     if kind == "byte pairs":
         ours = train_bpe((text.encode() for text in TEXT), vocab_size=270)
@@ -101,15 +101,16 @@ def test_texts_are_encoded_as_in_our_own_training(kind, tmp_path):
     end = ours.end_symbol or 0
     assert (tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id) == (end,) * 3
     assert len(tokenizer) == ours.vocab_size
+    start = [] if ours.end_symbol is None else [end]
     if kind != "byte pairs":
         # A byte model needs no names: ids are the values of bytes, and the end comes after them.
         plain = AutoTokenizer.from_pretrained(export(model, tmp_path / "plain"))
         assert plain.eos_token_id == end
-        assert plain("é").input_ids == tokenizer("é").input_ids == [195, 169]
+        assert plain("é").input_ids == tokenizer("é").input_ids == [*start, 195, 169]
     for text in [*TEXT, "unseen wörds\n", "<|endoftext|>", " a  b ", "", "a\0b", "日本 \U0001f600"]:
         [expected] = ours.encode_batch([text.encode()])
-        assert tokenizer(text).input_ids == expected.tolist()
-        assert tokenizer.decode(tokenizer(text).input_ids) == text
+        assert tokenizer(text).input_ids == start + expected.tolist()
+        assert tokenizer.decode(expected.tolist()) == text
     padded = tokenizer(["a", "the cat"], padding=True, return_tensors="pt")
     assert model(padded.input_ids)[0].isfinite().all()
 
@@ -126,7 +127,7 @@ def test_an_end_symbol_may_come_after_all_tokens(pairs, tmp_path):
     assert not (tmp_path / "other").exists()
 
 
-def test_nothing_is_added_to_a_text(pairs, tmp_path):
+def test_nothing_is_added_to_a_text_without_an_end(pairs, tmp_path):
     template = Tokenizer.from_str(pairs.to_str())
     template.post_processor = processors.TemplateProcessing(
         single="<end> $A", special_tokens=[("<end>", 0)]

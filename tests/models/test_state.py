@@ -42,7 +42,7 @@ def test_a_state_file_is_read_without_pickle(tmp_path):
     with pytest.raises(ValueError, match="with version unknown"):
         load_state(path)
     path.write_bytes(b"not a tensor file")
-    with pytest.raises(ValueError, match="a whole safetensors file"):
+    with pytest.raises(ValueError, match="a safetensors file must be as it was written"):
         load_state(path)
     with pytest.raises(FileNotFoundError):
         load_state(tmp_path / "absent")
@@ -216,7 +216,7 @@ def test_a_state_is_saved_only_where_a_folder_is(tmp_path):
     state = build(Staircase(chunk_size=3, num_passes=2)).initial_state(1)
     with pytest.raises(ValueError, match="a state must be a file in a folder that can be written"):
         save_state(state, tmp_path / "absent" / "state.safetensors")
-    with pytest.raises(FileNotFoundError, match="which is none"):
+    with pytest.raises(FileNotFoundError, match="which is no file"):
         load_state(tmp_path)
 
 

@@ -4,6 +4,7 @@ import contextlib
 import json
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,6 @@ from staircase_attention.training import (
     Recipe,
     TaskChoice,
     TrainingConfig,
-    resume,
     train,
 )
 from staircase_attention.training.display import Display, Lines
@@ -81,7 +81,7 @@ class Interrupting(Display):
 
 FORKS = multiprocessing.get_context("forkserver")
 """Processes that have imported everything already."""
-FORKS.set_forkserver_preload(["staircase_attention.training"])
+FORKS.set_forkserver_preload(["staircase_attention.training.run", "torch._dynamo"])
 
 SCRIPT = """
 import json, sys
@@ -93,22 +93,19 @@ train_or_resume(sys.argv[1], json.loads(sys.argv[2]))
 def train_or_resume(folder, plain):
     """Begin a run, or go on with it, and print how far it is."""
     torch.set_num_threads(1)
-    display = Lines(every_seconds=0)
-    if (Path(folder) / "config.json").exists():
-        resume(folder, progress=display)
-    else:
-        train(Recipe.from_plain(plain), folder, progress=display)
+    train(Recipe.from_plain(plain), folder, resume=True, progress=Lines(every_seconds=0))
 
 
-def fork_process(folder, recipe):
+def fork_process(folder, recipe, **environment):
     """`train_or_resume` in a process of its own, at once, whose output goes to a file."""
     output_of(folder).write_text("")
-    process = FORKS.Process(target=_into_file, args=[folder, recipe.to_plain()])
+    process = FORKS.Process(target=_into_file, args=[folder, recipe.to_plain(), environment])
     process.start()
     return process
 
 
-def _into_file(folder, plain):
+def _into_file(folder, plain, environment):
+    os.environ.update(environment)
     with (
         output_of(folder).open("w", buffering=1) as output,
         contextlib.redirect_stdout(output),
@@ -122,9 +119,26 @@ def start_process(folder, recipe, *, launcher=()):
     script = Path(folder).parent / "train_script.py"
     script.write_text(SCRIPT)
     words = [sys.executable, *launcher, str(script), str(folder), json.dumps(recipe.to_plain())]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
+    places = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": places}
     with output_of(folder).open("w") as output:
         return subprocess.Popen(words, env=environment, stdout=output, stderr=subprocess.STDOUT)
+
+
+def losing_a_process(folder, plain, signal_name):
+    """One of two processes; the first, at update 5, sends the second a signal, but only once."""
+    torch.set_num_threads(1)
+    pid = Path(f"{folder}.pid")
+    is_first_try = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
+    if os.environ["RANK"] == "1":
+        pid.write_text(str(os.getpid()))
+
+    def send():
+        if signal_name is not None and is_first_try:
+            os.kill(int(pid.read_text()), signal.Signals[signal_name])
+
+    display = Interrupting(5, send)
+    train(Recipe.from_plain(plain), folder, resume=True, progress=display)
 
 
 def output_of(folder):

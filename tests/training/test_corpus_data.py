@@ -160,3 +160,26 @@ def test_one_token_of_episodes_cannot_be_scored(corpus):
 def test_texts_do_not_grow(corpus):
     with pytest.raises(ValueError, match=r"growth.first_tokens must be none for a corpus, got 32"):
         text_recipe(corpus, training__growth__first_tokens=32)
+
+
+def test_a_language_model_has_learnt_if_its_loss_is_below_the_entropy_of_tokens(corpus):
+    data = build_dataset(text_recipe(corpus))
+    split = corpus.split("test")
+    shares = np.unique(split.tokens(0, split.num_tokens), return_counts=True)[1] / split.num_tokens
+    entropy = -float(np.sum(shares * np.log(shares)))
+    for loss, expected in ((0.99 * entropy, True), (1.01 * entropy, False)):
+        score = Score(loss=loss, error=0.5, num_answers=split.num_tokens)
+        assert data.beats_constant("test", score) is expected
+
+
+@pytest.mark.parametrize("name", ["train-00000.bin", "test-00000.bin", "valid-documents.bin"])
+def test_no_score_of_a_changed_corpus_is_reported(name, tmp_path):
+    """All files are read in the background; a run whose data changed ends without a result."""
+    corpus = make_corpus(tmp_path)
+    content = bytearray((corpus.folder / name).read_bytes())
+    # The low byte of a number: another token of the vocabulary.
+    content[len(content) // 16 * 8] ^= 1
+    (corpus.folder / name).write_bytes(content)
+    with pytest.raises(ValueError, match=rf"{name} must have the sha256 .*; copy it again"):
+        train(text_recipe(corpus), tmp_path / "run")
+    assert not (tmp_path / "run" / "result.json").exists()

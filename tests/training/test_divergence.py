@@ -4,11 +4,17 @@ import math
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from small_runs import Interrupting, KilledError, final_bytes, kill, metrics_of, small_recipe
 
+from staircase_attention.evaluation import Score
+from staircase_attention.tasks import Episodes
 from staircase_attention.training import DivergenceConfig, resume, train
 from staircase_attention.training.checkpoint import LossWatch
+from staircase_attention.training.dataset import build_dataset
 from staircase_attention.training.learner import Learner
 from staircase_attention.training.optimizer import learning_rate
 from staircase_attention.training.processes import StopRequested
@@ -61,10 +67,48 @@ def test_the_first_losses_are_averaged_and_no_measure_yet():
     assert watch.lowest == watch.smoothed == pytest.approx(5.0)
 
 
+def test_a_loss_far_above_a_uniform_guess_is_divergence_from_the_first_update_on():
+    watch, unaware = LossWatch(), LossWatch()
+    for _ in range(CONFIG.patience):
+        watch.see(45.0, CONFIG, uniform=0.7)
+        unaware.see(45.0, CONFIG)
+    assert watch.has_diverged(CONFIG)
+    assert not unaware.has_diverged(CONFIG)
+
+
+def test_a_run_that_is_bad_from_the_start_does_not_end_as_if_nothing_had_happened(
+    tmp_path, monkeypatch
+):
+    true_update = Learner.update
+
+    def update(self, batch, **options):
+        outcome = true_update(self, batch, **options)
+        return replace(outcome, loss=45.0 * outcome.num_answers)
+
+    monkeypatch.setattr(Learner, "update", update)
+    result = train(RECIPE, tmp_path / "run")
+    assert (result.status, result.outcome, result.num_rollbacks) == ("diverged", "diverged", 2)
+
+
+@given(share=st.floats(0.5, 0.95), answers=st.integers(100, 10_000))
+def test_a_model_has_learnt_if_its_error_is_below_the_best_constant_answer(share, answers):
+    """The best constant answer is the commonest; chance may help a little."""
+    data = build_dataset(small_recipe())
+    targets = np.where(np.arange(answers) < share * answers, 1, 0)
+    episodes = Episodes(inputs=np.zeros(answers, int), targets=targets, starts=np.array([0]))
+    guess = float(np.mean(targets == 0))
+    chance = 3 * math.sqrt(guess * (1 - guess) / answers)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(data), "episodes", lambda *_: episodes)
+        for error, expected in ((guess, False), (guess - 0.9 * chance, False), (0.0, True)):
+            score = Score(loss=0.1, error=error, num_answers=answers)
+            assert data.beats_constant("test", score) is (expected and guess > chance)
+
+
 def test_longer_episodes_make_no_divergence(tmp_path, monkeypatch):
     """With the true loss of each length, four times as high after every doubling."""
     true_update = Learner.update
-    losses = iter(4.0 ** (number // 20) for number in range(60))
+    losses = iter(0.04 * 4.0 ** (number // 20) for number in range(60))
 
     def update(self, batch, **options):
         outcome = true_update(self, batch, **options)

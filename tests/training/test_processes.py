@@ -1,10 +1,21 @@
-"""How many threads a run trains with, on which device, and how long it will take."""
+"""Threads, devices and processes of a run; what becomes of it when a process is lost."""
 
+import contextlib
 import os
+import signal
+import socket
 
 import pytest
 import torch
-from small_runs import Interrupting, final_bytes, small_recipe
+from small_runs import (
+    FORKS,
+    Interrupting,
+    final_bytes,
+    losing_a_process,
+    output_of,
+    small_recipe,
+)
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from staircase_attention import cores
 from staircase_attention.training import processes, resume, train
@@ -65,3 +76,63 @@ def test_a_run_trains_on_the_device_that_is_named(tmp_path):
     assert train(small_recipe(), tmp_path / "run", device="cpu").status == "finished"
     with pytest.raises(ValueError, match="a device must be one that this machine has, got 'cuda:9"):
         resume(tmp_path / "run", num_updates=20, device="cuda:99")
+
+
+@pytest.fixture
+def same_handlers():
+    """A launcher in this process handles signals as torchrun does; afterwards it does not."""
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
+def launch_two(max_restarts):
+    """What `torchrun --nproc-per-node=2` calls, without importing everything again."""
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=2,
+        rdzv_backend="c10d",
+        rdzv_endpoint="127.0.0.1:0",
+        start_method="forkserver",
+        monitor_interval=0.1,
+        max_restarts=max_restarts,
+    )
+    return elastic_launch(config, losing_a_process)
+
+
+def test_torchrun_restarts_a_run_whose_process_was_killed_and_it_ends_the_same(
+    tmp_path, same_handlers
+):
+    recipe = small_recipe(training__checkpoint_every=2).to_plain()
+    launch_two(0)(tmp_path / "whole", recipe, None)
+    launch_two(1)(tmp_path / "killed", recipe, "SIGKILL")
+    assert final_bytes(tmp_path / "killed") == final_bytes(tmp_path / "whole")
+
+
+def train_beside(rank, port, folder, recipe, number):
+    """One of two processes, as torchrun would start it."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    with output_of(f"{folder}-{rank}").open("w") as output, contextlib.redirect_stderr(output):
+        losing_a_process(folder, recipe, number)
+
+
+def test_a_process_that_is_stopped_ends_the_run_with_a_line_that_names_it(tmp_path):
+    recipe = small_recipe(training__stall_seconds=2.0).to_plain()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    first, second = (
+        FORKS.Process(target=train_beside, args=[rank, port, tmp_path / "run", recipe, "SIGSTOP"])
+        for rank in range(2)
+    )
+    first.start()
+    second.start()
+    first.join()
+    second.kill()
+    assert first.exitcode == 1
+    line = "processes must respond within 2 s (training.stall_seconds), got nothing from rank 1;"
+    assert line in output_of(tmp_path / "run-0").read_text()

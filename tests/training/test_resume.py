@@ -82,8 +82,7 @@ def test_a_run_killed_at_random_moments_ends_bit_for_bit_the_same(tmp_path):
             # Too fast for the next kill: go back to the first checkpoint that is left.
             (killed / "result.json").unlink()
             folder = CheckpointFolder(killed / "checkpoints")
-            for name in folder.names()[1:]:
-                folder.remove(name)
+            folder.remove(folder.names()[1:])
     assert ended(fork_process(killed, recipe)) == 0, output_of(killed).read_text()
     assert final_bytes(killed) == final_bytes(whole)
 
@@ -196,6 +195,29 @@ def test_a_finished_run_gives_its_result_at_once(small_run):
     assert result.num_updates == 12
     assert json.loads((small_run / "result.json").read_text())["status"] == "finished"
     assert (small_run / "metrics.jsonl").stat().st_mtime_ns == before
+
+
+def test_one_call_starts_resumes_and_finishes_a_run_however_often_it_is_made(tmp_path, small_run):
+    run = tmp_path / "run"
+    for update in (1, 6, 9):
+        with pytest.raises(KilledError):
+            train(small_recipe(), run, resume=True, progress=Interrupting(update))
+    assert train(small_recipe(), run, resume=True).status == "finished"
+    assert final_bytes(run) == final_bytes(small_run)
+    train(small_recipe(), run, resume=True, progress=Interrupting(0))
+
+
+@pytest.mark.parametrize(
+    ("changes", "init", "expected"),
+    [
+        ({"seed": 1}, None, "got seed = 1 in place of 0; name another"),
+        ({"model__core__width": 4, "seed": 2, "name": "x"}, None, r"got name = x in .*, \.\.\.;"),
+        ({}, "pretrained:parity-staircase", "got init = pretrained:.* in place of None; name"),
+    ],
+)
+def test_a_run_of_another_recipe_is_not_resumed(small_run, changes, init, expected):
+    with pytest.raises(ValueError, match=f"a run is resumed with its own recipe.*{expected}"):
+        train(small_recipe(**changes), small_run, init=init, resume=True)
 
 
 def test_the_latest_two_the_best_and_every_kth_checkpoint_are_kept(tmp_path):

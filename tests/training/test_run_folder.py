@@ -111,7 +111,7 @@ def test_a_damaged_result_is_refused_and_can_be_made_again(small_run, tmp_path):
     for content in ("", "{}", "[]", '{"status": ', odd):
         (run / "result.json").write_text(content)
         for use in (resume, lambda run: pack(run, tmp_path / "packed")):
-            with pytest.raises(ValueError, match=r"must be as the trainer wrote it, .*; delete"):
+            with pytest.raises(ValueError, match=r"must be as it was written, .*; delete"):
                 use(run)
     (run / "result.json").unlink()
     assert resume(run) == result
@@ -161,5 +161,7 @@ def test_weights_that_are_not_finite_are_never_the_best(tmp_path, monkeypatch):
 def test_a_damaged_config_is_called_that(small_run, tmp_path):
     shutil.copytree(small_run, tmp_path / "run")
     (tmp_path / "run" / "config.json").write_text('{"format"')
-    with pytest.raises(ValueError, match=r"got .*config.json, which is damaged; restore it"):
+    with pytest.raises(
+        ValueError, match=r"must be as it was written, got .*config.json .*; restore it"
+    ):
         load_run(tmp_path / "run")

@@ -90,6 +90,7 @@ def test_no_setting_of_a_downloaded_run_can_name_other_code(
         place = place[name]
     place[last] = reference
     (packed / "config.json").write_text(json.dumps(config))
+    (packed / "checksums.json").unlink()
     (tmp_path / "evil.py").write_text("raise SystemExit('executed')")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)

@@ -36,6 +36,6 @@ def text_recipe(corpus, *, form="stream", **changes) -> Recipe:
         "folder": str(corpus.folder),
         "form": form,
     }
-    plain["training"] |= {"segment_length": 32, "evaluation_lanes": 2}
+    plain["training"] |= {"segment_length": 32, "evaluation_lanes": 8}
     recipe = Recipe.from_plain(plain)
     return recipe.override({name.replace("__", "."): value for name, value in changes.items()})

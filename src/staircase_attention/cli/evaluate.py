@@ -119,12 +119,14 @@ def evaluate(
             for size in sizes:
                 sized = data if size is None else data.with_length(size)
                 found = evaluate_task(loaded, sized, name, places)
-                show(*found, as_json, split=split, length=size, update=loaded.update)
+                show(*found, as_json, split=split, length=size, loaded=loaded)
+            show_checksums(loaded, as_json)
             return
         check_for_corpus(data, by_episode=by_episode, length=length, tokens=tokens)
         found = evaluate_corpus(loaded, data, name, by_position=by_position, num_tokens=tokens)
         split = "text" if text else split
-        show(*found, as_json, split=split, length=None, update=loaded.update)
+        show(*found, as_json, split=split, length=None, loaded=loaded)
+        show_checksums(loaded, as_json)
 
 
 def prepared_text(run: Path, text: list[Path], stack: ExitStack) -> Path:
@@ -297,14 +299,15 @@ def show(
     *,
     split: str,
     length: int | None,
-    update: int,
+    loaded: "LoadedRun",
 ) -> None:
     """Print a score, and its parts, one per line."""
     from staircase_attention.evaluation import title
 
-    of = {"split": split, "length": length}
+    of, update = {"split": split, "length": length}, loaded.update
     if as_json:
-        typer.echo(json.dumps(of | {"update": update} | whole))
+        scored = {"update": update, "checksums": loaded.checksums}
+        typer.echo(json.dumps(of | scored | {"is_verified": loaded.is_verified} | whole))
     else:
         at = "" if length is None else f" at length {length:,}"
         typer.echo(
@@ -319,6 +322,13 @@ def show(
                 [count] = [name for name in facts if name.startswith("num_")]
                 unit = count.removeprefix("num_")
                 typer.echo(f"{label} {number:,}: {measures(facts)}  ({facts[count]:,} {unit})")
+
+
+def show_checksums(loaded: "LoadedRun", as_json: bool) -> None:
+    """Print what was scored, for two people to compare; with --json the scores have it."""
+    if not as_json:
+        of = "  ".join(f"{name} {checksum}" for name, checksum in loaded.checksums.items())
+        typer.echo(f"checksum: {of}" + ("" if loaded.is_verified else "  (no checksums.json)"))
 
 
 def measures(facts: Facts) -> str:

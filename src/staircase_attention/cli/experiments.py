@@ -119,7 +119,8 @@ def reproduce(
     table: Annotated[
         str,
         typer.Argument(
-            metavar="TABLE", help="random-walk, algorithm, enwik8 or permutations, also with -fast"
+            metavar="TABLE",
+            help="random-walk, algorithm, enwik8, permutations (or -fast), words, words-episodic",
         ),
     ],
     overrides: Annotated[
@@ -166,11 +167,11 @@ def show_report(report: "Report") -> int:
     """Print a report for the screen; runs that failed or diverged make it a failure."""
     from rich.console import Console
 
-    from staircase_attention.experiments.report import screen_table, troubles
+    from staircase_attention.experiments.report import orders, screen_table, troubles
 
     console = Console()
     console.print(screen_table(report))
-    for line in troubles(report.rows):
+    for line in [*orders(report.rows), *troubles(report.rows)]:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     typer.echo(f"wrote {report.experiment.folder / 'report.md'}")
     return 1 if report.failures else 0

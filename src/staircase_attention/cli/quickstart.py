@@ -16,7 +16,7 @@ def quickstart(
     ],
     *,
     output: Annotated[Path, typer.Option(help="Folder for everything.")] = Path("quickstart"),
-    minutes: Annotated[float, typer.Option(help="Time to train.")] = 8.0,
+    minutes: Annotated[float, typer.Option(help="Time for everything.")] = 9.0,
     quiet: Quiet = False,
 ) -> int:
     """From text to a model: prepare, choose a size, train, sample."""
@@ -39,4 +39,5 @@ def quickstart(
     status = show(result, output / "run")
     typer.echo(f"{100 * share:.1f}% of the words in the samples occur in the text")
     typer.echo(f"curve: {output / 'curve.png'}; remove {output} to start again")
+    typer.echo(f"more: staircase sample (or chat, eval, export) {output / 'run'}")
     return status

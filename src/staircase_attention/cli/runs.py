@@ -71,6 +71,9 @@ def train(
     output: Annotated[
         Path | None, typer.Option(help="Run folder; by default a new one under runs/.")
     ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Resume the run in --output if there is one.")
+    ] = False,
     device: DeviceName = None,
     quiet: Quiet = False,
 ) -> int:
@@ -83,16 +86,20 @@ def train(
     from staircase_attention.training import train as train_recipe
     from staircase_attention.training.learner import check_recipe
 
-    if output is None and "WORLD_SIZE" in os.environ:
-        raise input_error(
-            "processes that train together need the same folder", "none", "name it with --output"
-        )
+    if output is None and (resume or "WORLD_SIZE" in os.environ):
+        what = "--resume needs a" if resume else "processes that train together need the same"
+        raise input_error(f"{what} folder", "none", "name it with --output")
     if output is None:
         # Before a folder is numbered.
         check_recipe(chosen)
         output = default_folder(chosen)
     result = train_recipe(
-        chosen, output, init=init, device=device, progress=choose_display(quiet=quiet)
+        chosen,
+        output,
+        init=init,
+        resume=resume,
+        device=device,
+        progress=choose_display(quiet=quiet),
     )
     return show(result, output)
 
@@ -142,6 +149,8 @@ def show(result: "RunResult", folder: Path) -> int:
         f"{result.wall_seconds:.1f} s on {result.device}; best at update {result.best_update}; "
         f"{folder}"
     )
+    if result.outcome == "did not learn":
+        typer.echo("did not learn: the test score is no better than the best constant guess")
     return status
 
 

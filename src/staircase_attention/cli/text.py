@@ -20,7 +20,7 @@ from staircase_attention.cli.arguments import (
 from staircase_attention.files import check_can_write
 
 if TYPE_CHECKING:
-    from staircase_attention.generation import SamplingConfig, TokenStream
+    from staircase_attention.generation import SamplingConfig
     from staircase_attention.training import LanguageModel
 
 Temperature = Annotated[
@@ -83,13 +83,15 @@ def sample(
     check_integer("--max-tokens", max_tokens, minimum=1, example=200)
     if save is not None:
         check_can_write(save, "--save")
-    from staircase_attention.generation import save_stream, stream_text
+    from staircase_attention.generation import load_stream, save_stream, stream_text
     from staircase_attention.training.processes import stop_requests
 
     language = load(run, checkpoint, device=device, trust_code=trust_code)
     prompts = prompt or [""]
     if resume is not None:
-        stream = resumed(resume, language)
+        stream = load_stream(resume, language.model, decode=language.decode)
+        if not stream.waiting and set(stream.rows) <= set(stream.finished):
+            typer.echo(f"every text of {resume} has ended", err=True)
     else:
         stream = stream_text(
             language.model,
@@ -127,16 +129,6 @@ def sample(
     typer.echo("" if is_single else "\n".join(f"--- {row}\n{texts[row]}" for row in texts))
     if request.number:
         raise typer.Exit(128 + request.number)
-
-
-def resumed(file: Path, language: "LanguageModel") -> "TokenStream":
-    """A saved stream; says so if nothing can follow."""
-    from staircase_attention.generation import load_stream
-
-    stream = load_stream(file, language.model, decode=language.decode)
-    if not stream.waiting and set(stream.rows) <= set(stream.finished):
-        typer.echo(f"every text of {file} has ended", err=True)
-    return stream
 
 
 def chat(
@@ -188,6 +180,8 @@ def chat(
     for words in turns():
         reply = ""
         try:
+            if not sys.stdin.isatty():
+                typer.echo(f"you: {words}")
             with stop_requests() as request:
                 for part in dialogue.reply(words):
                     typer.echo(part if reply else f"it:  {part}", nl=False)
@@ -214,11 +208,13 @@ def turns() -> Iterator[str]:
     if isinstance(sys.stdin, io.TextIOWrapper):
         # Lines that are not UTF-8 are refused one by one, and the dialogue continues.
         sys.stdin.reconfigure(errors="surrogateescape")
+    # Lines that nobody types are printed as they are read.
+    prompt = "you: " if sys.stdin.isatty() else ""
     try:
-        while words := input("you: ").strip():
+        while words := input(prompt).strip():
             yield words
     except (EOFError, KeyboardInterrupt) as end:
-        typer.echo()
+        typer.echo("\n" if prompt else "", nl=False)
         if isinstance(end, KeyboardInterrupt):
             raise
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from staircase_attention.checks import check_integer, input_error
 from staircase_attention.data.documents import pieces
+from staircase_attention.files import parse_json, read_file
 
 # The library takes long to import, and most users of this package do not need it.
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ SETTINGS = "settings.json"
 TOKENIZER_FILE = "tokenizer.json"
 # The library allocates all symbols before it learns the first, and aborts if it cannot.
 MOST_SYMBOLS = 1_000_000
+# Brackets that may be nested in a tokenizer.json; the library's time is exponential in them.
+DEEPEST = 12
 KINDS = {"BPE": "byte-pair", "Unigram": "unigram", "WordPiece": "word-piece", "WordLevel": "words"}
 END_NAME = "<|endoftext|>"
 # Names of the end of a text in well-known tokenisers, the likeliest first.
@@ -108,6 +111,13 @@ class BytePairTokeniser:
         plan = json.loads(tokenizer.to_str())
         self.end_symbol = end_symbol
         self.vocab_size = max(*self._vocabulary.values(), end_symbol) + 1
+        check_integer(
+            "the size of a vocabulary",
+            self.vocab_size,
+            minimum=1,
+            maximum=MOST_SYMBOLS,
+            example=8_008,
+        )
         self.name = f"{KINDS.get(plan['model']['type'], 'other')}-{self.vocab_size}"
         self.is_lossless = _is_lossless(plan)
 
@@ -218,6 +228,8 @@ def from_vocabulary_and_merges(vocabulary: Path, merges: Path) -> BytePairTokeni
     from tokenizers import models
 
     try:
+        _check_plan(parse_json(read_file(vocabulary)))
+        assert read_file(merges) is not None  # A regular file, which the library may open.
         model = models.BPE.from_file(str(vocabulary), str(merges))
     # The library raises plain Exception.
     except Exception as error:
@@ -250,11 +262,24 @@ def read_tokenizer(path: Path) -> "Tokenizer":
     from tokenizers import Tokenizer
 
     try:
-        return Tokenizer.from_file(str(path))
+        content = read_file(path)
+        _check_plan(parse_json(content))
+        return Tokenizer.from_buffer(content)
     # The library raises plain Exception.
     except Exception as error:
         rule = "a tokenizer.json must be in the format of the tokenizers library"
         raise input_error(rule, f"{path} ({error})", "fetch it again") from error
+
+
+def _check_plan(plan: Any, depth: int = 0) -> None:  # noqa: ANN401
+    """Refuse what the library would take exponential time for, or more memory than there is."""
+    if depth > DEEPEST:
+        raise ValueError(f"more than {DEEPEST} brackets are nested")
+    if isinstance(plan, int) and not -1 <= plan < MOST_SYMBOLS:
+        raise ValueError(f"the number {plan}, where {MOST_SYMBOLS:,} symbols are the most")
+    if isinstance(plan, dict | list):
+        for part in plan.values() if isinstance(plan, dict) else plan:
+            _check_plan(part, depth + 1)
 
 
 def _byte_level(model: "models.BPE") -> "Tokenizer":

@@ -1,13 +1,12 @@
 """A prepared corpus: its manifest, its tokeniser, and its splits in memory-mapped files."""
 
-import hashlib
 import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -16,7 +15,18 @@ from numpy.typing import NDArray
 from staircase_attention.checks import check_choice, input_error
 from staircase_attention.data.byte_pair import Tokens
 from staircase_attention.data.tokenisers import Tokeniser, load_tokeniser
-from staircase_attention.files import write_json
+from staircase_attention.files import (
+    CHECKSUMS,
+    as_written,
+    inside,
+    json_bytes,
+    parse_json,
+    read_summed,
+    sha256_of,
+    write_json,
+    write_summed,
+)
+from staircase_attention.plain import from_plain
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -148,33 +158,23 @@ class Manifest:
     def read(cls, folder: Path) -> "Manifest":
         """The manifest of a folder."""
         path = folder / MANIFEST
-        try:
-            plain = json.loads(path.read_text())
+        with as_written("a manifest", path, "prepare the corpus again"):
+            plain = parse_json(read_summed(folder, MANIFEST))
             if plain["format"] != FORMAT:
                 rule, received = f"a corpus must have format {FORMAT}", plain["format"]
                 raise input_error(rule, received, "prepare it again, or use another version")
             check_choice("the dtype of a corpus", plain["dtype"], TOKEN_DTYPES)
-            manifest: Manifest = _restored(cls, plain)
+            manifest = from_plain(cls, plain, "manifest")
+            for split in manifest.splits.values():
+                num_tokens = sum(shard.num_items for shard in split.shards)
+                if (num_tokens, split.starts.num_items) != (split.num_tokens, split.num_documents):
+                    raise ValueError("its splits do not add up")
             return manifest
-        except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
-            rule, received = "a manifest must be as it was written", f"{path} ({error!r})"
-            raise input_error(rule, received, "prepare the corpus again") from error
 
     def write(self, folder: Path) -> None:
         """Make a folder a corpus."""
-        write_json(folder / MANIFEST, asdict(self))
-
-
-def _restored(hint: Any, plain: Any) -> Any:  # noqa: ANN401
-    """What `asdict` turned into plain data, by the types of the fields."""
-    if is_dataclass(hint):
-        hints = get_type_hints(hint)
-        return hint(**{name: _restored(hints[name], value) for name, value in plain.items()})  # type: ignore[operator]
-    if get_origin(hint) is tuple:
-        return tuple(_restored(get_args(hint)[0], item) for item in plain)
-    if get_origin(hint) is Mapping:
-        return {key: _restored(get_args(hint)[1], value) for key, value in plain.items()}
-    return plain
+        write_json(folder / CHECKSUMS, {})
+        write_summed(folder, {MANIFEST: json_bytes(asdict(self))})
 
 
 def unfinished_folder(corpus: Path) -> Path:
@@ -185,12 +185,6 @@ def unfinished_folder(corpus: Path) -> Path:
     """
     final = corpus.absolute()
     return final.parent / f"{final.name}.unfinished"
-
-
-def sha256_of(path: Path) -> str:
-    """The checksum of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class TokenSplit:
@@ -297,17 +291,29 @@ class Corpus:
             raise input_error("a corpus must have a manifest", f"none in {folder}", remedy)
         corpus = cls(folder, Manifest.read(folder))
         for record, width in corpus._arrays():
-            path = folder / record.file
+            path = inside(folder, record.file)
             size = path.stat().st_size if path.is_file() else None
             if size != record.num_items * width:
                 rule = f"{path} must have {record.num_items * width} bytes"
                 raise input_error(rule, size, "copy it again, or prepare the corpus again")
         return corpus
 
+    @property
+    def checksum(self) -> str:
+        """Of its manifest, and so of all its files."""
+        return sha256_of(self.folder / MANIFEST)
+
     @cached_property
     def tokeniser(self) -> Tokeniser:
         """Encodes and decodes its tokens."""
-        return load_tokeniser(self.folder / TOKENISER_FOLDER)
+        folder, record = self.folder / TOKENISER_FOLDER, self.manifest.tokeniser
+        for name, sha256 in record.files.items():
+            self._check_file(f"{TOKENISER_FOLDER}/{name}", sha256)
+        tokeniser = load_tokeniser(folder)
+        if (tokeniser.vocab_size, tokeniser.end_symbol) != (record.vocab_size, record.end_symbol):
+            rule = f"the tokeniser of {self.folder} must have {record.vocab_size} symbols"
+            raise input_error(rule, tokeniser.vocab_size, "prepare the corpus again")
+        return tokeniser
 
     def split(self, name: str) -> TokenSplit:
         """One split."""
@@ -338,14 +344,22 @@ class Corpus:
 
     def verify_files(self) -> None:
         """Check all checksums."""
-        expected = {record.file: record.sha256 for record, _ in self._arrays()}
-        for name, sha256 in self.manifest.tokeniser.files.items():
-            expected[f"{TOKENISER_FOLDER}/{name}"] = sha256
-        for file, sha256 in expected.items():
-            found = sha256_of(self.folder / file)
-            if found != sha256:
-                rule = f"{self.folder / file} must have the sha256 {sha256}"
-                raise input_error(rule, found, "copy it again, or prepare the corpus again")
+        assert self.tokeniser.vocab_size  # Loading it verifies it.
+        for name in self.splits:
+            self.verify_split(name)
+
+    def verify_split(self, name: str) -> None:
+        """Check the checksums of a split's files."""
+        split = self.manifest.splits[name]
+        for record in (*split.shards, split.starts):
+            self._check_file(record.file, record.sha256)
+
+    def _check_file(self, file: str, sha256: str) -> None:
+        with as_written("a corpus", self.folder, "copy it again, or prepare it again"):
+            found = sha256_of(inside(self.folder, file))
+        if found != sha256:
+            rule = f"{self.folder / file} must have the sha256 {sha256}"
+            raise input_error(rule, found, "copy it again, or prepare the corpus again")
 
     def _verify_decoding(self, name: str) -> None:
         split, crc32, num_bytes = self.split(name), 0, 0

@@ -15,6 +15,7 @@ from staircase_attention.checks import InputError, input_error
 from staircase_attention.data.corpus import Corpus, Preparation
 from staircase_attention.data.preparation import describe, digest, needs_room
 from staircase_attention.data.writer import CorpusWriter, WorkFolder
+from staircase_attention.files import save_folder
 
 
 def join(folders: Sequence[str | Path], folder: str | Path) -> Corpus:
@@ -37,7 +38,7 @@ def join(folders: Sequence[str | Path], folder: str | Path) -> Corpus:
             work.claim(plan)
             tokeniser, size = parts[0].tokeniser, plan.parameters["shard_tokens"]
             if not work.tokeniser.exists():
-                work.save_tokeniser(tokeniser)
+                save_folder(work.tokeniser, tokeniser.save)
             writer = CorpusWriter(work.path, tokeniser, num_sources=1, shard_tokens=size)
             with closing(writer):
                 for part in parts:

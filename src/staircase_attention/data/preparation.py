@@ -24,7 +24,6 @@ from staircase_attention.data.corpus import (
     Preparation,
     SourceRecord,
     TokeniserRecord,
-    sha256_of,
 )
 from staircase_attention.data.documents import HeldOut, pieces
 from staircase_attention.data.jobs import PreparationProgress, counted, in_order
@@ -32,7 +31,7 @@ from staircase_attention.data.mixture import Mixture, MixturePosition, Part, Pie
 from staircase_attention.data.readers import ReadingOptions, TextSource
 from staircase_attention.data.tokenisers import Tokeniser, load_tokeniser, named_tokeniser
 from staircase_attention.data.writer import CorpusWriter, WorkFolder
-from staircase_attention.files import FULL_DISK, checksum
+from staircase_attention.files import FULL_DISK, checksum, save_folder, sha256_of
 
 # Tokens per file: half a gibibyte, at two bytes each.
 SHARD_TOKENS = 1 << 28
@@ -139,7 +138,7 @@ def prepare(
             if not work.tokeniser.exists():
                 if isinstance(tokeniser, BytePairTraining):
                     tokeniser = _learn_tokeniser(tokeniser, mixture, progress)
-                work.save_tokeniser(tokeniser)
+                save_folder(work.tokeniser, tokeniser.save)
             manifest = _encode(work, mixture, plan, progress)
         except InputError:
             # The same input would be refused again; any other stop can be resumed.

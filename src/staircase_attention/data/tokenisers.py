@@ -16,6 +16,8 @@ from staircase_attention.data.byte_pair import (
     BytePairTraining,
     Tokens,
 )
+from staircase_attention.files import as_written, parse_json, read_file
+from staircase_attention.plain import convert
 
 # The two pairs of names of GPT-2's files.
 VOCABULARY_AND_MERGES = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
@@ -111,13 +113,12 @@ def named_tokeniser(name: str) -> Tokeniser | BytePairTraining:
 
 def load_tokeniser(folder: Path) -> Tokeniser:
     """The tokeniser that `save` wrote into a folder."""
-    try:
-        settings = json.loads((folder / SETTINGS).read_text())
+    with as_written(
+        f"a saved tokeniser's {SETTINGS}", folder / SETTINGS, "prepare the corpus again"
+    ):
+        settings = parse_json(read_file(folder / SETTINGS))
         if settings["kind"] == "bytes":
-            return ByteTokeniser(has_end_symbol=settings["has_end_symbol"])
-        end_symbol = settings["end_symbol"]
-    except (OSError, ValueError, KeyError) as error:
-        rule = f"a saved tokeniser must have a {SETTINGS}"
-        raise input_error(rule, f"{folder} ({error!r})", "prepare the corpus again") from error
+            return ByteTokeniser(has_end_symbol=convert(bool, settings["has_end_symbol"], SETTINGS))
+        end_symbol = convert(int, settings["end_symbol"], "end_symbol")
     tokenizer = byte_pair.read_tokenizer(folder / TOKENIZER_FILE)
     return byte_pair.BytePairTokeniser(tokenizer, end_symbol=end_symbol)

@@ -29,13 +29,27 @@ from staircase_attention.data.corpus import (
     Preparation,
     SplitRecord,
     TokenSplit,
-    sha256_of,
     unfinished_folder,
 )
 from staircase_attention.data.documents import SPLITS
 from staircase_attention.data.mixture import MixturePosition, PartPosition, Piece
 from staircase_attention.data.tokenisers import Tokeniser
-from staircase_attention.files import locked, sync_folder, write_json
+from staircase_attention.files import (
+    NO_SUM,
+    PARTIAL,
+    as_written,
+    check_seal,
+    locked,
+    make_folder,
+    parse_json,
+    publish_folder,
+    read_file,
+    read_json,
+    sealed,
+    sha256_of,
+    write_json,
+    write_whole,
+)
 
 JOURNAL = "journal.json"
 PREPARATION = "preparation.json"
@@ -56,7 +70,7 @@ class WorkFolder:
         """Keep other processes out. A folder in which no work was started is removed again."""
         if self.corpus.exists() and not self.corpus.is_dir():
             raise input_error("a corpus must be a folder", self.corpus, "name another path")
-        self.path.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path)
         with locked(self.path):
             try:
                 yield
@@ -81,18 +95,11 @@ class WorkFolder:
         """Record what is prepared here, or check that it is the same as before."""
         path = self.path / PREPARATION
         if path.exists():
-            _check_same(json.loads(path.read_text()), preparation.as_plain(), self.path)
+            with as_written("a preparation", path, f"remove {self.path}"):
+                before = read_json(path)
+            _check_same(before, preparation.as_plain(), self.path)
         else:
             write_json(path, preparation.as_plain())
-
-    def save_tokeniser(self, tokeniser: Tokeniser) -> None:
-        """Save a tokeniser, completely or not at all."""
-        scratch = self.path / f".{TOKENISER_FOLDER}.partial"
-        shutil.rmtree(scratch, ignore_errors=True)
-        scratch.mkdir()
-        tokeniser.save(scratch)
-        scratch.rename(self.tokeniser)
-        sync_folder(self.path)
 
     def finish(self, manifest: Manifest) -> None:
         """Turn the folder into the corpus. Once the manifest is there, only a rename is left."""
@@ -104,10 +111,10 @@ class WorkFolder:
         shutil.rmtree(self.path, ignore_errors=True)
 
     def _publish(self) -> None:
-        for name in (JOURNAL, PREPARATION):
-            (self.path / name).unlink(missing_ok=True)
-        self.path.rename(self.corpus)
-        sync_folder(self.corpus.parent)
+        finished = [self.path / JOURNAL, self.path / PREPARATION]
+        for path in [*finished, *self.path.glob(f".*{PARTIAL}")]:
+            path.unlink(missing_ok=True)
+        publish_folder(self.path, self.corpus)
 
 
 def _check_same(before: object, now: object, folder: Path) -> None:
@@ -128,12 +135,15 @@ class CorpusWriter:
         # The narrowest width that holds all tokens: 2 bytes for 8,008 symbols.
         self.dtype = np.min_scalar_type(tokeniser.vocab_size - 1).newbyteorder("<")
         journal = folder / JOURNAL
-        state = json.loads(journal.read_text()) if journal.exists() else {}
+        # Earlier versions wrote journals without a checksum: those count as none.
+        state, is_resumed = {}, False
+        with as_written("a journal", journal, f"remove {folder} to start again"):
+            if journal.exists():
+                content = read_file(journal)
+                is_resumed, state = check_seal(content), parse_json(content)
         self.position: MixturePosition | None = None
         """Where to resume the mixture; None for its start."""
         self._is_inside_document = False
-        # Earlier versions wrote other journals: theirs count as none, and all is encoded again.
-        is_resumed = "mixture" in state
         if is_resumed:
             self.position = tuple(map(PartPosition.from_plain, state["mixture"]))
             self._is_inside_document = state["is_inside_document"]
@@ -179,11 +189,14 @@ class CorpusWriter:
     def make_durable(self, position: MixturePosition) -> None:
         """Save this point: a preparation that is killed later resumes here, without loss."""
         state = {
+            "sha256": NO_SUM.decode(),
             "splits": {name: writer.durable_state() for name, writer in self._writers.items()},
             "is_inside_document": self._is_inside_document,
             "mixture": [asdict(part) for part in position],
         }
-        write_json(self._folder / JOURNAL, state)
+        write_whole(
+            self._folder / JOURNAL, sealed(json.dumps(state, separators=(",", ":")).encode())
+        )
 
     def close(self) -> None:
         """Close all files as they are."""

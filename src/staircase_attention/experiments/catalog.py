@@ -14,13 +14,14 @@ gives for Reddit and BASE. What the paper leaves open is decided here:
   exceeds. Without this bound the state of a lane would grow at every update until memory is full.
 - The optimiser is Adam with PyTorch's betas and a constant rate after the warm-up; the appendix
   names neither.
-- Corpora are in corpora/enwik8, corpora/reddit and corpora/base; `task.folder=...` names another
-  folder.
+- Corpora are in the folder corpora, as corpora/enwik8; `task.folder=...` names another folder.
 
 Tasks have up to three groups. `random-walk` has the paper's models and settings, `random-walk-fast`
 the same models with our settings, for far fewer tokens, and `random-walk-small` models that train
-in minutes on two CPU cores. Validation of `enwik8-fast` and of small language recipes uses the
-first part of the data, so that it takes seconds; the test score is of the whole split.
+in minutes on two CPU cores. `words` has the models of Reddit's three tables at half their width,
+each once, with our settings, and `words-episodic` those of the episodic table. Validation of
+`enwik8-fast` and of small language recipes uses the first part of the data, so that it takes
+seconds; the test score is of the whole split.
 """
 
 from collections.abc import Iterator, Mapping
@@ -191,10 +192,24 @@ FAST_TEXT = TrainingConfig(
     evaluation_tokens=1_000_000,
 )
 
+# 100 million tokens, three epochs; validated eight times on the whole split.
+WORDS = replace(FAST_TEXT, num_updates=6_104, evaluate_every=763, evaluation_tokens=None)
+WORDS_TABLES = ("reddit", "reddit-step-size", "reddit-layer-pattern")
+# 25 million positions: conversations and paths are few, so that this is five epochs.
+EPISODES = replace(WORDS, num_updates=1_526, evaluate_every=109)
 OUR_SETTINGS = {
     "random-walk": FAST_WALK,
     "algorithm": FAST_ALGORITHM,
     "permutations": FAST_PERMUTATIONS,
+}
+
+# Groups with our settings for the language tables, and what they change.
+NO_DROPOUT = {"dropout": 0.0, "embedding_dropout": 0.0}
+OUR_TEXT: dict[str, tuple[str, dict[str, Any], TrainingConfig]] = {
+    "enwik8": ("enwik8-fast", NO_DROPOUT, FAST_TEXT),
+    **dict.fromkeys(WORDS_TABLES, ("words", {"width": 512, **NO_DROPOUT}, WORDS)),
+    # With the paper's dropout.
+    "reddit-episodic": ("words-episodic", {"width": 512}, EPISODES),
 }
 
 
@@ -224,9 +239,10 @@ def _state_tracking() -> Iterator[Recipe]:
 
 
 def _language() -> Iterator[Recipe]:
-    """All rows of the paper's language tables, and BASE."""
+    """All rows of the paper's language tables, and BASE; then those with our settings."""
     tables = {name: table.rows for name, table in paper_tables().items() if name not in SPANS}
     tables["base"] = {name: tables["reddit"][name] for name in BASE}
+    known: list[tuple[str, FamilyModel | LSTMModel]] = []
     for table, rows in tables.items():
         corpus = "reddit" if table.startswith("reddit") else table
         form: Literal["stream", "episodic"] = "episodic" if table == "reddit-episodic" else "stream"
@@ -247,9 +263,15 @@ def _language() -> Iterator[Recipe]:
                 training=facts.training,
             )
             yield recipe
-            if table == "enwik8":
-                fast = replace(recipe, name=f"{table}-fast/{name}", training=FAST_TEXT)
-                yield fast.override({"model.core": {"dropout": 0.0, "embedding_dropout": 0.0}})
+            if table in OUR_TEXT:
+                group, changes, training = OUR_TEXT[table]
+                folder = f"corpora/{group.removesuffix('-fast')}"
+                ours = replace(recipe, name=f"{group}/{name}", training=training)
+                ours = ours.override({"task.folder": folder, "model.core": changes})
+                # Reddit's tables share some models, under the names of the first.
+                if (group, ours.model) not in known:
+                    known.append((group, ours.model))
+                    yield ours
 
 
 # Segments are as long as episodes where these have one length: a batch holds whole ones. Training

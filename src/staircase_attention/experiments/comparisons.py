@@ -81,7 +81,7 @@ def reproduce(
     """Run rows of a table, or resume them, and write the report.
 
     Args:
-        table: random-walk, algorithm, enwik8 or permutations, or one of them with -fast at its end.
+        table: one of TABLES, as random-walk-fast.
         folder: for everything; the run of a row with seed k is in row/seed-k.
         rows: names of rows; None: all of them, and an LSTM.
         seeds: runs per row, with the seeds 0, 1, ...; the paper has ten.
@@ -93,7 +93,7 @@ def reproduce(
         progress: show progress on standard error.
     """
     everything = table_rows(table)
-    title, paper_name = TABLES[table]
+    title, paper_names = TABLES[table]
     if updates is not None:
         check_integer("updates", updates, minimum=1, example=5000)
     if "seed" in (overrides or {}):
@@ -111,7 +111,7 @@ def reproduce(
         rows=tuple(changed),
         wanted=wanted,
         num_seeds=seeds,
-        table=None if paper_name is None else paper_tables()[paper_name],
+        tables=tuple(paper_tables()[name] for name in paper_names),
         lengths=tuple(lengths),
         overrides=overrides or {},
     )

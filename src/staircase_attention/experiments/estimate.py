@@ -6,7 +6,7 @@ with measurements.
 """
 
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
@@ -69,7 +69,7 @@ class Kernel(NamedTuple):
     """Kernels of one kind that are alike, and the operations and bytes of each."""
 
     kind: str
-    count: float
+    number: float
     flops: float
     num_bytes: float
 
@@ -93,12 +93,13 @@ def estimate(
         raise input_error("nodes must divide gpus", f"{num_gpus} on {num_nodes}", "change one")
     memory, num_parameters = work.memory(machine), work.cost.num_parameters
     # By what takes the time, and by what bounds each kernel.
-    seconds, bounds = Counter[str](), Counter[str]()
+    seconds: defaultdict[str, float] = defaultdict(float)
+    bounds: defaultdict[str, float] = defaultdict(float)
     peak = machine.flops if work.size == BFLOAT16 else machine.float32_flops
     for kernel in work.kernels():
         parts = machine.parts(kernel, peak=peak)
         operations, traffic, latency = parts.values()
-        taken = kernel.count * (max(operations, traffic) + latency)
+        taken = kernel.number * (max(operations, traffic) + latency)
         seconds[kernel.kind] += taken
         bounds[max(parts, key=parts.__getitem__)] += taken
     if num_gpus > 1:
@@ -177,7 +178,7 @@ class Work:
             part += self._step(step, num_tracked)
             num_tracked += step.num_cached
         for kernel in part:
-            yield kernel._replace(count=kernel.count * self.num_parts)
+            yield kernel._replace(number=kernel.number * self.num_parts)
         # Adam reads four numbers per weight and writes three; clipping and casts take the rest.
         yield Kernel("optimiser", 10, 0, 5.4 * self.cost.num_parameters)
         if self.training.optimizer.kind == "muon":
@@ -227,7 +228,7 @@ class Work:
             layer.append(self._product(rows, *shape, num_forward + 1))
             layer += self._weight_gradient(rows, *shape)
         for kernel in layer:
-            yield kernel._replace(count=kernel.count * step.num_layers)
+            yield kernel._replace(number=kernel.number * step.num_layers)
         # Queries are joined, and cut again; backwards too.
         yield Kernel("elementwise", 4, 0, rows * width * 8)
         rows = self.num_lanes * step.num_cached

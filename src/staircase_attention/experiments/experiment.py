@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 from staircase_attention.checks import check_choice, check_integer
-from staircase_attention.experiments.catalog import recipes
+from staircase_attention.experiments.catalog import WORDS_TABLES, recipes
 from staircase_attention.experiments.paper import (
     PaperResult,
     PaperTable,
@@ -16,31 +16,32 @@ from staircase_attention.experiments.paper import (
     paper_tables,
 )
 from staircase_attention.experiments.results import (
+    BITS,
     ERROR,
+    PERPLEXITY,
     Measure,
     RunRecord,
     Status,
-    measure_of,
 )
 from staircase_attention.schedules import PaperRow
 from staircase_attention.training import RunResult
-from staircase_attention.training.recipe import FamilyModel, Recipe
+from staircase_attention.training.recipe import FamilyModel, Recipe, TaskChoice
 
+Split = Literal["valid", "test"]
 # Validation error in percent at which a task counts as solved, where times are compared.
 SOLVED = 1.0
-# The tables that can be run: their titles, and the paper's table that has numbers for them.
-TABLES: dict[str, tuple[str, str | None]] = {
-    "random-walk": ("Random Walk: our runs and the paper's", "random-walk"),
-    "algorithm": ("Algorithm: our runs and the paper's", "algorithm"),
-    "random-walk-fast": (
-        "Random Walk with our own settings: our runs and the paper's",
-        "random-walk",
-    ),
-    "algorithm-fast": ("Algorithm with our own settings: our runs and the paper's", "algorithm"),
-    "enwik8": ("Enwik8: our runs and the paper's", "enwik8"),
-    "enwik8-fast": ("Enwik8 with our own settings: our runs and the paper's", "enwik8"),
-    "permutations": ("Permutations of five elements: the models of the Random Walk table", None),
-    "permutations-fast": ("Permutations of five elements with our own settings", None),
+# The tables that can be run: their titles, and the paper's tables that have numbers for them.
+TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "random-walk": ("Random Walk: our runs and the paper's", ("random-walk",)),
+    "algorithm": ("Algorithm: our runs and the paper's", ("algorithm",)),
+    "random-walk-fast": ("Random Walk: our own settings, and the paper's runs", ("random-walk",)),
+    "algorithm-fast": ("Algorithm: our own settings, and the paper's runs", ("algorithm",)),
+    "enwik8": ("Enwik8: our runs and the paper's", ("enwik8",)),
+    "enwik8-fast": ("Enwik8: our own settings, and the paper's runs", ("enwik8",)),
+    "words": ("Words: our runs, and the paper's on Reddit", WORDS_TABLES),
+    "words-episodic": ("Episodes: our runs, and the paper's on Reddit", ("reddit-episodic",)),
+    "permutations": ("Permutations of five elements: the models of the Random Walk table", ()),
+    "permutations-fast": ("Permutations of five elements with our own settings", ()),
 }
 # The paper's names of the schedules.
 MODEL_NAMES = {
@@ -86,7 +87,10 @@ class Row:
     @property
     def measure(self) -> Measure:
         """What its scores are."""
-        return measure_of(self.recipe)
+        if isinstance(self.recipe.task, TaskChoice):
+            return ERROR
+        is_printed = self.paper and paper_tables()[self.paper.table].unit == PERPLEXITY.unit
+        return PERPLEXITY if is_printed else BITS
 
     @property
     def full_updates(self) -> int | None:
@@ -119,13 +123,13 @@ class Row:
         """Their results."""
         return [run.result for run in self.scored if run.result is not None]
 
-    def value(self, result: RunResult, split: Literal["valid", "test"]) -> float:
+    def value(self, result: RunResult, split: Split) -> float:
         """The score of a result on a split."""
         scores = result.valid if split == "valid" else result.test
         assert scores is not None, "only results with scores are summarised"
         return self.measure.of(scores)
 
-    def score(self, split: Literal["valid", "test"]) -> Spread | None:
+    def score(self, split: Split) -> Spread | None:
         """Mean and deviation over the seeds; None where nothing was run."""
         return Spread.over([self.value(result, split) for result in self.results])
 
@@ -221,11 +225,13 @@ def _extremes(counts: list[int]) -> list[int]:
 def table_rows(table: str) -> tuple[Row, ...]:
     """The rows of a table, those of the paper first, then an LSTM."""
     check_choice("a table to reproduce", table, TABLES)
-    _, paper_name = TABLES[table]
-    printed = {} if paper_name is None else paper_tables()[paper_name].rows
-    # All tables have the models of this one. By its recipe alone, a Global Cached Staircase would
-    # be called a Cached one, as it has a window.
-    models = {name: row.model for name, row in paper_tables()["random-walk"].rows.items()}
+    # Of a row that is in several tables, the first one counts.
+    tables = [paper_tables()[name].rows for name in reversed(TABLES[table][1])]
+    printed = {name: row for rows in tables for name, row in rows.items()}
+    # Tasks have the models of this table. By its recipe alone, a Global Cached Staircase would be
+    # called a Cached one, as it has a window.
+    named = {**paper_tables()["random-walk"].rows, **printed}
+    models = {name: row.model for name, row in named.items()}
     rows = []
     for full_name, recipe in recipes().items():
         group, name = full_name.split("/", 1)
@@ -268,8 +274,8 @@ class Experiment:
     wanted: tuple[str, ...]
     """The names of the rows to run now."""
     num_seeds: int
-    table: PaperTable | None = None
-    """The paper's table that the rows are compared with."""
+    tables: tuple[PaperTable, ...] = ()
+    """The paper's tables that the rows are compared with."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
     """Settings in which the runs differ from the named recipes."""
     lengths: tuple[int, ...] = ()

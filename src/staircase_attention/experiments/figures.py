@@ -1,4 +1,4 @@
-"""The figures of a report: scores against recurrent steps, updates and episode length."""
+"""The figures of a report: scores against recurrent steps, updates, time and episode length."""
 
 import io
 import statistics
@@ -11,10 +11,11 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator
 
 from staircase_attention.drawing.figure import SETTINGS
 from staircase_attention.experiments.experiment import Row, unit
-from staircase_attention.experiments.results import ERROR, RunRecord
+from staircase_attention.experiments.results import ERROR, PERPLEXITY, RunRecord
 from staircase_attention.files import write_whole
 
 DOTS_PER_INCH = 160
@@ -29,6 +30,7 @@ FAMILIES: dict[str, tuple[str, str]] = {
     "Global Cached Staircase": ("#d55e00", "P"),
     "Ladder": ("#009e73", "^"),
     "Transformer-XL": ("#000000", "X"),
+    "Transformer-XL (2x)": (GREY, "d"),
     "Feedback Transformer": ("#cc79a7", "D"),
     "LSTM": ("#8c6d31", "v"),
     "Universal Transformer": ("#882255", "<"),
@@ -72,6 +74,7 @@ def draw_figures(rows: Sequence[Row], folder: Path, *, title: str) -> dict[str, 
     """
     figures = {
         "figure-2": (recurrence_figure(rows), "Test score against recurrent steps"),
+        "figure-3": (cost_figure(rows), "Test score against training time and recurrent steps"),
         "learning-curves": (curve_figure(rows, "updates"), "Validation score against updates"),
         "lengths": (curve_figure(rows, "length"), "Test error against episode length"),
     }
@@ -238,7 +241,8 @@ def num_steps(row: Row) -> int:
 def recurrence_figure(rows: Sequence[Row]) -> Figure | None:
     """Test score against recurrent steps: mean and deviation, ours filled, the paper's hollow."""
     shown = recurrence_rows(rows)
-    if not shown:
+    # Perplexities of other vocabularies do not belong on one axis.
+    if not shown or shown[0].measure is PERPLEXITY:
         return None
     figure, axes = _axes()
     for number, row in enumerate(shown):
@@ -270,6 +274,43 @@ def recurrence_figure(rows: Sequence[Row]) -> Figure | None:
     if shown[0].measure is ERROR:
         # Markers at 0% stay whole.
         axes.set_ylim(bottom=-0.03 * axes.get_ylim()[1])
+    return figure
+
+
+def cost_figure(rows: Sequence[Row]) -> Figure | None:
+    """Test score of a corpus against minutes of training, and against recurrent steps.
+
+    A line joins the best rows of a model by steps; the others are markers alone.
+    """
+    shown = [row for row in rows if row.full_recipe and row.results and row.measure is not ERROR]
+    if not shown:
+        return None
+    models: dict[str, list[tuple[int, float, float]]] = {}
+    for row in shown:
+        minutes, score = (row.wall_seconds or 0.0) / 60, row.score("test")
+        assert score is not None, "it has results"
+        models.setdefault(row.model, []).append((num_steps(row), minutes, score.mean))
+    figure = Figure(figsize=(10.4, 4.8), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    for (model, points), style in zip(models.items(), row_styles([*models]), strict=True):
+        # Of several with as many steps, the last and best is joined.
+        points.sort(key=lambda point: (point[0], -point[2]))
+        best = [*{point[0]: point for point in points}.values()]
+        for axes, column in ((left, 1), (right, 0)):
+            for chosen, line in ((best, "-"), (points, "none")):
+                x, y = [one[column] for one in chosen], [one[2] for one in chosen]
+                axes.plot(x, y, style.marker, color=style.colour, linestyle=line, label=model)
+        for steps, *place in best:
+            left.annotate(f" {steps}", place, color=style.colour, fontsize=8, va="bottom")
+    left.set(xlabel="Minutes of training (numbers: recurrent steps)", xscale="log")
+    left.set(ylabel=f"Test: {unit(shown)}")
+    left.xaxis.set(major_locator=LogLocator(subs=(1, 2, 5)), major_formatter="{x:g}")
+    ticks = sorted({num_steps(row) for row in shown})
+    right.set(xlabel="Recurrent steps", xscale="log")
+    right.set_xticks(ticks, [str(steps) for steps in ticks])
+    for axes, lines in ((left, []), (right, right.get_lines()[::2])):
+        axes.minorticks_off()
+        _tidy(axes, lines)
     return figure
 
 

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from staircase_attention.checks import check_choice
 from staircase_attention.layers.config import CoreConfig
+from staircase_attention.plain import from_plain
 from staircase_attention.schedules import PaperRow
-from staircase_attention.training.plain import from_plain
 from staircase_attention.training.recipe import TrainingConfig
 
 FILE = "paper_tables.json"

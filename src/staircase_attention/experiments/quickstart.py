@@ -9,10 +9,13 @@ import math
 import re
 import shlex
 import shutil
+import signal
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from staircase_attention.checks import check_number, input_error
@@ -27,27 +30,30 @@ from staircase_attention.data import (
 from staircase_attention.experiments.catalog import find_recipe
 from staircase_attention.experiments.figures import save, time_figure
 from staircase_attention.experiments.results import BITS, read_lines
-from staircase_attention.files import read_json, write_json
+from staircase_attention.files import publish_folder, read_json, write_json
 from staircase_attention.generation import SamplingConfig, stream_text
 from staircase_attention.training import Display, Recipe, RunResult, load_language_model
 from staircase_attention.training import resume as resume_run
 from staircase_attention.training import train as train_recipe
-from staircase_attention.training.processes import choose_device
+from staircase_attention.training.processes import StopRequested, choose_device
+from staircase_attention.training.recipe import OptimizerConfig
 from staircase_attention.training.run_folder import RunFolder
 
 # The share of the text for validation, and for the test; and the most bytes of each.
-HELD_OUT, MOST_HELD_OUT = 0.05, 1_000_000
+HELD_OUT, MOST_HELD_OUT = 0.05, 100_000
 # With fewer documents, hashes of documents would not give splits of these sizes.
 MANY_DOCUMENTS = 200
 # More passes over a text teach a small model little.
 MOST_EPOCHS = 30
-# Widths and numbers of layers. The first is taken that is not too large: for the text, with more
-# weights per token than this, or for the time, with fewer updates.
-SIZES = ((512, 8), (256, 6), (192, 4), (128, 3), (128, 2), (64, 2))
+# Widths, layers and heads of sizes that the kernels have. The first is taken that is not too large:
+# for the text, with more weights per token than this, or for the time, with fewer updates.
+SIZES = ((512, 8, 8), (256, 6, 4), (192, 4, 6), (128, 3, 4), (128, 2, 4), (64, 2, 4))
 LARGEST_ON_CPU = 192
 MOST_WEIGHTS, LEAST_UPDATES = 10, 1_500
-# For measuring the speed of a size, at most; and the share of the time to train for scores.
-MEASURED_SECONDS, SCORING_SHARE, MOST_SCORED = 5.0, 0.1, 1 << 16
+# For measuring the speed of a size; a GPU compiles and captures in some of its first updates.
+MEASURED_SECONDS, MEASURED_ON_GPU = 5.0, 30
+# The share of the time for test and samples; and that of the time to train for scores.
+LAST_SHARE, SCORING_SHARE, MOST_SCORED = 0.1, 0.1, 1 << 16
 NUM_SAMPLES, SAMPLE_TOKENS, PROMPT_WORDS = 3, 200, 3
 SAMPLING = SamplingConfig(temperature=0.7, top_p=0.8)
 WORD = re.compile(r"[^\W\d_]+(?:['\u2019][^\W\d_]+)*")
@@ -56,14 +62,11 @@ WORD = re.compile(r"[^\W\d_]+(?:['\u2019][^\W\d_]+)*")
 ON_CPU = {
     "model.schedule.chunk_size": 32,
     "training": {"num_lanes": 4, "segment_length": 128},
-    "training.optimizer": {"learning_rate": 3e-3, "final_fraction": 0.0},
+    "training.optimizer.learning_rate": 3e-3,
 }
-ON_GPU = {
-    "model.core.dropout": 0.1,
-    "model.schedule.chunk_size": 64,
-    "training": {"num_lanes": 64, "segment_length": 256, "precision": "bfloat16"},
-    "training.optimizer": {"kind": "muon", "learning_rate": 3e-3, "beta1": 0.95, "beta2": 0.95},
-}
+ON_GPU = {"model.core.dropout": 0.1}
+# Up to its decay, a run does not depend on the number of updates, which can change as the speed.
+DECAY = {"decay": "linear", "decay_part": 0.25, "final_fraction": 0.0}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,8 +75,8 @@ class Quickstart:
 
     files: Sequence[Path]
     folder: Path
-    minutes: float = 8.0
-    """Time to train."""
+    minutes: float = 9.0
+    """Time for everything; half of it is for training, whatever the rest takes."""
     say: Callable[[str], None] = print
     """Receives the commands."""
     preparing: PreparationProgress | None = None
@@ -84,12 +87,12 @@ class Quickstart:
 
     def run(self) -> tuple[RunResult, list[str], float]:
         """All steps: the result, samples, and the share of their words that are in the text."""
+        end_time = time.monotonic() + (1 - LAST_SHARE) * 60 * self.minutes
         sources = [TextSource(path) for path in self.files]
         self._claim([str(file.resolve()) for source in sources for file in source.files])
         sizes, words = _survey(sources)
         corpus = self._prepared(sources, sizes)
-        recipe = self._recipe(corpus)
-        result = self._trained(recipe)
+        result = self._trained(corpus, max(end_time, time.monotonic() + 30 * self.minutes))
         draw_curve(self.folder / "run", corpus, self.folder / "curve.png")
         samples, made = self._samples(_prompts(corpus))
         return result, samples, sum(word in words for word in made) / max(1, len(made))
@@ -118,7 +121,8 @@ class Quickstart:
             self._command("prepare", "text", *self.files, "--valid", share, "--test", share, *end)
         else:
             held_out, text = HeldOut(valid=0, test=0), self.folder / "text"
-            write_splits(sources, text, ends=(total * (1 - 2 * share), total * (1 - share)))
+            size = int(share * total)
+            write_splits(sources, text, ends=(total - 2 * size, total - size))
             own = ("--valid-file", text / "valid", "--test-file", text / "test")
             self._command("prepare", "text", text / "train", *own, *end)
             sources = [TextSource(text / "train")] + [
@@ -132,16 +136,8 @@ class Quickstart:
             progress=self.preparing,
         )
 
-    def _recipe(self, corpus: Corpus) -> Recipe:
-        """A recipe for this machine, this text and this time, which is kept in a file."""
-        path = self.folder / "recipe.json"
-        if not path.exists():
-            write_json(path, self._chosen(corpus).to_plain())
-        return find_recipe(str(path))
-
-    def _chosen(self, corpus: Corpus) -> Recipe:
+    def _chosen(self, corpus: Corpus, seconds: float) -> Recipe:
         """The largest recipe that gets enough updates, or the smallest of all."""
-        seconds = 60 * self.minutes
         for recipe in sized_recipes(corpus, on_gpu=choose_device().type == "cuda"):
             each = seconds_per_update(recipe, self.folder, min(MEASURED_SECONDS, seconds / 20))
             num_updates = int((1 - SCORING_SHARE) * seconds / each)
@@ -149,12 +145,28 @@ class Quickstart:
                 break
         return planned(recipe, corpus, num_updates)
 
-    def _trained(self, recipe: Recipe) -> RunResult:
-        run = self.folder / "run"
-        self._command("train", self.folder / "recipe.json", "--output", run)
-        if RunFolder(run).is_unbegun:
-            return train_recipe(recipe, run, progress=self.training)
-        return resume_run(run, progress=self.training)
+    def _trained(self, corpus: Corpus, end_time: float) -> RunResult:
+        """Choose a recipe and train; with the updates that fitted it gives the same run at once."""
+        path, run = self.folder / "recipe.json", RunFolder(self.folder / "run")
+        if not path.exists():
+            write_json(path, self._chosen(corpus, end_time - time.monotonic()).to_plain())
+        recipe = find_recipe(str(path))
+        self._command("train", path, "--output", run.path)
+        spent = max((line["wall_seconds"] for line in read_lines(run.timing)), default=0.0)
+        most = planned(recipe, corpus, sys.maxsize).training.num_updates
+        pace = Pace(self.training, recipe.training.optimizer, most, end_time - spent)
+        while True:
+            try:
+                if run.is_unbegun:
+                    result = train_recipe(recipe, run.path, progress=pace)
+                else:
+                    result = resume_run(run.path, num_updates=pace.wanted, progress=pace)
+                break
+            except StopRequested:
+                if pace.wanted is None:
+                    raise
+        write_json(path, run.recipe().to_plain())
+        return result
 
     def _samples(self, prompts: list[str]) -> tuple[list[str], list[str]]:
         """Continued prompts, and the words that the model made, without those that may be cut."""
@@ -192,7 +204,9 @@ def vocabulary(num_bytes: int) -> int:
 
 def sized_recipes(corpus: Corpus, *, on_gpu: bool) -> Iterator[Recipe]:
     """Small language recipes from large to small, none too large for the text but the last."""
-    recipe = find_recipe("base-small/cached-staircase").override(ON_GPU if on_gpu else ON_CPU)
+    recipe = find_recipe("base-small/cached-staircase").override(ON_CPU)
+    if on_gpu:
+        recipe = find_recipe("enwik8-fast/cached-staircase-c128").override(ON_GPU)
     training, num_tokens = recipe.training, corpus.split("train").num_tokens
     shortest = min(corpus.split(name).num_tokens for name in ("valid", "test"))
     # A lane has some segments of text before it comes round to where it began.
@@ -202,22 +216,22 @@ def sized_recipes(corpus: Corpus, *, on_gpu: bool) -> Iterator[Recipe]:
             "name": "quickstart",
             "task.folder": str(corpus.folder),
             "training.num_lanes": lanes,
+            "training.optimizer": DECAY,
             "training.evaluation_lanes": max(1, min(training.evaluation_lanes, shortest)),
         }
     )
-    for width, num_layers in SIZES:
+    for width, num_layers, num_heads in SIZES:
         num_weights = 12 * num_layers * width**2
         is_fit = num_weights <= MOST_WEIGHTS * num_tokens and (on_gpu or width <= LARGEST_ON_CPU)
-        if is_fit or (width, num_layers) == SIZES[-1]:
-            yield recipe.override({"model.core": {"width": width, "num_layers": num_layers}})
+        if is_fit or width == SIZES[-1][0]:
+            core = {"width": width, "num_layers": num_layers, "num_heads": num_heads}
+            yield recipe.override({"model.core": core})
 
 
 def planned(recipe: Recipe, corpus: Corpus, num_updates: int) -> Recipe:
     """The recipe for this number of updates, at most MOST_EPOCHS, with about ten scores."""
-    training = recipe.training
-    batch = training.num_lanes * training.segment_length
-    most_updates = MOST_EPOCHS * corpus.split("train").num_tokens // batch
-    count = max(4, min(num_updates, most_updates))
+    batch = recipe.training.num_lanes * recipe.training.segment_length
+    count = max(4, min(num_updates, MOST_EPOCHS * corpus.split("train").num_tokens // batch))
     tenth = max(1, count // 10)
     return recipe.override(
         {
@@ -241,25 +255,70 @@ class _MeasuredError(Exception):
 class _Stopwatch(Display):
     """Times updates after the first, which has to warm up, and ends the run."""
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds, self.times = seconds, list[float]()
+    def __init__(self, seconds: float, least: int) -> None:
+        self.seconds, self.least, self.times = seconds, least, list[float]()
 
     def advance(self, update: int, **facts: float) -> None:
         """Note the time."""
         self.times.append(time.perf_counter())
-        if len(self.times) > 2 and self.times[-1] - self.times[0] >= self.seconds:  # noqa: PLR2004
+        if len(self.times) > self.least and self.times[-1] - self.times[0] >= self.seconds:
             raise _MeasuredError
 
 
 def seconds_per_update(recipe: Recipe, folder: Path, seconds: float) -> float:
-    """How long an update takes, from a run that is thrown away."""
-    watch = _Stopwatch(seconds)
+    """The median of the latter updates of a run that is thrown away."""
+    watch = _Stopwatch(seconds, MEASURED_ON_GPU if choose_device().type == "cuda" else 2)
     with (
         tempfile.TemporaryDirectory(prefix="speed-", dir=folder) as scratch,
         contextlib.suppress(_MeasuredError),
     ):
         train_recipe(recipe, Path(scratch, "run"), progress=watch)
-    return (watch.times[-1] - watch.times[0]) / (len(watch.times) - 1)
+    latter = [after - before for before, after in pairwise(watch.times)][len(watch.times) // 2 :]
+    return sorted(latter)[len(latter) // 2]
+
+
+class Pace(Display):
+    """Stops a run, before its decay begins, if another number of updates will end in time."""
+
+    wanted: int | None = None
+    """That number."""
+
+    def __init__(self, display: Display, config: OptimizerConfig, most: int, end: float) -> None:
+        self.display, self.config, self.most, self.end_time = display, config, most, end
+        self.window = max(1e-9, (end - time.monotonic()) / 20)
+        self.say, self.end = display.say, display.end  # type: ignore[method-assign]
+
+    def begin(self, name: str, update: int, num_updates: int) -> None:
+        """A run starts or resumes."""
+        self.num_updates, self.wanted = num_updates, None
+        # Recent seconds, and updates in them; the first update is for warming up.
+        self.last, self.seconds, self.count = (update + 1, math.inf), 0.0, 0.0
+        self.display.begin(name, update, num_updates)
+
+    def advance(self, update: int, **facts: float) -> None:
+        """Measure the speed, and stop when the decay is due with too many or too few updates."""
+        self.display.advance(update, **facts)
+        now, (before, then) = time.monotonic(), self.last
+        if update > before:
+            kept = max(0.0, 1 - (now - then) / self.window)
+            self.seconds, self.count = kept * self.seconds + now - then, kept * self.count + 1
+            self.wanted = self._wanted(update, (self.end_time - now) * self.count / self.seconds)
+        self.last = (update, now)
+        if self.wanted is not None:
+            self.say(f"at this speed {self.wanted:,} updates fit, not {self.num_updates:,}")
+            signal.raise_signal(signal.SIGTERM)
+
+    def _wanted(self, update: int, left: float) -> int | None:
+        """The number of updates that fits, if it must be chosen now and differs by a twentieth."""
+        warm_up, part = self.config.warm_up, self.config.decay_part
+        decay_start = self.num_updates - part * (self.num_updates - warm_up)
+        # Fewer updates would have begun their decay already.
+        fewest = warm_up + (update + 1 - warm_up) / (1 - part)
+        fitting = min(update + left, self.most)
+        if update > decay_start or (update + 1 <= decay_start and fitting > fewest):
+            return None
+        wanted = math.ceil(max(fitting, fewest))
+        return wanted if abs(wanted - self.num_updates) > self.num_updates / 20 else None
 
 
 def _whole_documents(sources: Sequence[TextSource]) -> Iterator[bytes]:
@@ -282,13 +341,10 @@ def _survey(sources: Sequence[TextSource]) -> tuple[list[int], set[str]]:
     return sizes, words
 
 
-def write_splits(sources: Sequence[TextSource], folder: Path, *, ends: tuple[float, float]) -> None:
-    """Copies of all documents in three folders, in which one split ends where a line ends.
+def write_splits(sources: Sequence[TextSource], folder: Path, *, ends: tuple[int, int]) -> None:
+    """Copies of all documents in three folders, unless they are there.
 
-    Args:
-        sources: the documents.
-        folder: the output folder; one that is there is kept.
-        ends: where train and valid end, in bytes of all documents together.
+    Train and valid end after these numbers of bytes, where a line or a word does.
     """
     if folder.exists():
         return
@@ -296,20 +352,25 @@ def write_splits(sources: Sequence[TextSource], folder: Path, *, ends: tuple[flo
     shutil.rmtree(scratch, ignore_errors=True)
     place = 0
     for number, data in enumerate(_whole_documents(sources)):
-        parts: dict[str, list[bytes]] = {}
-        for line in data.splitlines(keepends=True):
-            split = ("train", "valid", "test")[(place >= ends[0]) + (place >= ends[1])]
-            parts.setdefault(split, []).append(line)
-            place += len(line)
-        for split, lines in parts.items():
-            (scratch / split).mkdir(parents=True, exist_ok=True)
-            (scratch / split / f"{number:04d}.txt").write_bytes(b"".join(lines))
+        first, second = (_cut(data, end - place, (ends[1] - ends[0]) // 2) for end in ends)
+        place += len(data)
+        parts = {"train": data[:first], "valid": data[first:second], "test": data[second:]}
+        for split, part in parts.items():
+            if part:
+                (scratch / split).mkdir(parents=True, exist_ok=True)
+                (scratch / split / f"{number:04d}.txt").write_bytes(part)
     if not all((scratch / split).exists() for split in ("train", "valid", "test")):
-        rule = "a text must have lines to train on, to validate and to test"
-        raise input_error(
-            rule, f"{place:,} bytes of few lines", "use more text, or break its lines"
-        )
-    scratch.rename(folder)
+        rule = "a text must have something to train on, to validate and to test"
+        raise input_error(rule, f"{place:,} bytes", "use more text")
+    publish_folder(scratch, folder)
+
+
+def _cut(data: bytes, start: int, reach: int) -> int:
+    """Where a line ends, or else a word, or else a character, soon after a place."""
+    start = min(max(start, 0), len(data))
+    near = data[start : start + reach] if start else b""
+    found = (re.search(end, near) for end in (rb"\n", rb" ", rb"(?![\x80-\xbf])"))
+    return start + next(filter(None, found)).end()
 
 
 def _prompts(corpus: Corpus) -> list[str]:

@@ -1,6 +1,7 @@
 """The report of an experiment: as data, as a Markdown page with figures, as a terminal table."""
 
 import datetime
+import itertools
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from staircase_attention.clock import clock
 from staircase_attention.evaluation import title
-from staircase_attention.experiments.experiment import SOLVED, Experiment, Row, unit
+from staircase_attention.experiments.experiment import SOLVED, Experiment, Row, Split, unit
 from staircase_attention.experiments.paper import Spread
 from staircase_attention.experiments.results import ERROR, LAST_PART, RunRecord, read_runs
 from staircase_attention.files import write_json, write_whole
-from staircase_attention.training.plain import to_plain
+from staircase_attention.plain import to_plain
 from staircase_attention.training.run_folder import environment
 
 if TYPE_CHECKING:
@@ -54,16 +55,17 @@ class Report:
 
     def to_plain(self) -> dict[str, Any]:
         """The report as plain data."""
-        experiment, table = self.experiment, self.experiment.table
+        experiment = self.experiment
         return {
             "format": FORMAT,
             "title": experiment.title,
-            "table": None if table is None else table.label,
+            "table": ", ".join(table.label for table in experiment.tables) or None,
             "unit": unit(self.rows),
             "command": self.command,
             "overrides": to_plain(experiment.overrides),
             "written": self.written,
             "environment": to_plain(self.environment),
+            "order": orders(self.rows),
             "rows": [_plain_row(row) for row in self.rows],
         }
 
@@ -111,13 +113,14 @@ def page(report: Report, figures: Mapping[str, str]) -> str:
     headings, *cells = table_cells(report)
     # The first two columns and the last are text, the others are numbers.
     rule = ["---", "---", *["--:"] * (len(headings) - 3), "---"]
-    notes = [] if experiment.table is None else experiment.table.notes
+    notes = [note for table in experiment.tables for note in table.notes]
     parts = [
         f"# {experiment.title}",
         _introduction(experiment, rows),
         _grid([headings, rule, *cells]),
+        _list("The paper's order", orders(rows)),
         _lengths(rows),
-        _list("Runs that failed, diverged or are unfinished", troubles(rows)),
+        _list("Runs that failed, diverged, did not learn or are unfinished", troubles(rows)),
         "\n\n".join(f"![{caption}]({name})" for name, caption in figures.items()),
         _list("Notes on the paper's numbers", notes),
         _list("Origin", _origin(report)),
@@ -139,10 +142,16 @@ def _introduction(experiment: Experiment, rows: Sequence[Row]) -> str:
             "model has memorised its training data, or fails on empty states (see "
             "`staircase eval --by-episode`), or was best long before the end."
         )
-    if experiment.table is not None:
+    if experiment.tables:
+        labels = ", ".join(f"`{table.label}`" for table in experiment.tables)
         lines.append(
-            f"The paper's numbers are those of its table `{experiment.table.label}`; "
-            "its best seeds are those of `tab:main-results`."
+            f"The paper's numbers are those of {labels}; its best seeds are those of "
+            "`tab:main-results`."
+        )
+    if unit(rows) == "perplexity":
+        lines.append(
+            "Perplexity is per token, and the paper has other texts and another vocabulary: the "
+            "order of the rows compares, the numbers do not."
         )
     if any(row.is_shared for row in rows):
         lines.append(
@@ -150,17 +159,13 @@ def _introduction(experiment: Experiment, rows: Sequence[Row]) -> str:
             "they would have been shorter."
         )
     if any(row.is_shortened for row in rows):
-        against = "the paper" if experiment.table is not None else "their recipes"
-        lines.append(
-            f"**{MARK} Run for fewer updates or tokens than {against}: not a like-for-like "
-            "comparison.**"
-        )
+        lines.append(f"**{MARK} Fewer updates or tokens than in the recipe: not like for like.**")
     return "\n\n".join(lines)
 
 
 def table_cells(report: Report) -> list[list[str]]:
     """The headings of the main table, then the cells of every row."""
-    with_paper = report.experiment.table is not None
+    with_paper = bool(report.experiment.tables)
     headings = ["Model", "Row", "Recurrent steps", "Step size", "Forward size"]
     headings += ["Train, ours", "Valid, ours", "Test, ours", "Best seed, ours"]
     headings += ["Valid, paper", "Test, paper", "Best seed, paper"] if with_paper else []
@@ -237,8 +242,43 @@ def _lengths(rows: Sequence[Row]) -> str:
     return "\n\n".join(["## Other lengths", words, _grid(lines)])
 
 
+def orders(rows: Sequence[Row]) -> list[str]:
+    """The paper's order of the rows of a corpus, and where ours differs.
+
+    One line for each model, whose rows are compared with each other and with Transformer-XL, and
+    one for the best rows of all models; by test scores, where the paper has them for all rows.
+    """
+    known = [(row, row.paper) for row in rows if row.paper and row.measure is not ERROR]
+    split: Split = "test" if all(paper.test for _, paper in known) else "valid"
+    # The paper's score, the row's label and our score.
+    models: dict[str, list[tuple[float, str, float | None]]] = {}
+    for row, paper in known:
+        printed, ours = paper.test if split == "test" else paper.valid, row.score(split)
+        assert printed is not None, "the language tables have validation scores for all rows"
+        label = f"{row.label} {MARK}" if row.is_shortened else row.label
+        entry = printed.mean, label, None if ours is None else ours.mean
+        models.setdefault(row.model, []).append(entry)
+    baseline = models.pop("Transformer-XL", [])
+    models["Best of each"] = [min(chain) for chain in models.values()]
+    chains = {name: sorted([*chain, *baseline]) for name, chain in models.items() if chain}
+    return [f"{name}, {split}: {_order(chain)}" for name, chain in chains.items()]
+
+
+def _order(chain: Sequence[tuple[float, str, float | None]]) -> str:
+    """Rows in the paper's order, and whether it holds for those that were run."""
+    text = chain[0][1]
+    for (before, _, _), (printed, label, _) in itertools.pairwise(chain):
+        text += f" {'<' if before < printed else '='} {label}"
+    run = [(printed, f"{label} {ours:.3f}", ours) for printed, label, ours in chain if ours]
+    pairs = [(one, other) for one, other in itertools.combinations(run, 2) if one[0] < other[0]]
+    broken = "; ".join(f"{one[1]}, {other[1]}" for one, other in pairs if one[2] >= other[2])
+    absent = ", ".join(label for _, label, ours in chain if ours is None)
+    verdicts = [f"does not hold ({broken})"] if broken else ["holds"] if pairs else []
+    return f"{text}: " + "; ".join([*verdicts, *([f"not run: {absent}"] if absent else [])])
+
+
 def troubles(rows: Sequence[Row]) -> list[str]:
-    """A line for every run that failed, diverged or is unfinished."""
+    """A line for every run that failed, diverged, did not learn or is unfinished."""
     lines = []
     for row in rows:
         for run in row.runs:
@@ -253,6 +293,8 @@ def troubles(rows: Sequence[Row]) -> list[str]:
                     f"{name}diverged at update {run.result.num_updates:,} after "
                     f"{run.result.num_rollbacks} rollbacks; {counted}"
                 )
+            elif run.result is not None and run.result.outcome == "did not learn":
+                lines.append(f"{name}did not learn: no better than the best constant guess")
     return lines
 
 
@@ -265,6 +307,12 @@ def _origin(report: Report) -> list[str]:
         for machine, count in counts.most_common()
     ]
     lines += [f"Scores are of {part}" for part in partial_scores(runs)]
+    lines += [
+        f"{row.label}, seed {run.seed}: stopped and resumed ({run.num_starts} starts)"
+        for row in report.rows
+        for run in row.runs
+        if run.num_starts > 1
+    ]
     lines.append(f"Written {report.written} on {_machine(report.environment)}")
     if experiment.overrides:
         changed = ", ".join(f"`{path}={value}`" for path, value in experiment.overrides.items())

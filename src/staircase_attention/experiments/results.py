@@ -1,13 +1,12 @@
 """What a run folder shows: status, result, learning curve, and scores at other episode lengths.
 
-Scores are errors in percent for a task, bits per byte for a corpus.
+Scores are errors in percent for a task, bits per byte or perplexity for a corpus.
 
     python -m staircase_attention.experiments.results RUN LENGTH...
 
 scores a run's best weights on test episodes of these lengths.
 """
 
-import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -17,8 +16,9 @@ from statistics import fmean
 from typing import Any, Literal
 
 from staircase_attention.evaluation import Score
-from staircase_attention.files import read_json, write_json
-from staircase_attention.training import CorpusChoice, Recipe, RunResult, load_run
+from staircase_attention.files import as_written, opened, parse_json, read_json, read_summed
+from staircase_attention.plain import convert, from_plain
+from staircase_attention.training import RunResult, load_run
 from staircase_attention.training.dataset import TaskData
 from staircase_attention.training.processes import choose_device
 from staircase_attention.training.run_folder import RunFolder
@@ -54,11 +54,8 @@ class Measure:
 
 ERROR = Measure(key="error", unit="error %", scale=100, digits=2, paper_digits=1)
 BITS = Measure(key="bits_per_byte", unit="bits per byte", digits=3, paper_digits=2)
-
-
-def measure_of(recipe: Recipe) -> Measure:
-    """What is measured of a recipe's runs."""
-    return BITS if isinstance(recipe.task, CorpusChoice) else ERROR
+# Per token: only rows of one vocabulary compare.
+PERPLEXITY = Measure(key="perplexity", unit="perplexity", digits=2, paper_digits=1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,6 +78,8 @@ class RunRecord:
     """Test errors in percent on episodes of other lengths."""
     is_shared: bool = False
     """Whether other runs ran at the same time, so that its times are not its own."""
+    num_starts: int = 0
+    """1, and 1 for every time it was resumed; 0 where its TensorBoard files are gone."""
     environment: Mapping[str, Any] = field(default_factory=dict)
     """The machine, the packages and the command with which it began."""
 
@@ -122,17 +121,23 @@ def read_runs(row: Path, measure: Measure = ERROR) -> tuple[RunRecord, ...]:
 def read_run(path: Path, seed: int, measure: Measure = ERROR) -> RunRecord:
     """One run that has begun."""
     folder, failure = RunFolder(path), beside(path, "failure.txt")
-    curve = tuple(_scores(folder.metrics, "valid", measure))
-    # Of updates that were done twice, after a rollback or a resume, the last time counts.
-    seconds = {line["update"]: line["wall_seconds"] for line in read_lines(folder.timing)}
+    with as_written("a run's metrics.jsonl", folder.metrics, "restore it from a copy"):
+        lines = list(parse_lines(folder.read_metrics()))
+        curve = tuple(_scores(lines, "valid", measure))
+        train = _mean_of_last(_scores(lines, "train", measure))
+        # Of updates that were done twice, after a rollback or a resume, the last time counts.
+        times = {line["update"]: line["wall_seconds"] for line in read_lines(folder.timing)}
+        seconds = {update: times[update] for update, _ in curve if update in times}
     record = RunRecord(
         seed=seed,
         status="unfinished",
         curve=curve,
-        train=_mean_of_last(_scores(folder.metrics, "train", measure)),
-        seconds={update: seconds[update] for update, _ in curve if update in seconds},
+        train=train,
+        seconds=seconds,
         lengths={length: 100 * score.error for length, score in read_lengths(path).items()},
         is_shared=beside(path, "shared.txt").exists(),
+        # Every process that trains writes a file of its own.
+        num_starts=len(list(folder.tensorboard.glob("events*"))),
         environment=_environment(folder),
     )
     if folder.is_finished:
@@ -163,17 +168,16 @@ def latest_facts(path: Path) -> tuple[int, dict[str, float]]:
 def _environment(folder: RunFolder) -> dict[str, Any]:
     """The recorded environment; a report must not fail because it is missing."""
     with suppress(OSError, ValueError):
-        found: dict[str, Any] = read_json(folder.environment)
-        return found
+        return dict(convert(dict[str, Any], read_json(folder.environment), "environment"))
     return {}
 
 
 def _scores(
-    metrics: Path, kind: Literal["train", "valid"], measure: Measure
+    lines: list[dict[str, Any]], kind: Literal["train", "valid"], measure: Measure
 ) -> list[tuple[int, float]]:
     """Scores of the updates that led to the result: what a rollback undid is left out."""
     points: list[tuple[int, float]] = []
-    for line in read_lines(metrics):
+    for line in lines:
         if line["kind"] == "rollback":
             points = [point for point in points if point[0] <= line["update"]]
         elif line["kind"] == kind and measure.key in line:
@@ -195,22 +199,28 @@ def _mean_of_last(points: Sequence[tuple[int, float]]) -> float | None:
 
 def read_lines(path: Path, last_bytes: int | None = None) -> Iterator[dict[str, Any]]:
     """The lines of a file, or only those at its end."""
-    with suppress(FileNotFoundError), path.open("rb") as file:
+    with suppress(FileNotFoundError), opened(path) as file:
         if last_bytes is not None:
             file.seek(max(0, path.stat().st_size - last_bytes))
-        for line in file:
-            # Lines may be torn: the last while it is being written, any where a disk was full.
-            with suppress(ValueError):
-                yield json.loads(line)
+        yield from parse_lines(file.read())
+
+
+def parse_lines(content: bytes) -> Iterator[dict[str, Any]]:
+    """Plain data, one per line."""
+    for line in content.splitlines():
+        # Lines may be torn: the last while it is being written, any where a disk was full.
+        with suppress(ValueError):
+            yield parse_json(line)
 
 
 def read_lengths(run: Path) -> dict[int, Score]:
     """The scores that a run has so far, by length."""
-    try:
-        plain = read_json(run / LENGTHS_FILE)
-    except FileNotFoundError:
+    path = run / LENGTHS_FILE
+    if not path.exists():
         return {}
-    return {int(length): Score(**score) for length, score in plain.items()}
+    with as_written("a run's lengths.json", path, "delete it"):
+        plain = parse_json(read_summed(run, LENGTHS_FILE))
+        return {int(length): from_plain(Score, score) for length, score in plain.items()}
 
 
 def missing_lengths(run: Path, lengths: Sequence[int]) -> list[int]:
@@ -227,7 +237,8 @@ def score_lengths(run: Path, lengths: Sequence[int]) -> None:
     for length in lengths:
         data = loaded.data.with_length(length)
         scores[length] = score_split(model, data, "test", recipe=loaded.recipe, device=device)
-        write_json(run / LENGTHS_FILE, {str(one): scores[one].to_plain() for one in sorted(scores)})
+        plain = {str(one): scores[one].to_plain() for one in sorted(scores)}
+        RunFolder(run).write({LENGTHS_FILE: plain})
 
 
 if __name__ == "__main__":

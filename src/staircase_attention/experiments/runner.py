@@ -412,5 +412,6 @@ def outcome(run: PlannedRun) -> str:
         return "stopped"
     test = record.result.test or {}
     scores = {f"test_{name}": test[name] for name in ("error", "bits_per_byte") if name in test}
-    facts = [record.status, words(scores), clock(record.result.wall_seconds)]
+    ending = record.result.outcome if record.result.outcome == "did not learn" else record.status
+    facts = [ending, words(scores), clock(record.result.wall_seconds)]
     return ", ".join(fact for fact in facts if fact)

@@ -5,7 +5,6 @@ header. The weights are not in it, but a fingerprint of them is.
 """
 
 import hashlib
-import json
 import os
 from collections import deque
 from dataclasses import asdict
@@ -13,23 +12,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from staircase_attention.checks import input_error
-from staircase_attention.files import check_can_write, write_whole
+from staircase_attention.files import as_written, check_can_write
 from staircase_attention.generation.sampling import SamplingConfig
 from staircase_attention.generation.stepper import Model, Stepper, accelerate, device_of
 from staircase_attention.generation.stream import NewToken, TokenStream
 from staircase_attention.generation.text import Decode
+from staircase_attention.layers.embedding import check_tokens
 from staircase_attention.models import put_together, take_apart
 from staircase_attention.models.sequence_model import describe
+from staircase_attention.models.state_file import read_sealed, write_sealed
+from staircase_attention.plain import convert, from_plain
 
 # The metadata key that marks a file as a stream.
 HEADER = "staircase_attention.stream"
-# Increased when the layout changes; version 1 is read, too.
-VERSION = 2
+# Increased when the layout changes; earlier versions are read, too. Since 3, files have checksums.
+VERSION = 3
 # Prefix of the state's tensors.
 STATE = "state."
 # How many numbers of each weight go into a fingerprint.
@@ -67,7 +67,7 @@ def save_stream(stream: TokenStream, path: PathLike) -> None:
     }
     tensors = {f"{STATE}{name}": tensor for name, tensor in tensors.items()}
     tensors["pending"] = stream.pending
-    write_whole(target, save(tensors, metadata={HEADER: json.dumps(header)}))
+    write_sealed(target, HEADER, header, tensors)
 
 
 def load_stream(path: PathLike, model: Model, *, decode: Decode | None = None) -> TokenStream:
@@ -75,32 +75,53 @@ def load_stream(path: PathLike, model: Model, *, decode: Decode | None = None) -
 
     Functions are not saved, so a stream of text needs its `decode`.
     """
-    header, tensors = _read(path)
-    _check_model(header, model, path)
-    text = header["text"] or {"stop_strings": (), "held": ()}
+    header, tensors = read_sealed(Path(path), HEADER, "a stream", VERSION)
+    with as_written("a stream", path, "save the stream again"):
+        if header["version"] == 1:
+            _update(header, tensors)
+        text = header["text"] or {"stop_strings": (), "held": ()}
+        is_own = (header["model"], header["weights"]) == (identity(model), fingerprint(model))
+        described = describe(header["model"])
+        state = {
+            name.removeprefix(STATE): tensor
+            for name, tensor in tensors.items()
+            if name.startswith(STATE)
+        }
+        restored = put_together(header["state"], state)
+    # With other weights the state would be valid and the continuation nonsense.
+    if not is_own:
+        own = identity(model)
+        is_same_shape = header["model"] == own
+        other = "with other weights or another dtype" if is_same_shape else f"for {describe(own)}"
+        raise input_error(
+            "a stream continues only with its own model and weights",
+            f"{path} of {described} {other}",
+            "load the checkpoint it was made with",
+        )
     if header["text"] is not None and decode is None:
         raise input_error("a stream of text continues with its decode", "none", "pass decode")
     accelerate(model)
-    state = {
-        name.removeprefix(STATE): tensor
-        for name, tensor in tensors.items()
-        if name.startswith(STATE)
-    }
-    stream = TokenStream(
-        stepper=Stepper(model, put_together(header["state"], state).to(device_of(model))),
-        rows=tuple(header["rows"]),
-        pending=tensors["pending"],
-        recent=header["recent"],
-        sampling=SamplingConfig(**header["sampling"]),
-        max_tokens=header["max_tokens"],
-        stop_tokens=tuple(header["stop_tokens"]),
-        decode=decode,
-        stop_strings=tuple(text["stop_strings"]),
-        held={row: bytes.fromhex(held) for row, held in text["held"]},
-        num_made=header["num_made"],
-        waiting=deque(NewToken(**token) for token in header["waiting"]),
-        finished=dict(header["finished"]),
-    )
+    with as_written("a stream", path, "save the stream again"):
+        stream = TokenStream(
+            stepper=Stepper(model, restored.to(device_of(model))),
+            rows=convert(tuple[int, ...], header["rows"], "rows"),
+            pending=tensors["pending"],
+            recent=convert(list[list[int]], header["recent"], "recent"),
+            sampling=from_plain(SamplingConfig, header["sampling"], "sampling"),
+            max_tokens=header["max_tokens"],
+            stop_tokens=convert(tuple[int, ...], header["stop_tokens"], "stop_tokens"),
+            decode=decode,
+            stop_strings=convert(tuple[str, ...], text["stop_strings"], "stop_strings"),
+            held={row: bytes.fromhex(held) for row, held in text["held"]},
+            num_made=convert(int, header["num_made"], "num_made"),
+            waiting=deque(from_plain(NewToken, token) for token in header["waiting"]),
+            finished=dict(header["finished"]),
+        )
+        check_tokens(stream.pending[None], model.vocab_size)
+        num_rows = {len(stream.rows), len(stream.recent), len(stream.pending), restored.batch_size}
+        seen = {token for row in stream.recent for token in row}
+        if len(num_rows) > 1 or stream.num_made < 0 or not seen <= {*range(model.vocab_size)}:
+            raise ValueError("its rows and tokens do not fit each other")
     if header["version"] == 1 and header["text"] is not None and decode is not None:
         # In version 1 a token got its text when it was asked for.
         undecoded = [(one.row, one.token, one.logprob) for one in stream.waiting]
@@ -132,41 +153,6 @@ def fingerprint(model: Model) -> str:
         stride = -(-numbers.numel() // FINGERPRINT_NUMBERS) or 1
         digest.update(numbers[::stride].cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
-
-
-def _check_model(header: dict[str, Any], model: Model, path: PathLike) -> None:
-    saved, own = header["model"], identity(model)
-    found = f"{path} of {describe(saved)} "
-    # With other weights the state would be valid and the continuation nonsense.
-    if saved != own or header["weights"] != fingerprint(model):
-        found += "with other weights or another dtype" if saved == own else f"for {describe(own)}"
-        raise input_error(
-            "a stream continues only with its own model and weights",
-            found,
-            "load the checkpoint it was made with",
-        )
-
-
-def _read(path: PathLike) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    rule = "a stream is read from a file that save_stream wrote"
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"{rule}, got {path}, which is no file; check the path")
-    try:
-        with safe_open(path, framework="pt") as file:
-            header: dict[str, Any] = json.loads((file.metadata() or {}).get(HEADER, "{}"))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise input_error(
-            rule, f"{path}, not a whole safetensors file ({error})", "save the stream again"
-        ) from error
-    if header.get("version") == 1:
-        _update(header, tensors)
-    elif header.get("version") != VERSION:
-        found = f"version {header['version']}" if header else "no stream in it"
-        raise input_error(
-            f"{rule}, of version 1 or {VERSION}", f"{path} with {found}", "save the stream again"
-        )
-    return header, tensors
 
 
 def _update(header: dict[str, Any], tensors: dict[str, Tensor]) -> None:

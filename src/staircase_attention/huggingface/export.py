@@ -1,7 +1,7 @@
 """Our models and tokenisers as those of Transformers, in memory and on disk.
 
-Tokenisers encode as in our own training: nothing is added, padded or truncated, and a text that
-spells the name of a special token is only text.
+Tokenisers encode as `sample` does: a text begins with the token that ends the one before, nothing
+is padded or truncated, and a text that spells the name of a special token is only text.
 """
 
 import os
@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from staircase_attention.checks import input_error
@@ -175,7 +175,7 @@ def read_tokenizer(source: TokenizerSource, vocab_size: int) -> Tokenizer:
         )
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    # It would add special tokens, which our training does not have.
+    # It may add special tokens that our training does not have.
     tokenizer.post_processor = None
     return tokenizer
 
@@ -192,6 +192,12 @@ def for_transformers(tokenizer: Tokenizer, config: StaircaseConfig) -> PreTraine
         for role, number in ids.items()
         if isinstance(number, int)
     }
+    # A byte model without an end token was trained without a start, too.
+    if "bos_token" in special and config.vocab_size != NUM_BYTES:
+        start = special["bos_token"].content
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=[start, "$A"], special_tokens=[(start, config.bos_token_id)]
+        )
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer,
         # Generation continues at a row's end, so padding comes before its start.

@@ -25,10 +25,17 @@ class TensorState(ABC):
         """The same change made to every tensor."""
 
     def to(
-        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+        self,
+        device: torch.device | torch.dtype | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> Self:
         """The same state on another device, or in another dtype."""
-        return self.map(lambda tensor: tensor.to(device=device, dtype=dtype))
+        given = device if isinstance(device, torch.dtype) else dtype
+        if given is not None and not given.is_floating_point:
+            rule = "the dtype of a state must be a floating one, of its model"
+            raise input_error(rule, given, "use for example state.to(dtype=torch.float32)")
+        place = None if isinstance(device, torch.dtype) else device
+        return self.map(lambda tensor: tensor.to(device=place, dtype=given))
 
     def detach(self) -> Self:
         """The same state, through which no gradient flows."""

@@ -6,53 +6,88 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor
 
-from staircase_attention.checks import input_error
-from staircase_attention.files import check_can_write, write_whole
+from staircase_attention.checks import check_integer, input_error
+from staircase_attention.files import (
+    NO_SUM,
+    as_written,
+    check_can_write,
+    check_seal,
+    parse_json,
+    read_file,
+    sealed,
+    write_whole,
+)
 from staircase_attention.layers import KeysValues
 from staircase_attention.models.lstm import LSTMState
-from staircase_attention.models.state import State, Stream
-from staircase_attention.schedules import joined
+from staircase_attention.models.state import STATE_RULE, State, Stream
+from staircase_attention.plain import convert
+from staircase_attention.schedules import joined, num_positions
 
 # The metadata key that marks a file as a state.
 HEADER = "staircase_attention.state"
-# Increased when the layout changes; version 1 is read, too.
-VERSION = 2
+# Increased when the layout changes; earlier versions are read, too. Since 3, files have checksums.
+VERSION = 3
+# The metadata key of a file's own checksum.
+CHECKSUM = "sha256"
 
-# A state taken apart: plain data, and tensors by name.
+# Of keys and of values: rows, heads, tokens, units.
+NUM_DIMENSIONS = 4
+Numbers = tuple[int, ...]
+
+# Plain data, and tensors by name.
 Parts = tuple[dict[str, Any], dict[str, Tensor]]
 
 
 def save_state(state: State | LSTMState, path: str | os.PathLike[str]) -> None:
     """Write a state to a file, whole or not at all."""
-    header, tensors = take_apart(state)
+    if not isinstance(state, State | LSTMState):
+        raise input_error(STATE_RULE, type(state).__name__, "pass such a state")
     target = Path(path)
     check_can_write(target, "a state")
-    write_whole(target, save(tensors, metadata={HEADER: json.dumps(header)}))
+    write_sealed(target, HEADER, *take_apart(state))
 
 
 def load_state(path: str | os.PathLike[str]) -> State | LSTMState:
     """Read a state that `save_state` wrote."""
-    if not Path(path).is_file():
-        raise FileNotFoundError(
-            f"a state is read from a file, got {os.fspath(path)}, which is none; check the path"
-        )
-    try:
-        with safe_open(path, framework="pt") as file:
-            header = json.loads((file.metadata() or {}).get(HEADER, "{}"))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        found = f"{os.fspath(path)} ({error})"
-        rule = "a state file must be a whole safetensors file"
-        raise input_error(rule, found, "save the state again") from error
-    if header.get("version") not in (1, VERSION):
-        rule = f"a state file must hold a state of version 1 or {VERSION}"
-        found = f"{os.fspath(path)} with version {header.get('version', 'unknown')}"
-        raise input_error(rule, found, "pass a file that save_state wrote")
-    return put_together(header, tensors)
+    header, tensors = read_sealed(Path(path), HEADER, "a state", VERSION)
+    with as_written("a state", path, "save the state again"):
+        return put_together(header, tensors)
+
+
+def write_sealed(
+    path: Path, key: str, header: Mapping[str, Any], tensors: dict[str, Tensor]
+) -> None:
+    """Write plain data and tensors to one file, with a checksum of all its bytes in it."""
+    metadata = {key: json.dumps(header), CHECKSUM: NO_SUM.decode()}
+    write_whole(path, sealed(save(tensors, metadata=metadata)))
+
+
+def read_sealed(path: Path, key: str, what: str, version: int) -> Parts:
+    """What `write_sealed` wrote; files of earlier versions may have no checksum."""
+    if not path.is_file():
+        rule = f"{what} is read from a file"
+        raise FileNotFoundError(f"{rule}, got {path}, which is no file; check the path")
+    with as_written(f"{what} in a safetensors file", path, "save it again"):
+        content = read_file(path, most=None)
+        is_sealed = check_seal(content)
+        try:
+            tensors = load(content)
+        except SafetensorError as error:
+            raise ValueError(str(error)) from error
+        size = int.from_bytes(content[:8], "little")
+        metadata = parse_json(content[8 : 8 + size]).get("__metadata__", {})
+        header: dict[str, Any] = parse_json(metadata.get(key, "{}"))
+        found = header.get("version", "unknown")
+        if not is_sealed and (found == version or CHECKSUM in metadata):
+            raise ValueError("its checksum is gone")
+    if found not in range(1, version + 1):
+        rule = f"a file must hold {what} of version 1 to {version}"
+        raise input_error(rule, f"{path} with version {found}", "pass a file that was saved as one")
+    return header, tensors
 
 
 def take_apart(state: State | LSTMState) -> Parts:
@@ -81,8 +116,18 @@ def put_together(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> St
     """The inverse of `take_apart`."""
     if header["kind"] == "lstm":
         return LSTMState(hidden=tensors["hidden"], cell=tensors["cell"])
-    streams = (_stream(plain, number, tensors) for number, plain in enumerate(header["streams"]))
-    return State(model=header["model"], chunk_length=header["chunk_length"], streams=tuple(streams))
+    streams = tuple(
+        _stream(plain, number, tensors) for number, plain in enumerate(header["streams"])
+    )
+    rows = sorted(row for stream in streams for row in stream.rows)
+    model, chunk_length = convert(dict[str, Any], header["model"], "model"), header["chunk_length"]
+    convert(dict[str, Any], model["schedule"], "model.schedule")
+    check_integer("chunk_length", chunk_length, minimum=1, example=1)
+    if rows != list(range(len(rows))):
+        raise ValueError(f"its rows are {rows}, not each one once")
+    if sum(len(stream.tensors) for stream in streams) != len(tensors):
+        raise ValueError("it has tensors that nothing names")
+    return State(model=model, chunk_length=chunk_length, streams=streams)
 
 
 def _contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -109,11 +154,25 @@ def _stream(plain: Mapping[str, Any], number: int, tensors: Mapping[str, Tensor]
     cached = plain["cached"]
     # Version 1 has a single range, written as two numbers.
     pairs = [cached] if cached and isinstance(cached[0], int) else cached
-    return Stream(
-        rows=tuple(plain["rows"]),
-        position=plain["position"],
-        starts=tuple(plain["starts"]),
+    rows, position, starts = (
+        convert(hint, plain[name], name)
+        for hint, name in ((Numbers, "rows"), (int, "position"), (Numbers, "starts"))
+    )
+    stream = Stream(
+        rows=rows,
+        position=position,
+        starts=starts,
         banks={(bank, layer): held(f"bank.{bank}.{layer}") for bank, layer in plain["banks"]},
         cache=tuple(held(f"cache.{place}") for place in range(plain["num_caches"])),
         cached=joined(range(*pair) for pair in pairs),
     )
+    num_cached = num_positions(stream.cached)
+    if (
+        len(starts) != len(rows)
+        or not all(0 <= start <= position for start in starts)
+        or any(tensor.dim() != NUM_DIMENSIONS for tensor in stream.tensors)
+        or any(tensor.shape[0] != len(rows) for tensor in stream.tensors)
+        or any(held.num_tokens != num_cached for held in stream.cache)
+    ):
+        raise ValueError(f"rows, positions and tensors of stream {number} differ")
+    return stream

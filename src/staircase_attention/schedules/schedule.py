@@ -141,7 +141,7 @@ def schedule_from_dict(data: Mapping[str, Any]) -> Schedule:
     """The inverse of `Schedule.to_dict`."""
     options = dict(data)
     name, reference = options.pop("name", None), options.pop("reference", None)
-    return make_schedule(reference or name or "", options)
+    return make_schedule(str(reference or name or ""), options)
 
 
 def _fields(schedule: Schedule) -> tuple[Field[Any], ...]:

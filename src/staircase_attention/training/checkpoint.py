@@ -10,7 +10,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,17 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from staircase_attention.files import checksum, sync_folder
+from staircase_attention.checks import one_line
+from staircase_attention.files import (
+    checksum,
+    parse_json,
+    publish_folder,
+    read_file,
+    read_json,
+    sync,
+)
 from staircase_attention.models import LSTMState, State, put_together, take_apart
+from staircase_attention.plain import from_plain
 from staircase_attention.training.dataset import Position
 from staircase_attention.training.learner import Carried, Learner
 from staircase_attention.training.recipe import DivergenceConfig
@@ -75,11 +84,12 @@ class LossWatch:
     num_skipped: int = 0
     """Consecutive updates skipped because their gradients were not finite."""
 
-    def see(self, loss: float, config: DivergenceConfig) -> None:
-        """Add the loss of one update.
+    def see(self, loss: float, config: DivergenceConfig, uniform: float = math.inf) -> None:
+        """Add the loss of one update; `uniform` is that of a uniform guess.
 
         The first losses are averaged. Until there are as many as the smoothing spans, their mean is
-        no reference: with lanes in step, one update has the easy starts of all episodes.
+        no reference: with lanes in step, one update has the easy starts of all episodes. Until then
+        a loss is high if it is far above a uniform guess, which a new model is close to.
         """
         self.num_seen += 1
         # 1 / n averages the first losses, then the smoothing is exponential.
@@ -88,7 +98,8 @@ class LossWatch:
         self.smoothed = (1 - share) * past + share * loss
         if self.num_seen * (1 - config.smoothing) >= 1:
             self.lowest = min(self.lowest, self.smoothed)
-        is_high = self.smoothed > config.jump_factor * max(self.lowest, config.loss_floor)
+        reference = max(min(self.lowest, uniform), config.loss_floor)
+        is_high = self.smoothed > config.jump_factor * reference
         self.num_high = self.num_high + 1 if is_high else 0
         self.num_skipped = 0
 
@@ -132,7 +143,7 @@ class TrainingProgress:
 
     def to_plain(self) -> dict[str, Any]:
         """Plain data."""
-        return asdict(self) | {"position": self.position.as_plain()}
+        return asdict(self)
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any], kind: type[Position]) -> "TrainingProgress":
@@ -142,10 +153,13 @@ class TrainingProgress:
             {name: value for name, value in part.items() if value is not None}
             for part in (plain, plain["watch"])
         )
-        known |= {"position": kind.from_plain(plain["position"]), "watch": LossWatch(**watch)}
-        if "best_rank" in known:
-            known["best_rank"] = tuple(known["best_rank"])
-        return cls(**known)
+        position = from_plain(kind, plain["position"], "position")
+        known |= {"position": position, "watch": watch}
+        progress = from_plain(cls, known, "progress")
+        counts = (progress.update, progress.num_tokens, progress.num_rollbacks)
+        if min(counts) < 0 or not 0 <= progress.rate_scale <= 1:
+            raise ValueError("its progress is out of range")
+        return progress
 
     @property
     def name(self) -> CheckpointName:
@@ -173,6 +187,12 @@ class Checkpoint:
 
     trainer: dict[str, Any]
     tensors: dict[str, dict[str, Tensor]]
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """Length of the metrics when it was taken, and their checksum if it was noted."""
+        sha256 = self.trainer.get("metrics_sha256")
+        return {"num_bytes": int(self.trainer["metrics_bytes"]), "sha256": sha256}
 
     def restore(self, learner: Learner) -> None:
         """Put a learner where the checkpoint was taken."""
@@ -222,10 +242,6 @@ class CheckpointFolder:
     def save(self, name: CheckpointName, learner: Learner, trainer: Mapping[str, Any]) -> None:
         """Write a checkpoint; every process writes the part that only it has."""
         processes = learner.processes
-        if processes.is_first:
-            self.abandon()
-        processes.wait()
-        # Nobody writes before the rest of an earlier save is gone.
         headers, tensors = _process_part(learner)
         scratch = self.path / f".partial-{name}"
         self.path.mkdir(exist_ok=True)
@@ -246,57 +262,70 @@ class CheckpointFolder:
         _write(scratch / TRAINER, json.dumps(trainer).encode())
         sums = {entry.name: checksum(entry.read_bytes()) for entry in sorted(scratch.iterdir())}
         _write(scratch / MANIFEST, json.dumps(sums).encode())
-        # Names too must be on disk before the rename, which is when the checkpoint exists: a kill
-        # before it leaves scratch that the next save deletes, a kill after it a whole checkpoint.
-        sync_folder(scratch)
-        scratch.rename(self.path / str(name))
-        sync_folder(self.path)
+        publish_folder(scratch, self.path / str(name))
 
     def abandon(self) -> None:
-        """Delete whatever was not finished."""
+        """Delete what was not written, or not deleted, completely."""
         for scratch in self.path.glob(".partial-*"):
             shutil.rmtree(scratch, ignore_errors=True)
 
-    def read(self, name: CheckpointName) -> Checkpoint:
-        """A checkpoint, if it is as it was written."""
+    def read(self, name: CheckpointName, *, files: Sequence[str] = ()) -> Checkpoint:
+        """A checkpoint, or only these files of it, if it is as it was written."""
         try:
-            folder, contents = self.path / str(name), {}
-            for file, expected in json.loads((folder / MANIFEST).read_bytes()).items():
-                contents[file] = (folder / file).read_bytes()
-                if checksum(contents[file]) != expected:
-                    raise DamagedCheckpointError(f"{name}/{file} is not as it was written")
-            trainer = json.loads(contents[TRAINER])
-            for rank in range(trainer["num_processes"]):
-                if _process_file(rank) not in contents:
-                    raise DamagedCheckpointError(f"{name} lacks {_process_file(rank)}")
-            tensors = {
-                file: load(content)
-                for file, content in contents.items()
-                if file.endswith(".safetensors")
-            }
-        except DamagedCheckpointError:
-            raise
+            read = self._verified(name)
+            trainer = parse_json(read(TRAINER))
+            ranks = map(_process_file, range(trainer["num_processes"]))
+            wanted = files or (WEIGHTS, OPTIMIZER, *ranks)
+            tensors = {file: load(read(file)) for file in wanted}
         # JSON that is whole but of another shape raises the last of these.
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
-            raise DamagedCheckpointError(f"{name} cannot be read ({error!r})") from error
+        except (
+            OSError,
+            ValueError,
+            LookupError,
+            TypeError,
+            AttributeError,
+            SafetensorError,
+        ) as error:
+            raise DamagedCheckpointError(f"{name} cannot be read ({one_line(error)})") from error
         return Checkpoint(trainer=trainer, tensors=tensors)
+
+    def _verified(self, name: CheckpointName) -> Callable[[str], bytes]:
+        """Reads files of a checkpoint, each if it has the checksum of the manifest."""
+        folder = self.path / str(name)
+        sums = read_json(folder / MANIFEST)
+
+        def read(file: str) -> bytes:
+            content = read_file(folder / file, most=None)
+            if checksum(content) != sums[file]:
+                raise ValueError(f"{file} is not as it was written")
+            return content
+
+        return read
+
+    def weights_sum(self, name: CheckpointName) -> str:
+        """The checksum of a checkpoint's weights."""
+        return str(read_json(self.path / str(name) / MANIFEST)[WEIGHTS])
 
     def notes(self) -> dict[CheckpointName, dict[str, Any]]:
         """The plain data of all checkpoints whose plain data can be read, in order."""
         found = {}
         for name in self.names():
             try:
-                note = json.loads((self.path / str(name) / TRAINER).read_bytes())
+                note = parse_json(self._verified(name)(TRAINER))
                 # Older versions wrote the flag under another name.
                 found[name] = {"is_healthy": note.get("is_calm"), **note}
-            except (OSError, ValueError, AttributeError):
+            except (OSError, ValueError, LookupError, TypeError, AttributeError):
                 # Nothing is known of it: it is neither pruned nor rolled back to.
                 continue
         return found
 
-    def remove(self, name: CheckpointName) -> None:
-        """Delete a checkpoint."""
-        shutil.rmtree(self.path / str(name))
+    def remove(self, names: Sequence[CheckpointName]) -> None:
+        """Delete checkpoints, first by name: none is listed without some of its files."""
+        for name in names:
+            (self.path / str(name)).rename(self.path / f".partial-removed-{name}")
+        if names:
+            sync(self.path)
+            self.abandon()
 
     def set_aside(self, name: CheckpointName) -> None:
         """Rename a damaged checkpoint, so that a person can inspect it."""

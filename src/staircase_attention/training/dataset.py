@@ -5,10 +5,11 @@ are scored whole.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from threading import Thread
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -18,9 +19,12 @@ from staircase_attention.batches import IGNORED, Batch
 from staircase_attention.checks import input_error
 from staircase_attention.evaluation import Score
 from staircase_attention.tasks.splits import try_out
+from staircase_attention.training.processes import is_first_process
 from staircase_attention.training.recipe import CorpusChoice, Recipe, TaskChoice
 
 SplitName = Literal["train", "valid", "test"]
+# Tokens that are counted in one call.
+TOKENS_AT_ONCE = 1 << 24
 
 
 class TaskData:
@@ -76,6 +80,13 @@ class TaskData:
         """Further measures of a score: none beside loss and error."""
         return {}
 
+    def beats_constant(self, name: SplitName, score: Score) -> bool:
+        """Whether the error is below that of the best constant answer, by 3 standard errors."""
+        targets = self.episodes(name).targets
+        counts = np.bincount(targets[targets != IGNORED])
+        guess = 1 - counts.max() / counts.sum()
+        return bool(score.error < guess - 3 * math.sqrt(guess * (1 - guess) / counts.sum()))
+
     def extent(self, name: SplitName, num_tokens: int | None) -> dict[str, int]:
         """How much of a split is scored, in tokens of a corpus: nothing to report here."""
         return {}
@@ -95,6 +106,7 @@ class CorpusData:
         self.carries_state = choice.form == "stream"
         """Whether a lane's segment continues the one before it."""
         self.seed = seed
+        self._verifications: dict[str, Verification] = {}
 
     def check(self) -> None:
         """Refuse a corpus that lacks a split to train or to score on."""
@@ -109,6 +121,7 @@ class CorpusData:
         """One document after another in every lane, or one episode per segment."""
         # Checked again where a run resumes: its corpus may have been prepared anew since.
         self.check()
+        self._verify("train")
         split = self.corpus.split("train")
         if self.form == "stream":
             return corpora.TokenLanes(
@@ -127,6 +140,8 @@ class CorpusData:
         num_tokens: int | None = None,
     ) -> Iterator[Batch]:
         """Every token of a split once, or of its first `num_tokens`."""
+        if isinstance(name, str):
+            self._verify(name)
         split = self.corpus.split(name) if isinstance(name, str) else name
         if self.form == "stream":
             return corpora.evaluation_batches(
@@ -145,6 +160,15 @@ class CorpusData:
         """What two scores are compared by, lower is better: the loss."""
         return (score.loss,)
 
+    def beats_constant(self, name: SplitName, score: Score) -> bool:
+        """Whether the loss is below that of the best constant guess: how often each token comes."""
+        split, counts = self.corpus.split(name), np.zeros(self.num_outputs, dtype=np.int64)
+        for start in range(0, split.num_tokens, TOKENS_AT_ONCE):
+            tokens = split.tokens(start, min(start + TOKENS_AT_ONCE, split.num_tokens))
+            counts += np.bincount(tokens, minlength=self.num_outputs)
+        shares = counts[counts > 0] / split.num_tokens
+        return bool(score.loss < -(shares * np.log(shares)).sum())
+
     def extent(self, name: SplitName, num_tokens: int | None) -> dict[str, int]:
         """How many tokens of a split are scored, and how many it has."""
         whole = self.corpus.split(name).num_tokens
@@ -154,6 +178,10 @@ class CorpusData:
         self, name: SplitName, score: Score, num_tokens: int | None = None
     ) -> dict[str, float]:
         """Bits and perplexity; those per byte compare models of different tokenisers."""
+        for split, verification in self._verifications.items():
+            # The test ends a run: by then all that it was trained on is verified, too.
+            if name in (split, "test") or not verification.is_alive():
+                verification.finish()
         num_tokens = self.extent(name, num_tokens)["num_tokens"]
         tokens_per_byte = num_tokens / max(1, self.corpus.num_bytes(name, num_tokens))
         # The loss is per token, in nats. exp overflows beyond 709, where a diverged loss may be.
@@ -164,21 +192,43 @@ class CorpusData:
             "byte_perplexity": math.exp(min(per_byte, 700.0)),
         }
 
+    def _verify(self, name: str) -> None:
+        """Check a split's checksums in the background, once."""
+        if name not in self._verifications and is_first_process():
+            self._verifications[name] = Verification(self.corpus, name)
+
+
+class Verification(Thread):
+    """Reads a split while it is used, and says before its scores are reported whether it is whole.
+
+    A daemon: a process that ends for another reason does not wait for it.
+    """
+
+    def __init__(self, corpus: corpora.Corpus, split: str) -> None:
+        super().__init__(daemon=True)
+        self.corpus, self.split = corpus, split
+        self.error: Exception | None = None
+        self.start()
+
+    def run(self) -> None:
+        """Check the checksums."""
+        try:
+            self.corpus.verify_split(self.split)
+        except Exception as error:
+            self.error = error
+
+    def finish(self) -> None:
+        """Wait for the end, and report what was found."""
+        self.join()
+        if self.error is not None:
+            raise self.error
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EpisodePosition:
     """The number of batches so far."""
 
     update: int
-
-    def as_plain(self) -> dict[str, Any]:
-        """As plain data."""
-        return {"update": self.update}
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> "EpisodePosition":
-        """The inverse of `as_plain`."""
-        return cls(**plain)
 
 
 class EpisodeLanes:

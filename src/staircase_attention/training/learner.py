@@ -1,6 +1,5 @@
 """A recipe's model, and its update: forward and backward over a segment of every lane."""
 
-import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +10,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from staircase_attention.batches import IGNORED, Batch
 from staircase_attention.evaluation import autocast, loss_and_wrong
@@ -148,7 +146,8 @@ class Learner:
         fuse_loss = (
             is_fast and find_spec("triton") is not None and model.output_size >= MANY_OUTPUTS
         )
-        self.objective = processes.wrap(Objective(self.model, fuse_loss=fuse_loss), device)
+        self.objective = Objective(self.model, fuse_loss=fuse_loss)
+        processes.share(self.model)
         self.optimizer = Optimizer(self.model, config.optimizer)
         self.states: list[Carried] = [None] * config.num_micro_batches
         """The lane states, one per micro-batch."""
@@ -163,10 +162,7 @@ class Learner:
 
         assert isinstance(self.model, SequenceModel)
         engine.accelerate(self.model)
-        if self.processes.count > 1:
-            report("updates are not captured as CUDA graphs, and slower, with several processes")
-        else:
-            self.step = CapturedUpdates(self._step, self.model, report=report)
+        self.step = CapturedUpdates(self._step, self.model, report=report)
 
     def restart(self) -> None:
         """Give every lane an empty state."""
@@ -186,8 +182,8 @@ class Learner:
         `meanwhile` runs on the host while the device is busy.
         """
         own = batch.rows(lanes)
-        # Undo the averaging over processes, so that every answer of the batch has the same weight.
-        share = self.processes.count / max(1, batch.num_answers)
+        # Every answer of the batch has the same weight, whichever process has it.
+        share = 1 / max(1, batch.num_answers)
         numbers = np.array([share, rate, wants_stop], dtype=np.float64)
         inputs = tuple(self._on_device(part) for part in (own.inputs, own.targets, numbers))
         with torch.cuda.device_of(inputs[0]):  # type: ignore[no-untyped-call]
@@ -218,15 +214,17 @@ class Learner:
         totals = torch.zeros(2, dtype=torch.float64, device=self.device)
         parts = zip(tokens.chunk(len(states)), targets.chunk(len(states)), states, strict=True)
         after: list[Carried] = []
-        for number, part in enumerate(parts):
-            with self._gradient_exchange(is_last=number == len(states) - 1):
-                with autocast(self.device, self.precision):
-                    loss, wrong, state = self.objective(*part)
-                torch.autograd.backward(loss * share.to(loss.dtype))
+        for part in parts:
+            with autocast(self.device, self.precision):
+                loss, wrong, state = self.objective(*part)
+            torch.autograd.backward(loss * share.to(loss.dtype))
             totals += torch.stack([loss.detach().double(), wrong.double()])
             # The one place where gradients of a stream are cut.
             after.append(state.detach() if self.carries_state else None)
-        results = self.processes.total(torch.stack([*totals, wants_stop]))
+        results = torch.stack([*totals, wants_stop])
+        self.processes.total(results)
+        # Once per update, after the last micro-batch, and a part of captured updates.
+        self.processes.total(*(one.grad for one in self.model.parameters() if one.grad is not None))
         limit = float("inf") if self.gradient_clip is None else self.gradient_clip
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit)
         try:
@@ -240,12 +238,6 @@ class Learner:
                 f"checkpoint ({error})"
             ) from error
         return torch.stack([*results, norm.double()]), after
-
-    def _gradient_exchange(self, *, is_last: bool) -> contextlib.AbstractContextManager[None]:
-        """Processes exchange gradients once per update, after the last micro-batch."""
-        if isinstance(self.objective, DistributedDataParallel) and not is_last:
-            return self.objective.no_sync()
-        return contextlib.nullcontext()
 
     def _on_device(self, array: NDArray[Any]) -> Tensor:
         tensor = torch.from_numpy(array)

@@ -7,30 +7,42 @@ use a model. It can be moved anywhere and is loaded like any run; it cannot be t
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
 from staircase_attention.checks import check_choice, input_error
 from staircase_attention.data import Corpus, Tokeniser, load_tokeniser
 from staircase_attention.data.corpus import TOKENISER_FOLDER
-from staircase_attention.files import checksum, read_json, write_json, write_whole
+from staircase_attention.files import (
+    CHECKSUMS,
+    as_written,
+    checksum,
+    json_bytes,
+    parse_json,
+    publish_folder,
+    read_file,
+    read_summed,
+    read_sums,
+    write_json,
+    write_summed,
+)
+from staircase_attention.plain import convert
 from staircase_attention.training.checkpoint import (
     WEIGHTS,
     CheckpointName,
     DamagedCheckpointError,
     best_checkpoint,
 )
-from staircase_attention.training.dataset import Dataset, build_dataset
+from staircase_attention.training.dataset import CorpusData, Dataset, build_dataset
 from staircase_attention.training.learner import Model, NumSymbols, build_model
-from staircase_attention.training.recipe import CorpusChoice, Recipe
+from staircase_attention.training.recipe import CorpusChoice, LSTMModel, Recipe
 from staircase_attention.training.run_folder import RunFolder
 
 # Prefix of the names of runs that come with the package.
@@ -47,6 +59,26 @@ class LoadedRun:
     model: Model
     update: int
     """The update after which the weights were taken."""
+    checksums: Mapping[str, str] = field(default_factory=dict)
+    """What two people compare who scored it: of the run (config.json, tokeniser, weights), and of
+    its corpus (the manifest, which has those of all its files)."""
+    is_verified: bool = False
+    """Whether the folder had checksums, which were verified."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SavedWeights:
+    """The weights of a checkpoint or of a packed run."""
+
+    update: int
+    tensors: dict[str, Tensor]
+    checksum: str
+    """Of their file."""
+
+    @property
+    def shapes(self) -> dict[str, list[int]]:
+        """The shape of each."""
+        return {name: list(tensor.shape) for name, tensor in self.tensors.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,8 +128,19 @@ def load_run(
             "name a corpus with --corpus or text with --text (in Python, corpus=)",
         )
     data = build_dataset(recipe)
-    update, model = _load_model(run_folder, recipe, data, checkpoint)
-    return LoadedRun(recipe=recipe, data=data, model=model, update=update)
+    saved, model = _load_model(run_folder, recipe, data, checkpoint)
+    parts = [checksum(read_file(run_folder.config)), *run_folder.check_tokeniser(), saved.checksum]
+    checksums = {"run": checksum("\n".join(parts).encode())}
+    if isinstance(data, CorpusData):
+        checksums["corpus"] = data.corpus.checksum
+    return LoadedRun(
+        recipe=recipe,
+        data=data,
+        model=model,
+        update=saved.update,
+        checksums=checksums,
+        is_verified=read_sums(run_folder.path) is not None,
+    )
 
 
 def load_language_model(
@@ -108,8 +151,8 @@ def load_language_model(
     recipe = run_folder.recipe(trust_code=trust_code)
     tokeniser = run_tokeniser(folder)
     symbols = NumSymbols(num_inputs=tokeniser.vocab_size, num_outputs=tokeniser.vocab_size)
-    update, model = _load_model(run_folder, recipe, symbols, checkpoint)
-    return LanguageModel(recipe=recipe, model=model, tokeniser=tokeniser, update=update)
+    saved, model = _load_model(run_folder, recipe, symbols, checkpoint)
+    return LanguageModel(recipe=recipe, model=model, tokeniser=tokeniser, update=saved.update)
 
 
 def run_tokeniser(folder: str | os.PathLike[str]) -> Tokeniser:
@@ -122,6 +165,7 @@ def run_tokeniser(folder: str | os.PathLike[str]) -> Tokeniser:
             f"{run_folder.path} without one",
             "name a run that was trained on a corpus",
         )
+    run_folder.check_tokeniser()
     return load_tokeniser(run_folder.tokeniser)
 
 
@@ -129,7 +173,7 @@ def check_tokeniser(run_folder: RunFolder, corpus: str | os.PathLike[str]) -> No
     """Refuse a corpus whose tokens mean something else to the run's model."""
     own, other = run_tokeniser(run_folder.path), Corpus.open(Path(corpus)).tokeniser
     saved = [
-        {file.name: file.read_bytes() for file in folder.iterdir()}
+        {file.name: read_file(file) for file in folder.iterdir()}
         for folder in (run_folder.tokeniser, Path(corpus) / TOKENISER_FOLDER)
     ]
     if saved[0] != saved[1]:
@@ -142,47 +186,57 @@ def check_tokeniser(run_folder: RunFolder, corpus: str | os.PathLike[str]) -> No
 
 def _load_model(
     run_folder: RunFolder, recipe: Recipe, data: Dataset | NumSymbols, checkpoint: str | int
-) -> tuple[int, Model]:
-    update, weights = read_weights(run_folder, checkpoint)
+) -> tuple[SavedWeights, Model]:
+    saved = read_weights(run_folder, checkpoint)
+    check_fit(recipe, data, saved.shapes, run_folder.path, "take config.json from its run")
     model = build_model(recipe, data)
-    check_fit(model, weights, f"{run_folder.path}", "take config.json from the same run")
-    model.load_state_dict(weights)
-    return update, model.eval()
+    model.load_state_dict(saved.tensors)
+    return saved, model.eval()
 
 
-def check_fit(model: Model, weights: Mapping[str, Tensor], run: str, remedy: str) -> None:
-    """Refuse weights of another model, and name the first difference."""
-    # PyTorch's own error has a line for every name.
-    shapes = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
-    found = {name: list(tensor.shape) for name, tensor in weights.items()}
+def check_fit(
+    recipe: Recipe,
+    data: Dataset | NumSymbols,
+    found: Mapping[str, list[int]],
+    run: object,
+    remedy: str,
+) -> None:
+    """Refuse weights of these shapes for another model, before that is built."""
+    model = recipe.model
+    num_layers = (model if isinstance(model, LSTMModel) else model.core).num_layers
+    rule = "a run's weights must fit the model"
+    if num_layers > len(found):
+        raise input_error(f"{rule} of {num_layers} layers", f"{len(found)} from {run}", remedy)
+    # Without memory for its weights, however large the model claims to be.
+    with torch.device("meta"), as_written("a run's recipe", run, remedy):
+        tensors = build_model(recipe, data).state_dict()
+    shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
     for name in [*shapes, *found]:
         if shapes.get(name) != found.get(name):
-            raise input_error(
-                f"a run's weights must fit the model, whose {name} is {shapes.get(name)}",
-                f"{found.get(name)} from {run}",
-                remedy,
-            )
+            received = f"{found.get(name)} from {run}"
+            raise input_error(f"{rule}, whose {name} is {shapes.get(name)}", received, remedy)
 
 
-def read_weights(run_folder: RunFolder, checkpoint: str | int) -> tuple[int, dict[str, Tensor]]:
-    """The update and the weights of a run's checkpoint, or of a packed run."""
+def read_weights(run_folder: RunFolder, checkpoint: str | int) -> SavedWeights:
+    """The weights of a run's checkpoint, or of a packed run."""
     wanted = str(checkpoint)
     if run_folder.is_packed:
-        update, weights = _read_packed(run_folder)
-        if wanted not in ("best", str(update)):
+        saved = _read_packed(run_folder)
+        if wanted not in ("best", str(saved.update)):
             raise input_error(
-                f"a packed run has the weights of update {update} only",
+                f"a packed run has the weights of update {saved.update} only",
                 repr(wanted),
                 "leave --checkpoint out",
             )
-        return update, weights
-    name = _choose_checkpoint(run_folder, wanted)
+        return saved
+    name, checkpoints = _choose_checkpoint(run_folder, wanted), run_folder.checkpoints
     try:
-        return name.update, run_folder.checkpoints.read(name).tensors[WEIGHTS]
+        tensors = checkpoints.read(name, files=[WEIGHTS]).tensors[WEIGHTS]
     except DamagedCheckpointError as error:
         raise input_error(
             "a checkpoint must be as it was written", error, "name another with --checkpoint"
         ) from error
+    return SavedWeights(update=name.update, tensors=tensors, checksum=checkpoints.weights_sum(name))
 
 
 def _choose_checkpoint(run_folder: RunFolder, wanted: str) -> CheckpointName:
@@ -205,8 +259,15 @@ def _choose_checkpoint(run_folder: RunFolder, wanted: str) -> CheckpointName:
 def _best(run_folder: RunFolder) -> CheckpointName:
     """The best checkpoint by the account of the latest one that knows a best."""
     notes = run_folder.checkpoints.notes()
+    for name in run_folder.checkpoints.names():
+        # Its account of the best might be the one that counts.
+        if name not in notes:
+            received = f"{run_folder.checkpoints.path / str(name)}, which is damaged"
+            remedy = "name another with --checkpoint, or restore it"
+            raise input_error("a checkpoint must be as it was written", received, remedy)
     # The latest account counts, unless the checkpoint that it names was set aside as damaged.
-    known = [best_checkpoint(note["progress"]) for note in notes.values()]
+    with as_written("a checkpoint", run_folder.checkpoints.path, "name another with --checkpoint"):
+        known = [best_checkpoint(note["progress"]) for note in notes.values()]
     if known and known[-1] not in notes and run_folder.is_finished:
         # The result is then of other weights, which count as the best.
         scored = run_folder.read_result().best_update
@@ -239,30 +300,36 @@ def pack(
         raise input_error(
             "a packed run needs a new folder", f"{path}, which exists", "name another"
         )
-    update, weights = read_weights(run_folder, checkpoint)
+    saved = read_weights(run_folder, checkpoint)
     dtype = getattr(torch, numbers)
     content = save(
         {
             name: tensor.to(dtype) if tensor.is_floating_point() else tensor
-            for name, tensor in weights.items()
+            for name, tensor in saved.tensors.items()
         }
     )
-    kept = [run_folder.config, run_folder.environment]
+    kept = [run_folder.config.name, run_folder.environment.name, *run_folder.tokeniser_files()]
     # A result belongs to the weights that were scored.
-    if run_folder.is_finished and run_folder.read_result().best_update == update:
-        kept.append(run_folder.result)
+    if run_folder.is_finished and run_folder.read_result().best_update == saved.update:
+        kept.append(run_folder.result.name)
+    # A link may lead anywhere, and what it leads to would go wherever the packed run goes.
+    with as_written("a run to pack", run_folder.path, "restore it from a copy"):
+        contents = {
+            name: read_summed(run_folder.path, name, follows_links=False)
+            for name in kept
+            if (run_folder.path / name).exists()
+        }
+    packing = {"update": saved.update, "checksum": checksum(content)}
+    contents |= {run_folder.packing.name: json_bytes(packing), run_folder.weights.name: content}
     scratch = RunFolder(path.with_name(f".{path.name}.partial"))
     shutil.rmtree(scratch.path, ignore_errors=True)
     try:
         scratch.path.mkdir(parents=True)
-        for file in filter(Path.exists, kept):
-            write_whole(scratch.path / file.name, file.read_bytes())
         if run_folder.tokeniser.is_dir():
-            shutil.copytree(run_folder.tokeniser, scratch.tokeniser)
-        write_whole(scratch.weights, content)
-        write_json(scratch.packing, {"update": update, "checksum": checksum(content)})
-        # The folder appears with all its files.
-        scratch.path.rename(path)
+            scratch.tokeniser.mkdir()
+        write_json(scratch.path / CHECKSUMS, {})
+        write_summed(scratch.path, contents)
+        publish_folder(scratch.path, path)
     except OSError as error:
         shutil.rmtree(scratch.path, ignore_errors=True)
         raise input_error(
@@ -273,20 +340,18 @@ def pack(
     return path
 
 
-def _read_packed(run_folder: RunFolder) -> tuple[int, dict[str, Tensor]]:
-    """The update and the weights of a packed run."""
-    try:
-        packing = read_json(run_folder.packing)
-        content = run_folder.weights.read_bytes()
+def _read_packed(run_folder: RunFolder) -> SavedWeights:
+    """The weights of a packed run."""
+    with as_written("a packed run", run_folder.path, "pack it again"):
+        packing = parse_json(read_summed(run_folder.path, run_folder.packing.name))
+        content = read_file(run_folder.weights, most=None)
         if checksum(content) != packing["checksum"]:
             raise ValueError("its checksum differs")
-        return packing["update"], load(content)
-    except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
-        raise input_error(
-            "a packed run must be as it was written",
-            f"{run_folder.path} ({error})",
-            "pack it again",
-        ) from error
+        return SavedWeights(
+            update=convert(int, packing["update"], "update"),
+            tensors=load(content),
+            checksum=packing["checksum"],
+        )
 
 
 def pretrained_names() -> list[str]:

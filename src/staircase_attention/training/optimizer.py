@@ -21,13 +21,14 @@ LEAST_NORM = 1e-7
 def learning_rate(config: OptimizerConfig, update: int, num_updates: int) -> float:
     """The rate at an update, counted from 0: warm-up, then constant, linear or cosine.
 
-    >>> config = OptimizerConfig(learning_rate=1.0, warm_up=4, decay="linear")
-    >>> [learning_rate(config, update, num_updates=8) for update in range(8)]
-    [0.25, 0.5, 0.75, 1.0, 1.0, 0.75, 0.5, 0.25]
+    >>> config = OptimizerConfig(learning_rate=1.0, warm_up=4, decay="linear", decay_part=0.5)
+    >>> [learning_rate(config, update, num_updates=12) for update in range(12)]
+    [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.75, 0.5, 0.25]
     """
     if update < config.warm_up:
         return config.learning_rate * (update + 1) / config.warm_up
     done = (update - config.warm_up) / max(1, num_updates - config.warm_up)
+    done = max(0.0, done - (1.0 - config.decay_part)) / config.decay_part
     shape = {
         "constant": 1.0,
         "linear": 1.0 - done,

@@ -1,20 +1,28 @@
 """The processes of a run, one or several, their devices, and the signals that ask them to stop."""
 
 import atexit
+import itertools
 import os
 import signal
+import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from staircase_attention.checks import input_error
 from staircase_attention.cores import available_cores, idle_cores
+
+# Heartbeats that may be missed before a process counts as stalled.
+NUM_BEATS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +42,14 @@ class Processes:
         if self.count > 1:
             dist.barrier()
 
-    def total(self, numbers: Tensor) -> Tensor:
-        """The sum over all processes."""
+    def total(self, *tensors: Tensor) -> None:
+        """Replace tensors of one dtype by their sums over all processes, in one exchange."""
         if self.count > 1:
-            dist.all_reduce(numbers)
-        return numbers
+            flat = torch.cat([tensor.flatten() for tensor in tensors])
+            dist.all_reduce(flat)
+            sums = torch.split(flat, [tensor.numel() for tensor in tensors])
+            for tensor, total in zip(tensors, sums, strict=True):
+                tensor.copy_(total.view_as(tensor))
 
     def agree(self, flag: bool) -> bool:
         """The first process's flag."""
@@ -50,12 +61,11 @@ class Processes:
         dist.broadcast(shared, src=0)
         return bool(shared.item())
 
-    def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
-        """The model whose gradients are averaged over all processes."""
-        if self.count == 1:
-            return model
-        devices = [device] if device.type == "cuda" else None
-        return DistributedDataParallel(model, device_ids=devices)
+    def share(self, model: nn.Module) -> None:
+        """Give all processes the first one's weights."""
+        if self.count > 1:
+            for tensor in model.state_dict().values():
+                dist.broadcast(tensor, src=0)
 
 
 def is_first_process() -> bool:
@@ -103,18 +113,83 @@ def chosen_threads(
         torch.set_num_threads(before)
 
 
-def join_processes(device: torch.device) -> Processes:
-    """The processes that torchrun started, or this one alone."""
+def join_processes(device: torch.device, stall_seconds: float) -> Processes:
+    """The processes that torchrun started, or this one alone.
+
+    Several end with a line if one of them does not respond for `stall_seconds`.
+    """
     count = int(os.environ.get("WORLD_SIZE", "1"))
     if count == 1:
         return Processes()
     if not dist.is_initialized():
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        store, rank, _ = next(rendezvous("env://"))
+        # After a restart torchrun's store still has the addresses of processes that are gone. Only
+        # on a single node do all processes count the same restarts.
+        if os.environ.get("GROUP_WORLD_SIZE") == "1":
+            store = PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=count)
         # Once per program: a second rendezvous could find the addresses of the first.
         atexit.register(dist.destroy_process_group)
+        _watch_others(store.clone(), rank, count, stall_seconds)
     return Processes(rank=dist.get_rank(), count=count)
+
+
+def _watch_others(store: Store, rank: int, count: int, seconds: float) -> None:
+    """End this process, with a line, when another has not responded for some time.
+
+    A process that is stopped does not fail: the others would wait for it in their next collective.
+    Each sends heartbeats from a thread. The first process watches all others, they watch the first.
+    """
+    names = {f"heartbeat-{other}": other for other in (range(1, count) if rank == 0 else [0])}
+    own, is_over = f"heartbeat-{rank}", threading.Event()
+    store.set(own, "joined")
+    pool = ThreadPoolExecutor(1)
+
+    def exchange(beat: int) -> list[bytes]:
+        store.set(own, str(beat))
+        return [bytes(value) for value in store.multi_get(list(names))]
+
+    def watch() -> None:
+        heard, silences = dict.fromkeys(names, b""), dict.fromkeys(names, 0)
+        # Heartbeats are counted, not seconds: a machine may sleep.
+        for beat in itertools.count():
+            if is_over.wait(seconds / NUM_BEATS):
+                return
+            try:
+                values = pool.submit(exchange, beat).result(seconds)
+                silent = []
+                for (name, other), value in zip(names.items(), values, strict=True):
+                    is_silent = value == heard[name] != b"over"
+                    heard[name], silences[name] = value, silences[name] + 1 if is_silent else 0
+                    silent += [f"rank {other}"] if silences[name] >= NUM_BEATS else []
+            except TimeoutError:
+                silent = ["rank 0 or torchrun, which holds the store"]
+            except RuntimeError:
+                # This program ends, or whoever held the store: PyTorch reports that itself.
+                return
+            if silent:
+                sys.stderr.write(
+                    f"staircase: processes must respond within {seconds:g} s "
+                    f"(training.stall_seconds), got nothing from {', '.join(silent)}; "
+                    "end it, and resume the run\n"
+                )
+                sys.stderr.flush()
+                # The main thread waits in PyTorch, where no exception reaches it.
+                os._exit(1)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+
+    def end() -> None:
+        is_over.set()
+        thread.join()
+        with suppress(dist.DistError):
+            store.set(own, "over")
+
+    atexit.register(end)
 
 
 class StopRequested(Exception):  # noqa: N818

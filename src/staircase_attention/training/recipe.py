@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Literal
 
 from staircase_attention.checks import input_error
 from staircase_attention.layers import CoreConfig
+from staircase_attention.plain import from_plain, override, to_plain
 from staircase_attention.schedules import Schedule
 from staircase_attention.tasks import Growth
-from staircase_attention.training.plain import from_plain, override, to_plain
 
 
 def check(owner: object, rule: str, holds: Callable[[Any], bool], *names: str) -> None:
@@ -87,6 +87,8 @@ class OptimizerConfig:
     """Updates of linear warm-up."""
     decay: Literal["constant", "linear", "cosine"] = "constant"
     """The rate between the warm-up and the last update."""
+    decay_part: float = 1.0
+    """The last part of those updates, in which the rate decays; before it the rate is constant."""
     final_fraction: float = 0.0
     """The last rate of a decay, as a fraction of `learning_rate`."""
     gradient_clip: float | None = 0.1
@@ -98,6 +100,7 @@ class OptimizerConfig:
         check(self, "at least 0 and under 1", lambda value: 0 <= value < 1, "beta1", "beta2")
         check(self, "at least 0", lambda value: value >= 0, "weight_decay", "warm_up")
         check(self, "from 0 to 1", lambda value: 0 <= value <= 1, "final_fraction")
+        check(self, "over 0 and at most 1", lambda value: 0 < value <= 1, "decay_part")
         check(self, "over 0, or none", lambda value: value is None or value > 0, "gradient_clip")
         if self.kind != "muon" and self.adamw_fraction != 1:
             raise input_error(
@@ -165,6 +168,8 @@ class TrainingConfig:
     evaluation_tokens: int | None = None
     """Validate on only this many first tokens of a corpus; None: on all. The test is whole."""
     divergence: DivergenceConfig = field(default_factory=DivergenceConfig)
+    stall_seconds: float = 600.0
+    """Of several processes: the run ends if one does not respond for this long."""
 
     def __post_init__(self) -> None:
         sizes = ("num_updates", "num_lanes", "segment_length", "num_micro_batches")
@@ -172,6 +177,7 @@ class TrainingConfig:
         optional = ("restart_every", "keep_every", "evaluation_tokens")
         check(self, "at least 1", lambda value: value >= 1, *sizes, *counts)
         check(self, "at least 1, or none", lambda value: value is None or value >= 1, *optional)
+        check(self, "over 0 and finite", lambda value: 0 < value < math.inf, "stall_seconds")
         # Otherwise some multiple of it would have no checkpoint.
         if self.keep_every is not None and self.keep_every % self.checkpoint_every:
             raise input_error(

@@ -6,14 +6,20 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from torch import Tensor
-
 from staircase_attention.checks import check_integer, input_error
+from staircase_attention.files import as_written, make_folder, sync, tensor_shapes
 from staircase_attention.references import record_code
-from staircase_attention.training.dataset import CorpusData
+from staircase_attention.training.checkpoint import WEIGHTS
+from staircase_attention.training.dataset import CorpusData, build_dataset
 from staircase_attention.training.display import Display
 from staircase_attention.training.learner import check_recipe
-from staircase_attention.training.loading import PRETRAINED, check_fit, read_weights, run_path
+from staircase_attention.training.loading import (
+    PRETRAINED,
+    SavedWeights,
+    check_fit,
+    read_weights,
+    run_path,
+)
 from staircase_attention.training.processes import (
     choose_device,
     chosen_threads,
@@ -31,6 +37,7 @@ def train(
     folder: str | os.PathLike[str],
     *,
     init: str | os.PathLike[str] | None = None,
+    resume: bool = False,
     device: str | None = None,
     progress: Display | None = None,
 ) -> RunResult:
@@ -40,21 +47,33 @@ def train(
         recipe: the run, complete.
         folder: output folder; must be new or empty.
         init: a run to start from: its best weights, with a new optimiser.
+        resume: if the folder holds a run of this recipe, resume it; a finished one gives its
+            result at once.
         device: as cpu or cuda:1; by default a GPU if there is one.
         progress: where to report.
     """
+    given: object = recipe
+    if not isinstance(given, Recipe):
+        remedy = "pass a Recipe, as Recipe.from_plain({...}) makes of plain data"
+        raise input_error("train takes a Recipe", type(given).__name__, remedy)
     # Values that could not be read back from config.json are refused here.
-    recipe = Recipe.from_plain(recipe.to_plain())
+    recipe = Recipe.from_plain(given.to_plain())
+    run_folder, facts, weights = RunFolder(folder), {}, None
+    origin = None if init is None else os.fspath(init)
+    if origin is not None and not origin.startswith(PRETRAINED):
+        # A resumed run may have to read the weights again, from another working folder.
+        origin = str(Path(origin).resolve())
+    # Nobody writes before all processes have joined, so all of them see the same folder here.
+    if resume and not run_folder.is_unbegun:
+        run_folder.require_same(recipe, origin)
+        return _resume(run_folder, recipe, None, device, progress)
     data = check_recipe(recipe)
     tokeniser = data.corpus.tokeniser if isinstance(data, CorpusData) else None
-    run_folder, facts, weights = RunFolder(folder), {}, None
     run_folder.require_unbegun()
-    if init is not None:
-        update, weights = read_weights(RunFolder(run_path(init)), "best")
-        run = os.fspath(init)
-        # A resumed run may have to read the weights again, from another working folder.
-        run = run if run.startswith(PRETRAINED) else str(Path(run).resolve())
-        facts["init"] = {"run": run, "update": update}
+    if origin is not None:
+        weights = read_weights(RunFolder(run_path(origin)), "best")
+        check_fit(recipe, data, weights.shapes, origin, "choose a run of this model")
+        facts["init"] = {"run": origin, "update": weights.update}
     # Nothing is written before the data and the model are there.
     with (
         _trainer(recipe, run_folder, progress, weights, device) as trainer,
@@ -93,6 +112,16 @@ def resume(
     """
     run_folder = RunFolder(folder)
     recipe = run_folder.recipe(trust_code=trust_code)
+    return _resume(run_folder, recipe, num_updates, device, progress)
+
+
+def _resume(
+    run_folder: RunFolder,
+    recipe: Recipe,
+    num_updates: int | None,
+    device: str | None,
+    progress: Display | None,
+) -> RunResult:
     if run_folder.is_packed and (num_updates is not None or not run_folder.is_finished):
         raise input_error(
             "a run is resumed from its checkpoints",
@@ -108,9 +137,23 @@ def resume(
         init, weights = run_folder.read_config().get("init"), None
         # After the first checkpoint the run has weights of its own, and the other may be gone.
         if init is not None and not run_folder.checkpoints.names():
-            _, weights = read_weights(RunFolder(run_path(init["run"])), init["update"])
+            with as_written("init in config.json", init, "restore config.json"):
+                weights = read_weights(RunFolder(run_path(init["run"])), init["update"])
+        _check_size(run_folder, recipe, weights)
         with _trainer(recipe, run_folder, progress, weights, device) as trainer:
             return trainer.run()
+
+
+def _check_size(run_folder: RunFolder, recipe: Recipe, weights: SavedWeights | None) -> None:
+    """Refuse a recipe that does not fit the weights, before a model of its size is built."""
+    shapes = None if weights is None else weights.shapes
+    for name in run_folder.checkpoints.names():
+        # A damaged checkpoint is reported, and set aside, where it is read.
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+            shapes = tensor_shapes(run_folder.checkpoints.path / str(name) / WEIGHTS)
+    if shapes is not None:
+        remedy = "take config.json from its run"
+        check_fit(recipe, build_dataset(recipe), shapes, run_folder.path, remedy)
 
 
 def _extend(run_folder: RunFolder, recipe: Recipe, num_updates: int) -> Recipe:
@@ -135,12 +178,12 @@ def _trainer(
     recipe: Recipe,
     run_folder: RunFolder,
     progress: Display | None,
-    weights: dict[str, Tensor] | None,
+    weights: SavedWeights | None,
     device: str | None,
 ) -> Iterator[Trainer]:
     """The trainer of a run, with these initial weights; signals and full disks end it in order."""
     place = choose_device(device)
-    processes = join_processes(place)
+    processes = join_processes(place, recipe.training.stall_seconds)
     display = progress if progress is not None and processes.is_first else Display()
     threads = chosen_threads(place, run_folder.num_threads, display.say)
     with threads, run_folder.full_disk_reported(), stop_requests() as stop:
@@ -148,9 +191,7 @@ def _trainer(
             recipe, run_folder, device=place, processes=processes, display=display, stop=stop
         )
         if weights is not None:
-            model = trainer.learner.model
-            check_fit(model, weights, "the run to start from", "choose a run of this model")
-            model.load_state_dict(weights)
+            trainer.learner.model.load_state_dict(weights.tensors)
         yield trainer
 
 
@@ -158,13 +199,14 @@ def default_folder(recipe: Recipe, base: str | os.PathLike[str] = "runs") -> Pat
     """A new folder for a run that was given none: the first free number under its recipe."""
     parent = Path(base) / recipe.name
     try:
-        parent.mkdir(parents=True, exist_ok=True)
+        make_folder(parent)
         for number in itertools.count(1):
             folder = parent / f"{number:03d}"
             # Made at once, so that two runs that start together get different folders.
             with contextlib.suppress(FileExistsError):
                 folder.mkdir()
                 break
+        sync(parent)
     except OSError as error:
         raise input_error(
             "runs need a folder that can be written",

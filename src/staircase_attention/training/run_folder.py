@@ -1,6 +1,7 @@
 """A run on disk: its files, its lock, its metrics, its result."""
 
 import contextlib
+import hashlib
 import json
 import math
 import os
@@ -8,8 +9,8 @@ import platform
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +20,24 @@ from torch.utils.tensorboard import SummaryWriter
 
 from staircase_attention.checks import input_error
 from staircase_attention.data import Tokeniser
-from staircase_attention.files import FULL_DISK, locked, read_json, write_json
+from staircase_attention.files import (
+    CHECKSUMS,
+    FULL_DISK,
+    PARTIAL,
+    as_written,
+    checksum,
+    json_bytes,
+    locked,
+    make_folder,
+    parse_json,
+    read_file,
+    read_summed,
+    save_folder,
+    sync,
+    write_json,
+    write_summed,
+)
+from staircase_attention.plain import differences, from_plain
 from staircase_attention.references import require_trusted_code
 from staircase_attention.training.checkpoint import WEIGHTS, CheckpointFolder
 from staircase_attention.training.processes import is_first_process
@@ -46,6 +64,8 @@ class RunResult:
     """The update whose weights were scored: the best on the validation data."""
     valid: dict[str, Any] | None
     test: dict[str, Any] | None
+    outcome: Literal["learnt", "did not learn", "diverged"] | None = None
+    """Whether the test score is better than that of the best constant guess; None in old files."""
 
 
 class RunFolder:
@@ -81,7 +101,21 @@ class RunFolder:
             raise input_error(
                 "a new run needs a folder that is new or empty",
                 self.path,
-                "name another with --output, or continue the run with `staircase resume`",
+                "name another with --output, or resume the run in it with --resume",
+            )
+
+    def require_same(self, recipe: Recipe, init: str | None) -> None:
+        """Refuse to resume a run that has another recipe, or started from another run."""
+        config, now = self.read_config(), recipe.to_plain()
+        # Whoever names the same recipe names its code, too.
+        before = self.recipe(trust_code=config["recipe"] == now).to_plain()
+        before["init"] = config.get("init", {}).get("run")
+        changes = list(differences(before, now | {"init": init}))
+        if changes:
+            raise input_error(
+                f"a run is resumed with its own recipe, and {self.path} holds another",
+                f"{', '.join(changes[:2])}{', ...' if changes[2:] else ''}",
+                "name another folder with --output",
             )
 
     @contextlib.contextmanager
@@ -100,21 +134,24 @@ class RunFolder:
             yield
             return
         with self._writable():
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path)
         with self.locked():
             # Two runs that were given one empty folder must not both find it empty, so the lock
             # comes before the look inside.
             self.require_unbegun()
             with self._writable():
                 self.starting.touch()
+                # Before the others: without it, the folder would belong to somebody else.
+                sync(self.path)
                 self.checkpoints.path.mkdir(exist_ok=True)
-                write_json(self.environment, environment())
+                write_json(self.path / CHECKSUMS, {})
+                shutil.rmtree(self.tokeniser, ignore_errors=True)
                 if tokeniser is not None:
-                    shutil.rmtree(self.tokeniser, ignore_errors=True)
-                    self.tokeniser.mkdir()
-                    tokeniser.save(self.tokeniser)
+                    save_folder(self.tokeniser, tokeniser.save)
+                config = {"format": FORMAT, "recipe": recipe.to_plain(), **facts}
                 # Last: a folder with a config.json is a run, one without it is not.
-                write_json(self.config, {"format": FORMAT, "recipe": recipe.to_plain(), **facts})
+                contents = {self.environment.name: environment(), self.config.name: config}
+                self.write(contents, also=self.tokeniser_files())
                 self.starting.unlink()
             yield
 
@@ -126,6 +163,12 @@ class RunFolder:
             return
         with locked(self.path):
             yield
+
+    def clear(self) -> None:
+        """Delete what killed processes have left unfinished."""
+        self.checkpoints.abandon()
+        for path in self.path.glob(f".*{PARTIAL}"):
+            path.unlink()
 
     @contextlib.contextmanager
     def _writable(self) -> Iterator[None]:
@@ -162,34 +205,27 @@ class RunFolder:
 
     def read_config(self) -> dict[str, Any]:
         """The content of config.json in the present format; no code that it names is executed."""
-        try:
-            config: dict[str, Any] = read_json(self.config)
-        except OSError as error:
-            raise input_error(
-                "a run folder holds a config.json that `staircase train` wrote",
-                self.path,
-                "check the path",
-            ) from error
-        except ValueError as error:
-            raise input_error(
-                "a run's config.json must be as it was written",
-                f"{self.config}, which is damaged",
-                "restore it from a copy",
-            ) from error
+        if not self.config.exists():
+            rule = "a run folder holds a config.json that `staircase train` wrote"
+            raise input_error(rule, self.path, "check the path")
+        with as_written("a run's config.json", self.config, "restore it from a copy"):
+            config: dict[str, Any] = parse_json(read_summed(self.path, self.config.name))
         if not isinstance(config, dict) or config.get("format") not in (1, FORMAT):
             raise input_error(
                 f"a run folder's config.json has format {FORMAT} or 1",
                 f"{self.path} without it",
                 "use the version of staircase-attention that wrote it",
             )
-        task = config["recipe"].get("task", {})
-        if config["format"] == 1 and task.get("reference") == "algorithm":
-            task["options"] = {"distribution": "redraw", **task.get("options", {})}
+        if config["format"] == 1:
+            with as_written("a run's config.json", self.config, "restore it from a copy"):
+                task = config["recipe"]["task"]
+                if task.get("reference") == "algorithm":
+                    task["options"] = {"distribution": "redraw", **task.get("options", {})}
         return config
 
     def recipe(self, *, trust_code: bool = False) -> Recipe:
         """The recipe of the run. Code that it names must be trusted before it is executed."""
-        plain = self.read_config()["recipe"]
+        plain = self.read_config().get("recipe", {})
         if not trust_code:
             require_trusted_code(plain, self.path)
         return Recipe.from_plain(plain)
@@ -197,32 +233,61 @@ class RunFolder:
     @property
     def num_threads(self) -> int | None:
         """With how many threads the run began; None before that."""
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            return int(read_json(self.environment)["num_threads"])
-        return None
+        if not self.environment.exists():
+            return None
+        with as_written("a run's environment.json", self.environment, "delete it"):
+            plain = parse_json(read_summed(self.path, self.environment.name))
+            return None if "num_threads" not in plain else int(plain["num_threads"])
 
     def extend(self, recipe: Recipe) -> None:
         """Give the run the budget of this recipe."""
         config = self.read_config()
         # In this order, a kill in between leaves a run that is scored again.
         self.result.unlink(missing_ok=True)
-        write_json(self.config, config | {"format": FORMAT, "recipe": recipe.to_plain()})
+        config |= {"format": FORMAT, "recipe": recipe.to_plain()}
+        self.write({self.config.name: config})
+
+    def write(self, contents: Mapping[str, Any], also: Iterable[str] = ()) -> None:
+        """Write plain data to files by name, and record their checksums and those of others."""
+        encoded = {name: json_bytes(plain) for name, plain in contents.items()}
+        write_summed(self.path, encoded, also)
+
+    def tokeniser_files(self) -> list[str]:
+        """The names of the tokeniser's files; none without one."""
+        if not self.tokeniser.is_dir():
+            return []
+        return sorted(f"{self.tokeniser.name}/{file.name}" for file in self.tokeniser.iterdir())
+
+    def check_tokeniser(self) -> list[str]:
+        """Refuse a tokeniser that is not as it was written; the checksums of its files."""
+        names = self.tokeniser_files()
+        with as_written("a run's tokeniser", self.tokeniser, "restore it from a copy"):
+            return [f"{name} {checksum(read_summed(self.path, name))}" for name in names]
 
     def read_result(self) -> RunResult:
         """The result of a finished run."""
-        try:
-            result = RunResult(**read_json(self.result))
+        remedy = "delete it, and `staircase resume` scores the run again"
+        with as_written("a run's result.json", self.result, remedy):
+            plain = parse_json(read_summed(self.path, self.result.name))
+            result = from_plain(RunResult, plain, "result")
             for score in (result.valid, result.test):
                 # Otherwise text in place of numbers would show up only where it is printed.
                 if score is not None:
                     math.isnan(score["loss"] + score["error"])
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            raise input_error(
-                "a run's result.json must be as the trainer wrote it",
-                f"{self.result} ({type(error).__name__})",
-                "delete it, and `staircase resume` scores the run again",
-            ) from error
         return result
+
+    def write_result(self, result: RunResult) -> None:
+        """Write the result, and the checksums of the metrics that led to it."""
+        self.write({self.result.name: asdict(result)}, also=[self.metrics.name])
+
+    def read_metrics(self) -> bytes:
+        """The metrics so far, verified: all of a finished run, else those before a checkpoint."""
+        if self.is_finished:
+            return read_summed(self.path, self.metrics.name, most=None)
+        content = read_file(self.metrics, most=None) if self.metrics.exists() else b""
+        for note in list(self.checkpoints.notes().values())[-1:]:
+            check_metrics(self.metrics, content, note["metrics_bytes"], note.get("metrics_sha256"))
+        return content
 
     @property
     def resume_command(self) -> str:
@@ -247,29 +312,29 @@ class MetricsLog:
     resumed ends with the same bytes as one that was not; times go to `timing.jsonl`.
     """
 
-    def __init__(self, folder: RunFolder, *, num_bytes: int, update: int) -> None:
+    def __init__(
+        self, folder: RunFolder, *, num_bytes: int, update: int, sha256: str | None = None
+    ) -> None:
         """Continue the metrics after their first `num_bytes`, which the checkpoint counted."""
         self._folder = folder
         is_there = folder.metrics.exists()
-        length = folder.metrics.stat().st_size if is_there else 0
-        # Metrics reach the disk before the checkpoint, so something was lost. Empty is on purpose.
-        if length < num_bytes and (length or not is_there):
-            raise input_error(
-                f"a run's metrics must have the {num_bytes} bytes that its checkpoint counted",
-                f"{folder.metrics} with {length}",
-                f"restore them, or resume without them after: truncate -s 0 {folder.metrics}",
-            )
+        content = read_file(folder.metrics, most=None) if is_there else b""
+        check_metrics(folder.metrics, content if is_there else None, num_bytes, sha256)
+        self._sum = hashlib.sha256(content[:num_bytes])
         with folder.metrics.open("ab") as file:
             file.truncate(min(num_bytes, file.tell()))
         self._file = folder.metrics.open("ab")
         self._timing = folder.timing.open("a")
+        # A checkpoint that counts the metrics must not outlive their name.
+        sync(folder.path)
         # TensorBoard hides the steps that will be logged again.
         self._board = SummaryWriter(str(folder.tensorboard), purge_step=update + 1)
 
     @property
-    def num_bytes(self) -> int:
-        """Length of the metrics so far: where to cut when resuming from here."""
-        return self._folder.metrics.stat().st_size
+    def extent(self) -> dict[str, Any]:
+        """Length and checksum of the metrics so far, which are cut here when resuming from here."""
+        num_bytes = self._folder.metrics.stat().st_size
+        return {"metrics_bytes": num_bytes, "metrics_sha256": self._sum.hexdigest()}
 
     def write(self, kind: str, update: int, **values: Any) -> None:  # noqa: ANN401
         """Log some values of one update."""
@@ -277,8 +342,9 @@ class MetricsLog:
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in values.items()
         }
-        line = json.dumps({"kind": kind, "update": update, **plain})
-        self._file.write(f"{line}\n".encode())
+        line = f"{json.dumps({'kind': kind, 'update': update, **plain})}\n".encode()
+        self._file.write(line)
+        self._sum.update(line)
         self._file.flush()
         # On disk before any checkpoint that counts these bytes: a resumed run can always cut here.
         os.fsync(self._file.fileno())
@@ -298,6 +364,18 @@ class MetricsLog:
         self._file.close()
         self._timing.close()
         self._board.close()
+
+
+def check_metrics(path: Path, content: bytes | None, num_bytes: int, sha256: str | None) -> None:
+    """Refuse metrics that do not begin with what a checkpoint counted. Empty is on purpose."""
+    # They reach the disk before the checkpoint, so something was lost or changed.
+    found = (content or b"")[:num_bytes]
+    if content != b"" and (len(found) < num_bytes or sha256 not in (None, checksum(found))):
+        raise input_error(
+            f"a run's metrics must have the {num_bytes} bytes that its checkpoint counted",
+            f"{path} with {len(found)}" + (" others" if len(found) == num_bytes else ""),
+            f"restore them, or resume without them after: truncate -s 0 {path}",
+        )
 
 
 def environment() -> dict[str, Any]:

@@ -2,16 +2,15 @@
 
 import math
 import time
-from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from staircase_attention.batches import Batch
 from staircase_attention.checks import input_error
 from staircase_attention.evaluation import Score, evaluate, title
-from staircase_attention.files import write_json
+from staircase_attention.files import as_written
 from staircase_attention.tasks import lanes_of_process
 from staircase_attention.training.checkpoint import (
     WEIGHTS,
@@ -138,16 +137,19 @@ class Trainer:
 
     def _start(self) -> None:
         """Restore the latest checkpoint that is whole, and continue the metrics from there."""
-        num_bytes = 0
+        metrics: dict[str, Any] = {"num_bytes": 0}
+        if self.processes.is_first:
+            self.folder.clear()
+        # Nobody writes before the rest of an earlier process is gone.
+        self.processes.wait()
         for name in reversed(self.folder.checkpoints.names()):
             checkpoint = self._read(name, otherwise="falling back to the one before it")
             if checkpoint is not None:
-                self._restore(checkpoint)
-                num_bytes = checkpoint.trainer["metrics_bytes"]
+                metrics = self._restore(checkpoint)
                 break
         progress, config = self.progress, self.config
         if self.processes.is_first:
-            self.log = MetricsLog(self.folder, num_bytes=num_bytes, update=progress.update)
+            self.log = MetricsLog(self.folder, update=progress.update, **metrics)
         self.display.begin(self.recipe.name, progress.update, config.num_updates)
         longest = config.growth.longest(config.num_updates - 1)
         if longest is not None:
@@ -162,11 +164,15 @@ class Trainer:
         if not self.folder.checkpoints.names():
             self._save()
 
-    def _restore(self, checkpoint: Checkpoint) -> None:
-        checkpoint.restore(self.learner)
-        self.progress = TrainingProgress.from_plain(
-            checkpoint.trainer["progress"], type(self.progress.position)
-        )
+    def _restore(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        """Continue from a checkpoint; the extent of the metrics when it was taken."""
+        remedy = "delete it, and the run resumes from the one before it"
+        with as_written("a checkpoint", self.folder.checkpoints.path, remedy):
+            checkpoint.restore(self.learner)
+            self.progress = TrainingProgress.from_plain(
+                checkpoint.trainer["progress"], type(self.progress.position)
+            )
+            return checkpoint.metrics
 
     def _read(self, name: CheckpointName, *, otherwise: str) -> Checkpoint | None:
         """A checkpoint; a damaged one is reported and set aside."""
@@ -225,7 +231,9 @@ class Trainer:
             self._write("skipped", num_in_a_row=progress.watch.num_skipped)
             return
         if outcome.num_answers:
-            progress.watch.see(outcome.loss / outcome.num_answers, self.config.divergence)
+            uniform = math.log(self.data.num_outputs)
+            loss = outcome.loss / outcome.num_answers
+            progress.watch.see(loss, self.config.divergence, uniform)
         seen = (outcome.loss, float(outcome.num_wrong), float(outcome.num_answers))
         progress.since_log = [old + new for old, new in zip(progress.since_log, seen, strict=True)]
 
@@ -289,7 +297,7 @@ class Trainer:
         """
         trainer = {
             "progress": self.progress.to_plain(),
-            "metrics_bytes": 0 if self.log is None else self.log.num_bytes,
+            **({} if self.log is None else self.log.extent),
             "is_healthy": is_due and self.progress.watch.is_healthy,
         }
         self.folder.checkpoints.save(self.progress.name, self.learner, trainer)
@@ -304,10 +312,9 @@ class Trainer:
         # A run may resume from any of these, and must then find its best checkpoint.
         kept = {*list(notes)[-2:], *healthy[-1:]}
         kept |= {best for name in kept if (best := best_checkpoint(notes[name]["progress"]))}
-        for name in notes:
-            is_kth = every is not None and name.update % every == 0
-            if name not in kept and not is_kth:
-                self.folder.checkpoints.remove(name)
+        if every is not None:
+            kept |= {name for name in notes if name.update % every == 0}
+        self.folder.checkpoints.remove([name for name in notes if name not in kept])
 
     def _stop(self) -> None:
         if self.folder.checkpoints.names()[-1:] != [self.progress.name]:
@@ -356,6 +363,7 @@ class Trainer:
     def _finish(self, status: str) -> RunResult:
         """Score the best weights and write the result."""
         progress, scores = self.progress, {}
+        ending: Literal["learnt", "did not learn", "diverged"] = "diverged"
         best, best_update = progress.best, progress.best_update
         if best is not None:
             now = f"the weights of update {progress.update:,} are scored instead"
@@ -371,10 +379,12 @@ class Trainer:
                     self.display.say(f"scoring {split}: {extent['num_tokens']:,} tokens")
                 score, facts = self.score(split)
                 scores[split] = score.to_plain() | facts | extent
+            if status == "finished":
+                ending = "learnt" if self.data.beats_constant("test", score) else "did not learn"
         result = RunResult(
             recipe=self.recipe.name,
             seed=self.recipe.seed,
-            status="finished" if status == "finished" and scores else "diverged",
+            status="diverged" if ending == "diverged" else "finished",
             num_updates=progress.update,
             num_tokens=progress.num_tokens,
             num_parameters=self.learner.model.num_parameters,
@@ -384,9 +394,10 @@ class Trainer:
             best_update=best_update,
             valid=scores.get("valid"),
             test=scores.get("test"),
+            outcome=ending,
         )
         if self.processes.is_first:
-            write_json(self.folder.result, asdict(result))
+            self.folder.write_result(result)
         if self.stop.number:
             message = f"stopped after {self.folder.path} was {result.status}"
             raise StopRequested(self.stop.number, message)

@@ -3,7 +3,7 @@
 import dataclasses
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
@@ -49,7 +49,7 @@ def from_plain(config: type[Config], plain: Any, path: str = "config") -> Config
             raise input_error(f"{path}.{name} must be given", "nothing", f"add {name}")
     hints = typing.get_type_hints(config)
     return config(
-        **{name: _convert(hints[name], part, f"{path}.{name}") for name, part in given.items()}
+        **{name: convert(hints[name], part, f"{path}.{name}") for name, part in given.items()}
     )
 
 
@@ -84,6 +84,20 @@ def override(plain: Mapping[str, Any], assignments: Mapping[str, Any]) -> dict[s
     return changed
 
 
+def differences(before: Any, now: Any, path: str = "") -> Iterator[str]:  # noqa: ANN401
+    """The settings in which plain data differ, in words.
+
+    >>> list(differences({"seed": 0, "task": {"length": 3}}, {"seed": 0, "task": {"length": 4}}))
+    ['task.length = 4 in place of 3']
+    """
+    if isinstance(before, dict) and isinstance(now, dict):
+        for name in {**before, **now}:
+            inner = f"{path}.{name}".removeprefix(".")
+            yield from differences(before.get(name), now.get(name), inner)
+    elif before != now:
+        yield f"{path} = {now} in place of {before}"
+
+
 def _merge(group: str, old: Any, new: Any) -> Any:  # noqa: ANN401
     """The old settings of a group with the new ones, or the new ones alone for another thing."""
     if not isinstance(old, dict) or not isinstance(new, dict):
@@ -106,22 +120,23 @@ def _group(value: Any, path: str) -> Mapping[str, Any]:  # noqa: ANN401
     return value
 
 
-def _convert(hint: Any, value: Any, path: str) -> Any:  # noqa: ANN401
+def convert(hint: Any, value: Any, path: str) -> Any:  # noqa: ANN401
     """A plain value as the type that a config asks for."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if hint is Any:
+    if hint is Any or dataclasses.is_dataclass(value):
         return value
     if origin in (typing.Union, types.UnionType):
         return _convert_union(arguments, value, path)
     if origin is typing.Literal:
         check_choice(path, value, arguments)
         return value
-    if origin is tuple:
+    if origin in (tuple, list):
         if not isinstance(value, (list, tuple)):
             raise input_error(f"{path} must be a list", repr(value), "write it in [brackets]")
-        return tuple(_convert(arguments[0], part, f"{path}[{i}]") for i, part in enumerate(value))
+        return origin(convert(arguments[0], part, f"{path}[{i}]") for i, part in enumerate(value))
     if origin is not None:
-        return _group(value, path)
+        items = _group(value, path).items()
+        return {name: convert(arguments[1], part, f"{path}.{name}") for name, part in items}
     if hint is Schedule:
         return schedule_from_dict(_group(value, path))
     if dataclasses.is_dataclass(hint):
@@ -137,7 +152,7 @@ def _convert_union(hints: tuple[Any, ...], value: Any, path: str) -> Any:  # noq
     kinds = {hint.kind: hint for hint in hints if hasattr(hint, "kind")}
     if not kinds:
         [hint] = [hint for hint in hints if hint is not types.NoneType]
-        return _convert(hint, value, path)
+        return convert(hint, value, path)
     kind = _group(value, path).get("kind")
     check_choice(f"{path}.kind", kind, kinds)
     return from_plain(kinds[kind], value, path)
