@@ -14,7 +14,6 @@ What recorded code imports in turn is not checked. `trust_code=True` leaves the 
 
 import contextlib
 import importlib
-import importlib.util
 import inspect
 import os
 import sys
@@ -109,18 +108,18 @@ def _run_file(path: Path, noun: str) -> ModuleType:
     if not path.is_file():
         rule = f"a {noun} file must exist"
         raise input_error(rule, repr(str(path)), "check the path before the colon")
-    code = str(path.resolve()).encode() + path.read_bytes()
-    name = f"staircase_{path.stem}_{checksum(code)[:16]}"
+    code = path.read_bytes()
+    name = f"staircase_{path.stem}_{checksum(str(path.resolve()).encode() + code)[:16]}"
     if name in sys.modules:
         return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    module = ModuleType(name)
+    module.__file__ = str(path)
     # Dataclasses look their module up by name while they are being made.
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        # Not by Python's import: a file compiled before, in a folder from a stranger, may be of
+        # other code than the one that is trusted.
+        exec(compile(code, path, "exec"), vars(module))
     except Exception as error:
         del sys.modules[name]
         rule = f"{noun} file {path} must run without error"

@@ -45,6 +45,7 @@ def test_a_packed_model_given_away_is_scored_on_other_corpora_and_on_text(
     output_of("pack", text_run, packed, "--numbers", "float32")
     config = (packed / "config.json").read_text()
     (packed / "config.json").write_text(config.replace(str(folder / "corpus"), "far/away"))
+    (packed / "checksums.json").unlink()
     monkeypatch.chdir(tmp_path)
     line = refused("eval", packed)
     assert "whose far/away is not here; name a corpus with --corpus or text with --text" in line

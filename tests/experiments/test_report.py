@@ -321,6 +321,7 @@ def test_a_row_is_solved_when_all_its_runs_are():
 def test_a_damaged_result_is_refused_in_one_line(tmp_path):
     run = tmp_path / "seed-0"
     run.mkdir()
+    (run / "metrics.jsonl").write_text("")
     (run / "result.json").write_text("{")
     with pytest.raises(ValueError, match=r"result\.json must be .*, got .*"):
         read_runs(tmp_path)
