@@ -108,7 +108,7 @@ def seconds(kernels: list[Kernel], machine: Machine) -> float:
     total = 0.0
     for one in kernels:
         operations, traffic, latency = machine.parts(one, peak=machine.flops).values()
-        total += one.count * (max(operations, traffic) + latency)
+        total += one.number * (max(operations, traffic) + latency)
     return total
 
 

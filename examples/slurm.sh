@@ -19,11 +19,7 @@ join)
     staircase prepare join corpora/base.part-*-of-16 --output corpora/base
     ;;
 train)
-    if [ -d runs/base ]; then
-        command=(resume runs/base)
-    else
-        command=(train base/staircase-n8-c32 training.precision=bfloat16 --output runs/base)
-    fi
-    torchrun --standalone --nproc-per-node=8 --no-python staircase "${command[@]}"
+    torchrun --standalone --nproc-per-node=8 --max-restarts=3 --no-python staircase \
+        train base/staircase-n8-c32 training.precision=bfloat16 --output runs/base --resume
     ;;
 esac

@@ -285,7 +285,7 @@ assumed          {gpus} {machine.name} in {nodes} nodes; per GPU {machine.flops 
 TFLOP/s in bfloat16, {machine.float32_flops / 1e12:.0f} in float32, {machine.bandwidth / 1e12:.1f} \
 TB/s; links {machine.nvlink / 1e9:.0f} GB/s in a node, {machine.network / 1e9:.0f} GB/s per GPU \
 between nodes, {100 * machine.link_share:.0f}% of it reached; the whole model in every GPU; \
-captured updates, which several processes do not have yet; no validation, no checkpoints""")
+captured updates; no validation, no checkpoints""")
 
 
 def shares(parts: Mapping[str, float]) -> str:
