@@ -5,8 +5,6 @@ import json
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import torch
@@ -83,12 +81,6 @@ FORKS = multiprocessing.get_context("forkserver")
 """Processes that have imported everything already."""
 FORKS.set_forkserver_preload(["staircase_attention.training.run", "torch._dynamo"])
 
-SCRIPT = """
-import json, sys
-from small_runs import train_or_resume
-train_or_resume(sys.argv[1], json.loads(sys.argv[2]))
-"""
-
 
 def train_or_resume(folder, plain):
     """Begin a run, or go on with it, and print how far it is."""
@@ -112,17 +104,6 @@ def _into_file(folder, plain, environment):
         contextlib.redirect_stderr(output),
     ):
         train_or_resume(folder, plain)
-
-
-def start_process(folder, recipe, *, launcher=()):
-    """The same from a command, as torchrun."""
-    script = Path(folder).parent / "train_script.py"
-    script.write_text(SCRIPT)
-    words = [sys.executable, *launcher, str(script), str(folder), json.dumps(recipe.to_plain())]
-    places = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": places}
-    with output_of(folder).open("w") as output:
-        return subprocess.Popen(words, env=environment, stdout=output, stderr=subprocess.STDOUT)
 
 
 def losing_a_process(folder, plain, signal_name):
