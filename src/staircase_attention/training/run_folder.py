@@ -32,6 +32,7 @@ from staircase_attention.files import (
     parse_json,
     read_file,
     read_summed,
+    read_sums,
     save_folder,
     sync,
     write_json,
@@ -282,7 +283,8 @@ class RunFolder:
 
     def read_metrics(self) -> bytes:
         """The metrics so far, verified: all of a finished run, else those before a checkpoint."""
-        if self.is_finished:
+        # A folder without checksums may lack them.
+        if self.is_finished and (self.metrics.exists() or read_sums(self.path)):
             return read_summed(self.path, self.metrics.name, most=None)
         content = read_file(self.metrics, most=None) if self.metrics.exists() else b""
         for note in list(self.checkpoints.notes().values())[-1:]:
