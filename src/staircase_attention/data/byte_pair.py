@@ -9,6 +9,7 @@ import io
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -230,7 +231,8 @@ def from_vocabulary_and_merges(vocabulary: Path, merges: Path) -> BytePairTokeni
     try:
         _check_plan(parse_json(read_file(vocabulary)))
         assert read_file(merges) is not None  # A regular file, which the library may open.
-        model = models.BPE.from_file(str(vocabulary), str(merges))
+        with _panics_as_errors():
+            model = models.BPE.from_file(str(vocabulary), str(merges))
     # The library raises plain Exception.
     except Exception as error:
         rule = "a vocabulary and its merges must be in GPT-2's format"
@@ -264,11 +266,23 @@ def read_tokenizer(path: Path) -> "Tokenizer":
     try:
         content = read_file(path)
         _check_plan(parse_json(content))
-        return Tokenizer.from_buffer(content)
+        with _panics_as_errors():
+            return Tokenizer.from_buffer(content)
     # The library raises plain Exception.
     except Exception as error:
         rule = "a tokenizer.json must be in the format of the tokenizers library"
         raise input_error(rule, f"{path} ({error})", "fetch it again") from error
+
+
+@contextmanager
+def _panics_as_errors() -> Iterator[None]:
+    """Raise a panic of the library, which is no Exception, as one."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ == "PanicException":
+            raise ValueError(str(error)) from error
+        raise
 
 
 def _check_plan(plan: Any, depth: int = 0) -> None:  # noqa: ANN401

@@ -211,7 +211,8 @@ class RunFolder:
             raise input_error(rule, self.path, "check the path")
         with as_written("a run's config.json", self.config, "restore it from a copy"):
             config: dict[str, Any] = parse_json(read_summed(self.path, self.config.name))
-        if not isinstance(config, dict) or config.get("format") not in (1, FORMAT):
+        recipe = config.get("recipe") if isinstance(config, dict) else None
+        if not isinstance(recipe, dict) or config.get("format") not in (1, FORMAT):
             raise input_error(
                 f"a run folder's config.json has format {FORMAT} or 1",
                 f"{self.path} without it",
@@ -219,14 +220,14 @@ class RunFolder:
             )
         if config["format"] == 1:
             with as_written("a run's config.json", self.config, "restore it from a copy"):
-                task = config["recipe"]["task"]
+                task = recipe["task"]
                 if task.get("reference") == "algorithm":
                     task["options"] = {"distribution": "redraw", **task.get("options", {})}
         return config
 
     def recipe(self, *, trust_code: bool = False) -> Recipe:
         """The recipe of the run. Code that it names must be trusted before it is executed."""
-        plain = self.read_config().get("recipe", {})
+        plain = self.read_config()["recipe"]
         if not trust_code:
             require_trusted_code(plain, self.path)
         return Recipe.from_plain(plain)
