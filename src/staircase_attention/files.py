@@ -234,8 +234,7 @@ def make_folder(path: Path) -> None:
 def save_folder(path: Path, save: Callable[[Path], object]) -> None:
     """Let a function write the files of a new folder, which appears with all of them."""
     scratch = path.with_name(f".{path.name}{PARTIAL}")
-    for old in (path, scratch):
-        shutil.rmtree(old, ignore_errors=True)
+    shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir()
     save(scratch)
     publish_folder(scratch, path)
