@@ -89,7 +89,7 @@ def test_episodes_hold_every_token_once_and_never_reach_into_another_text(corpus
     lanes = EpisodeLanes(split=split, num_lanes=3, segment_length=length, seed=None)
     tokens = []
     for batch in lanes.once():
-        for row in range(3):
+        for row in range(len(batch.inputs)):
             kept = ~batch.is_padding[row]
             text = batch.inputs[row][kept]
             tokens.extend(text.tolist())

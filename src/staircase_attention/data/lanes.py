@@ -104,7 +104,8 @@ def evaluation_batches(
 
     With `num_tokens`, only the first tokens of the split are used. A lane predicts its own part,
     given the token before that part and then all of the part; the end of a lane is padding. An
-    end symbol precedes the very first token; without one, that token is not predicted.
+    end symbol precedes the very first token; without one, that token is not predicted. There are
+    at most as many lanes as tokens, and segments are no longer than the longest lane.
     """
     check_integer("num_lanes", num_lanes, minimum=1, example=512)
     check_integer("segment_length", segment_length, minimum=1, example=256)
@@ -115,9 +116,11 @@ def evaluation_batches(
     if num_tokens is not None:
         num_targets = min(num_tokens, num_targets)
     # Both [lanes]: the first target of each lane, and the one after its last.
-    starts = first_target + lane_starts(num_targets, num_lanes)
+    starts = first_target + lane_starts(num_targets, min(num_lanes, max(1, num_targets)))
     ends = np.append(starts[1:], first_target + num_targets)
-    for offset in range(0, int((ends - starts).max(initial=0)), segment_length):
+    longest = int((ends - starts).max())
+    segment_length = min(segment_length, max(1, longest))
+    for offset in range(0, longest, segment_length):
         yield _evaluation_batch(split, starts + offset, ends, segment_length)
 
 

@@ -205,7 +205,7 @@ def evaluation_batches(
     """Every token of the episodes exactly once, in lanes that continue from batch to batch.
 
     Lane l of L reads episodes l, l + L, l + 2L, ...; the end of a lane is padding. There are at
-    most as many lanes as episodes.
+    most as many lanes as episodes, and segments are no longer than the longest lane.
     """
     check_integer("num_lanes", num_lanes, minimum=1, example=256)
     check_integer("segment_length", segment_length, minimum=1, example=128)
@@ -215,6 +215,7 @@ def evaluation_batches(
     by_lane = episodes.take(order)
     counts = np.bincount(order % num_lanes, weights=by_lane.lengths, minlength=num_lanes)
     counts = counts.astype(np.int64)
+    segment_length = min(segment_length, int(counts.max()))
     num_batches = -(-int(counts.max()) // segment_length)
     whole = _empty_batch(num_lanes, num_batches * segment_length)
     firsts = np.arange(num_lanes) * num_batches * segment_length

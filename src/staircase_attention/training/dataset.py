@@ -272,18 +272,21 @@ class EpisodeLanes:
         first = position.update * self.num_lanes
         numbers = range(first, first + self.num_lanes)
         episodes = [self._episode(number) for number in numbers]
-        return self._fill(episodes), EpisodePosition(update=position.update + 1)
+        return self._fill(episodes, self.segment_length), EpisodePosition(
+            update=position.update + 1
+        )
 
     def restarted(self, position: EpisodePosition) -> EpisodePosition:
         """The same position: every segment starts with an empty state anyway."""
         return position
 
     def once(self) -> Iterator[Batch]:
-        """Every episode once; the last batch is padded."""
+        """Every episode once, in segments that are no longer than the longest."""
         count = len(self.starts)
         for first in range(0, count, self.num_lanes):
             numbers = range(first, min(first + self.num_lanes, count))
-            yield self._fill([self._episode(number) for number in numbers])
+            episodes = [self._episode(number) for number in numbers]
+            yield self._fill(episodes, int(self.lengths.max()))
 
     def _episode(self, number: int) -> int:
         epoch, place = divmod(number, len(self.starts))
@@ -295,18 +298,18 @@ class EpisodeLanes:
             self._epoch, self._order = epoch, generator.permutation(len(self.starts))
         return int(self._order[place])
 
-    def _fill(self, episodes: list[int]) -> Batch:
-        shape = (self.num_lanes, self.segment_length)
+    def _fill(self, episodes: list[int], length: int) -> Batch:
+        shape = (len(episodes), length)
         inputs = np.zeros(shape, dtype=np.int64)
         targets = np.full(shape, IGNORED, dtype=np.int64)
         is_padding = np.ones(shape, dtype=np.bool_)
         for row, episode in enumerate(episodes):
-            start, length = int(self.starts[episode]), int(self.lengths[episode])
-            tokens = self.split.tokens(start, start + length)
-            inputs[row, :length] = tokens
+            start, count = int(self.starts[episode]), int(self.lengths[episode])
+            tokens = self.split.tokens(start, start + count)
+            inputs[row, :count] = tokens
             # The last token has no target: what follows is in another segment or document.
-            targets[row, : length - 1] = tokens[1:]
-            is_padding[row, :length] = False
+            targets[row, : count - 1] = tokens[1:]
+            is_padding[row, :count] = False
         return Batch(inputs=inputs, targets=targets, is_padding=is_padding)
 
 
