@@ -2,9 +2,10 @@
 
     python benchmarks/estimate_errors.py [measured.json] [--fit]
 
-Without a file: twelve stored measurements. Rows marked * were used to fit the six constants of
-`Machine`, with the time of one attention of Reddit's size; `--fit` fits them again. With a file of
-`staircase bench` or `benchmarks/estimate_recipes.py`: its rows, of which none was used.
+Without a file: twelve stored measurements and the first ten of `benchmarks/estimate_recipes.py`.
+Rows marked * were used to fit the constants of `Machine`, with the time of one attention of
+Reddit's size; `--fit` fits them again. With a file of `staircase bench` or `estimate_recipes.py
+--second`: its rows, of which none was used.
 """
 
 import argparse
@@ -28,8 +29,13 @@ FITTED = (
     "relative/feedback",
     "random-walk/feedback",
     "random-walk/staircase-n4-c16",
+    "random-walk-fast/transformer-xl",
+    "random-walk-fast/cached-staircase-c16",
+    "permutations/feedback",
+    "enwik8/staircase-n2-c128",
+    "enwik8-fast/transformer-xl",
 )
-TIMES = ("latency", "bandwidth_share", "product_bandwidth_share", "attention_share")
+TIMES = ("latency", "bandwidth_share", "attention_share", "attention_dropout")
 SIZES = ("state_copies", "scratch")
 GIB = 2**30
 # Seconds, forward and backward: 2026-11-16-flex-attention.json.
@@ -62,13 +68,20 @@ def stored() -> list[Measured]:
         recipe = find_recipe(name).override({"training.precision": "bfloat16"} | overrides)
         symbols = NumSymbols(num_inputs=4, num_outputs=64)
         found.append(Measured(name, Subject(recipe=recipe, symbols=symbols), seconds))
-    return found
+    return found + from_bench(RESULTS / "2026-11-17-estimate-recipes.json")
+
+
+def from_bench(file: Path) -> list[Measured]:
+    """The updates in a file of `staircase bench`."""
+    rows = json.loads(file.read_text())["rows"]
+    return [measured(row["name"], row, row) for row in rows if "mean_seconds" in row]
 
 
 def measured(name: str, config: dict[str, Any], times: dict[str, Any]) -> Measured:
     """A row of a stored file."""
     recipe = Recipe.from_plain(config["recipe"])
     name += " recompute" if recipe.training.recompute else ""
+    name += " float32" if recipe.training.precision == "float32" else ""
     symbols = NumSymbols(num_inputs=config["num_inputs"], num_outputs=config["num_outputs"])
     subject = Subject(recipe=recipe, symbols=symbols)
     return Measured(name, subject, times["mean_seconds"], times["peak_memory_bytes"])
@@ -85,7 +98,8 @@ def fit(rows: list[Measured]) -> Machine:
     def loss(machine: Machine) -> float:
         errors = [math.log(seconds(attention, machine) / ATTENTION)]
         for (row, work), every in zip(works, kernels, strict=True):
-            errors.append(math.log(seconds(every, machine) / row.seconds))
+            found = machine.between + seconds(every, machine)
+            errors.append(math.log(found / row.seconds))
             if row.memory:
                 errors.append(math.log(sum(work.memory(machine).values()) / row.memory))
         return sum(error**2 for error in errors)
@@ -123,8 +137,7 @@ def main() -> None:
         machine = fit([row for row in rows if row.name in FITTED])
         print({name: float(f"{getattr(machine, name):.3g}") for name in TIMES + SIZES})
     if options.file is not None:
-        found = json.loads(options.file.read_text())["rows"]
-        rows = [measured(row["name"], row, row) for row in found if "mean_seconds" in row]
+        rows = from_bench(options.file)
     print("| recipe | ms | estimated | error | GiB | estimated | error |")
     print("|---" * 7 + "|")
     for row in rows:

@@ -1,8 +1,8 @@
 """`staircase estimate`: memory, time and cost of a run before it is paid for.
 
 An update is a list of kernels, which follow from the timetable. The time of a kernel is that of its
-operations or of its bytes, whichever is longer, and a latency. `docs/scaling.md` compares estimates
-with measurements.
+operations or of its bytes, whichever is longer, and a latency. Between two updates the device waits
+for the host. `docs/scaling.md` compares estimates with measurements.
 """
 
 import math
@@ -24,6 +24,8 @@ TILE, TILE_INPUTS = 128, 32
 NUM_PROCESSORS = 132
 # Queries and keys that one tile of the attention kernels holds.
 ONE_TILE = 64
+# Numbers per row below which the backward pass of a norm becomes no faster.
+NORM_ROW = 512
 BFLOAT16 = 2
 
 
@@ -43,25 +45,28 @@ class Machine:
     network: float = 50e9
     link_share: float = 0.8
     hop: float = 20e-6
-    # Fitted to half of the stored measurements by benchmarks/estimate_errors.py: the latency of a
-    # kernel in a CUDA graph; of the bandwidth, what kernels and what products reach; of the peak,
-    # what attention reaches; copies of the carried state; and temporaries of the backward, in bytes
-    # per number of the widest step's hidden states.
-    latency: float = 3.3e-6
-    bandwidth_share: float = 0.66
-    product_bandwidth_share: float = 0.54
-    attention_share: float = 0.18
-    state_copies: float = 3.7
-    scratch: float = 45.0
+    # From one update to the next: results to the host, a batch to the device, the graph's launch.
+    between: float = 0.8e-3
+    # Fitted to stored measurements by benchmarks/estimate_errors.py: the latency of a kernel in a
+    # CUDA graph; of the bandwidth, what kernels reach; of the peak, what
+    # attention reaches; the factor by which drawing its dropout slows it down; copies of the
+    # carried state; and temporaries of the backward, in bytes per number of the widest step's
+    # hidden states.
+    latency: float = 4.0e-6
+    bandwidth_share: float = 0.744
+    attention_share: float = 0.176
+    attention_dropout: float = 1.72
+    state_copies: float = 3.4
+    scratch: float = 53.4
 
     def parts(self, kernel: "Kernel", *, peak: float) -> dict[str, float]:
         """Seconds of a kernel's operations, of its bytes, and of its start."""
-        is_product, is_attention = kernel.kind == "products", kernel.kind == "attention"
-        bandwidth_share = self.product_bandwidth_share if is_product else self.bandwidth_share
+        factor = self.attention_dropout if kernel.has_dropout else 1
+        peak *= self.attention_share if kernel.kind == "attention" else 1
         return {
-            "operations": kernel.flops / (peak * (self.attention_share if is_attention else 1)),
-            "memory traffic": kernel.num_bytes / (self.bandwidth * bandwidth_share),
-            "latency": self.latency,
+            "operations": factor * kernel.flops / peak,
+            "memory traffic": factor * kernel.num_bytes / (self.bandwidth * self.bandwidth_share),
+            "latency": factor * self.latency,
         }
 
 
@@ -72,6 +77,8 @@ class Kernel(NamedTuple):
     number: float
     flops: float
     num_bytes: float
+    has_dropout: bool = False
+    """Whether attention draws what it drops."""
 
 
 def estimate(
@@ -102,6 +109,7 @@ def estimate(
         taken = kernel.number * (max(operations, traffic) + latency)
         seconds[kernel.kind] += taken
         bounds[max(parts, key=parts.__getitem__)] += taken
+    seconds["host"] = bounds["host"] = machine.between
     if num_gpus > 1:
         # A ring within the node; between nodes, all links of a node side by side.
         outside = machine.network * num_gpus / num_nodes if num_nodes > 1 else math.inf
@@ -182,7 +190,8 @@ class Work:
         # Adam reads four numbers per weight and writes three; clipping and casts take the rest.
         yield Kernel("optimiser", 10, 0, 5.4 * self.cost.num_parameters)
         if self.training.optimizer.kind == "muon":
-            # Five steps of three products, of matrices stacked by shape.
+            # Five steps of three products, of matrices stacked by shape; stacking, momentum, the
+            # change of the weights and the choice whether to change them move 170 bytes per weight.
             width, longer = self.core.width, self.core.inner_width / self.core.width
             for number, ratio in (
                 (4 * self.core.num_layers, 1),
@@ -190,7 +199,7 @@ class Work:
             ):
                 unit = number * (2 + 4 * ratio) * width**2 / 3
                 yield Kernel("optimiser", 15, unit * width, 2 * unit)
-                yield Kernel("optimiser", 12, 0, 8 * number * ratio * width**2)
+                yield Kernel("optimiser", 18, 0, 170 / 18 * number * ratio * width**2)
 
     def _product(self, rows: int, inputs: int, outputs: int, count: float) -> Kernel:
         # Where there are few tiles they are cut smaller, at some loss.
@@ -214,7 +223,7 @@ class Work:
         # gate is inside a product, which is slower for it.
         layer = [
             Kernel("elementwise", 2 * num_forward, 0, rows * width * (8 + 2 * size)),
-            Kernel("elementwise", 2, 0, rows * width * (12 + 2 * size)),
+            Kernel("elementwise", 2, 0, rows * max(width, NORM_ROW) * (12 + 2 * size)),
             Kernel("elementwise", 1, 0, 2 * rows * inner * size),
         ]
         if self.core.dropout:
@@ -267,7 +276,8 @@ class Work:
         for count, products, vectors, scores in kernels:
             moved = vectors * self.core.width + scores * self.core.num_heads * rows * seen
             flops = 2 * products * self.core.width * rows * seen
-            yield Kernel("attention", count, flops, self.size * moved)
+            has_dropout = self.core.dropout > 0
+            yield Kernel("attention", count, flops, self.size * moved, has_dropout)
 
     def memory(self, machine: Machine) -> dict[str, float]:
         """Bytes that the tensors of one GPU take at most."""
