@@ -196,7 +196,7 @@ class Checkpoint:
 
     def restore(self, learner: Learner) -> None:
         """Put a learner where the checkpoint was taken."""
-        learner.model.load_state_dict(self.tensors[WEIGHTS])
+        learner.load_weights(self.tensors[WEIGHTS])
         learner.optimizer.load(self.tensors[OPTIMIZER])
         rank, num_parts = learner.processes.rank, len(learner.states)
         parts = [self._states_of(number) for number in range(self.trainer["num_processes"])]

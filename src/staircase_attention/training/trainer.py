@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
+from torch import nn
 
 from staircase_attention.batches import Batch
 from staircase_attention.checks import input_error
@@ -22,7 +23,7 @@ from staircase_attention.training.checkpoint import (
 )
 from staircase_attention.training.dataset import Dataset, Position, SplitName, build_dataset
 from staircase_attention.training.display import Display
-from staircase_attention.training.learner import Learner, Model, Outcome, build_model, precision_of
+from staircase_attention.training.learner import Learner, Outcome, build_model, precision_of
 from staircase_attention.training.optimizer import learning_rate
 from staircase_attention.training.processes import Processes, StopRequest, StopRequested
 from staircase_attention.training.recipe import Recipe
@@ -122,13 +123,14 @@ class Trainer:
     def score(self, split: SplitName) -> tuple[Score, dict[str, float]]:
         """The score of the present weights on one split, and its further measures."""
         score = score_split(
-            self.learner.model,
+            self.learner.objective,
             self.data,
             split,
             recipe=self.recipe,
             device=self.device,
             num_tokens=self._num_tokens(split),
         )
+        self.learner.reshard()
         return score, self.data.facts(split, score, self._num_tokens(split))
 
     def _num_tokens(self, split: SplitName) -> int | None:
@@ -369,7 +371,7 @@ class Trainer:
             now = f"the weights of update {progress.update:,} are scored instead"
             checkpoint = self._read(best, otherwise=f"it was the best, and {now}")
             if checkpoint is not None:
-                self.learner.model.load_state_dict(checkpoint.tensors[WEIGHTS])
+                self.learner.load_weights(checkpoint.tensors[WEIGHTS])
             else:
                 best_update = progress.update
             # Test data are scored once, with the weights that validation chose.
@@ -405,7 +407,7 @@ class Trainer:
 
 
 def score_split(
-    model: Model,
+    model: nn.Module,
     data: Dataset,
     split: SplitName,
     *,
