@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -185,6 +186,8 @@ class Learner:
         groups: list[nn.Module] = [self.objective]
         if unit and isinstance(self.model, SequenceModel):
             groups = [*self.model.core.layers, self.objective]
+        # Checkpoints are written while other groups are in use.
+        self.writers = dist.new_group(backend="gloo")
         for group in groups:
             is_whole = group is self.objective
             sharded = fully_shard(

@@ -147,7 +147,7 @@ class Optimizer:
         for name, value in tensors.items():
             owner, _, key = name.rpartition("/")
             part, parameter = owners[owner]
-            kept = part.state[parameter]
+            kept, value = part.state[parameter], value.view(()) if key == "step" else value
             if key in kept:
                 # In place: a CUDA graph keeps using the same memory.
                 kept[key].copy_(part_like(value, kept[key]))

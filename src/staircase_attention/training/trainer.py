@@ -53,9 +53,9 @@ class Trainer:
         self.recipe, self.config, self.folder = recipe, recipe.training, folder
         self.device, self.processes, self.display, self.stop = device, processes, display, stop
         self.own_lanes = lanes_of_process(processes.rank, processes.count, self.config.num_lanes)
-        if len(self.own_lanes) % self.config.num_micro_batches:
+        if len(self.own_lanes) < self.config.num_micro_batches:
             raise input_error(
-                "training.num_micro_batches must divide the lanes of a process",
+                "training.num_micro_batches must be at most the lanes of a process",
                 f"{self.config.num_micro_batches} for {len(self.own_lanes)}",
                 "change one of them",
             )
@@ -302,9 +302,7 @@ class Trainer:
             **({} if self.log is None else self.log.extent),
             "is_healthy": is_due and self.progress.watch.is_healthy,
         }
-        self.folder.checkpoints.save(self.progress.name, self.learner, trainer)
-        if self.processes.is_first:
-            self._prune()
+        self.folder.checkpoints.save(self.progress.name, self.learner, trainer, self._prune)
 
     def _prune(self) -> None:
         """Keep the latest two, the latest healthy one, the best that they know, and every k-th."""
@@ -321,6 +319,7 @@ class Trainer:
     def _stop(self) -> None:
         if self.folder.checkpoints.names()[-1:] != [self.progress.name]:
             self._save(is_due=False)
+        self.folder.checkpoints.wait(self.processes)
         # Without a number, another process received the signal: SIGTERM stands for it.
         raise StopRequested(
             self.stop.number or 15,
@@ -335,6 +334,7 @@ class Trainer:
             raise DivergedError(
                 f"diverged at update {before.update:,} after {before.num_rollbacks} rollbacks"
             )
+        self.folder.checkpoints.wait(self.processes)
         self._restore(self._latest_healthy())
         progress = self.progress
         progress.rate_scale = before.rate_scale * limits.rate_factor
@@ -364,6 +364,7 @@ class Trainer:
 
     def _finish(self, status: str) -> RunResult:
         """Score the best weights and write the result."""
+        self.folder.checkpoints.wait(self.processes)
         progress, scores = self.progress, {}
         ending: Literal["learnt", "did not learn", "diverged"] = "diverged"
         best, best_update = progress.best, progress.best_update
