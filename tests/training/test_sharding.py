@@ -72,7 +72,7 @@ GATHERED_ONCE = {"_allgather_base_": 1, "_reduce_scatter_base_": 1, "allreduce_"
 @pytest.mark.slow
 def test_sharded_updates_are_those_of_one_process_and_collectives_do_not_grow_with_passes(tmp_path):
     modes = [(name, "fsdp") for name in CASES]
-    modes += [("adam", "fsdp-layers"), ("adamw", "fsdp-layers"), ("muon", "hsdp")]
+    modes += [("adam", "fsdp-layers"), ("adamw", "fsdp-layers"), ("adam", "hsdp")]
     plain = [CASES[name].override({"training.parallel": mode}).to_plain() for name, mode in modes]
     # Two nodes of one process each, to hsdp.
     together(2, all_updates, tmp_path / "found", plain, LOCAL_WORLD_SIZE="1")
@@ -115,9 +115,9 @@ def train_until(update, folder, plain):
 
 @pytest.mark.slow
 def test_another_number_of_processes_resumes_after_each_kill_with_the_losses_of_one(tmp_path):
-    """1, 2, 4 and 3 processes, of which some shard; 10 lanes cannot be shared equally."""
+    """10 lanes cannot be shared equally; to hsdp two processes are two nodes."""
     recipe = small_recipe(
-        **STILL,
+        model__core__dropout=0.0,
         training__num_updates=100,
         training__num_lanes=10,
         training__log_every=1,
@@ -126,10 +126,10 @@ def test_another_number_of_processes_resumes_after_each_kill_with_the_losses_of_
     )
     reference = FORKS.Process(target=train_until, args=[None, tmp_path / "one", recipe.to_plain()])
     reference.start()
-    legs = [(1, "fsdp", 25), (2, "ddp", 47), (4, "hsdp", 73), (3, "fsdp", None)]
+    legs = [(1, "fsdp", 25), (2, "hsdp", 47), (4, "ddp", 73), (3, "fsdp", None)]
     for count, mode, last in legs:
         plain = recipe.override({"training.parallel": mode}).to_plain()
-        together(count, train_until, last, tmp_path / "many", plain, LOCAL_WORLD_SIZE="2")
+        together(count, train_until, last, tmp_path / "many", plain, LOCAL_WORLD_SIZE="1")
     reference.join()
     one, many = metrics_of(tmp_path / "one"), metrics_of(tmp_path / "many")
     assert [line["update"] for line in one] == [line["update"] for line in many]
