@@ -292,8 +292,14 @@ class CheckpointFolder:
     def wait(self, processes: Processes) -> None:
         """Return when the latest checkpoint is there, to all processes."""
         if self._pending is not None:
+            from torch.distributed.checkpoint.api import CheckpointException
+
             pending, self._pending = self._pending, None
-            pending.result()
+            try:
+                pending.result()
+            except CheckpointException as error:
+                # Of one process, reported by all.
+                raise next(iter(error.failures.values()))[0] from error
             processes.wait()
 
     def _publish(self, name: CheckpointName, scratch: Path, trainer: Mapping[str, Any]) -> None:
@@ -385,10 +391,11 @@ def _save_shards(scratch: Path, learner: Learner) -> tuple["Future[Any]", Callab
     The future ends when all processes have written their parts, which the function then joins.
     """
     # Imported where it is used, since it takes a second.
-    import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint._consolidate_hf_safetensors import (
         consolidate_safetensors_files,
     )
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+    from torch.distributed.checkpoint.state_dict_saver import async_save
 
     weights = learner.model.state_dict()
     # PyTorch joins tensors of no dimension, as numbers of steps are, to zeros.
@@ -401,12 +408,13 @@ def _save_shards(scratch: Path, learner: Learner) -> tuple["Future[Any]", Callab
     parts = scratch / "parts"
     # Safetensors, first of each process and then of all: nothing is pickled, and whoever reads a
     # checkpoint need not know how many processes wrote it.
-    writer = dcp.HuggingFaceStorageWriter(
+    writer = HuggingFaceStorageWriter(
         str(parts), fqn_to_index_mapping=numbers, save_distributed=True
     )
-    future: Future[Any] = dcp.async_save(
+    future = async_save(
         {**weights, **optimizer}, storage_writer=writer, process_group=learner.writers
     )
+    assert isinstance(future, Future)
 
     def join() -> None:
         found = [shape for file in parts.iterdir() for shape in tensor_shapes(file).values()]

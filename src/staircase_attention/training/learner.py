@@ -153,7 +153,8 @@ class Learner:
         fuse_loss = (
             is_fast and find_spec("triton") is not None and model.output_size >= MANY_OUTPUTS
         )
-        self.objective = Objective(self.model, fuse_loss=fuse_loss)
+        # Where weights are sharded, FSDP adds methods to it.
+        self.objective: Any = Objective(self.model, fuse_loss=fuse_loss)
         self.is_sharded = config.parallel != "ddp" and processes.count > 1
         """Whether this process keeps only a part of every weight."""
         if self.is_sharded:
