@@ -9,7 +9,7 @@ TEST_PROCESSES ?= 2
 # A process that imports PyTorch takes half the time if an earlier one has kept what it compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint types imports unit fuzz test-gpu setup clean
+.PHONY: demo test lint types imports unit fuzz elastic test-gpu setup clean
 
 setup: $(READY)
 
@@ -50,6 +50,10 @@ unit: $(COMPILED)
 # Spoils files of every format at random and judges what happens; the table of docs/reliability.md.
 fuzz: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/harness.py --mutations $(or $(MUTATIONS),12000) --seed $(or $(SEED),1)
+
+# Kills one of three nodes of a run, lets it come back, and compares the losses with one process's.
+elastic: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/elastic.py $(or $(FOLDER),/tmp/staircase-elastic)
 
 # Uses the Python that is on the path: a machine with a GPU brings its own PyTorch build. Kernels
 # are tested there as they are compiled, elsewhere by an interpreter.

@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import signal
+import socket
 from pathlib import Path
 
 import torch
@@ -79,7 +80,34 @@ class Interrupting(Display):
 
 FORKS = multiprocessing.get_context("forkserver")
 """Processes that have imported everything already."""
-FORKS.set_forkserver_preload(["staircase_attention.training.run", "torch._dynamo"])
+FORKS.set_forkserver_preload(
+    ["staircase_attention.training.run", "torch._dynamo", "torch.distributed.fsdp"]
+)
+
+
+def together(count, target, *arguments, **environment):
+    """Call a function in several processes, as torchrun would start them, to their end."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+    settings = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    processes = [
+        FORKS.Process(
+            target=_with_environment,
+            args=[settings | environment | {"RANK": str(rank)}, target, arguments],
+        )
+        for rank in range(count)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * count
+
+
+def _with_environment(environment, target, arguments):
+    os.environ |= environment
+    torch.set_num_threads(1)
+    target(*arguments)
 
 
 def train_or_resume(folder, plain):

@@ -149,9 +149,12 @@ class Work:
             rule = f"training.num_lanes must be a multiple of {least}: whole lanes in all GPUs"
             remedy = f"use for example training.num_lanes={least}"
             raise input_error(rule, self.training.num_lanes, remedy)
-        is_fast = self.training.engine == "fast" and isinstance(model, FamilyModel)
+        is_fast = (self.training.engine, self.training.parallel) == ("fast", "ddp")
         if not isinstance(model, FamilyModel) or not is_fast or model.core.positions != "relative":
-            rule = "estimates are for the family with relative positions and training.engine=fast"
+            rule = (
+                "estimates are for the family with relative positions, training.engine=fast and "
+                "training.parallel=ddp"
+            )
             raise input_error(rule, subject.recipe.name, "time it with staircase bench")
         self.num_lanes = self.training.num_lanes // least
         self.core, self.schedule = model.core, model.schedule

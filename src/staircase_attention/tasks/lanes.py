@@ -230,19 +230,18 @@ def evaluation_batches(
 
 
 def lanes_of_process(process: int, num_processes: int, num_lanes: int) -> range:
-    """The lanes of one process, if all processes share them equally.
+    """The lanes of one process; if they cannot be shared equally, the first ones have one more.
 
-    >>> lanes_of_process(1, 4, 32)
-    range(8, 16)
+    >>> [lanes_of_process(process, 3, 32) for process in range(3)]
+    [range(0, 11), range(11, 22), range(22, 32)]
     """
     assert 0 <= process < num_processes
+    if num_lanes < num_processes:
+        rule = f"num_lanes must be at least the {num_processes} processes"
+        raise input_error(rule, num_lanes, f"use for example num_lanes={num_processes}")
     share, rest = divmod(num_lanes, num_processes)
-    if rest or not share:
-        rule = f"num_lanes must be a multiple of the {num_processes} processes"
-        raise input_error(
-            rule, num_lanes, f"use for example num_lanes={(share + 1) * num_processes}"
-        )
-    return range(process * share, (process + 1) * share)
+    first = process * share + min(process, rest)
+    return range(first, first + share + (process < rest))
 
 
 def _empty_batch(num_lanes: int, length: int) -> Batch:

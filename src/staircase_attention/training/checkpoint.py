@@ -5,12 +5,14 @@ generators, and plain data with the run's progress; a manifest has the SHA-256 o
 """
 
 import contextlib
+import glob
 import json
 import math
 import os
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,11 +30,14 @@ from staircase_attention.files import (
     read_file,
     read_json,
     sync,
+    tensor_shapes,
 )
 from staircase_attention.models import LSTMState, State, put_together, take_apart
 from staircase_attention.plain import from_plain
+from staircase_attention.tasks import lanes_of_process
 from staircase_attention.training.dataset import Position
 from staircase_attention.training.learner import Carried, Learner
+from staircase_attention.training.processes import Processes
 from staircase_attention.training.recipe import DivergenceConfig
 
 MANIFEST = "manifest.json"
@@ -41,6 +46,8 @@ WEIGHTS = "weights.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 # Prefix of the random generators' states among a process's tensors.
 RANDOM = "random"
+# Name of the lane states' headers there: JSON.
+HEADERS = "headers"
 NAME = re.compile(r"update-(\d+)(?:-rollback-(\d+))?")
 
 
@@ -196,7 +203,7 @@ class Checkpoint:
 
     def restore(self, learner: Learner) -> None:
         """Put a learner where the checkpoint was taken."""
-        learner.model.load_state_dict(self.tensors[WEIGHTS])
+        learner.load_weights(self.tensors[WEIGHTS])
         learner.optimizer.load(self.tensors[OPTIMIZER])
         rank, num_parts = learner.processes.rank, len(learner.states)
         parts = [self._states_of(number) for number in range(self.trainer["num_processes"])]
@@ -212,10 +219,12 @@ class Checkpoint:
         learner.states = [state and state.to(learner.device) for state in states]
 
     def _states_of(self, rank: int) -> list[Carried]:
-        """The lane states of one process; headers are the same in all processes, as lanes are."""
+        """The lane states of one process."""
         tensors = self.tensors[_process_file(rank)]
+        # Older versions had headers, then the same for all processes, elsewhere.
+        headers = self.trainer.get("states") or parse_json(bytes(tensors[HEADERS].numpy()))
         states: list[Carried] = []
-        for number, header in enumerate(self.trainer["states"]):
+        for number, header in enumerate(headers):
             prefix = f"{number}/"
             own = {
                 name.removeprefix(prefix): tensor
@@ -231,6 +240,8 @@ class CheckpointFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._pending: Future[Any] | None = None
+        """A checkpoint of a sharded model that is being written."""
 
     def names(self) -> list[CheckpointName]:
         """All checkpoints, in the order in which they were written."""
@@ -239,25 +250,59 @@ class CheckpointFolder:
         found = (CheckpointName.parse(entry.name) for entry in self.path.iterdir())
         return sorted(name for name in found if name is not None)
 
-    def save(self, name: CheckpointName, learner: Learner, trainer: Mapping[str, Any]) -> None:
-        """Write a checkpoint; every process writes the part that only it has."""
+    def save(
+        self,
+        name: CheckpointName,
+        learner: Learner,
+        trainer: Mapping[str, Any],
+        prune: Callable[[], None],
+    ) -> None:
+        """Write a checkpoint, then prune; every process writes the part that only it has.
+
+        Parts of a sharded model are written while training continues, until `wait`.
+        """
         processes = learner.processes
-        headers, tensors = _process_part(learner)
+        self.wait(processes)
         scratch = self.path / f".partial-{name}"
         self.path.mkdir(exist_ok=True)
         scratch.mkdir(exist_ok=True)
-        _write(scratch / _process_file(processes.rank), save(tensors))
+        _write(scratch / _process_file(processes.rank), save(_process_part(learner)))
+        plain = {**trainer, "num_processes": processes.count}
+        if learner.is_sharded:
+            written, join = _save_shards(scratch, learner)
+
+            def finish() -> None:
+                written.result()
+                join()
+                self._publish(name, scratch, plain)
+                prune()
+
+            self._pending = ThreadPoolExecutor(1).submit(finish) if processes.is_first else written
+            return
         if processes.is_first:
             _write(scratch / WEIGHTS, save(_on_cpu(learner.model.state_dict())))
             _write(scratch / OPTIMIZER, save(_on_cpu(learner.optimizer.tensors())))
         processes.wait()
         # The manifest has the checksums of all parts, so all must be written by now.
         if processes.is_first:
-            plain = {**trainer, "num_processes": processes.count, "states": headers}
-            self._finish(name, scratch, plain)
+            self._publish(name, scratch, plain)
+            prune()
         processes.wait()
 
-    def _finish(self, name: CheckpointName, scratch: Path, trainer: Mapping[str, Any]) -> None:
+    def wait(self, processes: Processes) -> None:
+        """Return when the latest checkpoint is there, to all processes."""
+        if self._pending is not None:
+            from torch.distributed.checkpoint.api import CheckpointException
+
+            pending, self._pending = self._pending, None
+            try:
+                pending.result()
+            except CheckpointException as error:
+                # Of one process, reported by all.
+                raise next(iter(error.failures.values()))[0] from error
+            processes.wait()
+
+    def _publish(self, name: CheckpointName, scratch: Path, trainer: Mapping[str, Any]) -> None:
         """Let a checkpoint appear, after all its parts have been written."""
         _write(scratch / TRAINER, json.dumps(trainer).encode())
         sums = {entry.name: checksum(entry.read_bytes()) for entry in sorted(scratch.iterdir())}
@@ -340,8 +385,55 @@ def _process_file(rank: int) -> str:
     return f"process-{rank}.safetensors"
 
 
-def _process_part(learner: Learner) -> tuple[list[Any], dict[str, Tensor]]:
-    """The lane states and random generators of this process, as plain data and tensors."""
+def _save_shards(scratch: Path, learner: Learner) -> tuple["Future[Any]", Callable[[], None]]:
+    """Copy a sharded model and its optimiser to the host, and begin to write them.
+
+    The future ends when all processes have written their parts, which the function then joins.
+    """
+    # Imported where it is used, since it takes a second.
+    from torch.distributed.checkpoint._consolidate_hf_safetensors import (
+        consolidate_safetensors_files,
+    )
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+    from torch.distributed.checkpoint.state_dict_saver import async_save
+
+    weights = learner.model.state_dict()
+    # PyTorch joins tensors of no dimension, as numbers of steps are, to zeros.
+    optimizer = {
+        name: tensor if tensor.ndim else tensor.view(1)
+        for name, tensor in learner.optimizer.tensors().items()
+    }
+    numbers = dict.fromkeys(weights, 1) | dict.fromkeys(optimizer, 2)
+    num_elements = sum(tensor.numel() for tensor in (*weights.values(), *optimizer.values()))
+    parts = scratch / "parts"
+    # Safetensors, first of each process and then of all: nothing is pickled, and whoever reads a
+    # checkpoint need not know how many processes wrote it.
+    writer = HuggingFaceStorageWriter(
+        str(parts), fqn_to_index_mapping=numbers, save_distributed=True
+    )
+    future = async_save(
+        {**weights, **optimizer}, storage_writer=writer, process_group=learner.writers
+    )
+    assert isinstance(future, Future)
+
+    def join() -> None:
+        found = [shape for file in parts.iterdir() for shape in tensor_shapes(file).values()]
+        # PyTorch joins what it finds: a part that is not there yet would be zeros.
+        if sum(map(math.prod, found)) != num_elements:
+            raise OSError(f"a run's processes need one folder that all of them see: {scratch}")
+        consolidate_safetensors_files(glob.escape(str(parts)), str(scratch), numbers)
+        shutil.rmtree(parts)
+        (scratch / "model.safetensors.index.json").unlink()
+        # Before its first step an optimiser has no state.
+        _write(scratch / OPTIMIZER, save({}))
+        for file, name in zip(sorted(scratch.glob("model-*")), (WEIGHTS, OPTIMIZER), strict=False):
+            file.rename(scratch / name)
+
+    return future, join
+
+
+def _process_part(learner: Learner) -> dict[str, Tensor]:
+    """The lane states and random generators of this process."""
     headers: list[Any] = []
     tensors = {f"{RANDOM}.cpu": torch.get_rng_state()}
     if learner.device.type == "cuda":
@@ -351,10 +443,11 @@ def _process_part(learner: Learner) -> tuple[list[Any], dict[str, Tensor]]:
             headers.append(None)
             continue
         header, parts = take_apart(state)
-        # As it will be read: with lists in place of tuples.
-        headers.append(json.loads(json.dumps(header)))
+        headers.append(header)
         tensors |= {f"{number}/{name}": tensor.cpu() for name, tensor in parts.items()}
-    return headers, tensors
+    # Lanes, and so headers, may differ between processes.
+    tensors[HEADERS] = torch.frombuffer(bytearray(json.dumps(headers).encode()), dtype=torch.uint8)
+    return tensors
 
 
 def _redistribute(states: list[Carried], learner: Learner) -> list[Carried]:
@@ -364,12 +457,10 @@ def _redistribute(states: list[Carried], learner: Learner) -> list[Carried]:
     if not families and not cells:
         return [None] * len(learner.states)
     whole = State.join(families) if families else LSTMState.join(cells)
-    share = whole.batch_size // (learner.processes.count * len(learner.states))
-    first = learner.processes.rank * len(learner.states) * share
-    return [
-        whole.select(range(first + number * share, first + (number + 1) * share))
-        for number in range(len(learner.states))
-    ]
+    lanes = lanes_of_process(learner.processes.rank, learner.processes.count, whole.batch_size)
+    # As `Learner` cuts a batch.
+    parts = torch.tensor(lanes).tensor_split(len(learner.states))
+    return [whole.select(part) for part in parts]
 
 
 def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,13 +1,15 @@
 """A recipe's model, and its update: forward and backward over a segment of every lane."""
 
 import math
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -15,7 +17,7 @@ from staircase_attention.batches import IGNORED, Batch
 from staircase_attention.evaluation import autocast, loss_and_wrong
 from staircase_attention.models import LSTMSequenceModel, LSTMState, SequenceModel, State
 from staircase_attention.training.dataset import Dataset, build_dataset
-from staircase_attention.training.optimizer import Optimizer
+from staircase_attention.training.optimizer import Optimizer, part_like, whole_of
 from staircase_attention.training.processes import Processes
 from staircase_attention.training.recipe import LSTMModel, Recipe
 
@@ -73,7 +75,10 @@ def precision_of(recipe: Recipe) -> torch.dtype:
 
 
 class Objective(nn.Module):
-    """A model's summed loss on a segment, its wrong answers, and the state after it."""
+    """A model, whose summed loss and wrong answers take the logits' place where targets are given.
+
+    Sharded weights are gathered when this is called.
+    """
 
     def __init__(self, model: Model, *, fuse_loss: bool) -> None:
         super().__init__()
@@ -81,9 +86,11 @@ class Objective(nn.Module):
         self.fuse_loss = fuse_loss
 
     def forward(
-        self, inputs: Tensor, targets: Tensor, state: Carried
-    ) -> tuple[Tensor, Tensor, State | LSTMState]:
-        """Loss and wrong answers at all targets that are not IGNORED."""
+        self, inputs: Tensor, state: Carried, targets: Tensor | None = None
+    ) -> tuple[Any, ...]:
+        """Loss and wrong answers at all targets that are not IGNORED, and the state after them."""
+        if targets is None:
+            return tuple(self.model(inputs, state))
         if not self.fuse_loss:
             logits, after = self.model(inputs, state)
             return *loss_and_wrong(logits, targets), after
@@ -137,7 +144,7 @@ class Learner:
     ) -> None:
         config = recipe.training
         self.device, self.processes, self.carries_state = device, processes, carries_state
-        self.model = model.to(device).train()
+        self.model = model.train()
         self.precision = precision_of(recipe)
         self.gradient_clip = config.optimizer.gradient_clip
         is_fast = config.engine == "fast" and device.type == "cuda"
@@ -146,14 +153,65 @@ class Learner:
         fuse_loss = (
             is_fast and find_spec("triton") is not None and model.output_size >= MANY_OUTPUTS
         )
-        self.objective = Objective(self.model, fuse_loss=fuse_loss)
-        processes.share(self.model)
+        # Where weights are sharded, FSDP adds methods to it.
+        self.objective: Any = Objective(self.model, fuse_loss=fuse_loss)
+        self.is_sharded = config.parallel != "ddp" and processes.count > 1
+        """Whether this process keeps only a part of every weight."""
+        if self.is_sharded:
+            self._shard(config.parallel)
+        else:
+            processes.share(self.model.to(device))
         self.optimizer = Optimizer(self.model, config.optimizer)
         self.states: list[Carried] = [None] * config.num_micro_batches
         """The lane states, one per micro-batch."""
         self.step: StepFunction = self._step
         if is_fast:
             self._accelerate(report)
+
+    def _shard(self, parallel: str) -> None:
+        """Leave a part of every weight to each process; FSDP gathers them when they are used."""
+        # Imported where it is used, since it takes seconds.
+        from torch.distributed.fsdp import (
+            MixedPrecisionPolicy,
+            fully_shard,
+            register_fsdp_forward_method,
+        )
+
+        # Of outputs that are changed in place: here none is.
+        warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
+        kind, _, unit = parallel.partition("-")
+        mesh = self.processes.mesh(self.device, by_node=kind == "hsdp")
+        policy = MixedPrecisionPolicy()
+        if self.precision != torch.float32:
+            policy = MixedPrecisionPolicy(param_dtype=self.precision, reduce_dtype=torch.float32)
+        groups: list[nn.Module] = [self.objective]
+        if unit and isinstance(self.model, SequenceModel):
+            groups = [*self.model.core.layers, self.objective]
+        # Checkpoints are written while other groups are in use.
+        self.writers = dist.new_group(backend="gloo")
+        for group in groups:
+            is_whole = group is self.objective
+            sharded = fully_shard(
+                group, mesh=mesh, mp_policy=policy, reshard_after_forward=not is_whole
+            )
+            # The loss is a share of the batch's already: gradients are added, not averaged.
+            sharded.set_gradient_divide_factor(1.0)
+            sharded.set_force_sum_reduction_for_comms(True)
+            if not is_whole:
+                register_fsdp_forward_method(group, "keys_values")
+
+    def load_weights(self, tensors: Mapping[str, Tensor]) -> None:
+        """Replace the weights by these, of which a sharded model takes its part."""
+        self.reshard()
+        own = self.model.state_dict()
+        self.model.load_state_dict(
+            {name: part_like(one, own.get(name, one)) for name, one in tensors.items()}
+        )
+
+    def reshard(self) -> None:
+        """Free what was gathered of other processes' weights, if no backward pass did."""
+        if self.is_sharded:
+            self.objective.reshard()
 
     def _accelerate(self, report: Callable[[str], None]) -> None:
         """Use the engine's kernels, and capture whole updates as CUDA graphs."""
@@ -162,6 +220,9 @@ class Learner:
 
         assert isinstance(self.model, SequenceModel)
         engine.accelerate(self.model)
+        if self.is_sharded:
+            report("updates are not captured: sharded weights move while they are computed")
+            return
         self.step = CapturedUpdates(self._step, self.model, report=report)
 
     def restart(self) -> None:
@@ -212,9 +273,15 @@ class Learner:
         tokens, targets, (share, rate, wants_stop) = inputs
         self.optimizer.zero_grad()
         totals = torch.zeros(2, dtype=torch.float64, device=self.device)
-        parts = zip(tokens.chunk(len(states)), targets.chunk(len(states)), states, strict=True)
+        count = len(states)
+        parts = zip(tokens.tensor_split(count), states, targets.tensor_split(count), strict=True)
         after: list[Carried] = []
         for part in parts:
+            if self.is_sharded:
+                # Gather weights before the first micro-batch, add up gradients after the last.
+                is_last = len(after) == count - 1
+                self.objective.set_requires_gradient_sync(is_last, recurse=False)
+                self.objective.set_reshard_after_backward(is_last, recurse=False)
             with autocast(self.device, self.precision):
                 loss, wrong, state = self.objective(*part)
             torch.autograd.backward(loss * share.to(loss.dtype))
@@ -223,10 +290,12 @@ class Learner:
             after.append(state.detach() if self.carries_state else None)
         results = torch.stack([*totals, wants_stop])
         self.processes.total(results)
+        gradients = [one.grad for one in self.model.parameters() if one.grad is not None]
         # Once per update, after the last micro-batch, and a part of captured updates.
-        self.processes.total(*(one.grad for one in self.model.parameters() if one.grad is not None))
+        if not self.is_sharded:
+            self.processes.total(*gradients)
         limit = float("inf") if self.gradient_clip is None else self.gradient_clip
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+        norm = whole_of(nn.utils.clip_grad_norm_(self.model.parameters(), limit))
         try:
             self.optimizer.step(rate, is_finite=torch.isfinite(norm))
         except torch.OutOfMemoryError as error:

@@ -38,6 +38,28 @@ def learning_rate(config: OptimizerConfig, update: int, num_updates: int) -> flo
     return config.learning_rate * (floor + (1.0 - floor) * shape)
 
 
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether a tensor is a DTensor, of which each process has a part."""
+    return hasattr(tensor, "placements")
+
+
+def whole_of(tensor: Any) -> Tensor:  # noqa: ANN401
+    """All of a tensor, gathered from the processes if it is sharded."""
+    whole: Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor
+    return whole
+
+
+def part_like(whole: Tensor, like: Any) -> Tensor:  # noqa: ANN401
+    """This process's part of a tensor, where `like` is sharded; elsewhere the tensor."""
+    if not is_sharded(like):
+        return whole
+    # Imported where it is used, since it takes a second.
+    from torch.distributed.tensor import distribute_tensor
+
+    # Every process has the whole, so that nothing is sent.
+    return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None)
+
+
 class Optimizer:
     """Adam, AdamW, or Muon for hidden matrices with AdamW for all other parameters.
 
@@ -50,7 +72,8 @@ class Optimizer:
             parameter: name for name, parameter in model.named_parameters()
         }
         others = list(self.names)
-        self.is_on_device = others[0].is_cuda
+        # Sharded weights are not captured, and their optimiser takes numbers only.
+        self.is_on_device = others[0].is_cuda and not is_sharded(others[0])
         """Whether rates are tensors on a GPU."""
         self.parts: list[torch.optim.Optimizer] = []
         if config.kind == "muon":
@@ -124,14 +147,20 @@ class Optimizer:
         for name, value in tensors.items():
             owner, _, key = name.rpartition("/")
             part, parameter = owners[owner]
-            kept = part.state[parameter]
+            kept, value = part.state[parameter], value.view(()) if key == "step" else value
             if key in kept:
                 # In place: a CUDA graph keeps using the same memory.
-                kept[key].copy_(value)
+                kept[key].copy_(part_like(value, kept[key]))
             else:
                 # PyTorch keeps the number of steps on the CPU, unless a CUDA graph includes it.
                 on_cpu = key == "step" and not self.is_on_device
-                kept[key] = value.clone().to("cpu" if on_cpu else parameter.device)
+                value = value.clone().to("cpu" if on_cpu else parameter.device)
+                kept[key] = part_like(value, parameter) if key != "step" else value
+
+
+def _local_parts(tensors: Iterable[Any]) -> list[Tensor]:
+    """What this process holds of tensors; PyTorch has no such copies of sharded ones."""
+    return [one.to_local() if is_sharded(one) else one for one in tensors]
 
 
 def _at_fraction(parameters: list[Tensor], fraction: float) -> list[dict[str, Any]]:
@@ -149,8 +178,9 @@ class StackedMuon(torch.optim.Optimizer):
     """`torch.optim.Muon` with `match_rms_adamw`, for all matrices of one shape at once.
 
     PyTorch's loops over matrices, and takes its rate as a number, which a CUDA graph would fix.
-    Here the rate may be a tensor, and `found_inf` works as in PyTorch's fused Adam. Method and
-    numbers: Jordan et al. (2024), "Muon: An optimizer for
+    Here the rate may be a tensor, and `found_inf` works as in PyTorch's fused Adam. Of sharded
+    matrices, all of one shape are gathered at once; every process orthogonalises them all, and
+    changes its own part. Method and numbers: Jordan et al. (2024), "Muon: An optimizer for
     hidden layers in neural networks"; the size of steps: Liu et al. (2025), arXiv:2502.16982.
     """
 
@@ -196,15 +226,16 @@ class StackedMuon(torch.optim.Optimizer):
         held = [self.state[matrix]["momentum_buffer"] for matrix in matrices]
         before, past = torch.stack(matrices), torch.stack(held)
         memory = past.lerp(gradients, 1 - momentum)
-        direction = orthogonalised(gradients.lerp(memory, momentum)).to(before.dtype)
+        direction = orthogonalised(whole_of(gradients.lerp(memory, momentum))).to(before.dtype)
+        direction = part_like(direction, before)
         size = 0.2 * max(before.shape[1:]) ** 0.5
         after = before - lr * (size * direction + weight_decay * before)
         if self.found_inf is not None:
             is_skipped = self.found_inf > 0
             after = torch.where(is_skipped, before, after)
             memory = torch.where(is_skipped, past, memory)
-        torch._foreach_copy_(matrices, list(after.unbind()))
-        torch._foreach_copy_(held, list(memory.unbind()))
+        for targets, sources in ((matrices, after.unbind()), (held, memory.unbind())):
+            torch._foreach_copy_(_local_parts(targets), _local_parts(sources))
 
 
 def orthogonalised(stack: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from types import FrameType
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
@@ -60,6 +61,20 @@ class Processes:
         shared = torch.tensor([int(flag)], device=device)
         dist.broadcast(shared, src=0)
         return bool(shared.item())
+
+    def mesh(self, device: torch.device, *, by_node: bool) -> DeviceMesh:
+        """The processes in a row or, by node, nodes x processes of a node."""
+        per_node = int(os.environ.get("LOCAL_WORLD_SIZE", self.count)) if by_node else self.count
+        if self.count % per_node:
+            raise input_error(
+                "training.parallel=hsdp needs the same number of processes on every node",
+                f"{self.count} in all and {per_node} on this one",
+                "start as many on each, or use fsdp",
+            )
+        sizes = {"nodes": self.count // per_node, "processes": per_node}
+        if per_node == self.count:
+            del sizes["nodes"]
+        return init_device_mesh(device.type, (*sizes.values(),), mesh_dim_names=(*sizes,))
 
     def share(self, model: nn.Module) -> None:
         """Give all processes the first one's weights."""

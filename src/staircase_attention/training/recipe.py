@@ -159,6 +159,10 @@ class TrainingConfig:
     """Recompute activations in the backward pass, to save memory."""
     engine: Literal["fast", "plain"] = "fast"
     """fast: on a GPU, fused kernels and whole updates captured as CUDA graphs; plain: neither."""
+    parallel: Literal["ddp", "fsdp", "fsdp-layers", "hsdp", "hsdp-layers"] = "ddp"
+    """Of several processes. ddp: each has all weights, gradients and optimiser state. fsdp: each
+    keeps a part, and weights are gathered once per update; fsdp-layers: layer by layer, at each
+    use. hsdp: the parts are shared among the processes of a node, and every node has them all."""
     log_every: int = 50
     evaluate_every: int = 1000
     checkpoint_every: int = 1000

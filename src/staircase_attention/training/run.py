@@ -191,7 +191,7 @@ def _trainer(
             recipe, run_folder, device=place, processes=processes, display=display, stop=stop
         )
         if weights is not None:
-            trainer.learner.model.load_state_dict(weights.tensors)
+            trainer.learner.load_weights(weights.tensors)
         yield trainer
 
 

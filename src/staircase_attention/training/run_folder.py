@@ -110,6 +110,8 @@ class RunFolder:
         config, now = self.read_config(), recipe.to_plain()
         # Whoever names the same recipe names its code, too.
         before = self.recipe(trust_code=config["recipe"] == now).to_plain()
+        # How processes share the work changes no result, so that each resumption may choose it.
+        before["training"]["parallel"] = now["training"]["parallel"]
         before["init"] = config.get("init", {}).get("run")
         changes = list(differences(before, now | {"init": init}))
         if changes:

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
+from torch import nn
 
 from staircase_attention.batches import Batch
 from staircase_attention.checks import input_error
@@ -22,7 +23,7 @@ from staircase_attention.training.checkpoint import (
 )
 from staircase_attention.training.dataset import Dataset, Position, SplitName, build_dataset
 from staircase_attention.training.display import Display
-from staircase_attention.training.learner import Learner, Model, Outcome, build_model, precision_of
+from staircase_attention.training.learner import Learner, Outcome, build_model, precision_of
 from staircase_attention.training.optimizer import learning_rate
 from staircase_attention.training.processes import Processes, StopRequest, StopRequested
 from staircase_attention.training.recipe import Recipe
@@ -52,9 +53,9 @@ class Trainer:
         self.recipe, self.config, self.folder = recipe, recipe.training, folder
         self.device, self.processes, self.display, self.stop = device, processes, display, stop
         self.own_lanes = lanes_of_process(processes.rank, processes.count, self.config.num_lanes)
-        if len(self.own_lanes) % self.config.num_micro_batches:
+        if len(self.own_lanes) < self.config.num_micro_batches:
             raise input_error(
-                "training.num_micro_batches must divide the lanes of a process",
+                "training.num_micro_batches must be at most the lanes of a process",
                 f"{self.config.num_micro_batches} for {len(self.own_lanes)}",
                 "change one of them",
             )
@@ -122,13 +123,14 @@ class Trainer:
     def score(self, split: SplitName) -> tuple[Score, dict[str, float]]:
         """The score of the present weights on one split, and its further measures."""
         score = score_split(
-            self.learner.model,
+            self.learner.objective,
             self.data,
             split,
             recipe=self.recipe,
             device=self.device,
             num_tokens=self._num_tokens(split),
         )
+        self.learner.reshard()
         return score, self.data.facts(split, score, self._num_tokens(split))
 
     def _num_tokens(self, split: SplitName) -> int | None:
@@ -300,9 +302,7 @@ class Trainer:
             **({} if self.log is None else self.log.extent),
             "is_healthy": is_due and self.progress.watch.is_healthy,
         }
-        self.folder.checkpoints.save(self.progress.name, self.learner, trainer)
-        if self.processes.is_first:
-            self._prune()
+        self.folder.checkpoints.save(self.progress.name, self.learner, trainer, self._prune)
 
     def _prune(self) -> None:
         """Keep the latest two, the latest healthy one, the best that they know, and every k-th."""
@@ -319,6 +319,7 @@ class Trainer:
     def _stop(self) -> None:
         if self.folder.checkpoints.names()[-1:] != [self.progress.name]:
             self._save(is_due=False)
+        self.folder.checkpoints.wait(self.processes)
         # Without a number, another process received the signal: SIGTERM stands for it.
         raise StopRequested(
             self.stop.number or 15,
@@ -333,6 +334,7 @@ class Trainer:
             raise DivergedError(
                 f"diverged at update {before.update:,} after {before.num_rollbacks} rollbacks"
             )
+        self.folder.checkpoints.wait(self.processes)
         self._restore(self._latest_healthy())
         progress = self.progress
         progress.rate_scale = before.rate_scale * limits.rate_factor
@@ -362,6 +364,7 @@ class Trainer:
 
     def _finish(self, status: str) -> RunResult:
         """Score the best weights and write the result."""
+        self.folder.checkpoints.wait(self.processes)
         progress, scores = self.progress, {}
         ending: Literal["learnt", "did not learn", "diverged"] = "diverged"
         best, best_update = progress.best, progress.best_update
@@ -369,7 +372,7 @@ class Trainer:
             now = f"the weights of update {progress.update:,} are scored instead"
             checkpoint = self._read(best, otherwise=f"it was the best, and {now}")
             if checkpoint is not None:
-                self.learner.model.load_state_dict(checkpoint.tensors[WEIGHTS])
+                self.learner.load_weights(checkpoint.tensors[WEIGHTS])
             else:
                 best_update = progress.update
             # Test data are scored once, with the weights that validation chose.
@@ -405,7 +408,7 @@ class Trainer:
 
 
 def score_split(
-    model: Model,
+    model: nn.Module,
     data: Dataset,
     split: SplitName,
     *,
