@@ -55,8 +55,9 @@ def run(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch, disk.recording(patch):
         # Nothing depends on what TensorBoard writes in its own time.
         patch.setattr("staircase_attention.training.run_folder.SummaryWriter", Mock())
-        save = announced(disk, CheckpointFolder.save, lambda _, name, *rest: name)
-        patch.setattr(CheckpointFolder, "save", save)
+        # Saving goes on in the background; a checkpoint is promised when it is published.
+        publish = announced(disk, CheckpointFolder._publish, lambda _, name, *rest: name)
+        patch.setattr(CheckpointFolder, "_publish", publish)
         with pytest.raises(KilledError):
             train(recipe, run, progress=Interrupting(5))
         ends = {}

@@ -12,8 +12,10 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -241,7 +243,7 @@ class CheckpointFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._pending: Future[Any] | None = None
-        """A checkpoint of a sharded model that is being written."""
+        """A checkpoint that is being written."""
 
     def names(self) -> list[CheckpointName]:
         """All checkpoints, in the order in which they were written."""
@@ -257,50 +259,47 @@ class CheckpointFolder:
         trainer: Mapping[str, Any],
         prune: Callable[[], None],
     ) -> None:
-        """Write a checkpoint, then prune; every process writes the part that only it has.
-
-        Parts of a sharded model are written while training continues, until `wait`.
-        """
+        """Copy a checkpoint to the host; write it, then prune, while training continues."""
         processes = learner.processes
         self.wait(processes)
         scratch = self.path / f".partial-{name}"
         self.path.mkdir(exist_ok=True)
         scratch.mkdir(exist_ok=True)
-        _write(scratch / _process_file(processes.rank), save(_process_part(learner)))
-        plain = {**trainer, "num_processes": processes.count}
+        jobs: list[Callable[[], object]] = []
+        write_own = partial(_write_all, {scratch / _process_file(processes.rank): _own(learner)})
+        if processes.count == 1:
+            jobs.append(write_own)
+        else:
+            write_own()
+            # The manifest has the checksums of all parts, so all must be written by then.
+            processes.wait()
         if learner.is_sharded:
-            written, join = _save_shards(scratch, learner)
-
-            def finish() -> None:
-                written.result()
-                join()
-                self._publish(name, scratch, plain)
-                prune()
-
-            self._pending = ThreadPoolExecutor(1).submit(finish) if processes.is_first else written
-            return
+            jobs += _save_shards(scratch, learner)
+        elif processes.is_first:
+            weights, optimizer = learner.model.state_dict(), learner.optimizer.tensors()
+            files = {scratch / WEIGHTS: _copies(weights), scratch / OPTIMIZER: _copies(optimizer)}
+            jobs.append(partial(_write_all, files))
         if processes.is_first:
-            _write(scratch / WEIGHTS, save(_on_cpu(learner.model.state_dict())))
-            _write(scratch / OPTIMIZER, save(_on_cpu(learner.optimizer.tensors())))
-        processes.wait()
-        # The manifest has the checksums of all parts, so all must be written by now.
-        if processes.is_first:
-            self._publish(name, scratch, plain)
-            prune()
-        processes.wait()
+            plain = {**trainer, "num_processes": processes.count}
+            jobs += [partial(self._publish, name, scratch, plain), prune]
+
+        def finish() -> None:
+            for job in jobs:
+                job()
+
+        self._pending = ThreadPoolExecutor(1).submit(finish)
 
     def wait(self, processes: Processes) -> None:
         """Return when the latest checkpoint is there, to all processes."""
         if self._pending is not None:
-            from torch.distributed.checkpoint.api import CheckpointException
-
             pending, self._pending = self._pending, None
-            try:
-                pending.result()
-            except CheckpointException as error:
-                # Of one process, reported by all.
-                raise next(iter(error.failures.values()))[0] from error
+            pending.result()
             processes.wait()
+
+    def end(self) -> None:
+        """Let no checkpoint be written after this, whatever became of it."""
+        if self._pending is not None:
+            futures.wait([self._pending])
 
     def _publish(self, name: CheckpointName, scratch: Path, trainer: Mapping[str, Any]) -> None:
         """Let a checkpoint appear, after all its parts have been written."""
@@ -385,15 +384,16 @@ def _process_file(rank: int) -> str:
     return f"process-{rank}.safetensors"
 
 
-def _save_shards(scratch: Path, learner: Learner) -> tuple["Future[Any]", Callable[[], None]]:
+def _save_shards(scratch: Path, learner: Learner) -> list[Callable[[], object]]:
     """Copy a sharded model and its optimiser to the host, and begin to write them.
 
-    The future ends when all processes have written their parts, which the function then joins.
+    Left to do: wait until all processes have written their parts, and join them in the first.
     """
     # Imported where it is used, since it takes a second.
     from torch.distributed.checkpoint._consolidate_hf_safetensors import (
         consolidate_safetensors_files,
     )
+    from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
     from torch.distributed.checkpoint.state_dict_saver import async_save
 
@@ -416,6 +416,13 @@ def _save_shards(scratch: Path, learner: Learner) -> tuple["Future[Any]", Callab
     )
     assert isinstance(future, Future)
 
+    def settle() -> None:
+        try:
+            future.result()
+        except CheckpointException as error:
+            # Of one process, reported by all.
+            raise next(iter(error.failures.values()))[0] from error
+
     def join() -> None:
         found = [shape for file in parts.iterdir() for shape in tensor_shapes(file).values()]
         # PyTorch joins what it finds: a part that is not there yet would be zeros.
@@ -425,14 +432,14 @@ def _save_shards(scratch: Path, learner: Learner) -> tuple["Future[Any]", Callab
         shutil.rmtree(parts)
         (scratch / "model.safetensors.index.json").unlink()
         # Before its first step an optimiser has no state.
-        _write(scratch / OPTIMIZER, save({}))
+        _write_all({scratch / OPTIMIZER: {}})
         for file, name in zip(sorted(scratch.glob("model-*")), (WEIGHTS, OPTIMIZER), strict=False):
             file.rename(scratch / name)
 
-    return future, join
+    return [settle, join] if learner.processes.is_first else [settle]
 
 
-def _process_part(learner: Learner) -> dict[str, Tensor]:
+def _own(learner: Learner) -> dict[str, Tensor]:
     """The lane states and random generators of this process."""
     headers: list[Any] = []
     tensors = {f"{RANDOM}.cpu": torch.get_rng_state()}
@@ -444,7 +451,7 @@ def _process_part(learner: Learner) -> dict[str, Tensor]:
             continue
         header, parts = take_apart(state)
         headers.append(header)
-        tensors |= {f"{number}/{name}": tensor.cpu() for name, tensor in parts.items()}
+        tensors |= {f"{number}/{name}": tensor for name, tensor in _copies(parts).items()}
     # Lanes, and so headers, may differ between processes.
     tensors[HEADERS] = torch.frombuffer(bytearray(json.dumps(headers).encode()), dtype=torch.uint8)
     return tensors
@@ -463,8 +470,15 @@ def _redistribute(states: list[Carried], learner: Learner) -> list[Carried]:
     return [whole.select(part) for part in parts]
 
 
-def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors on the host, which the next update does not change."""
+    copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+    return {name: copy.contiguous() for name, copy in copies.items()}
+
+
+def _write_all(files: Mapping[Path, Mapping[str, Tensor]]) -> None:
+    for path, tensors in files.items():
+        _write(path, save({**tensors}))
 
 
 def _write(path: Path, content: bytes) -> None:

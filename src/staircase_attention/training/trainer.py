@@ -115,6 +115,7 @@ class Trainer:
             status = "diverged"
             self.display.say(str(error))
         finally:
+            self.folder.checkpoints.end()
             self.display.end()
             if self.log is not None:
                 self.log.close()
@@ -317,6 +318,7 @@ class Trainer:
         self.folder.checkpoints.remove([name for name in notes if name not in kept])
 
     def _stop(self) -> None:
+        self.folder.checkpoints.wait(self.processes)
         if self.folder.checkpoints.names()[-1:] != [self.progress.name]:
             self._save(is_due=False)
         self.folder.checkpoints.wait(self.processes)
