@@ -2,8 +2,9 @@
 
 import json
 import os
+import signal
 from collections import Counter
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from small_runs import FORKS, lstm_recipe, metrics_of, small_recipe, together
 from torch.profiler import ProfilerActivity, profile
 
 from staircase_attention.tasks import Lanes, lanes_of_process, training_source
-from staircase_attention.training import load_run, train
+from staircase_attention.training import StopRequested, load_run, train
 from staircase_attention.training.dataset import build_dataset
 from staircase_attention.training.learner import Learner, build_model
 from staircase_attention.training.processes import Processes, join_processes
@@ -99,22 +100,25 @@ def test_sharded_updates_are_those_of_one_process_and_collectives_do_not_grow_wi
     assert layers["adamw"]["_reduce_scatter_base_"] == 1 + 2 * 2
 
 
-def train_until(update, folder, plain):
-    """One of several processes, which all end like killed ones after an update."""
+def train_until(last, stop, folder, plain):
+    """One of several processes, which all end like killed ones after `last`, or are asked to."""
     torch.set_default_dtype(torch.float64)
     record = Trainer._record
 
     def end_or_record(trainer, *arguments):
         record(trainer, *arguments)
-        if trainer.progress.update == update:
+        if trainer.progress.update == last:
             os._exit(0)
+        if trainer.progress.update == stop:
+            signal.raise_signal(signal.SIGTERM)
 
     Trainer._record = end_or_record
-    train(Recipe.from_plain(plain), folder, resume=True)
+    with suppress(StopRequested):
+        train(Recipe.from_plain(plain), folder, resume=True)
 
 
 @pytest.mark.slow
-def test_another_number_of_processes_resumes_after_each_kill_with_the_losses_of_one(tmp_path):
+def test_another_number_of_processes_resumes_after_each_end_with_the_losses_of_one(tmp_path):
     """10 lanes cannot be shared equally; to hsdp two processes are two nodes."""
     recipe = small_recipe(
         model__core__dropout=0.0,
@@ -124,12 +128,14 @@ def test_another_number_of_processes_resumes_after_each_kill_with_the_losses_of_
         training__evaluate_every=50,
         training__checkpoint_every=10,
     )
-    reference = FORKS.Process(target=train_until, args=[None, tmp_path / "one", recipe.to_plain()])
+    whole = [None, None, tmp_path / "one", recipe.to_plain()]
+    reference = FORKS.Process(target=train_until, args=whole)
     reference.start()
-    legs = [(1, "fsdp", 25), (2, "hsdp", 47), (4, "ddp", 73), (3, "fsdp", None)]
-    for count, mode, last in legs:
+    # The request comes while the checkpoint of update 40 is written.
+    legs = [(1, "fsdp", 25, None), (2, "hsdp", None, 39), (4, "ddp", 73, None)]
+    for count, mode, last, stop in [*legs, (3, "fsdp", None, None)]:
         plain = recipe.override({"training.parallel": mode}).to_plain()
-        together(count, train_until, last, tmp_path / "many", plain, LOCAL_WORLD_SIZE="1")
+        together(count, train_until, last, stop, tmp_path / "many", plain, LOCAL_WORLD_SIZE="1")
     reference.join()
     one, many = metrics_of(tmp_path / "one"), metrics_of(tmp_path / "many")
     assert [line["update"] for line in one] == [line["update"] for line in many]

@@ -321,7 +321,7 @@ class Trainer:
         self.folder.checkpoints.wait(self.processes)
         if self.folder.checkpoints.names()[-1:] != [self.progress.name]:
             self._save(is_due=False)
-        self.folder.checkpoints.wait(self.processes)
+            self.folder.checkpoints.wait(self.processes)
         # Without a number, another process received the signal: SIGTERM stands for it.
         raise StopRequested(
             self.stop.number or 15,
