@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -49,8 +50,8 @@ def test_lanes_continue_from_batch_to_batch_around_the_ring(
         batch, position = lanes.batch(position)
         batches.append(batch)
         # Every position is restored from a file.
-        position = TokenPosition(**json.loads(json.dumps(position.as_plain())))
-    assert position.as_plain() == {
+        position = TokenPosition(**json.loads(json.dumps(asdict(position))))
+    assert asdict(position) == {
         "update": num_batches,
         "offset": num_batches * segment_length,
         "num_lanes": num_lanes,

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from staircase_attention.plain import from_plain, to_plain
 from staircase_attention.tasks import (
     IGNORED,
     Algorithm,
@@ -112,7 +113,7 @@ def test_a_saved_position_is_all_that_resuming_needs(task):
     fresh = replace(lanes, source=training_source(task, seed=1))
     assert inputs[2].tolist() == expected_lane(fresh.source, 2, lanes, 640)[0]
     for resumed, update in ((fresh, 17), (lanes, 3), (fresh, 39), (lanes, 25)):
-        position = Position.from_plain(json.loads(json.dumps(positions[update].as_plain())))
+        position = from_plain(Position, json.loads(json.dumps(to_plain(positions[update]))))
         assert position == positions[update]
         assert position.update == update
         rest_inputs, rest_targets, rest = read(resumed, 40 - update, position)
@@ -125,8 +126,8 @@ def test_positions_of_older_versions_can_be_read():
     """As checkpoints contain them."""
     plain = {"update": 3, "episodes": [4, 1], "offsets": [0, 17]}
     position = Position(update=3, episodes=(4, 1), offsets=(0, 17))
-    assert Position.from_plain(plain) == position
-    assert json.loads(json.dumps(position.as_plain())) == plain
+    assert from_plain(Position, plain) == position
+    assert to_plain(position) == plain
 
 
 def test_a_position_beyond_the_cut_is_refused():

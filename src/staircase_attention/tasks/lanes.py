@@ -1,8 +1,7 @@
 """Batches whose rows are contiguous streams: each continues where the previous one ended."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -87,19 +86,6 @@ class Position:
     """For each lane, the number of its current episode in the source."""
     offsets: tuple[int, ...]
     """For each lane, the tokens of that episode that are used already."""
-
-    def as_plain(self) -> dict[str, Any]:
-        """The position as numbers and lists, for a checkpoint or a JSON file."""
-        return asdict(self)
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> "Position":
-        """The position that as_plain wrote."""
-        return cls(
-            update=int(plain["update"]),
-            episodes=tuple(map(int, plain["episodes"])),
-            offsets=tuple(map(int, plain["offsets"])),
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
