@@ -1,10 +1,10 @@
 """The figures of a report: scores against recurrent steps, updates, time and episode length."""
 
 import io
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
 import matplotlib
@@ -109,9 +109,9 @@ def curve_figure(rows: Sequence[Row], against: Axis) -> Figure | None:
     for row, style in zip(run, row_styles([row.model for row in run]), strict=True):
         known = {one.seed: run_points(one, against) for one in row.runs}
         # An unfinished run would end the mean where it stopped.
-        finished = [known[one.seed] for one in row.with_status("finished") if known[one.seed]]
+        finished = [known[one.seed] for one in row.runs if one.status == "finished"]
         seeds = [points for points in known.values() if points]
-        mean = mean_points(finished or seeds, common=against != "length")
+        mean = mean_points([*filter(None, finished)] or seeds, common=against != "length")
         for points in [*seeds, mean] if mean else ():
             errors += points.values()
         lines += _draw_row(axes, row, mean, seeds, style) if mean else []
@@ -146,10 +146,7 @@ def mean_points(runs: Sequence[Points], *, common: bool) -> Points:
     {10: 85.0}
     """
     keys = set.intersection(*map(set, runs)) if common else set().union(*runs)
-    return {
-        key: statistics.fmean(points[key] for points in runs if key in points)
-        for key in sorted(keys)
-    }
+    return {key: fmean(points[key] for points in runs if key in points) for key in sorted(keys)}
 
 
 def _draw_row(
@@ -228,7 +225,7 @@ def recurrence_rows(rows: Sequence[Row]) -> list[Row]:
     shown = [
         row
         for row in rows
-        if row.full_recipe and row.model in IN_FIGURE_2 and (row.paper or row.results)
+        if row.budget and row.model in IN_FIGURE_2 and (row.paper or row.results)
     ]
     return sorted(shown, key=lambda row: (num_steps(row), IN_FIGURE_2.index(row.model)))
 
@@ -282,12 +279,12 @@ def cost_figure(rows: Sequence[Row]) -> Figure | None:
 
     A line joins the best rows of a model by steps; the others are markers alone.
     """
-    shown = [row for row in rows if row.full_recipe and row.results and row.measure is not ERROR]
+    shown = [row for row in rows if row.budget and row.results and row.measure is not ERROR]
     if not shown:
         return None
     models: dict[str, list[tuple[int, float, float]]] = {}
     for row in shown:
-        minutes, score = (row.wall_seconds or 0.0) / 60, row.score("test")
+        minutes, score = fmean(one.wall_seconds for one in row.results) / 60, row.score("test")
         assert score is not None, "it has results"
         models.setdefault(row.model, []).append((num_steps(row), minutes, score.mean))
     figure = Figure(figsize=(10.4, 4.8), layout="constrained")

@@ -223,12 +223,6 @@ def read_lengths(run: Path) -> dict[int, Score]:
         return {int(length): from_plain(Score, score) for length, score in plain.items()}
 
 
-def missing_lengths(run: Path, lengths: Sequence[int]) -> list[int]:
-    """The lengths for which a run has no score yet."""
-    known = read_lengths(run)
-    return [length for length in lengths if length not in known]
-
-
 def score_lengths(run: Path, lengths: Sequence[int]) -> None:
     """Score a run's best weights on test episodes of these lengths."""
     loaded, device, scores = load_run(run), choose_device(), read_lengths(run)

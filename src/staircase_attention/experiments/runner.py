@@ -16,7 +16,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from rich.progress import TaskID
 
@@ -28,7 +27,7 @@ from staircase_attention.experiments.report import Report, write_report
 from staircase_attention.experiments.results import (
     beside,
     latest_facts,
-    missing_lengths,
+    read_lengths,
     read_run,
     seed_folder,
     seeds_in,
@@ -80,7 +79,7 @@ def carry_out(
     waiting = deque((place, run) for place, run in enumerate(runs, 1) if not run.is_over)
     environment = child_environment(jobs * processes, threads)
     monitor = Monitor(is_shown=progress)
-    with stop_requests() as stop, lifeline() as stdin, _children(experiment, monitor) as active:
+    with stop_requests() as stop, _children(experiment, monitor) as (active, stdin):
         while waiting or active:
             # After a stop request the loop continues until all runs have saved themselves.
             if stop.number:
@@ -141,21 +140,10 @@ class PlannedRun:
     @property
     def _missing_lengths(self) -> list[int]:
         """Lengths still to be scored; none for a run that diverged without a good checkpoint."""
-        has_weights = RunFolder(self.folder).read_result().best_update is not None
-        return missing_lengths(self.folder, self.lengths) if has_weights else []
-
-    def check(self) -> None:
-        """Refuse to resume a run whose recipe was another."""
-        if RunFolder(self.folder).is_unbegun:
-            return
-        began, wanted = RunFolder(self.folder).recipe().to_plain(), self.recipe.to_plain()
-        if began != wanted:
-            path, old, new = first_difference(began, wanted)
-            raise input_error(
-                "a run is resumed with the recipe it began with",
-                f"{path} = {new!r} for {self.folder}, which has {old!r}",
-                f"use {old!r} again, or name another folder",
-            )
+        if RunFolder(self.folder).read_result().best_update is None:
+            return []
+        known = read_lengths(self.folder)
+        return [length for length in self.lengths if length not in known]
 
     def next_command(self, *, processes: int = 1) -> list[str] | None:
         """The command that brings the run further: train, resume, or score; None when it is over.
@@ -177,20 +165,6 @@ class PlannedRun:
         if lengths:
             return [*LENGTHS, str(self.folder), *map(str, lengths)]
         return None
-
-
-def first_difference(old: Any, new: Any, path: str = "") -> tuple[str, Any, Any]:  # noqa: ANN401
-    """The first path at which two plain configs differ, and both values there.
-
-    >>> first_difference({"a": 1, "b": {"c": 2}}, {"a": 1, "b": {"c": 3}})
-    ('b.c', 2, 3)
-    """
-    if isinstance(old, dict) and isinstance(new, dict):
-        for name in [*new, *(name for name in old if name not in new)]:
-            if old.get(name) != new.get(name):
-                inner = f"{path}.{name}" if path else name
-                return first_difference(old.get(name), new.get(name), inner)
-    return path, old, new
 
 
 def planned_runs(experiment: Experiment) -> list[PlannedRun]:
@@ -221,8 +195,9 @@ def planned_runs(experiment: Experiment) -> list[PlannedRun]:
     check_can_hold(folder, "the folder of results")
     for row in chosen:
         # Also runs with seeds that are not wanted now, as the report counts them.
-        for seed in seeds_in(folder / row.name):
-            run(row, seed).check()
+        for one in (run(row, seed) for seed in seeds_in(folder / row.name)):
+            if not RunFolder(one.folder).is_unbegun:
+                RunFolder(one.folder).require_same(one.recipe, init=None)
     return runs
 
 
@@ -310,22 +285,13 @@ class Child:
 
 
 @contextmanager
-def lifeline() -> Iterator[int]:
-    """The standard input of all runs: it ends when this process does, even by SIGKILL."""
+def _children(experiment: Experiment, monitor: "Monitor") -> Iterator[tuple[list[Child], int]]:
+    """The runs under way, of which none outlives an error or a second Ctrl-C; and their input."""
+    active: list[Child] = []
+    # A pipe that ends when this process does, even by SIGKILL.
     reader, writer = os.pipe()
     try:
-        yield reader
-    finally:
-        os.close(reader)
-        os.close(writer)
-
-
-@contextmanager
-def _children(experiment: Experiment, monitor: "Monitor") -> Iterator[list[Child]]:
-    """The runs under way, of which none outlives an error or a second Ctrl-C."""
-    active: list[Child] = []
-    try:
-        yield active
+        yield active, reader
     except BaseException as error:
         # All are asked before any is waited for, so that they save at the same time.
         for child in active:
@@ -336,6 +302,8 @@ def _children(experiment: Experiment, monitor: "Monitor") -> Iterator[list[Child
             write_report(experiment)
         raise
     finally:
+        os.close(reader)
+        os.close(writer)
         monitor.close()
 
 
