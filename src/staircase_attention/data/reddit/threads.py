@@ -17,8 +17,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from staircase_attention.checks import check_choice, check_integer
 from staircase_attention.data.documents import Document, HeldOut
-from staircase_attention.data.reddit.cleaning import Cleaning, Status
-from staircase_attention.data.reddit.comments import Comment
+from staircase_attention.data.reddit.comments import Cleaning, Comment, Status
 
 Form = Literal["paths", "leaves", "threads"]
 Gap = Literal["drop", "cut", "placeholder"]
