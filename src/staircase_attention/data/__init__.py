@@ -18,8 +18,7 @@ from staircase_attention.data.enwik8 import prepare_enwik8
 from staircase_attention.data.jobs import PreparationProgress, ProgressLines
 from staircase_attention.data.lanes import TokenLanes, TokenPosition, evaluation_batches
 from staircase_attention.data.mixture import Part
-from staircase_attention.data.parts import join
-from staircase_attention.data.preparation import prepare, prepare_text
+from staircase_attention.data.preparation import join, prepare, prepare_text
 from staircase_attention.data.readers import ReadingOptions, TextSource
 from staircase_attention.data.tokenisers import (
     ByteTokeniser,
