@@ -46,7 +46,7 @@ class SplitFile:
                     data = file.read(min(LONGEST_PIECE, num_left))
                     num_left -= len(data)
                     number += 1
-                    after = Cursor(place={"part": number}, num_read=file.num_stored_read)
+                    after = Cursor(place={"part": number}, num_read=file.raw.num_stored_read)
                     yield Document(text=data, split=split, is_continued=num_left > 0), after
 
 

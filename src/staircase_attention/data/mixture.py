@@ -16,13 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from staircase_attention.checks import check_choice, input_error
-from staircase_attention.data.documents import (
-    SPLITS,
-    Cursor,
-    DocumentSource,
-    HeldOut,
-    hashed,
-)
+from staircase_attention.data.documents import SPLITS, Cursor, DocumentSource, HeldOut, hashed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,13 +119,10 @@ class Mixture:
             _PartReading(number, part, self.held_out, start[number])
             for number, part in enumerate(self.parts)
         ]
-        unfinished = [reading for reading in readings if not reading.is_over]
-        while unfinished:
+        while unfinished := [reading for reading in readings if not reading.is_over]:
             # A source that is inside a document comes first, so that documents stay whole.
-            reading = min(unfinished, key=lambda one: (one.is_between_documents, one.share_done))
+            reading = min(unfinished, key=lambda one: (one.position.split is None, one.share_done))
             piece = reading.next()
-            if reading.is_over:
-                unfinished.remove(reading)
             yield piece, tuple(reading.position for reading in readings)
 
 
@@ -146,10 +137,6 @@ class _PartReading:
     @property
     def is_over(self) -> bool:
         return self.position.pass_number == self._part.num_passes
-
-    @property
-    def is_between_documents(self) -> bool:
-        return self.position.split is None
 
     @property
     def share_done(self) -> float:

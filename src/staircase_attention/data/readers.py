@@ -226,13 +226,13 @@ def _of_file(
     with open_decompressed(path, allow_damaged=options.allow_damaged) as file:
         try:
             for record in records(file):
-                yield record, file.num_stored_read
-            if file.damage is not None:
-                raise DamagedFileError(path, file.damage)
+                yield record, file.raw.num_stored_read
+            if file.raw.damage is not None:
+                raise DamagedFileError(path, file.raw.damage)
         except DamagedFileError as damage:
             if not options.allow_damaged:
                 raise
-            yield damage, file.num_stored_read
+            yield damage, file.raw.num_stored_read
 
 
 def _text_parts(file: IO[bytes]) -> Iterator[Document]:
@@ -352,7 +352,7 @@ def _members(file: DecompressedFile) -> Iterator[Document | str]:
                 elif content := archive.extractfile(member):
                     yield from _text_parts(content)
     except tarfile.TarError as error:
-        why = f"{error}, at byte {file.num_stored_read:,} as stored"
+        why = f"{error}, at byte {file.raw.num_stored_read:,} as stored"
         raise DamagedFileError(file.name, why) from error
 
 

@@ -135,10 +135,10 @@ def line_batches(path: Path, num_done: int, *, allow_damaged: bool) -> Iterator[
             batch.append(line)
             num_bytes += len(line or b"")
             if num_bytes >= BLOCK_BYTES:
-                yield batch, DumpPosition(num_stored=file.num_stored_read)
+                yield batch, DumpPosition(num_stored=file.raw.num_stored_read)
                 batch, num_bytes = [], 0
         num_stored = path.stat().st_size
-        yield batch, DumpPosition(num_stored=num_stored, is_done=True, damage=file.damage)
+        yield batch, DumpPosition(num_stored=num_stored, is_done=True, damage=file.raw.damage)
 
 
 def _parse(batch: Batch, cleaning: Cleaning) -> tuple[DumpPosition, pa.RecordBatch]:
