@@ -67,7 +67,7 @@ class FileFormat(NamedTuple):
 
     records: Callable[[Path, ReadingOptions], Iterator[tuple[Any, int]]]
     """The records of a file, each with how many bytes of the file, as stored, were read for it."""
-    document: Callable[[Any, ReadingOptions], Document | str]
+    document: Callable[[Any, ReadingOptions], Document | str] = lambda record, options: record
     """The document of a record; or, in words, what records are that cannot be used."""
 
 
@@ -258,10 +258,6 @@ def _paragraphs(file: DecompressedFile) -> Iterator[Document]:
             return
 
 
-def _as_it_is(document: Document | str, options: ReadingOptions) -> Document | str:
-    return document
-
-
 def _json_document(line: bytes | None, options: ReadingOptions) -> Document | str:
     if line is None:
         return OVERLONG
@@ -308,7 +304,17 @@ def _flattened(value: object, separators: tuple[str, ...] = ("\n", ": ")) -> str
 
 def _rows(path: Path, options: ReadingOptions) -> Iterator[tuple[Any, int]]:
     """The values of the text column."""
-    with _open_parquet(path, options) as file:
+    parquet = import_extra("pyarrow.parquet", needed_for="a .parquet file")
+    try:
+        file = parquet.ParquetFile(path, buffer_size=PARQUET_BUFFER, pre_buffer=False)
+    except (OSError, ValueError) as error:
+        rule, received = "a .parquet file must be whole", f"{path} ({error})"
+        raise input_error(rule, received, "fetch it again, or leave it out") from error
+    with file:
+        if options.text_field not in file.schema_arrow.names:
+            rule = f"the text must be in the column {options.text_field!r} of {path}"
+            received = ", ".join(map(repr, file.schema_arrow.names))
+            raise input_error(rule, received, "name its column with text_field")
         bytes_each = path.stat().st_size / max(file.metadata.num_rows, 1)
         num_rows = 0
         for batch in file.iter_batches(PARQUET_ROWS, columns=[options.text_field]):
@@ -320,21 +326,6 @@ def _rows(path: Path, options: ReadingOptions) -> Iterator[tuple[Any, int]]:
 def _row_document(value: Any, options: ReadingOptions) -> Document | str:  # noqa: ANN401
     text = _flattened(value.as_py())
     return "rows without text" if text is None else Document(text=text)
-
-
-def _open_parquet(path: Path, options: ReadingOptions) -> Any:  # noqa: ANN401
-    parquet = import_extra("pyarrow.parquet", needed_for="a .parquet file")
-    try:
-        file = parquet.ParquetFile(path, buffer_size=PARQUET_BUFFER, pre_buffer=False)
-    except (OSError, ValueError) as error:
-        rule, received = "a .parquet file must be whole", f"{path} ({error})"
-        raise input_error(rule, received, "fetch it again, or leave it out") from error
-    if options.text_field not in file.schema_arrow.names:
-        file.close()
-        rule = f"the text must be in the column {options.text_field!r} of {path}"
-        received = ", ".join(map(repr, file.schema_arrow.names))
-        raise input_error(rule, received, "name its column with text_field")
-    return file
 
 
 def _members(file: DecompressedFile) -> Iterator[Document | str]:
@@ -371,9 +362,9 @@ def _article_document(page: bytes, options: ReadingOptions) -> Document | str:
     return Document(text=text) if text else "redirects and pages without text"
 
 
-TEXT = FileFormat(partial(_of_file, _text_parts), _as_it_is)
-PARAGRAPHS = FileFormat(partial(_of_file, _paragraphs), _as_it_is)
+TEXT = FileFormat(partial(_of_file, _text_parts))
+PARAGRAPHS = FileFormat(partial(_of_file, _paragraphs))
 JSON_LINES = FileFormat(partial(_of_file, whole_lines), _json_document)
 WIKIPEDIA = FileFormat(partial(_of_file, pages), _article_document)
-TAR = FileFormat(partial(_of_file, _members), _as_it_is)
+TAR = FileFormat(partial(_of_file, _members))
 PARQUET = FileFormat(_rows, _row_document)
