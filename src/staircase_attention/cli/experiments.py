@@ -1,4 +1,4 @@
-"""`staircase demo`, `compare`, `reproduce`, `bench` and `estimate`: recipes and their reports."""
+"""`staircase demo`, `quickstart`, `compare`, `reproduce`, `bench`, `estimate`: runs and reports."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,6 +9,7 @@ import typer
 
 from staircase_attention.checks import input_error
 from staircase_attention.cli.arguments import AsJson, Quiet, parse_assignments, parse_variations
+from staircase_attention.files import check_can_hold
 
 if TYPE_CHECKING:
     from staircase_attention.experiments.report import Report
@@ -58,6 +59,40 @@ def demo(*, seeds: Seeds = 1, output: Output = Path("demo")) -> int:
     status = show_report(report)
     typer.echo(f"learning curves: {output / 'learning-curves.png'}")
     typer.echo(f"Remove {output} to train again.")
+    return status
+
+
+def quickstart(
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE", help="text, Markdown, source code, .jsonl, or folder"),
+    ],
+    *,
+    output: Annotated[Path, typer.Option(help="Folder for everything.")] = Path("quickstart"),
+    minutes: Annotated[float, typer.Option(help="Time for everything.")] = 9.0,
+    quiet: Quiet = False,
+) -> int:
+    """From text to a model: prepare, choose a size, train, sample."""
+    check_can_hold(output, "--output")
+    from staircase_attention.cli.prepare import progress
+    from staircase_attention.cli.runs import show
+    from staircase_attention.experiments.quickstart import Quickstart
+    from staircase_attention.training import choose_display
+
+    result, samples, share = Quickstart(
+        files=files,
+        folder=output,
+        minutes=minutes,
+        say=typer.echo,
+        preparing=progress(quiet),
+        training=choose_display(quiet=quiet),
+    ).run()
+    for row, sample in enumerate(samples):
+        typer.echo(f"--- {row}\n{sample}")
+    status = show(result, output / "run")
+    typer.echo(f"{100 * share:.1f}% of the words in the samples occur in the text")
+    typer.echo(f"curve: {output / 'curve.png'}; remove {output} to start again")
+    typer.echo(f"more: staircase sample (or chat, eval, export) {output / 'run'}")
     return status
 
 

@@ -8,7 +8,6 @@ from staircase_attention.batches import IGNORED, Batch
 from staircase_attention.checks import InputError, input_error, one_line, suggestion
 from staircase_attention.references import check_options, load_reference
 from staircase_attention.tasks.algorithm import Algorithm
-from staircase_attention.tasks.episodes import Episodes
 from staircase_attention.tasks.lanes import (
     Growth,
     Lanes,
@@ -26,7 +25,7 @@ from staircase_attention.tasks.splits import (
     training_source,
     with_length,
 )
-from staircase_attention.tasks.task import SplitSizes, Task
+from staircase_attention.tasks.task import Episodes, SplitSizes, Task
 
 __all__ = [
     "BUILT_IN",

@@ -7,8 +7,8 @@ import numpy as np
 
 from staircase_attention.batches import IGNORED, Batch
 from staircase_attention.checks import check_integer, input_error
-from staircase_attention.tasks.episodes import Episodes, Integers, ragged_range
 from staircase_attention.tasks.splits import EpisodeSource
+from staircase_attention.tasks.task import Episodes, Integers, ragged_range
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from staircase_attention.checks import check_choice, check_integer, input_error
-from staircase_attention.tasks.episodes import Episodes, reset_episodes, run_automaton
-from staircase_attention.tasks.task import SizedTask
+from staircase_attention.tasks.task import Episodes, SizedTask, reset_episodes, run_automaton
 
 Inputs = Literal["elements", "generators"]
 Permutation = tuple[int, ...]
