@@ -28,7 +28,7 @@ from staircase_attention.experiments.comparisons import (
     with_updates,
 )
 from staircase_attention.experiments.results import latest_facts
-from staircase_attention.experiments.runner import PlannedRun, child_environment
+from staircase_attention.experiments.runner import Run, child_environment
 from staircase_attention.training import StopRequested
 
 ROWS = ["staircase-n8-c8", "ladder-2"]
@@ -276,7 +276,7 @@ def test_a_folder_that_cannot_hold_results_is_refused(tmp_path, fake):
 
 
 def test_torchrun_starts_processes_of_a_run_and_not_of_an_experiment(tmp_path, monkeypatch):
-    run = PlannedRun(recipe=small_recipe(), folder=tmp_path / "seed-0")
+    run = Run(small_recipe(), tmp_path / "seed-0")
     command = run.next_command(processes=8)
     assert command[3:7] == [
         "torch.distributed.run",

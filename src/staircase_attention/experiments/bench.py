@@ -151,15 +151,9 @@ def run_bench(
 ) -> Plain:
     """Time the subjects one after another; what fails is reported and stops nothing else.
 
-    Args:
-        subjects: in this order.
-        device: where.
-        updates: whether to time updates.
-        decode: whether to time decoding.
-        batches: rows that are decoded together, one number after another.
-        repeats: updates, and tokens per row; None: as many as take about three seconds.
-        output: a JSON file, written after every measurement, so that a kill costs one at most.
-        say: called with what happens.
+    Without `repeats`, as many updates, and tokens per row, as take about three seconds. `batches`
+    are rows that are decoded together, one number after another. The file `output` is written after
+    every measurement, so that a kill costs one at most.
     """
     if not (updates or decode):
         rule = "a bench times updates or decoding"

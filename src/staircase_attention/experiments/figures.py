@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -42,10 +42,10 @@ OTHER_FAMILIES = (("#44aa99", "p"), ("#888888", "h"), ("#aa4499", "*"))
 DASHES = ("-", "--", ":", "-.")
 # Markers along a curve, about.
 NUM_MARKERS = 8
-# What scores are drawn against.
-Axis = Literal["updates", "length"]
 # The score by update or length.
 Points = Mapping[int, float]
+# What scores are drawn against.
+Axis = Literal["updates", "length"]
 
 
 class Style(NamedTuple):
@@ -100,14 +100,18 @@ def curve_figure(rows: Sequence[Row], against: Axis) -> Figure | None:
 
     The mean is over finished runs or, before any is finished, over all. None: there is no data.
     """
-    run = [row for row in rows if any(run_points(one, against) for one in row.runs)]
+
+    def points_of(one: RunRecord) -> Points:
+        return dict(sorted(one.lengths.items())) if against == "length" else dict(one.curve)
+
+    run = [row for row in rows if any(points_of(one) for one in row.runs)]
     if not run:
         return None
     figure, axes = _axes()
     lines: list[Line2D] = []
     errors: list[float] = []
     for row, style in zip(run, row_styles([row.model for row in run]), strict=True):
-        known = {one.seed: run_points(one, against) for one in row.runs}
+        known = {one.seed: points_of(one) for one in row.runs}
         # An unfinished run would end the mean where it stopped.
         finished = [known[one.seed] for one in row.runs if one.status == "finished"]
         seeds = [points for points in known.values() if points]
@@ -132,11 +136,6 @@ def time_figure(curves: Mapping[str, Mapping[float, float]]) -> Figure:
     axes.set(xlabel="Minutes", ylabel="Bits per byte")
     _tidy(axes, lines)
     return figure
-
-
-def run_points(run: RunRecord, against: Axis) -> Points:
-    """A run's errors, from left to right."""
-    return dict(sorted(run.lengths.items())) if against == "length" else dict(run.curve)
 
 
 def mean_points(runs: Sequence[Points], *, common: bool) -> Points:
@@ -316,16 +315,14 @@ def _legend(rows: Sequence[Row]) -> list[Line2D]:
     entries = [
         (model, *FAMILIES[model], FAMILIES[model][0]) for model in IN_FIGURE_2 if model in drawn
     ]
-    has_paper, is_shortened = (
-        any(row.paper for row in rows),
-        any(row.is_shortened for row in rows),
-    )
+    has_paper, is_shortened = any(row.paper for row in rows), any(row.is_shortened for row in rows)
     if has_paper or is_shortened:
         entries.append(("ours, from fewer updates" if is_shortened else "ours", GREY, "o", GREY))
     if has_paper:
         entries.append(("the paper's", GREY, "o", "white"))
-    style: dict[str, Any] = {"linestyle": "none"}
     return [
-        Line2D([], [], color=colour, marker=marker, markerfacecolor=face, label=label, **style)
-        for label, colour, marker, face in entries
+        Line2D(
+            [], [], color=ink, marker=marker, markerfacecolor=face, label=label, linestyle="none"
+        )
+        for label, ink, marker, face in entries
     ]

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from rich.progress import TaskID
@@ -60,12 +60,8 @@ def carry_out(
 ) -> Report:
     """Do what is not done yet: finished runs are left alone, unfinished and failed ones resumed.
 
-    Args:
-        experiment: the rows and seeds to run.
-        jobs: runs at a time.
-        processes: of each run, started by torchrun; 1: no torchrun.
-        threads: CPU threads per process; by default a fair share of the cores.
-        progress: print when runs start and end, and bars in a terminal, on standard error.
+    `jobs` runs at a time, each of several processes if torchrun is to start it, each with `threads`
+    CPU threads, by default a fair share of the cores. Progress is shown on standard error.
     """
     check_integer("jobs", jobs, minimum=1, example=2)
     check_integer("processes", processes, minimum=1, example=8)
@@ -84,22 +80,22 @@ def carry_out(
             # After a stop request the loop continues until all runs have saved themselves.
             if stop.number:
                 waiting.clear()
-                for child in active:
-                    child.stop()
+                for run in active:
+                    run.stop()
             while waiting and len(active) < jobs:
                 place, run = waiting.popleft()
                 monitor.say(f"run {place} of {len(runs)}: {run.title}")
                 if not _is_in_use(run, monitor):
-                    child = Child(run, processes=processes, environment=environment, stdin=stdin)
-                    active.append(child)
+                    run.start(processes=processes, environment=environment, stdin=stdin)
+                    active.append(run)
             time.sleep(POLL_SECONDS)
             monitor.show(active)
             if len(active) > 1:
-                for child in active:
-                    child.note_shared()
-            for child in [child for child in active if child.has_ended()]:
-                active.remove(child)
-                monitor.end(child)
+                for run in active:
+                    run.note_shared()
+            for run in [run for run in active if run.has_ended()]:
+                active.remove(run)
+                monitor.end(run)
                 report = write_report(experiment)
         if stop.number:
             num_over = sum(run.is_over for run in runs)
@@ -111,14 +107,16 @@ def carry_out(
     return report
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlannedRun:
-    """A recipe with its seed, and the folder in which it runs."""
+class Run:
+    """A recipe with its seed in its folder: train or resume, then score other lengths.
 
-    recipe: Recipe
-    folder: Path
-    lengths: tuple[int, ...] = ()
-    """Episode lengths at which its best weights are also scored."""
+    `lengths` are episode lengths at which its best weights are also scored.
+    """
+
+    def __init__(self, recipe: Recipe, folder: Path, lengths: Sequence[int] = ()) -> None:
+        self.recipe, self.folder, self.lengths = recipe, folder, lengths
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_stopping = False
 
     @property
     def title(self) -> str:
@@ -166,18 +164,84 @@ class PlannedRun:
             return [*LENGTHS, str(self.folder), *map(str, lengths)]
         return None
 
+    def start(self, *, processes: int, environment: dict[str, str], stdin: int) -> None:
+        """Start the first command; each of them writes to the same log."""
+        self._processes, self._environment, self._stdin = processes, environment, stdin
+        beside(self.folder, "failure.txt").unlink(missing_ok=True)
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        self._log = beside(self.folder, "log")
+        self._log.write_bytes(b"")
+        self._process = self._start()
 
-def planned_runs(experiment: Experiment) -> list[PlannedRun]:
+    def _start(self) -> subprocess.Popen[bytes] | None:
+        """Start the next command; None where nothing is left to do."""
+        self._is_training = not self.is_trained
+        command = self.next_command(processes=self._processes)
+        if command is None:
+            return None
+        with self._log.open("ab") as log:
+            return subprocess.Popen(
+                command, stdin=self._stdin, stdout=log, stderr=log, env=self._environment
+            )
+
+    def has_ended(self) -> bool:
+        """Whether nothing is under way any more; starts the next command where there is one."""
+        status = 0 if self._process is None else self._process.poll()
+        if status is None:
+            return False
+        if self._is_stopping:
+            return True
+        # What a command has achieved is in the folder; a run that diverged exits with 1.
+        if self.is_trained if self._is_training else self.is_over:
+            self._process = self._start()
+            return self._process is None
+        self._write_failure(status)
+        return True
+
+    def _write_failure(self, status: int) -> None:
+        """Record a failure beside the run: the reason in one line, then the whole log."""
+        log = self._log.read_text(errors="replace").strip()
+        reason = log.rpartition("\n")[2].removeprefix("staircase: ")
+        if status < 0:
+            hint = ", perhaps out of memory" if status == -signal.SIGKILL else ""
+            reason = f"killed by {signal.Signals(-status).name}{hint}"
+        reason = reason or f"exit status {status}, but no result"
+        write_whole(beside(self.folder, "failure.txt"), f"{reason}\n\n{log}\n".encode())
+
+    def note_shared(self) -> None:
+        """Record that other runs ran at the same time, so that times are not its own."""
+        note = beside(self.folder, "shared.txt")
+        # Only training is timed. A full disk must not end a run because of a note.
+        with suppress(OSError):
+            if self._is_training and self.folder.exists() and not note.exists():
+                write_whole(note, b"Other runs ran at the same time as this one.\n")
+
+    def stop(self) -> None:
+        """Ask the run to save itself and stop; once is enough."""
+        if self._process is not None and not self._is_stopping:
+            self._process.terminate()
+        self._is_stopping = True
+
+    def end(self, *, at_once: bool) -> None:
+        """Wait until no process is left; killed, a run has its latest checkpoint."""
+        self.stop()
+        if self._process is not None:
+            if at_once:
+                self._process.kill()
+            self._process.wait()
+
+
+def planned_runs(experiment: Experiment) -> list[Run]:
     """All runs: first all rows with seed 0, so that a report is useful long before the end.
 
     What cannot be built, written or resumed is refused before any work is done.
     """
     folder, chosen = experiment.folder, [r for r in experiment.rows if r.name in experiment.wanted]
 
-    def run(row: Row, seed: int) -> PlannedRun:
+    def run(row: Row, seed: int) -> Run:
         recipe = replace(row.recipe, seed=seed)
         place = seed_folder(folder / row.name, seed)
-        return PlannedRun(recipe=recipe, folder=place, lengths=experiment.lengths)
+        return Run(recipe, place, experiment.lengths)
 
     runs = [run(row, seed) for seed in range(experiment.num_seeds) for row in chosen]
     checked: list[object] = []
@@ -211,93 +275,20 @@ def check_lengths(recipe: Recipe, lengths: Sequence[int]) -> None:
         split(with_length(task, length), "test", recipe.data_seed)
 
 
-class Child:
-    """A run under way: train or resume, then score other lengths, one command after another."""
-
-    def __init__(
-        self, run: PlannedRun, *, processes: int, environment: dict[str, str], stdin: int
-    ) -> None:
-        self.run = run
-        self._processes, self._environment, self._stdin = processes, environment, stdin
-        self._is_stopping = False
-        beside(run.folder, "failure.txt").unlink(missing_ok=True)
-        run.folder.parent.mkdir(parents=True, exist_ok=True)
-        self._log_path = beside(run.folder, "log")
-        self._log_path.write_bytes(b"")
-        self._process = self._start()
-
-    def _start(self) -> subprocess.Popen[bytes] | None:
-        """Start the next command; None where nothing is left to do."""
-        self._is_training = not self.run.is_trained
-        command = self.run.next_command(processes=self._processes)
-        if command is None:
-            return None
-        with self._log_path.open("ab") as log:
-            return subprocess.Popen(
-                command, stdin=self._stdin, stdout=log, stderr=log, env=self._environment
-            )
-
-    def has_ended(self) -> bool:
-        """Whether nothing is under way any more; starts the next command where there is one."""
-        status = 0 if self._process is None else self._process.poll()
-        if status is None:
-            return False
-        if self._is_stopping:
-            return True
-        # What a command has achieved is in the folder; a run that diverged exits with 1.
-        if self.run.is_trained if self._is_training else self.run.is_over:
-            self._process = self._start()
-            return self._process is None
-        self._write_failure(status)
-        return True
-
-    def _write_failure(self, status: int) -> None:
-        """Record a failure beside the run: the reason in one line, then the whole log."""
-        log = self._log_path.read_text(errors="replace").strip()
-        reason = log.rpartition("\n")[2].removeprefix("staircase: ")
-        if status < 0:
-            hint = ", perhaps out of memory" if status == -signal.SIGKILL else ""
-            reason = f"killed by {signal.Signals(-status).name}{hint}"
-        reason = reason or f"exit status {status}, but no result"
-        write_whole(beside(self.run.folder, "failure.txt"), f"{reason}\n\n{log}\n".encode())
-
-    def note_shared(self) -> None:
-        """Record that other runs ran at the same time, so that times are not its own."""
-        note = beside(self.run.folder, "shared.txt")
-        # Only training is timed. A full disk must not end a run because of a note.
-        with suppress(OSError):
-            if self._is_training and self.run.folder.exists() and not note.exists():
-                write_whole(note, b"Other runs ran at the same time as this one.\n")
-
-    def stop(self) -> None:
-        """Ask the run to save itself and stop; once is enough."""
-        if self._process is not None and not self._is_stopping:
-            self._process.terminate()
-        self._is_stopping = True
-
-    def end(self, *, at_once: bool) -> None:
-        """Wait until no process is left; killed, a run has its latest checkpoint."""
-        self.stop()
-        if self._process is not None:
-            if at_once:
-                self._process.kill()
-            self._process.wait()
-
-
 @contextmanager
-def _children(experiment: Experiment, monitor: "Monitor") -> Iterator[tuple[list[Child], int]]:
+def _children(experiment: Experiment, monitor: "Monitor") -> Iterator[tuple[list[Run], int]]:
     """The runs under way, of which none outlives an error or a second Ctrl-C; and their input."""
-    active: list[Child] = []
+    active: list[Run] = []
     # A pipe that ends when this process does, even by SIGKILL.
     reader, writer = os.pipe()
     try:
         yield active, reader
     except BaseException as error:
         # All are asked before any is waited for, so that they save at the same time.
-        for child in active:
-            child.stop()
-        for child in active:
-            child.end(at_once=isinstance(error, KeyboardInterrupt))
+        for run in active:
+            run.stop()
+        for run in active:
+            run.end(at_once=isinstance(error, KeyboardInterrupt))
         if isinstance(error, KeyboardInterrupt):
             write_report(experiment)
         raise
@@ -307,7 +298,7 @@ def _children(experiment: Experiment, monitor: "Monitor") -> Iterator[tuple[list
         monitor.close()
 
 
-def _is_in_use(run: PlannedRun, monitor: "Monitor") -> bool:
+def _is_in_use(run: Run, monitor: "Monitor") -> bool:
     """Whether another process works in the folder, which then finishes the run."""
     if not run.folder.exists():
         return False
@@ -346,12 +337,12 @@ class Monitor:
         """Print a line, above the bars if there are any."""
         self._bars.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-    def show(self, active: list[Child]) -> None:
+    def show(self, active: list[Run]) -> None:
         """Show how far the runs are, if that was some time ago."""
         if time.monotonic() - self._last_shown < BAR_SECONDS:
             return
         self._last_shown = time.monotonic()
-        for run in (child.run for child in active):
+        for run in active:
             update, facts = latest_facts(run.folder)
             if run.title not in self._tasks:
                 # A terminal may have no room for whole titles: their ends tell runs apart.
@@ -359,11 +350,11 @@ class Monitor:
                 self._tasks[run.title] = self._bars.add_task(name, total=total, facts="")
             self._bars.update(self._tasks[run.title], completed=update, facts=words(facts))
 
-    def end(self, child: Child) -> None:
+    def end(self, run: Run) -> None:
         """Print how a run ended, and remove its bar."""
-        self.say(f"{child.run.title}: {outcome(child.run)}")
-        if child.run.title in self._tasks:
-            self._bars.remove_task(self._tasks.pop(child.run.title))
+        self.say(f"{run.title}: {outcome(run)}")
+        if run.title in self._tasks:
+            self._bars.remove_task(self._tasks.pop(run.title))
 
     def close(self) -> None:
         """Leave the terminal as it was."""
@@ -371,7 +362,7 @@ class Monitor:
             self._bars.stop()
 
 
-def outcome(run: PlannedRun) -> str:
+def outcome(run: Run) -> str:
     """How a run ended, in a few words."""
     record = read_run(run.folder, run.recipe.seed)
     if record.status == "failed":
