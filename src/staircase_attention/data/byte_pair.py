@@ -95,9 +95,7 @@ class BytePairTokeniser:
     def __init__(self, tokenizer: "Tokenizer", *, end_symbol: int) -> None:
         """Take over a tokenizer; this changes its settings.
 
-        Args:
-            tokenizer: encodes and decodes.
-            end_symbol: the token after every document; may be a new number after all tokens.
+        The end symbol, the token after every document, may be a new number after all tokens.
         """
         self._tokenizer = tokenizer
         tokenizer.no_padding()

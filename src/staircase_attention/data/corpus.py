@@ -40,7 +40,6 @@ class FileRecord:
     path: str
     """As the user named it."""
     num_bytes: int
-    """Its size, as stored."""
     sha256: str
 
 
@@ -70,12 +69,10 @@ class SourceRecord:
     weight: float
     """Passes over its training documents."""
     parameters: Mapping[str, Any]
-    """How it was read."""
     files: tuple[FileRecord, ...]
     counts: Mapping[str, Counts] = field(default_factory=dict)
     """What it gave to each split; a document that comes twice counts twice."""
     skipped: Mapping[str, int] = field(default_factory=dict)
-    """What could not be used."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,7 +80,6 @@ class ArrayRecord:
     """A file of little-endian integers of one width, without a header."""
 
     file: str
-    """Its name in the folder."""
     num_items: int
     sha256: str
 
@@ -149,7 +145,6 @@ class Manifest:
     """The width of a token, a key of TOKEN_DTYPES."""
     splits: Mapping[str, SplitRecord]
     format: int = FORMAT
-    """The version of this format."""
 
     @classmethod
     def read(cls, folder: Path) -> "Manifest":
@@ -188,9 +183,7 @@ class TokenSplit:
         self.record, self.end_symbol = record, end_symbol
         self.dtype: np.dtype[Any] = np.dtype(TOKEN_DTYPES[dtype])
         self.num_tokens = record.num_tokens
-        """With end symbols."""
         self.num_bytes = record.num_bytes
-        """Bytes of text, the denominator of bits per byte."""
         self._folder = folder
         self._shards = [_mapped(folder, shard, self.dtype) for shard in record.shards]
         sizes = [shard.num_items for shard in record.shards]
@@ -263,9 +256,7 @@ class Corpus:
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder, self.manifest = folder, manifest
         self.vocab_size = manifest.tokeniser.vocab_size
-        """Every token is below it."""
         self.splits: Sequence[str] = tuple(manifest.splits)
-        """Their names."""
 
     @classmethod
     def open(cls, folder: str | Path) -> "Corpus":

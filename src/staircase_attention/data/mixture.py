@@ -48,9 +48,7 @@ class Piece:
     """Its text; empty only at the end of a long document."""
     split: str
     source: int
-    """The number of its source."""
     is_last: bool
-    """Whether the document ends with it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -112,15 +112,10 @@ def prepare(
     Work is done in `folder` + '.unfinished'; `folder` appears when it is complete. Refused input
     leaves nothing behind. If the very same corpus exists already, it is opened.
 
-    Args:
-        parts: the sources and their weights.
-        folder: the output folder.
-        kind: its kind in the manifest.
-        tokeniser: a tokeniser, or how to learn one from the corpus.
-        held_out: fractions for valid and test, for documents without a split of their own.
-        progress: receives reports.
-        part: (3, 16) prepares the third of 16 parts, in `folder` + '.part-3-of-16'. `join` makes
-            the corpus of all of them, with the bytes that one preparation gives.
+    Args as of `prepare_text`; `kind` is the corpus's in its manifest, and `held_out` is for
+    documents without a split of their own. `part=(3, 16)` prepares the third of 16 parts, in
+    `folder` + '.part-3-of-16'. `join` makes the corpus of all of them, with the bytes that one
+    preparation gives.
     """
     progress = progress or PreparationProgress()
     mark: dict[str, Any] = {}

@@ -91,10 +91,7 @@ class TextSource:
     ) -> None:
         """Find the files and read the beginning of each.
 
-        Args:
-            path: a file or a folder.
-            options: how texts are extracted from files.
-            split: the split of all documents; None to choose by their hashes.
+        `split` is that of all documents; None chooses by their hashes.
         """
         self.name, self.split = str(path), split
         self.options = options or ReadingOptions()

@@ -36,7 +36,6 @@ class Box:
     pass_number: int
     """n: the pass that a query makes; for the other kinds, the last one made, 0 for none."""
     leaves: bool = False
-    """Whether the chunk leaves with its output in this step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +43,6 @@ class Row:
     """One step: boxes that are computed in parallel, and those that they see."""
 
     label: str
-    """The name of the row in the margin."""
     boxes: tuple[Box, ...]
     """Oldest first."""
 

@@ -230,10 +230,8 @@ def value_words(value: Any) -> str:  # noqa: ANN401
     >>> value_words(1e-3), value_words(None), value_words([1, 2]), value_words("clock.py:Clock")
     ('0.001', 'none', '1-2', 'clock.py-Clock')
     """
-    if value is None or isinstance(value, bool):
+    if value is None or isinstance(value, (bool, int, float)):
         return str(value).lower()
-    if isinstance(value, (int, float)):
-        return str(value)
     # What a shell or a file system gives a meaning to becomes a hyphen.
     return re.sub(r"[^\w.+-]+", "-", str(value), flags=re.ASCII).strip("-")
 

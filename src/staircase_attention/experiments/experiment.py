@@ -72,7 +72,6 @@ class Row:
     budget: tuple[int, int] | None = None
     """Updates and tokens that a table's row should have; None for a row that is in no table."""
     paper: PaperResult | None = None
-    """The paper's result; None where it has none."""
     runs: tuple[RunRecord, ...] = ()
     """All its runs that are in the experiment's folder, whenever they were run."""
 
@@ -224,7 +223,6 @@ class Experiment:
     overrides: Mapping[str, Any] = field(default_factory=dict)
     """Settings in which the runs differ from the named recipes."""
     lengths: tuple[int, ...] = ()
-    """Episode lengths at which all runs are also scored."""
 
     def __post_init__(self) -> None:
         check_integer("seeds", self.num_seeds, minimum=1, example=3)

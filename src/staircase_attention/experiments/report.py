@@ -40,7 +40,6 @@ class Report:
     rows: tuple[Row, ...]
     """The experiment's, with their runs."""
     written: str
-    """Date and time, in UTC."""
     environment: Mapping[str, Any]
     """The machine and the packages that wrote it."""
 

@@ -105,13 +105,11 @@ class Lanes:
     """
 
     source: EpisodeSource
-    """Where the episodes come from."""
     num_lanes: int
     """Rows of the batch, over all processes."""
     segment_length: int
     """Tokens of a lane in one batch."""
     growth: Growth = field(default_factory=Growth)
-    """The length of episodes by update."""
     closing_symbol: int | None = None
     """Replaces the last token of an episode that is cut; None: nothing does."""
 

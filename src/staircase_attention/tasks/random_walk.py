@@ -38,9 +38,7 @@ class RandomWalk(SizedTask):
     length: int = 400
     """Actions in an episode; with START an episode has length + 1 tokens."""
     height: int = 8
-    """Rows of the grid."""
     width: int = 8
-    """Columns of the grid."""
     walls: Walls = "block"
     """At the edge: 'block' stops the agent, 'wrap' moves it to the opposite side."""
     start: Start = "corner"

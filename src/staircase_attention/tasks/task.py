@@ -196,9 +196,7 @@ class SplitSizes:
     train: int | None = None
     """Training episodes; None for endless fresh data."""
     valid: int = 1_000
-    """Validation episodes."""
     test: int = 1_000
-    """Test episodes."""
 
     def __post_init__(self) -> None:
         if self.train is not None:
@@ -283,9 +281,7 @@ class SizedTask(Task):
     num_train: int | None = None
     """Training episodes; None for endless fresh ones."""
     num_valid: int = 1_000
-    """Validation episodes."""
     num_test: int = 1_000
-    """Test episodes."""
 
     def __post_init__(self) -> None:
         _ = self.split_sizes
