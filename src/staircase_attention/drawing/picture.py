@@ -54,11 +54,6 @@ class Row:
             max(box.columns.stop for box in self.boxes),
         )
 
-    @property
-    def leaving(self) -> tuple[Box, ...]:
-        """The boxes that leave with their output."""
-        return tuple(box for box in self.boxes if box.leaves)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Picture:

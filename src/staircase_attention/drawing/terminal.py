@@ -128,7 +128,7 @@ def centred(text: str, width: int, *, fill: str = " ", room: bool = False) -> st
 
 def _outputs(row: Row) -> str:
     """The outputs that leave a row, written to its right."""
-    leaving = ", ".join(output_names(box) for box in row.leaving)
+    leaving = ", ".join(output_names(box) for box in row.boxes if box.leaves)
     return f" {ARROW} {leaving}" if leaving else ""
 
 
