@@ -111,9 +111,11 @@ def evaluate(
             check_for_corpus(data, by_episode=by_episode, length=length, tokens=tokens)
         asked: dict[Place, bool] = {"episode": by_episode, "position": by_position}
         places = [place for place, is_asked in asked.items() if is_asked]
-        for size in length or [None]:
-            is_sized = isinstance(data, TaskData) and size is not None
-            sized = data.with_length(size) if is_sized else data
+        sizes: list[int | None] = [*length] if length else [None]
+        for size in sizes:
+            sized = data
+            if isinstance(data, TaskData) and size is not None:
+                sized = data.with_length(size)
             found = scored(loaded, sized, name, places, tokens)
             show(*found, as_json, split="text" if text else split, length=size, loaded=loaded)
     if not as_json:
@@ -216,7 +218,8 @@ def scored(
 
     model, config, parts = loaded.model, loaded.recipe.training, dict[str, dict[int, Facts]]()
     device, precision = model.output.weight.device, precision_of(loaded.recipe)
-    lanes = {"num_lanes": config.evaluation_lanes, "segment_length": config.segment_length}
+    lanes: dict[str, Any] = {"num_lanes": config.evaluation_lanes}
+    lanes["segment_length"] = config.segment_length
     if places and isinstance(data, TaskData):
         episodes = data.episodes(split)
         by_place = score_by_place(

@@ -240,13 +240,7 @@ def bench(
     """Time recipes on this machine, with random tokens."""
     from rich.console import Console
 
-    from staircase_attention.experiments.bench import (
-        describe_machine,
-        failures,
-        find_subjects,
-        result_table,
-        run_bench,
-    )
+    from staircase_attention.experiments import bench as timing
     from staircase_attention.training.processes import choose_device
 
     if batch and not decode:
@@ -254,9 +248,9 @@ def bench(
     device = choose_device()
     names = [word for word in words if "=" not in word]
     overrides = parse_assignments([word for word in words if "=" in word])
-    subjects = find_subjects(names, overrides=overrides, device=device)
+    subjects = timing.find_subjects(names, overrides=overrides, device=device)
     progress = Console(stderr=True, quiet=quiet)
-    report = run_bench(
+    report = timing.run_bench(
         subjects,
         device=device,
         updates=updates,
@@ -269,9 +263,9 @@ def bench(
     if output is not None:
         typer.echo(f"wrote {output}", err=True)
     console = Console()
-    console.print(describe_machine(report), highlight=False, markup=False)
-    console.print(result_table(report))
-    return 1 if failures(report) else 0
+    console.print(timing.describe_machine(report), highlight=False, markup=False)
+    console.print(timing.result_table(report))
+    return 1 if timing.failures(report) else 0
 
 
 def estimate(

@@ -196,8 +196,8 @@ def _paper(row: Row) -> dict[str, str]:
     digits, paper = row.measure.paper_digits, row.paper
     best = {entry.row: f"{entry.value:.{digits}f}" for entry in paper_summary()}
     return {
-        "Valid, paper": _spread(paper and paper.valid, digits),
-        "Test, paper": _spread(paper and paper.test, digits),
+        "Valid, paper": _spread(paper.valid if paper else None, digits),
+        "Test, paper": _spread(paper.test if paper else None, digits),
         "Best seed, paper": best.get(paper.identifier, NONE) if paper else NONE,
     }
 
