@@ -61,13 +61,10 @@ class TokenLanes:
         starts = lane_starts(self.split.num_tokens, self.num_lanes) + position.offset
         # One token more: the target of the last input.
         rows = self.split.rows(starts, self.segment_length + 1)
-        batch = Batch(
-            inputs=rows[:, :-1].astype(np.int64),
-            targets=rows[:, 1:].astype(np.int64),
-            is_padding=np.zeros((self.num_lanes, self.segment_length), dtype=np.bool_),
-        )
+        inputs, targets = rows[:, :-1].astype(np.int64), rows[:, 1:].astype(np.int64)
         offset = position.offset + self.segment_length
-        return batch, replace(position, update=position.update + 1, offset=offset)
+        after = replace(position, update=position.update + 1, offset=offset)
+        return Batch(inputs=inputs, targets=targets), after
 
     def restarted(self, position: TokenPosition) -> TokenPosition:
         """The same position: text continues even where a state is reset."""
@@ -113,5 +110,4 @@ def evaluation_batches(
         yield Batch(
             inputs=np.where(is_padding, 0, rows[:, :-1]),
             targets=np.where(is_padding, IGNORED, rows[:, 1:]),
-            is_padding=is_padding,
         )

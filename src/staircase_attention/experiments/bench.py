@@ -358,7 +358,6 @@ def random_batches(subject: Subject) -> list[Batch]:
         Batch(
             inputs=generator.integers(subject.symbols.num_inputs, size=shape),
             targets=generator.integers(subject.symbols.num_outputs, size=shape),
-            is_padding=np.zeros(shape, dtype=np.bool_),
         )
         for _ in range(4)
     ]

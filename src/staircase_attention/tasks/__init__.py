@@ -4,7 +4,7 @@ A `Task` generates `Episodes`; `split` and `training_source` determine those of 
 them into batches for training, `evaluation_batches` for evaluation.
 """
 
-from staircase_attention.batches import IGNORED, Batch
+from staircase_attention.batches import IGNORED
 from staircase_attention.checks import InputError, input_error, one_line, suggestion
 from staircase_attention.references import check_options, load_reference
 from staircase_attention.tasks.algorithm import Algorithm
@@ -19,7 +19,6 @@ from staircase_attention.tasks.permutations import Permutations
 from staircase_attention.tasks.random_walk import RandomWalk
 from staircase_attention.tasks.splits import (
     Endless,
-    EpisodeSource,
     Epochs,
     split,
     training_source,
@@ -31,9 +30,7 @@ __all__ = [
     "BUILT_IN",
     "IGNORED",
     "Algorithm",
-    "Batch",
     "Endless",
-    "EpisodeSource",
     "Episodes",
     "Epochs",
     "Growth",

@@ -205,11 +205,7 @@ def evaluation_batches(
     _copy(by_lane, np.cumsum(counts) - counts, counts, whole, firsts)
     for number in range(num_batches):
         here = slice(number * segment_length, (number + 1) * segment_length)
-        yield Batch(
-            inputs=whole.inputs[:, here],
-            targets=whole.targets[:, here],
-            is_padding=whole.is_padding[:, here],
-        )
+        yield Batch(inputs=whole.inputs[:, here], targets=whole.targets[:, here])
 
 
 def lanes_of_process(process: int, num_processes: int, num_lanes: int) -> range:
@@ -233,7 +229,6 @@ def _empty_batch(num_lanes: int, length: int) -> Batch:
     return Batch(
         inputs=np.zeros(shape, dtype=np.int64),
         targets=np.full(shape, IGNORED, dtype=np.int64),
-        is_padding=np.ones(shape, dtype=np.bool_),
     )
 
 
@@ -244,4 +239,3 @@ def _copy(
     read, written = ragged_range(sources, counts), ragged_range(firsts, counts)
     batch.inputs.reshape(-1)[written] = episodes.inputs[read]
     batch.targets.reshape(-1)[written] = episodes.targets[read]
-    batch.is_padding.reshape(-1)[written] = False

@@ -299,15 +299,13 @@ class EpisodeLanes:
         shape = (self.num_lanes, self.segment_length)
         inputs = np.zeros(shape, dtype=np.int64)
         targets = np.full(shape, IGNORED, dtype=np.int64)
-        is_padding = np.ones(shape, dtype=np.bool_)
         for row, episode in enumerate(episodes):
             start, length = int(self.starts[episode]), int(self.lengths[episode])
             tokens = self.split.tokens(start, start + length)
             inputs[row, :length] = tokens
             # The last token has no target: what follows is in another segment or document.
             targets[row, : length - 1] = tokens[1:]
-            is_padding[row, :length] = False
-        return Batch(inputs=inputs, targets=targets, is_padding=is_padding)
+        return Batch(inputs=inputs, targets=targets)
 
 
 Dataset = TaskData | CorpusData
