@@ -103,7 +103,7 @@ class BytePairTokeniser:
         tokenizer.encode_special_tokens = True
         self._vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         plan = json.loads(tokenizer.to_str())
-        self.end_symbol = end_symbol
+        self.end_symbol: int | None = end_symbol
         self.vocab_size = max(*self._vocabulary.values(), end_symbol) + 1
         name, most = "the size of a vocabulary", MOST_SYMBOLS
         check_integer(name, self.vocab_size, minimum=1, maximum=most, example=8_008)

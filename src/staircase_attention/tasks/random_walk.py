@@ -1,8 +1,8 @@
 """Random Walk: follow an agent on a grid from its actions alone."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, Self, get_args
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,10 +71,6 @@ class RandomWalk(SizedTask):
         return tuple(
             f"{row},{column}" for row in range(self.height) for column in range(self.width)
         )
-
-    def with_length(self, length: int) -> Self:
-        """The same walk with another number of actions."""
-        return replace(self, length=length)
 
     def generate(self, generator: np.random.Generator, num_episodes: int) -> Episodes:
         """Independent walks from the same starting place."""

@@ -3,7 +3,7 @@
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -290,3 +290,7 @@ class SizedTask(Task):
     def split_sizes(self) -> SplitSizes:
         """The sizes of the options."""
         return SplitSizes(train=self.num_train, valid=self.num_valid, test=self.num_test)
+
+    def with_length(self, length: int) -> Self:
+        """The same task with another number of steps, where these are its option `length`."""
+        return replace(self, length=length)  # type: ignore[call-arg]

@@ -198,28 +198,20 @@ class RedditSource:
         if isinstance(paths, Path | str) or not paths:
             rule = "paths must be a list of one dump or more"
             raise input_error(rule, repr(paths), "use for example ['RC_2019-07.zst']")
-        self.files = tuple(Path(path) for path in paths)
+        self.files: Sequence[Path] = tuple(Path(path) for path in paths)
         for path in self.files:
             if not path.is_file():
                 raise input_error("a dump must be a file", path, "check the path")
         self.work_folder = Path(work_folder)
         self.options = options or RedditOptions()
         self.allow_damaged = allow_damaged
+        self.parameters: Mapping[str, Any] = asdict(self.options) | {"allow_damaged": allow_damaged}
+        self.total_bytes = sum(path.stat().st_size for path in self.files)
         if num_workers is not None:
             check_integer("num_workers", num_workers, minimum=1, example=2)
         self.num_workers = num_workers
         self.progress = progress or PreparationProgress()
         self._share = (0, 1)
-
-    @property
-    def parameters(self) -> Mapping[str, Any]:
-        """All options as plain data."""
-        return asdict(self.options) | {"allow_damaged": self.allow_damaged}
-
-    @cached_property
-    def total_bytes(self) -> int:
-        """The size of the dumps as stored."""
-        return sum(path.stat().st_size for path in self.files)
 
     @cached_property
     def report(self) -> RedditReport:
