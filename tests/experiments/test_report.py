@@ -149,7 +149,7 @@ def test_rows_of_words_show_perplexity_and_say_which_runs_were_resumed(fakes, tm
         )
         board.mkdir(exist_ok=True)
         (board / f"events.{start}").touch()
-    report = write_report(report.experiment)
+    report = write_report(report)
     [row] = [cells for cells in table_cells(report) if cells["Row"] == "ladder-4"]
     assert (row["Test, ours"], row["Test, paper"]) == ("30.10 ± -", "23.3 ± -")
     page = (tmp_path / "report.md").read_text()

@@ -208,7 +208,7 @@ def show_report(report: "Report") -> int:
     console.print(screen_table(report))
     for line in [*orders(report.rows), *troubles(report.rows)]:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
-    typer.echo(f"wrote {report.experiment.folder / 'report.md'}")
+    typer.echo(f"wrote {report.folder / 'report.md'}")
     return 1 if report.failures else 0
 
 

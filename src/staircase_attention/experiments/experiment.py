@@ -1,15 +1,13 @@
 """An experiment: rows of recipes that are run with several seeds, and what their runs show."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
-from staircase_attention.checks import check_choice, check_integer
+from staircase_attention.checks import check_choice
 from staircase_attention.experiments.catalog import WORDS_TABLES, recipes
 from staircase_attention.experiments.paper import (
     PaperResult,
-    PaperTable,
     Spread,
     paper_tables,
 )
@@ -205,24 +203,3 @@ def table_words(recipe: Recipe) -> PaperRow:
     if isinstance(recipe.model, FamilyModel):
         return recipe.model.schedule.paper_row
     return PaperRow(recurrent_steps=None, step_size=None, forward_size=None)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Experiment:
-    """Rows that are run and reported together."""
-
-    title: str
-    folder: Path
-    rows: tuple[Row, ...]
-    """All that the report lists."""
-    wanted: tuple[str, ...]
-    """The names of the rows to run now."""
-    num_seeds: int
-    tables: tuple[PaperTable, ...] = ()
-    """The paper's tables that the rows are compared with."""
-    overrides: Mapping[str, Any] = field(default_factory=dict)
-    """Settings in which the runs differ from the named recipes."""
-    lengths: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        check_integer("seeds", self.num_seeds, minimum=1, example=3)

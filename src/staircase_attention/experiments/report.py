@@ -5,14 +5,16 @@ import itertools
 import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from staircase_attention.checks import check_integer
 from staircase_attention.clock import clock
 from staircase_attention.evaluation import title
-from staircase_attention.experiments.experiment import SOLVED, Experiment, Row, Split, unit
-from staircase_attention.experiments.paper import Spread, paper_summary
+from staircase_attention.experiments.experiment import SOLVED, Row, Split, unit
+from staircase_attention.experiments.paper import PaperTable, Spread, paper_summary
 from staircase_attention.experiments.results import ERROR, LAST_PART, RunRecord, read_runs
 from staircase_attention.files import write_json, write_whole
 from staircase_attention.plain import to_plain
@@ -34,14 +36,26 @@ BUDGET = ("Seeds", "Updates", "Tokens", "Time per run", "Solved after", "Paramet
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """The results of an experiment so far."""
+    """An experiment: rows that are run and reported together, and their results so far."""
 
-    experiment: Experiment
+    title: str
+    folder: Path
     rows: tuple[Row, ...]
-    """The experiment's, with their runs."""
-    written: str
-    environment: Mapping[str, Any]
+    """All that the report lists."""
+    wanted: tuple[str, ...]
+    """The names of the rows to run now."""
+    num_seeds: int
+    tables: tuple[PaperTable, ...] = ()
+    """The paper's tables that the rows are compared with."""
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    """Settings in which the runs differ from the named recipes."""
+    lengths: tuple[int, ...] = ()
+    written: str = ""
+    environment: Mapping[str, Any] = field(default_factory=dict)
     """The machine and the packages that wrote it."""
+
+    def __post_init__(self) -> None:
+        check_integer("seeds", self.num_seeds, minimum=1, example=3)
 
     @property
     def failures(self) -> list[tuple[str, RunRecord]]:
@@ -56,14 +70,13 @@ class Report:
 
     def to_plain(self) -> dict[str, Any]:
         """The report as plain data."""
-        experiment = self.experiment
         return {
             "format": FORMAT,
-            "title": experiment.title,
-            "table": ", ".join(table.label for table in experiment.tables) or None,
+            "title": self.title,
+            "table": ", ".join(table.label for table in self.tables) or None,
             "unit": unit(self.rows),
             "command": self.command,
-            "overrides": to_plain(experiment.overrides),
+            "overrides": to_plain(self.overrides),
             "written": self.written,
             "environment": to_plain(self.environment),
             "order": orders(self.rows),
@@ -71,21 +84,16 @@ class Report:
         }
 
 
-def write_report(experiment: Experiment) -> Report:
+def write_report(report: Report) -> Report:
     """Write report.json, report.md and the figures; each file is whole or as it was before."""
     # Imported late: matplotlib takes a second.
     from staircase_attention.experiments.figures import draw_figures
 
-    folder = experiment.folder
-    report = Report(
-        experiment=experiment,
-        rows=tuple(
-            replace(row, runs=read_runs(folder / row.name, row.measure)) for row in experiment.rows
-        ),
-        written=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        environment=environment(),
-    )
-    figures = draw_figures(report.rows, folder, title=experiment.title)
+    folder = report.folder
+    rows = [replace(row, runs=read_runs(folder / row.name, row.measure)) for row in report.rows]
+    written = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+    report = replace(report, rows=tuple(rows), written=written, environment=environment())
+    figures = draw_figures(report.rows, folder, title=report.title)
     write_json(folder / "report.json", report.to_plain())
     write_whole(folder / "report.md", page(report, figures).encode())
     return report
@@ -110,14 +118,13 @@ def _plain_row(row: Row) -> dict[str, Any]:
 
 def page(report: Report, figures: Mapping[str, str]) -> str:
     """The report in Markdown; `figures` maps the names of PNG files to captions."""
-    experiment, rows = report.experiment, report.rows
-    table = table_cells(report)
+    rows, table = report.rows, table_cells(report)
     # The first two columns and the last are text, the others are numbers.
     rule = ["---", "---", *["--:"] * (len(table[0]) - 3), "---"]
-    notes = [note for table in experiment.tables for note in table.notes]
+    notes = [note for one in report.tables for note in one.notes]
     parts = [
-        f"# {experiment.title}",
-        _introduction(experiment, rows),
+        f"# {report.title}",
+        _introduction(report),
         _grid([[*table[0]], rule, *([*cells.values()] for cells in table)]),
         _list("The paper's order", orders(rows)),
         _lengths(rows),
@@ -129,7 +136,8 @@ def page(report: Report, figures: Mapping[str, str]) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _introduction(experiment: Experiment, rows: Sequence[Row]) -> str:
+def _introduction(report: Report) -> str:
+    rows = report.rows
     lines = [
         f"Scores in {unit(rows)}: mean ± sample standard deviation over seeds, of the weights with "
         "the best validation score. The best seed has the lowest validation score; its test score "
@@ -143,8 +151,8 @@ def _introduction(experiment: Experiment, rows: Sequence[Row]) -> str:
             "model has memorised its training data, or fails on empty states (see "
             "`staircase eval --by-episode`), or was best long before the end."
         )
-    if experiment.tables:
-        labels = ", ".join(f"`{table.label}`" for table in experiment.tables)
+    if report.tables:
+        labels = ", ".join(f"`{table.label}`" for table in report.tables)
         lines.append(
             f"The paper's numbers are those of {labels}; its best seeds are those of "
             "`tab:main-results`."
@@ -166,7 +174,7 @@ def _introduction(experiment: Experiment, rows: Sequence[Row]) -> str:
 
 def table_cells(report: Report) -> list[dict[str, str]]:
     """The main table: the cells of every row, by heading."""
-    return [_cells(row, with_paper=bool(report.experiment.tables)) for row in report.rows]
+    return [_cells(row, with_paper=bool(report.tables)) for row in report.rows]
 
 
 def _cells(row: Row, *, with_paper: bool) -> dict[str, str]:
@@ -299,7 +307,6 @@ def troubles(rows: Sequence[Row]) -> list[str]:
 
 
 def _origin(report: Report) -> list[str]:
-    experiment = report.experiment
     runs = [run for row in report.rows for run in row.runs if run.environment]
     counts = Counter(_machine(run.environment) for run in runs)
     lines = [
@@ -314,8 +321,8 @@ def _origin(report: Report) -> list[str]:
         if run.num_starts > 1
     ]
     lines.append(f"Written {report.written} on {_machine(report.environment)}")
-    if experiment.overrides:
-        changed = ", ".join(f"`{path}={value}`" for path, value in experiment.overrides.items())
+    if report.overrides:
+        changed = ", ".join(f"`{path}={value}`" for path, value in report.overrides.items())
         lines.append(f"Settings other than the recipes': {changed}")
     return [*lines, f"Command: `{report.command}`"]
 
@@ -377,7 +384,7 @@ def screen_table(report: Report) -> "Table":
 
     table = table_cells(report)
     shown = [name for name in SCREEN if name in table[0]]
-    grid = Table(title=report.experiment.title, box=box.SIMPLE_HEAD, caption=unit(report.rows))
+    grid = Table(title=report.title, box=box.SIMPLE_HEAD, caption=unit(report.rows))
     for name in shown:
         grid.add_column(name, justify="left" if name == "Row" else "right", no_wrap=name == "Row")
     for row, cells in zip(report.rows, table, strict=True):

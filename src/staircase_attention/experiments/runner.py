@@ -22,7 +22,7 @@ from rich.progress import TaskID
 from staircase_attention.checks import check_integer, input_error
 from staircase_attention.clock import clock
 from staircase_attention.cores import STOP_AT_END_OF_INPUT, available_cores
-from staircase_attention.experiments.experiment import Experiment, Row
+from staircase_attention.experiments.experiment import Row
 from staircase_attention.experiments.report import Report, write_report
 from staircase_attention.experiments.results import (
     beside,
@@ -51,7 +51,7 @@ BAR_SECONDS = 0.5
 
 
 def carry_out(
-    experiment: Experiment,
+    report: Report,
     *,
     jobs: int = 1,
     processes: int = 1,
@@ -69,13 +69,13 @@ def carry_out(
         raise input_error(
             "several runs are started by one process", "torchrun", "use --processes instead of it"
         )
-    runs = planned_runs(experiment)
-    experiment.folder.mkdir(parents=True, exist_ok=True)
-    report = write_report(experiment)
+    runs = planned_runs(report)
+    report.folder.mkdir(parents=True, exist_ok=True)
+    report = write_report(report)
     waiting = deque((place, run) for place, run in enumerate(runs, 1) if not run.is_over)
     environment = child_environment(jobs * processes, threads)
     monitor = Monitor(is_shown=progress)
-    with stop_requests() as stop, _children(experiment, monitor) as (active, stdin):
+    with stop_requests() as stop, _children(report, monitor) as (active, stdin):
         while waiting or active:
             # After a stop request the loop continues until all runs have saved themselves.
             if stop.number:
@@ -96,7 +96,7 @@ def carry_out(
             for run in [run for run in active if run.has_ended()]:
                 active.remove(run)
                 monitor.end(run)
-                report = write_report(experiment)
+                report = write_report(report)
         if stop.number:
             num_over = sum(run.is_over for run in runs)
             raise StopRequested(
@@ -231,25 +231,25 @@ class Run:
             self._process.wait()
 
 
-def planned_runs(experiment: Experiment) -> list[Run]:
+def planned_runs(report: Report) -> list[Run]:
     """All runs: first all rows with seed 0, so that a report is useful long before the end.
 
     What cannot be built, written or resumed is refused before any work is done.
     """
-    folder, chosen = experiment.folder, [r for r in experiment.rows if r.name in experiment.wanted]
+    folder, chosen = report.folder, [r for r in report.rows if r.name in report.wanted]
 
     def run(row: Row, seed: int) -> Run:
         recipe = replace(row.recipe, seed=seed)
         place = seed_folder(folder / row.name, seed)
-        return Run(recipe, place, experiment.lengths)
+        return Run(recipe, place, report.lengths)
 
-    runs = [run(row, seed) for seed in range(experiment.num_seeds) for row in chosen]
+    runs = [run(row, seed) for seed in range(report.num_seeds) for row in chosen]
     checked: list[object] = []
     for row in chosen:
         # Rows often share their task, whose test episodes take a while to draw.
         task = (row.recipe.task, row.recipe.data_seed)
-        if experiment.lengths and task not in checked:
-            check_lengths(row.recipe, experiment.lengths)
+        if report.lengths and task not in checked:
+            check_lengths(row.recipe, report.lengths)
             checked.append(task)
     for recipe in {one.recipe.name: one.recipe for one in runs if not one.is_over}.values():
         check_recipe(recipe)
@@ -276,7 +276,7 @@ def check_lengths(recipe: Recipe, lengths: Sequence[int]) -> None:
 
 
 @contextmanager
-def _children(experiment: Experiment, monitor: "Monitor") -> Iterator[tuple[list[Run], int]]:
+def _children(report: Report, monitor: "Monitor") -> Iterator[tuple[list[Run], int]]:
     """The runs under way, of which none outlives an error or a second Ctrl-C; and their input."""
     active: list[Run] = []
     # A pipe that ends when this process does, even by SIGKILL.
@@ -290,7 +290,7 @@ def _children(experiment: Experiment, monitor: "Monitor") -> Iterator[tuple[list
         for run in active:
             run.end(at_once=isinstance(error, KeyboardInterrupt))
         if isinstance(error, KeyboardInterrupt):
-            write_report(experiment)
+            write_report(report)
         raise
     finally:
         os.close(reader)
