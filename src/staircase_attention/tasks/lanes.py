@@ -147,8 +147,11 @@ class Lanes:
             _copy(store, store.starts[indices] + offset, count, batch, row_starts + filled)
             is_over = count == left
             filled += count
-            # The last token of a cut episode becomes the symbol that closes a whole one.
-            self._close(batch, (row_starts + filled - 1)[is_over & (length < whole)])
+            if self.closing_symbol is not None:
+                # The last token of a cut episode becomes the symbol that closes a whole one.
+                places = (row_starts + filled - 1)[is_over & (length < whole)]
+                batch.inputs.reshape(-1)[places] = self.closing_symbol
+                batch.targets.reshape(-1)[places] = IGNORED
             number += self.num_lanes * is_over
             offset = np.where(is_over, 0, offset + count)
         after = Position(
@@ -167,12 +170,6 @@ class Lanes:
             episodes=tuple(number + self.num_lanes * (offset > 0) for number, offset in pairs),
             offsets=(0,) * self.num_lanes,
         )
-
-    def _close(self, batch: Batch, places: Integers) -> None:
-        """Close episodes that are cut, at these places of the flat batch."""
-        if self.closing_symbol is not None:
-            batch.inputs.reshape(-1)[places] = self.closing_symbol
-            batch.targets.reshape(-1)[places] = IGNORED
 
     def _check(self, position: Position) -> None:
         if not len(position.episodes) == len(position.offsets) == self.num_lanes:
