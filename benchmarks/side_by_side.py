@@ -168,7 +168,7 @@ def tokens(symbols: Symbols, lanes: int, segment: int, num_updates: int, batch: 
             follows = (5 * walk[:, place - 1] + 3) % symbols.num_inputs
             walk[:, place] = np.where(noise[:, place], walk[:, place], follows)
         inputs, targets = walk[:, :-1].copy(), walk[:, 1:] % symbols.num_outputs
-        yield batch(inputs=inputs, targets=targets, is_padding=np.zeros_like(inputs, dtype=bool))
+        yield batch(inputs=inputs, targets=targets)
 
 
 if __name__ == "__main__":

@@ -14,11 +14,9 @@ class Batch:
     """One segment of every lane, each array (num_lanes, segment_length)."""
 
     inputs: NDArray[np.int64]
-    """Input symbols; 0 where there is padding."""
+    """Input symbols; 0 where a lane has no token left, which never happens in training."""
     targets: NDArray[np.int64]
     """Answers, or the next tokens; IGNORED where there is none, and at padding."""
-    is_padding: NDArray[np.bool_]
-    """True where a lane has no token left; never in training."""
 
     @property
     def num_answers(self) -> int:
@@ -29,6 +27,4 @@ class Batch:
         """The part of the batch in these lanes, as views."""
         # A slice gives views where a list of rows would copy.
         here = slice(lanes.start, lanes.stop, lanes.step)
-        return Batch(
-            inputs=self.inputs[here], targets=self.targets[here], is_padding=self.is_padding[here]
-        )
+        return Batch(inputs=self.inputs[here], targets=self.targets[here])

@@ -147,26 +147,22 @@ def record_code(recipe: Mapping[str, Any]) -> None:
 
 def require_trusted_code(recipe: Mapping[str, Any], run: Path) -> None:
     """Refuse a run whose recipe, as plain data, names code that this user never trained with."""
-    store = _read_store()
+    store, unknown = _read_store(), list[tuple[str, str]]()
     files, modules = _code(recipe)
-    remedy = "read it, then allow it with --trust-code (in Python, trust_code=True)"
     for file in files:
         known = store["files"].get(str(file), [])
-        if not file.is_file() or checksum(file.read_bytes()) in known:
-            continue  # Whoever loads a missing file reports it.
-        why = "which changed since you trained with it" if known else "which you never trained with"
+        # Whoever loads a missing file reports it.
+        if file.is_file() and checksum(file.read_bytes()) not in known:
+            why = "changed since you trained with it" if known else "you never trained with"
+            unknown.append(("file", f"{file}, which {why}"))
+    unknown += [("module", module) for module in modules if module not in store["modules"]]
+    if unknown:
+        kind, code = unknown[0]
         raise input_error(
-            "code named by a run folder must be a file that you trained with",
-            f"{file}, {why}, from {run}",
-            remedy,
+            f"code named by a run folder must be a {kind} that you trained with",
+            f"{code}, from {run}",
+            "read it, then allow it with --trust-code (in Python, trust_code=True)",
         )
-    for module in modules:
-        if module not in store["modules"]:
-            raise input_error(
-                "code named by a run folder must be a module that you trained with",
-                f"{module}, from {run}",
-                remedy,
-            )
 
 
 def _code(recipe: Mapping[str, Any]) -> tuple[list[Path], list[str]]:

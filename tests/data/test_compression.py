@@ -36,7 +36,7 @@ def test_compression_is_known_by_content_and_not_by_name(kind, tmp_path, small_b
     assert compression_of(path) == (None if kind == "plain" else kind)
     with open_decompressed(path) as file:
         assert file.read() == TEXT
-        assert 0.9 < file.num_stored_read / path.stat().st_size <= 1
+        assert 0.9 < file.raw.num_stored_read / path.stat().st_size <= 1
     with open_decompressed(path) as file:
         assert list(file) == TEXT.splitlines(keepends=True)
 

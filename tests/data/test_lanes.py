@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -49,8 +50,8 @@ def test_lanes_continue_from_batch_to_batch_around_the_ring(
         batch, position = lanes.batch(position)
         batches.append(batch)
         # Every position is restored from a file.
-        position = TokenPosition(**json.loads(json.dumps(position.as_plain())))
-    assert position.as_plain() == {
+        position = TokenPosition(**json.loads(json.dumps(asdict(position))))
+    assert asdict(position) == {
         "update": num_batches,
         "offset": num_batches * segment_length,
         "num_lanes": num_lanes,
@@ -64,7 +65,6 @@ def test_lanes_continue_from_batch_to_batch_around_the_ring(
         assert targets[lane].tolist() == ring[(places + 1) % num_tokens].tolist()
     for batch in batches:
         assert batch.num_answers == batch.inputs.size
-        assert not batch.is_padding.any()
         for array in (batch.inputs, batch.targets):
             assert array.dtype == np.int64
             assert array.flags.c_contiguous
@@ -91,14 +91,13 @@ def test_every_token_is_predicted_exactly_once_from_the_one_before(
     num_lanes = min(num_lanes, num_targets)
     for batch in batches:
         assert batch.inputs.shape == (num_lanes, min(segment_length, -(-num_targets // num_lanes)))
-        kept = ~batch.is_padding
-        assert np.all(batch.targets[~kept] == IGNORED)
+        kept = batch.targets != IGNORED
         assert np.all(batch.inputs[~kept] == 0)
         assert [before[target] for target in batch.targets[kept]] == batch.inputs[kept].tolist()
     targets = np.concatenate([batch.targets for batch in batches], axis=1)
     assert targets[targets != IGNORED].tolist() == whole[0 if has_end else 1 :][:num_first]
     for one, after in itertools.pairwise(batches):
-        kept = ~after.is_padding[:, 0]
+        kept = after.targets[:, 0] != IGNORED
         assert after.inputs[kept, 0].tolist() == one.targets[kept, -1].tolist()
 
 

@@ -180,9 +180,9 @@ def test_several_inputs_are_no_parts(tmp_path):
 
 
 def test_a_killed_join_starts_again(tmp_path, parts, monkeypatch):
-    from staircase_attention.data import parts as module
+    from staircase_attention.data import preparation
 
-    monkeypatch.setattr(module, "describe", lambda *_: 1 / 0)
+    monkeypatch.setattr(preparation, "_describe", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         join(parts, tmp_path / "joined")
     monkeypatch.undo()

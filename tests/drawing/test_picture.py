@@ -119,7 +119,7 @@ def test_every_chunk_leaves_exactly_once_and_is_no_query_after(walk: tuple[Sched
         for box in row.boxes:
             if box.kind == "query":
                 assert not any(left[column] for column in box.columns)
-        left.update(column for box in row.leaving for column in box.columns)
+        left.update(column for box in row.boxes if box.leaves for column in box.columns)
     assert left == Counter(range(len(drawn.columns)))
 
 

@@ -6,8 +6,8 @@ import pytest
 from small_runs import small_recipe
 
 from staircase_attention.experiments import compare, find_recipe, runner
-from staircase_attention.experiments.results import missing_lengths, read_lengths, score_lengths
-from staircase_attention.experiments.runner import check_lengths
+from staircase_attention.experiments.results import read_lengths, score_lengths
+from staircase_attention.experiments.runner import Run, check_lengths
 
 
 def test_the_length_of_training_has_the_score_of_the_result_and_is_not_scored_again(small_run):
@@ -17,7 +17,8 @@ def test_the_length_of_training_has_the_score_of_the_result_and_is_not_scored_ag
     scores = read_lengths(small_run)
     assert scores[length].error == result["test"]["error"]
     assert scores[3 * length].num_answers == 3 * scores[length].num_answers
-    assert missing_lengths(small_run, [length, 17]) == [17]
+    run = Run(small_recipe(), small_run, lengths=(length, 17))
+    assert run.next_command()[-2:] == [str(small_run), "17"]
 
 
 def test_lengths_that_a_task_cannot_have_are_refused_beforehand():

@@ -20,6 +20,11 @@ from staircase_attention.training.recipe import OptimizerConfig
 LINES = [f"Line {number} is about the old house by the sea.\n" for number in range(400)]
 
 
+def smallest(corpus, num_updates):
+    *_, recipe = steps.sized_recipes(corpus, on_gpu=False)
+    return steps.planned(recipe, corpus, num_updates)
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """A quickstart of a few updates: its folder, what it said, and what it gave."""
@@ -34,7 +39,7 @@ def made(tmp_path_factory):
     )
     with pytest.MonkeyPatch.context() as patch:
         # A plan of 20 updates, which at update 5 turn out to be too many.
-        patch.setattr(steps, "seconds_per_update", lambda _, __, seconds: 18 * seconds / 20.5)
+        patch.setattr(Quickstart, "_chosen", lambda _, corpus, __: smallest(corpus, num_updates=20))
         patch.setattr(
             Pace, "_wanted", lambda pace, at, _: 12 if at == 5 < pace.num_updates - 7 else None
         )
@@ -183,7 +188,7 @@ def test_a_run_keeps_its_time_when_the_speed_changes(monkeypatch, planned, secon
 class Text:
     """A corpus of this many tokens."""
 
-    folder = "corpus"
+    folder, vocab_size = "corpus", 300
 
     def __init__(self, num_tokens):
         self.num_tokens = num_tokens
@@ -224,14 +229,7 @@ def test_a_size_and_its_updates_are_chosen_by_the_speed_of_the_device(
     assert recipe.training.num_updates == int(min(most, fitting))
 
 
-def test_the_first_updates_of_a_gpu_do_not_count_as_its_speed(monkeypatch, tmp_path):
-    def train(recipe, folder, *, progress):
-        now = 0.0
-        monkeypatch.setattr(steps.time, "perf_counter", lambda: now)
-        for update in range(1000):
-            now += 20.0 if update < 6 else 0.02
-            progress.advance(update)
-
-    monkeypatch.setattr(steps, "train_recipe", train)
-    monkeypatch.setattr(steps, "choose_device", lambda: torch.device("cuda"))
-    assert steps.seconds_per_update(None, tmp_path, 5.0) == pytest.approx(0.02)
+def test_the_speed_is_that_of_updates_after_the_first(made):
+    quick, _, _ = made
+    recipe = steps.find_recipe(str(quick.folder / "recipe.json"))
+    assert 0 < steps.seconds_per_update(recipe, vocab_size=300) < 10

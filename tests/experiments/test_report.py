@@ -126,8 +126,7 @@ def test_rows_of_a_corpus_show_bits_per_byte(fakes, tmp_path, corpus):
         updates=200,
         overrides={"task.folder": str(corpus)},
     )
-    headings, *rows = table_cells(report)
-    row = dict(zip(headings, next(row for row in rows if row[1] == "ladder-4"), strict=True))
+    [row] = [cells for cells in table_cells(report) if cells["Row"] == "ladder-4"]
     assert row["Valid, ours"] == "1.220 ± 0.028"
     assert row["Best seed, ours"] == "1.204 (seed 0)"
     assert (row["Test, paper"], row["Best seed, paper"]) == ("1.11 ± -", "1.11")
@@ -150,9 +149,8 @@ def test_rows_of_words_show_perplexity_and_say_which_runs_were_resumed(fakes, tm
         )
         board.mkdir(exist_ok=True)
         (board / f"events.{start}").touch()
-    report = write_report(report.experiment)
-    headings, *rows = table_cells(report)
-    row = dict(zip(headings, next(row for row in rows if row[1] == "ladder-4"), strict=True))
+    report = write_report(report)
+    [row] = [cells for cells in table_cells(report) if cells["Row"] == "ladder-4"]
     assert (row["Test, ours"], row["Test, paper"]) == ("30.10 ± -", "23.3 ± -")
     page = (tmp_path / "report.md").read_text()
     assert "the numbers do not" in page

@@ -28,7 +28,7 @@ from staircase_attention.experiments.comparisons import (
     with_updates,
 )
 from staircase_attention.experiments.results import latest_facts
-from staircase_attention.experiments.runner import PlannedRun, child_environment
+from staircase_attention.experiments.runner import Run, child_environment
 from staircase_attention.training import StopRequested
 
 ROWS = ["staircase-n8-c8", "ladder-2"]
@@ -209,7 +209,7 @@ def test_a_run_with_another_recipe_is_refused_in_one_line_before_any_work(tmp_pa
         go(tmp_path, updates=80)
     assert fake.calls == []
     message = str(error.value)
-    for words in ("training.num_updates = 80", "which has 40", "name another folder"):
+    for words in ("training.num_updates = 80 in place of 40", "name another folder"):
         assert words in message
     assert "\n" not in message
 
@@ -217,7 +217,7 @@ def test_a_run_with_another_recipe_is_refused_in_one_line_before_any_work(tmp_pa
 def test_runs_of_rows_that_are_not_asked_for_keep_their_own_length_and_are_reported(tmp_path, fake):
     go(tmp_path, rows=["ladder-2"], updates=40, seeds=1)
     rows = rows_of(go(tmp_path, rows=["ladder-4"], updates=80, seeds=1))
-    assert (rows["ladder-2"].num_updates, rows["ladder-4"].num_updates) == ([40], [80])
+    assert [rows[name].results[0].num_updates for name in ("ladder-2", "ladder-4")] == [40, 80]
 
 
 def test_overrides_change_the_runs_and_are_reported_and_short_runs_have_a_curve(tmp_path, fake):
@@ -276,7 +276,7 @@ def test_a_folder_that_cannot_hold_results_is_refused(tmp_path, fake):
 
 
 def test_torchrun_starts_processes_of_a_run_and_not_of_an_experiment(tmp_path, monkeypatch):
-    run = PlannedRun(recipe=small_recipe(), folder=tmp_path / "seed-0")
+    run = Run(small_recipe(), tmp_path / "seed-0")
     command = run.next_command(processes=8)
     assert command[3:7] == [
         "torch.distributed.run",

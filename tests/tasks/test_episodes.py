@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from staircase_attention.tasks import IGNORED, Episodes
-from staircase_attention.tasks.episodes import ragged_range
+from staircase_attention.tasks.task import ragged_range
 
 LENGTHS = st.lists(st.integers(1, 7), min_size=1, max_size=12)
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from staircase_attention.plain import from_plain, to_plain
 from staircase_attention.tasks import (
     IGNORED,
     Algorithm,
@@ -112,7 +113,7 @@ def test_a_saved_position_is_all_that_resuming_needs(task):
     fresh = replace(lanes, source=training_source(task, seed=1))
     assert inputs[2].tolist() == expected_lane(fresh.source, 2, lanes, 640)[0]
     for resumed, update in ((fresh, 17), (lanes, 3), (fresh, 39), (lanes, 25)):
-        position = Position.from_plain(json.loads(json.dumps(positions[update].as_plain())))
+        position = from_plain(Position, json.loads(json.dumps(to_plain(positions[update]))))
         assert position == positions[update]
         assert position.update == update
         rest_inputs, rest_targets, rest = read(resumed, 40 - update, position)
@@ -125,8 +126,8 @@ def test_positions_of_older_versions_can_be_read():
     """As checkpoints contain them."""
     plain = {"update": 3, "episodes": [4, 1], "offsets": [0, 17]}
     position = Position(update=3, episodes=(4, 1), offsets=(0, 17))
-    assert Position.from_plain(plain) == position
-    assert json.loads(json.dumps(position.as_plain())) == plain
+    assert from_plain(Position, plain) == position
+    assert to_plain(position) == plain
 
 
 def test_a_position_beyond_the_cut_is_refused():
@@ -187,14 +188,14 @@ def test_evaluation_gives_every_token_once_and_in_order(lengths, num_lanes, segm
     width = min(segment_length, max(sum(lengths[lane::num_lanes]) for lane in range(num_lanes)))
     for batch in batches:
         assert batch.inputs.shape == batch.targets.shape == (num_lanes, width)
-        assert np.all(batch.targets[batch.is_padding] == IGNORED)
-        assert np.all(batch.inputs[batch.is_padding] == 0)
-        assert np.all(batch.targets[~batch.is_padding] == batch.inputs[~batch.is_padding] + 1_000)
+        is_padding = batch.targets == IGNORED
+        assert np.all(batch.inputs[is_padding] == 0)
+        assert np.all(batch.targets[~is_padding] == batch.inputs[~is_padding] + 1_000)
     assert sum(batch.num_answers for batch in batches) == sum(lengths)
-    assert not batches[-1].is_padding.all()
+    assert batches[-1].num_answers
     for lane in range(num_lanes):
         inputs = np.concatenate([batch.inputs[lane] for batch in batches])
-        is_padding = np.concatenate([batch.is_padding[lane] for batch in batches])
+        is_padding = np.concatenate([batch.targets[lane] == IGNORED for batch in batches])
         mine = [inputs.tolist() for inputs, _ in list(episodes)[lane::num_lanes]]
         assert inputs[~is_padding].tolist() == [token for one in mine for token in one]
         assert np.all(np.diff(is_padding.astype(int)) >= 0), "padding is a tail"

@@ -88,10 +88,11 @@ def test_episodes_hold_every_token_once_and_never_reach_into_another_text(corpus
     split = corpus.split("train")
     lanes = EpisodeLanes(split=split, num_lanes=3, segment_length=length, seed=None)
     tokens = []
+    lengths = iter(lanes.lengths)
     for batch in lanes.once():
         for row in range(len(batch.inputs)):
-            kept = ~batch.is_padding[row]
-            text = batch.inputs[row][kept]
+            text, padding = np.split(batch.inputs[row], [next(lengths)])
+            assert not padding.any()
             tokens.extend(text.tolist())
             answers = batch.targets[row]
             assert answers[: max(0, len(text) - 1)].tolist() == text[1:].tolist()
@@ -128,8 +129,11 @@ def test_a_score_of_a_stream_may_be_of_its_first_tokens_only(corpus, num_tokens)
 def test_a_score_of_episodes_may_be_of_the_first_tokens_only(corpus, num_tokens):
     dealing = {"num_lanes": 3, "segment_length": 16, "num_tokens": num_tokens}
     batches = list(build_dataset(text_recipe(corpus, form="episodic")).batches("valid", **dealing))
-    given = [batch.inputs[~batch.is_padding] for batch in batches]
     split = corpus.split("valid")
+    options = {"split": split, "seed": None, **dealing}
+    lengths = EpisodeLanes(**options).lengths
+    rows = np.concatenate([batch.inputs for batch in batches])
+    given = [row[:length] for row, length in zip(rows, lengths, strict=False)]
     num_tokens = min(num_tokens, split.num_tokens)
     assert np.concatenate(given).tolist() == split.tokens(0, num_tokens).tolist()
     starts = {

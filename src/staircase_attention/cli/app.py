@@ -9,9 +9,15 @@ import typer
 
 from staircase_attention.cli import INTERRUPTED
 from staircase_attention.cli.evaluate import evaluate
-from staircase_attention.cli.experiments import bench, compare, demo, estimate, reproduce
+from staircase_attention.cli.experiments import (
+    bench,
+    compare,
+    demo,
+    estimate,
+    quickstart,
+    reproduce,
+)
 from staircase_attention.cli.prepare import prepare
-from staircase_attention.cli.quickstart import quickstart
 from staircase_attention.cli.runs import export, pack, recipes, resume, train
 from staircase_attention.cli.schedules import describe, draw
 from staircase_attention.cli.text import chat, sample

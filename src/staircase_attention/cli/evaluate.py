@@ -103,30 +103,25 @@ def evaluate(
         loaded = load_run(run, checkpoint=checkpoint, trust_code=trust_code, corpus=corpus)
         if text and lanes is None:
             lanes = lanes_of_text(loaded, tokens)
-        loaded = prepared(
-            loaded,
-            passes=passes,
-            precision=precision,
-            lanes=lanes,
-            device=device,
-        )
+        loaded = prepared(loaded, passes=passes, precision=precision, lanes=lanes, device=device)
         data, name = loaded.data, cast("SplitName", split)
         if isinstance(data, TaskData):
             check_for_task(data, name, tokens=tokens)
-            asked = {"episode": by_episode, "position": by_position}
-            places = [place for place in PLACES if asked[place]]
-            sizes: list[int | None] = [*length] if length else [None]
-            for size in sizes:
-                sized = data if size is None else data.with_length(size)
-                found = evaluate_task(loaded, sized, name, places)
-                show(*found, as_json, split=split, length=size, loaded=loaded)
-            show_checksums(loaded, as_json)
-            return
-        check_for_corpus(data, by_episode=by_episode, length=length, tokens=tokens)
-        found = evaluate_corpus(loaded, data, name, by_position=by_position, num_tokens=tokens)
-        split = "text" if text else split
-        show(*found, as_json, split=split, length=None, loaded=loaded)
-        show_checksums(loaded, as_json)
+        else:
+            check_for_corpus(data, by_episode=by_episode, length=length, tokens=tokens)
+        asked: dict[Place, bool] = {"episode": by_episode, "position": by_position}
+        places = [place for place, is_asked in asked.items() if is_asked]
+        sizes: list[int | None] = [*length] if length else [None]
+        for size in sizes:
+            sized = data
+            if isinstance(data, TaskData) and size is not None:
+                sized = data.with_length(size)
+            found = scored(loaded, sized, name, places, tokens)
+            show(*found, as_json, split="text" if text else split, length=size, loaded=loaded)
+    if not as_json:
+        # For two people to compare; with --json the scores have it.
+        of = "  ".join(f"{name} {checksum}" for name, checksum in loaded.checksums.items())
+        typer.echo(f"checksum: {of}" + ("" if loaded.is_verified else "  (no checksums.json)"))
 
 
 def prepared_text(run: Path, text: list[Path], stack: ExitStack) -> Path:
@@ -208,88 +203,54 @@ def check_for_corpus(
         )
 
 
-def evaluate_task(
-    loaded: "LoadedRun",
-    data: "TaskData",
-    split: "SplitName",
-    places: "Sequence[Place]",
-) -> tuple[Facts, dict[str, dict[int, Facts]]]:
-    """A model's score on the episodes of a split, in total and by place."""
-    from staircase_attention.evaluation import Score, score_by_place
-
-    if not places:
-        return score(loaded, data, split), {}
-    settings = reading_settings(loaded)
-    found = score_by_place(loaded.model, data.episodes(split), places, **settings)
-    # Every kind of place counts every answer once, so any of them gives the whole.
-    whole = Score.together(found[places[0]].values()).to_plain()
-    parts = {
-        PLACES[place]: {number: part.to_plain() for number, part in found[place].items()}
-        for place in places
-    }
-    return whole, parts
-
-
-def evaluate_corpus(
-    loaded: "LoadedRun",
-    data: "CorpusData",
-    split: "SplitName",
-    *,
-    by_position: bool,
-    num_tokens: int | None,
-) -> tuple[Facts, dict[str, dict[int, Facts]]]:
-    """A model's score on a split of a corpus, in total and by position."""
-    from staircase_attention.evaluation import score_by_position
-
-    parts: dict[int, Facts] = {}
-    if by_position:
-        settings = reading_settings(loaded)
-        names = ("num_lanes", "segment_length")
-        dealing = {name: settings.pop(name) for name in names} | {"num_tokens": num_tokens}
-        found = score_by_position(
-            loaded.model,
-            data.corpus.split(split),
-            partial(data.batches, **dealing),
-            carries_state=data.carries_state,
-            **settings,
-        )
-        for number, one in found.items():
-            bits = one.loss / math.log(2)
-            parts[number] = {"loss": one.loss, "bits": bits, "num_tokens": one.num_answers}
-    return score(loaded, data, split, num_tokens), {"position in the document from": parts}
-
-
-def score(
+def scored(
     loaded: "LoadedRun",
     data: "TaskData | CorpusData",
     split: "SplitName",
-    num_tokens: int | None = None,
-) -> Facts:
-    """The score on one split, with bits and perplexity of text."""
+    places: "Sequence[Place]",
+    num_tokens: int | None,
+) -> tuple[Facts, dict[str, dict[int, Facts]]]:
+    """A model's score on a split, with bits and perplexity of text; and its parts by place."""
+    from staircase_attention.evaluation import Score, score_by_place, score_by_position
+    from staircase_attention.training.dataset import TaskData
+    from staircase_attention.training.learner import precision_of
     from staircase_attention.training.trainer import score_split
 
-    found = score_split(
-        loaded.model,
-        data,
-        split,
-        recipe=loaded.recipe,
-        device=loaded.model.output.weight.device,
-        num_tokens=num_tokens,
+    model, config, parts = loaded.model, loaded.recipe.training, dict[str, dict[int, Facts]]()
+    device, precision = model.output.weight.device, precision_of(loaded.recipe)
+    lanes: dict[str, Any] = {"num_lanes": config.evaluation_lanes}
+    lanes["segment_length"] = config.segment_length
+    if places and isinstance(data, TaskData):
+        episodes = data.episodes(split)
+        by_place = score_by_place(
+            model, episodes, places, **lanes, device=device, precision=precision
+        )
+        for place, found in by_place.items():
+            parts[PLACES[place]] = {number: part.to_plain() for number, part in found.items()}
+        # Every kind of place counts every answer once, so any of them gives the whole.
+        return Score.together(by_place[places[0]].values()).to_plain(), parts
+    if places and not isinstance(data, TaskData):
+        by_position = score_by_position(
+            model,
+            data.corpus.split(split),
+            partial(data.batches, **lanes, num_tokens=num_tokens),
+            carries_state=data.carries_state,
+            device=device,
+            precision=precision,
+        )
+        parts["position in the document from"] = {
+            number: {
+                "loss": one.loss,
+                "bits": one.loss / math.log(2),
+                "num_tokens": one.num_answers,
+            }
+            for number, one in by_position.items()
+        }
+    whole = score_split(
+        model, data, split, recipe=loaded.recipe, device=device, num_tokens=num_tokens
     )
-    facts = data.facts(split, found, num_tokens)
-    return found.to_plain() | facts | data.extent(split, num_tokens)
-
-
-def reading_settings(loaded: "LoadedRun") -> dict[str, Any]:
-    """How the run's recipe evaluates."""
-    from staircase_attention.training.learner import precision_of
-
-    return {
-        "num_lanes": loaded.recipe.training.evaluation_lanes,
-        "segment_length": loaded.recipe.training.segment_length,
-        "device": loaded.model.output.weight.device,
-        "precision": precision_of(loaded.recipe),
-    }
+    facts = data.facts(split, whole, num_tokens) | data.extent(split, num_tokens)
+    return whole.to_plain() | facts, parts
 
 
 def show(
@@ -322,13 +283,6 @@ def show(
                 [count] = [name for name in facts if name.startswith("num_")]
                 unit = count.removeprefix("num_")
                 typer.echo(f"{label} {number:,}: {measures(facts)}  ({facts[count]:,} {unit})")
-
-
-def show_checksums(loaded: "LoadedRun", as_json: bool) -> None:
-    """Print what was scored, for two people to compare; with --json the scores have it."""
-    if not as_json:
-        of = "  ".join(f"{name} {checksum}" for name, checksum in loaded.checksums.items())
-        typer.echo(f"checksum: {of}" + ("" if loaded.is_verified else "  (no checksums.json)"))
 
 
 def measures(facts: Facts) -> str:

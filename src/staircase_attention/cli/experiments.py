@@ -1,4 +1,4 @@
-"""`staircase demo`, `compare`, `reproduce`, `bench` and `estimate`: recipes and their reports."""
+"""`staircase demo`, `quickstart`, `compare`, `reproduce`, `bench`, `estimate`: runs and reports."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,6 +9,7 @@ import typer
 
 from staircase_attention.checks import input_error
 from staircase_attention.cli.arguments import AsJson, Quiet, parse_assignments, parse_variations
+from staircase_attention.files import check_can_hold
 
 if TYPE_CHECKING:
     from staircase_attention.experiments.report import Report
@@ -58,6 +59,40 @@ def demo(*, seeds: Seeds = 1, output: Output = Path("demo")) -> int:
     status = show_report(report)
     typer.echo(f"learning curves: {output / 'learning-curves.png'}")
     typer.echo(f"Remove {output} to train again.")
+    return status
+
+
+def quickstart(
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE", help="text, Markdown, source code, .jsonl, or folder"),
+    ],
+    *,
+    output: Annotated[Path, typer.Option(help="Folder for everything.")] = Path("quickstart"),
+    minutes: Annotated[float, typer.Option(help="Time for everything.")] = 9.0,
+    quiet: Quiet = False,
+) -> int:
+    """From text to a model: prepare, choose a size, train, sample."""
+    check_can_hold(output, "--output")
+    from staircase_attention.cli.prepare import progress
+    from staircase_attention.cli.runs import show
+    from staircase_attention.experiments.quickstart import Quickstart
+    from staircase_attention.training import choose_display
+
+    result, samples, share = Quickstart(
+        files=files,
+        folder=output,
+        minutes=minutes,
+        say=typer.echo,
+        preparing=progress(quiet),
+        training=choose_display(quiet=quiet),
+    ).run()
+    for row, sample in enumerate(samples):
+        typer.echo(f"--- {row}\n{sample}")
+    status = show(result, output / "run")
+    typer.echo(f"{100 * share:.1f}% of the words in the samples occur in the text")
+    typer.echo(f"curve: {output / 'curve.png'}; remove {output} to start again")
+    typer.echo(f"more: staircase sample (or chat, eval, export) {output / 'run'}")
     return status
 
 
@@ -173,7 +208,7 @@ def show_report(report: "Report") -> int:
     console.print(screen_table(report))
     for line in [*orders(report.rows), *troubles(report.rows)]:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
-    typer.echo(f"wrote {report.experiment.folder / 'report.md'}")
+    typer.echo(f"wrote {report.folder / 'report.md'}")
     return 1 if report.failures else 0
 
 
@@ -205,13 +240,7 @@ def bench(
     """Time recipes on this machine, with random tokens."""
     from rich.console import Console
 
-    from staircase_attention.experiments.bench import (
-        describe_machine,
-        failures,
-        find_subjects,
-        result_table,
-        run_bench,
-    )
+    from staircase_attention.experiments import bench as timing
     from staircase_attention.training.processes import choose_device
 
     if batch and not decode:
@@ -219,9 +248,9 @@ def bench(
     device = choose_device()
     names = [word for word in words if "=" not in word]
     overrides = parse_assignments([word for word in words if "=" in word])
-    subjects = find_subjects(names, overrides=overrides, device=device)
+    subjects = timing.find_subjects(names, overrides=overrides, device=device)
     progress = Console(stderr=True, quiet=quiet)
-    report = run_bench(
+    report = timing.run_bench(
         subjects,
         device=device,
         updates=updates,
@@ -234,9 +263,9 @@ def bench(
     if output is not None:
         typer.echo(f"wrote {output}", err=True)
     console = Console()
-    console.print(describe_machine(report), highlight=False, markup=False)
-    console.print(result_table(report))
-    return 1 if failures(report) else 0
+    console.print(timing.describe_machine(report), highlight=False, markup=False)
+    console.print(timing.result_table(report))
+    return 1 if timing.failures(report) else 0
 
 
 def estimate(

@@ -82,30 +82,24 @@ def text(
 ) -> None:
     """Text files and folders, plain or compressed, weighted."""
     check_can_hold(output, "--output")
-    from staircase_attention.data import (
-        HeldOut,
-        ReadingOptions,
-        TextSource,
-        named_tokeniser,
-        prepare_text,
-    )
+    from staircase_attention import data
 
-    options = ReadingOptions(
+    options = data.ReadingOptions(
         text_field=text_field,
         text_unit="paragraphs" if paragraphs else "files",
         allow_damaged=allow_damaged,
     )
     held_out = [
-        TextSource(path, options=options, split=split)
+        data.TextSource(path, options=options, split=split)
         for split, files in (("valid", valid_file), ("test", test_file))
         for path in files or ()
     ]
-    corpus = prepare_text(
+    corpus = data.prepare_text(
         [*paths, *held_out],
         output,
         weights=None if weights is None else parse_weights(weights) + [1.0] * len(held_out),
-        tokeniser=named_tokeniser(tokeniser),
-        held_out=HeldOut(valid=0 if valid_file else valid, test=0 if test_file else test),
+        tokeniser=data.named_tokeniser(tokeniser),
+        held_out=data.HeldOut(valid=0 if valid_file else valid, test=0 if test_file else test),
         options=options,
         progress=progress(quiet),
         part=parse_part(part),

@@ -7,19 +7,14 @@ with a manifest. `TokenLanes` gives the training batches of a split, `evaluation
 
 from staircase_attention.batches import IGNORED
 from staircase_attention.checks import InputError
-from staircase_attention.data.byte_pair import (
-    BytePairTokeniser,
-    BytePairTraining,
-    train_bpe,
-)
-from staircase_attention.data.corpus import Corpus, Manifest, TokenSplit
-from staircase_attention.data.documents import SPLITS, Cursor, Document, DocumentSource, HeldOut
+from staircase_attention.data.byte_pair import BytePairTraining, train_bpe
+from staircase_attention.data.corpus import Corpus, TokenSplit
+from staircase_attention.data.documents import Cursor, Document, DocumentSource, HeldOut
 from staircase_attention.data.enwik8 import prepare_enwik8
 from staircase_attention.data.jobs import PreparationProgress, ProgressLines
 from staircase_attention.data.lanes import TokenLanes, TokenPosition, evaluation_batches
 from staircase_attention.data.mixture import Part
-from staircase_attention.data.parts import join
-from staircase_attention.data.preparation import prepare, prepare_text
+from staircase_attention.data.preparation import join, prepare, prepare_text
 from staircase_attention.data.readers import ReadingOptions, TextSource
 from staircase_attention.data.tokenisers import (
     ByteTokeniser,
@@ -30,8 +25,6 @@ from staircase_attention.data.tokenisers import (
 
 __all__ = [
     "IGNORED",
-    "SPLITS",
-    "BytePairTokeniser",
     "BytePairTraining",
     "ByteTokeniser",
     "Corpus",
@@ -40,7 +33,6 @@ __all__ = [
     "DocumentSource",
     "HeldOut",
     "InputError",
-    "Manifest",
     "Part",
     "PreparationProgress",
     "ProgressLines",

@@ -76,13 +76,8 @@ class BytePairTraining:
     there are more distinct words than prose has (see MOST_WORD_BYTES)."""
 
     def __post_init__(self) -> None:
-        check_integer(
-            "vocab_size",
-            self.vocab_size,
-            minimum=NUM_BYTES + 1,
-            maximum=MOST_SYMBOLS,
-            example=8_008,
-        )
+        fewest, most = NUM_BYTES + 1, MOST_SYMBOLS
+        check_integer("vocab_size", self.vocab_size, minimum=fewest, maximum=most, example=8_008)
         check_integer("sample_bytes", self.sample_bytes, minimum=1, example=32_000_000)
 
 
@@ -100,9 +95,7 @@ class BytePairTokeniser:
     def __init__(self, tokenizer: "Tokenizer", *, end_symbol: int) -> None:
         """Take over a tokenizer; this changes its settings.
 
-        Args:
-            tokenizer: encodes and decodes.
-            end_symbol: the token after every document; may be a new number after all tokens.
+        The end symbol, the token after every document, may be a new number after all tokens.
         """
         self._tokenizer = tokenizer
         tokenizer.no_padding()
@@ -110,15 +103,10 @@ class BytePairTokeniser:
         tokenizer.encode_special_tokens = True
         self._vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         plan = json.loads(tokenizer.to_str())
-        self.end_symbol = end_symbol
+        self.end_symbol: int | None = end_symbol
         self.vocab_size = max(*self._vocabulary.values(), end_symbol) + 1
-        check_integer(
-            "the size of a vocabulary",
-            self.vocab_size,
-            minimum=1,
-            maximum=MOST_SYMBOLS,
-            example=8_008,
-        )
+        name, most = "the size of a vocabulary", MOST_SYMBOLS
+        check_integer(name, self.vocab_size, minimum=1, maximum=most, example=8_008)
         self.name = f"{KINDS.get(plan['model']['type'], 'other')}-{self.vocab_size}"
         self.is_lossless = _is_lossless(plan)
 
@@ -228,16 +216,11 @@ def from_vocabulary_and_merges(vocabulary: Path, merges: Path) -> BytePairTokeni
     """GPT-2's tokeniser, or another in the format of its two files."""
     from tokenizers import models
 
-    try:
+    rule = "a vocabulary and its merges must be in GPT-2's format"
+    with _reading(rule, f"{vocabulary} and {merges}", "fetch both files again"):
         _check_plan(parse_json(read_file(vocabulary)))
         assert read_file(merges) is not None  # A regular file, which the library may open.
-        with _panics_as_errors():
-            model = models.BPE.from_file(str(vocabulary), str(merges))
-    # The library raises plain Exception.
-    except Exception as error:
-        rule = "a vocabulary and its merges must be in GPT-2's format"
-        received = f"{vocabulary} and {merges} ({error})"
-        raise input_error(rule, received, "fetch both files again") from error
+        model = models.BPE.from_file(str(vocabulary), str(merges))
     tokenizer = _byte_level(model)
     tokenizer.add_special_tokens([END_NAME])
     end_symbol = tokenizer.token_to_id(END_NAME)
@@ -263,25 +246,22 @@ def read_tokenizer(path: Path) -> "Tokenizer":
     """The library's own tokeniser in a tokenizer.json."""
     from tokenizers import Tokenizer
 
-    try:
+    rule = "a tokenizer.json must be in the format of the tokenizers library"
+    with _reading(rule, str(path), "fetch it again"):
         content = read_file(path)
         _check_plan(parse_json(content))
-        with _panics_as_errors():
-            return Tokenizer.from_buffer(content)
-    # The library raises plain Exception.
-    except Exception as error:
-        rule = "a tokenizer.json must be in the format of the tokenizers library"
-        raise input_error(rule, f"{path} ({error})", "fetch it again") from error
+        return Tokenizer.from_buffer(content)
 
 
 @contextmanager
-def _panics_as_errors() -> Iterator[None]:
-    """Raise a panic of the library, which is no Exception, as one."""
+def _reading(rule: str, received: str, remedy: str) -> Iterator[None]:
+    """Report in one line what is wrong with a file that the library reads."""
     try:
         yield
     except BaseException as error:
-        if type(error).__name__ == "PanicException":
-            raise ValueError(str(error)) from error
+        # The library raises plain Exception, and panics, which are not even that.
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            raise input_error(rule, f"{received} ({error})", remedy) from error
         raise
 
 

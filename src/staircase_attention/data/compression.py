@@ -78,33 +78,17 @@ def open_decompressed(path: Path, *, allow_damaged: bool = False) -> "Decompress
     stored = path.open("rb")
     try:
         content = _OPENERS[compression](stored)
-    except DAMAGE as error:
+    except (*DAMAGE, InputError) as error:
         # A zip is checked when it is opened, the others when they are read.
         stored.close()
-        raise DamagedFileError(path, error) from error
-    except InputError:
-        stored.close()
-        raise
+        raise error if isinstance(error, InputError) else DamagedFileError(path, error) from error
     return DecompressedFile(_DecompressedBlocks(stored, content, allow_damaged), BLOCK_BYTES)
 
 
 class DecompressedFile(io.BufferedReader):
-    """The content of a file, with its usual `read` and `readline`."""
+    """The content of a file, with its usual `read` and `readline`; `raw` knows the file itself."""
 
     raw: "_DecompressedBlocks"
-
-    @property
-    def num_stored_read(self) -> int:
-        """Bytes of the file, as stored, that were read to get here.
-
-        It depends only on the position, since content is always decompressed in the same blocks.
-        """
-        return self.raw.num_stored_read
-
-    @property
-    def damage(self) -> str | None:
-        """What is wrong at the place up to which the file was read, if anything is."""
-        return self.raw.damage
 
 
 class _DecompressedBlocks(io.RawIOBase):
@@ -114,7 +98,10 @@ class _DecompressedBlocks(io.RawIOBase):
         self._stored, self._content, self._allow_damaged = stored, content, allow_damaged
         self.name = stored.name
         self.num_stored_read = self._num_content = 0
+        """Bytes of the file, as stored, that were read to get here. It depends only on the
+        position, since content is always decompressed in the same blocks."""
         self.damage: str | None = None
+        """What is wrong at the place up to which the file was read, if anything is."""
 
     def readable(self) -> bool:
         return True
@@ -123,7 +110,11 @@ class _DecompressedBlocks(io.RawIOBase):
         view, num_bytes = memoryview(buffer)[:BLOCK_BYTES], 0
         try:
             # Unlike read, read1 loses nothing of what comes before damage.
-            while num_bytes < len(view) and (piece := self._read1(len(view) - num_bytes)):
+            while (
+                self.damage is None
+                and num_bytes < len(view)
+                and (piece := self._content.read1(len(view) - num_bytes))
+            ):
                 view[num_bytes : num_bytes + len(piece)] = piece
                 num_bytes += len(piece)
         except DAMAGE as error:
@@ -140,10 +131,6 @@ class _DecompressedBlocks(io.RawIOBase):
         self._num_content += num_bytes
         self.num_stored_read = self._stored.tell()
         return num_bytes
-
-    def _read1(self, size: int) -> bytes | memoryview:
-        """Some content; none after damage."""
-        return b"" if self.damage is not None else self._content.read1(size)
 
     def close(self) -> None:
         if not self.closed:

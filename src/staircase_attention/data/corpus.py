@@ -1,9 +1,8 @@
 """A prepared corpus: its manifest, its tokeniser, and its splits in memory-mapped files."""
 
-import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,15 +15,11 @@ from staircase_attention.checks import check_choice, input_error
 from staircase_attention.data.byte_pair import Tokens
 from staircase_attention.data.tokenisers import Tokeniser, load_tokeniser
 from staircase_attention.files import (
-    CHECKSUMS,
     as_written,
     inside,
-    json_bytes,
     parse_json,
     read_summed,
     sha256_of,
-    write_json,
-    write_summed,
 )
 from staircase_attention.plain import from_plain
 
@@ -45,7 +40,6 @@ class FileRecord:
     path: str
     """As the user named it."""
     num_bytes: int
-    """Its size, as stored."""
     sha256: str
 
 
@@ -59,6 +53,13 @@ class Counts:
     num_tokens: int = 0
     """With end symbols."""
 
+    def __add__(self, other: "Counts") -> "Counts":
+        return Counts(
+            self.num_documents + other.num_documents,
+            self.num_bytes + other.num_bytes,
+            self.num_tokens + other.num_tokens,
+        )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceRecord:
@@ -68,12 +69,10 @@ class SourceRecord:
     weight: float
     """Passes over its training documents."""
     parameters: Mapping[str, Any]
-    """How it was read."""
     files: tuple[FileRecord, ...]
     counts: Mapping[str, Counts] = field(default_factory=dict)
     """What it gave to each split; a document that comes twice counts twice."""
     skipped: Mapping[str, int] = field(default_factory=dict)
-    """What could not be used."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +80,6 @@ class ArrayRecord:
     """A file of little-endian integers of one width, without a header."""
 
     file: str
-    """Its name in the folder."""
     num_items: int
     sha256: str
 
@@ -135,11 +133,6 @@ class Preparation:
             self, sources=tuple(replace(one, counts={}, skipped={}) for one in self.sources)
         )
 
-    def as_plain(self) -> dict[str, Any]:
-        """As JSON reads it back."""
-        plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        return plain
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
@@ -152,7 +145,6 @@ class Manifest:
     """The width of a token, a key of TOKEN_DTYPES."""
     splits: Mapping[str, SplitRecord]
     format: int = FORMAT
-    """The version of this format."""
 
     @classmethod
     def read(cls, folder: Path) -> "Manifest":
@@ -170,11 +162,6 @@ class Manifest:
                 if (num_tokens, split.starts.num_items) != (split.num_tokens, split.num_documents):
                     raise ValueError("its splits do not add up")
             return manifest
-
-    def write(self, folder: Path) -> None:
-        """Make a folder a corpus."""
-        write_json(folder / CHECKSUMS, {})
-        write_summed(folder, {MANIFEST: json_bytes(asdict(self))})
 
 
 def unfinished_folder(corpus: Path) -> Path:
@@ -196,9 +183,7 @@ class TokenSplit:
         self.record, self.end_symbol = record, end_symbol
         self.dtype: np.dtype[Any] = np.dtype(TOKEN_DTYPES[dtype])
         self.num_tokens = record.num_tokens
-        """With end symbols."""
         self.num_bytes = record.num_bytes
-        """Bytes of text, the denominator of bits per byte."""
         self._folder = folder
         self._shards = [_mapped(folder, shard, self.dtype) for shard in record.shards]
         sizes = [shard.num_items for shard in record.shards]
@@ -241,7 +226,11 @@ class TokenSplit:
             windows = sliding_window_view(self._shards[shard], length)
             rows[here] = windows[starts[here] - self._starts[shard]]
         for row in np.flatnonzero(~is_in_one_shard).tolist():
-            rows[row] = self._wrapped(int(starts[row]), length)
+            start, filled = int(starts[row]), 0
+            while filled < length:
+                part = self.tokens(start, min(start + length - filled, self.num_tokens))
+                rows[row, filled : filled + len(part)] = part
+                start, filled = 0, filled + len(part)
         return rows
 
     def document(self, number: int) -> Tokens:
@@ -251,15 +240,6 @@ class TokenSplit:
         return self.tokens(
             int(starts[number]), self.num_tokens if is_last else int(starts[number + 1])
         )
-
-    def _wrapped(self, start: int, length: int) -> Tokens:
-        parts = []
-        while length:
-            stop = min(start + length, self.num_tokens)
-            parts.append(self.tokens(start, stop))
-            length -= stop - start
-            start = 0
-        return np.concatenate(parts)
 
 
 def _mapped(folder: Path, record: ArrayRecord, dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -276,9 +256,7 @@ class Corpus:
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder, self.manifest = folder, manifest
         self.vocab_size = manifest.tokeniser.vocab_size
-        """Every token is below it."""
         self.splits: Sequence[str] = tuple(manifest.splits)
-        """Their names."""
 
     @classmethod
     def open(cls, folder: str | Path) -> "Corpus":
@@ -289,14 +267,17 @@ class Corpus:
             if unfinished_folder(folder).is_dir():
                 remedy = "run its preparation again to resume it"
             raise input_error("a corpus must have a manifest", f"none in {folder}", remedy)
-        corpus = cls(folder, Manifest.read(folder))
-        for record, width in corpus._arrays():
-            path = inside(folder, record.file)
-            size = path.stat().st_size if path.is_file() else None
-            if size != record.num_items * width:
-                rule = f"{path} must have {record.num_items * width} bytes"
-                raise input_error(rule, size, "copy it again, or prepare the corpus again")
-        return corpus
+        manifest = Manifest.read(folder)
+        width = np.dtype(TOKEN_DTYPES[manifest.dtype]).itemsize
+        for split in manifest.splits.values():
+            for record in (*split.shards, split.starts):
+                path = inside(folder, record.file)
+                size = path.stat().st_size if path.is_file() else None
+                width_here = STARTS_DTYPE.itemsize if record is split.starts else width
+                if size != record.num_items * width_here:
+                    rule = f"{path} must have {record.num_items * width_here} bytes"
+                    raise input_error(rule, size, "copy it again, or prepare the corpus again")
+        return cls(folder, manifest)
 
     @property
     def checksum(self) -> str:
@@ -338,9 +319,16 @@ class Corpus:
         Decoding is checked only for a lossless tokeniser; others do not guarantee it.
         """
         self.verify_files()
-        if self.manifest.tokeniser.is_lossless:
-            for name in self.splits:
-                self._verify_decoding(name)
+        for name in self.splits if self.manifest.tokeniser.is_lossless else ():
+            record, crc32, num_bytes = self.manifest.splits[name], 0, 0
+            for text in self._decoded(self.split(name), record.num_tokens):
+                crc32 = zlib.crc32(text, crc32)
+                num_bytes += len(text)
+            if (crc32, num_bytes) != (record.text_crc32, record.num_bytes):
+                expected = f"{record.num_bytes} bytes of CRC-32 {record.text_crc32}"
+                remedy = "report this: encoding has lost something"
+                received = f"{num_bytes} of {crc32}"
+                raise input_error(f"{name} must decode to {expected}", received, remedy)
 
     def verify_files(self) -> None:
         """Check all checksums."""
@@ -361,26 +349,8 @@ class Corpus:
             rule = f"{self.folder / file} must have the sha256 {sha256}"
             raise input_error(rule, found, "copy it again, or prepare the corpus again")
 
-    def _verify_decoding(self, name: str) -> None:
-        split, crc32, num_bytes = self.split(name), 0, 0
-        for text in self._decoded(split, split.num_tokens):
-            crc32 = zlib.crc32(text, crc32)
-            num_bytes += len(text)
-        record = split.record
-        if (crc32, num_bytes) != (record.text_crc32, record.num_bytes):
-            rule = f"{name} must decode to {record.num_bytes} bytes of CRC-32 {record.text_crc32}"
-            received = f"{num_bytes} of {crc32}"
-            raise input_error(rule, received, "report this: encoding has lost something")
-
     def _decoded(self, split: TokenSplit, num_tokens: int) -> Iterator[bytes]:
         """The text of a split's first tokens, in parts."""
         for start in range(0, num_tokens, DECODED_TOKENS):
             stop = min(start + DECODED_TOKENS, num_tokens)
             yield self.tokeniser.decode(split.tokens(start, stop))
-
-    def _arrays(self) -> Iterator[tuple[ArrayRecord, int]]:
-        """Every file of integers, with the width of one."""
-        width = np.dtype(TOKEN_DTYPES[self.manifest.dtype]).itemsize
-        for split in self.manifest.splits.values():
-            yield from ((shard, width) for shard in split.shards)
-            yield split.starts, STARTS_DTYPE.itemsize

@@ -82,21 +82,14 @@ class DocumentSource(Protocol):
     resumes from the last cursor that it saved, and its result is the same byte for byte.
     """
 
-    @property
-    def name(self) -> str:
-        """The source's name in the manifest and in messages."""
-
-    @property
-    def parameters(self) -> Mapping[str, Any]:
-        """Every option that its documents depend on, as plain data."""
-
-    @property
-    def files(self) -> Sequence[Path]:
-        """The files that it reads. The manifest records their checksums."""
-
-    @property
-    def total_bytes(self) -> int:
-        """`num_read` at its end: usually the size of its files."""
+    name: str
+    """In the manifest and in messages."""
+    parameters: Mapping[str, Any]
+    """Every option that its documents depend on, as plain data."""
+    files: Sequence[Path]
+    """The files that it reads. The manifest records their checksums."""
+    total_bytes: int
+    """`num_read` at its end: usually the size of its files."""
 
     def documents(self, cursor: Cursor | None) -> Iterator[tuple[Document, Cursor]]:
         """Documents after a cursor (None: from the first), each with the cursor after it."""

@@ -46,7 +46,7 @@ class SplitFile:
                     data = file.read(min(LONGEST_PIECE, num_left))
                     num_left -= len(data)
                     number += 1
-                    after = Cursor(place={"part": number}, num_read=file.num_stored_read)
+                    after = Cursor(place={"part": number}, num_read=file.raw.num_stored_read)
                     yield Document(text=data, split=split, is_continued=num_left > 0), after
 
 
@@ -58,10 +58,7 @@ def prepare_enwik8(
 ) -> Corpus:
     """Enwik8 as in the paper: 256 symbols; 90, 5 and 5 million bytes; no end symbol.
 
-    Args:
-        path: the file, plain or compressed: .zip, .gz, .bz2, .xz or .zst.
-        folder: the output folder; must not exist.
-        progress: receives reports.
+    The file may be plain or compressed: .zip, .gz, .bz2, .xz or .zst. `folder` must not exist.
     """
     source = SplitFile(path, SPLIT_BYTES)
     # Before anything is written: another file would give other numbers than the paper's.

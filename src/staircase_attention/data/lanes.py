@@ -1,8 +1,7 @@
 """Batches of a split whose rows are contiguous streams, straight from mapped memory."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,15 +21,6 @@ class TokenPosition:
     """Tokens that each lane has given so far."""
     num_lanes: int
     """The number of lanes, which determines where they start."""
-
-    def as_plain(self) -> dict[str, Any]:
-        """As plain data, for a checkpoint."""
-        return asdict(self)
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> "TokenPosition":
-        """The inverse of `as_plain`."""
-        return cls(**plain)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,17 +61,10 @@ class TokenLanes:
         starts = lane_starts(self.split.num_tokens, self.num_lanes) + position.offset
         # One token more: the target of the last input.
         rows = self.split.rows(starts, self.segment_length + 1)
-        batch = Batch(
-            inputs=rows[:, :-1].astype(np.int64),
-            targets=rows[:, 1:].astype(np.int64),
-            is_padding=np.zeros((self.num_lanes, self.segment_length), dtype=np.bool_),
-        )
-        after = TokenPosition(
-            update=position.update + 1,
-            offset=position.offset + self.segment_length,
-            num_lanes=self.num_lanes,
-        )
-        return batch, after
+        inputs, targets = rows[:, :-1].astype(np.int64), rows[:, 1:].astype(np.int64)
+        offset = position.offset + self.segment_length
+        after = replace(position, update=position.update + 1, offset=offset)
+        return Batch(inputs=inputs, targets=targets), after
 
     def restarted(self, position: TokenPosition) -> TokenPosition:
         """The same position: text continues even where a state is reset."""
@@ -121,20 +104,13 @@ def evaluation_batches(
     longest = int((ends - starts).max())
     segment_length = min(segment_length, max(1, longest))
     for offset in range(0, longest, segment_length):
-        yield _evaluation_batch(split, starts + offset, ends, segment_length)
-
-
-def _evaluation_batch(
-    split: TokenSplit, targets: NDArray[np.int64], ends: NDArray[np.int64], length: int
-) -> Batch:
-    """The batch that predicts the tokens from these positions on, up to the ends of the lanes."""
-    # [lanes, length + 1]: the token before each lane's targets, then the targets.
-    rows = split.rows(targets - 1, length + 1).astype(np.int64)
-    if split.end_symbol is not None:
-        rows[targets == 0, 0] = split.end_symbol
-    is_padding = targets[:, None] + np.arange(length) >= ends[:, None]
-    return Batch(
-        inputs=np.where(is_padding, 0, rows[:, :-1]),
-        targets=np.where(is_padding, IGNORED, rows[:, 1:]),
-        is_padding=is_padding,
-    )
+        targets = starts + offset
+        # [lanes, segment_length + 1]: the token before each lane's targets, then the targets.
+        rows = split.rows(targets - 1, segment_length + 1).astype(np.int64)
+        if split.end_symbol is not None:
+            rows[targets == 0, 0] = split.end_symbol
+        is_padding = targets[:, None] + np.arange(segment_length) >= ends[:, None]
+        yield Batch(
+            inputs=np.where(is_padding, 0, rows[:, :-1]),
+            targets=np.where(is_padding, IGNORED, rows[:, 1:]),
+        )

@@ -16,13 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from staircase_attention.checks import check_choice, input_error
-from staircase_attention.data.documents import (
-    SPLITS,
-    Cursor,
-    DocumentSource,
-    HeldOut,
-    hashed,
-)
+from staircase_attention.data.documents import SPLITS, Cursor, DocumentSource, HeldOut, hashed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,9 +48,7 @@ class Piece:
     """Its text; empty only at the end of a long document."""
     split: str
     source: int
-    """The number of its source."""
     is_last: bool
-    """Whether the document ends with it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,71 +113,47 @@ class Mixture:
 
         A piece is None where reading has advanced but nothing is used.
         """
+        positions = list(start)
         readings = [
-            _PartReading(number, part, self.held_out, start[number])
+            _read(number, part, self.held_out, positions[number])
             for number, part in enumerate(self.parts)
         ]
-        unfinished = [reading for reading in readings if not reading.is_over]
-        while unfinished:
+
+        def order(number: int) -> tuple[bool, float]:
+            part, at = self.parts[number], positions[number]
+            in_pass = at.cursor.num_read / max(part.source.total_bytes, 1) if at.cursor else 0.0
             # A source that is inside a document comes first, so that documents stay whole.
-            reading = min(unfinished, key=lambda one: (one.is_between_documents, one.share_done))
-            piece = reading.next()
-            if reading.is_over:
-                unfinished.remove(reading)
-            yield piece, tuple(reading.position for reading in readings)
+            return at.split is None, (at.pass_number + in_pass) / part.num_passes
+
+        while unfinished := [
+            number
+            for number, part in enumerate(self.parts)
+            if positions[number].pass_number < part.num_passes
+        ]:
+            number = min(unfinished, key=order)
+            piece, positions[number] = next(readings[number])
+            yield piece, tuple(positions)
 
 
-class _PartReading:
-    """Reads one source, pass by pass."""
-
-    def __init__(self, number: int, part: Part, held_out: HeldOut, start: PartPosition) -> None:
-        self.number, self.position = number, start
-        self._part, self._held_out = part, held_out
-        self._documents = part.source.documents(start.cursor)
-
-    @property
-    def is_over(self) -> bool:
-        return self.position.pass_number == self._part.num_passes
-
-    @property
-    def is_between_documents(self) -> bool:
-        return self.position.split is None
-
-    @property
-    def share_done(self) -> float:
-        """The share of all passes that is over."""
-        cursor, total = self.position.cursor, max(self._part.source.total_bytes, 1)
-        in_pass = cursor.num_read / total if cursor else 0.0
-        return (self.position.pass_number + in_pass) / self._part.num_passes
-
-    def next(self) -> Piece | None:
-        """The next piece; None where it is not used, or a pass ends."""
-        before = self.position
-        found = next(self._documents, None)
-        if found is None:
-            # Every pass skips the same records, so they are reported for one pass.
-            skipped = before.cursor.skipped if before.cursor else {}
-            self.position = PartPosition(pass_number=before.pass_number + 1, skipped=skipped)
-            self._documents = self._part.source.documents(None)
-            return None
-        document, cursor = found
-        data, split, is_kept = document.data, before.split, before.is_kept
-        is_first = split is None
-        if split is None:
-            split = document.split or self._held_out.split_of(data)
-            check_choice(f"a document's split in {self._part.source.name}", split, SPLITS)
-            is_kept = self._is_kept(split, data)
-        self.position = replace(
-            before, cursor=cursor, split=split if document.is_continued else None, is_kept=is_kept
-        )
-        if not is_kept or (is_first and not data):
-            return None
-        return Piece(data, split, self.number, not document.is_continued)
-
-    def _is_kept(self, split: str, data: bytes) -> bool:
-        """Whether a document is used in this pass."""
-        # Valid and test come once, whatever the weight.
-        if split != "train":
-            return self.position.pass_number == 0
-        weight_left = self._part.weight - self.position.pass_number
-        return weight_left >= 1 or hashed(data, "weight") < weight_left
+def _read(
+    number: int, part: Part, held_out: HeldOut, at: PartPosition
+) -> Iterator[tuple[Piece | None, PartPosition]]:
+    """The pieces of one source, pass by pass; None where it is not used, or a pass ends."""
+    while True:
+        for document, cursor in part.source.documents(at.cursor):
+            data, split, is_kept, is_first = document.data, at.split, at.is_kept, at.split is None
+            if split is None:
+                split = document.split or held_out.split_of(data)
+                check_choice(f"a document's split in {part.source.name}", split, SPLITS)
+                # Valid and test come once, whatever the weight.
+                weight_left = part.weight if split == "train" else 1.0
+                weight_left -= at.pass_number
+                is_kept = weight_left >= 1 or hashed(data, "weight") < weight_left
+            after = split if document.is_continued else None
+            at = replace(at, cursor=cursor, split=after, is_kept=is_kept)
+            is_used = is_kept and (data or not is_first)
+            yield Piece(data, split, number, not document.is_continued) if is_used else None, at
+        # Every pass skips the same records, so they are reported for one pass.
+        skipped = at.cursor.skipped if at.cursor else {}
+        at = PartPosition(pass_number=at.pass_number + 1, skipped=skipped)
+        yield None, at

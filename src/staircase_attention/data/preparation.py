@@ -8,7 +8,8 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
@@ -111,35 +112,78 @@ def prepare(
     Work is done in `folder` + '.unfinished'; `folder` appears when it is complete. Refused input
     leaves nothing behind. If the very same corpus exists already, it is opened.
 
-    Args:
-        parts: the sources and their weights.
-        folder: the output folder.
-        kind: its kind in the manifest.
-        tokeniser: a tokeniser, or how to learn one from the corpus.
-        held_out: fractions for valid and test, for documents without a split of their own.
-        progress: receives reports.
-        part: (3, 16) prepares the third of 16 parts, in `folder` + '.part-3-of-16'. `join` makes
-            the corpus of all of them, with the bytes that one preparation gives.
+    Args as of `prepare_text`; `kind` is the corpus's in its manifest, and `held_out` is for
+    documents without a split of their own. `part=(3, 16)` prepares the third of 16 parts, in
+    `folder` + '.part-3-of-16'. `join` makes the corpus of all of them, with the bytes that one
+    preparation gives.
     """
-    held_out, progress = held_out or HeldOut(), progress or PreparationProgress()
+    progress = progress or PreparationProgress()
     mark: dict[str, Any] = {}
     if part is not None:
         parts, mark = _share(parts, tokeniser, *part)
         folder = f"{folder}.part-{part[0]}-of-{part[1]}"
+    mixture = Mixture(parts=parts, held_out=held_out or HeldOut())
+
+    def write(writer: CorpusWriter, learnt: Tokeniser) -> list[dict[str, int]]:
+        return mixture.skipped(_write_documents(mixture, learnt, writer, progress))
+
+    def learn() -> Tokeniser:
+        if isinstance(tokeniser, BytePairTraining):
+            return _learn_tokeniser(tokeniser, mixture, progress)
+        return tokeniser
+
+    return _build(folder, lambda: _plan(mixture, kind, tokeniser, mark), learn, write, progress)
+
+
+def join(folders: Sequence[str | Path], folder: str | Path) -> Corpus:
+    """One corpus of all parts, with the bytes of a preparation by one machine.
+
+    A part is a corpus of some files, or of some of Reddit's partitions. Its manifest names its
+    number and all inputs. Parts in order have the documents of one preparation in order.
+
+    Args:
+        folders: of all parts, in any order.
+        folder: the output folder; must not exist.
+    """
+    parts = [Corpus.open(one) for one in folders]
+    parts.sort(key=lambda one: _mark(one).get("number", 0))
+    plan = _joined_plan(parts)
+    for part in parts:
+        part.verify_files()
+
+    def write(writer: CorpusWriter, _: Tokeniser) -> list[dict[str, int]]:
+        skipped = Counter[str]()
+        for part in parts:
+            writer.append(part)
+            skipped.update(part.manifest.preparation.sources[0].skipped)
+        return [skipped]
+
+    return _build(folder, lambda: plan, lambda: parts[0].tokeniser, write, PreparationProgress())
+
+
+def _build(
+    folder: str | Path,
+    make_plan: Callable[[], Preparation],
+    make_tokeniser: Callable[[], Tokeniser],
+    write: Callable[[CorpusWriter, Tokeniser], list[dict[str, int]]],
+    progress: PreparationProgress,
+) -> Corpus:
+    """Make the corpus of a plan, unless it is there; `write` gives what each source skipped."""
     work = WorkFolder(Path(folder))
-    mixture = Mixture(parts=parts, held_out=held_out)
-    with needs_room(folder), work.locked():
-        plan = _plan(mixture, kind, tokeniser, mark)
+    with _needs_room(folder), work.locked():
+        plan = make_plan()
         if work.is_done(plan):
             progress.say(f"{folder} is already there")
             return Corpus.open(folder)
         work.claim(plan)
         try:
             if not work.tokeniser.exists():
-                if isinstance(tokeniser, BytePairTraining):
-                    tokeniser = _learn_tokeniser(tokeniser, mixture, progress)
-                save_folder(work.tokeniser, tokeniser.save)
-            manifest = _encode(work, mixture, plan, progress)
+                save_folder(work.tokeniser, make_tokeniser().save)
+            tokeniser, size = load_tokeniser(work.tokeniser), plan.parameters["shard_tokens"]
+            num_sources = len(plan.sources)
+            writer = CorpusWriter(work.path, tokeniser, num_sources=num_sources, shard_tokens=size)
+            with closing(writer):
+                manifest = _describe(work, writer, plan, write(writer, tokeniser), tokeniser)
         except InputError:
             # The same input would be refused again; any other stop can be resumed.
             work.discard()
@@ -163,18 +207,48 @@ def _share(
         rule = "a preparation in parts must have one folder of files, or dumps, of weight 1 at most"
         received = f"{counted(len(parts), 'inputs')}, the first of weight {parts[0].weight:g}"
         raise input_error(rule, received, "put all files into one folder")
-    inputs = digest((str(path), path.stat().st_size) for path in source.files)
+    inputs = _digest((str(path), path.stat().st_size) for path in source.files)
     mark = {"part": {"number": number, "count": count, "inputs": inputs}}
     return [replace(parts[0], source=source.share(number - 1, count))], mark
 
 
-def digest(files: Iterable[tuple[str, int]]) -> str:
+def _digest(files: Iterable[tuple[str, int]]) -> str:
     """What tells lists of files and their sizes apart."""
     return checksum(json.dumps(list(files)).encode())
 
 
+def _mark(part: Corpus) -> dict[str, Any]:
+    mark: dict[str, Any] = part.manifest.preparation.parameters.get("part", {})
+    return mark
+
+
+def _joined_plan(parts: Sequence[Corpus]) -> Preparation:
+    """What one machine would have planned; refused unless all parts are there once and alike."""
+    marks = [_mark(part) for part in parts]
+    numbers = [mark.get("number", "a whole corpus") for mark in marks]
+    if not marks or numbers != list(range(1, marks[0].get("count", 0) + 1)):
+        rule = "all parts of a preparation must be there once"
+        raise input_error(rule, ", ".join(map(str, numbers)) or "none", "name the folders of all")
+    plans = [part.manifest.preparation.without_results() for part in parts]
+    files = tuple(dict.fromkeys(file for plan in plans for file in plan.sources[0].files))
+    wholes = [
+        replace(
+            plan,
+            sources=(replace(plan.sources[0], files=files),),
+            parameters={name: one for name, one in plan.parameters.items() if name != "part"},
+        )
+        for plan in plans
+    ]
+    inputs = _digest((file.path, file.num_bytes) for file in files)
+    for part, mark, whole in zip(parts, marks, wholes, strict=True):
+        if whole != wholes[0] or (mark["count"], mark["inputs"]) != (len(parts), inputs):
+            rule = "all parts must be made from the same files with the same settings"
+            raise input_error(rule, f"others in {part.folder}", "prepare all of them alike")
+    return wholes[0]
+
+
 @contextmanager
-def needs_room(folder: str | Path) -> Iterator[None]:
+def _needs_room(folder: str | Path) -> Iterator[None]:
     """Say what to do where a disk is full."""
     try:
         yield
@@ -233,41 +307,28 @@ def _learn_tokeniser(
 ) -> Tokeniser:
     """A tokeniser learnt from a sample of the training documents."""
     progress.say(f"learning a tokeniser of {training.vocab_size:,} symbols from a sample")
-    progress.begin(mixture.total_bytes, 0)
-    sample = sample_evenly(_training_texts(mixture, progress), training.sample_bytes)
-    return train_bpe(sample, vocab_size=training.vocab_size)
+    total = mixture.total_bytes
+    progress.begin(total, 0)
+
+    def texts() -> Iterator[tuple[bytes, float]]:
+        for piece, position in mixture.read(mixture.first_position()):
+            num_read = mixture.num_read(position)
+            progress.advance(num_read, {})
+            if piece is not None and piece.split == "train":
+                yield piece.data, num_read / max(total, 1)
+
+    return train_bpe(sample_evenly(texts(), training.sample_bytes), vocab_size=training.vocab_size)
 
 
-def _training_texts(
-    mixture: Mixture, progress: PreparationProgress
-) -> Iterator[tuple[bytes, float]]:
-    """Training texts, each with the share of the corpus that has been read with it."""
-    total = max(mixture.total_bytes, 1)
-    for piece, position in mixture.read(mixture.first_position()):
-        num_read = mixture.num_read(position)
-        progress.advance(num_read, {})
-        if piece is not None and piece.split == "train":
-            yield piece.data, num_read / total
-
-
-def _encode(
-    work: WorkFolder, mixture: Mixture, plan: Preparation, progress: PreparationProgress
-) -> Manifest:
-    """Encode all documents that are not written yet, and describe the corpus."""
-    tokeniser = load_tokeniser(work.tokeniser)
-    writer = CorpusWriter(
-        work.path, tokeniser, num_sources=len(mixture.parts), shard_tokens=SHARD_TOKENS
-    )
-    with closing(writer):
-        position = _write_documents(mixture, tokeniser, writer, progress)
-        return describe(work, writer, plan, mixture.skipped(position))
-
-
-def describe(
-    work: WorkFolder, writer: CorpusWriter, plan: Preparation, all_skipped: list[dict[str, int]]
+def _describe(
+    work: WorkFolder,
+    writer: CorpusWriter,
+    plan: Preparation,
+    all_skipped: list[dict[str, int]],
+    tokeniser: Tokeniser,
 ) -> Manifest:
     """The manifest of all that was written, with what was skipped of each source, checked."""
-    splits, sources, tokeniser = writer.finish(), [], load_tokeniser(work.tokeniser)
+    splits, sources = writer.finish(), []
     for number, skipped in enumerate(all_skipped):
         counts = {name: writer.counts(number, name) for name in splits}
         # By name, so that it does not matter which part met what first.

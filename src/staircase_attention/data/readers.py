@@ -67,7 +67,7 @@ class FileFormat(NamedTuple):
 
     records: Callable[[Path, ReadingOptions], Iterator[tuple[Any, int]]]
     """The records of a file, each with how many bytes of the file, as stored, were read for it."""
-    document: Callable[[Any, ReadingOptions], Document | str]
+    document: Callable[[Any, ReadingOptions], Document | str] = lambda record, options: record
     """The document of a record; or, in words, what records are that cannot be used."""
 
 
@@ -91,10 +91,7 @@ class TextSource:
     ) -> None:
         """Find the files and read the beginning of each.
 
-        Args:
-            path: a file or a folder.
-            options: how texts are extracted from files.
-            split: the split of all documents; None to choose by their hashes.
+        `split` is that of all documents; None chooses by their hashes.
         """
         self.name, self.split = str(path), split
         self.options = options or ReadingOptions()
@@ -226,13 +223,13 @@ def _of_file(
     with open_decompressed(path, allow_damaged=options.allow_damaged) as file:
         try:
             for record in records(file):
-                yield record, file.num_stored_read
-            if file.damage is not None:
-                raise DamagedFileError(path, file.damage)
+                yield record, file.raw.num_stored_read
+            if file.raw.damage is not None:
+                raise DamagedFileError(path, file.raw.damage)
         except DamagedFileError as damage:
             if not options.allow_damaged:
                 raise
-            yield damage, file.num_stored_read
+            yield damage, file.raw.num_stored_read
 
 
 def _text_parts(file: IO[bytes]) -> Iterator[Document]:
@@ -256,10 +253,6 @@ def _paragraphs(file: DecompressedFile) -> Iterator[Document]:
             lines, size = [], 0
         if not line:
             return
-
-
-def _as_it_is(document: Document | str, options: ReadingOptions) -> Document | str:
-    return document
 
 
 def _json_document(line: bytes | None, options: ReadingOptions) -> Document | str:
@@ -308,7 +301,17 @@ def _flattened(value: object, separators: tuple[str, ...] = ("\n", ": ")) -> str
 
 def _rows(path: Path, options: ReadingOptions) -> Iterator[tuple[Any, int]]:
     """The values of the text column."""
-    with _open_parquet(path, options) as file:
+    parquet = import_extra("pyarrow.parquet", needed_for="a .parquet file")
+    try:
+        file = parquet.ParquetFile(path, buffer_size=PARQUET_BUFFER, pre_buffer=False)
+    except (OSError, ValueError) as error:
+        rule, received = "a .parquet file must be whole", f"{path} ({error})"
+        raise input_error(rule, received, "fetch it again, or leave it out") from error
+    with file:
+        if options.text_field not in file.schema_arrow.names:
+            rule = f"the text must be in the column {options.text_field!r} of {path}"
+            received = ", ".join(map(repr, file.schema_arrow.names))
+            raise input_error(rule, received, "name its column with text_field")
         bytes_each = path.stat().st_size / max(file.metadata.num_rows, 1)
         num_rows = 0
         for batch in file.iter_batches(PARQUET_ROWS, columns=[options.text_field]):
@@ -320,21 +323,6 @@ def _rows(path: Path, options: ReadingOptions) -> Iterator[tuple[Any, int]]:
 def _row_document(value: Any, options: ReadingOptions) -> Document | str:  # noqa: ANN401
     text = _flattened(value.as_py())
     return "rows without text" if text is None else Document(text=text)
-
-
-def _open_parquet(path: Path, options: ReadingOptions) -> Any:  # noqa: ANN401
-    parquet = import_extra("pyarrow.parquet", needed_for="a .parquet file")
-    try:
-        file = parquet.ParquetFile(path, buffer_size=PARQUET_BUFFER, pre_buffer=False)
-    except (OSError, ValueError) as error:
-        rule, received = "a .parquet file must be whole", f"{path} ({error})"
-        raise input_error(rule, received, "fetch it again, or leave it out") from error
-    if options.text_field not in file.schema_arrow.names:
-        file.close()
-        rule = f"the text must be in the column {options.text_field!r} of {path}"
-        received = ", ".join(map(repr, file.schema_arrow.names))
-        raise input_error(rule, received, "name its column with text_field")
-    return file
 
 
 def _members(file: DecompressedFile) -> Iterator[Document | str]:
@@ -352,7 +340,7 @@ def _members(file: DecompressedFile) -> Iterator[Document | str]:
                 elif content := archive.extractfile(member):
                     yield from _text_parts(content)
     except tarfile.TarError as error:
-        why = f"{error}, at byte {file.num_stored_read:,} as stored"
+        why = f"{error}, at byte {file.raw.num_stored_read:,} as stored"
         raise DamagedFileError(file.name, why) from error
 
 
@@ -371,9 +359,9 @@ def _article_document(page: bytes, options: ReadingOptions) -> Document | str:
     return Document(text=text) if text else "redirects and pages without text"
 
 
-TEXT = FileFormat(partial(_of_file, _text_parts), _as_it_is)
-PARAGRAPHS = FileFormat(partial(_of_file, _paragraphs), _as_it_is)
+TEXT = FileFormat(partial(_of_file, _text_parts))
+PARAGRAPHS = FileFormat(partial(_of_file, _paragraphs))
 JSON_LINES = FileFormat(partial(_of_file, whole_lines), _json_document)
 WIKIPEDIA = FileFormat(partial(_of_file, pages), _article_document)
-TAR = FileFormat(partial(_of_file, _members), _as_it_is)
+TAR = FileFormat(partial(_of_file, _members))
 PARQUET = FileFormat(_rows, _row_document)

@@ -26,21 +26,14 @@ VOCABULARY_AND_MERGES = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.t
 class Tokeniser(Protocol):
     """Turns text into token numbers and back."""
 
-    @property
-    def name(self) -> str:
-        """Its name in the manifest."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Every token is below this, the end symbol included."""
-
-    @property
-    def end_symbol(self) -> int | None:
-        """The token after every document. Text is never encoded to it. None if there is none."""
-
-    @property
-    def is_lossless(self) -> bool:
-        """Whether decode(encode(x)) == x is certain for all bytes, UTF-8 or not."""
+    name: str
+    """In the manifest."""
+    vocab_size: int
+    """Every token is below this, the end symbol included."""
+    end_symbol: int | None
+    """The token after every document. Text is never encoded to it. None if there is none."""
+    is_lossless: bool
+    """Whether decode(encode(x)) == x is certain for all bytes, UTF-8 or not."""
 
     def encode_batch(self, texts: Sequence[bytes]) -> list[Tokens]:
         """The tokens of each text, without an end symbol; uses all cores."""

@@ -16,6 +16,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from staircase_attention import files
 from staircase_attention.checks import input_error
 from staircase_attention.data.byte_pair import Tokens
 from staircase_attention.data.corpus import (
@@ -34,22 +35,7 @@ from staircase_attention.data.corpus import (
 from staircase_attention.data.documents import SPLITS
 from staircase_attention.data.mixture import MixturePosition, PartPosition, Piece
 from staircase_attention.data.tokenisers import Tokeniser
-from staircase_attention.files import (
-    NO_SUM,
-    PARTIAL,
-    as_written,
-    check_seal,
-    locked,
-    make_folder,
-    parse_json,
-    publish_folder,
-    read_file,
-    read_json,
-    sealed,
-    sha256_of,
-    write_json,
-    write_whole,
-)
+from staircase_attention.plain import to_plain
 
 JOURNAL = "journal.json"
 PREPARATION = "preparation.json"
@@ -70,8 +56,8 @@ class WorkFolder:
         """Keep other processes out. A folder in which no work was started is removed again."""
         if self.corpus.exists() and not self.corpus.is_dir():
             raise input_error("a corpus must be a folder", self.corpus, "name another path")
-        make_folder(self.path)
-        with locked(self.path):
+        files.make_folder(self.path)
+        with files.locked(self.path):
             try:
                 yield
             finally:
@@ -88,22 +74,23 @@ class WorkFolder:
             rule = f"{self.corpus} must be new or empty"
             raise input_error(rule, "a folder with other files", "name another folder")
         before = Manifest.read(self.corpus).preparation.without_results()
-        _check_same(before.as_plain(), preparation.as_plain(), self.corpus)
+        _check_same(to_plain(before), to_plain(preparation), self.corpus)
         return True
 
     def claim(self, preparation: Preparation) -> None:
         """Record what is prepared here, or check that it is the same as before."""
         path = self.path / PREPARATION
         if path.exists():
-            with as_written("a preparation", path, f"remove {self.path}"):
-                before = read_json(path)
-            _check_same(before, preparation.as_plain(), self.path)
+            with files.as_written("a preparation", path, f"remove {self.path}"):
+                before = files.read_json(path)
+            _check_same(before, to_plain(preparation), self.path)
         else:
-            write_json(path, preparation.as_plain())
+            files.write_json(path, to_plain(preparation))
 
     def finish(self, manifest: Manifest) -> None:
         """Turn the folder into the corpus. Once the manifest is there, only a rename is left."""
-        manifest.write(self.path)
+        files.write_json(self.path / files.CHECKSUMS, {})
+        files.write_summed(self.path, {MANIFEST: files.json_bytes(asdict(manifest))})
         self._publish()
 
     def discard(self) -> None:
@@ -112,9 +99,9 @@ class WorkFolder:
 
     def _publish(self) -> None:
         finished = [self.path / JOURNAL, self.path / PREPARATION]
-        for path in [*finished, *self.path.glob(f".*{PARTIAL}")]:
+        for path in [*finished, *self.path.glob(f".*{files.PARTIAL}")]:
             path.unlink(missing_ok=True)
-        publish_folder(self.path, self.corpus)
+        files.publish_folder(self.path, self.corpus)
 
 
 def _check_same(before: object, now: object, folder: Path) -> None:
@@ -137,10 +124,10 @@ class CorpusWriter:
         journal = folder / JOURNAL
         # Earlier versions wrote journals without a checksum: those count as none.
         state, is_resumed = {}, False
-        with as_written("a journal", journal, f"remove {folder} to start again"):
+        with files.as_written("a journal", journal, f"remove {folder} to start again"):
             if journal.exists():
-                content = read_file(journal)
-                is_resumed, state = check_seal(content), parse_json(content)
+                content = files.read_file(journal)
+                is_resumed, state = files.check_seal(content), files.parse_json(content)
         self.position: MixturePosition | None = None
         """Where to resume the mixture; None for its start."""
         self._is_inside_document = False
@@ -162,11 +149,8 @@ class CorpusWriter:
     @property
     def facts(self) -> dict[str, int]:
         """Counts so far."""
-        totals = [writer.total for writer in self._writers.values()]
-        return {
-            "documents": sum(total.num_documents for total in totals),
-            "tokens": sum(total.num_tokens for total in totals),
-        }
+        total = sum((writer.total for writer in self._writers.values()), Counts())
+        return {"documents": total.num_documents, "tokens": total.num_tokens}
 
     def counts(self, source: int, split: str) -> Counts:
         """What a source has given to a split."""
@@ -189,13 +173,13 @@ class CorpusWriter:
     def make_durable(self, position: MixturePosition) -> None:
         """Save this point: a preparation that is killed later resumes here, without loss."""
         state = {
-            "sha256": NO_SUM.decode(),
+            "sha256": files.NO_SUM.decode(),
             "splits": {name: writer.durable_state() for name, writer in self._writers.items()},
             "is_inside_document": self._is_inside_document,
             "mixture": [asdict(part) for part in position],
         }
-        write_whole(
-            self._folder / JOURNAL, sealed(json.dumps(state, separators=(",", ":")).encode())
+        files.write_whole(
+            self._folder / JOURNAL, files.sealed(json.dumps(state, separators=(",", ":")).encode())
         )
 
     def close(self) -> None:
@@ -243,11 +227,7 @@ class _SplitWriter:
 
     @property
     def total(self) -> Counts:
-        return Counts(
-            num_documents=sum(counts.num_documents for counts in self.counts),
-            num_bytes=sum(counts.num_bytes for counts in self.counts),
-            num_tokens=sum(counts.num_tokens for counts in self.counts),
-        )
+        return sum(self.counts, Counts())
 
     def add(self, piece: Piece, tokens: Tokens, *, is_first: bool) -> None:
         counts = self.counts[piece.source]
@@ -279,7 +259,7 @@ class _SplitWriter:
 
     def append(self, split: TokenSplit, record: SplitRecord, counts: Counts) -> None:
         """Write another split after what was written."""
-        before, total = self.total.num_tokens, self.counts[0]
+        before = self.total.num_tokens
         for start in range(0, record.num_documents, COPIED):
             starts = split.document_starts[start : start + COPIED] + np.uint64(before)
             self._starts.write(starts.astype(STARTS_DTYPE).tobytes())
@@ -287,9 +267,7 @@ class _SplitWriter:
             self._new_tokens.append(split.tokens(start, min(start + COPIED, record.num_tokens)))
             self.write()
         self._crc32 = _joined_crc32(self._crc32, record.text_crc32, record.num_bytes)
-        total.num_documents += counts.num_documents
-        total.num_bytes += counts.num_bytes
-        total.num_tokens += counts.num_tokens
+        self.counts[0] += counts
 
     def durable_state(self) -> dict[str, Any]:
         """Sync everything; the plain data from which a new writer can resume."""
@@ -359,4 +337,4 @@ def _finished_array(file: IO[bytes], num_items: int) -> ArrayRecord:
     _sync(file)
     file.close()
     path = Path(file.name)
-    return ArrayRecord(file=path.name, num_items=num_items, sha256=sha256_of(path))
+    return ArrayRecord(file=path.name, num_items=num_items, sha256=files.sha256_of(path))

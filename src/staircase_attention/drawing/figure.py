@@ -46,6 +46,8 @@ SETTINGS: dict[Any, Any] = {
     "svg.hashsalt": "staircase",
 }
 DARK, GREY, PALE, CACHED = "#1a1a1a", "#595959", "#b0b0b0", "#efefef"
+# The line around what is computed in parallel.
+OUTLINE_STYLE: dict[str, Any] = {"facecolor": "white", "edgecolor": DARK, "linewidth": 1.1}
 # Sizes of type, in points.
 LARGE, MEDIUM, SMALL, TINY = 11.0, 9.0, 8.0, 6.5
 # Inches from one column to the next, and from one row to the next.
@@ -127,7 +129,7 @@ def draw_row(axes: Axes, picture: Picture, number: int) -> None:
             OUTLINE_HEIGHT,
             boxstyle="round,pad=0,rounding_size=0.12",
             clip_on=False,
-            **outline_style(),
+            **OUTLINE_STYLE,
         )
     )
     for box in row.boxes:
@@ -206,11 +208,6 @@ def box_style(kind: Kind, pass_number: int, num_passes: int) -> dict[str, Any]:
     return {"facecolor": "white", "edgecolor": GREY, "linestyle": dots, "linewidth": 1.1}
 
 
-def outline_style() -> dict[str, Any]:
-    """The line around what is computed in parallel."""
-    return {"facecolor": "white", "edgecolor": DARK, "linewidth": 1.1}
-
-
 def box_samples(picture: Picture) -> list[tuple[str, Any]]:
     """What each kind of box means, with a sample: its first pass, one in the middle, its last."""
     samples: list[tuple[str, Any]] = []
@@ -222,7 +219,7 @@ def box_samples(picture: Picture) -> list[tuple[str, Any]]:
             boxes = tuple(Rectangle((0, 0), 1, 1, **style) for style in styles)
             samples.append((meaning(kind, passes[-1]), boxes))
     arrow = Line2D([], [], color=DARK, marker="$\\uparrow$", markersize=9, linestyle="none")
-    outline = Rectangle((0, 0), 1, 1, **outline_style())
+    outline = Rectangle((0, 0), 1, 1, **OUTLINE_STYLE)
     return [*samples, (LEAVES, arrow), (OUTLINE, outline)]
 
 

@@ -36,7 +36,6 @@ class Box:
     pass_number: int
     """n: the pass that a query makes; for the other kinds, the last one made, 0 for none."""
     leaves: bool = False
-    """Whether the chunk leaves with its output in this step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +43,6 @@ class Row:
     """One step: boxes that are computed in parallel, and those that they see."""
 
     label: str
-    """The name of the row in the margin."""
     boxes: tuple[Box, ...]
     """Oldest first."""
 
@@ -55,11 +53,6 @@ class Row:
             min(box.columns.start for box in self.boxes),
             max(box.columns.stop for box in self.boxes),
         )
-
-    @property
-    def leaving(self) -> tuple[Box, ...]:
-        """The boxes that leave with their output."""
-        return tuple(box for box in self.boxes if box.leaves)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

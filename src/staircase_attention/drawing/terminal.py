@@ -43,88 +43,62 @@ class TerminalPicture:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Lay the picture out for this console."""
         yield Text(self.picture.title, style="bold")
-        yield from Grid.fit(self.picture, options.max_width).lines()
+        yield from _grid(self.picture, options.max_width)
         yield Text(self.picture.caption)
         yield from _packed(_legend(self.picture), options.max_width)
         notes = (Text(note, style="dim") for note in self.picture.notes)
         yield from _packed(notes, options.max_width)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Grid:
-    """Rows and columns of a picture, laid out in characters."""
+def _grid(picture: Picture, width: int) -> Iterator[Text]:
+    """The rows from top to bottom, and what is below them."""
+    num_columns, margin = len(picture.columns), max(len(row.label) for row in picture.rows) + 1
+    outputs = {row: _outputs(row) for row in picture.rows}
+    needed = margin + max(map(len, outputs.values())) + 1
+    # Characters from one column to the next.
+    pitch = min(WIDEST_PITCH, (width - needed) // num_columns)
+    # A number, an arrow, and a space or border.
+    narrowest = len(str(picture.num_passes)) + len(ARROW) + 1
+    if pitch < narrowest:
+        raise input_error(
+            f"this picture needs a terminal at least {needed + narrowest * num_columns} characters "
+            "wide",
+            width,
+            "widen it, draw fewer tokens, or save the picture as SVG",
+        )
 
-    picture: Picture
-    margin: int
-    """Characters to the left of the first column."""
-    pitch: int
-    """Characters from one column to the next."""
-
-    @classmethod
-    def fit(cls, picture: Picture, width: int) -> "Grid":
-        """Columns as wide as there is room for, up to the widest pitch."""
-        margin = max(len(row.label) for row in picture.rows) + 1
-        outputs = max(len(_outputs(row)) for row in picture.rows)
-        pitch = min(WIDEST_PITCH, (width - margin - outputs - 1) // len(picture.columns))
-        # A number, an arrow, and a space or border.
-        narrowest = len(str(picture.num_passes)) + len(ARROW) + 1
-        if pitch < narrowest:
-            needed = margin + outputs + 1 + narrowest * len(picture.columns)
-            raise input_error(
-                f"this picture needs a terminal at least {needed} characters wide",
-                width,
-                "widen it, draw fewer tokens, or save the picture as SVG",
-            )
-        return cls(picture=picture, margin=margin, pitch=pitch)
-
-    def lines(self) -> Iterator[Text]:
-        """The picture from top to bottom."""
-        for row in reversed(self.picture.rows):
-            yield self._row(row)
-        yield self._inputs()
-        if self.picture.sight is not None:
-            yield self._sight(self.picture.sight)
-
-    def _row(self, row: Row) -> Text:
-        first = row.outline.start
-        line = Text(" " * (first * self.pitch))
-        for box in row.boxes:
-            # Columns between two boxes that the step does not see stay empty.
-            line.pad_right(box.columns.start * self.pitch - len(line))
-            line.append("│" if box.columns.start == first else " ", style="dim")
-            width = len(box.columns) * self.pitch - 1
-            line.append_text(tile(box, width=width, num_passes=self.picture.num_passes))
-        line.append("│", style="dim")
-        line.pad_right(len(self.picture.columns) * self.pitch + 1 - len(line))
-        return self._line(row.label, line, _outputs(row))
-
-    def _inputs(self) -> Text:
-        """The names of the columns, or of as many as there is room for."""
-        num_columns = len(self.picture.columns)
-        longest = len(name("x", num_columns))
-        # Names may be wider than columns: then only every second or third column has one.
-        every = -(-(longest + 1) // self.pitch)
-        width = every * self.pitch
-        labels = [name("x", column + 1) for column in range(0, num_columns, every)]
-        line = "".join(centred(label, self.pitch - 1).ljust(width) for label in labels)
-        return self._line("", Text(f" {line}".rstrip()))
-
-    def _sight(self, sight: range) -> Text:
-        """A bracket under the columns that the last token sees."""
-        width = len(sight) * self.pitch - 1
-        words = f" seen by {name('x', sight.stop)} "
-        # A bracket too narrow for words stays a line.
-        inner = words if len(words) <= width - 2 else ""
-        bracket = " " * (sight.start * self.pitch + 1) + f"╰{inner:─^{width - 2}}╯"
-        return self._line("", Text(bracket, style="dim"))
-
-    def _line(self, label: str, body: Text, outputs: str = "") -> Text:
+    def line(label: str, body: Text, outputs: str = "") -> Text:
         text = Text(no_wrap=True, overflow="crop")
-        text.append(f"{label:<{self.margin}}", style="dim")
-        text.append_text(body)
-        text.append(outputs)
-        text.rstrip()
+        text.append(f"{label:<{margin}}", style="dim").append_text(body).append(outputs).rstrip()
         return text
+
+    for row in reversed(picture.rows):
+        yield line(row.label, _row(row, pitch, picture), outputs[row])
+    # Names may be wider than columns: then only every second or third column has one.
+    every = -(-(len(name("x", num_columns)) + 1) // pitch)
+    names = [name("x", column + 1) for column in range(0, num_columns, every)]
+    centred_names = (centred(one, pitch - 1).ljust(every * pitch) for one in names)
+    yield line("", Text(f" {''.join(centred_names)}".rstrip()))
+    if picture.sight is not None:
+        # A bracket under the columns that the last token sees; too narrow for words, it is a line.
+        inner = len(picture.sight) * pitch - 3
+        words = f" seen by {name('x', picture.sight.stop)} "
+        bracket = f"╰{words if len(words) <= inner else '':─^{inner}}╯"
+        yield line("", Text(" " * (picture.sight.start * pitch + 1) + bracket, style="dim"))
+
+
+def _row(row: Row, pitch: int, picture: Picture) -> Text:
+    first = row.outline.start
+    line = Text(" " * (first * pitch))
+    for box in row.boxes:
+        # Columns between two boxes that the step does not see stay empty.
+        line.pad_right(box.columns.start * pitch - len(line))
+        line.append("│" if box.columns.start == first else " ", style="dim")
+        width = len(box.columns) * pitch - 1
+        line.append_text(tile(box, width=width, num_passes=picture.num_passes))
+    line.append("│", style="dim")
+    line.pad_right(len(picture.columns) * pitch + 1 - len(line))
+    return line
 
 
 def tile(box: Box, *, width: int, num_passes: int) -> Text:
@@ -154,7 +128,7 @@ def centred(text: str, width: int, *, fill: str = " ", room: bool = False) -> st
 
 def _outputs(row: Row) -> str:
     """The outputs that leave a row, written to its right."""
-    leaving = ", ".join(output_names(box) for box in row.leaving)
+    leaving = ", ".join(output_names(box) for box in row.boxes if box.leaves)
     return f" {ARROW} {leaving}" if leaving else ""
 
 

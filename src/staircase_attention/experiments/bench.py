@@ -31,9 +31,9 @@ from staircase_attention.checks import check_choice, check_integer, input_error
 from staircase_attention.experiments.catalog import find_recipe, recipes
 from staircase_attention.files import check_can_write, write_json
 from staircase_attention.generation import SamplingConfig, stream
-from staircase_attention.models import measure_cost
+from staircase_attention.models.cost import Cost, measure_cost
 from staircase_attention.tasks import load_task
-from staircase_attention.training import LSTMModel, Recipe, TaskChoice
+from staircase_attention.training import FamilyModel, LSTMModel, Recipe, TaskChoice
 from staircase_attention.training.learner import Learner, NumSymbols, build_model, precision_of
 from staircase_attention.training.optimizer import learning_rate
 from staircase_attention.training.processes import Processes
@@ -89,6 +89,17 @@ class Subject:
             return 1, 1
         return model.schedule.chunk_length, model.schedule.default_max_distance
 
+    def cost(self, model: FamilyModel) -> Cost:
+        """What one lane of an update costs."""
+        return measure_cost(
+            vocab_size=self.symbols.num_inputs,
+            core=model.core,
+            schedule=model.schedule,
+            output_size=self.symbols.num_outputs,
+            start=None if self.carries_state else 0,
+            segment=self.recipe.training.segment_length,
+        )
+
 
 def find_subjects(
     names: Iterable[str], *, overrides: Mapping[str, Any], device: torch.device
@@ -140,15 +151,9 @@ def run_bench(
 ) -> Plain:
     """Time the subjects one after another; what fails is reported and stops nothing else.
 
-    Args:
-        subjects: in this order.
-        device: where.
-        updates: whether to time updates.
-        decode: whether to time decoding.
-        batches: rows that are decoded together, one number after another.
-        repeats: updates, and tokens per row; None: as many as take about three seconds.
-        output: a JSON file, written after every measurement, so that a kill costs one at most.
-        say: called with what happens.
+    Without `repeats`, as many updates, and tokens per row, as take about three seconds. `batches`
+    are rows that are decoded together, one number after another. The file `output` is written after
+    every measurement, so that a kill costs one at most.
     """
     if not (updates or decode):
         rule = "a bench times updates or decoding"
@@ -353,7 +358,6 @@ def random_batches(subject: Subject) -> list[Batch]:
         Batch(
             inputs=generator.integers(subject.symbols.num_inputs, size=shape),
             targets=generator.integers(subject.symbols.num_outputs, size=shape),
-            is_padding=np.zeros(shape, dtype=np.bool_),
         )
         for _ in range(4)
     ]
@@ -362,20 +366,13 @@ def random_batches(subject: Subject) -> list[Batch]:
 def update_flops(subject: Subject) -> int:
     """Operations of all lanes of one update; recomputed activations are not counted."""
     model, training = subject.recipe.model, subject.recipe.training
-    length = training.segment_length
     if isinstance(model, LSTMModel):
         # Per layer: input and state, each times a matrix [width, 4 width], 2 operations per entry.
         gates = model.num_layers * 2 * 4 * 2 * model.width**2
-        forward = length * (gates + 2 * model.width * subject.symbols.num_outputs)
+        outputs = 2 * model.width * subject.symbols.num_outputs
+        forward = training.segment_length * (gates + outputs)
     else:
-        forward = measure_cost(
-            vocab_size=subject.symbols.num_inputs,
-            core=model.core,
-            schedule=model.schedule,
-            output_size=subject.symbols.num_outputs,
-            start=None if subject.carries_state else 0,
-            segment=length,
-        ).flops
+        forward = subject.cost(model).flops
     # A backward pass has twice the operations of a forward pass.
     return 3 * training.num_lanes * forward
 

@@ -12,7 +12,6 @@ from staircase_attention.checks import check_choice, check_integer, input_error
 from staircase_attention.experiments.catalog import recipes
 from staircase_attention.experiments.experiment import (
     TABLES,
-    Experiment,
     Row,
     model_name,
     table_rows,
@@ -54,7 +53,7 @@ def compare(
         raise input_error(
             "compared recipes must have different names", f"{name!r} twice", "rename one of them"
         )
-    experiment = Experiment(
+    report = Report(
         title=title,
         folder=Path(folder),
         rows=labelled_rows(chosen),
@@ -62,7 +61,7 @@ def compare(
         num_seeds=seeds,
         lengths=tuple(lengths),
     )
-    return carry_out(experiment, jobs=jobs, processes=processes, threads=threads, progress=progress)
+    return carry_out(report, jobs=jobs, processes=processes, threads=threads, progress=progress)
 
 
 def reproduce(
@@ -105,7 +104,7 @@ def reproduce(
             recipe = recipe if updates is None else with_updates(recipe, updates)
             recipe = recipe.override(overrides or {})
         changed.append(replace(row, recipe=recipe))
-    experiment = Experiment(
+    report = Report(
         title=title,
         folder=Path(folder),
         rows=tuple(changed),
@@ -115,7 +114,7 @@ def reproduce(
         lengths=tuple(lengths),
         overrides=overrides or {},
     )
-    return carry_out(experiment, jobs=jobs, processes=processes, progress=progress)
+    return carry_out(report, jobs=jobs, processes=processes, progress=progress)
 
 
 def with_updates(recipe: Recipe, num_updates: int) -> Recipe:
@@ -230,10 +229,8 @@ def value_words(value: Any) -> str:  # noqa: ANN401
     >>> value_words(1e-3), value_words(None), value_words([1, 2]), value_words("clock.py:Clock")
     ('0.001', 'none', '1-2', 'clock.py-Clock')
     """
-    if value is None or isinstance(value, bool):
+    if value is None or isinstance(value, (bool, int, float)):
         return str(value).lower()
-    if isinstance(value, (int, float)):
-        return str(value)
     # What a shell or a file system gives a meaning to becomes a hyphen.
     return re.sub(r"[^\w.+-]+", "-", str(value), flags=re.ASCII).strip("-")
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from staircase_attention.checks import check_integer, input_error
 from staircase_attention.experiments.bench import Plain, Subject
-from staircase_attention.models.cost import StepSize, measure_cost
+from staircase_attention.models.cost import StepSize
 from staircase_attention.training import FamilyModel
 from staircase_attention.training.learner import MANY_OUTPUTS, precision_of
 
@@ -160,14 +160,7 @@ class Work:
         self.core, self.schedule = model.core, model.schedule
         # Bytes of a number in products.
         self.size = precision_of(subject.recipe).itemsize
-        self.cost = measure_cost(
-            vocab_size=self.symbols.num_inputs,
-            core=model.core,
-            schedule=model.schedule,
-            output_size=self.symbols.num_outputs,
-            start=None if subject.carries_state else 0,
-            segment=self.training.segment_length,
-        )
+        self.cost = subject.cost(model)
         # Queries, and keys and values unless all layers share those of the past.
         self.projected = (3 if model.schedule.attends_self else 1) * model.core.width
         self.num_pairs = 1 if model.schedule.shares_keys_values else model.core.num_layers

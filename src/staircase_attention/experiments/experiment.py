@@ -1,18 +1,14 @@
 """An experiment: rows of recipes that are run with several seeds, and what their runs show."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from statistics import fmean
-from typing import Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
-from staircase_attention.checks import check_choice, check_integer
+from staircase_attention.checks import check_choice
 from staircase_attention.experiments.catalog import WORDS_TABLES, recipes
 from staircase_attention.experiments.paper import (
     PaperResult,
-    PaperTable,
     Spread,
-    paper_summary,
     paper_tables,
 )
 from staircase_attention.experiments.results import (
@@ -21,7 +17,6 @@ from staircase_attention.experiments.results import (
     PERPLEXITY,
     Measure,
     RunRecord,
-    Status,
 )
 from staircase_attention.schedules import PaperRow
 from staircase_attention.training import RunResult
@@ -72,10 +67,9 @@ class Row:
     """The name of the model: as printed, where the paper has it."""
     recipe: Recipe
     """As it is run, apart from the seed."""
-    full_recipe: Recipe | None = None
-    """With the budget that a table's row should have; None for a row that is in no table."""
+    budget: tuple[int, int] | None = None
+    """Updates and tokens that a table's row should have; None for a row that is in no table."""
     paper: PaperResult | None = None
-    """The paper's result; None where it has none."""
     runs: tuple[RunRecord, ...] = ()
     """All its runs that are in the experiment's folder, whenever they were run."""
 
@@ -91,27 +85,6 @@ class Row:
             return ERROR
         is_printed = self.paper and paper_tables()[self.paper.table].unit == PERPLEXITY.unit
         return PERPLEXITY if is_printed else BITS
-
-    @property
-    def full_updates(self) -> int | None:
-        """Updates that the row should have."""
-        return None if self.full_recipe is None else self.full_recipe.training.num_updates
-
-    @property
-    def full_tokens(self) -> int | None:
-        """Tokens of all lanes in these updates."""
-        if self.full_recipe is None:
-            return None
-        training = self.full_recipe.training
-        return training.num_updates * training.num_lanes * training.segment_length
-
-    @property
-    def paper_best(self) -> float | None:
-        """The test score of the paper's best seed, where its summary table has this row."""
-        if self.paper is None:
-            return None
-        best = {entry.row: entry.value for entry in paper_summary()}
-        return best.get(self.paper.identifier)
 
     @property
     def scored(self) -> list[RunRecord]:
@@ -148,26 +121,6 @@ class Row:
         )
 
     @property
-    def num_updates(self) -> list[int]:
-        """Fewest and most updates of a run; one number where they agree."""
-        return _extremes([result.num_updates for result in self.results])
-
-    @property
-    def num_tokens(self) -> list[int]:
-        """Fewest and most tokens of a run."""
-        return _extremes([result.num_tokens for result in self.results])
-
-    @property
-    def num_parameters(self) -> list[int]:
-        """Parameters of the model."""
-        return _extremes([result.num_parameters for result in self.results])
-
-    @property
-    def wall_seconds(self) -> float | None:
-        """Mean time of a run."""
-        return fmean(one.wall_seconds for one in self.results) if self.results else None
-
-    @property
     def is_shared(self) -> bool:
         """Whether some of these times were taken while other runs ran at the same time."""
         return any(run.is_shared for run in self.scored)
@@ -194,32 +147,19 @@ class Row:
         return Spread.over([run.lengths[length] for run in self.runs if length in run.lengths])
 
     @property
-    def devices(self) -> list[str]:
-        """The devices of the runs."""
-        return sorted({result.device for result in self.results})
-
-    @property
     def is_shortened(self) -> bool:
         """Whether some run had fewer updates or tokens than it should have."""
-        if self.full_updates is None or self.full_tokens is None:
+        if self.budget is None:
             return False
+        num_updates, num_tokens = self.budget
         return any(
-            result.num_updates < self.full_updates or result.num_tokens < self.full_tokens
-            for result in self.results
+            one.num_updates < num_updates or one.num_tokens < num_tokens for one in self.results
         )
-
-    def with_status(self, *statuses: Status) -> list[RunRecord]:
-        """The runs that have one of these statuses."""
-        return [run for run in self.runs if run.status in statuses]
 
 
 def unit(rows: Sequence[Row]) -> str:
     """What the scores of some rows are: the units of tasks and corpora."""
     return " and ".join(dict.fromkeys(row.measure.unit for row in rows))
-
-
-def _extremes(counts: list[int]) -> list[int]:
-    return sorted({min(counts), max(counts)}) if counts else []
 
 
 def table_rows(table: str) -> tuple[Row, ...]:
@@ -236,12 +176,14 @@ def table_rows(table: str) -> tuple[Row, ...]:
     for full_name, recipe in recipes().items():
         group, name = full_name.split("/", 1)
         if group == table:
+            config = recipe.training
+            num_tokens = config.num_updates * config.num_lanes * config.segment_length
             row = Row(
                 name=name,
                 label=name,
                 model=models.get(name, model_name(recipe)),
                 recipe=recipe,
-                full_recipe=recipe,
+                budget=(config.num_updates, num_tokens),
                 paper=printed.get(name),
             )
             rows.append(row)
@@ -261,25 +203,3 @@ def table_words(recipe: Recipe) -> PaperRow:
     if isinstance(recipe.model, FamilyModel):
         return recipe.model.schedule.paper_row
     return PaperRow(recurrent_steps=None, step_size=None, forward_size=None)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Experiment:
-    """Rows that are run and reported together."""
-
-    title: str
-    folder: Path
-    rows: tuple[Row, ...]
-    """All that the report lists."""
-    wanted: tuple[str, ...]
-    """The names of the rows to run now."""
-    num_seeds: int
-    tables: tuple[PaperTable, ...] = ()
-    """The paper's tables that the rows are compared with."""
-    overrides: Mapping[str, Any] = field(default_factory=dict)
-    """Settings in which the runs differ from the named recipes."""
-    lengths: tuple[int, ...] = ()
-    """Episode lengths at which all runs are also scored."""
-
-    def __post_init__(self) -> None:
-        check_integer("seeds", self.num_seeds, minimum=1, example=3)

@@ -1,11 +1,11 @@
 """The figures of a report: scores against recurrent steps, updates, time and episode length."""
 
 import io
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from statistics import fmean
+from typing import Literal, NamedTuple
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -42,10 +42,10 @@ OTHER_FAMILIES = (("#44aa99", "p"), ("#888888", "h"), ("#aa4499", "*"))
 DASHES = ("-", "--", ":", "-.")
 # Markers along a curve, about.
 NUM_MARKERS = 8
-# What scores are drawn against.
-Axis = Literal["updates", "length"]
 # The score by update or length.
 Points = Mapping[int, float]
+# What scores are drawn against.
+Axis = Literal["updates", "length"]
 
 
 class Style(NamedTuple):
@@ -100,18 +100,22 @@ def curve_figure(rows: Sequence[Row], against: Axis) -> Figure | None:
 
     The mean is over finished runs or, before any is finished, over all. None: there is no data.
     """
-    run = [row for row in rows if any(run_points(one, against) for one in row.runs)]
+
+    def points_of(one: RunRecord) -> Points:
+        return dict(sorted(one.lengths.items())) if against == "length" else dict(one.curve)
+
+    run = [row for row in rows if any(points_of(one) for one in row.runs)]
     if not run:
         return None
     figure, axes = _axes()
     lines: list[Line2D] = []
     errors: list[float] = []
     for row, style in zip(run, row_styles([row.model for row in run]), strict=True):
-        known = {one.seed: run_points(one, against) for one in row.runs}
+        known = {one.seed: points_of(one) for one in row.runs}
         # An unfinished run would end the mean where it stopped.
-        finished = [known[one.seed] for one in row.with_status("finished") if known[one.seed]]
+        finished = [known[one.seed] for one in row.runs if one.status == "finished"]
         seeds = [points for points in known.values() if points]
-        mean = mean_points(finished or seeds, common=against != "length")
+        mean = mean_points([*filter(None, finished)] or seeds, common=against != "length")
         for points in [*seeds, mean] if mean else ():
             errors += points.values()
         lines += _draw_row(axes, row, mean, seeds, style) if mean else []
@@ -134,11 +138,6 @@ def time_figure(curves: Mapping[str, Mapping[float, float]]) -> Figure:
     return figure
 
 
-def run_points(run: RunRecord, against: Axis) -> Points:
-    """A run's errors, from left to right."""
-    return dict(sorted(run.lengths.items())) if against == "length" else dict(run.curve)
-
-
 def mean_points(runs: Sequence[Points], *, common: bool) -> Points:
     """The mean error over the runs that have a point; in common: only points that all have.
 
@@ -146,10 +145,7 @@ def mean_points(runs: Sequence[Points], *, common: bool) -> Points:
     {10: 85.0}
     """
     keys = set.intersection(*map(set, runs)) if common else set().union(*runs)
-    return {
-        key: statistics.fmean(points[key] for points in runs if key in points)
-        for key in sorted(keys)
-    }
+    return {key: fmean(points[key] for points in runs if key in points) for key in sorted(keys)}
 
 
 def _draw_row(
@@ -228,7 +224,7 @@ def recurrence_rows(rows: Sequence[Row]) -> list[Row]:
     shown = [
         row
         for row in rows
-        if row.full_recipe and row.model in IN_FIGURE_2 and (row.paper or row.results)
+        if row.budget and row.model in IN_FIGURE_2 and (row.paper or row.results)
     ]
     return sorted(shown, key=lambda row: (num_steps(row), IN_FIGURE_2.index(row.model)))
 
@@ -282,12 +278,12 @@ def cost_figure(rows: Sequence[Row]) -> Figure | None:
 
     A line joins the best rows of a model by steps; the others are markers alone.
     """
-    shown = [row for row in rows if row.full_recipe and row.results and row.measure is not ERROR]
+    shown = [row for row in rows if row.budget and row.results and row.measure is not ERROR]
     if not shown:
         return None
     models: dict[str, list[tuple[int, float, float]]] = {}
     for row in shown:
-        minutes, score = (row.wall_seconds or 0.0) / 60, row.score("test")
+        minutes, score = fmean(one.wall_seconds for one in row.results) / 60, row.score("test")
         assert score is not None, "it has results"
         models.setdefault(row.model, []).append((num_steps(row), minutes, score.mean))
     figure = Figure(figsize=(10.4, 4.8), layout="constrained")
@@ -319,16 +315,14 @@ def _legend(rows: Sequence[Row]) -> list[Line2D]:
     entries = [
         (model, *FAMILIES[model], FAMILIES[model][0]) for model in IN_FIGURE_2 if model in drawn
     ]
-    has_paper, is_shortened = (
-        any(row.paper for row in rows),
-        any(row.is_shortened for row in rows),
-    )
+    has_paper, is_shortened = any(row.paper for row in rows), any(row.is_shortened for row in rows)
     if has_paper or is_shortened:
         entries.append(("ours, from fewer updates" if is_shortened else "ours", GREY, "o", GREY))
     if has_paper:
         entries.append(("the paper's", GREY, "o", "white"))
-    style: dict[str, Any] = {"linestyle": "none"}
     return [
-        Line2D([], [], color=colour, marker=marker, markerfacecolor=face, label=label, **style)
-        for label, colour, marker, face in entries
+        Line2D(
+            [], [], color=ink, marker=marker, markerfacecolor=face, label=label, linestyle="none"
+        )
+        for label, ink, marker, face in entries
     ]

@@ -4,18 +4,15 @@ Each step is a command of its own, which is said before it is done. What is in t
 is not done again, so a quickstart that was killed continues.
 """
 
-import contextlib
 import math
 import re
 import shlex
 import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 
 from staircase_attention.checks import check_number, input_error
@@ -27,6 +24,7 @@ from staircase_attention.data import (
     TextSource,
     prepare_text,
 )
+from staircase_attention.experiments.bench import Subject, time_updates
 from staircase_attention.experiments.catalog import find_recipe
 from staircase_attention.experiments.figures import save, time_figure
 from staircase_attention.experiments.results import BITS, read_lines
@@ -35,6 +33,7 @@ from staircase_attention.generation import SamplingConfig, stream_text
 from staircase_attention.training import Display, Recipe, RunResult, load_language_model
 from staircase_attention.training import resume as resume_run
 from staircase_attention.training import train as train_recipe
+from staircase_attention.training.learner import NumSymbols
 from staircase_attention.training.processes import StopRequested, choose_device
 from staircase_attention.training.recipe import OptimizerConfig
 from staircase_attention.training.run_folder import RunFolder
@@ -50,8 +49,7 @@ MOST_EPOCHS = 30
 SIZES = ((512, 8, 8), (256, 6, 4), (192, 4, 6), (128, 3, 4), (128, 2, 4), (64, 2, 4))
 LARGEST_ON_CPU = 192
 MOST_WEIGHTS, LEAST_UPDATES = 10, 1_500
-# For measuring the speed of a size; a GPU compiles and captures in some of its first updates.
-MEASURED_SECONDS, MEASURED_ON_GPU = 5.0, 30
+MEASURED_UPDATES = 10
 # The share of the time for test and samples; and that of the time to train for scores.
 LAST_SHARE, SCORING_SHARE, MOST_SCORED = 0.1, 0.1, 1 << 16
 NUM_SAMPLES, SAMPLE_TOKENS, PROMPT_WORDS = 3, 200, 3
@@ -139,7 +137,7 @@ class Quickstart:
     def _chosen(self, corpus: Corpus, seconds: float) -> Recipe:
         """The largest recipe that gets enough updates, or the smallest of all."""
         for recipe in sized_recipes(corpus, on_gpu=choose_device().type == "cuda"):
-            each = seconds_per_update(recipe, self.folder, min(MEASURED_SECONDS, seconds / 20))
+            each = seconds_per_update(recipe, corpus.vocab_size)
             num_updates = int((1 - SCORING_SHARE) * seconds / each)
             if num_updates >= LEAST_UPDATES:
                 break
@@ -248,33 +246,12 @@ def planned(recipe: Recipe, corpus: Corpus, num_updates: int) -> Recipe:
     )
 
 
-class _MeasuredError(Exception):
-    """Enough updates were timed."""
-
-
-class _Stopwatch(Display):
-    """Times updates after the first, which has to warm up, and ends the run."""
-
-    def __init__(self, seconds: float, least: int) -> None:
-        self.seconds, self.least, self.times = seconds, least, list[float]()
-
-    def advance(self, update: int, **facts: float) -> None:
-        """Note the time."""
-        self.times.append(time.perf_counter())
-        if len(self.times) > self.least and self.times[-1] - self.times[0] >= self.seconds:
-            raise _MeasuredError
-
-
-def seconds_per_update(recipe: Recipe, folder: Path, seconds: float) -> float:
-    """The median of the latter updates of a run that is thrown away."""
-    watch = _Stopwatch(seconds, MEASURED_ON_GPU if choose_device().type == "cuda" else 2)
-    with (
-        tempfile.TemporaryDirectory(prefix="speed-", dir=folder) as scratch,
-        contextlib.suppress(_MeasuredError),
-    ):
-        train_recipe(recipe, Path(scratch, "run"), progress=watch)
-    latter = [after - before for before, after in pairwise(watch.times)][len(watch.times) // 2 :]
-    return sorted(latter)[len(latter) // 2]
+def seconds_per_update(recipe: Recipe, vocab_size: int) -> float:
+    """The median of some updates with random tokens, after a warm-up."""
+    symbols = NumSymbols(num_inputs=vocab_size, num_outputs=vocab_size)
+    subject = Subject(recipe=recipe, symbols=symbols)
+    found = time_updates(subject, choose_device(), MEASURED_UPDATES, say=lambda _: None)
+    return float(found["median_seconds"])
 
 
 class Pace(Display):

@@ -4,14 +4,17 @@ import datetime
 import itertools
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from staircase_attention.checks import check_integer
 from staircase_attention.clock import clock
 from staircase_attention.evaluation import title
-from staircase_attention.experiments.experiment import SOLVED, Experiment, Row, Split, unit
-from staircase_attention.experiments.paper import Spread
+from staircase_attention.experiments.experiment import SOLVED, Row, Split, unit
+from staircase_attention.experiments.paper import PaperTable, Spread, paper_summary
 from staircase_attention.experiments.results import ERROR, LAST_PART, RunRecord, read_runs
 from staircase_attention.files import write_json, write_whole
 from staircase_attention.plain import to_plain
@@ -27,26 +30,38 @@ MARK = "†"
 # Marks times of runs that did not have the machine to themselves.
 SHARED = "(shared)"
 NONE = "-"
+# The columns about the runs.
+BUDGET = ("Seeds", "Updates", "Tokens", "Time per run", "Solved after", "Parameters", "Device")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """The results of an experiment so far."""
+    """An experiment: rows that are run and reported together, and their results so far."""
 
-    experiment: Experiment
+    title: str
+    folder: Path
     rows: tuple[Row, ...]
-    """The experiment's, with their runs."""
-    written: str
-    """Date and time, in UTC."""
-    environment: Mapping[str, Any]
+    """All that the report lists."""
+    wanted: tuple[str, ...]
+    """The names of the rows to run now."""
+    num_seeds: int
+    tables: tuple[PaperTable, ...] = ()
+    """The paper's tables that the rows are compared with."""
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    """Settings in which the runs differ from the named recipes."""
+    lengths: tuple[int, ...] = ()
+    written: str = ""
+    environment: Mapping[str, Any] = field(default_factory=dict)
     """The machine and the packages that wrote it."""
+
+    def __post_init__(self) -> None:
+        check_integer("seeds", self.num_seeds, minimum=1, example=3)
 
     @property
     def failures(self) -> list[tuple[str, RunRecord]]:
         """Runs that failed or diverged, with the names of their rows."""
-        return [
-            (row.name, run) for row in self.rows for run in row.with_status("failed", "diverged")
-        ]
+        runs = [(row.name, run) for row in self.rows for run in row.runs]
+        return [(name, run) for name, run in runs if run.status in ("failed", "diverged")]
 
     @property
     def command(self) -> str:
@@ -55,14 +70,13 @@ class Report:
 
     def to_plain(self) -> dict[str, Any]:
         """The report as plain data."""
-        experiment = self.experiment
         return {
             "format": FORMAT,
-            "title": experiment.title,
-            "table": ", ".join(table.label for table in experiment.tables) or None,
+            "title": self.title,
+            "table": ", ".join(table.label for table in self.tables) or None,
             "unit": unit(self.rows),
             "command": self.command,
-            "overrides": to_plain(experiment.overrides),
+            "overrides": to_plain(self.overrides),
             "written": self.written,
             "environment": to_plain(self.environment),
             "order": orders(self.rows),
@@ -70,21 +84,16 @@ class Report:
         }
 
 
-def write_report(experiment: Experiment) -> Report:
+def write_report(report: Report) -> Report:
     """Write report.json, report.md and the figures; each file is whole or as it was before."""
     # Imported late: matplotlib takes a second.
     from staircase_attention.experiments.figures import draw_figures
 
-    folder = experiment.folder
-    report = Report(
-        experiment=experiment,
-        rows=tuple(
-            replace(row, runs=read_runs(folder / row.name, row.measure)) for row in experiment.rows
-        ),
-        written=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        environment=environment(),
-    )
-    figures = draw_figures(report.rows, folder, title=experiment.title)
+    folder = report.folder
+    rows = [replace(row, runs=read_runs(folder / row.name, row.measure)) for row in report.rows]
+    written = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+    report = replace(report, rows=tuple(rows), written=written, environment=environment())
+    figures = draw_figures(report.rows, folder, title=report.title)
     write_json(folder / "report.json", report.to_plain())
     write_whole(folder / "report.md", page(report, figures).encode())
     return report
@@ -101,7 +110,7 @@ def _plain_row(row: Row) -> dict[str, Any]:
         **to_plain(row.words),
         "ours": {**to_plain(ours), "lengths": lengths} if row.results else None,
         "paper": to_plain(row.paper),
-        "full_updates": row.full_updates,
+        "full_updates": row.budget[0] if row.budget else None,
         "is_shortened": row.is_shortened,
         "runs": to_plain(row.runs),
     }
@@ -109,15 +118,14 @@ def _plain_row(row: Row) -> dict[str, Any]:
 
 def page(report: Report, figures: Mapping[str, str]) -> str:
     """The report in Markdown; `figures` maps the names of PNG files to captions."""
-    experiment, rows = report.experiment, report.rows
-    headings, *cells = table_cells(report)
+    rows, table = report.rows, table_cells(report)
     # The first two columns and the last are text, the others are numbers.
-    rule = ["---", "---", *["--:"] * (len(headings) - 3), "---"]
-    notes = [note for table in experiment.tables for note in table.notes]
+    rule = ["---", "---", *["--:"] * (len(table[0]) - 3), "---"]
+    notes = [note for one in report.tables for note in one.notes]
     parts = [
-        f"# {experiment.title}",
-        _introduction(experiment, rows),
-        _grid([headings, rule, *cells]),
+        f"# {report.title}",
+        _introduction(report),
+        _grid([[*table[0]], rule, *([*cells.values()] for cells in table)]),
         _list("The paper's order", orders(rows)),
         _lengths(rows),
         _list("Runs that failed, diverged, did not learn or are unfinished", troubles(rows)),
@@ -128,7 +136,8 @@ def page(report: Report, figures: Mapping[str, str]) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _introduction(experiment: Experiment, rows: Sequence[Row]) -> str:
+def _introduction(report: Report) -> str:
+    rows = report.rows
     lines = [
         f"Scores in {unit(rows)}: mean ± sample standard deviation over seeds, of the weights with "
         "the best validation score. The best seed has the lowest validation score; its test score "
@@ -142,8 +151,8 @@ def _introduction(experiment: Experiment, rows: Sequence[Row]) -> str:
             "model has memorised its training data, or fails on empty states (see "
             "`staircase eval --by-episode`), or was best long before the end."
         )
-    if experiment.tables:
-        labels = ", ".join(f"`{table.label}`" for table in experiment.tables)
+    if report.tables:
+        labels = ", ".join(f"`{table.label}`" for table in report.tables)
         lines.append(
             f"The paper's numbers are those of {labels}; its best seeds are those of "
             "`tab:main-results`."
@@ -163,67 +172,66 @@ def _introduction(experiment: Experiment, rows: Sequence[Row]) -> str:
     return "\n\n".join(lines)
 
 
-def table_cells(report: Report) -> list[list[str]]:
-    """The headings of the main table, then the cells of every row."""
-    with_paper = bool(report.experiment.tables)
-    headings = ["Model", "Row", "Recurrent steps", "Step size", "Forward size"]
-    headings += ["Train, ours", "Valid, ours", "Test, ours", "Best seed, ours"]
-    headings += ["Valid, paper", "Test, paper", "Best seed, paper"] if with_paper else []
-    headings += ["Seeds", "Updates", "Tokens", "Time per run", "Solved after", "Parameters"]
-    headings += ["Device"]
-    return [headings, *(_cells(row, with_paper=with_paper) for row in report.rows)]
+def table_cells(report: Report) -> list[dict[str, str]]:
+    """The main table: the cells of every row, by heading."""
+    return [_cells(row, with_paper=bool(report.tables)) for row in report.rows]
 
 
-def _cells(row: Row, *, with_paper: bool) -> list[str]:
-    sizes = (row.words.recurrent_steps, row.words.step_size, row.words.forward_size)
-    return [
-        row.model + (f" {MARK}" if row.is_shortened else ""),
-        row.label,
-        *(NONE if size is None else str(size) for size in sizes),
-        *_ours(row),
-        *(_paper(row) if with_paper else []),
-        *(_budget(row) if row.results else [NONE] * 7),
-    ]
+def _cells(row: Row, *, with_paper: bool) -> dict[str, str]:
+    digits, best = row.measure.digits, row.best
+    mark = f" {MARK}" if row.is_shortened else ""
+    cells = {"Model": row.model + mark, "Row": row.label}
+    for name, size in to_plain(row.words).items():
+        cells[name.replace("_", " ").capitalize()] = NONE if size is None else str(size)
+    cells |= {
+        "Train, ours": _spread(row.train_error, digits),
+        "Valid, ours": _spread(row.score("valid"), digits),
+        "Test, ours": _spread(row.score("test"), digits),
+        "Best seed, ours": NONE,
+    }
+    if best is not None:
+        cells["Best seed, ours"] = f"{row.value(best, 'test'):.{digits}f} (seed {best.seed})"
+    else:
+        is_diverged = any(run.status == "diverged" for run in row.runs)
+        cells["Valid, ours"] = "no score" if is_diverged else "not run"
+    if with_paper:
+        cells |= _paper(row)
+    budget = _budget(row) if row.results else [NONE] * len(BUDGET)
+    return cells | dict(zip(BUDGET, budget, strict=True))
 
 
-def _ours(row: Row) -> list[str]:
-    if row.best is None:
-        return [NONE, "no score" if row.with_status("diverged") else "not run", NONE, NONE]
-    digits = row.measure.digits
-    return [
-        _spread(row.train_error, digits),
-        _spread(row.score("valid"), digits),
-        _spread(row.score("test"), digits),
-        f"{row.value(row.best, 'test'):.{digits}f} (seed {row.best.seed})",
-    ]
-
-
-def _paper(row: Row) -> list[str]:
-    if row.paper is None:
-        return [NONE, NONE, NONE]
-    digits = row.measure.paper_digits
-    best = NONE if row.paper_best is None else f"{row.paper_best:.{digits}f}"
-    return [_spread(row.paper.valid, digits), _spread(row.paper.test, digits), best]
+def _paper(row: Row) -> dict[str, str]:
+    digits, paper = row.measure.paper_digits, row.paper
+    best = {entry.row: f"{entry.value:.{digits}f}" for entry in paper_summary()}
+    return {
+        "Valid, paper": _spread(paper.valid if paper else None, digits),
+        "Test, paper": _spread(paper.test if paper else None, digits),
+        "Best seed, paper": best.get(paper.identifier, NONE) if paper else NONE,
+    }
 
 
 def _budget(row: Row) -> list[str]:
-    """Seeds, updates, tokens, times, parameters and device of the runs."""
-    solved = row.seconds_to_solve
+    results, solved = row.results, row.seconds_to_solve
     mark = f"{MARK} " if row.is_shortened else ""
     shared = f" {SHARED}" if row.is_shared else ""
-    paper_seeds = "" if row.paper is None else f" of {row.paper.num_seeds}"
-    full_updates = "" if row.full_updates is None else f" of {row.full_updates:,}"
-    full_tokens = "" if row.full_tokens is None else f" of {short(row.full_tokens)}"
+    updates, tokens = "", ""
+    if row.budget is not None:
+        updates, tokens = f" of {row.budget[0]:,}", f" of {short(row.budget[1])}"
     return [
-        f"{len(row.results)}{paper_seeds}",
-        mark + " to ".join(f"{n:,}" for n in row.num_updates) + full_updates,
-        " to ".join(short(n) for n in row.num_tokens) + full_tokens,
-        NONE if row.wall_seconds is None else clock(row.wall_seconds) + shared,
+        str(len(results)) + (f" of {row.paper.num_seeds}" if row.paper else ""),
+        mark + _extremes([one.num_updates for one in results], "{:,}".format) + updates,
+        _extremes([one.num_tokens for one in results], short) + tokens,
+        clock(fmean(one.wall_seconds for one in results)) + shared,
         NONE if solved is None else clock(solved.mean) + shared,
-        " to ".join(f"{n:,}" for n in row.num_parameters),
+        _extremes([one.num_parameters for one in results], "{:,}".format),
         # A vertical bar would end the cell.
-        ", ".join(row.devices).replace("|", "/"),
+        ", ".join(sorted({one.device for one in results})).replace("|", "/"),
     ]
+
+
+def _extremes(counts: Sequence[int], written: Callable[[int], str]) -> str:
+    """Fewest and most; one number where they agree."""
+    return " to ".join(map(written, sorted({min(counts), max(counts)})))
 
 
 def _lengths(rows: Sequence[Row]) -> str:
@@ -299,7 +307,6 @@ def troubles(rows: Sequence[Row]) -> list[str]:
 
 
 def _origin(report: Report) -> list[str]:
-    experiment = report.experiment
     runs = [run for row in report.rows for run in row.runs if run.environment]
     counts = Counter(_machine(run.environment) for run in runs)
     lines = [
@@ -314,8 +321,8 @@ def _origin(report: Report) -> list[str]:
         if run.num_starts > 1
     ]
     lines.append(f"Written {report.written} on {_machine(report.environment)}")
-    if experiment.overrides:
-        changed = ", ".join(f"`{path}={value}`" for path, value in experiment.overrides.items())
+    if report.overrides:
+        changed = ", ".join(f"`{path}={value}`" for path, value in report.overrides.items())
         lines.append(f"Settings other than the recipes': {changed}")
     return [*lines, f"Command: `{report.command}`"]
 
@@ -375,14 +382,12 @@ def screen_table(report: Report) -> "Table":
     from rich import box
     from rich.table import Table
 
-    headings, *cells = table_cells(report)
-    shown = [headings.index(name) for name in SCREEN if name in headings]
-    grid = Table(title=report.experiment.title, box=box.SIMPLE_HEAD, caption=unit(report.rows))
-    for column in shown:
-        name = headings[column]
-        is_name = name == "Row"
-        grid.add_column(name, justify="left" if is_name else "right", no_wrap=is_name)
-    for row, line in zip(report.rows, cells, strict=True):
+    table = table_cells(report)
+    shown = [name for name in SCREEN if name in table[0]]
+    grid = Table(title=report.title, box=box.SIMPLE_HEAD, caption=unit(report.rows))
+    for name in shown:
+        grid.add_column(name, justify="left" if name == "Row" else "right", no_wrap=name == "Row")
+    for row, cells in zip(report.rows, table, strict=True):
         if row.runs:
-            grid.add_row(*(line[column] for column in shown))
+            grid.add_row(*(cells[name] for name in shown))
     return grid

@@ -128,6 +128,10 @@ def read_run(path: Path, seed: int, measure: Measure = ERROR) -> RunRecord:
         # Of updates that were done twice, after a rollback or a resume, the last time counts.
         times = {line["update"]: line["wall_seconds"] for line in read_lines(folder.timing)}
         seconds = {update: times[update] for update, _ in curve if update in times}
+    environment: dict[str, Any] = {}
+    # A report must not fail because it is missing.
+    with suppress(OSError, ValueError):
+        environment = convert(dict[str, Any], read_json(folder.environment), "environment")
     record = RunRecord(
         seed=seed,
         status="unfinished",
@@ -138,7 +142,7 @@ def read_run(path: Path, seed: int, measure: Measure = ERROR) -> RunRecord:
         is_shared=beside(path, "shared.txt").exists(),
         # Every process that trains writes a file of its own.
         num_starts=len(list(folder.tensorboard.glob("events*"))),
-        environment=_environment(folder),
+        environment=environment,
     )
     if folder.is_finished:
         result = folder.read_result()
@@ -163,13 +167,6 @@ def latest_facts(path: Path) -> tuple[int, dict[str, float]]:
     for line in read_lines(folder.timing, last_bytes=4096):
         facts["tokens_per_second"] = line["tokens_per_second"]
     return update, facts
-
-
-def _environment(folder: RunFolder) -> dict[str, Any]:
-    """The recorded environment; a report must not fail because it is missing."""
-    with suppress(OSError, ValueError):
-        return dict(convert(dict[str, Any], read_json(folder.environment), "environment"))
-    return {}
 
 
 def _scores(
@@ -221,12 +218,6 @@ def read_lengths(run: Path) -> dict[int, Score]:
     with as_written("a run's lengths.json", path, "delete it"):
         plain = parse_json(read_summed(run, LENGTHS_FILE))
         return {int(length): from_plain(Score, score) for length, score in plain.items()}
-
-
-def missing_lengths(run: Path, lengths: Sequence[int]) -> list[int]:
-    """The lengths for which a run has no score yet."""
-    known = read_lengths(run)
-    return [length for length in lengths if length not in known]
 
 
 def score_lengths(run: Path, lengths: Sequence[int]) -> None:

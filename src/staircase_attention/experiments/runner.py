@@ -14,21 +14,20 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from rich.progress import TaskID
 
 from staircase_attention.checks import check_integer, input_error
 from staircase_attention.clock import clock
 from staircase_attention.cores import STOP_AT_END_OF_INPUT, available_cores
-from staircase_attention.experiments.experiment import Experiment, Row
+from staircase_attention.experiments.experiment import Row
 from staircase_attention.experiments.report import Report, write_report
 from staircase_attention.experiments.results import (
     beside,
     latest_facts,
-    missing_lengths,
+    read_lengths,
     read_run,
     seed_folder,
     seeds_in,
@@ -52,7 +51,7 @@ BAR_SECONDS = 0.5
 
 
 def carry_out(
-    experiment: Experiment,
+    report: Report,
     *,
     jobs: int = 1,
     processes: int = 1,
@@ -61,12 +60,8 @@ def carry_out(
 ) -> Report:
     """Do what is not done yet: finished runs are left alone, unfinished and failed ones resumed.
 
-    Args:
-        experiment: the rows and seeds to run.
-        jobs: runs at a time.
-        processes: of each run, started by torchrun; 1: no torchrun.
-        threads: CPU threads per process; by default a fair share of the cores.
-        progress: print when runs start and end, and bars in a terminal, on standard error.
+    `jobs` runs at a time, each of several processes if torchrun is to start it, each with `threads`
+    CPU threads, by default a fair share of the cores. Progress is shown on standard error.
     """
     check_integer("jobs", jobs, minimum=1, example=2)
     check_integer("processes", processes, minimum=1, example=8)
@@ -74,34 +69,34 @@ def carry_out(
         raise input_error(
             "several runs are started by one process", "torchrun", "use --processes instead of it"
         )
-    runs = planned_runs(experiment)
-    experiment.folder.mkdir(parents=True, exist_ok=True)
-    report = write_report(experiment)
+    runs = planned_runs(report)
+    report.folder.mkdir(parents=True, exist_ok=True)
+    report = write_report(report)
     waiting = deque((place, run) for place, run in enumerate(runs, 1) if not run.is_over)
     environment = child_environment(jobs * processes, threads)
     monitor = Monitor(is_shown=progress)
-    with stop_requests() as stop, lifeline() as stdin, _children(experiment, monitor) as active:
+    with stop_requests() as stop, _children(report, monitor) as (active, stdin):
         while waiting or active:
             # After a stop request the loop continues until all runs have saved themselves.
             if stop.number:
                 waiting.clear()
-                for child in active:
-                    child.stop()
+                for run in active:
+                    run.stop()
             while waiting and len(active) < jobs:
                 place, run = waiting.popleft()
                 monitor.say(f"run {place} of {len(runs)}: {run.title}")
                 if not _is_in_use(run, monitor):
-                    child = Child(run, processes=processes, environment=environment, stdin=stdin)
-                    active.append(child)
+                    run.start(processes=processes, environment=environment, stdin=stdin)
+                    active.append(run)
             time.sleep(POLL_SECONDS)
             monitor.show(active)
             if len(active) > 1:
-                for child in active:
-                    child.note_shared()
-            for child in [child for child in active if child.has_ended()]:
-                active.remove(child)
-                monitor.end(child)
-                report = write_report(experiment)
+                for run in active:
+                    run.note_shared()
+            for run in [run for run in active if run.has_ended()]:
+                active.remove(run)
+                monitor.end(run)
+                report = write_report(report)
         if stop.number:
             num_over = sum(run.is_over for run in runs)
             raise StopRequested(
@@ -112,14 +107,16 @@ def carry_out(
     return report
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlannedRun:
-    """A recipe with its seed, and the folder in which it runs."""
+class Run:
+    """A recipe with its seed in its folder: train or resume, then score other lengths.
 
-    recipe: Recipe
-    folder: Path
-    lengths: tuple[int, ...] = ()
-    """Episode lengths at which its best weights are also scored."""
+    `lengths` are episode lengths at which its best weights are also scored.
+    """
+
+    def __init__(self, recipe: Recipe, folder: Path, lengths: Sequence[int] = ()) -> None:
+        self.recipe, self.folder, self.lengths = recipe, folder, lengths
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_stopping = False
 
     @property
     def title(self) -> str:
@@ -141,21 +138,10 @@ class PlannedRun:
     @property
     def _missing_lengths(self) -> list[int]:
         """Lengths still to be scored; none for a run that diverged without a good checkpoint."""
-        has_weights = RunFolder(self.folder).read_result().best_update is not None
-        return missing_lengths(self.folder, self.lengths) if has_weights else []
-
-    def check(self) -> None:
-        """Refuse to resume a run whose recipe was another."""
-        if RunFolder(self.folder).is_unbegun:
-            return
-        began, wanted = RunFolder(self.folder).recipe().to_plain(), self.recipe.to_plain()
-        if began != wanted:
-            path, old, new = first_difference(began, wanted)
-            raise input_error(
-                "a run is resumed with the recipe it began with",
-                f"{path} = {new!r} for {self.folder}, which has {old!r}",
-                f"use {old!r} again, or name another folder",
-            )
+        if RunFolder(self.folder).read_result().best_update is None:
+            return []
+        known = read_lengths(self.folder)
+        return [length for length in self.lengths if length not in known]
 
     def next_command(self, *, processes: int = 1) -> list[str] | None:
         """The command that brings the run further: train, resume, or score; None when it is over.
@@ -178,86 +164,22 @@ class PlannedRun:
             return [*LENGTHS, str(self.folder), *map(str, lengths)]
         return None
 
-
-def first_difference(old: Any, new: Any, path: str = "") -> tuple[str, Any, Any]:  # noqa: ANN401
-    """The first path at which two plain configs differ, and both values there.
-
-    >>> first_difference({"a": 1, "b": {"c": 2}}, {"a": 1, "b": {"c": 3}})
-    ('b.c', 2, 3)
-    """
-    if isinstance(old, dict) and isinstance(new, dict):
-        for name in [*new, *(name for name in old if name not in new)]:
-            if old.get(name) != new.get(name):
-                inner = f"{path}.{name}" if path else name
-                return first_difference(old.get(name), new.get(name), inner)
-    return path, old, new
-
-
-def planned_runs(experiment: Experiment) -> list[PlannedRun]:
-    """All runs: first all rows with seed 0, so that a report is useful long before the end.
-
-    What cannot be built, written or resumed is refused before any work is done.
-    """
-    folder, chosen = experiment.folder, [r for r in experiment.rows if r.name in experiment.wanted]
-
-    def run(row: Row, seed: int) -> PlannedRun:
-        recipe = replace(row.recipe, seed=seed)
-        place = seed_folder(folder / row.name, seed)
-        return PlannedRun(recipe=recipe, folder=place, lengths=experiment.lengths)
-
-    runs = [run(row, seed) for seed in range(experiment.num_seeds) for row in chosen]
-    checked: list[object] = []
-    for row in chosen:
-        # Rows often share their task, whose test episodes take a while to draw.
-        task = (row.recipe.task, row.recipe.data_seed)
-        if experiment.lengths and task not in checked:
-            check_lengths(row.recipe, experiment.lengths)
-            checked.append(task)
-    for recipe in {one.recipe.name: one.recipe for one in runs if not one.is_over}.values():
-        check_recipe(recipe)
-    if RunFolder(folder).config.exists():
-        received = f"{str(folder)!r}, which is a run folder"
-        raise input_error("results need a folder of their own", received, "name another")
-    check_can_hold(folder, "the folder of results")
-    for row in chosen:
-        # Also runs with seeds that are not wanted now, as the report counts them.
-        for seed in seeds_in(folder / row.name):
-            run(row, seed).check()
-    return runs
-
-
-def check_lengths(recipe: Recipe, lengths: Sequence[int]) -> None:
-    """Refuse lengths of which a recipe's task has no test episodes."""
-    if not isinstance(recipe.task, TaskChoice):
-        received = f"{recipe.name}, which trains on a corpus"
-        raise input_error("lengths are for tasks with episodes", received, "leave them out")
-    task = load_task(recipe.task.reference, **recipe.task.options)
-    for length in lengths:
-        split(with_length(task, length), "test", recipe.data_seed)
-
-
-class Child:
-    """A run under way: train or resume, then score other lengths, one command after another."""
-
-    def __init__(
-        self, run: PlannedRun, *, processes: int, environment: dict[str, str], stdin: int
-    ) -> None:
-        self.run = run
+    def start(self, *, processes: int, environment: dict[str, str], stdin: int) -> None:
+        """Start the first command; each of them writes to the same log."""
         self._processes, self._environment, self._stdin = processes, environment, stdin
-        self._is_stopping = False
-        beside(run.folder, "failure.txt").unlink(missing_ok=True)
-        run.folder.parent.mkdir(parents=True, exist_ok=True)
-        self._log_path = beside(run.folder, "log")
-        self._log_path.write_bytes(b"")
+        beside(self.folder, "failure.txt").unlink(missing_ok=True)
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        self._log = beside(self.folder, "log")
+        self._log.write_bytes(b"")
         self._process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes] | None:
         """Start the next command; None where nothing is left to do."""
-        self._is_training = not self.run.is_trained
-        command = self.run.next_command(processes=self._processes)
+        self._is_training = not self.is_trained
+        command = self.next_command(processes=self._processes)
         if command is None:
             return None
-        with self._log_path.open("ab") as log:
+        with self._log.open("ab") as log:
             return subprocess.Popen(
                 command, stdin=self._stdin, stdout=log, stderr=log, env=self._environment
             )
@@ -270,7 +192,7 @@ class Child:
         if self._is_stopping:
             return True
         # What a command has achieved is in the folder; a run that diverged exits with 1.
-        if self.run.is_trained if self._is_training else self.run.is_over:
+        if self.is_trained if self._is_training else self.is_over:
             self._process = self._start()
             return self._process is None
         self._write_failure(status)
@@ -278,20 +200,20 @@ class Child:
 
     def _write_failure(self, status: int) -> None:
         """Record a failure beside the run: the reason in one line, then the whole log."""
-        log = self._log_path.read_text(errors="replace").strip()
+        log = self._log.read_text(errors="replace").strip()
         reason = log.rpartition("\n")[2].removeprefix("staircase: ")
         if status < 0:
             hint = ", perhaps out of memory" if status == -signal.SIGKILL else ""
             reason = f"killed by {signal.Signals(-status).name}{hint}"
         reason = reason or f"exit status {status}, but no result"
-        write_whole(beside(self.run.folder, "failure.txt"), f"{reason}\n\n{log}\n".encode())
+        write_whole(beside(self.folder, "failure.txt"), f"{reason}\n\n{log}\n".encode())
 
     def note_shared(self) -> None:
         """Record that other runs ran at the same time, so that times are not its own."""
-        note = beside(self.run.folder, "shared.txt")
+        note = beside(self.folder, "shared.txt")
         # Only training is timed. A full disk must not end a run because of a note.
         with suppress(OSError):
-            if self._is_training and self.run.folder.exists() and not note.exists():
+            if self._is_training and self.folder.exists() and not note.exists():
                 write_whole(note, b"Other runs ran at the same time as this one.\n")
 
     def stop(self) -> None:
@@ -309,37 +231,74 @@ class Child:
             self._process.wait()
 
 
+def planned_runs(report: Report) -> list[Run]:
+    """All runs: first all rows with seed 0, so that a report is useful long before the end.
+
+    What cannot be built, written or resumed is refused before any work is done.
+    """
+    folder, chosen = report.folder, [r for r in report.rows if r.name in report.wanted]
+
+    def run(row: Row, seed: int) -> Run:
+        recipe = replace(row.recipe, seed=seed)
+        place = seed_folder(folder / row.name, seed)
+        return Run(recipe, place, report.lengths)
+
+    runs = [run(row, seed) for seed in range(report.num_seeds) for row in chosen]
+    checked: list[object] = []
+    for row in chosen:
+        # Rows often share their task, whose test episodes take a while to draw.
+        task = (row.recipe.task, row.recipe.data_seed)
+        if report.lengths and task not in checked:
+            check_lengths(row.recipe, report.lengths)
+            checked.append(task)
+    for recipe in {one.recipe.name: one.recipe for one in runs if not one.is_over}.values():
+        check_recipe(recipe)
+    if RunFolder(folder).config.exists():
+        received = f"{str(folder)!r}, which is a run folder"
+        raise input_error("results need a folder of their own", received, "name another")
+    check_can_hold(folder, "the folder of results")
+    for row in chosen:
+        # Also runs with seeds that are not wanted now, as the report counts them.
+        for one in (run(row, seed) for seed in seeds_in(folder / row.name)):
+            if not RunFolder(one.folder).is_unbegun:
+                RunFolder(one.folder).require_same(one.recipe, init=None)
+    return runs
+
+
+def check_lengths(recipe: Recipe, lengths: Sequence[int]) -> None:
+    """Refuse lengths of which a recipe's task has no test episodes."""
+    if not isinstance(recipe.task, TaskChoice):
+        received = f"{recipe.name}, which trains on a corpus"
+        raise input_error("lengths are for tasks with episodes", received, "leave them out")
+    task = load_task(recipe.task.reference, **recipe.task.options)
+    for length in lengths:
+        split(with_length(task, length), "test", recipe.data_seed)
+
+
 @contextmanager
-def lifeline() -> Iterator[int]:
-    """The standard input of all runs: it ends when this process does, even by SIGKILL."""
+def _children(report: Report, monitor: "Monitor") -> Iterator[tuple[list[Run], int]]:
+    """The runs under way, of which none outlives an error or a second Ctrl-C; and their input."""
+    active: list[Run] = []
+    # A pipe that ends when this process does, even by SIGKILL.
     reader, writer = os.pipe()
     try:
-        yield reader
+        yield active, reader
+    except BaseException as error:
+        # All are asked before any is waited for, so that they save at the same time.
+        for run in active:
+            run.stop()
+        for run in active:
+            run.end(at_once=isinstance(error, KeyboardInterrupt))
+        if isinstance(error, KeyboardInterrupt):
+            write_report(report)
+        raise
     finally:
         os.close(reader)
         os.close(writer)
-
-
-@contextmanager
-def _children(experiment: Experiment, monitor: "Monitor") -> Iterator[list[Child]]:
-    """The runs under way, of which none outlives an error or a second Ctrl-C."""
-    active: list[Child] = []
-    try:
-        yield active
-    except BaseException as error:
-        # All are asked before any is waited for, so that they save at the same time.
-        for child in active:
-            child.stop()
-        for child in active:
-            child.end(at_once=isinstance(error, KeyboardInterrupt))
-        if isinstance(error, KeyboardInterrupt):
-            write_report(experiment)
-        raise
-    finally:
         monitor.close()
 
 
-def _is_in_use(run: PlannedRun, monitor: "Monitor") -> bool:
+def _is_in_use(run: Run, monitor: "Monitor") -> bool:
     """Whether another process works in the folder, which then finishes the run."""
     if not run.folder.exists():
         return False
@@ -378,12 +337,12 @@ class Monitor:
         """Print a line, above the bars if there are any."""
         self._bars.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-    def show(self, active: list[Child]) -> None:
+    def show(self, active: list[Run]) -> None:
         """Show how far the runs are, if that was some time ago."""
         if time.monotonic() - self._last_shown < BAR_SECONDS:
             return
         self._last_shown = time.monotonic()
-        for run in (child.run for child in active):
+        for run in active:
             update, facts = latest_facts(run.folder)
             if run.title not in self._tasks:
                 # A terminal may have no room for whole titles: their ends tell runs apart.
@@ -391,11 +350,11 @@ class Monitor:
                 self._tasks[run.title] = self._bars.add_task(name, total=total, facts="")
             self._bars.update(self._tasks[run.title], completed=update, facts=words(facts))
 
-    def end(self, child: Child) -> None:
+    def end(self, run: Run) -> None:
         """Print how a run ended, and remove its bar."""
-        self.say(f"{child.run.title}: {outcome(child.run)}")
-        if child.run.title in self._tasks:
-            self._bars.remove_task(self._tasks.pop(child.run.title))
+        self.say(f"{run.title}: {outcome(run)}")
+        if run.title in self._tasks:
+            self._bars.remove_task(self._tasks.pop(run.title))
 
     def close(self) -> None:
         """Leave the terminal as it was."""
@@ -403,7 +362,7 @@ class Monitor:
             self._bars.stop()
 
 
-def outcome(run: PlannedRun) -> str:
+def outcome(run: Run) -> str:
     """How a run ended, in a few words."""
     record = read_run(run.folder, run.recipe.seed)
     if record.status == "failed":

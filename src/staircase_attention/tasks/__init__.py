@@ -4,11 +4,10 @@ A `Task` generates `Episodes`; `split` and `training_source` determine those of 
 them into batches for training, `evaluation_batches` for evaluation.
 """
 
-from staircase_attention.batches import IGNORED, Batch
+from staircase_attention.batches import IGNORED
 from staircase_attention.checks import InputError, input_error, one_line, suggestion
 from staircase_attention.references import check_options, load_reference
 from staircase_attention.tasks.algorithm import Algorithm
-from staircase_attention.tasks.episodes import Episodes
 from staircase_attention.tasks.lanes import (
     Growth,
     Lanes,
@@ -20,21 +19,18 @@ from staircase_attention.tasks.permutations import Permutations
 from staircase_attention.tasks.random_walk import RandomWalk
 from staircase_attention.tasks.splits import (
     Endless,
-    EpisodeSource,
     Epochs,
     split,
     training_source,
     with_length,
 )
-from staircase_attention.tasks.task import SplitSizes, Task
+from staircase_attention.tasks.task import Episodes, SplitSizes, Task
 
 __all__ = [
     "BUILT_IN",
     "IGNORED",
     "Algorithm",
-    "Batch",
     "Endless",
-    "EpisodeSource",
     "Episodes",
     "Epochs",
     "Growth",

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from staircase_attention.batches import IGNORED
 from staircase_attention.checks import check_choice, check_integer
-from staircase_attention.tasks.episodes import Episodes, Integers
-from staircase_attention.tasks.task import SizedTask
+from staircase_attention.tasks.task import Episodes, Integers, SizedTask
 
 Distribution = Literal["authors", "redraw"]
 

@@ -1,15 +1,14 @@
 """Batches whose rows are contiguous streams: each continues where the previous one ended."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from staircase_attention.batches import IGNORED, Batch
 from staircase_attention.checks import check_integer, input_error
-from staircase_attention.tasks.episodes import Episodes, Integers, ragged_range
 from staircase_attention.tasks.splits import EpisodeSource
+from staircase_attention.tasks.task import Episodes, Integers, ragged_range
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,19 +87,6 @@ class Position:
     offsets: tuple[int, ...]
     """For each lane, the tokens of that episode that are used already."""
 
-    def as_plain(self) -> dict[str, Any]:
-        """The position as numbers and lists, for a checkpoint or a JSON file."""
-        return asdict(self)
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> "Position":
-        """The position that as_plain wrote."""
-        return cls(
-            update=int(plain["update"]),
-            episodes=tuple(map(int, plain["episodes"])),
-            offsets=tuple(map(int, plain["offsets"])),
-        )
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lanes:
@@ -119,13 +105,11 @@ class Lanes:
     """
 
     source: EpisodeSource
-    """Where the episodes come from."""
     num_lanes: int
     """Rows of the batch, over all processes."""
     segment_length: int
     """Tokens of a lane in one batch."""
     growth: Growth = field(default_factory=Growth)
-    """The length of episodes by update."""
     closing_symbol: int | None = None
     """Replaces the last token of an episode that is cut; None: nothing does."""
 
@@ -163,8 +147,11 @@ class Lanes:
             _copy(store, store.starts[indices] + offset, count, batch, row_starts + filled)
             is_over = count == left
             filled += count
-            # The last token of a cut episode becomes the symbol that closes a whole one.
-            self._close(batch, (row_starts + filled - 1)[is_over & (length < whole)])
+            if self.closing_symbol is not None:
+                # The last token of a cut episode becomes the symbol that closes a whole one.
+                places = (row_starts + filled - 1)[is_over & (length < whole)]
+                batch.inputs.reshape(-1)[places] = self.closing_symbol
+                batch.targets.reshape(-1)[places] = IGNORED
             number += self.num_lanes * is_over
             offset = np.where(is_over, 0, offset + count)
         after = Position(
@@ -183,12 +170,6 @@ class Lanes:
             episodes=tuple(number + self.num_lanes * (offset > 0) for number, offset in pairs),
             offsets=(0,) * self.num_lanes,
         )
-
-    def _close(self, batch: Batch, places: Integers) -> None:
-        """Close episodes that are cut, at these places of the flat batch."""
-        if self.closing_symbol is not None:
-            batch.inputs.reshape(-1)[places] = self.closing_symbol
-            batch.targets.reshape(-1)[places] = IGNORED
 
     def _check(self, position: Position) -> None:
         if not len(position.episodes) == len(position.offsets) == self.num_lanes:
@@ -222,11 +203,7 @@ def evaluation_batches(
     _copy(by_lane, np.cumsum(counts) - counts, counts, whole, firsts)
     for number in range(num_batches):
         here = slice(number * segment_length, (number + 1) * segment_length)
-        yield Batch(
-            inputs=whole.inputs[:, here],
-            targets=whole.targets[:, here],
-            is_padding=whole.is_padding[:, here],
-        )
+        yield Batch(inputs=whole.inputs[:, here], targets=whole.targets[:, here])
 
 
 def lanes_of_process(process: int, num_processes: int, num_lanes: int) -> range:
@@ -249,7 +226,6 @@ def _empty_batch(num_lanes: int, length: int) -> Batch:
     return Batch(
         inputs=np.zeros(shape, dtype=np.int64),
         targets=np.full(shape, IGNORED, dtype=np.int64),
-        is_padding=np.ones(shape, dtype=np.bool_),
     )
 
 
@@ -260,4 +236,3 @@ def _copy(
     read, written = ragged_range(sources, counts), ragged_range(firsts, counts)
     batch.inputs.reshape(-1)[written] = episodes.inputs[read]
     batch.targets.reshape(-1)[written] = episodes.targets[read]
-    batch.is_padding.reshape(-1)[written] = False

@@ -1,17 +1,16 @@
 """Permutations: the word problem of a group, the test of state tracking."""
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import permutations as all_orders
-from typing import Literal, Self, get_args
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from staircase_attention.checks import check_choice, check_integer, input_error
-from staircase_attention.tasks.episodes import Episodes, reset_episodes, run_automaton
-from staircase_attention.tasks.task import SizedTask
+from staircase_attention.tasks.task import Episodes, SizedTask, reset_episodes, run_automaton
 
 Inputs = Literal["elements", "generators"]
 Permutation = tuple[int, ...]
@@ -60,10 +59,6 @@ class Permutations(SizedTask):
     def output_symbols(self) -> tuple[str, ...]:
         """The elements of the group, in lexicographic order, so that the identity is first."""
         return tuple(map(_written, group_elements(self.group)))
-
-    def with_length(self, length: int) -> Self:
-        """The same group with words of another length."""
-        return replace(self, length=length)
 
     def generate(self, generator: np.random.Generator, num_episodes: int) -> Episodes:
         """Independent words, from the identity."""

@@ -1,15 +1,14 @@
 """Random Walk: follow an agent on a grid from its actions alone."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, Self, get_args
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from staircase_attention.checks import check_choice, check_integer, input_error
-from staircase_attention.tasks.episodes import Episodes, reset_episodes, run_automaton
-from staircase_attention.tasks.task import SizedTask
+from staircase_attention.tasks.task import Episodes, SizedTask, reset_episodes, run_automaton
 
 Walls = Literal["block", "wrap"]
 Start = Literal["corner", "centre"]
@@ -39,9 +38,7 @@ class RandomWalk(SizedTask):
     length: int = 400
     """Actions in an episode; with START an episode has length + 1 tokens."""
     height: int = 8
-    """Rows of the grid."""
     width: int = 8
-    """Columns of the grid."""
     walls: Walls = "block"
     """At the edge: 'block' stops the agent, 'wrap' moves it to the opposite side."""
     start: Start = "corner"
@@ -74,10 +71,6 @@ class RandomWalk(SizedTask):
         return tuple(
             f"{row},{column}" for row in range(self.height) for column in range(self.width)
         )
-
-    def with_length(self, length: int) -> Self:
-        """The same walk with another number of actions."""
-        return replace(self, length=length)
 
     def generate(self, generator: np.random.Generator, num_episodes: int) -> Episodes:
         """Independent walks from the same starting place."""

@@ -22,8 +22,7 @@ from staircase_attention.checks import (
     input_error,
     one_line,
 )
-from staircase_attention.tasks.episodes import Episodes, Integers, ragged_range
-from staircase_attention.tasks.task import SplitSizes, Task
+from staircase_attention.tasks.task import Episodes, Integers, SplitSizes, Task, ragged_range
 
 Split = Literal["train", "valid", "test"]
 Fingerprints = NDArray[np.uint64]

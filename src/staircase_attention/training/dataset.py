@@ -302,15 +302,13 @@ class EpisodeLanes:
         shape = (len(episodes), length)
         inputs = np.zeros(shape, dtype=np.int64)
         targets = np.full(shape, IGNORED, dtype=np.int64)
-        is_padding = np.ones(shape, dtype=np.bool_)
         for row, episode in enumerate(episodes):
             start, count = int(self.starts[episode]), int(self.lengths[episode])
             tokens = self.split.tokens(start, start + count)
             inputs[row, :count] = tokens
             # The last token has no target: what follows is in another segment or document.
             targets[row, : count - 1] = tokens[1:]
-            is_padding[row, :count] = False
-        return Batch(inputs=inputs, targets=targets, is_padding=is_padding)
+        return Batch(inputs=inputs, targets=targets)
 
 
 Dataset = TaskData | CorpusData

@@ -3,7 +3,7 @@
 import pytest
 
 from staircase_attention.data.reddit import Cleaning
-from staircase_attention.data.reddit.cleaning import Status, clean_text, is_allowed_by_roller
+from staircase_attention.data.reddit.comments import Status, clean_text, is_allowed_by_roller
 
 
 def status(body, author="someone", **rules):

@@ -8,10 +8,16 @@ import pytest
 from reddit_dumps import as_lines, random_comments, write_dump
 
 from staircase_attention.data import compression
-from staircase_attention.data.reddit import partitions
-from staircase_attention.data.reddit.cleaning import Cleaning, Status
-from staircase_attention.data.reddit.comments import Comment, number_of, parse_comment, parse_lines
-from staircase_attention.data.reddit.partitions import line_batches
+from staircase_attention.data.reddit import source
+from staircase_attention.data.reddit.comments import (
+    Cleaning,
+    Comment,
+    Status,
+    number_of,
+    parse_comment,
+    parse_lines,
+)
+from staircase_attention.data.reddit.source import line_batches
 
 USUAL = {
     "id": "c7",
@@ -133,7 +139,7 @@ def batches_of(path, num_done=0):
 
 @pytest.mark.parametrize("kind", ["plain", "zst"])
 def test_batches_are_whole_lines_and_reading_resumes_after_any(tmp_path, kind, monkeypatch):
-    monkeypatch.setattr(partitions, "BLOCK_BYTES", 1_000)
+    monkeypatch.setattr(source, "BLOCK_BYTES", 1_000)
     content = as_lines(random_comments(0, 50)) + b"the last line has no newline"
     path = write_dump(tmp_path / "dump", content, kind)
     batches = batches_of(path)

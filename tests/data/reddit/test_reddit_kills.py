@@ -8,7 +8,7 @@ import pytest
 from reddit_dumps import random_comments, write_dump
 from small_corpora import killed, started, wait_until
 
-from staircase_attention.data.reddit import RedditSource, partitions, source
+from staircase_attention.data.reddit import RedditSource, source
 
 
 @pytest.fixture(autouse=True)
@@ -25,8 +25,8 @@ class KilledError(BaseException):
 @pytest.fixture
 def dumps(tmp_path, monkeypatch):
     """Two dumps with many batches and commits."""
-    monkeypatch.setattr(partitions, "BLOCK_BYTES", 1_500)
-    monkeypatch.setattr(partitions, "BUFFER_BYTES", 1_000)
+    monkeypatch.setattr(source, "BLOCK_BYTES", 1_500)
+    monkeypatch.setattr(source, "BUFFER_BYTES", 1_000)
     monkeypatch.setattr(source, "FEWEST_PARTITIONS", 3)
     comments = random_comments(0, 100)
     return [
@@ -80,8 +80,8 @@ def test_a_kill_at_any_moment_of_writing_changes_nothing(tmp_path, dumps, monkey
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for processes in /proc")
 def test_a_killed_process_leaves_no_workers_and_the_next_one_resumes(tmp_path, monkeypatch):
-    monkeypatch.setattr(partitions, "BLOCK_BYTES", 5_000)
-    monkeypatch.setattr(partitions, "BUFFER_BYTES", 5_000)
+    monkeypatch.setattr(source, "BLOCK_BYTES", 5_000)
+    monkeypatch.setattr(source, "BUFFER_BYTES", 5_000)
     comments = random_comments(1, 4_000, num_threads=300)
     dumps = [
         write_dump(tmp_path / "first.gz", comments[:2_000], "gz"),

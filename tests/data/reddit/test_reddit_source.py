@@ -11,22 +11,22 @@ from reddit_dumps import as_lines, comment, naive_paths, random_comments, write_
 from small_corpora import RecordedProgress, contents
 
 from staircase_attention.data import ByteTokeniser, Cursor, HeldOut, InputError, Part, join, prepare
-from staircase_attention.data.reddit import RedditOptions, RedditSource, partitions
+from staircase_attention.data.reddit import RedditOptions, RedditSource, source
 
 
 @pytest.fixture
 def commits(monkeypatch):
     """Small batches of lines and small commits; the number of comments in each commit."""
-    monkeypatch.setattr(partitions, "BLOCK_BYTES", 700)
-    monkeypatch.setattr(partitions, "BUFFER_BYTES", 2_000)
+    monkeypatch.setattr(source, "BLOCK_BYTES", 700)
+    monkeypatch.setattr(source, "BUFFER_BYTES", 2_000)
     sizes = []
-    original = partitions.Partitions.commit
+    original = source.Partitions.commit
 
     def commit(self, batches, *arguments):
         sizes.append(sum(map(len, batches)))
         original(self, batches, *arguments)
 
-    monkeypatch.setattr(partitions.Partitions, "commit", commit)
+    monkeypatch.setattr(source.Partitions, "commit", commit)
     return sizes
 
 
@@ -72,12 +72,12 @@ def test_files_processes_and_memory_change_nothing(tmp_path, commits, num_worker
 
 
 def test_comments_are_stored_in_time_though_they_are_few(tmp_path, commits, monkeypatch):
-    monkeypatch.setattr(partitions, "BUFFER_BYTES", 1 << 30)
+    monkeypatch.setattr(source, "BUFFER_BYTES", 1 << 30)
     dump = write_dump(tmp_path / "dump", random_comments(2, 300))
     expected = everything(RedditSource([dump], tmp_path / "work1", num_workers=1))
     assert len(commits) == 1
     slow = types.SimpleNamespace(monotonic=itertools.count(step=4).__next__)
-    monkeypatch.setattr(partitions, "time", slow)
+    monkeypatch.setattr(source, "time", slow)
     assert everything(RedditSource([dump], tmp_path / "work2", num_workers=1)) == expected
     assert len(commits) > 5
 

@@ -17,8 +17,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from staircase_attention.checks import check_choice, check_integer
 from staircase_attention.data.documents import Document, HeldOut
-from staircase_attention.data.reddit.cleaning import Cleaning, Status
-from staircase_attention.data.reddit.comments import Comment
+from staircase_attention.data.reddit.comments import Cleaning, Comment, Status
 
 Form = Literal["paths", "leaves", "threads"]
 Gap = Literal["drop", "cut", "placeholder"]
@@ -56,7 +55,6 @@ class RedditOptions:
     speakers: bool = False
     """Whether each comment begins with a mark for its author, 'A: ' for the first in a document."""
     cleaning: Cleaning = field(default_factory=Cleaning)
-    """How bodies are cleaned, and whose comments are left out."""
     held_out: HeldOut = field(default_factory=lambda: HeldOut(valid=0.01, test=0.01))
     """Fractions of the threads in valid and test."""
 
@@ -158,7 +156,8 @@ def documents(thread: Thread, options: RedditOptions) -> Iterator[Document]:
     for end in ends:
         is_thread = options.form == "threads"
         path = _depth_first(thread) if is_thread else _path(thread.before, end)
-        pieces = [_piece(thread.rows, place) for place in path]
+        texts = [MISSING_TEXT if place == MISSING else thread.rows[place].text for place in path]
+        pieces = [REMOVED_TEXT if text is None else text for text in texts]
         if options.speakers:
             marks = _speakers([None if place < 0 else thread.rows[place].author for place in path])
             pieces = [f"{mark}: {piece}" for mark, piece in zip(marks, pieces, strict=True)]
@@ -183,13 +182,6 @@ def _depth_first(thread: Thread) -> list[int]:
         path += [MISSING, place] if thread.before[place] == MISSING else [place]
         waiting += reversed(answers[place])
     return path
-
-
-def _piece(rows: Sequence[Comment], place: int) -> str:
-    if place == MISSING:
-        return MISSING_TEXT
-    text = rows[place].text
-    return REMOVED_TEXT if text is None else text
 
 
 def _speakers(authors: Sequence[int | None]) -> list[str]:

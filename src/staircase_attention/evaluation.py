@@ -1,8 +1,10 @@
-"""Scores: every answer is counted once, and state is carried through every lane."""
+"""Loss and error of a trained model, in total and by place.
+
+Every answer is counted once, and state is carried through every lane.
+"""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Literal, get_args
@@ -205,18 +207,6 @@ def score_by(
     }
 
 
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Without gradients and dropout; afterwards the model is in its former mode again."""
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        model.train(was_training)
-
-
 def answered(
     model: nn.Module,
     batches: Iterable[Batch],
@@ -225,16 +215,23 @@ def answered(
     precision: torch.dtype = torch.float32,
     carries_state: bool = True,
 ) -> Iterator[tuple[Batch, Tensor, Tensor]]:
-    """Each batch with the model's logits and the targets, both on the device."""
-    state = None
-    with evaluating(model):
-        for batch in batches:
-            inputs, targets = (
-                torch.from_numpy(part).to(device) for part in (batch.inputs, batch.targets)
-            )
-            with autocast(device, precision):
-                logits, state = model(inputs, state if carries_state else None)
-            yield batch, logits, targets
+    """Each batch with the model's logits and the targets, both on the device.
+
+    Without gradients and dropout; afterwards the model is in its former mode again.
+    """
+    state, was_training = None, model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            for batch in batches:
+                inputs, targets = (
+                    torch.from_numpy(part).to(device) for part in (batch.inputs, batch.targets)
+                )
+                with autocast(device, precision):
+                    logits, state = model(inputs, state if carries_state else None)
+                yield batch, logits, targets
+    finally:
+        model.train(was_training)
 
 
 def loss_and_wrong(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
