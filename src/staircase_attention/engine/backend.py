@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from staircase_attention.layers.config import CoreConfig
 from staircase_attention.layers.core import Core
 from staircase_attention.layers.embedding import Embedding
 from staircase_attention.layers.layer import Attention, FeedForward, Layer, LayerMix, Memory
@@ -37,6 +38,17 @@ KINDS = (
     nn.Linear,
     nn.LayerNorm,
 )
+# Settings of a core that the kernels compute; all others are left to PyTorch.
+PAPERS = {
+    "norm": "layer",
+    "feed_forward": "relu",
+    "num_key_value_heads": None,
+    "qk_norm": False,
+    "bias": True,
+    "num_prelude_layers": 0,
+    "num_coda_layers": 0,
+    "injection": "none",
+}
 # Those that the kernels of training are written for.
 HEAD_SIZES = (16, 32, 64, 128)
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -78,7 +90,8 @@ def can_fuse(core: Core, embedded: Tensor) -> bool:
     """Whether the fused core computes what this core does."""
     positions, memory = core.positions, core.memory
     return (
-        can_run_on(embedded.device)
+        has_papers_core(core.config)
+        and can_run_on(embedded.device)
         and {compute_dtype(embedded), embedded.dtype} <= {torch.float32, torch.bfloat16}
         and isinstance(positions, RelativePositions)
         and positions.table.shape[1] in HEAD_SIZES
@@ -87,6 +100,11 @@ def can_fuse(core: Core, embedded: Tensor) -> bool:
         # Transformations such as torch.func.grad cannot see through gradients by hand.
         and not torch._C._are_functorch_transforms_active()
     )
+
+
+def has_papers_core(config: CoreConfig) -> bool:
+    """Whether every setting is the paper's that kernels are written for."""
+    return not any(getattr(config, name) != value for name, value in PAPERS.items())
 
 
 def compute_dtype(like: Tensor) -> torch.dtype:

@@ -38,7 +38,7 @@ class RotaryPositions(nn.Module):
     def place(
         self,
         queries: Float[Tensor, "batch heads queries size"],
-        keys: Float[Tensor, "batch heads keys size"],
+        keys: Float[Tensor, "batch groups keys size"],
         view: View,
     ) -> tuple[Tensor, Tensor]:
         """Queries and keys, rotated."""
