@@ -142,8 +142,8 @@ class Work:
             remedy = f"use for example training.num_lanes={least}"
             raise input_error(rule, self.training.num_lanes, remedy)
         is_fast = self.training.engine == "fast" and isinstance(model, FamilyModel)
-        if not isinstance(model, FamilyModel) or not is_fast or model.core.positions != "relative":
-            rule = "estimates are for the family with relative positions and training.engine=fast"
+        if not isinstance(model, FamilyModel) or not is_fast or not model.core.is_papers:
+            rule = "estimates are for the family with the paper's core and training.engine=fast"
             raise input_error(rule, subject.recipe.name, "time it with staircase bench")
         self.num_lanes = self.training.num_lanes // least
         self.core, self.schedule = model.core, model.schedule

@@ -99,6 +99,15 @@ class CoreConfig:
             raise input_error(rule, self.max_distance, "leave it out")
 
     @property
+    def is_papers(self) -> bool:
+        """Whether it is the paper's core, in any size."""
+        same = ("width", "num_layers", "num_heads", "feed_forward_width", "max_distance")
+        papers = CoreConfig(
+            **{name: getattr(self, name) for name in (*same, "dropout", "embedding_dropout")}
+        )
+        return self == papers
+
+    @property
     def head_size(self) -> int:
         """Size of a query, key or value of one head."""
         return self.width // self.num_heads
