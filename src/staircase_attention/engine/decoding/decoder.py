@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from staircase_attention.checks import InputError, input_error
-from staircase_attention.engine.backend import can_run_on, compute_dtype, has_papers_core, is_plain
+from staircase_attention.engine.backend import can_run_on, compute_dtype, is_plain
 from staircase_attention.engine.decoding.plan import (
     BANK_SEGMENTS,
     HEADER,
@@ -173,7 +173,7 @@ class Decoder:
         is_casting = torch.is_autocast_enabled(here.device.type)
         return (
             is_plain(model)
-            and has_papers_core(model.config)
+            and replace(model.config, positions="relative", max_distance=None).is_papers
             and model.config.head_size % 2 == 0
             and model.schedule.is_state_bounded
             and dtype in DTYPES

@@ -1,4 +1,7 @@
-"""The step between the two products of a feed-forward block: bias, ReLU and dropout, in place.
+"""The step between the products of a feed-forward block: bias, activation and dropout.
+
+ReLU works in place. SwiGLU and GELU read what came out of the first product, which is kept for the
+backward pass; what went into the second one is computed again there.
 
 Backward, the ReLU's gate is part of the product that comes to it. The product's result is as wide
 as the feed-forward block, four times its input: to write it, read it again for the gate, and write
@@ -16,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from staircase_attention.engine.kernels.rows import add_to, load_float, sum_columns
+from staircase_attention.engine.kernels.rows import add_to, load_float, sum_columns, tile_at
 
 # Programs that share the rows of a backward pass: the first size of `sums`. One per processor.
 NUM_PROGRAMS = 132
@@ -108,9 +111,7 @@ def relu_dropout_(
         bias,
         seed if dropout > 0 else None,
         rows,
-        # Random bits are compared as signed 32-bit numbers.
-        round(dropout * 2**32) - 2**31,
-        1 / (1 - dropout),
+        *_limits(dropout),
         WIDTH=width,
         ROWS=ROWS,
         COLUMNS=COLUMNS,
@@ -134,6 +135,186 @@ def relu_backward_(
     assert d_inner.is_contiguous()
     sum_columns(d_inner, gate=inner.contiguous(), scale=scale, out=d_inner, sums=sums)
     return d_inner
+
+
+# What comes out of an activation for what goes in, [ROWS, COLUMNS], and its slopes.
+# SwiGLU: y = silu(gate) value, silu(x) = x sigmoid(x). GELU: y = value Φ(value), without a gate.
+# Reads rows of `before` [rows, 2 WIDTH] (gates, then values) or [rows, WIDTH], and of `bias`.
+# Returns y, dy/dgate (0 for GELU), dy/dvalue, and which elements the matrix has.
+@triton.jit
+def activated(
+    before_ptr: tl.tensor,
+    bias_ptr: tl.tensor,
+    row: tl.tensor,
+    column: tl.tensor,
+    rows: tl.tensor,
+    WIDTH: tl.constexpr,
+    GATED: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    TOTAL: tl.constexpr = 2 * WIDTH if GATED else WIDTH
+    FIRST: tl.constexpr = TOTAL - WIDTH
+    inside = (row < rows)[:, None] & (column < WIDTH)[None, :]
+    place = before_ptr + row.to(tl.int64)[:, None] * TOTAL + column[None, :]
+    value = load_float(place + FIRST, inside)
+    if bias_ptr is not None:
+        value += load_float(bias_ptr + FIRST + column, column < WIDTH)[None, :]
+    if GATED:
+        gate = load_float(place, inside)
+        if bias_ptr is not None:
+            gate += load_float(bias_ptr + column, column < WIDTH)[None, :]
+        share = tl.sigmoid(gate)
+        silu = gate * share
+        return silu * value, value * (share + silu * (1.0 - share)), silu, inside
+    else:  # noqa: RET505
+        # Φ(x) = (1 + erf(x / √2)) / 2, Φ'(x) = exp(-x² / 2) / √(2π)
+        share = 0.5 * (1.0 + tl.erf(value * 0.7071067811865476))
+        slope = share + value * 0.3989422804014327 * tl.exp(-0.5 * value * value)
+        return value * share, tl.zeros_like(value), slope, inside
+
+
+# What dropout multiplies elements by: 0, or `scale`; a function of the seed and the place alone.
+@triton.jit
+def kept_share(
+    seed_ptr: tl.tensor, place: tl.tensor, threshold: tl.tensor, scale: tl.tensor
+) -> tl.tensor:
+    bits = tl.randint(tl.load(seed_ptr), place).to(tl.int32, bitcast=True)
+    return tl.where(bits >= threshold, scale, 0.0)
+
+
+# Equation: inner = dropout(activation(before + bias)), as in `activated`.
+# Tiles: [ROWS, COLUMNS], one for each program. Reads `before` and `bias`, writes `inner`.
+# Precision: float32, rounded to the dtype of `inner`.
+@triton.jit
+def _smooth_kernel(
+    before_ptr: tl.tensor,
+    bias_ptr: tl.tensor,
+    seed_ptr: tl.tensor,
+    inner_ptr: tl.tensor,
+    rows: tl.tensor,
+    threshold: tl.tensor,
+    scale: tl.tensor,
+    WIDTH: tl.constexpr,
+    GATED: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> None:
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inner, _, _, inside = activated(before_ptr, bias_ptr, row, column, rows, WIDTH, GATED)
+    place, _ = tile_at(row, column, rows, WIDTH)
+    if seed_ptr is not None:
+        inner *= kept_share(seed_ptr, place, threshold, scale)
+    tl.store(inner_ptr + place, inner.to(inner_ptr.dtype.element_ty), mask=inside)
+
+
+# Equation: d_before = d_inner dropped as before, times the slopes of `activated`; inner again.
+# Tiles: [ROWS, COLUMNS]. Programs along axis 1 share the columns, those along axis 0 the rows: each
+# takes every tl.num_programs(0)-th block.
+# Reads `before`, `bias` and `d_inner`; writes `inner` and `d_before`; adds its column sums to its
+# own row of `sums`, where a bias wants them.
+# Precision: float32; what is written is rounded, what is summed is not.
+@triton.jit
+def _smooth_backward_kernel(
+    before_ptr: tl.tensor,
+    bias_ptr: tl.tensor,
+    seed_ptr: tl.tensor,
+    d_inner_ptr: tl.tensor,
+    inner_ptr: tl.tensor,
+    d_before_ptr: tl.tensor,
+    sums_ptr: tl.tensor,
+    rows: tl.tensor,
+    threshold: tl.tensor,
+    scale: tl.tensor,
+    WIDTH: tl.constexpr,
+    GATED: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> None:
+    TOTAL: tl.constexpr = 2 * WIDTH if GATED else WIDTH
+    program = tl.program_id(0)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    gate_sum = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
+    value_sum = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
+    for start in tl.range(program * ROWS, rows, tl.num_programs(0) * ROWS):
+        row = start + tl.arange(0, ROWS)
+        inner, by_gate, by_value, inside = activated(
+            before_ptr, bias_ptr, row, column, rows, WIDTH, GATED
+        )
+        place, _ = tile_at(row, column, rows, WIDTH)
+        gradient = load_float(d_inner_ptr + place, inside)
+        if seed_ptr is not None:
+            kept = kept_share(seed_ptr, place, threshold, scale)
+            inner *= kept
+            gradient *= kept
+        tl.store(inner_ptr + place, inner.to(inner_ptr.dtype.element_ty), mask=inside)
+        there = d_before_ptr + row.to(tl.int64)[:, None] * TOTAL + column[None, :]
+        d_value = gradient * by_value
+        stored = d_value.to(d_before_ptr.dtype.element_ty)
+        tl.store(there + TOTAL - WIDTH, stored, mask=inside)
+        value_sum += d_value
+        if GATED:
+            d_gate = gradient * by_gate
+            tl.store(there, d_gate.to(d_before_ptr.dtype.element_ty), mask=inside)
+            gate_sum += d_gate
+    if sums_ptr is not None:
+        own = sums_ptr + program * TOTAL + column
+        add_to(own + TOTAL - WIDTH, tl.sum(value_sum, 0), column < WIDTH)
+        if GATED:
+            add_to(own, tl.sum(gate_sum, 0), column < WIDTH)
+
+
+def smooth(
+    before: Float[Tensor, "rows before"],
+    bias: Float[Tensor, " before"] | None,
+    *,
+    is_gated: bool,
+    dropout: float,
+    seed: Tensor | None,
+) -> Float[Tensor, "rows inner"]:
+    """dropout(silu(gates) * values), of the halves of `before` + bias; or dropout(gelu(.))."""
+    rows, width = len(before), before.shape[1] // (1 + is_gated)
+    inner = before.new_empty(rows, width)
+    grid = (triton.cdiv(rows, 4 * ROWS), triton.cdiv(width, COLUMNS))
+    _smooth_kernel[grid](
+        *(before, bias, seed if dropout > 0 else None, inner, rows, *_limits(dropout)),
+        WIDTH=width,
+        GATED=is_gated,
+        ROWS=4 * ROWS,
+        COLUMNS=COLUMNS,
+        num_warps=8,
+    )
+    return inner
+
+
+def smooth_backward(
+    d_inner: Float[Tensor, "rows inner"],
+    before: Float[Tensor, "rows before"],
+    bias: Float[Tensor, " before"] | None,
+    *,
+    is_gated: bool,
+    dropout: float,
+    seed: Tensor | None,
+    sums: Float[Tensor, "programs before"] | None,
+) -> tuple[Float[Tensor, "rows inner"], Float[Tensor, "rows before"]]:
+    """What `smooth` returned, and the gradient of `before`; that of the bias is added to `sums`."""
+    rows, width = d_inner.shape
+    inner, d_before = torch.empty_like(d_inner), torch.empty_like(before)
+    grid = (NUM_PROGRAMS if sums is None else len(sums), triton.cdiv(width, COLUMNS))
+    _smooth_backward_kernel[grid](
+        *(before, bias, seed if dropout > 0 else None, d_inner.contiguous()),
+        *(inner, d_before, sums, rows, *_limits(dropout)),
+        WIDTH=width,
+        GATED=is_gated,
+        ROWS=2 * ROWS,
+        COLUMNS=COLUMNS,
+        num_warps=8,
+    )
+    return inner, d_before
+
+
+def _limits(dropout: float) -> tuple[int, float]:
+    """The lowest random bits that are kept, as a signed 32-bit number; what is kept is scaled."""
+    return round(dropout * 2**32) - 2**31, 1 / (1 - dropout)
 
 
 @dataclass(frozen=True, slots=True)
