@@ -1,10 +1,11 @@
-"""Bias, ReLU and dropout in place, and their gradients, alone or inside the product before them."""
+"""Bias, activation and dropout, and their gradients; ReLU's also inside the product before them."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn.functional import gelu, silu
 
 from staircase_attention.engine.kernels import activation
 from staircase_attention.engine.kernels.activation import Tiles
@@ -134,3 +135,40 @@ def test_tiles_fit_into_shared_memory(num_inputs):
     gate = tiles.rows * tiles.columns
     staged, once = (gate, weight) if tiles.keeps_weights else (weight, gate)
     assert 2 * (once + tiles.num_stages * (gradient + staged)) <= 227 * 1024
+
+
+@settings(max_examples=12)
+@given(
+    rows=st.integers(1, 70),
+    width=st.integers(1, 300),
+    dtype=st.sampled_from(sorted(CLOSE, key=str)),
+    has_bias=st.booleans(),
+    is_gated=st.booleans(),
+    dropout=st.sampled_from([0.0, 0.25]),
+)
+def test_smooth_activations_and_gradients_equal_float64(
+    rows, width, dtype, has_bias, is_gated, dropout
+):
+    whole = 2 * width if is_gated else width
+    before, d_inner = random(rows, whole, dtype=dtype), random(rows, width, dtype=dtype, seed=2)
+    bias = random(whole, seed=1) if has_bias else None
+    options = {"is_gated": is_gated, "dropout": dropout, "seed": seed_of(1)}
+    inner = activation.smooth(before, bias, **options)
+    sums = torch.zeros(3, whole, device=DEVICE) if has_bias else None
+    again, d_before = activation.smooth_backward(d_inner, before, bias, sums=sums, **options)
+    assert torch.equal(inner, again)
+
+    exact = before.double().requires_grad_()
+    shifted = exact if bias is None else exact + bias.double()
+    *gates, value = shifted.split(width, dim=1)
+    expected = silu(*gates) * value if gates else gelu(value)
+    # A dropped unit is zero; what is kept is scaled.
+    kept = (inner != 0).double() / (1 - dropout)
+    expected = expected * kept
+    assert_near(inner, expected.detach())
+    if dropout and rows * width > 400:
+        assert kept.mean().item() == pytest.approx(1.0, abs=0.15)
+    (d_expected,) = torch.autograd.grad(expected, exact, d_inner.double())
+    assert_near(d_before, d_expected)
+    if sums is not None:
+        assert_near(sums.sum(0), d_expected.sum(0), terms=d_expected)

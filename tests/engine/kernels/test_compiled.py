@@ -74,14 +74,19 @@ def attend(
     heads: int = 2,
     plain: bool = False,
     dtype: torch.dtype = torch.bfloat16,
+    group: int | None = None,
 ) -> None:
-    """Forward and backward; not plain: with everything that can be asked for."""
+    """Forward and backward; not plain: with everything that can be asked for.
+
+    With groups of heads there is no table.
+    """
     from staircase_attention.engine.kernels import relative_attention
     from staircase_attention.engine.kernels.relative_parts import Call, Gradients
 
-    queries, keys, values = torch.zeros(3, 1, heads, num_queries, size, dtype=dtype)
-    past = torch.zeros(2, 1, heads, num_past, size, dtype=dtype)
-    table = torch.zeros(1 if plain else 99, size, dtype=dtype)
+    queries = torch.zeros(1, heads, num_queries, size, dtype=dtype)
+    keys, values = torch.zeros(2, 1, heads // (group or 1), num_queries, size, dtype=dtype)
+    past = torch.zeros(2, 1, heads // (group or 1), num_past, size, dtype=dtype)
+    table = torch.zeros(1 if plain else 99, size, dtype=dtype) if group is None else None
     options = {"first_query": num_past, "span": 1 if plain else None, "past": tuple(past)}
     if not plain:
         options |= {"dropout": 0.1, "seed": torch.zeros(1, dtype=torch.int64)}
@@ -94,7 +99,7 @@ def attend(
         values=values,
         past=None if plain else tuple(torch.zeros_like(past)),
         adds_past=not plain,
-        table_sums=torch.zeros(8, *table.shape),
+        table_sums=None if table is None else torch.zeros(8, *table.shape),
     )
     relative_attention.backward(call, out, out, logsumexp, gradients)
 
@@ -134,6 +139,10 @@ def launch_row_kernels(num_rows: int, width: int) -> None:
         hidden, addend, vector, vector, vector, eps=1e-5, dtype=torch.bfloat16
     )
     norm.add(hidden, addend, None)
+    rms = {"eps": 1e-5, "dtype": torch.bfloat16, "centres": False}
+    total, normed, _, rstd = norm.forward(hidden, addend, None, vector, None, **rms)
+    sums = torch.zeros(norm.NUM_PROGRAMS, 3, width)
+    norm.backward(None, normed, total, vector, None, rstd, sums=sums, addend_dtype=None)
     sums = torch.zeros(norm.NUM_PROGRAMS, 3, width)
     norm.backward(hidden, normed, total, vector, mean, rstd, sums=sums, addend_dtype=torch.bfloat16)
     inner = torch.zeros(num_rows, 4 * width, dtype=torch.bfloat16)
@@ -141,6 +150,12 @@ def launch_row_kernels(num_rows: int, width: int) -> None:
     activation.relu_dropout_(inner, vector.repeat(4), dropout=0.1, seed=seed)
     sums = torch.zeros(activation.NUM_PROGRAMS, 4 * width)
     activation.relu_backward_(inner, inner, scale=1.0, sums=sums)
+    gated = {"is_gated": True, "dropout": 0.0, "seed": None}
+    half = activation.smooth(inner, None, **gated)
+    activation.smooth_backward(half, inner, None, sums=None, **gated)
+    dropped = {"is_gated": False, "dropout": 0.1, "seed": seed}
+    activation.smooth(inner, vector.repeat(4), **dropped)
+    activation.smooth_backward(inner, inner, vector.repeat(4), sums=sums, **dropped)
     losses, wrong = torch.zeros(num_rows), torch.zeros(num_rows, dtype=torch.int8)
     targets = torch.zeros(num_rows, dtype=torch.int64)
     rows.score_rows(inner, targets, losses, wrong, ignore_index=-1, overwrites=True)
@@ -156,6 +171,22 @@ def launch_gated_product(num_rows: int, width: int) -> None:
     )
     sums = torch.zeros(activation.NUM_PROGRAMS, 4 * width)
     activation.launch_gated_product(gradients, weights, inner, scale=1.0, sums=sums)
+
+
+def rotate(num_heads: int) -> None:
+    """Vectors of some heads, there and back."""
+    from staircase_attention.engine.kernels import plain_attention
+
+    vectors = torch.zeros(2, num_heads, 9, 128, dtype=torch.bfloat16)
+    for backwards in (False, True):
+        plain_attention.rotate(
+            vectors,
+            torch.zeros(2, 99, 64),
+            first=1,
+            out=vectors,
+            backwards=backwards,
+            adds=backwards,
+        )
 
 
 def decode(schedule: Schedule, rows: int, dtype: torch.dtype, positions: str) -> None:
@@ -193,6 +224,10 @@ def main() -> None:
     # A single tile in float32, and several of 64 queries.
     attend(2, 1, size=64, heads=1, plain=True, dtype=torch.float32)
     attend(70, 1, size=64, heads=1, plain=True)
+    attend(9, 5, size=16, heads=4, group=4)
+    attend(130, 1, size=128, heads=8, plain=True, group=4)
+    rotate(1)
+    rotate(10)
     launch_row_kernels(1, 256)
     launch_gated_product(64, 256)
     launch_gated_product(1, 512)
@@ -204,6 +239,8 @@ def main() -> None:
     assert compiled == {
         "activation._gated_product_kernel",
         "activation._relu_dropout_kernel",
+        "activation._smooth_backward_kernel",
+        "activation._smooth_kernel",
         "decoding.embed_rows",
         "decoding.norm_rows",
         "decoding.product_few",
@@ -211,6 +248,10 @@ def main() -> None:
         "decoding_attention.attend_segments",
         "norm._backward_kernel",
         "norm._forward_kernel",
+        "plain_attention.forward_kernel",
+        "plain_attention.keys_kernel",
+        "plain_attention.queries_kernel",
+        "plain_attention.rotate_kernel",
         "relative_several_kernels.attend_kernel",
         "relative_several_kernels.keys_kernel",
         "relative_several_kernels.queries_by_key_kernel",
