@@ -189,22 +189,19 @@ def rotate(num_heads: int) -> None:
         )
 
 
-def decode(schedule: Schedule, rows: int, dtype: torch.dtype, positions: str) -> None:
+def decode(schedule: Schedule, rows: int, dtype: torch.dtype, positions: str, **settings) -> None:
     """Every launch of a token of a model as wide as the paper's."""
     from staircase_attention.engine.decoding.launches import Launches
 
-    core = CoreConfig(
-        width=1024, num_layers=1, num_heads=8, feed_forward_width=4096, positions=positions
-    )
+    core = CoreConfig(width=1024, num_layers=1, num_heads=8, positions=positions, **settings)
     model = SequenceModel(vocab_size=300, core=core, schedule=schedule).to(dtype)
     stream = model.initial_state(rows).streams[0]
-    memory = DecoderMemory(model, stream, measured(schedule, 1), dtype)
-    planner = Planner(schedule, 1)
+    memory = DecoderMemory(model, stream, measured(schedule, core.depth), dtype)
+    planner = Planner(schedule, core.depth)
     launches = Launches(
         Weights.of(model, dtype),
         memory,
         attends_self=planner.attends_self,
-        span=planner.span,
         early=True,
     )
     for launch in launches.all(planner.plan(Books.of(stream), 0).form):
@@ -236,6 +233,9 @@ def main() -> None:
     decode(FeedbackTransformer(span=256), 64, torch.bfloat16, "relative")
     cached = CachedStaircase(chunk_size=32, num_window_chunks=8, num_passes=2)
     decode(cached, 8, torch.float32, "rotary")
+    modern = {"norm": "rms", "feed_forward": "swiglu", "num_key_value_heads": 2, "bias": False}
+    decode(TransformerXL(span=256), 1, torch.bfloat16, "rotary", **modern)
+    decode(TransformerXL(span=256), 64, torch.bfloat16, "rotary", **modern)
     assert compiled == {
         "activation._gated_product_kernel",
         "activation._relu_dropout_kernel",
