@@ -131,10 +131,9 @@ def _backward_kernel(
         d_scaled = d_normed * weight[None, :]
         # [ROWS]: the parts along the row itself and along ones, which the norm takes away.
         along = tl.sum(d_scaled * scaled, 1) / WIDTH
-        gradient = d_scaled - scaled * along[:, None]
         if mean_ptr is not None:
-            gradient -= (tl.sum(d_scaled, 1) / WIDTH)[:, None]
-        gradient *= rstd[:, None]
+            d_scaled -= (tl.sum(d_scaled, 1) / WIDTH)[:, None]
+        gradient = (d_scaled - scaled * along[:, None]) * rstd[:, None]
         if d_total_ptr is not None:
             gradient += load_float(d_total_ptr + offset, inside)
         if d_more_ptr is not None:
