@@ -13,7 +13,14 @@ from torch import Tensor, nn
 
 from staircase_attention.layers.core import Core
 from staircase_attention.layers.embedding import Embedding
-from staircase_attention.layers.layer import Attention, FeedForward, Layer, LayerMix, Memory
+from staircase_attention.layers.layer import (
+    Attention,
+    FeedForward,
+    Layer,
+    LayerMix,
+    Memory,
+    RMSNorm,
+)
 from staircase_attention.layers.positions import RelativePositions, RotaryPositions
 from staircase_attention.models.backend import CoreRunner, PlainBackend
 from staircase_attention.models.sequence_model import SequenceModel
@@ -36,7 +43,7 @@ KINDS = (
     nn.ModuleList,
     nn.Linear,
     nn.LayerNorm,
-    nn.RMSNorm,
+    RMSNorm,
 )
 # Those that the kernels of training are written for.
 HEAD_SIZES = (16, 32, 64, 128)

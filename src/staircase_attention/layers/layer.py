@@ -16,10 +16,19 @@ from staircase_attention.layers.positions import RelativePositions, RotaryPositi
 NORM_EPSILON = 1e-5
 
 
+class RMSNorm(nn.RMSNorm):
+    """PyTorch's, whose weight follows the dtype of what comes: heads are normed under autocast."""
+
+    def forward(self, vectors: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """Vectors x: x / sqrt(mean(x²) + eps) * weight."""
+        weight = self.weight.to(vectors.dtype)
+        return functional.rms_norm(vectors, self.normalized_shape, weight, self.eps)
+
+
 def make_norm(config: CoreConfig, size: int) -> nn.LayerNorm | nn.RMSNorm:
     """A norm over vectors of this size, of the kind that the core has."""
     if config.norm == "rms":
-        return nn.RMSNorm(size, eps=NORM_EPSILON)
+        return RMSNorm(size, eps=NORM_EPSILON)
     return nn.LayerNorm(size, eps=NORM_EPSILON, bias=config.bias)
 
 

@@ -64,11 +64,11 @@ class Product:
         return len(self.weights) if self.weights.dim() == 3 else 1  # noqa: PLR2004
 
     @property
-    def read(self) -> int:
+    def read(self) -> tl.constexpr:
         """How the kernels read the source."""
         if self.norm is not None:
-            return (kernels.LAYER_NORM if self.norm.centres else kernels.RMS_NORM).value
-        return (kernels.SWIGLU if self.is_gated else kernels.AS_IS).value
+            return kernels.LAYER_NORM if self.norm.centres else kernels.RMS_NORM
+        return kernels.SWIGLU if self.is_gated else kernels.AS_IS
 
 
 class Launches:
@@ -254,7 +254,7 @@ class Launches:
                 self.rows,
                 norm.epsilon,
                 WIDTH=self.width,
-                READ=product.read,
+                READ=product.read.value,
                 BLOCK=triton.next_power_of_2(self.width),
             )
             yield self._many(replace(product, source=self._normed, norm=None))
@@ -272,7 +272,7 @@ class Launches:
             1e-5 if norm is None else norm.epsilon,
             *self._targets(product),
             **self._facts(product),
-            READ=product.read,
+            READ=product.read.value,
             ROWS=self.rows,
             BLOCK_N=block_n,
             BLOCK_K=block_k,
@@ -305,7 +305,7 @@ class Launches:
             *self._targets(product),
             self.rows,
             **self._facts(product),
-            READ=product.read,
+            READ=product.read.value,
             PARTS=parts,
             PART=triton.cdiv(triton.cdiv(inner, parts), tiles.inner) * tiles.inner,
             BLOCK_M=tiles.rows,

@@ -247,15 +247,12 @@ def _through(
     total, normed, mean, scale = level
     attended = route.attend(layer, normed, past, seed)
     addend = None if attended is None else attended.found @ layer.output.weight.T
-    middle, middle_normed, *middle_norm = layer.feed_forward_norm.forward(
+    middle, middle_normed, middle_mean, middle_scale = layer.feed_forward_norm.forward(
         total, addend, None, route.shared.dtype
     )
     inner, addend = layer.feed_forward.forward(middle_normed, None if seed is None else seed[1:])
-    saved = Saved(
-        *(total, mean, scale, normed),
-        *(middle, *middle_norm, middle_normed, inner),
-        *(attended or (None, None, None)),
-    )
+    below, between = (total, mean, scale), (middle, middle_mean, middle_scale)
+    saved = Saved(*below, normed, *between, middle_normed, inner, *(attended or (None, None, None)))
     return saved, addend
 
 

@@ -163,20 +163,21 @@ class Route:
         self, call: Call, d_out: Tensor, out: Tensor, logsumexp: Tensor, gradients: Gradients
     ) -> None:
         """Gradients of queries and keys as the kernels saw them, turned back to their places."""
+        past = gradients.past
+        seen = replace(
+            gradients,
+            queries=_by_time(call.queries),
+            keys=_by_time(call.keys),
+            past=None if past is None else (torch.zeros_like(past[0]), past[1]),
+        )
+        relative_attention.backward(call, d_out, out, logsumexp, seen)
         turns, first = self.shared.turns(self.view), self.view.first_query
-        new = {"queries": _by_time(call.queries), "keys": _by_time(call.keys)}
-        past, adds = gradients.past, gradients.adds_past
-        if past is not None:
-            new["past"] = KeysValues(torch.zeros_like(past[0]), past[1])
-        relative_attention.backward(call, d_out, out, logsumexp, replace(gradients, **new))
-        for name, place in (("queries", first), ("keys", first)):
-            target = getattr(gradients, name)
-            plain_attention.rotate(new[name], turns, first=place, out=target, backwards=True)
-        if past is not None:
-            place = call.num_past - past[0].shape[2]
-            plain_attention.rotate(
-                new["past"][0], turns, first=place, out=past[0], backwards=True, adds=adds
-            )
+        turn_back = partial(plain_attention.rotate, turns=turns, backwards=True)
+        turn_back(seen.queries, first=first, out=gradients.queries)
+        turn_back(seen.keys, first=first, out=gradients.keys)
+        if past is not None and seen.past is not None:
+            oldest = call.num_past - gradients.num_stored
+            turn_back(seen.past[0], first=oldest, out=past[0], adds=gradients.adds_past)
 
     def _parts(
         self, projected: Float[Tensor, "rows projections"]
@@ -186,7 +187,7 @@ class Route:
         every = self._heads(projected)
         if every.shape[1] == num_heads:
             return (every,)
-        return every.split([num_heads, num_groups, num_groups], dim=1)
+        return torch.split(every, [num_heads, num_groups, num_groups], dim=1)
 
     def _heads(self, vectors: Float[Tensor, "rows ..."]) -> Float[Tensor, "batch heads time size"]:
         """A view of [batch, time, heads, size]: nothing is copied."""

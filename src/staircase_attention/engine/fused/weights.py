@@ -148,7 +148,7 @@ class SharedNorm:
     def take(self) -> tuple[Found, Tensor]:
         """The gradients of weight and bias, and that of the bias added before."""
         d_weight, d_bias, d_added = self.sums.take()
-        found = {self.weight: d_weight}
+        found: Found = {self.weight: d_weight}
         return found if self.bias is None else found | {self.bias: d_bias}, d_added
 
 
@@ -227,7 +227,7 @@ class SharedFeedForward:
         """The gradients, with what the norm above found of the last bias."""
         found = self.expand.take() | self.contract.take()
         if self._own_biases:
-            sums = self._sums.take().split([len(one) for one in self._own_biases])
+            sums = torch.split(self._sums.take(), [len(one) for one in self._own_biases])
             found |= dict(zip(self._own_biases, sums, strict=True))
         if self.last_bias is not None:
             found[self.last_bias] = self._last_sums.take() + d_last_bias

@@ -216,6 +216,7 @@ def backward(
         **tuning.options,
     )
     launch_queries(tiling, d_scores, gradients.queries)
+    assert gradients.table_sums is not None
     launch_table(tiling, d_scores, gradients.table_sums)
 
 

@@ -260,6 +260,7 @@ def backward(
     call: Call, d_out: Tensor, out: Tensor, logsumexp: Tensor, gradients: Gradients
 ) -> None:
     """All gradients in one launch."""
+    assert gradients.table_sums is not None
     backward_kernel[(min(call.num_matrices, len(gradients.table_sums)),)](
         call.inputs,
         heads(d_out),
