@@ -175,11 +175,11 @@ def launch_gated_product(num_rows: int, width: int) -> None:
 
 def rotate(num_heads: int) -> None:
     """Vectors of some heads, there and back."""
-    from staircase_attention.engine.kernels import plain_attention
+    from staircase_attention.engine.kernels import rotary
 
     vectors = torch.zeros(2, num_heads, 9, 128, dtype=torch.bfloat16)
     for backwards in (False, True):
-        plain_attention.rotate(
+        rotary.rotate(
             vectors,
             torch.zeros(2, 99, 64),
             first=1,
@@ -248,10 +248,6 @@ def main() -> None:
         "decoding_attention.attend_segments",
         "norm._backward_kernel",
         "norm._forward_kernel",
-        "plain_attention.forward_kernel",
-        "plain_attention.keys_kernel",
-        "plain_attention.queries_kernel",
-        "plain_attention.rotate_kernel",
         "relative_several_kernels.attend_kernel",
         "relative_several_kernels.keys_kernel",
         "relative_several_kernels.queries_by_key_kernel",
@@ -260,6 +256,7 @@ def main() -> None:
         "relative_several_kernels.table_kernel",
         "relative_single.backward_kernel",
         "relative_single.forward_kernel",
+        "rotary.rotate_kernel",
         "rows._score_kernel",
         "rows._sum_columns_kernel",
         "single_query.forward_kernel",

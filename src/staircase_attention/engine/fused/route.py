@@ -12,7 +12,7 @@ from torch import Tensor
 from staircase_attention.attention import View
 from staircase_attention.engine.fused.cache import BufferSlot
 from staircase_attention.engine.fused.weights import SharedCore, SharedLayer
-from staircase_attention.engine.kernels import plain_attention, relative_attention
+from staircase_attention.engine.kernels import relative_attention, rotary
 from staircase_attention.engine.kernels.relative_parts import Call, Gradients
 from staircase_attention.engine.kernels.single_query import Notes
 from staircase_attention.layers.keys_values import KeysValues
@@ -140,11 +140,10 @@ class Route:
             # Places are counted from the oldest key. Keys without them are what later steps see.
             first, turns = self.view.first_query, self.shared.turns(self.view)
             queries, keys = (
-                plain_attention.rotate(one, turns, first=first, out=_by_time(one))
-                for one in (queries, keys)
+                rotary.rotate(one, turns, first=first, out=_by_time(one)) for one in (queries, keys)
             )
             if past is not None:
-                turned = plain_attention.rotate(past.keys, turns, first=0, out=_by_time(past.keys))
+                turned = rotary.rotate(past.keys, turns, first=0, out=_by_time(past.keys))
                 past = KeysValues(turned, past.values)
         return Call.of(
             queries,
@@ -172,7 +171,7 @@ class Route:
         )
         relative_attention.backward(call, d_out, out, logsumexp, seen)
         turns, first = self.shared.turns(self.view), self.view.first_query
-        turn_back = partial(plain_attention.rotate, turns=turns, backwards=True)
+        turn_back = partial(rotary.rotate, turns=turns, backwards=True)
         turn_back(seen.queries, first=first, out=gradients.queries)
         turn_back(seen.keys, first=first, out=gradients.keys)
         if past is not None and seen.past is not None:

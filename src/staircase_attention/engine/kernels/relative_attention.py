@@ -1,8 +1,7 @@
 """Relative-position attention in a few kernels, forward and backward.
 
-It computes what `attention.reference` does, without a table by `plain_attention`. Nothing here
-waits for the device, and what is launched depends on shapes, and on where tensors lie, alone, so
-that calls can be captured in a CUDA graph.
+It computes what `attention.reference` does. Nothing here waits for the device, and what is launched
+depends on shapes, and on where tensors lie, alone, so that calls can be captured in a CUDA graph.
 Three sets of kernels share the work: for one query, for pairs that fit into a single tile, and for
 several tiles.
 """
@@ -13,12 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from staircase_attention.engine.kernels import (
-    plain_attention,
-    relative_several,
-    relative_single,
-    single_query,
-)
+from staircase_attention.engine.kernels import relative_several, relative_single, single_query
 from staircase_attention.engine.kernels.relative_parts import Call, Gradients, with_rows
 
 # Programs that may sum the table's gradient side by side: two for each processor of an H200.
@@ -38,18 +32,15 @@ def forward(
     by_time = queries.transpose(1, 2)
     out = torch.empty_like(by_time, memory_format=torch.contiguous_format).transpose(1, 2)
     logsumexp = torch.empty(queries.shape[:3], dtype=torch.float32, device=queries.device)
-    if call.table is None:
-        plain_attention.forward(call, out, logsumexp)
-        return out, logsumexp
     # Queries whose scores fit, in whole tiles of 64. Dropout numbers pairs within a call, so that
     # pieces would drop other weights.
     num_at_once = max(MOST_SCORES // (call.num_matrices * call.num_keys) // 64 * 64, 64)
-    if num_queries > num_at_once and call.dropout == 0:
+    if num_queries > num_at_once and call.dropout == 0 and call.table is not None:
         for first in range(0, num_queries, num_at_once):
             piece = slice(first, first + num_at_once)
             part = replace(call, queries=queries[:, :, piece], first_query=call.first_query + first)
             out[:, :, piece], logsumexp[:, :, piece] = forward(part)
-    elif num_queries == 1 and call.past is None:
+    elif num_queries == 1 and call.past is None and call.table is not None:
         single_query.forward(call, out, logsumexp)
     elif call.is_single_tile:
         relative_single.forward(call, out, logsumexp)
@@ -69,6 +60,5 @@ def backward(
 
     Queries that see nothing but keys of others are served by `single_query.Notes` as well.
     """
-    relative = relative_single if call.is_single_tile else relative_several
-    kernels = plain_attention if call.table is None else relative
+    kernels = relative_single if call.is_single_tile else relative_several
     kernels.backward(call, with_rows(d_out), with_rows(out), logsumexp, gradients)

@@ -187,8 +187,14 @@ class Call:
 
     @property
     def is_single_tile(self) -> bool:
-        """Whether one tile holds all pairs."""
-        return max(self.num_queries, self.num_keys) <= LARGEST_TILE[self.kind]
+        """Whether one tile holds all pairs, and there are kernels for that."""
+        fits = max(self.num_queries, self.num_keys) <= LARGEST_TILE[self.kind]
+        return fits and self.table is not None
+
+    @property
+    def group(self) -> int:
+        """Heads of queries that share a head of keys and values."""
+        return self.queries.shape[1] // self.keys.shape[1]
 
     @property
     def inputs(self) -> Inputs:
