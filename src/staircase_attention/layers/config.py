@@ -101,11 +101,8 @@ class CoreConfig:
     @property
     def is_papers(self) -> bool:
         """Whether it is the paper's core, in any size."""
-        same = ("width", "num_layers", "num_heads", "feed_forward_width", "max_distance")
-        papers = CoreConfig(
-            **{name: getattr(self, name) for name in (*same, "dropout", "embedding_dropout")}
-        )
-        return self == papers
+        names = (*EXAMPLES, "dropout", "embedding_dropout")
+        return self == CoreConfig(**{name: getattr(self, name) for name in names})
 
     @property
     def head_size(self) -> int:

@@ -20,8 +20,6 @@ class CoreRunner(Protocol):
 
     attends_self: bool
     """Whether a token is among the keys of its own query, in the recurrence."""
-    injects: bool
-    """Whether passes after the first see again what entered the recurrence."""
 
     def __call__(
         self,
@@ -33,13 +31,6 @@ class CoreRunner(Protocol):
         view: View,
     ) -> Trip:
         """Take queries through some layers, each with its own past: pieces in order of time."""
-
-    def inject(
-        self,
-        hidden: Float[Tensor, "batch time width"],
-        entered: Float[Tensor, "batch time width"],
-    ) -> Float[Tensor, "batch time width"]:
-        """What a pass after the first takes in."""
 
     def freeze(self, levels: Sequence[Float[Tensor, "batch time width"]]) -> list[KeysValues]:
         """The keys and values that tokens leave in the cache: for each layer, or one pair."""
@@ -78,8 +69,7 @@ class RecomputedCore:
 
     def __init__(self, core: Core) -> None:
         self.core = core
-        self.attends_self, self.injects = core.attends_self, core.injects
-        self.inject = core.inject
+        self.attends_self = core.attends_self
         self.freeze = core.freeze
         self.new_cache = core.new_cache
 

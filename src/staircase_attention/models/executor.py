@@ -1,6 +1,6 @@
 """Runs any timetable: the same code for every model, in window order and in chunk order."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from jaxtyping import Float
@@ -28,8 +28,9 @@ class Executor:
         stream: Stream,
         *,
         num_tokens: int,
+        inject: Callable[[Tensor, Tensor], Tensor] | None = None,
     ) -> None:
-        self.core = core
+        self.core, self.inject = core, inject
         self.schedule = schedule
         self.before, self.num_tokens = stream, num_tokens
         self.banks = dict(stream.banks)
@@ -51,8 +52,8 @@ class Executor:
         hidden = dict(first)
         for step in plan:
             parts = [
-                self.core.inject(hidden[cell.tokens], first[cell.tokens])
-                if self.core.injects and cell.pass_number > 1
+                self.inject(hidden[cell.tokens], first[cell.tokens])
+                if self.inject and cell.pass_number > 1
                 else hidden[cell.tokens]
                 for cell in step.cells
             ]

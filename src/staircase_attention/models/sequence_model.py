@@ -128,6 +128,7 @@ class SequenceModel(nn.Module):
         self._check_state(state, tokens)
         # Rows that were reset inside a chunk are other streams, with timetables of their own.
         is_alone = len(state.streams) == 1
+        inject = self.core.inject if self.core.injects else None
         outputs, streams = [], []
         for stream in state.streams:
             own = tokens if is_alone else tokens[list(stream.rows)]
@@ -135,7 +136,9 @@ class SequenceModel(nn.Module):
             embedded = functional.dropout(embedded, self.config.embedding_dropout, self.training)
             recompute = self.recompute and torch.is_grad_enabled()
             runner = self.backend.runner(self.core, embedded, recompute=recompute)
-            executor = Executor(runner, self.schedule, stream, num_tokens=own.shape[1])
+            executor = Executor(
+                runner, self.schedule, stream, num_tokens=own.shape[1], inject=inject
+            )
             positions = range(stream.position, stream.position + own.shape[1])
             for steps in self.schedule.phases(positions, depth=self.config.depth, order=order):
                 embedded = executor.run(embedded, steps)

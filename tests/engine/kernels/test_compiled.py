@@ -147,15 +147,16 @@ def launch_row_kernels(num_rows: int, width: int) -> None:
     norm.backward(hidden, normed, total, vector, mean, rstd, sums=sums, addend_dtype=torch.bfloat16)
     inner = torch.zeros(num_rows, 4 * width, dtype=torch.bfloat16)
     seed = torch.zeros(1, dtype=torch.int64)
-    activation.relu_dropout_(inner, vector.repeat(4), dropout=0.1, seed=seed)
+    activation.forward(inner, vector.repeat(4), kind="relu", dropout=0.1, seed=seed)
     sums = torch.zeros(activation.NUM_PROGRAMS, 4 * width)
-    activation.relu_backward_(inner, inner, scale=1.0, sums=sums)
-    gated = {"is_gated": True, "dropout": 0.0, "seed": None}
-    half = activation.smooth(inner, None, **gated)
-    activation.smooth_backward(half, inner, None, sums=None, **gated)
-    dropped = {"is_gated": False, "dropout": 0.1, "seed": seed}
-    activation.smooth(inner, vector.repeat(4), **dropped)
-    activation.smooth_backward(inner, inner, vector.repeat(4), sums=sums, **dropped)
+    relu = {"kind": "relu", "dropout": 0.1, "seed": None}
+    activation.backward(inner, inner, None, sums=sums, **relu)
+    gated = {"kind": "swiglu", "dropout": 0.0, "seed": None}
+    half = activation.forward(inner, None, **gated)
+    activation.backward(half, inner, None, sums=None, **gated)
+    dropped = {"kind": "gelu", "dropout": 0.1, "seed": seed}
+    activation.forward(inner, vector.repeat(4), **dropped)
+    activation.backward(inner, inner, vector.repeat(4), sums=sums, **dropped)
     losses, wrong = torch.zeros(num_rows), torch.zeros(num_rows, dtype=torch.int8)
     targets = torch.zeros(num_rows, dtype=torch.int64)
     rows.score_rows(inner, targets, losses, wrong, ignore_index=-1, overwrites=True)
@@ -237,10 +238,9 @@ def main() -> None:
     decode(TransformerXL(span=256), 1, torch.bfloat16, "rotary", **modern)
     decode(TransformerXL(span=256), 64, torch.bfloat16, "rotary", **modern)
     assert compiled == {
+        "activation._backward_kernel",
+        "activation._forward_kernel",
         "activation._gated_product_kernel",
-        "activation._relu_dropout_kernel",
-        "activation._smooth_backward_kernel",
-        "activation._smooth_kernel",
         "decoding.embed_rows",
         "decoding.norm_rows",
         "decoding.product_few",

@@ -195,10 +195,7 @@ class SharedFeedForward:
             inner = torch._addmm_activation(self._bias, normed, self.expand.weight.T)
             return inner, inner @ self.contract.weight.T
         before = normed @ self.expand.weight.T
-        if self.kind == "relu":
-            inner = activation.relu_dropout_(before, self._bias, dropout=self.dropout, seed=seed)
-        else:
-            inner = activation.smooth(before, self._bias, **self._options(seed))
+        inner = activation.forward(before, self._bias, **self._options(seed))
         return before, inner @ self.contract.weight.T
 
     def backward(
@@ -211,12 +208,11 @@ class SharedFeedForward:
         """The gradient of the norm; those of the weights are added to their sums."""
         weight = self.contract.weight
         if self.kind == "relu":
-            inner = kept
-            scale = 1 / (1 - self.dropout)
-            d_before = gated_product(d_addend, weight, kept, scale=scale, sums=self._sums.parts)
+            inner, sums = kept, self._sums.parts
+            d_before = gated_product(d_addend, weight, kept, dropout=self.dropout, sums=sums)
         else:
             sums = None if self._bias is None else self._sums.parts
-            inner, d_before = activation.smooth_backward(
+            inner, d_before = activation.backward(
                 d_addend @ weight, kept, self._bias, sums=sums, **self._options(seed)
             )
         self.contract.add(inner, d_addend)
@@ -234,7 +230,7 @@ class SharedFeedForward:
         return found
 
     def _options(self, seed: Tensor | None) -> dict[str, Any]:
-        return {"is_gated": self.kind == "swiglu", "dropout": self.dropout, "seed": seed}
+        return {"kind": self.kind, "dropout": self.dropout, "seed": seed}
 
 
 class SharedLayer:
