@@ -96,6 +96,16 @@ SETTINGS: dict[str, st.SearchStrategy[Any]] = {
     "injection": st.sampled_from(["none", "add", "gated"]),
 }
 """What the paper's core leaves at its default."""
+MODERN: dict[str, Any] = {
+    "norm": "rms",
+    "feed_forward": "swiglu",
+    "num_key_value_heads": 1,
+    "qk_norm": True,
+    "bias": False,
+    "num_prelude_layers": 1,
+    "num_coda_layers": 1,
+    "injection": "gated",
+}
 
 
 @st.composite
@@ -176,7 +186,9 @@ EXAMPLES: dict[str, Schedule] = {
 
 
 def example_models() -> list[SequenceModel]:
-    return [build(schedule) for schedule in EXAMPLES.values()]
+    """One of each schedule, and one whose core has all that the paper's has not."""
+    core = CoreConfig(width=8, num_layers=1, num_heads=2, positions="rotary", **MODERN)
+    return [*map(build, EXAMPLES.values()), build(EXAMPLES["cached"], core)]
 
 
 def name_of(model: SequenceModel) -> str:
