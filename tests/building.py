@@ -85,13 +85,41 @@ def alternate_schedules(draw: st.DrawFn) -> Schedule:
 ALL_SCHEDULES = SCHEDULES | {"alternate-cached": alternate_schedules()}
 
 
+SETTINGS: dict[str, st.SearchStrategy[Any]] = {
+    "norm": st.sampled_from(["layer", "rms"]),
+    "feed_forward": st.sampled_from(["relu", "gelu", "swiglu"]),
+    "num_key_value_heads": st.none(),
+    "qk_norm": st.booleans(),
+    "bias": st.booleans(),
+    "num_prelude_layers": small(0, 2),
+    "num_coda_layers": small(0, 2),
+    "injection": st.sampled_from(["none", "add", "gated"]),
+}
+"""What the paper's core leaves at its default."""
+MODERN: dict[str, Any] = {
+    "norm": "rms",
+    "feed_forward": "swiglu",
+    "num_key_value_heads": 1,
+    "qk_norm": True,
+    "bias": False,
+    "num_prelude_layers": 1,
+    "num_coda_layers": 1,
+    "injection": "gated",
+}
+
+
 @st.composite
 def cores(draw: st.DrawFn, schedule: Schedule) -> CoreConfig:
-    heads, half_size = draw(small(1, 3)), draw(small(2, 3))
+    heads, half_size = draw(st.sampled_from([1, 2, 3, 4])), draw(small(2, 3))
     positions = draw(st.sampled_from(["relative", "relative", "rotary"]))
     # A table shorter than the reach clips distances, which must be exact too.
     max_distance = draw(st.none() | small(1, 9)) if positions == "relative" else None
+    newer = draw(st.just({}) | st.fixed_dictionaries(SETTINGS))
+    if "num_key_value_heads" in newer:
+        divisors = [number for number in range(1, heads + 1) if heads % number == 0]
+        newer["num_key_value_heads"] = draw(st.sampled_from(divisors))
     return CoreConfig(
+        **newer,
         width=2 * heads * half_size,
         num_layers=1 if isinstance(schedule, UniversalTransformer) else draw(small(1, 3)),
         num_heads=heads,
@@ -158,7 +186,9 @@ EXAMPLES: dict[str, Schedule] = {
 
 
 def example_models() -> list[SequenceModel]:
-    return [build(schedule) for schedule in EXAMPLES.values()]
+    """One of each schedule, and one whose core has all that the paper's has not."""
+    core = CoreConfig(width=8, num_layers=1, num_heads=2, positions="rotary", **MODERN)
+    return [*map(build, EXAMPLES.values()), build(EXAMPLES["cached"], core)]
 
 
 def name_of(model: SequenceModel) -> str:

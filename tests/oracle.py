@@ -11,7 +11,7 @@ through the core.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -55,11 +55,22 @@ class Oracle:
         return product if bias is None else product + bias
 
     def norm(self, name: str, vector: Tensor) -> Tensor:
-        """LayerNorm: (x - mean) / sqrt(variance + 1e-5), scaled and shifted."""
-        centred = vector - vector.mean(dim=-1, keepdim=True)
+        """LayerNorm: (x - mean) / sqrt(variance + 1e-5), scaled and shifted; RMSNorm: no mean."""
+        mean = vector.mean(dim=-1, keepdim=True) if self.core.norm == "layer" else 0.0
+        centred = vector - mean
         variance = (centred * centred).mean(dim=-1, keepdim=True)
-        standard = centred / torch.sqrt(variance + NORM_EPSILON)
-        return standard * self.parameters[f"{name}.weight"] + self.parameters[f"{name}.bias"]
+        scaled = centred / torch.sqrt(variance + NORM_EPSILON) * self.parameters[f"{name}.weight"]
+        bias = self.parameters.get(f"{name}.bias")
+        return scaled if bias is None else scaled + bias
+
+    def name(self, layer: int) -> str:
+        """Parameters of the layers that recur, then of the prelude's, then of the coda's."""
+        for kind in ("layers", "prelude", "coda"):
+            number = getattr(self.core, f"num_{kind}" + "_layers" * (kind != "layers"))
+            if layer < number:
+                return f"core.{kind}.{layer}"
+            layer -= number
+        raise ValueError(f"no layer {layer}")
 
     def embed(self, tokens: Tensor) -> list[Tensor]:
         """h_t = f_in(x_t) for every t."""
@@ -75,27 +86,29 @@ class Oracle:
         head_size = self.core.width // self.core.num_heads
         return slice(head * head_size, (head + 1) * head_size)
 
-    def placed(self, vector: Tensor, position: int) -> Tensor:
-        """A query or key, each head turned by its position where positions are rotary."""
-        if self.core.positions == "relative":
-            return vector
-        heads = range(self.core.num_heads)
-        return torch.cat([rotate(vector[:, self.rows(head)], position) for head in heads], dim=-1)
+    def placed(self, name: str, vector: Tensor, position: int) -> Tensor:
+        """A query or key: each head normed, then turned by its position, where that is asked."""
+        heads = []
+        for head in range(vector.shape[-1] * self.core.num_heads // self.core.width):
+            part = vector[:, self.rows(head)]
+            part = self.norm(name, part) if self.core.qk_norm else part
+            heads.append(part if self.core.positions == "relative" else rotate(part, position))
+        return torch.cat(heads, dim=-1)
 
     def attended(self, layer: int, position: int, hidden: Tensor) -> Attended:
         """A state as one layer sees it: through that layer's own norm, key and value."""
-        name = f"core.layers.{layer}"
+        name = self.name(layer)
         normed = self.norm(f"{name}.attention_norm", hidden)
         key = self.linear(f"{name}.attention.key", normed)
         value = self.linear(f"{name}.attention.value", normed)
-        return Attended(position, self.placed(key, position), value)
+        return Attended(position, self.placed(f"{name}.attention.key_norm", key, position), value)
 
     def attended_shared(self, position: int, hidden: Tensor) -> Attended:
         """A state as all layers see it where keys and values are shared (Feedback Transformer)."""
         normed = self.norm("core.memory.norm", hidden)
         key = self.linear("core.memory.key", normed)
         value = self.linear("core.memory.value", normed)
-        return Attended(position, self.placed(key, position), value)
+        return Attended(position, self.placed("core.memory.key_norm", key, position), value)
 
     def score(self, query: Tensor, key: Tensor, distance: int) -> Tensor:
         """One head's score of one pair, (batch,), for placed vectors (batch, d).
@@ -114,14 +127,16 @@ class Oracle:
     ) -> Tensor:
         """Σ_s softmax_s(score(t, s)) v_s for one head, over everything in `attended`."""
         rows = self.rows(head)
+        # Heads that are neighbours share a head of keys and values.
+        shared = self.rows(head // (self.core.num_heads // self.core.key_value_heads))
         scores = [
-            self.score(query[:, rows], other.key[:, rows], position - other.position)
+            self.score(query[:, rows], other.key[:, shared], position - other.position)
             for other in attended
         ]
         weights = torch.stack(scores, dim=-1).softmax(dim=-1).unbind(dim=-1)
         mixed = torch.zeros_like(query[:, rows])
         for weight, other in zip(weights, attended, strict=True):
-            mixed = mixed + weight[:, None] * other.value[:, rows]
+            mixed = mixed + weight[:, None] * other.value[:, shared]
         return mixed
 
     def attention(
@@ -130,21 +145,40 @@ class Oracle:
         """All heads side by side, then the output projection; zero where nothing is attended to."""
         if not attended:
             return torch.zeros_like(hidden)
-        name = f"core.layers.{layer}"
-        normed = self.norm(f"{name}.attention_norm", hidden)
-        query = self.placed(self.linear(f"{name}.attention.query", normed), position)
+        name = f"{self.name(layer)}.attention"
+        normed = self.norm(f"{name}_norm", hidden)
+        query = self.placed(f"{name}.query_norm", self.linear(f"{name}.query", normed), position)
         heads = [
             self.attend_head(head, query, position, attended) for head in range(self.core.num_heads)
         ]
-        return self.linear(f"{name}.attention.output", torch.cat(heads, dim=-1))
+        return self.linear(f"{name}.output", torch.cat(heads, dim=-1))
+
+    def feed_forward(self, name: str, normed: Tensor) -> Tensor:
+        """W_2 relu(W_1 x + b_1) + b_2, with gelu instead, or with silu(W_0 x + b_0) as a factor."""
+        inner = self.linear(f"{name}.expand", normed)
+        if self.core.feed_forward == "swiglu":
+            gate = self.linear(f"{name}.gate", normed)
+            inner = gate / (1 + torch.exp(-gate)) * inner
+        elif self.core.feed_forward == "gelu":
+            inner = inner * (1 + torch.erf(inner / math.sqrt(2))) / 2
+        else:
+            inner = torch.relu(inner)
+        return self.linear(f"{name}.contract", inner)
 
     def layer(self, layer: int, position: int, hidden: Tensor, attended: list[Attended]) -> Tensor:
-        """One pre-norm layer: h + Attention(norm(h)), then + W_2 relu(W_1 norm(.) + b_1) + b_2."""
-        name = f"core.layers.{layer}"
+        """One pre-norm layer: h + Attention(norm(h)), then + FeedForward(norm(.))."""
+        name = f"{self.name(layer)}.feed_forward"
         middle = hidden + self.attention(layer, position, hidden, attended)
-        normed = self.norm(f"{name}.feed_forward_norm", middle)
-        expanded = torch.relu(self.linear(f"{name}.feed_forward.expand", normed))
-        return middle + self.linear(f"{name}.feed_forward.contract", expanded)
+        return middle + self.feed_forward(name, self.norm(f"{name}_norm", middle))
+
+    def inject(self, hidden: Tensor, entered: Tensor) -> Tensor:
+        """What a pass after the first takes in: h, h + e, or (1 - g) h + g e, g = σ(W h + b)."""
+        if self.core.injection == "none":
+            return hidden
+        if self.core.injection == "add":
+            return hidden + entered
+        gate = torch.sigmoid(self.linear("core.gate", hidden))
+        return (1 - gate) * hidden + gate * entered
 
     def layer_over(
         self, layer: int, states: Mapping[int, Tensor], visible: Mapping[int, Iterable[int]]
@@ -155,6 +189,31 @@ class Oracle:
             t: self.layer(layer, t, states[t], [offered[u] for u in seen])
             for t, seen in visible.items()
         }
+
+
+def outside(oracle: Oracle, states: list[Tensor], layers: range, span: int) -> list[Tensor]:
+    """Prelude and coda: layers that each token goes through once, seeing tokens t-S+1..t."""
+    visible = {t: range(max(0, t - span + 1), t + 1) for t in range(len(states))}
+    found = dict(enumerate(states))
+    for layer in layers:
+        found = oracle.layer_over(layer, found, visible)
+    return [found[token] for token in range(len(states))]
+
+
+def reach(schedule: Any) -> int:
+    """S outside of the recurrence: the window of the schedule, 512 or one chunk where it grows."""
+    match type(schedule).__name__:
+        case "Staircase":
+            return schedule.chunk_size * schedule.num_passes
+        case "CachedStaircase" | "AlternateCached":
+            return schedule.chunk_size * schedule.num_window_chunks
+        case "GlobalCachedStaircase":
+            return max(512, schedule.chunk_size * schedule.num_passes)
+        case "FeedbackTransformer":
+            return schedule.span + 1
+        case "MemoryNetwork":
+            return schedule.span
+    return schedule.span if schedule.span_includes_self else schedule.span + 1
 
 
 def staircase(
@@ -170,7 +229,12 @@ def staircase(
     for step in range(chunk[-1] + num_passes):
         window = [t for t in range(len(chunk)) if step - num_passes + 1 <= chunk[t] <= step]
         visible = {t: [u for u in window if u <= t] for t in window}
-        states = {t: hidden[t, step - chunk[t]] for t in window}
+        states = {
+            t: oracle.inject(hidden[t, step - chunk[t]], embeddings[t])
+            if step > chunk[t]
+            else embeddings[t]
+            for t in window
+        }
         for layer in range(oracle.core.num_layers):
             states = oracle.layer_over(layer, states, visible)
         hidden |= {(t, step - chunk[t] + 1): states[t] for t in window}
@@ -197,7 +261,12 @@ def cached_staircase(
         queries = [t for t in window if step - chunk[t] < num_query_steps]
         visible = {t: [u for u in window if u <= t] for t in queries}
         frozen = {t: hidden[t, num_passes] for t in window if t not in queries}
-        moving = {t: hidden[t, step - chunk[t]] for t in queries}
+        moving = {
+            t: oracle.inject(hidden[t, step - chunk[t]], embeddings[t])
+            if step > chunk[t]
+            else embeddings[t]
+            for t in queries
+        }
         for layer in range(oracle.core.num_layers):
             moving = oracle.layer_over(layer, frozen | moving, visible)
         hidden |= {(t, step - chunk[t] + 1): moving[t] for t in queries}
@@ -209,16 +278,19 @@ def ladder(
 ) -> list[Tensor]:
     """Section 3.2.4: all tokens at once, N times through the core (ABAB) or each layer (AABB).
 
-    In each application of a layer token t sees tokens t-S+1..t at that application's inputs.
+    In each application of a layer token t sees tokens t-S+1..t at that application's inputs. A pass
+    that begins again, over the core or over the layer, sees the embeddings where they are injected.
     """
     layers = range(oracle.core.num_layers)
     applications = {
-        "ABAB": [layer for _ in range(num_passes) for layer in layers],
-        "AABB": [layer for layer in layers for _ in range(num_passes)],
+        "ABAB": [(layer, n > 0 and layer == 0) for n in range(num_passes) for layer in layers],
+        "AABB": [(layer, n > 0) for layer in layers for n in range(num_passes)],
     }[order]
     visible = {t: range(max(0, t - span + 1), t + 1) for t in range(len(embeddings))}
     states = dict(enumerate(embeddings))
-    for layer in applications:
+    for layer, begins_again in applications:
+        if begins_again:
+            states = {t: oracle.inject(state, embeddings[t]) for t, state in states.items()}
         states = oracle.layer_over(layer, states, visible)
     return [states[token] for token in range(len(embeddings))]
 
@@ -299,11 +371,20 @@ def final_states(oracle: Oracle, embeddings: list[Tensor], schedule: Any) -> lis
 
 
 def oracle_logits(
-    parameters: Mapping[str, Tensor], core: Any, schedule: Any, tokens: Tensor
+    parameters: Mapping[str, Tensor],
+    core: Any,
+    schedule: Any,
+    tokens: Tensor,
+    recurrence: Callable[[Oracle, list[Tensor], Any], list[Tensor]] = final_states,
 ) -> Tensor:
     """The logits (batch, time, output_size) of all tokens (batch, time), from a fresh start."""
     if core.positions not in ("relative", "rotary"):
         raise ValueError(f"no oracle for the positions {core.positions}")
     oracle = Oracle(parameters, core)
-    states = final_states(oracle, oracle.embed(tokens), schedule)
+    num_layers, num_before, num_after = core.depth
+    first, last = num_layers + num_before, num_layers + num_before + num_after
+    span = reach(schedule)
+    entered = outside(oracle, oracle.embed(tokens), range(num_layers, first), span)
+    left = recurrence(oracle, entered, schedule)
+    states = outside(oracle, left, range(first, last), span)
     return torch.stack([oracle.read_out(state) for state in states], dim=1)

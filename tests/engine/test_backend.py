@@ -11,8 +11,8 @@ from staircase_attention.models import LSTMSequenceModel
 from staircase_attention.models.backend import PlainBackend
 
 
-def build(schedule=None, *, positions="relative", width=32):
-    core = CoreConfig(width=width, num_layers=1, num_heads=2, positions=positions)
+def build(schedule=None, *, width=32, **settings):
+    core = CoreConfig(width=width, num_layers=1, num_heads=2, **settings)
     schedule = schedule or Staircase(chunk_size=2, num_passes=2)
     return SequenceModel(vocab_size=7, core=core, schedule=schedule)
 
@@ -33,13 +33,15 @@ def test_a_model_is_accelerated_in_place_and_back():
 @pytest.mark.parametrize(
     ("model", "options"),
     [
-        (build(positions="rotary"), {}),
+        (build(qk_norm=True), {}),
+        (build(num_key_value_heads=1), {}),
+        (build(FeedbackTransformer(span=3), positions="rotary"), {}),
+        (build(FeedbackTransformer(span=3), num_coda_layers=1), {}),
         (build(width=24), {}),
         (build(FeedbackTransformer(span=3, attend_self=True)), {}),
         (build().double(), {"dtype": torch.float64}),
         (build(), {"device": "meta"}),
     ],
-    ids=["rotary", "head size", "shared keys", "float64", "meta"],
 )
 def test_the_plain_core_runs_what_the_fused_one_cannot(model, options):
     assert runner(engine.accelerate(model), **options) is model.core

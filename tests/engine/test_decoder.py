@@ -52,15 +52,14 @@ class Sinks(CachedStaircase):
             yield replace(step, cells=cells, frozen=cached(step.frozen), kept=cached(step.kept))
 
 
-def build(schedule, *, num_layers=1, positions="relative", max_distance=None, heads=2):
+def build(schedule, *, num_layers=1, heads=2, **settings):
     torch.manual_seed(0)
     core = CoreConfig(
         width=16 * heads,
         num_layers=num_layers,
         num_heads=heads,
         feed_forward_width=24,
-        positions=positions,
-        max_distance=max_distance,
+        **settings,
     )
     model = SequenceModel(vocab_size=VOCAB_SIZE, output_size=5, core=core, schedule=schedule)
     with torch.no_grad():
@@ -112,7 +111,28 @@ def follow(model, state, tokens):
     torch.testing.assert_close(model(more, decoder.state())[0], model(more, state)[0], **CLOSE)
 
 
+MODERN = {
+    "norm": "rms",
+    "feed_forward": "swiglu",
+    "positions": "rotary",
+    "num_key_value_heads": 1,
+    "bias": False,
+}
+OUTER = {"num_prelude_layers": 1, "num_coda_layers": 2}
 CASES = {
+    "modern ladder": (Ladder(num_passes=2, span=3), MODERN | OUTER | {"injection": "add"}),
+    "modern staircase": (
+        Staircase(chunk_size=2, num_passes=2),
+        MODERN | OUTER | {"heads": 4, "num_key_value_heads": 2, "injection": "gated"},
+    ),
+    "modern cached": (
+        CachedStaircase(chunk_size=2, num_window_chunks=3, num_passes=2),
+        OUTER | {"injection": "gated", "feed_forward": "gelu", "num_key_value_heads": 1},
+    ),
+    "modern feedback": (
+        FeedbackTransformer(span=3),
+        MODERN | {"positions": "relative", "num_layers": 2},
+    ),
     "transformer-xl": (TransformerXL(span=3), {"num_layers": 2}),
     "transformer-xl, a span of one": (TransformerXL(span=1), {}),
     "transformer-xl, rotary": (TransformerXL(span=3), {"positions": "rotary"}),
@@ -188,7 +208,17 @@ def test_programs_that_share_the_keys_of_a_head(name, monkeypatch):
         follow(model, prompted(model, tokens, length), tokens[:, length : length + 1])
 
 
-@pytest.mark.parametrize("name", ["cached", "feedback", "feedback, of its own", "memory network"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cached",
+        "feedback",
+        "feedback, of its own",
+        "memory network",
+        "modern ladder",
+        "modern cached",
+    ],
+)
 @torch.no_grad()
 def test_products_of_many_rows(name):
     """The last tile of columns is not whole, nor is the only one of rows."""
@@ -211,7 +241,7 @@ def test_products_in_parts(name, monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "batch_size"),
-    [("transformer-xl", 3), ("staircase", 3), ("cached", 5), ("feedback", 5)],
+    [("transformer-xl", 3), ("staircase", 3), ("cached", 5), ("feedback", 5), ("modern cached", 2)],
 )
 @torch.no_grad()
 def test_rows_that_began_at_different_times(name, batch_size):
@@ -274,6 +304,13 @@ def test_what_does_not_fit_is_refused():
     unbounded = build(GlobalCachedStaircase(chunk_size=2, num_passes=1))
     assert not Decoder.fits(unbounded, unbounded.initial_state(1))
     assert not Decoder.fits(model, unbounded.initial_state(1))
+    for schedule, settings in (
+        (TransformerXL(span=3), {"qk_norm": True}),
+        (FeedbackTransformer(span=3), {"num_coda_layers": 1}),
+        (FeedbackTransformer(span=3, attend_self=True), {"injection": "add"}),
+    ):
+        other = build(schedule, **settings)
+        assert not Decoder.fits(other, other.initial_state(1))
     assert not Decoder.fits(model.double(), state)
     model.float()
     _, begun = model(random_tokens(2, 3))

@@ -55,7 +55,7 @@ CLOSE = {"rtol": 1e-3, "atol": 1e-4}
 pytestmark = pytest.mark.usefixtures("with_kernels")
 
 
-def build(name, *, dropout=0.0):
+def build(name, *, dropout=0.0, **settings):
     """Several heads where there is nothing cached, else several rows: the interpreter is slow."""
     torch.manual_seed(0)
     schedule, heads = SCHEDULES[name], 1 if name in CACHED else 2
@@ -66,6 +66,7 @@ def build(name, *, dropout=0.0):
         feed_forward_width=8,
         dropout=dropout,
     )
+    core = replace(core, **settings)
     model = SequenceModel(vocab_size=VOCAB_SIZE, core=core, schedule=schedule)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -132,6 +133,36 @@ def test_gradients_flow_through_states_until_one_is_detached(name):
 
     rows = 2 if name in CACHED else 1
     assert_equals_plain_core(build(name), [4, 2, 3], batch_size=rows, change=detach_second)
+
+
+MODERN = {
+    "norm": "rms",
+    "feed_forward": "swiglu",
+    "positions": "rotary",
+    "num_key_value_heads": 2,
+    "bias": False,
+}
+OUTER = {"num_prelude_layers": 1, "num_coda_layers": 1, "injection": "gated"}
+WIDE = {"width": 64, "num_heads": 4, "num_layers": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("staircase", MODERN | WIDE),
+        ("twice", MODERN | WIDE | OUTER),
+        ("transformer-xl", MODERN | WIDE | {"num_key_value_heads": 1, "bias": True}),
+        ("ladder", {"feed_forward": "gelu", "norm": "rms"} | OUTER),
+        ("once", {"bias": False, "positions": "rotary"}),
+        ("feedback", {"norm": "rms", "feed_forward": "swiglu"}),
+    ],
+)
+def test_modern_cores_equal_the_plain_core(name, settings):
+    masks = iter(2 * [[False, False], [True, False]])
+    model = build(name, **settings)
+    fused = FusedBackend().runner(model.core, torch.zeros(1, 1, 16), recompute=False)
+    assert isinstance(fused, FusedCore)
+    assert_equals_plain_core(model, [4, 1, 3], change=lambda state: state.reset(next(masks)))
 
 
 @pytest.mark.parametrize("name", ["twice", "feedback"])
@@ -239,9 +270,17 @@ def test_a_state_of_another_dtype_is_continued_as_by_joining(name, monkeypatch):
         assert error <= 2e-2 * max(other.norm().item(), 0.1)
 
 
-@pytest.mark.parametrize(("name", "dropout"), [("ladder", 0.0), ("twice", 0.3), ("feedback", 0.3)])
-def test_recomputation_changes_not_a_bit(name, dropout):
-    model = build(name, dropout=dropout)
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("ladder", {}),
+        ("twice", {"dropout": 0.3}),
+        ("feedback", {"dropout": 0.3}),
+        ("twice", {"dropout": 0.3, "num_prelude_layers": 1} | MODERN | WIDE),
+    ],
+)
+def test_recomputation_changes_not_a_bit(name, settings):
+    model = build(name, **settings)
     twice = []
     for model.recompute in (False, True):
         torch.manual_seed(0)
@@ -250,9 +289,11 @@ def test_recomputation_changes_not_a_bit(name, dropout):
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("name", ["twice", "feedback"])
-def test_gradients_with_dropout_are_slopes(name):
-    model = build(name, dropout=0.3)
+@pytest.mark.parametrize(
+    ("name", "settings"), [("twice", {}), ("feedback", {}), ("twice", MODERN | WIDE)]
+)
+def test_gradients_with_dropout_are_slopes(name, settings):
+    model = build(name, dropout=0.3, **settings)
     tokens = random_tokens(2, 5)
 
     def loss():

@@ -35,11 +35,21 @@ each_batch = pytest.mark.parametrize("batch_size", [1, 3, 8, 64])
 VOCAB_SIZE = 300
 
 
-def build(schedule, dtype, *, positions="relative"):
+MODERN = {
+    "norm": "rms",
+    "feed_forward": "swiglu",
+    "positions": "rotary",
+    "num_key_value_heads": 1,
+    "bias": False,
+    "num_prelude_layers": 1,
+    "num_coda_layers": 1,
+    "injection": "gated",
+}
+
+
+def build(schedule, dtype, **settings):
     torch.manual_seed(0)
-    core = CoreConfig(
-        width=256, num_layers=2, num_heads=4, feed_forward_width=1024, positions=positions
-    )
+    core = CoreConfig(width=256, num_layers=2, num_heads=4, feed_forward_width=1024, **settings)
     model = SequenceModel(vocab_size=VOCAB_SIZE, core=core, schedule=schedule)
     return model.to("cuda", dtype).eval()
 
@@ -96,6 +106,18 @@ def test_capture_and_early_kernels_change_nothing(schedule, batch_size):
     for early in (False, True):
         found, _ = decoded(model, tokens, length=9, early=early)
         assert torch.equal(found, plain)
+
+
+@pytest.mark.parametrize("name", ["transformer-xl", "ladder AABB", "staircase", "cached"])
+@each_batch
+@torch.no_grad()
+def test_decoders_of_modern_cores_agree_and_may_be_captured(name, batch_size):
+    model, tokens = build(SCHEDULES[name], torch.bfloat16, **MODERN), random_tokens(batch_size, 60)
+    plain, _ = decoded(model, tokens, length=9, capture=False, early=False)
+    found, _ = decoded(model, tokens, length=9)
+    assert torch.equal(found, plain)
+    exact, _ = model.float()(tokens)
+    assert (found - exact[:, 9:]).norm() / exact[:, 9:].norm() < 4e-2
 
 
 def test_two_streams_of_one_model_are_the_same():

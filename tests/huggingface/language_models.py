@@ -1,5 +1,7 @@
 """Small causal language models of every kind, and a plain loop to compare `generate()` with."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -25,12 +27,12 @@ def build(
     *,
     vocab_size: int = VOCAB_SIZE,
     dtype: torch.dtype = torch.float64,
-    positions: str = "relative",
+    **settings: Any,
 ) -> SequenceModel:
     """A model that does not repeat itself, so that a wrong state makes other tokens."""
     schedule = SCHEDULES[schedule] if isinstance(schedule, str) else schedule
     layers = 1 if isinstance(schedule, UniversalTransformer) else 2
-    core = CoreConfig(width=16, num_layers=layers, num_heads=2, positions=positions)
+    core = CoreConfig(width=16, num_layers=layers, num_heads=2, **settings)
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(SEED)
         model = SequenceModel(vocab_size=vocab_size, core=core, schedule=schedule)

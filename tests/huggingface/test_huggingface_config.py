@@ -6,6 +6,7 @@ import pytest
 from language_models import SCHEDULES
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from building import MODERN
 from staircase_attention import CoreConfig, UniversalTransformer
 from staircase_attention.huggingface import StaircaseConfig
 
@@ -15,7 +16,13 @@ SMALL = {"width": 8, "num_layers": 1, "num_heads": 2}
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_config_comes_back_from_json(name, tmp_path):
     core = CoreConfig(
-        width=12, num_layers=1, num_heads=3, feed_forward_width=7, dropout=0.1, max_distance=9
+        width=12,
+        num_layers=1,
+        num_heads=3,
+        feed_forward_width=7,
+        dropout=0.1,
+        max_distance=9,
+        **MODERN,
     )
     config = StaircaseConfig(
         vocab_size=11,

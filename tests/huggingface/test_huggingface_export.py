@@ -8,6 +8,7 @@ from language_models import build, greedy
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
+from building import MODERN
 from staircase_attention.data import ByteTokeniser, train_bpe
 from staircase_attention.huggingface import byte_tokenizer, export, wrap
 
@@ -43,6 +44,17 @@ def pairs():
 
 def test_bytes_that_are_no_text_are_marked_and_leave_the_rest_alone():
     assert byte_tokenizer().decode([104, 255, 105, 195]) == "h�i�"
+
+
+@torch.no_grad()
+def test_a_modern_core_comes_back_from_its_folder(tmp_path):
+    model = build(vocab_size=256, dtype=torch.float32, **MODERN)
+    loaded = AutoModelForCausalLM.from_pretrained(export(model, tmp_path / "modern"))
+    tokens = torch.tensor([list(b"a text"), list(b"others")])
+    first = loaded(tokens[:, :4], use_cache=True)
+    second = loaded(tokens[:, 4:], past_key_values=first.past_key_values)
+    found = torch.cat([first.logits, second.logits], dim=1)
+    torch.testing.assert_close(found, model(tokens)[0], rtol=1e-4, atol=1e-4)
 
 
 def test_the_pipeline_generates_text_alone_and_in_batches(byte_folder):

@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 
 from building import EXACT, SCHEDULES, models, tokens
 from oracle import oracle_logits
-from staircase_attention.schedules import ladder
+from staircase_attention.schedules import schedule
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _short_runs():
-    """Runs of a Ladder's tokens are cut here, too."""
+    """Runs of tokens are cut here, too."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ladder, "LONGEST_RUN", 4)
+        patch.setattr(schedule, "LONGEST_RUN", 4)
         yield
 
 

@@ -12,14 +12,14 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from staircase_attention.attention.reference import softmax_over_visible
+from staircase_attention.attention.reference import for_every_head, softmax_over_visible
 from staircase_attention.attention.view import View
 
 
 def attend(
     queries: Float[Tensor, "batch heads queries size"],
-    keys: Float[Tensor, "batch heads keys size"],
-    values: Float[Tensor, "batch heads keys size"],
+    keys: Float[Tensor, "batch groups keys size"],
+    values: Float[Tensor, "batch groups keys size"],
     *,
     table: Float[Tensor, "distances size"] | None,
     view: View,
@@ -28,9 +28,11 @@ def attend(
     """Attention as in `reference.attend`; without a table it is PyTorch's own."""
     if table is None:
         seen = None if view.hidden is None else ~view.hidden
+        is_grouped = keys.shape[1] < queries.shape[1]
         return functional.scaled_dot_product_attention(
-            queries, keys, values, attn_mask=seen, dropout_p=dropout
+            queries, keys, values, attn_mask=seen, dropout_p=dropout, enable_gqa=is_grouped
         )
+    keys, values = (for_every_head(one, queries.shape[1]) for one in (keys, values))
     # Scaled here, once, queries scale both terms of the score.
     queries = queries / math.sqrt(queries.shape[-1])
     by_distance = queries @ farthest_first(table, view.num_distances).T

@@ -14,6 +14,7 @@ from staircase_attention.cli.arguments import (
     ScheduleOptions,
     parse_assignments,
 )
+from staircase_attention.references import check_options
 from staircase_attention.schedules import Order, Schedule, make_schedule
 
 # Bytes per number.
@@ -66,6 +67,10 @@ def describe(
     max_distance: Annotated[
         int | None, typer.Option(help="Rows of the relative table; by default the schedule's.")
     ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--core", help="Another setting of the core, such as norm=rms; repeatable."),
+    ] = None,
     vocab_size: Annotated[int, typer.Option(help="Input vocabulary.")] = 256,
     output_size: Annotated[
         int | None, typer.Option(help="Output vocabulary, if it differs.")
@@ -80,15 +85,17 @@ def describe(
     from staircase_attention.layers import CoreConfig
     from staircase_attention.models import measure_cost
 
-    core = CoreConfig(
-        width=width,
-        num_layers=num_layers,
-        num_heads=num_heads,
-        feed_forward_width=feed_forward_width,
-        positions=positions,  # type: ignore[arg-type]
-        max_distance=max_distance,
-    )
-    plan.check_core(num_layers=num_layers)
+    shape = {
+        "width": width,
+        "num_layers": num_layers,
+        "num_heads": num_heads,
+        "feed_forward_width": feed_forward_width,
+        "positions": positions,
+        "max_distance": max_distance,
+    } | parse_assignments(settings or [])
+    check_options("--core", CoreConfig, shape)
+    core = CoreConfig(**shape)
+    plan.check_core(num_layers=core.num_layers)
     cost = measure_cost(
         vocab_size=vocab_size, core=core, schedule=plan, segment=segment, output_size=output_size
     )

@@ -13,7 +13,14 @@ from torch import Tensor, nn
 
 from staircase_attention.layers.core import Core
 from staircase_attention.layers.embedding import Embedding
-from staircase_attention.layers.layer import Attention, FeedForward, Layer, LayerMix, Memory
+from staircase_attention.layers.layer import (
+    Attention,
+    FeedForward,
+    Layer,
+    LayerMix,
+    Memory,
+    RMSNorm,
+)
 from staircase_attention.layers.positions import RelativePositions, RotaryPositions
 from staircase_attention.models.backend import CoreRunner, PlainBackend
 from staircase_attention.models.sequence_model import SequenceModel
@@ -36,6 +43,7 @@ KINDS = (
     nn.ModuleList,
     nn.Linear,
     nn.LayerNorm,
+    RMSNorm,
 )
 # Those that the kernels of training are written for.
 HEAD_SIZES = (16, 32, 64, 128)
@@ -45,8 +53,8 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 def accelerate(model: Model) -> Model:
     """Let a model use kernels wherever they apply; the same model, changed in place.
 
-    They apply on a GPU, in float32 and bfloat16, to models of the family with relative positions.
-    Everywhere else, and for other models, nothing changes.
+    They apply on a GPU, in float32 and bfloat16, to models of the family whose settings `can_fuse`
+    names. Everywhere else, and for other models, nothing changes.
     """
     if isinstance(model, SequenceModel):
         model.backend = FusedBackend()
@@ -76,13 +84,20 @@ class FusedBackend:
 
 def can_fuse(core: Core, embedded: Tensor) -> bool:
     """Whether the fused core computes what this core does."""
-    positions, memory = core.positions, core.memory
+    config = core.config
+    # Layers that see themselves and layers that do not need other kernels, and so do a table and
+    # groups of heads.
+    sees_alike = core.attends_self or (
+        config.positions == "relative" and sum(config.depth) == config.num_layers
+    )
     return (
         can_run_on(embedded.device)
         and {compute_dtype(embedded), embedded.dtype} <= {torch.float32, torch.bfloat16}
-        and isinstance(positions, RelativePositions)
-        and positions.table.shape[1] in HEAD_SIZES
-        and not (memory.shares_keys_values and core.attends_self)
+        and config.head_size in HEAD_SIZES
+        and sees_alike
+        and (config.positions == "rotary" or config.key_value_heads == config.num_heads)
+        and not config.qk_norm
+        and not (core.memory.shares_keys_values and core.attends_self)
         and is_plain(core)
         # Transformations such as torch.func.grad cannot see through gradients by hand.
         and not torch._C._are_functorch_transforms_active()

@@ -13,6 +13,7 @@ of banks. After a replay, the ledger of that update gives the numbers.
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from itertools import chain
 from typing import Any, TypeAlias
 
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from staircase_attention.engine.kernels.graphs import Pool, captured
 from staircase_attention.models import SequenceModel, State, Stream
-from staircase_attention.schedules import Ledger, Schedule
+from staircase_attention.schedules import Depth, Ledger, Schedule
 
 # Tokens (rows, time) first, then whatever else the step takes.
 Inputs: TypeAlias = tuple[Tensor, ...]
@@ -48,7 +49,7 @@ class Plan:
 
 
 def plan_segment(
-    schedule: Schedule, num_layers: int, tokens: range, held: Held, cached: tuple[range, ...]
+    schedule: Schedule, depth: Depth, tokens: range, held: Held, cached: tuple[range, ...]
 ) -> Plan:
     """Follow the timetable of a segment from what a stream holds before it."""
     # Banks are renamed: first those that are held, by number, then others as they come up.
@@ -64,7 +65,8 @@ def plan_segment(
 
     before = (renamed(held), relative(cached))
     ledger, rows = Ledger(banks=dict(held), cached=cached), []
-    for step, _ in ledger.follow(schedule.steps(tokens, num_layers=num_layers, order="window")):
+    phases = schedule.phases(tokens, depth=depth, order="window")
+    for step, _ in ledger.follow(chain.from_iterable(phases)):
         cells = tuple((*relative([cell.tokens]), cell.cached) for cell in step.cells)
         bank = names.setdefault(step.bank, len(names))
         # What the step keeps in the cache shows in the ledger before the next step.
@@ -88,7 +90,7 @@ class CapturedUpdates:
     ) -> None:
         self.step, self.report = step, report
         # Micro-batches share a plan, and the next one is made while the GPU is busy.
-        plan = partial(plan_segment, model.schedule, model.config.num_layers)
+        plan = partial(plan_segment, model.schedule, model.config.depth)
         self._plan = lru_cache(maxsize=4)(plan)
         self.graphs: dict[Hashable, UpdateGraph] = {}
         self.is_capturing = True

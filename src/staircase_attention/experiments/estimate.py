@@ -150,9 +150,9 @@ class Work:
             remedy = f"use for example training.num_lanes={least}"
             raise input_error(rule, self.training.num_lanes, remedy)
         is_fast = (self.training.engine, self.training.parallel) == ("fast", "ddp")
-        if not isinstance(model, FamilyModel) or not is_fast or model.core.positions != "relative":
+        if not isinstance(model, FamilyModel) or not is_fast or not model.core.is_papers:
             rule = (
-                "estimates are for the family with relative positions, training.engine=fast and "
+                "estimates are for the family with the paper's core, training.engine=fast and "
                 "training.parallel=ddp"
             )
             raise input_error(rule, subject.recipe.name, "time it with staircase bench")

@@ -1,56 +1,108 @@
 """The shape of a Transformer core."""
 
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal, get_args, get_origin
 
-from staircase_attention.checks import check_choice, check_integer, check_number, input_error
+from staircase_attention.checks import (
+    check_choice,
+    check_flag,
+    check_integer,
+    check_number,
+    input_error,
+)
+from staircase_attention.schedules import Depth
 
 # How a core knows distances: a learned table after Shaw et al., or rotary angles.
 Positions = Literal["relative", "rotary"]
+Norm = Literal["layer", "rms"]
+FeedForwardKind = Literal["relu", "gelu", "swiglu"]
+Injection = Literal["none", "add", "gated"]
+
+# Numbers that an error suggests.
+EXAMPLES = {
+    "width": 512,
+    "num_layers": 8,
+    "num_heads": 8,
+    "feed_forward_width": 2048,
+    "max_distance": 256,
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CoreConfig:
-    """A Transformer core: everything that is the same whatever the schedule."""
+    """A Transformer core: everything that is the same whatever the schedule.
+
+    The defaults are the paper's core.
+    """
 
     width: int
     """Size of a token's vector between layers."""
     num_layers: int
-    """L: layers of the core."""
+    """L: layers that recur."""
     num_heads: int
     """Attention heads per layer; the width is shared out among them."""
     feed_forward_width: int | None = None
-    """Size inside the feed-forward sublayer; None: 4 x width."""
+    """Size inside the feed-forward sublayer; None: 4 x width, or 8/3 x width for swiglu."""
     dropout: float = 0.0
-    """Probability of dropping an attention weight, and a unit after the ReLU."""
+    """Probability of dropping an attention weight, and a unit inside the feed-forward sublayer."""
     embedding_dropout: float = 0.0
     """Probability of dropping an element of a token's embedding."""
     positions: Positions = "relative"
     """A learned table of distances, or rotary angles."""
     max_distance: int | None = None
     """Rows of the relative table; None: as many as the schedule reaches back."""
+    norm: Norm = "layer"
+    """LayerNorm or RMSNorm."""
+    feed_forward: FeedForwardKind = "relu"
+    """W2 relu(W1 x), W2 gelu(W1 x), or W2 (silu(W0 x) * W1 x)."""
+    num_key_value_heads: int | None = None
+    """Heads of keys and values, each shared by as many query heads; None: num_heads."""
+    qk_norm: bool = False
+    """Whether the queries and keys of every head are normed, before positions are applied."""
+    bias: bool = True
+    """Whether feed-forward sublayers and layer norms have biases; attention never has any."""
+    num_prelude_layers: int = field(default=0, metadata={"minimum": 0})
+    """Layers that a token goes through once, before it enters the recurrence."""
+    num_coda_layers: int = field(default=0, metadata={"minimum": 0})
+    """Layers that a token goes through once, after it has left the recurrence."""
+    injection: Injection = "none"
+    """How every pass after the first sees what entered the recurrence: not at all, added, or in the
+    share that a learned gate lets through."""
 
     def __post_init__(self) -> None:
-        check_integer("CoreConfig.width", self.width, minimum=1, example=512)
-        check_integer("CoreConfig.num_layers", self.num_layers, minimum=1, example=8)
-        check_integer("CoreConfig.num_heads", self.num_heads, minimum=1, example=8)
-        for name, example in (("feed_forward_width", 2048), ("max_distance", 256)):
-            if getattr(self, name) is not None:
-                check_integer(f"CoreConfig.{name}", getattr(self, name), minimum=1, example=example)
-        for name in ("dropout", "embedding_dropout"):
-            value = getattr(self, name)
-            check_number(f"CoreConfig.{name}", value, minimum=0, below=1, example=0.1)
-        check_choice("CoreConfig.positions", self.positions, get_args(Positions))
+        for option in fields(self):
+            label, value = f"CoreConfig.{option.name}", getattr(self, option.name)
+            if value is None and option.default is None:
+                continue
+            if get_origin(option.type) is Literal:
+                check_choice(label, value, get_args(option.type))
+            elif option.type is bool:
+                check_flag(label, value)
+            elif option.type is float:
+                check_number(label, value, minimum=0, below=1, example=0.1)
+            else:
+                minimum, example = option.metadata.get("minimum", 1), EXAMPLES.get(option.name, 2)
+                check_integer(label, value, minimum=minimum, example=example)
         heads = f"width = {self.width} with num_heads = {self.num_heads}"
         if self.width % self.num_heads:
             rule = "CoreConfig.width must be a multiple of num_heads"
             raise input_error(rule, heads, "change one of them")
+        if self.num_heads % self.key_value_heads:
+            rule = "CoreConfig.num_heads must be a multiple of num_key_value_heads"
+            given = f"{self.num_heads} with num_key_value_heads = {self.num_key_value_heads}"
+            raise input_error(rule, given, "change one of them")
         if self.positions == "rotary" and self.head_size % 2:
             rule = "rotary positions need an even head size, width / num_heads"
             raise input_error(rule, heads, "change one of them, or use positions='relative'")
         if self.positions == "rotary" and self.max_distance is not None:
             rule = "CoreConfig.max_distance is for relative positions only"
             raise input_error(rule, self.max_distance, "leave it out")
+
+    @property
+    def is_papers(self) -> bool:
+        """Whether it is the paper's core, in any size."""
+        names = (*EXAMPLES, "dropout", "embedding_dropout")
+        return self == CoreConfig(**{name: getattr(self, name) for name in names})
 
     @property
     def head_size(self) -> int:
@@ -60,7 +112,25 @@ class CoreConfig:
     @property
     def inner_width(self) -> int:
         """Size inside the feed-forward sublayer."""
-        return 4 * self.width if self.feed_forward_width is None else self.feed_forward_width
+        if self.feed_forward_width is not None:
+            return self.feed_forward_width
+        # A third matrix: 8/3 x width has as many parameters, in multiples that products like.
+        return -(-self.width // 6) * 16 if self.feed_forward == "swiglu" else 4 * self.width
+
+    @property
+    def key_value_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.num_heads if self.num_key_value_heads is None else self.num_key_value_heads
+
+    @property
+    def key_value_width(self) -> int:
+        """Size of a token's keys, or values, in one layer."""
+        return self.key_value_heads * self.head_size
+
+    @property
+    def depth(self) -> Depth:
+        """How many layers recur, and how many come before and after."""
+        return Depth(self.num_layers, self.num_prelude_layers, self.num_coda_layers)
 
     def to_dict(self) -> dict[str, Any]:
         """The config as plain data."""

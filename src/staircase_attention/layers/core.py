@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -28,8 +29,15 @@ class Trip:
         return self.levels[-1]
 
 
+# A gate begins with this share of what entered the recurrence: sigmoid(-2) = 0.12.
+FIRST_GATE = -2.0
+
+
 class Core(nn.Module):
-    """L layers with one sense of distance, the same for every model of the family."""
+    """Layers with one sense of distance, the same for every model of the family.
+
+    Layers are numbered: first the L that recur, then those of the prelude, then the coda's.
+    """
 
     def __init__(
         self,
@@ -41,7 +49,7 @@ class Core(nn.Module):
         shares_keys_values: bool = False,
     ) -> None:
         super().__init__()
-        self.attends_self = attends_self
+        self.config, self.attends_self = config, attends_self
         # The order in which parts are made is the order of parameters and of random numbers:
         # changing it changes every seeded run.
         self.positions: RelativePositions | RotaryPositions
@@ -57,6 +65,15 @@ class Core(nn.Module):
         self.memory = Memory(
             config, mixes_layers=mixes_layers, shares_keys_values=shares_keys_values
         )
+        self.prelude, self.coda = (
+            nn.ModuleList(Layer(config, owns_keys_values=True) for _ in range(number))
+            for number in config.depth[1:]
+        )
+        self.injects = config.injection != "none"
+        self.gate: nn.Linear | None = None
+        if config.injection == "gated":
+            self.gate = nn.Linear(config.width, config.width)
+            nn.init.constant_(self.gate.bias, FIRST_GATE)
 
     def forward(
         self,
@@ -67,19 +84,32 @@ class Core(nn.Module):
         view: View,
     ) -> Trip:
         """Take queries through some layers, each with its own past: pieces in order of time."""
-        levels, contexts = [hidden], []
+        levels, contexts, every = [hidden], [], self.typed_layers
         for index, pieces in zip(layers, past, strict=True):
-            hidden, context = self.layers[index](
+            hidden, context = every[index](
                 hidden,
                 pieces,
                 view=view,
                 positions=self.positions,
                 memory=self.memory,
-                attends_self=self.attends_self,
+                attends_self=self.attends_self or index >= len(self.layers),
             )
             levels.append(hidden)
             contexts.append(context)
         return Trip(levels, contexts)
+
+    def inject(
+        self,
+        hidden: Float[Tensor, "batch time width"],
+        entered: Float[Tensor, "batch time width"],
+    ) -> Float[Tensor, "batch time width"]:
+        """What a pass after the first takes in, h being what the pass before it gave.
+
+        h + e, or h + sigmoid(gate(h)) * (e - h), where e is what entered the recurrence.
+        """
+        if self.gate is None:
+            return hidden + entered
+        return hidden + torch.sigmoid(self.gate(hidden)) * (entered - hidden)
 
     def freeze(self, levels: Sequence[Float[Tensor, "batch time width"]]) -> list[KeysValues]:
         """The keys and values that tokens leave in the cache: for each layer, or one pair for all.
@@ -88,8 +118,9 @@ class Core(nn.Module):
         """
         remembered = self.memory.remember(levels)
         if self.memory.shares_keys_values:
-            return [self.memory.keys_values(remembered)]
-        return [layer.keys_values(remembered) for layer in self.typed_layers]
+            return [self.memory.keys_values(self.memory.norm(remembered))]
+        recurring = self.typed_layers[: len(self.layers)]
+        return [layer.keys_values(remembered) for layer in recurring]
 
     def new_cache(
         self, held: Sequence[KeysValues], positions: tuple[range, ...], *, num_new: int
@@ -100,5 +131,6 @@ class Core(nn.Module):
 
     @property
     def typed_layers(self) -> list[Layer]:
-        """The layers, with their type."""
-        return [layer for layer in self.layers if isinstance(layer, Layer)]
+        """All layers by number, with their type."""
+        every = (*self.layers, *self.prelude, *self.coda)
+        return [layer for layer in every if isinstance(layer, Layer)]

@@ -13,33 +13,61 @@ from staircase_attention.layers.config import CoreConfig
 from staircase_attention.layers.keys_values import KeysValues, join, merge_heads, split_heads
 from staircase_attention.layers.positions import RelativePositions, RotaryPositions
 
+NORM_EPSILON = 1e-5
 
-class Attention(nn.Module):
+
+class RMSNorm(nn.RMSNorm):
+    """PyTorch's, whose weight follows the dtype of what comes: heads are normed under autocast."""
+
+    def forward(self, vectors: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """Vectors x: x / sqrt(mean(x²) + eps) * weight."""
+        weight = self.weight.to(vectors.dtype)
+        return functional.rms_norm(vectors, self.normalized_shape, weight, self.eps)
+
+
+def make_norm(config: CoreConfig, size: int) -> nn.LayerNorm | nn.RMSNorm:
+    """A norm over vectors of this size, of the kind that the core has."""
+    if config.norm == "rms":
+        return RMSNorm(size, eps=NORM_EPSILON)
+    return nn.LayerNorm(size, eps=NORM_EPSILON, bias=config.bias)
+
+
+class KeysValuesProjection(nn.Module):
+    """What turns normed tokens into keys and values: in a layer's attention, or for all layers."""
+
+    def add_keys_values(self, config: CoreConfig) -> None:
+        """Make the parameters, when it is their turn."""
+        self.num_key_value_heads = config.key_value_heads
+        self.key = nn.Linear(config.width, config.key_value_width, bias=False)
+        self.value = nn.Linear(config.width, config.key_value_width, bias=False)
+        self.key_norm = make_norm(config, config.head_size) if config.qk_norm else None
+
+    def keys_values(self, normed: Float[Tensor, "batch time width"]) -> KeysValues:
+        """What these tokens offer to queries."""
+        keys = split_heads(self.key(normed), self.num_key_value_heads)
+        values = split_heads(self.value(normed), self.num_key_value_heads)
+        return KeysValues(keys if self.key_norm is None else self.key_norm(keys), values)
+
+
+class Attention(KeysValuesProjection):
     """Multi-head attention; its keys and values may come from elsewhere."""
 
     def __init__(self, config: CoreConfig, *, owns_keys_values: bool) -> None:
         super().__init__()
         self.num_heads = config.num_heads
         self.dropout = config.dropout
+        self.owns_keys_values = owns_keys_values
         self.query = nn.Linear(config.width, config.width, bias=False)
         # Parameters are made in this order; see Core.
         if owns_keys_values:
-            self.key = nn.Linear(config.width, config.width, bias=False)
-            self.value = nn.Linear(config.width, config.width, bias=False)
+            self.add_keys_values(config)
         self.output = nn.Linear(config.width, config.width, bias=False)
+        self.query_norm = make_norm(config, config.head_size) if config.qk_norm else None
 
     @property
     def projections(self) -> list[nn.Linear]:
         """Those that make queries, and keys and values where it has its own."""
-        names = [name for name in ("query", "key", "value") if hasattr(self, name)]
-        return [getattr(self, name) for name in names]
-
-    def keys_values(self, normed: Float[Tensor, "batch time width"]) -> KeysValues:
-        """What these tokens offer to queries of this layer."""
-        return KeysValues(
-            split_heads(self.key(normed), self.num_heads),
-            split_heads(self.value(normed), self.num_heads),
-        )
+        return [self.query, self.key, self.value] if self.owns_keys_values else [self.query]
 
     def forward(
         self,
@@ -51,6 +79,8 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "batch queries width"]:
         """What the queries find in the context."""
         queries, keys = split_heads(self.query(normed), self.num_heads), context.keys
+        if self.query_norm is not None:
+            queries = self.query_norm(queries)
         if isinstance(positions, RotaryPositions):
             queries, keys = positions.place(queries, keys, view)
         found = attend(
@@ -66,19 +96,26 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Two matrices with biases and a ReLU between them, token by token."""
+    """Two matrices and an activation between them, or three with a gate; token by token."""
 
     def __init__(self, config: CoreConfig) -> None:
         super().__init__()
         self.dropout = config.dropout
-        self.expand = nn.Linear(config.width, config.inner_width)
-        self.contract = nn.Linear(config.inner_width, config.width)
+        self.kind = config.feed_forward
+        self.expand = nn.Linear(config.width, config.inner_width, bias=config.bias)
+        self.contract = nn.Linear(config.inner_width, config.width, bias=config.bias)
+        if self.kind == "swiglu":
+            self.gate = nn.Linear(config.width, config.inner_width, bias=config.bias)
 
     def forward(
         self, normed: Float[Tensor, "batch time width"]
     ) -> Float[Tensor, "batch time width"]:
-        """contract(dropout(ReLU(expand(x))))."""
-        inner = functional.relu(self.expand(normed))
+        """contract(dropout(activation(expand(x)))); SwiGLU: silu(gate(x)) * expand(x) inside."""
+        inner: Tensor = self.expand(normed)
+        if self.kind == "swiglu":
+            inner = functional.silu(self.gate(normed)) * inner
+        else:
+            inner = functional.relu(inner) if self.kind == "relu" else functional.gelu(inner)
         output: Tensor = self.contract(functional.dropout(inner, self.dropout, self.training))
         return output
 
@@ -99,18 +136,16 @@ class LayerMix(nn.Module):
         return torch.einsum("l,lbtw->btw", weights, torch.stack(tuple(levels)))
 
 
-class Memory(nn.Module):
+class Memory(KeysValuesProjection):
     """The learned parts of a memory: a mix of layers, and projections that layers share."""
 
     def __init__(self, config: CoreConfig, *, mixes_layers: bool, shares_keys_values: bool) -> None:
         super().__init__()
-        self.num_heads = config.num_heads
         self.mix = LayerMix(num_layers=config.num_layers) if mixes_layers else None
         self.shares_keys_values = shares_keys_values
         if shares_keys_values:
-            self.norm = nn.LayerNorm(config.width)
-            self.key = nn.Linear(config.width, config.width, bias=False)
-            self.value = nn.Linear(config.width, config.width, bias=False)
+            self.norm = make_norm(config, config.width)
+            self.add_keys_values(config)
 
     def remember(
         self, levels: Sequence[Float[Tensor, "batch time width"]]
@@ -121,27 +156,19 @@ class Memory(nn.Module):
         mixed: Tensor = self.mix(levels)
         return mixed
 
-    def keys_values(self, hidden: Float[Tensor, "batch time width"]) -> KeysValues:
-        """What these tokens offer to queries of every layer, by the shared projections."""
-        normed = self.norm(hidden)
-        return KeysValues(
-            split_heads(self.key(normed), self.num_heads),
-            split_heads(self.value(normed), self.num_heads),
-        )
-
 
 class Layer(nn.Module):
     """h + Attention(norm(h)), then + FeedForward(norm(·))."""
 
     def __init__(self, config: CoreConfig, *, owns_keys_values: bool) -> None:
         super().__init__()
-        self.attention_norm = nn.LayerNorm(config.width)
+        self.attention_norm = make_norm(config, config.width)
         self.attention = Attention(config, owns_keys_values=owns_keys_values)
-        self.feed_forward_norm = nn.LayerNorm(config.width)
+        self.feed_forward_norm = make_norm(config, config.width)
         self.feed_forward = FeedForward(config)
         # What each sublayer adds starts small, so that the sum over all of them keeps its scale.
         for projection in (self.attention.output, self.feed_forward.contract):
-            projection.weight.data.div_(math.sqrt(2 * config.num_layers))
+            projection.weight.data.div_(math.sqrt(2 * sum(config.depth)))
 
     def keys_values(self, hidden: Float[Tensor, "batch time width"]) -> KeysValues:
         """What these tokens offer to queries of this layer, through its norm and projections."""
@@ -159,13 +186,14 @@ class Layer(nn.Module):
     ) -> tuple[Float[Tensor, "batch queries width"], list[KeysValues]]:
         """The queries after this layer, and all keys and values that they saw.
 
-        Where `attends_self`, their own follow the past, by the memory's projections if it has any.
+        Where `attends_self`, their own follow the past, by the memory's projections if this layer
+        has none.
         """
         normed = self.attention_norm(hidden)
         pieces = list(past)
         # Own keys and values come last: they are the latest in time.
-        if attends_self and memory.shares_keys_values:
-            pieces.append(memory.keys_values(hidden))
+        if attends_self and not self.attention.owns_keys_values:
+            pieces.append(memory.keys_values(memory.norm(hidden)))
         elif attends_self:
             pieces.append(self.attention.keys_values(normed))
         context = [join(pieces)] if pieces else []

@@ -38,11 +38,11 @@ class RotaryPositions(nn.Module):
     def place(
         self,
         queries: Float[Tensor, "batch heads queries size"],
-        keys: Float[Tensor, "batch heads keys size"],
+        keys: Float[Tensor, "batch groups keys size"],
         view: View,
     ) -> tuple[Tensor, Tensor]:
         """Queries and keys, rotated."""
-        turns = self._turns(view).to(queries.dtype)
+        turns = self.turns(view).to(queries.dtype)
         first = view.first_query
         places = view.key_places if view.has_gaps else slice(view.num_keys)
         return (
@@ -50,7 +50,7 @@ class RotaryPositions(nn.Module):
             rotate(keys, turns[:, places]),
         )
 
-    def _turns(self, view: View) -> Float[Tensor, "2 places half"]:
+    def turns(self, view: View) -> Float[Tensor, "2 places half"]:
         """Cosine and sine of every place's angles."""
         # In float64 until the angle is gone: fewer bits lose it far along a window.
         pairs = torch.arange(self.head_size // 2, dtype=torch.float64, device=view.device)

@@ -19,7 +19,7 @@ class CoreRunner(Protocol):
     """What the executor needs of a core, for one stream and one forward pass."""
 
     attends_self: bool
-    """Whether a token is among the keys of its own query."""
+    """Whether a token is among the keys of its own query, in the recurrence."""
 
     def __call__(
         self,

@@ -5,6 +5,7 @@ flop counter does: two for each multiply-add of a matrix product.
 """
 
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 
@@ -26,6 +27,10 @@ class StepSize:
     num_distances: int
     num_cached: int
     """Tokens that leave keys and values in the cache."""
+    num_injected: int
+    """Tokens that see again what entered the recurrence."""
+    attends_self: bool
+    """Whether the queries make keys and values of their own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +86,7 @@ def measure_cost(
     # Steps that were taken before leave what the first step here finds.
     _walk(ledger, schedule, core, range(start))
     walked = _walk(ledger, schedule, core, range(start, start + segment))
-    steps = tuple(_step_size(schedule, step, held) for step, held in walked)
+    steps = tuple(_step_size(core, schedule, step, held) for step, held in walked)
     flops = sum(_step_flops(core, schedule, step) for step in steps)
     return Cost(
         num_parameters=model.num_parameters,
@@ -102,18 +107,19 @@ def warm_up_length(schedule: Schedule, segment: int) -> int:
 def _walk(
     ledger: Ledger, schedule: Schedule, core: CoreConfig, tokens: range
 ) -> list[tuple[Step, range]]:
-    steps = schedule.steps(tokens, num_layers=core.num_layers, order="window")
-    return list(ledger.follow(steps))
+    phases = schedule.phases(tokens, depth=core.depth, order="window")
+    return list(ledger.follow(chain.from_iterable(phases)))
 
 
-def _step_size(schedule: Schedule, step: Step, held: range) -> StepSize:
+def _step_size(core: CoreConfig, schedule: Schedule, step: Step, held: range) -> StepSize:
     queries = step.tokens
-    own = queries.stop if schedule.attends_self else queries.start
+    attends_self = schedule.attends_self or step.span is not None
+    own = queries.stop if attends_self else queries.start
     # On the meta device a view has a shape and no memory.
     view = View.of(
         queries=queries,
         keys=(*step.frozen, range(held.start, own)),
-        span=schedule.attention_span,
+        span=step.span or schedule.attention_span,
         device=torch.device("meta"),
     )
     return StepSize(
@@ -122,28 +128,35 @@ def _step_size(schedule: Schedule, step: Step, held: range) -> StepSize:
         num_keys=view.num_keys,
         num_distances=view.num_distances,
         num_cached=sum(len(cell.tokens) for cell in step.cells if cell.cached),
+        num_injected=0
+        if core.injection == "none"
+        else sum(len(cell.tokens) for cell in step.cells if cell.pass_number > 1),
+        attends_self=attends_self,
     )
 
 
 def _step_flops(core: CoreConfig, schedule: Schedule, step: StepSize) -> int:
     """All layers of one step: projections and feed-forward per query, attention, the cache."""
-    num_projections = 4 if schedule.attends_self else 2
+    # Queries and outputs, then keys and values.
+    projected = 2 * core.width + (2 * core.key_value_width if step.attends_self else 0)
     # Scores and the weighted sum, and where there is a table a score for every distance.
     num_columns = 2 * step.num_keys
     num_columns += step.num_distances if core.positions == "relative" else 0
     if step.num_keys == 0:
         # Where there is nothing to attend to, the whole sublayer is left out.
-        num_projections = num_columns = 0
-    per_query = num_projections * core.width + 2 * core.inner_width + num_columns
+        projected = num_columns = 0
+    num_matrices = 3 if core.feed_forward == "swiglu" else 2
+    per_query = projected + num_matrices * core.inner_width + num_columns
     layer = step.num_queries * 2 * core.width * per_query
-    return step.num_layers * layer + step.num_cached * _caching_flops(core, schedule)
+    gates = step.num_injected * 2 * core.width**2 if core.injection == "gated" else 0
+    return step.num_layers * layer + step.num_cached * _caching_flops(core, schedule) + gates
 
 
 def _caching_flops(core: CoreConfig, schedule: Schedule) -> int:
     """Per cached token: keys and values, for each layer or once for all, and the mixture."""
     num_pairs = 1 if schedule.shares_keys_values else core.num_layers
     mixture = 2 * core.width * (core.num_layers + 1) if schedule.mixes_layers else 0
-    return 2 * 2 * core.width**2 * num_pairs + mixture
+    return 2 * 2 * core.width * core.key_value_width * num_pairs + mixture
 
 
 def _most_state_numbers(core: CoreConfig, schedule: Schedule, ledger: Ledger, position: int) -> int:
@@ -166,4 +179,4 @@ def _state_numbers(core: CoreConfig, schedule: Schedule, ledger: Ledger) -> int:
     """Keys and values in all banks and in the cache."""
     num_pairs = 1 if schedule.shares_keys_values else core.num_layers
     tokens = sum(ledger.banks.values()) + num_pairs * num_positions(ledger.cached)
-    return 2 * core.width * tokens
+    return 2 * core.key_value_width * tokens

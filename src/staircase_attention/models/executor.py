@@ -1,6 +1,6 @@
 """Runs any timetable: the same code for every model, in window order and in chunk order."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from jaxtyping import Float
@@ -26,31 +26,40 @@ class Executor:
         core: CoreRunner,
         schedule: Schedule,
         stream: Stream,
-        embedded: Float[Tensor, "rows time width"],
+        *,
+        num_tokens: int,
+        inject: Callable[[Tensor, Tensor], Tensor] | None = None,
     ) -> None:
-        self.core = core
+        self.core, self.inject = core, inject
         self.schedule = schedule
-        self.before = stream
-        self.embedded = embedded
+        self.before, self.num_tokens = stream, num_tokens
         self.banks = dict(stream.banks)
-        self.cache = core.new_cache(stream.cache, stream.cached, num_new=embedded.shape[1])
+        self.cache = core.new_cache(stream.cache, stream.cached, num_new=num_tokens)
 
-    def run(self, steps: Iterable[Step]) -> Float[Tensor, "rows time width"]:
-        """Take every step; the result is each token after its last pass."""
+    def run(
+        self, entered: Float[Tensor, "rows time width"], steps: Iterable[Step]
+    ) -> Float[Tensor, "rows time width"]:
+        """Take every step of one phase; the result is each token after its last pass."""
         plan = list(steps)
         if not plan:
-            return self.embedded
+            return entered
         cells = sorted(
             {cell.tokens for step in plan for cell in step.cells}, key=lambda at: at.start
         )
         # Cut at once: the gradient of a slice is as large as what it was cut from.
-        pieces = torch.split(self.embedded, [len(tokens) for tokens in cells], dim=1)
-        hidden = dict(zip(cells, pieces, strict=True))
+        pieces = torch.split(entered, [len(tokens) for tokens in cells], dim=1)
+        first = dict(zip(cells, pieces, strict=True))
+        hidden = dict(first)
         for step in plan:
-            parts = [hidden[cell.tokens] for cell in step.cells]
+            parts = [
+                self.inject(hidden[cell.tokens], first[cell.tokens])
+                if self.inject and cell.pass_number > 1
+                else hidden[cell.tokens]
+                for cell in step.cells
+            ]
             queries = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
             past = [self._past(step, layer) for layer in step.layers]
-            view = self._view(step, past[0])
+            view = self._view(step, past[0], entered.device)
             trip = self.core(queries, layers=step.layers, past=past, view=view)
             sizes = [len(cell.tokens) for cell in step.cells]
             passed = [trip.hidden] if len(sizes) == 1 else torch.split(trip.hidden, sizes, dim=1)
@@ -65,7 +74,7 @@ class Executor:
         """Where the stream stands after the run."""
         return Stream(
             rows=self.before.rows,
-            position=self.before.position + self.embedded.shape[1],
+            position=self.before.position + self.num_tokens,
             starts=self.before.starts,
             banks={key: held.map(compact) for key, held in self.banks.items()},
             cache=tuple(held.map(compact) for held in self.cache.held()),
@@ -79,17 +88,18 @@ class Executor:
             pieces.append(self.banks[step.bank, layer])
         return pieces
 
-    def _view(self, step: Step, past: Sequence[KeysValues]) -> View:
+    def _view(self, step: Step, past: Sequence[KeysValues], device: torch.device) -> View:
         # After a restart the cache may hold less than the timetable would show.
         frozen, queries = overlap(step.frozen, self.cache.positions), step.tokens
         num_held = sum(piece.num_tokens for piece in past) - num_positions(frozen)
-        own = queries.stop if self.core.attends_self else queries.start
+        attends_self = self.core.attends_self or step.span is not None
+        own = queries.stop if attends_self else queries.start
         return View.of(
             queries=queries,
             keys=(*frozen, range(queries.start - num_held, own)),
-            span=self.schedule.attention_span,
+            span=step.span or self.schedule.attention_span,
             starts=self.before.starts,
-            device=self.embedded.device,
+            device=device,
         )
 
     def _extend_bank(self, step: Step, trip: Trip) -> None:

@@ -15,6 +15,7 @@ from torch.nn import functional
 from staircase_attention.checks import check_choice, check_integer, input_error
 from staircase_attention.layers import Core, CoreConfig
 from staircase_attention.layers.embedding import Embedding, check_tokens
+from staircase_attention.layers.layer import make_norm
 from staircase_attention.layers.positions import RelativePositions
 from staircase_attention.models.backend import Backend, PlainBackend
 from staircase_attention.models.executor import Executor
@@ -85,7 +86,7 @@ class SequenceModel(nn.Module):
             mixes_layers=schedule.mixes_layers,
             shares_keys_values=schedule.shares_keys_values,
         )
-        self.output_norm = nn.LayerNorm(core.width)
+        self.output_norm = make_norm(core, core.width)
         self.output = nn.Linear(core.width, output_size)
         self.backend: Backend = PlainBackend()
         """What runs the core; see `staircase_attention.engine.accelerate`."""
@@ -127,6 +128,7 @@ class SequenceModel(nn.Module):
         self._check_state(state, tokens)
         # Rows that were reset inside a chunk are other streams, with timetables of their own.
         is_alone = len(state.streams) == 1
+        inject = self.core.inject if self.core.injects else None
         outputs, streams = [], []
         for stream in state.streams:
             own = tokens if is_alone else tokens[list(stream.rows)]
@@ -134,10 +136,13 @@ class SequenceModel(nn.Module):
             embedded = functional.dropout(embedded, self.config.embedding_dropout, self.training)
             recompute = self.recompute and torch.is_grad_enabled()
             runner = self.backend.runner(self.core, embedded, recompute=recompute)
-            executor = Executor(runner, self.schedule, stream, embedded)
+            executor = Executor(
+                runner, self.schedule, stream, num_tokens=own.shape[1], inject=inject
+            )
             positions = range(stream.position, stream.position + own.shape[1])
-            steps = self.schedule.steps(positions, num_layers=self.config.num_layers, order=order)
-            outputs.append(executor.run(steps))
+            for steps in self.schedule.phases(positions, depth=self.config.depth, order=order):
+                embedded = executor.run(embedded, steps)
+            outputs.append(embedded)
             streams.append(executor.stream())
         hidden = outputs[0]
         if not is_alone:
@@ -197,13 +202,20 @@ class SequenceModel(nn.Module):
     def signature(self) -> dict[str, Any]:
         """What a state of this model can be used with, as plain data."""
         core = self.config
-        return {
+        shape = {
             "schedule": self.schedule.to_dict(),
             "width": core.width,
             "num_layers": core.num_layers,
             "num_heads": core.num_heads,
             "positions": core.positions,
         }
+        newer = {
+            "num_key_value_heads": core.key_value_heads % core.num_heads,
+            "num_prelude_layers": core.num_prelude_layers,
+            "num_coda_layers": core.num_coda_layers,
+        }
+        # States that are older than these settings do not have them.
+        return shape | {name: number for name, number in newer.items() if number}
 
     def _check_state(self, state: State, tokens: Int[Tensor, "batch time"]) -> None:
         own = "pass this model's own state, or none to restart"

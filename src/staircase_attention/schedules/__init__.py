@@ -17,6 +17,7 @@ from staircase_attention.schedules.stairs import (
 )
 from staircase_attention.schedules.timetable import (
     Cell,
+    Depth,
     Ledger,
     Order,
     Step,
@@ -42,6 +43,7 @@ __all__ = [
     "SCHEDULES",
     "CachedStaircase",
     "Cell",
+    "Depth",
     "FeedbackTransformer",
     "GlobalCachedStaircase",
     "Ladder",

@@ -5,13 +5,11 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from staircase_attention.checks import input_error
-from staircase_attention.schedules.schedule import PaperRow, Schedule
+from staircase_attention.schedules.schedule import PaperRow, Schedule, runs
 from staircase_attention.schedules.timetable import Cell, Order, Step
 
 # Repeat the whole core, or each layer in turn.
 LayerOrder = Literal["ABAB", "AABB"]
-# Tokens that go up together, unless they see farther. More would mostly hide from one another.
-LONGEST_RUN = 512
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,9 +36,8 @@ class RungSchedule(Schedule):
         whole = range(num_layers)
         each = [range(layer, layer + 1) for layer in whole]
         parts = [whole] if layer_order == "ABAB" else each
-        length = max(self.attention_span, LONGEST_RUN) if order == "window" else 1
-        for first in range(0, len(tokens), length):
-            run = tokens[first : first + length]
+        each_token = (range(token, token + 1) for token in tokens)
+        for run in runs(tokens, self.attention_span) if order == "window" else each_token:
             for part, layers in enumerate(parts):
                 for pass_number in range(1, num_passes + 1):
                     yield Step(

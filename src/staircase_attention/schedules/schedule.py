@@ -7,7 +7,12 @@ from typing import Any, ClassVar, Literal, get_args, get_origin
 
 from staircase_attention.checks import check_choice, check_flag, check_integer
 from staircase_attention.references import check_options, load_reference, reference_of
-from staircase_attention.schedules.timetable import Order, Step
+from staircase_attention.schedules.timetable import Cell, Depth, Order, Step
+
+# Tokens that go up together, unless they see farther. More would mostly hide from one another.
+LONGEST_RUN = 512
+# The bank of the steps outside of the recurrence, whose layers no other step has.
+OUTSIDE = -1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +54,32 @@ class Schedule(ABC):
     @abstractmethod
     def steps(self, tokens: range, *, num_layers: int, order: Order) -> Iterator[Step]:
         """The steps by which `tokens`, at these positions of the stream, get their outputs."""
+
+    def phases(self, tokens: range, *, depth: Depth, order: Order) -> Iterator[Iterator[Step]]:
+        """The steps of the prelude, of the recurrence and of the coda, for the same tokens.
+
+        Layers outside of the recurrence see the latest positions, as many as the recurrence can
+        reach: the segment memory of Transformer-XL.
+        """
+        num_layers, num_before, num_after = depth
+        if num_before:
+            yield self._outside(tokens, range(num_layers, num_layers + num_before))
+        yield self.steps(tokens, num_layers=num_layers, order=order)
+        if num_after:
+            yield self._outside(tokens, range(num_layers + num_before, sum(depth)))
+
+    def _outside(self, tokens: range, layers: range) -> Iterator[Step]:
+        span = self.default_max_distance
+        for run in runs(tokens, span):
+            yield Step(
+                index=0,
+                bank=OUTSIDE,
+                layers=layers,
+                cells=(Cell(chunk=run.start, pass_number=1, tokens=run),),
+                retained=span - 1,
+                kept=(range(run.stop),),
+                span=span,
+            )
 
     @property
     @abstractmethod
@@ -116,6 +147,12 @@ class Schedule(ABC):
             if not option.metadata.get("is_new") or getattr(self, option.name) != option.default
         }
         return {key: value, **options}
+
+
+def runs(tokens: range, span: int) -> Iterator[range]:
+    """Tokens in runs that go up together, each seeing `span` positions."""
+    length = max(span, LONGEST_RUN)
+    return (tokens[first : first + length] for first in range(0, len(tokens), length))
 
 
 # All models of the family by name; `schedules/__init__.py` lists them.

@@ -9,13 +9,24 @@ Sets of positions are tuples of ranges: ascending, disjoint, none of them empty.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 # How the grid is walked: `window` takes as many chunks per step as it can (training), `chunk`
 # sends each chunk through all its passes as soon as it has arrived (streaming).
 Order = Literal["window", "chunk"]
 # What a pass leaves in the cache: the tokens as they went in, or as they came out.
 Cached = Literal["input", "output"]
+
+
+class Depth(NamedTuple):
+    """How many layers a core has; layers are numbered in this order."""
+
+    num_layers: int
+    """L: those that recur."""
+    num_prelude: int = 0
+    """Those that a token goes through once, before it enters the recurrence,"""
+    num_coda: int = 0
+    """and after it has left."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,6 +67,11 @@ class Step:
     """How many of the latest tokens in the bank are needed after this step; None: all of them."""
     kept: tuple[range, ...] = ()
     """Cached positions that later steps may see: all others are dropped after this step."""
+    span: int | None = None
+    """Outside of the recurrence: how many of the latest positions a query sees, its own included.
+
+    None: a step of the recurrence, where the schedule decides it.
+    """
 
     @property
     def tokens(self) -> range:

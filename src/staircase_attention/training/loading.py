@@ -203,7 +203,7 @@ def check_fit(
 ) -> None:
     """Refuse weights of these shapes for another model, before that is built."""
     model = recipe.model
-    num_layers = (model if isinstance(model, LSTMModel) else model.core).num_layers
+    num_layers = model.num_layers if isinstance(model, LSTMModel) else sum(model.core.depth)
     rule = "a run's weights must fit the model"
     if num_layers > len(found):
         raise input_error(f"{rule} of {num_layers} layers", f"{len(found)} from {run}", remedy)

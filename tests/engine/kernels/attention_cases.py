@@ -22,7 +22,10 @@ class Case:
     num_keys: int
     first_query: int
     span: int | None = None
-    num_rows: int = 200
+    num_rows: int | None = 200
+    """Of the table; None: without one."""
+    group: int = 1
+    """Heads of queries that share keys and values."""
     first_visible: tuple[int, int] | None = None
     size: int = 16
     num_heads: int = 1
@@ -59,13 +62,14 @@ class Case:
             return drawn.to(DEVICE, self.dtype)
 
         queries = draw(2, self.num_queries, self.num_heads, self.size).transpose(1, 2)
-        both = draw(2, self.num_keys, 2, self.num_heads, self.size)
+        both = draw(2, self.num_keys, 2, self.num_heads // self.group, self.size)
         keys, values = (part.transpose(1, 2) for part in both.unbind(2))
-        return [queries, keys, values, draw(self.num_rows, self.size)]
+        table = [] if self.num_rows is None else [draw(self.num_rows, self.size)]
+        return [queries, keys, values, *table]
 
     def call(self, inputs: list[Tensor], *, num_past: int = 0, **dropped) -> Call:
         """A call of which the first keys and values are a past that lies elsewhere."""
-        queries, keys, values, table = inputs
+        queries, keys, values, table = [*inputs, None][:4]
         past = (keys[:, :, :num_past], values[:, :, :num_past])
         own = (keys[:, :, num_past:], values[:, :, num_past:])
         return Call.of(queries, *own, table, past=past, **self.options, **dropped)
@@ -76,21 +80,23 @@ class Case:
         If `kept` is given, other weights are dropped, with a dropout of 0.25.
         """
         exact = [one.detach().double().requires_grad_() for one in inputs]
-        queries, keys, values, table = exact
+        queries, keys, values, table = [*exact, None][:4]
         if kept is None:
             out = reference.attend(queries, keys, values, table=table, view=self.view, dropout=0.0)
         else:
-            vectors = table[self.view.distances.clamp(0, self.num_rows - 1)]
+            keys, values = (reference.for_every_head(one, self.num_heads) for one in (keys, values))
             scores = torch.einsum("bhqs,bhks->bhqk", queries, keys)
-            scores = scores + torch.einsum("bhqs,qks->bhqk", queries, vectors)
+            if table is not None:
+                vectors = table[self.view.distances.clamp(0, self.num_rows - 1)]
+                scores = scores + torch.einsum("bhqs,qks->bhqk", queries, vectors)
             weights = reference.softmax_over_visible(scores / self.size**0.5, self.view)
             out = (weights * kept / 0.75) @ values
         return [out, *torch.autograd.grad(out, exact, d_out.double())]
 
-    def kept_weights(self, queries: Tensor, keys: Tensor, table: Tensor, **dropped) -> Tensor:
+    def kept_weights(self, queries: Tensor, keys: Tensor, *table: Tensor, **dropped) -> Tensor:
         """Which weights the kernels keep with these options: those that values still show."""
         unit = torch.eye(self.num_keys, self.size, device=DEVICE, dtype=keys.dtype)
-        inputs = [queries, keys, unit.expand(keys.shape), table]
+        inputs = [queries, keys, unit.expand(keys.shape), *table]
         found, _ = relative_attention.forward(self.call(inputs, **dropped))
         return found[..., : self.num_keys] != 0
 
@@ -98,7 +104,9 @@ class Case:
 NAMES = ("out", "queries", "keys", "values", "table")
 
 
-def new_sums(table: Tensor) -> Tensor:
+def new_sums(table: Tensor | None) -> Tensor | None:
+    if table is None:
+        return None
     return torch.zeros(relative_attention.NUM_TABLE_SUMS, *table.shape, device=DEVICE)
 
 
@@ -118,14 +126,15 @@ def results(
     assert out.transpose(1, 2).is_contiguous()
     found = new_gradients(call, **changes)
     relative_attention.backward(call, change_d_out(out), out, logsumexp, found)
-    return [out, found.queries, found.keys, found.values, found.table_sums.sum(0)]
+    sums = [] if found.table_sums is None else [found.table_sums.sum(0)]
+    return [out, found.queries, found.keys, found.values, *sums]
 
 
 def assert_equals_reference(case: Case) -> None:
     inputs = case.inputs()
     found = results(case.call(inputs))
     expected = case.expected(inputs, found[0].cos())
-    for name, one, other in zip(NAMES, found, expected, strict=True):
+    for name, one, other in zip(NAMES[: len(found)], found, expected, strict=True):
         assert_near(one, other, name, CLOSE[case.dtype])
     # A query that sees nothing finds zero and gives no gradient, exactly.
     blind = ~case.seen.any(-1)
@@ -146,14 +155,18 @@ def assert_near(found: Tensor, expected: Tensor, name: str, tolerance: float) ->
 def cases(draw: st.DrawFn, max_queries: int = 70) -> Case:
     """Queries before, among or after their keys."""
     num_keys = draw(st.integers(1, 80))
+    has_table, group = max_queries == 1 or draw(st.booleans()), 1
+    if not has_table:
+        group = draw(st.integers(1, 3))
     return Case(
         num_queries=draw(st.integers(1, max_queries)),
         num_keys=num_keys,
         first_query=draw(st.integers(0, num_keys + 3)),
         span=draw(st.none() | st.integers(1, 60)),
-        num_rows=draw(st.integers(1, 100)),
+        num_rows=draw(st.integers(1, 100)) if has_table else None,
+        group=group,
         first_visible=(0, draw(st.integers(0, num_keys))) if draw(st.booleans()) else None,
         size=draw(st.sampled_from([16, 32])),
-        num_heads=draw(st.integers(1, 2)) if max_queries == 1 else 1,
+        num_heads=group * (draw(st.integers(1, 2)) if max_queries == 1 else 1),
         dtype=draw(st.sampled_from([torch.float32, torch.bfloat16])),
     )

@@ -1,16 +1,22 @@
-"""Bias, ReLU and dropout in place, and their gradients, alone or inside the product before them."""
+"""Bias, activation and dropout, and their gradients; ReLU's also inside the product before them."""
+
+from functools import partial
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn.functional import gelu, relu, silu
 
 from staircase_attention.engine.kernels import activation
 from staircase_attention.engine.kernels.activation import Tiles
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CLOSE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+
+
+relu_dropout_ = partial(activation.forward, kind="relu")
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
@@ -28,38 +34,48 @@ def assert_near(actual: Tensor, expected: Tensor, *, terms: Tensor | None = None
     assert (actual.double() - expected).norm() <= CLOSE[actual.dtype] * size
 
 
-@settings(max_examples=16)
+@settings(max_examples=24)
 @given(
-    rows=st.integers(1, 130),
-    width=st.integers(1, 530),
+    rows=st.integers(1, 70),
+    width=st.integers(1, 300),
     dtype=st.sampled_from(sorted(CLOSE, key=str)),
     has_bias=st.booleans(),
+    kind=st.sampled_from(["relu", "gelu", "swiglu"]),
     dropout=st.sampled_from([0.0, 0.25]),
 )
-def test_outputs_and_gradients_equal_float64(rows, width, dtype, has_bias, dropout):
-    before, d_out = (random(rows, width, dtype=dtype, seed=seed) for seed in (0, 2))
-    bias = random(width, seed=1) if has_bias else None
-    inner = before.clone()
-    assert activation.relu_dropout_(inner, bias, dropout=dropout, seed=seed_of(1)) is inner
-    total = before.double() + (0 if bias is None else bias.double())
-    kept = (inner != 0) if dropout else 1
-    assert_near(inner, total.relu() * kept / (1 - dropout))
+def test_outputs_and_gradients_equal_float64(rows, width, dtype, has_bias, kind, dropout):
+    whole = 2 * width if kind == "swiglu" else width
+    before, d_inner = random(rows, whole, dtype=dtype), random(rows, width, dtype=dtype, seed=2)
+    bias = random(whole, seed=1) if has_bias else None
+    exact = before.double().requires_grad_()
+    shifted = exact if bias is None else exact + bias.double()
+    options = {"kind": kind, "dropout": dropout, "seed": seed_of(1)}
+    inner = activation.forward(before, bias, **options)
+    assert (inner is before) == (kind == "relu")
 
-    sums = torch.zeros(3, width, device=DEVICE)
+    *gates, value = shifted.split(width, dim=1)
+    expected = silu(*gates) * value if gates else {"relu": relu, "gelu": gelu}[kind](value)
+    # What is dropped is zero; what is kept is scaled.
+    expected = expected * (inner != 0) / (1 - dropout) if dropout else expected
+    assert_near(inner, expected.detach())
+    (d_expected,) = torch.autograd.grad(expected, exact, d_inner.double())
+    sums = torch.zeros(3, whole, device=DEVICE)
+    # A ReLU has left all that it needs.
+    again_options = options | ({"seed": None} if kind == "relu" else {})
     for count in (1, 2):
-        d_inner = d_out.clone()
-        scale = 1 / (1 - dropout)
-        assert activation.relu_backward_(d_inner, inner, scale=scale, sums=sums) is d_inner
-        expected = d_out.double() * (inner > 0) * scale
-        assert_near(d_inner, expected)
-        assert_near(sums.sum(0), count * expected.sum(0), terms=expected)
+        again, d_before = activation.backward(
+            d_inner, before, None if kind == "relu" else bias, sums=sums, **again_options
+        )
+        assert torch.equal(inner, again)
+        assert_near(d_before, d_expected)
+        assert_near(sums.sum(0), count * d_expected.sum(0), terms=d_expected)
 
 
 @pytest.mark.parametrize("dtype", CLOSE)
 @pytest.mark.parametrize("dropout", [0.1, 0.5, 0.9])
 def test_dropout_keeps_its_share_and_rows_are_independent(dtype, dropout):
     inner = torch.ones(130, 300, device=DEVICE, dtype=dtype)
-    kept = activation.relu_dropout_(inner, None, dropout=dropout, seed=seed_of(7)) != 0
+    kept = relu_dropout_(inner, None, dropout=dropout, seed=seed_of(7)) != 0
     spread = dropout * (1 - dropout)
     assert abs(kept.double().mean().item() - (1 - dropout)) < 4 * (spread / kept.numel()) ** 0.5
     # Rows are worked on in groups that share a counter; no two of them may share a mask.
@@ -71,7 +87,7 @@ def test_dropout_keeps_its_share_and_rows_are_independent(dtype, dropout):
 def test_dropout_depends_on_the_seed_only():
     ones = torch.ones(40, 300, device=DEVICE)
     one, same, *others = (
-        activation.relu_dropout_(ones.clone(), None, dropout=0.5, seed=seed_of(seed))
+        relu_dropout_(ones.clone(), None, dropout=0.5, seed=seed_of(seed))
         for seed in (3, 3, 4, 3 + 2**32)
     )
     assert torch.equal(one, same)
@@ -80,7 +96,7 @@ def test_dropout_depends_on_the_seed_only():
 
 def test_nan_stays_nan():
     inner = torch.full((2, 3), torch.nan, device=DEVICE)
-    assert activation.relu_dropout_(inner, None, dropout=0.0, seed=None).isnan().all()
+    assert relu_dropout_(inner, None, dropout=0.0, seed=None).isnan().all()
 
 
 def draw_product(rows: int, inputs: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -113,7 +129,7 @@ def test_the_gated_product_without_its_kernel_is_the_same():
     gradients, weights, gates = draw_product(40, 32, 48)
     slow, fast = (torch.zeros(3, 48, device=DEVICE) for _ in range(2))
     assert not activation.fits(gradients, weights, gates)
-    one = activation.gated_product(gradients, weights, gates, scale=2.0, sums=slow)
+    one = activation.gated_product(gradients, weights, gates, dropout=0.5, sums=slow)
     other = activation.launch_gated_product(gradients, weights, gates, scale=2.0, sums=fast)
     assert (one.double() - other.double()).norm() <= 5e-3 * one.double().norm()
     assert (slow.sum(0) - fast.sum(0)).norm() <= 5e-3 * fast.sum(0).norm()

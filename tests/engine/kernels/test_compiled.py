@@ -74,14 +74,19 @@ def attend(
     heads: int = 2,
     plain: bool = False,
     dtype: torch.dtype = torch.bfloat16,
+    group: int | None = None,
 ) -> None:
-    """Forward and backward; not plain: with everything that can be asked for."""
+    """Forward and backward; not plain: with everything that can be asked for.
+
+    With groups of heads there is no table.
+    """
     from staircase_attention.engine.kernels import relative_attention
     from staircase_attention.engine.kernels.relative_parts import Call, Gradients
 
-    queries, keys, values = torch.zeros(3, 1, heads, num_queries, size, dtype=dtype)
-    past = torch.zeros(2, 1, heads, num_past, size, dtype=dtype)
-    table = torch.zeros(1 if plain else 99, size, dtype=dtype)
+    queries = torch.zeros(1, heads, num_queries, size, dtype=dtype)
+    keys, values = torch.zeros(2, 1, heads // (group or 1), num_queries, size, dtype=dtype)
+    past = torch.zeros(2, 1, heads // (group or 1), num_past, size, dtype=dtype)
+    table = torch.zeros(1 if plain else 99, size, dtype=dtype) if group is None else None
     options = {"first_query": num_past, "span": 1 if plain else None, "past": tuple(past)}
     if not plain:
         options |= {"dropout": 0.1, "seed": torch.zeros(1, dtype=torch.int64)}
@@ -94,7 +99,7 @@ def attend(
         values=values,
         past=None if plain else tuple(torch.zeros_like(past)),
         adds_past=not plain,
-        table_sums=torch.zeros(8, *table.shape),
+        table_sums=None if table is None else torch.zeros(8, *table.shape),
     )
     relative_attention.backward(call, out, out, logsumexp, gradients)
 
@@ -134,13 +139,24 @@ def launch_row_kernels(num_rows: int, width: int) -> None:
         hidden, addend, vector, vector, vector, eps=1e-5, dtype=torch.bfloat16
     )
     norm.add(hidden, addend, None)
+    rms = {"eps": 1e-5, "dtype": torch.bfloat16, "centres": False}
+    total, normed, _, rstd = norm.forward(hidden, addend, None, vector, None, **rms)
+    sums = torch.zeros(norm.NUM_PROGRAMS, 3, width)
+    norm.backward(None, normed, total, vector, None, rstd, sums=sums, addend_dtype=None)
     sums = torch.zeros(norm.NUM_PROGRAMS, 3, width)
     norm.backward(hidden, normed, total, vector, mean, rstd, sums=sums, addend_dtype=torch.bfloat16)
     inner = torch.zeros(num_rows, 4 * width, dtype=torch.bfloat16)
     seed = torch.zeros(1, dtype=torch.int64)
-    activation.relu_dropout_(inner, vector.repeat(4), dropout=0.1, seed=seed)
+    activation.forward(inner, vector.repeat(4), kind="relu", dropout=0.1, seed=seed)
     sums = torch.zeros(activation.NUM_PROGRAMS, 4 * width)
-    activation.relu_backward_(inner, inner, scale=1.0, sums=sums)
+    relu = {"kind": "relu", "dropout": 0.1, "seed": None}
+    activation.backward(inner, inner, None, sums=sums, **relu)
+    gated = {"kind": "swiglu", "dropout": 0.0, "seed": None}
+    half = activation.forward(inner, None, **gated)
+    activation.backward(half, inner, None, sums=None, **gated)
+    dropped = {"kind": "gelu", "dropout": 0.1, "seed": seed}
+    activation.forward(inner, vector.repeat(4), **dropped)
+    activation.backward(inner, inner, vector.repeat(4), sums=sums, **dropped)
     losses, wrong = torch.zeros(num_rows), torch.zeros(num_rows, dtype=torch.int8)
     targets = torch.zeros(num_rows, dtype=torch.int64)
     rows.score_rows(inner, targets, losses, wrong, ignore_index=-1, overwrites=True)
@@ -158,22 +174,35 @@ def launch_gated_product(num_rows: int, width: int) -> None:
     activation.launch_gated_product(gradients, weights, inner, scale=1.0, sums=sums)
 
 
-def decode(schedule: Schedule, rows: int, dtype: torch.dtype, positions: str) -> None:
+def rotate(num_heads: int) -> None:
+    """Vectors of some heads, there and back."""
+    from staircase_attention.engine.kernels import rotary
+
+    vectors = torch.zeros(2, num_heads, 9, 128, dtype=torch.bfloat16)
+    for backwards in (False, True):
+        rotary.rotate(
+            vectors,
+            torch.zeros(2, 99, 64),
+            first=1,
+            out=vectors,
+            backwards=backwards,
+            adds=backwards,
+        )
+
+
+def decode(schedule: Schedule, rows: int, dtype: torch.dtype, positions: str, **settings) -> None:
     """Every launch of a token of a model as wide as the paper's."""
     from staircase_attention.engine.decoding.launches import Launches
 
-    core = CoreConfig(
-        width=1024, num_layers=1, num_heads=8, feed_forward_width=4096, positions=positions
-    )
+    core = CoreConfig(width=1024, num_layers=1, num_heads=8, positions=positions, **settings)
     model = SequenceModel(vocab_size=300, core=core, schedule=schedule).to(dtype)
     stream = model.initial_state(rows).streams[0]
-    memory = DecoderMemory(model, stream, measured(schedule, 1), dtype)
-    planner = Planner(schedule, 1)
+    memory = DecoderMemory(model, stream, measured(schedule, core.depth), dtype)
+    planner = Planner(schedule, core.depth)
     launches = Launches(
         Weights.of(model, dtype),
         memory,
         attends_self=planner.attends_self,
-        span=planner.span,
         early=True,
     )
     for launch in launches.all(planner.plan(Books.of(stream), 0).form):
@@ -193,6 +222,10 @@ def main() -> None:
     # A single tile in float32, and several of 64 queries.
     attend(2, 1, size=64, heads=1, plain=True, dtype=torch.float32)
     attend(70, 1, size=64, heads=1, plain=True)
+    attend(9, 5, size=16, heads=4, group=4)
+    attend(130, 1, size=128, heads=8, plain=True, group=4)
+    rotate(1)
+    rotate(10)
     launch_row_kernels(1, 256)
     launch_gated_product(64, 256)
     launch_gated_product(1, 512)
@@ -201,9 +234,13 @@ def main() -> None:
     decode(FeedbackTransformer(span=256), 64, torch.bfloat16, "relative")
     cached = CachedStaircase(chunk_size=32, num_window_chunks=8, num_passes=2)
     decode(cached, 8, torch.float32, "rotary")
+    modern = {"norm": "rms", "feed_forward": "swiglu", "num_key_value_heads": 2, "bias": False}
+    decode(TransformerXL(span=256), 1, torch.bfloat16, "rotary", **modern)
+    decode(TransformerXL(span=256), 64, torch.bfloat16, "rotary", **modern)
     assert compiled == {
+        "activation._backward_kernel",
+        "activation._forward_kernel",
         "activation._gated_product_kernel",
-        "activation._relu_dropout_kernel",
         "decoding.embed_rows",
         "decoding.norm_rows",
         "decoding.product_few",
@@ -219,6 +256,7 @@ def main() -> None:
         "relative_several_kernels.table_kernel",
         "relative_single.backward_kernel",
         "relative_single.forward_kernel",
+        "rotary.rotate_kernel",
         "rows._score_kernel",
         "rows._sum_columns_kernel",
         "single_query.forward_kernel",

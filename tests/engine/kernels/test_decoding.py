@@ -5,13 +5,13 @@ import torch
 
 from staircase_attention.attention import View
 from staircase_attention.attention.reference import attend
-from staircase_attention.engine.decoding.plan import Books, DecodingPlan, Segment, Sizes
+from staircase_attention.engine.decoding.plan import Books, DecodingPlan, FormStep, Segment, Sizes
 
 pytest.importorskip("triton")
 import triton
 
 from staircase_attention.engine.decoding.launches import attention_tiles
-from staircase_attention.engine.kernels.decoding import norm_rows
+from staircase_attention.engine.kernels.decoding import LAYER_NORM, RMS_NORM, norm_rows
 from staircase_attention.engine.kernels.decoding_attention import attend_segments
 
 HEADS, SIZE, DISTANCES = 2, 6, 9
@@ -39,7 +39,7 @@ def test_attention_to_segments_is_the_reference(num_frozen, start, shares):
         place=0,
         before=Books({}, {}, []),
         after=Books({}, {}, []),
-        form=((range(1), None),),
+        form=(FormStep(range(1), None),),
         seen=((1, HELD, CACHED[:num_frozen]),),
         attends_self=True,
         span=None,
@@ -89,6 +89,7 @@ def test_attention_to_segments_is_the_reference(num_frozen, start, shares):
         1,
         SIZE**-0.5,
         HEADS=HEADS,
+        GROUPS=HEADS,
         SIZE=SIZE,
         UNITS=8,
         CAPACITY=CAPACITY,
@@ -109,7 +110,8 @@ def test_attention_to_segments_is_the_reference(num_frozen, start, shares):
 
 @pytest.mark.parametrize("width", [5, 16, 22])
 @pytest.mark.parametrize("num_norms", [1, 3])
-def test_norms_of_rows_are_layer_norms(width, num_norms):
+@pytest.mark.parametrize("centres", [True, False])
+def test_norms_of_rows_are_those_of_pytorch(width, num_norms, centres):
     """Also of rows that are far from zero, where plain sums of squares would cancel."""
     generator = torch.Generator().manual_seed(width)
     rows = torch.randn(4, width, generator=generator) + torch.tensor([0.0, 1.0, 30.0, 1e3])[:, None]
@@ -122,10 +124,12 @@ def test_norms_of_rows_are_layer_norms(width, num_norms):
         4,
         1e-5,
         WIDTH=width,
+        READ=(LAYER_NORM if centres else RMS_NORM).value,
         BLOCK=triton.next_power_of_2(width),
         EARLY=False,
     )
-    normed = torch.nn.functional.layer_norm(rows.double(), (width,))
+    norm = torch.nn.functional.layer_norm if centres else torch.nn.functional.rms_norm
+    normed = norm(rows.double(), (width,), eps=1e-5)
     expected = normed * gains.double()[:, None] + shifts.double()[:, None]
     errors = (found.cpu().double() - expected).abs().amax(dim=(0, 2))
     assert (errors < torch.tensor([1e-6, 1e-6, 2e-5, 5e-4])).all(), errors

@@ -38,7 +38,10 @@ def assert_near(actual: Tensor, expected: Tensor) -> None:
 class Arguments:
     """Drawn arguments of a sum and its norm; each addition may be missing."""
 
-    def __init__(self, shape, hidden_dtype, addend_dtype, *, has_bias=True, has_addend=True):
+    def __init__(
+        self, shape, hidden_dtype, addend_dtype, *, has_bias=True, has_addend=True, centres=True
+    ):
+        self.centres = centres
         self.hidden = random(*shape, dtype=hidden_dtype, seed=1)
         self.addend = random(*shape, dtype=addend_dtype, seed=2) if has_addend else None
         self.addend_bias = random(shape[1], seed=3) if has_addend and has_bias else None
@@ -51,11 +54,16 @@ class Arguments:
         return sum(part.double() for part in parts if part is not None)
 
     def norm(self, total: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return functional.layer_norm(total, total.shape[-1:], weight, bias, EPS)
+        if self.centres:
+            return functional.layer_norm(total, total.shape[-1:], weight, bias, EPS)
+        return functional.rms_norm(total, total.shape[-1:], weight, EPS) + bias
 
     def forward(self, dtype: torch.dtype) -> tuple[Tensor, ...]:
         return norm.forward(
-            self.hidden, self.addend, self.addend_bias, self.weight, self.bias, eps=EPS, dtype=dtype
+            *(self.hidden, self.addend, self.addend_bias, self.weight, self.bias),
+            eps=EPS,
+            dtype=dtype,
+            centres=self.centres,
         )
 
     def gradients(self, total: Tensor) -> list[Tensor]:
@@ -73,23 +81,29 @@ class Arguments:
     has_bias=st.booleans(),
     num_gradients=st.integers(0, 2),
     num_programs=st.sampled_from([1, 3, 40]),
+    centres=st.booleans(),
 )
 def test_outputs_and_gradients_equal_float64(
-    shape, hidden_dtype, addend_dtype, has_addend, has_bias, num_gradients, num_programs
+    shape, hidden_dtype, addend_dtype, has_addend, has_bias, num_gradients, num_programs, centres
 ):
-    given = Arguments(shape, hidden_dtype, addend_dtype, has_bias=has_bias, has_addend=has_addend)
+    options = {"has_bias": has_bias, "has_addend": has_addend, "centres": centres}
+    given = Arguments(shape, hidden_dtype, addend_dtype, **options)
     before = given.hidden.clone()
     total, normed, mean, rstd = given.forward(addend_dtype)
     assert torch.equal(given.hidden, before)
     assert (total is given.hidden) == (not has_addend)
     assert (total.dtype, normed.dtype) == (hidden_dtype, addend_dtype)
-    assert mean.dtype == rstd.dtype == torch.float32
+    assert rstd.dtype == torch.float32
     assert_near(total, given.total)
     # What is normalised is the total as it is stored.
     stored = total.double()
     assert_near(normed, given.norm(stored, given.weight.double(), given.bias.double()))
-    assert_near(mean, stored.mean(-1))
-    assert_near(rstd, (stored.var(-1, correction=0) + EPS).rsqrt())
+    if centres:
+        assert mean.dtype == torch.float32
+        assert_near(mean, stored.mean(-1))
+        stored = stored - stored.mean(-1, keepdim=True)
+    assert (mean is not None) == centres
+    assert_near(rstd, (stored.square().mean(-1) + EPS).rsqrt())
 
     # One gradient of the total lies by columns.
     d_totals = [

@@ -47,15 +47,15 @@ class DecoderMemory:
         config, schedule = model.config, model.schedule
         self.sizes, self.capacity = sizes, sizes.capacity
         self.num_rows, self.num_heads = len(stream.rows), config.num_heads
-        self.head_size = config.head_size
+        self.num_groups, self.head_size = config.key_value_heads, config.head_size
         device = model.output.weight.device
         num_caches = 1 if schedule.shares_keys_values else config.num_layers
-        per_row = (self.num_rows, config.num_heads)
-        banks = (config.num_layers, sizes.num_regions, *per_row, sizes.capacity, config.head_size)
+        per_row = (self.num_rows, self.num_groups)
+        banks = (sum(config.depth), sizes.num_regions, *per_row, sizes.capacity, config.head_size)
         caches = (num_caches, *per_row, sizes.num_slots, config.head_size)
-        # Keys and values: banks [layers, regions, rows, heads, capacity, size], and behind them the
-        # cache [layers or 1, rows, heads, slots, size]; one allocation, so that a kernel reaches
-        # both from one address.
+        # Keys and values: banks [layers, regions, rows, groups, capacity, size], and behind them
+        # the cache [layers or 1, rows, groups, slots, size]; one allocation, so that a kernel
+        # reaches both from one address.
         num_banks = torch.Size(banks).numel()
         memory = torch.zeros(2, num_banks + torch.Size(caches).numel(), dtype=dtype, device=device)
         self.keys, self.values = memory
@@ -153,13 +153,13 @@ class Decoder:
         if early is None:
             early = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= HOPPER
         self._early = early
-        self._planner = Planner(model.schedule, model.config.num_layers)
+        self._planner = Planner(model.schedule, model.config.depth)
         # What is made in inference mode could not be part of anything that is differentiated.
         with torch.inference_mode(mode=False), torch.no_grad():
             if weights is None or not weights.serve(model, dtype):
                 weights = Weights.of(model, dtype)
             self.weights = weights
-            self._begin(state.streams[0], measured(model.schedule, model.config.num_layers))
+            self._begin(state.streams[0], measured(model.schedule, model.config.depth))
 
     @staticmethod
     def fits(model: object, state: object) -> bool:
@@ -173,6 +173,7 @@ class Decoder:
         is_casting = torch.is_autocast_enabled(here.device.type)
         return (
             is_plain(model)
+            and can_decode(model)
             and model.config.head_size % 2 == 0
             and model.schedule.is_state_bounded
             and dtype in DTYPES
@@ -252,7 +253,6 @@ class Decoder:
             self.weights,
             self._memory,
             attends_self=self._planner.attends_self,
-            span=self._planner.span,
             early=self._early,
         )
         self._programs: dict[Form, Callable[[], object]] = {}
@@ -314,6 +314,15 @@ class Decoder:
         with captured(graph):
             _run_all(launches)
         return graph.replay
+
+
+def can_decode(model: SequenceModel) -> bool:
+    """Whether the kernels compute what this model does."""
+    config, schedule = model.config, model.schedule
+    is_outer = config.injection != "none" or sum(config.depth) > config.num_layers
+    # The launches of such layers are those of layers that see themselves by their own projections.
+    is_usual = schedule.attends_self and not (schedule.shares_keys_values or schedule.mixes_layers)
+    return not config.qk_norm and (is_usual or not is_outer)
 
 
 def _run_all(launches: "list[Launch]") -> None:

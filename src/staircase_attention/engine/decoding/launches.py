@@ -46,6 +46,8 @@ class Product:
     """Of the targets that the kernels know."""
     norm: Norm | None = None
     """Applied to the source first."""
+    is_gated: bool = False
+    """Whether the source is silu(first half) * second half."""
     bias: Tensor | None = None
     mix: tl.constexpr = kernels.NO_MIX
     mix_weight: Tensor | None = None
@@ -61,6 +63,13 @@ class Product:
         """Layers that one launch serves."""
         return len(self.weights) if self.weights.dim() == 3 else 1  # noqa: PLR2004
 
+    @property
+    def read(self) -> tl.constexpr:
+        """How the kernels read the source."""
+        if self.norm is not None:
+            return kernels.LAYER_NORM if self.norm.centres else kernels.RMS_NORM
+        return kernels.SWIGLU if self.is_gated else kernels.AS_IS
+
 
 class Launches:
     """Scratch memory for one token of every row, and the launches that compute it."""
@@ -71,11 +80,10 @@ class Launches:
         memory: "DecoderMemory",
         *,
         attends_self: bool,
-        span: int | None,
         early: bool,
     ) -> None:
         self.weights, self.memory = weights, memory
-        self.attends_self, self.span, self.early = attends_self, span, early
+        self.attends_self, self.early = attends_self, early
         self.rows, self.num_heads, self.size = memory.num_rows, memory.num_heads, memory.head_size
         self.width = self.num_heads * self.size
         self.attention = attention_tiles(
@@ -94,7 +102,7 @@ class Launches:
         self.tokens = scratch(self.rows, dtype=torch.int64)
         self.logits = scratch(self.rows, len(weights.logits))
         # Between layers hidden vectors stay in float32; only what products read is in their dtype.
-        self._hidden, self._mix = scratch(2, self.rows, self.width)
+        self._hidden, self._mix, self._entered, self._gates = scratch(4, self.rows, self.width)
         self._normed = scratch(weights.num_layers, self.rows, self.width, dtype=dtype)
         self._queries, self._attended = scratch(2, self.rows, self.width, dtype=dtype)
         self._inner = scratch(self.rows, weights.expand.shape[1], dtype=dtype)
@@ -106,14 +114,20 @@ class Launches:
     def all(self, form: Form) -> Iterator[Launch]:
         """What takes the tokens to their logits, and the position one on."""
         weights = self.weights
-        mixes = [weights.mix is not None and cached == "output" for _, cached in form]
+        mixes = [weights.mix is not None and step.cached == "output" for step in form]
+        # The first step of the recurrence, and those that see again what entered it.
+        entry = next(n for n, step in enumerate(form) if step.layers.start < weights.num_recurring)
         yield self._embed(starts_mix=mixes[0])
-        for number, (layers, cached) in enumerate(form):
+        for number, (layers, cached, span, injects) in enumerate(form):
             plan = self.memory.plan[number]
+            if weights.injects and number == entry:
+                yield partial(torch.add, self._hidden, 0.0, out=self._entered)
+            if weights.injects and injects:
+                yield from self._inject()
             if cached == "input":
                 yield from self._freeze(self._hidden, plan)
             for layer in layers:
-                yield from self._attention(layer, plan)
+                yield from self._attention(layer, plan, span)
                 # A step that ends with the input of a mixture starts it; its layers add to it.
                 starts_next = layer == layers[-1] and any(mixes[number + 1 : number + 2])
                 mix = kernels.ADD_MIX if mixes[number] else kernels.NO_MIX
@@ -143,38 +157,53 @@ class Launches:
             BLOCK=triton.next_power_of_2(self.width),
         )
 
-    def _attention(self, layer: int, plan: Tensor) -> Iterator[Launch]:
+    def _inject(self) -> Iterator[Launch]:
+        """Hidden vectors h and what entered, e: h + e, or h + sigmoid(gate(h)) * (e - h)."""
+        if self.weights.gate is None:
+            yield partial(self._hidden.add_, self._entered)
+            return
+        weight, bias = self.weights.gate
+        source = self._normed[0]
+        # A kernel, not a copy of memory: the next one may be launched early behind it.
+        yield partial(torch.add, self._hidden, 0.0, out=source)
+        yield from self._product(Product(source, weight, self._gates, kernels.ROWS_ONLY, bias=bias))
+        yield partial(torch.sigmoid, self._gates, out=self._gates)
+        yield partial(self._hidden.lerp_, self._entered, self._gates)
+
+    def _attention(self, layer: int, plan: Tensor, span: int | None) -> Iterator[Launch]:
         weights = self.weights
-        # [3 * width, width]: queries, keys, values; queries only where a token does not see itself
-        # or where all layers share the projections of keys and values.
+        # Queries, keys, values; queries only where a token does not see itself or where all layers
+        # share the projections of keys and values.
         own = weights.projections[layer]
+        keeps = self.attends_self and weights.shared is None
         queries = Product(
             self._hidden,
-            own if self.attends_self and weights.shared is None else own[: self.width],
+            own if keeps else own[: self.width],
             self._queries,
-            kernels.KEEP,
-            norm=weights.attention_norm.of_layer(layer),
+            kernels.KEEP if keeps else kernels.ROWS_ONLY,
+            norm=weights.attention_norm.of_layers(slice(layer, layer + 1)),
             base=self.memory.bank_base(layer),
             capacity=self.memory.sizes.capacity,
             plan=plan,
         )
         yield from self._product(queries)
         if self.attends_self and weights.shared is not None:
-            yield from self._product(
-                replace(queries, norm=weights.shared_norm, weights=weights.shared)
-            )
-        yield self._attend(layer, plan)
+            shared = {"norm": weights.shared_norm, "weights": weights.shared, "kind": kernels.KEEP}
+            yield from self._product(replace(queries, **shared))
+        yield self._attend(layer, plan, span)
         yield from self._product(
             Product(self._attended, weights.output[layer], self._hidden, kernels.ADD)
         )
 
     def _feed_forward(self, layer: int, mix: tl.constexpr) -> Iterator[Launch]:
         weights = self.weights
+        activations = {"relu": kernels.RELU, "gelu": kernels.GELU, "swiglu": kernels.ROWS_ONLY}
         yield from self._product(
             Product(
-                *(self._hidden, weights.expand[layer], self._inner, kernels.RELU),
-                norm=weights.feed_forward_norm.of_layer(layer),
-                bias=weights.expand_bias[layer],
+                *(self._hidden, weights.expand[layer], self._inner),
+                activations[weights.feed_forward],
+                norm=weights.feed_forward_norm.of_layers(slice(layer, layer + 1)),
+                bias=None if weights.expand_bias is None else weights.expand_bias[layer],
             )
         )
         mix_weight = None
@@ -183,7 +212,8 @@ class Launches:
         yield from self._product(
             Product(
                 *(self._inner, weights.contract[layer], self._hidden, kernels.ADD),
-                bias=weights.contract_bias[layer],
+                is_gated=weights.feed_forward == "swiglu",
+                bias=None if weights.contract_bias is None else weights.contract_bias[layer],
                 mix=mix,
                 mix_weight=mix_weight,
             )
@@ -192,14 +222,15 @@ class Launches:
     def _freeze(self, remembered: Tensor, plan: Tensor) -> Iterator[Launch]:
         """Keys and values of the token as it is remembered, for all layers at once."""
         weights = self.weights
-        own = weights.projections[:, self.width :]  # [layers, 2 * width, width]
+        recurring = slice(weights.num_recurring)
+        own = weights.projections[recurring, self.width :]  # [layers, keys and values, width]
         yield from self._product(
             Product(
                 remembered,
                 own if weights.shared is None else weights.shared,
                 self._queries,
                 kernels.KEEP,
-                norm=weights.shared_norm or weights.attention_norm,
+                norm=weights.shared_norm or weights.attention_norm.of_layers(recurring),
                 base=self.memory.cache_base(0),
                 capacity=self.memory.sizes.num_slots,
                 plan=plan[2:],
@@ -223,9 +254,10 @@ class Launches:
                 self.rows,
                 norm.epsilon,
                 WIDTH=self.width,
+                READ=product.read.value,
                 BLOCK=triton.next_power_of_2(self.width),
             )
-            yield self._many(replace(product, source=self._normed))
+            yield self._many(replace(product, source=self._normed, norm=None))
 
     def _few(self, product: Product) -> Launch:
         norm, (columns, inner) = product.norm, product.weights.shape[-2:]
@@ -240,7 +272,7 @@ class Launches:
             1e-5 if norm is None else norm.epsilon,
             *self._targets(product),
             **self._facts(product),
-            NORM=norm is not None,
+            READ=product.read.value,
             ROWS=self.rows,
             BLOCK_N=block_n,
             BLOCK_K=block_k,
@@ -273,6 +305,7 @@ class Launches:
             *self._targets(product),
             self.rows,
             **self._facts(product),
+            READ=product.read.value,
             PARTS=parts,
             PART=triton.cdiv(triton.cdiv(inner, parts), tiles.inner) * tiles.inner,
             BLOCK_M=tiles.rows,
@@ -305,12 +338,12 @@ class Launches:
             "TARGET": product.kind.value,
             "BIAS": product.bias is not None,
             "MIX": product.mix.value,
-            "HEADS": self.num_heads if keeps else 1,
+            "HEADS": self.memory.num_groups if keeps else 1,
             "SIZE": self.size if keeps else 1,
             "CAPACITY": product.capacity,
         }
 
-    def _attend(self, layer: int, plan: Tensor) -> Launch:
+    def _attend(self, layer: int, plan: Tensor, span: int | None) -> Launch:
         memory, tiles, table = self.memory, self.attention, self.weights.table
         sizes = memory.sizes
         return self._launch(
@@ -332,6 +365,7 @@ class Launches:
             self.rows,
             self.size**-0.5,
             HEADS=self.num_heads,
+            GROUPS=memory.num_groups,
             SIZE=self.size,
             UNITS=triton.next_power_of_2(self.size),
             CAPACITY=sizes.capacity,
@@ -339,7 +373,7 @@ class Launches:
             SEGMENTS=sizes.num_frozen + (BANK_SEGMENTS if self.attends_self else 0),
             FROZEN=sizes.num_frozen,
             SELF=self.attends_self,
-            SPAN=self.span or 0,
+            SPAN=span or 0,
             DISTANCES=sizes.reach if table is None else len(table),
             ROTARY=table is None,
             SHARES=tiles.shares,

@@ -14,19 +14,34 @@ is cached gets neighbouring ones, which are free again when the timetable drops 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from typing import NamedTuple
 
 from staircase_attention.models.state import Stream
-from staircase_attention.schedules import Schedule, Step
+from staircase_attention.schedules import Depth, Schedule, Step
 
-# For each step of a token its layers, and what it leaves in the cache: what a graph depends on.
-Form = tuple[tuple[range, str | None], ...]
 # Numbers of a row before its segments: region and shift of the bank, 0 and shift of the cache.
 #
 # A token at position p is written to place p + shift.
 HEADER = 4
 # A ring of neighbours in time lies in at most two pieces.
 BANK_SEGMENTS = 2
+
+
+class FormStep(NamedTuple):
+    """What the launches of one step of a token depend on."""
+
+    layers: range
+    cached: str | None
+    """What it leaves in the cache."""
+    span: int | None = None
+    """How many of the latest keys a token sees, itself included; None: all."""
+    injects: bool = False
+    """Whether it sees again what entered the recurrence."""
+
+
+# All steps of a token: what a graph depends on.
+Form = tuple[FormStep, ...]
 
 
 class Segment(NamedTuple):
@@ -154,7 +169,7 @@ class DecodingPlan:
         """The room that this run needs."""
         regions, banks, frozen = zip(*self.seen, strict=True)
         slots = [one.place + one.length for one in self.before.cached]
-        if any(cached for _, cached in self.form):
+        if any(step.cached for step in self.form):
             slots.append(self.place + len(self.run))
         counts = [len(held) + sum(one.length for one in many) for _, held, many in self.seen]
         oldest = [held.start for held in banks] + [one.position for many in frozen for one in many]
@@ -207,9 +222,9 @@ class DecodingPlan:
 class Planner:
     """Asks a schedule's timetable for runs of tokens."""
 
-    def __init__(self, schedule: Schedule, num_layers: int) -> None:
+    def __init__(self, schedule: Schedule, depth: Depth) -> None:
         self.schedule = schedule
-        self.num_layers = num_layers
+        self.depth = depth
         self.attends_self = schedule.attends_self
         # One step that takes two chunks at once treats all tokens alike.
         two = range(2 * schedule.chunk_length)
@@ -243,7 +258,7 @@ class Planner:
         seen = tuple(
             (
                 after.regions.get(step.bank, 0),
-                range(max(held.start, oldest), held.stop),
+                held if step.span else range(max(held.start, oldest), held.stop),
                 within(frozen, [visible]),
             )
             for step, held, frozen in after.follow(
@@ -255,7 +270,15 @@ class Planner:
             place=place,
             before=books,
             after=after,
-            form=tuple((step.layers, step.cells[0].cached) for step in steps),
+            form=tuple(
+                FormStep(
+                    layers=step.layers,
+                    cached=step.cells[0].cached,
+                    span=step.span or self.span,
+                    injects=step.cells[0].pass_number > 1,
+                )
+                for step in steps
+            ),
             seen=seen,
             attends_self=self.attends_self,
             span=self.span,
@@ -271,16 +294,17 @@ class Planner:
         return books
 
     def _steps(self, tokens: range) -> list[Step]:
-        return list(self.schedule.steps(tokens, num_layers=self.num_layers, order="window"))
+        phases = self.schedule.phases(tokens, depth=self.depth, order="window")
+        return list(chain.from_iterable(phases))
 
 
 @lru_cache
-def measured(schedule: Schedule, num_layers: int) -> Sizes:
+def measured(schedule: Schedule, depth: Depth) -> Sizes:
     """The room that a schedule needs, from a walk that fills its window twice.
 
     A schedule may need more later on; then a decoder makes room again.
     """
-    planner = Planner(schedule, num_layers)
+    planner = Planner(schedule, depth)
     books, position, sizes = Books({}, {}, []), 0, Sizes()
     while position < 2 * (schedule.default_max_distance + schedule.chunk_length):
         plan = planner.plan(books, position)

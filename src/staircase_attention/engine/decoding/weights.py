@@ -14,21 +14,29 @@ from staircase_attention.models.sequence_model import SequenceModel
 
 
 class Norm(NamedTuple):
-    """Layer norms of one kind."""
+    """Norms of one kind."""
 
     weights: Float[Tensor, "layers 2 width"]
     """Gains and shifts, in float32."""
     epsilon: float
+    centres: bool
+    """Layer norms do, RMS norms do not."""
 
     @classmethod
-    def of(cls, norms: Sequence[nn.LayerNorm]) -> "Norm":
+    def of(cls, norms: Sequence[nn.LayerNorm | nn.RMSNorm]) -> "Norm":
         """The norms of several layers as one."""
-        pairs = [torch.stack([norm.weight, norm.bias]).detach().float() for norm in norms]
-        return cls(torch.stack(pairs), norms[0].eps)
+        pairs = []
+        for norm in norms:
+            bias = getattr(norm, "bias", None)
+            shifts = torch.zeros_like(norm.weight) if bias is None else bias
+            pairs.append(torch.stack([norm.weight, shifts]).detach().float())
+        epsilon, centres = norms[0].eps, isinstance(norms[0], nn.LayerNorm)
+        assert epsilon is not None
+        return cls(torch.stack(pairs), epsilon, centres)
 
-    def of_layer(self, layer: int) -> "Norm":
-        """The norm of one layer."""
-        return Norm(self.weights[layer : layer + 1], self.epsilon)
+    def of_layers(self, layers: slice) -> "Norm":
+        """The norms of some layers."""
+        return self._replace(weights=self.weights[layers])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,10 +52,12 @@ class Weights:
     """Queries, then keys and values where each layer has its own."""
     output: Float[Tensor, "layers width width"]
     feed_forward_norm: Norm
-    expand: Float[Tensor, "layers inner width"]
-    expand_bias: Float[Tensor, "layers inner"]
+    feed_forward: str
+    expand: Float[Tensor, "layers expanded width"]
+    """Of SwiGLU gates, then values."""
+    expand_bias: Float[Tensor, "layers expanded"] | None
     contract: Float[Tensor, "layers width inner"]
-    contract_bias: Float[Tensor, "layers width"]
+    contract_bias: Float[Tensor, "layers width"] | None
     last_norm: Norm
     logits: Float[Tensor, "output width"]
     logits_bias: Float[Tensor, " output"]
@@ -58,6 +68,11 @@ class Weights:
     """Keys and values of all layers, where layers share them."""
     mix: Float[Tensor, " levels"] | None
     """Weights of the embedding and of each layer in what is cached."""
+    num_recurring: int
+    """L: layers that recur come first; others are a prelude's and a coda's."""
+    injects: bool
+    gate: tuple[Float[Tensor, "width width"], Float[Tensor, " width"]] | None
+    """What lets in what entered the recurrence; None: it is added."""
     dtype: torch.dtype
     sources: tuple[Tensor, ...]
     """The model's own parameters."""
@@ -71,10 +86,16 @@ class Weights:
         def cast(parameters: list[Tensor]) -> Tensor:
             return torch.stack([one.detach().to(dtype) for one in parameters]).contiguous()
 
+        def floats(parameters: list[Tensor]) -> Tensor:
+            return torch.stack([one.detach().float() for one in parameters])
+
         layers = model.core.typed_layers
         memory, positions = model.core.memory, model.core.positions
         shares = memory.shares_keys_values
         forward = [layer.feed_forward for layer in layers]
+        kind, gate = model.config.feed_forward, model.core.gate
+        expands = [[one.gate, one.expand] if kind == "swiglu" else [one.expand] for one in forward]
+        has_bias = model.config.bias
         projections = [[one.weight for one in layer.attention.projections] for layer in layers]
         table = None
         if isinstance(positions, RelativePositions):
@@ -86,10 +107,13 @@ class Weights:
             projections=cast([torch.cat(parts) for parts in projections]),
             output=cast([layer.attention.output.weight for layer in layers]),
             feed_forward_norm=Norm.of([layer.feed_forward_norm for layer in layers]),
-            expand=cast([one.expand.weight for one in forward]),
-            expand_bias=torch.stack([one.expand.bias.detach().float() for one in forward]),
+            feed_forward=kind,
+            expand=cast([torch.cat([one.weight for one in many]) for many in expands]),
+            expand_bias=floats([torch.cat([one.bias for one in many]) for many in expands])
+            if has_bias
+            else None,
             contract=cast([one.contract.weight for one in forward]),
-            contract_bias=torch.stack([one.contract.bias.detach().float() for one in forward]),
+            contract_bias=floats([one.contract.bias for one in forward]) if has_bias else None,
             last_norm=Norm.of([model.output_norm]),
             logits=model.output.weight.detach().to(dtype).contiguous(),
             logits_bias=model.output.bias.detach().float().contiguous(),
@@ -97,6 +121,9 @@ class Weights:
             shared_norm=Norm.of([memory.norm]) if shares else None,
             shared=cast([memory.key.weight, memory.value.weight]).flatten(0, 1) if shares else None,
             mix=mix,
+            num_recurring=model.config.num_layers,
+            injects=model.core.injects,
+            gate=None if gate is None else (gate.weight.detach().to(dtype), gate.bias.float()),
             dtype=dtype,
             sources=tuple(model.parameters()),
             version=version_of(tuple(model.parameters())),

@@ -19,9 +19,8 @@ from torch.autograd.function import once_differentiable
 from staircase_attention.attention import View
 from staircase_attention.engine.fused.cache import BufferedCache, Lent
 from staircase_attention.engine.fused.route import Attended, PastGradients, Route
-from staircase_attention.engine.fused.weights import FusedFreezing, SharedCore, SharedLayer
-from staircase_attention.engine.kernels import activation, norm
-from staircase_attention.engine.kernels.activation import gated_product
+from staircase_attention.engine.fused.weights import FusedFreezing, Level, SharedCore, SharedLayer
+from staircase_attention.engine.kernels import norm
 from staircase_attention.layers.core import Core, Trip
 from staircase_attention.layers.keys_values import Cache, JoinedCache, KeysValues, join
 from staircase_attention.models.backend import RecomputedCore
@@ -107,18 +106,18 @@ class Saved(NamedTuple):
 
     total: Float[Tensor, "rows width"]
     """The hidden state below the layer,"""
-    mean: Float[Tensor, " rows"]
+    mean: Float[Tensor, " rows"] | None
     scale: Float[Tensor, " rows"]
     normed: Float[Tensor, "rows width"]
     """and its norm."""
     middle: Float[Tensor, "rows width"]
     """The hidden state between the sublayers,"""
-    middle_mean: Float[Tensor, " rows"]
+    middle_mean: Float[Tensor, " rows"] | None
     middle_scale: Float[Tensor, " rows"]
     middle_normed: Float[Tensor, "rows width"]
     """and its norm."""
     inner: Float[Tensor, "rows inner"]
-    """Inside the feed-forward sublayer, after ReLU and dropout."""
+    """What the feed-forward sublayer keeps."""
     projected: Float[Tensor, "rows projections"] | None
     """Queries, keys and values; None where there was nothing to attend to."""
     found: Float[Tensor, "rows width"] | None
@@ -172,10 +171,11 @@ class FusedTrip(torch.autograd.Function):
             contexts += route.own_keys_values(saved.projected)
             if number + 1 < len(layers):
                 following = layers[number + 1].attention_norm
-                level = following.forward(saved.middle, addend, layer.contract_bias, shared.dtype)
+                bias = layer.feed_forward.last_bias
+                level = following.forward(saved.middle, addend, bias, shared.dtype)
                 total = level[0]
             else:
-                total = norm.add(saved.middle, addend, layer.contract_bias)
+                total = norm.add(saved.middle, addend, layer.feed_forward.last_bias)
             outputs.append(total.view(hidden.shape))
         ctx.route, ctx.num_past = route, len(past)
         ctx.save_for_backward(*kept, *past)
@@ -198,7 +198,7 @@ class FusedTrip(torch.autograd.Function):
         d_total = torch.zeros_like(kept[0]) if levels[-1] is None else levels[-1]
         d_total = d_total.reshape(kept[0].shape)
         d_addend: Tensor | None = norm.add_backward(
-            d_total, sums=layers[-1].contract_bias_sums.parts, addend_dtype=shared.dtype
+            d_total, sums=layers[-1].feed_forward.last_sums, addend_dtype=shared.dtype
         )
         for number in reversed(range(len(layers))):
             layer, own = layers[number], kept[number * size : (number + 1) * size]
@@ -220,14 +220,8 @@ class FusedTrip(torch.autograd.Function):
                 d_below = d_below.reshape(d_total.shape)
             addend_dtype = shared.dtype if number else None
             if d_normed is not None:
-                d_total, d_addend = norm.backward(
-                    d_total,
-                    d_normed,
-                    saved.total,
-                    layer.attention_norm.weight,
-                    saved.mean,
-                    saved.scale,
-                    sums=layer.attention_norm.sums.parts,
+                d_total, d_addend = layer.attention_norm.backward(
+                    *(d_total, d_normed, saved.total, saved.mean, saved.scale),
                     addend_dtype=addend_dtype,
                     d_more=d_below,
                 )
@@ -235,7 +229,7 @@ class FusedTrip(torch.autograd.Function):
                 d_total = d_total if d_below is None else d_total + d_below
                 d_addend = norm.add_backward(
                     d_total,
-                    sums=layers[number - 1].contract_bias_sums.parts,
+                    sums=layers[number - 1].feed_forward.last_sums,
                     addend_dtype=addend_dtype,
                 )
         return None, None, None, d_total.view(route.shape), *pasts.finish()
@@ -244,7 +238,7 @@ class FusedTrip(torch.autograd.Function):
 def _through(
     route: Route,
     layer: SharedLayer,
-    level: tuple[Tensor, Tensor, Tensor, Tensor],
+    level: Level,
     past: KeysValues | None,
     seed: Tensor | None,
 ) -> tuple[Saved, Tensor]:
@@ -252,24 +246,13 @@ def _through(
     total, normed, mean, scale = level
     attended = route.attend(layer, normed, past, seed)
     addend = None if attended is None else attended.found @ layer.output.weight.T
-    middle, middle_normed, *middle_norm = layer.feed_forward_norm.forward(
+    middle, middle_normed, middle_mean, middle_scale = layer.feed_forward_norm.forward(
         total, addend, None, route.shared.dtype
     )
-    # Inside the feed-forward sublayer: dropout(ReLU(expand(x))) [rows, inner]. Its sign is all
-    # that the backward pass needs of ReLU and dropout.
-    if seed is None:
-        inner = torch._addmm_activation(layer.expand_bias, middle_normed, layer.expand.weight.T)
-    else:
-        inner = middle_normed @ layer.expand.weight.T
-        activation.relu_dropout_(
-            inner, layer.expand_bias, dropout=route.shared.dropout, seed=seed[1:]
-        )
-    saved = Saved(
-        *(total, mean, scale, normed),
-        *(middle, *middle_norm, middle_normed, inner),
-        *(attended or (None, None, None)),
-    )
-    return saved, inner @ layer.contract.weight.T
+    inner, addend = layer.feed_forward.forward(middle_normed, None if seed is None else seed[1:])
+    below, between = (total, mean, scale), (middle, middle_mean, middle_scale)
+    saved = Saved(*below, normed, *between, middle_normed, inner, *(attended or (None, None, None)))
+    return saved, addend
 
 
 def _back(
@@ -288,26 +271,14 @@ def _back(
     `d_own` are those of the layer's own keys and values. None: there was nothing to attend to.
     """
     layer = route.own_layers[number]
-    # y = total + out(attention(norm(total))); output = y + contract(relu(expand(norm(y)))): from
-    # the last product to the first, each adds its weights' gradient and passes its input's on.
-    layer.contract.add(saved.inner, d_addend)
-    d_inner = gated_product(
-        d_addend,
-        layer.contract.weight,
-        saved.inner,
-        scale=1 / (1 - route.shared.dropout),
-        sums=layer.expand_bias_sums.parts,
+    # y = total + out(attention(norm(total))); output = y + feed_forward(norm(y)): from the last
+    # product to the first, each adds its weights' gradient and passes its input's on.
+    d_normed = layer.feed_forward.backward(
+        saved.inner, saved.middle_normed, d_addend, None if seed is None else seed[1:]
     )
-    layer.expand.add(saved.middle_normed, d_inner)
     attended = saved.attended
-    d_total, d_attended = norm.backward(
-        d_total,
-        d_inner @ layer.expand.weight,
-        saved.middle,
-        layer.feed_forward_norm.weight,
-        saved.middle_mean,
-        saved.middle_scale,
-        sums=layer.feed_forward_norm.sums.parts,
+    d_total, d_attended = layer.feed_forward_norm.backward(
+        *(d_total, d_normed, saved.middle, saved.middle_mean, saved.middle_scale),
         addend_dtype=None if attended is None else route.shared.dtype,
     )
     if attended is None or d_attended is None:

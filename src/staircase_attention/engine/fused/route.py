@@ -1,7 +1,7 @@
 """Attention of a fused step: what its queries see, and where the gradients of that go."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from staircase_attention.attention import View
 from staircase_attention.engine.fused.cache import BufferSlot
 from staircase_attention.engine.fused.weights import SharedCore, SharedLayer
-from staircase_attention.engine.kernels import relative_attention
+from staircase_attention.engine.kernels import relative_attention, rotary
 from staircase_attention.engine.kernels.relative_parts import Call, Gradients
 from staircase_attention.engine.kernels.single_query import Notes
 from staircase_attention.layers.keys_values import KeysValues
@@ -65,7 +65,7 @@ class Route:
         """What the queries find; None where there is nothing to attend to."""
         if past is None and not self.shared.attends_self:
             return None
-        # [rows, 3 * width], or [rows, width] where all layers share keys and values.
+        # Queries, keys, values [rows, ...], or queries alone where all layers share the others.
         projected = normed @ layer.projection.weight.T
         found, logsumexp = relative_attention.forward(self._call(projected, past, seed))
         return Attended(projected, found.transpose(1, 2).reshape(normed.shape), logsumexp)
@@ -76,7 +76,7 @@ class Route:
         """The queries' own keys and values, if they see themselves."""
         if not self.shared.attends_self or projected is None:
             return None, None
-        _, keys, values = self._heads(projected)
+        _, keys, values = self._parts(projected)
         return keys, values
 
     def attend_backward(
@@ -96,8 +96,8 @@ class Route:
         # Kernels write the gradients of queries, keys and values side by side, ready for the
         # product with the weights of all three.
         d_projected = torch.empty_like(kept.projected)
-        d_queries, *d_keys_values = self._heads(d_projected)
-        (d_out,), (out,) = self._heads(d_found), self._heads(kept.found)
+        d_queries, *d_keys_values = self._parts(d_projected)
+        d_out, out = self._heads(d_found), self._heads(kept.found)
         if not self.shared.attends_self:
             # Keys and values of these queries are seen by later ones only, through a cache.
             for unseen in d_keys_values:
@@ -105,15 +105,19 @@ class Route:
             pasts.notes_on(call).add_query(number, call, d_out, out, kept.logsumexp, d_queries)
             return d_projected
         keys, values = d_keys_values
+        past = pasts.target(number) if call.past else None
         gradients = Gradients(
             queries=d_queries,
             keys=keys,
             values=values,
-            past=pasts.target(number) if call.past else None,
+            past=past,
             adds_past=bool(self.slots),
-            table_sums=self.shared.table_sums.parts,
+            table_sums=None if call.table is None else self.shared.table_sums.parts,
         )
-        relative_attention.backward(call, d_out, out, kept.logsumexp, gradients)
+        if call.table is None:
+            self._turned_backward(call, d_out, out, kept.logsumexp, gradients)
+        else:
+            relative_attention.backward(call, d_out, out, kept.logsumexp, gradients)
         # Later steps saw the same keys and values as their past.
         for written, given in zip(d_keys_values, d_own, strict=True):
             if given is not None:
@@ -126,12 +130,21 @@ class Route:
         past: KeysValues | None,
         seed: Tensor | None,
     ) -> Call:
-        queries, *own = self._heads(projected)
+        queries, *own = self._parts(projected)
         # Kernels put the past before the queries' own keys; without those, it takes their place.
         if not self.shared.attends_self:
             assert past is not None
             own, past = [*past], None
         keys, values = own
+        if self.shared.table is None:
+            # Places are counted from the oldest key. Keys without them are what later steps see.
+            first, turns = self.view.first_query, self.shared.turns(self.view)
+            queries, keys = (
+                rotary.rotate(one, turns, first=first, out=_by_time(one)) for one in (queries, keys)
+            )
+            if past is not None:
+                turned = rotary.rotate(past.keys, turns, first=0, out=_by_time(past.keys))
+                past = KeysValues(turned, past.values)
         return Call.of(
             queries,
             keys,
@@ -145,15 +158,47 @@ class Route:
             seed=None if seed is None else seed[:1],
         )
 
-    def _heads(
+    def _turned_backward(
+        self, call: Call, d_out: Tensor, out: Tensor, logsumexp: Tensor, gradients: Gradients
+    ) -> None:
+        """Gradients of queries and keys as the kernels saw them, turned back to their places."""
+        past = gradients.past
+        seen = replace(
+            gradients,
+            queries=_by_time(call.queries),
+            keys=_by_time(call.keys),
+            past=None if past is None else (torch.zeros_like(past[0]), past[1]),
+        )
+        relative_attention.backward(call, d_out, out, logsumexp, seen)
+        turns, first = self.shared.turns(self.view), self.view.first_query
+        turn_back = partial(rotary.rotate, turns=turns, backwards=True)
+        turn_back(seen.queries, first=first, out=gradients.queries)
+        turn_back(seen.keys, first=first, out=gradients.keys)
+        if past is not None and seen.past is not None:
+            oldest = call.num_past - gradients.num_stored
+            turn_back(seen.past[0], first=oldest, out=past[0], adds=gradients.adds_past)
+
+    def _parts(
         self, projected: Float[Tensor, "rows projections"]
     ) -> tuple[Float[Tensor, "batch heads time size"], ...]:
         """Queries alone, or queries, keys and values."""
+        num_heads, num_groups = self.shared.num_heads, self.shared.num_groups
+        every = self._heads(projected)
+        if every.shape[1] == num_heads:
+            return (every,)
+        return torch.split(every, [num_heads, num_groups, num_groups], dim=1)
+
+    def _heads(self, vectors: Float[Tensor, "rows ..."]) -> Float[Tensor, "batch heads time size"]:
+        """A view of [batch, time, heads, size]: nothing is copied."""
         batch, time, width = self.shape
-        num_heads = self.shared.num_heads
-        # Views of [batch, time, 1 or 3, heads, size]: nothing is copied.
-        parts = projected.view(batch, time, -1, num_heads, width // num_heads)
-        return parts.permute(2, 0, 3, 1, 4).unbind()
+        return vectors.view(batch, time, -1, width // self.shared.num_heads).transpose(1, 2)
+
+
+def _by_time(like: Float[Tensor, "batch heads time size"]) -> Tensor:
+    """Room for such vectors, in memory as [batch, time, heads, size]."""
+    return torch.empty_like(like.transpose(1, 2), memory_format=torch.contiguous_format).transpose(
+        1, 2
+    )
 
 
 class PastGradients:

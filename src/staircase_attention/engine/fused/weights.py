@@ -15,18 +15,22 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from staircase_attention.attention import View
 from staircase_attention.engine.kernels import activation, norm, relative_attention
+from staircase_attention.engine.kernels.activation import gated_product
 from staircase_attention.engine.kernels.cross_entropy import add_product
 from staircase_attention.layers.core import Core
 from staircase_attention.layers.keys_values import split_heads
-from staircase_attention.layers.layer import Layer
-from staircase_attention.layers.positions import RelativePositions
+from staircase_attention.layers.layer import FeedForward, Layer
+from staircase_attention.layers.positions import RotaryPositions
 
 # Rows that are worth a product's launch; fewer wait for others.
 ENOUGH_ROWS = 4096
 
 # Parameters and their gradients.
 Found = dict[Tensor, Tensor]
+# A sum, its norm, and the mean (of layer norms) and scale of every row.
+Level = tuple[Tensor, Tensor, Tensor | None, Tensor]
 
 
 class SharedMatrix:
@@ -100,10 +104,13 @@ class PartialSums:
 
 
 class SharedNorm:
-    """A layer norm, and the sums of its gradients."""
+    """A norm, and the sums of its gradients."""
 
-    def __init__(self, own: nn.LayerNorm) -> None:
-        self.weight, self.bias, self.eps = own.weight, own.bias, own.eps
+    def __init__(self, own: nn.LayerNorm | nn.RMSNorm) -> None:
+        assert own.eps is not None
+        self.weight, self.eps = own.weight, own.eps
+        self.centres = isinstance(own, nn.LayerNorm)
+        self.bias: Tensor | None = own.bias if isinstance(own, nn.LayerNorm) else None
         # Of the weight, of the bias, and of the bias that is added before the norm.
         width, device = len(self.weight), self.weight.device
         self.sums = PartialSums(norm.NUM_PROGRAMS, 3, width, device=device)
@@ -114,14 +121,35 @@ class SharedNorm:
         addend: Float[Tensor, "rows width"] | None,
         bias: Float[Tensor, " width"] | None,
         dtype: torch.dtype,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    ) -> Level:
         """Total (the sum of what is given), normed (in the dtype of products), mean and scale."""
-        return norm.forward(hidden, addend, bias, self.weight, self.bias, eps=self.eps, dtype=dtype)
+        kind = {"eps": self.eps, "dtype": dtype, "centres": self.centres}
+        return norm.forward(hidden, addend, bias, self.weight, self.bias, **kind)  # type: ignore[arg-type]
+
+    def backward(
+        self,
+        d_total: Tensor | None,
+        d_normed: Tensor,
+        total: Tensor,
+        mean: Tensor | None,
+        scale: Tensor,
+        *,
+        addend_dtype: torch.dtype | None,
+        d_more: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The gradients of hidden and addend, from those of the total and of its norm."""
+        return norm.backward(
+            *(d_total, d_normed, total, self.weight, mean, scale),
+            sums=self.sums.parts,
+            addend_dtype=addend_dtype,
+            d_more=d_more,
+        )
 
     def take(self) -> tuple[Found, Tensor]:
         """The gradients of weight and bias, and that of the bias added before."""
         d_weight, d_bias, d_added = self.sums.take()
-        return {self.weight: d_weight, self.bias: d_bias}, d_added
+        found: Found = {self.weight: d_weight}
+        return found if self.bias is None else found | {self.bias: d_bias}, d_added
 
 
 class Freezing(NamedTuple):
@@ -131,36 +159,99 @@ class Freezing(NamedTuple):
     matrix: SharedMatrix
 
 
+class SharedFeedForward:
+    """The products of a feed-forward sublayer, what is between them, and all gradients.
+
+    The last bias is added where the next norm reads the sum.
+    """
+
+    def __init__(self, own: FeedForward, dtype: torch.dtype, dropout: float) -> None:
+        self.kind, self.dropout = own.kind, dropout
+        first = [own.gate, own.expand] if own.kind == "swiglu" else [own.expand]
+        self.expand = SharedMatrix.of([one.weight for one in first], dtype)
+        self.contract = SharedMatrix.of([own.contract.weight], dtype)
+        self.last_bias: Tensor | None = own.contract.bias
+        self._own_biases = [one.bias for one in first if one.bias is not None]
+        self._bias = (
+            _joined([one.to(dtype) for one in self._own_biases]) if self._own_biases else None
+        )
+        (inner, width), device = self.expand.weight.shape, self.expand.weight.device
+        self._sums = PartialSums(activation.NUM_PROGRAMS, inner, device=device)
+        self._last_sums = PartialSums(norm.NUM_PROGRAMS, width, device=device)
+
+    @property
+    def last_sums(self) -> Tensor | None:
+        """Where the gradient of the last bias is summed, if there is one."""
+        return None if self.last_bias is None else self._last_sums.parts
+
+    def forward(
+        self, normed: Float[Tensor, "rows width"], seed: Tensor | None
+    ) -> tuple[Float[Tensor, "rows inner"], Float[Tensor, "rows width"]]:
+        """What the backward pass needs, and the addend: contract(dropout(activation(expand(x)))).
+
+        Behind a ReLU, whose sign is all that it needs of ReLU and dropout; before a smooth one.
+        """
+        if self.kind == "relu" and seed is None and self._bias is not None:
+            inner = torch._addmm_activation(self._bias, normed, self.expand.weight.T)
+            return inner, inner @ self.contract.weight.T
+        before = normed @ self.expand.weight.T
+        inner = activation.forward(before, self._bias, **self._options(seed))
+        return before, inner @ self.contract.weight.T
+
+    def backward(
+        self,
+        kept: Float[Tensor, "rows inner"],
+        normed: Float[Tensor, "rows width"],
+        d_addend: Float[Tensor, "rows width"],
+        seed: Tensor | None,
+    ) -> Float[Tensor, "rows width"]:
+        """The gradient of the norm; those of the weights are added to their sums."""
+        weight = self.contract.weight
+        if self.kind == "relu":
+            inner, sums = kept, self._sums.parts
+            d_before = gated_product(d_addend, weight, kept, dropout=self.dropout, sums=sums)
+        else:
+            sums = None if self._bias is None else self._sums.parts
+            inner, d_before = activation.backward(
+                d_addend @ weight, kept, self._bias, sums=sums, **self._options(seed)
+            )
+        self.contract.add(inner, d_addend)
+        self.expand.add(normed, d_before)
+        return d_before @ self.expand.weight
+
+    def take(self, d_last_bias: Float[Tensor, " width"]) -> Found:
+        """The gradients, with what the norm above found of the last bias."""
+        found = self.expand.take() | self.contract.take()
+        if self._own_biases:
+            sums = torch.split(self._sums.take(), [len(one) for one in self._own_biases])
+            found |= dict(zip(self._own_biases, sums, strict=True))
+        if self.last_bias is not None:
+            found[self.last_bias] = self._last_sums.take() + d_last_bias
+        return found
+
+    def _options(self, seed: Tensor | None) -> dict[str, Any]:
+        return {"kind": self.kind, "dropout": self.dropout, "seed": seed}
+
+
 class SharedLayer:
     """One layer's weights in the dtype of products, and their gradients."""
 
-    def __init__(self, layer: Layer, dtype: torch.dtype) -> None:
-        attention, expand, contract = (
-            layer.attention,
-            layer.feed_forward.expand,
-            layer.feed_forward.contract,
-        )
+    def __init__(self, layer: Layer, dtype: torch.dtype, dropout: float) -> None:
+        attention = layer.attention
         projections = [one.weight for one in attention.projections]
         self.attention_norm = SharedNorm(layer.attention_norm)
         self.projection = SharedMatrix.of(projections, dtype)
         self.output = SharedMatrix.of([attention.output.weight], dtype)
         self.feed_forward_norm = SharedNorm(layer.feed_forward_norm)
-        self.expand = SharedMatrix.of([expand.weight], dtype)
-        self.expand_bias = expand.bias.to(dtype)
-        self.contract = SharedMatrix.of([contract.weight], dtype)
-        self.contract_bias = contract.bias
-        inner, width, device = *expand.weight.shape, expand.weight.device
-        self.expand_bias_sums = PartialSums(activation.NUM_PROGRAMS, inner, device=device)
-        self.contract_bias_sums = PartialSums(norm.NUM_PROGRAMS, width, device=device)
-        self._own_expand_bias = expand.bias
+        self.feed_forward = SharedFeedForward(layer.feed_forward, dtype, dropout)
         # Frozen tokens have keys and values only.
-        own = SharedMatrix(projections[1:], self.projection.weight[width:])
+        own = SharedMatrix(projections[1:], self.projection.weight[len(projections[0]) :])
         self.freezing = Freezing(self.attention_norm, own)
 
-    def take_gradients(self, d_contract_bias: Float[Tensor, " width"]) -> tuple[Found, Tensor]:
+    def take_gradients(self, d_last_bias: Float[Tensor, " width"]) -> tuple[Found, Tensor]:
         """Those of all parameters, and a part of that of the last bias of the layer below.
 
-        That bias is added where this layer's first norm reads it. `d_contract_bias` is what the
+        That bias is added where this layer's first norm reads it. `d_last_bias` is what the
         layer above found in this way.
         """
         attention_norm, d_below = self.attention_norm.take()
@@ -174,10 +265,7 @@ class SharedLayer:
             **projections,
             **self.output.take(),
             **feed_forward_norm,
-            **self.expand.take(),
-            self._own_expand_bias: self.expand_bias_sums.take(),
-            **self.contract.take(),
-            self.contract_bias: self.contract_bias_sums.take() + d_contract_bias,
+            **self.feed_forward.take(d_last_bias),
         }
         return found, d_below
 
@@ -186,34 +274,47 @@ class SharedCore:
     """A core's weights and settings for one forward pass, and the backward pass that follows it."""
 
     def __init__(self, core: Core, *, dtype: torch.dtype, recompute: bool) -> None:
-        positions, attention = core.positions, core.typed_layers[0].attention
-        assert isinstance(positions, RelativePositions)
+        positions, config = core.positions, core.config
         self.attends_self = core.attends_self
         """Whether queries see themselves, besides the past."""
         self.shares_past = core.memory.shares_keys_values
         """Whether all layers see the same past."""
-        self.num_heads = attention.num_heads
-        self.dropout = attention.dropout if core.training else 0.0
+        self.num_heads, self.num_groups = config.num_heads, config.key_value_heads
+        """Heads of queries, and of keys and values."""
+        self.dropout = config.dropout if core.training else 0.0
         self.dtype = dtype
         """Of products."""
         self.recompute = recompute
         """Whether the backward pass computes again what lies between two layers' outputs."""
         with torch.no_grad():
-            self.layers = [SharedLayer(layer, dtype) for layer in core.typed_layers]
-            self.freezings = [layer.freezing for layer in self.layers]
+            self.layers = [SharedLayer(layer, dtype, self.dropout) for layer in core.typed_layers]
+            self.freezings = [layer.freezing for layer in self.layers[: config.num_layers]]
             """One for each layer, or one for all."""
             if self.shares_past:
                 own = [core.memory.key.weight, core.memory.value.weight]
                 matrix = SharedMatrix.of(own, dtype)
                 self.freezings = [Freezing(SharedNorm(core.memory.norm), matrix)]
-            self.table = positions.table.to(dtype)
-        sums = (relative_attention.NUM_TABLE_SUMS, *self.table.shape)
-        self.table_sums = PartialSums(*sums, device=self.table.device)
-        self._own_table = positions.table
+            self.table = None if positions.table is None else positions.table.to(dtype)
+        """None where positions are rotary."""
+        self._own_table, self._positions, self._turns = (
+            positions.table,
+            positions,
+            torch.empty(2, 0),
+        )
+        if self.table is not None:
+            sums = (relative_attention.NUM_TABLE_SUMS, *self.table.shape)
+            self.table_sums = PartialSums(*sums, device=self.table.device)
         self._backward_pass: int | None = None
         """Autograd's number of the pass whose gradients are being summed."""
         self._parameters = list(core.parameters())
         self._versions = self._current_versions()
+
+    def turns(self, view: View) -> Float[Tensor, "2 places half"]:
+        """Cosine and sine of the rotary angles, of at least as many places as a view has."""
+        assert isinstance(self._positions, RotaryPositions)
+        if self._turns.shape[1] < view.num_distances:
+            self._turns = self._positions.turns(view).float()
+        return self._turns
 
     def new_tap(self) -> Tensor:
         """What every step takes in. Not kept here: autograd's graph holds these weights already."""
@@ -252,8 +353,10 @@ class SharedCore:
 
     def take_gradients(self) -> list[Tensor | None]:
         """Those of all parameters, when every step has added its own; None: autograd finds it."""
-        found: Found = {self._own_table: self.table_sums.take()}
-        d_bias = torch.zeros_like(self.layers[-1].contract_bias, dtype=torch.float32)
+        found: Found = {}
+        if self._own_table is not None:
+            found[self._own_table] = self.table_sums.take()
+        d_bias = torch.zeros_like(self.layers[-1].attention_norm.weight, dtype=torch.float32)
         for layer in reversed(self.layers):
             of_layer, d_bias = layer.take_gradients(d_bias)
             found |= of_layer
@@ -300,7 +403,7 @@ class FusedFreezing(torch.autograd.Function):
             _, normed, mean, scale = freezing.norm.forward(flat, None, None, weight.dtype)
             kept += [normed, mean, scale]
             projected = (normed @ weight.T).view(*remembered.shape[:2], -1)
-            outputs += [split_heads(part, shared.num_heads) for part in projected.chunk(2, dim=-1)]
+            outputs += [split_heads(part, shared.num_groups) for part in projected.chunk(2, dim=-1)]
         ctx.shared, ctx.shape = shared, remembered.shape
         ctx.save_for_backward(flat, *kept)
         return tuple(outputs)
@@ -322,14 +425,8 @@ class FusedFreezing(torch.autograd.Function):
             by_time = torch.cat([one.transpose(1, 2) for one in d_heads], dim=2)
             d_flat = by_time.flatten(2).flatten(0, 1)
             freezing.matrix.add(normed, d_flat)
-            d_total, _ = norm.backward(
-                d_total,
-                d_flat @ freezing.matrix.weight,
-                flat,
-                freezing.norm.weight,
-                mean,
-                scale,
-                sums=freezing.norm.sums.parts,
-                addend_dtype=None,
+            d_normed = d_flat @ freezing.matrix.weight
+            d_total, _ = freezing.norm.backward(
+                d_total, d_normed, flat, mean, scale, addend_dtype=None
             )
         return None, None, None if d_total is None else d_total.view(ctx.shape)

@@ -1,4 +1,7 @@
-"""The step between the two products of a feed-forward block: bias, ReLU and dropout, in place.
+"""The step between the products of a feed-forward block: bias, activation and dropout.
+
+ReLU works in place. SwiGLU and GELU read what came out of the first product, which is kept for the
+backward pass; what went into the second one is computed again there.
 
 Backward, the ReLU's gate is part of the product that comes to it. The product's result is as wide
 as the feed-forward block, four times its input: to write it, read it again for the gate, and write
@@ -16,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from staircase_attention.engine.kernels.rows import add_to, load_float, sum_columns
+from staircase_attention.engine.kernels.rows import add_to, load_float, tile_at
 
 # Programs that share the rows of a backward pass: the first size of `sums`. One per processor.
 NUM_PROGRAMS = 132
@@ -24,6 +27,9 @@ NUM_PROGRAMS = 132
 # Rows of one block; a program works on four blocks, one for each number of a Philox call.
 ROWS = 4
 COLUMNS = 256
+
+RELU, GELU, SWIGLU = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+KINDS = {"relu": RELU, "gelu": GELU, "swiglu": SWIGLU}
 
 # Fewer rows do not fill the processors; PyTorch's product is faster then.
 FEWEST_ROWS = 1024
@@ -33,85 +39,184 @@ WIDEST_KEPT = 256
 GENERATIONS = (9, 10)
 
 
-# Equation: inner = dropout(relu(inner + bias)), in place.
-# Tiles: four blocks of [ROWS, COLUMNS] for each program, one below the other. Element (row, column)
-# of the four blocks has the four numbers of Philox(seed, counter) with a counter of its own.
-# Reads `inner` and `bias` once, writes `inner`.
+# What comes out of an activation for what goes in, [ROWS, COLUMNS], and its slopes.
+# SwiGLU: y = silu(gate) value, silu(x) = x sigmoid(x). GELU: y = value Φ(value). ReLU:
+# y = max(value, 0), whose slope is the same for a value that is y already.
+# Reads rows of `before` [rows, 2 WIDTH] (gates, then values) or [rows, WIDTH], and of `bias`.
+# Returns y, dy/dgate (of SwiGLU) and dy/dvalue.
+@triton.jit
+def activated(
+    before_ptr: tl.tensor,
+    bias_ptr: tl.tensor,
+    row: tl.tensor,
+    column: tl.tensor,
+    rows: tl.tensor,
+    WIDTH: tl.constexpr,
+    KIND: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    TOTAL: tl.constexpr = 2 * WIDTH if KIND == SWIGLU else WIDTH
+    FIRST: tl.constexpr = TOTAL - WIDTH
+    inside = (row < rows)[:, None] & (column < WIDTH)[None, :]
+    place = before_ptr + row.to(tl.int64)[:, None] * TOTAL + column[None, :]
+    value = load_float(place + FIRST, inside)
+    if bias_ptr is not None:
+        value += load_float(bias_ptr + FIRST + column, column < WIDTH)[None, :]
+    if KIND == SWIGLU:
+        gate = load_float(place, inside)
+        if bias_ptr is not None:
+            gate += load_float(bias_ptr + column, column < WIDTH)[None, :]
+        share = tl.sigmoid(gate)
+        silu = gate * share
+        return silu * value, value * (share + silu * (1.0 - share)), silu
+    elif KIND == GELU:  # noqa: RET505
+        # Φ(x) = (1 + erf(x / √2)) / 2, Φ'(x) = exp(-x² / 2) / √(2π)
+        share = 0.5 * (1.0 + tl.erf(value * 0.7071067811865476))
+        slope = share + value * 0.3989422804014327 * tl.exp(-0.5 * value * value)
+        return value * share, slope, slope
+    else:
+        # NaN is not <= 0, and stays.
+        slope = tl.where(value <= 0.0, 0.0, 1.0)
+        return tl.where(value <= 0.0, 0.0, value), slope, slope
+
+
+# Random bits of four blocks of [ROWS, COLUMNS], one below the other: element (row, column) of the
+# four has the four numbers of Philox(seed, counter) with a counter of its own.
+@triton.jit
+def random_bits(
+    seed_ptr: tl.tensor,
+    block: tl.tensor,
+    column: tl.tensor,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+) -> tl.tuple:
+    counter = (block * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None] * WIDTH
+    return tl.randint4x(tl.load(seed_ptr), counter + column[None, :])
+
+
+# Equation: inner = dropout(activation(before + bias)), as in `activated`; may be in place.
+# Tiles: four blocks of [ROWS, COLUMNS] for each program, one below the other.
+# Reads `before` and `bias` once, writes `inner`.
 # Precision: float32, rounded to the dtype of `inner`.
 @triton.jit
-def _relu_dropout_kernel(
-    inner_ptr: tl.tensor,
+def _forward_kernel(
+    before_ptr: tl.tensor,
     bias_ptr: tl.tensor,
     seed_ptr: tl.tensor,
+    inner_ptr: tl.tensor,
     rows: tl.tensor,
     threshold: tl.tensor,
     scale: tl.tensor,
     WIDTH: tl.constexpr,
+    KIND: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> None:
     block = tl.program_id(0)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    within = column < WIDTH
     row = block * (4 * ROWS) + tl.arange(0, ROWS)
-    first = inner_ptr + row.to(tl.int64)[:, None] * WIDTH + column[None, :]
-    # All four blocks are asked for before anything is worked on.
+    # All four blocks are asked for before anything is written.
     blocks = (0, 1, 2, 3)
     values = [
-        tl.load(
-            first + part * ROWS * WIDTH,
-            mask=(row + part * ROWS < rows)[:, None] & within[None, :],
-            other=0.0,
-        )
+        activated(before_ptr, bias_ptr, row + part * ROWS, column, rows, WIDTH, KIND)[0]
         for part in blocks
     ]
-    bias = tl.zeros([COLUMNS], dtype=tl.float32)
-    if bias_ptr is not None:
-        bias = load_float(bias_ptr + column, within)
     if seed_ptr is not None:
-        # [ROWS, COLUMNS]: the four numbers of a counter serve one element of each of the blocks.
-        counter = (block * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None] * WIDTH
-        bits = tl.randint4x(tl.load(seed_ptr), counter + column[None, :])
+        bits = random_bits(seed_ptr, block, column, WIDTH, ROWS)
     for part in tl.static_range(4):
-        # [ROWS, COLUMNS], rows 4 * ROWS * block + part * ROWS and on
-        value = values[part].to(tl.float32) + bias[None, :]
-        # NaN is not <= 0, and stays.
-        value = tl.where(value <= 0.0, 0.0, value)
+        value = values[part]
         if seed_ptr is not None:
             # P(kept) = 1 - dropout; what is kept is scaled, so that the mean stays.
             kept = bits[part].to(tl.int32, bitcast=True) >= threshold
             value = tl.where(kept, value * scale, 0.0)
-        inside = (row + part * ROWS < rows)[:, None] & within[None, :]
-        stored = value.to(inner_ptr.dtype.element_ty)
-        tl.store(first + part * ROWS * WIDTH, stored, mask=inside)
+        place, inside = tile_at(row + part * ROWS, column, rows, WIDTH)
+        tl.store(inner_ptr + place, value.to(inner_ptr.dtype.element_ty), mask=inside)
 
 
-def relu_dropout_(
-    inner: Float[Tensor, "rows width"],
-    bias: Float[Tensor, " width"] | None,
+# Equation: d_before = d_inner dropped as before, times the slopes of `activated`; inner again.
+# Of a ReLU, `before` is what dropout left: one gate for both.
+# Tiles: four blocks of [ROWS, COLUMNS], one below the other. Programs along axis 1 share the
+# columns, those along axis 0 the rows: each takes every tl.num_programs(0)-th four.
+# Reads `before`, `bias` and `d_inner`; writes `d_before` and, not of a ReLU, `inner`; adds its
+# column sums to its own row of `sums`, where a bias wants them.
+# Precision: float32; what is written is rounded, what is summed is not.
+@triton.jit
+def _backward_kernel(
+    before_ptr: tl.tensor,
+    bias_ptr: tl.tensor,
+    seed_ptr: tl.tensor,
+    d_inner_ptr: tl.tensor,
+    inner_ptr: tl.tensor,
+    d_before_ptr: tl.tensor,
+    sums_ptr: tl.tensor,
+    rows: tl.tensor,
+    threshold: tl.tensor,
+    scale: tl.tensor,
+    WIDTH: tl.constexpr,
+    KIND: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> None:
+    TOTAL: tl.constexpr = 2 * WIDTH if KIND == SWIGLU else WIDTH
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    gate_sum = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
+    value_sum = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
+    for block in tl.range(tl.program_id(0), tl.cdiv(rows, 4 * ROWS), tl.num_programs(0)):
+        if seed_ptr is not None:
+            bits = random_bits(seed_ptr, block, column, WIDTH, ROWS)
+        for part in tl.static_range(4):
+            row = block * (4 * ROWS) + part * ROWS + tl.arange(0, ROWS)
+            inner, by_gate, by_value = activated(
+                before_ptr, bias_ptr, row, column, rows, WIDTH, KIND
+            )
+            place, inside = tile_at(row, column, rows, WIDTH)
+            gradient = load_float(d_inner_ptr + place, inside)
+            if seed_ptr is not None:
+                kept = bits[part].to(tl.int32, bitcast=True) >= threshold
+                inner = tl.where(kept, inner * scale, 0.0)
+                gradient = tl.where(kept, gradient * scale, 0.0)
+            if KIND == RELU:
+                gradient *= scale
+            else:
+                tl.store(inner_ptr + place, inner.to(inner_ptr.dtype.element_ty), mask=inside)
+            there = d_before_ptr + row.to(tl.int64)[:, None] * TOTAL + column[None, :]
+            d_value = gradient * by_value
+            stored = d_value.to(d_before_ptr.dtype.element_ty)
+            tl.store(there + TOTAL - WIDTH, stored, mask=inside)
+            value_sum += d_value
+            if KIND == SWIGLU:
+                d_gate = gradient * by_gate
+                tl.store(there, d_gate.to(d_before_ptr.dtype.element_ty), mask=inside)
+                gate_sum += d_gate
+    if sums_ptr is not None:
+        own = sums_ptr + tl.program_id(0) * TOTAL + column
+        add_to(own + TOTAL - WIDTH, tl.sum(value_sum, 0), column < WIDTH)
+        if KIND == SWIGLU:
+            add_to(own, tl.sum(gate_sum, 0), column < WIDTH)
+
+
+def forward(
+    before: Float[Tensor, "rows before"],
+    bias: Float[Tensor, " before"] | None,
     *,
+    kind: str,
     dropout: float,
     seed: Tensor | None,
-) -> Float[Tensor, "rows width"]:
-    """dropout(relu(inner + bias)), in place of `inner`.
+) -> Float[Tensor, "rows inner"]:
+    """dropout(activation(before + bias)); of a ReLU in place of `before`.
 
-    The seed is one int64 on the device. What is dropped depends on the seed and the place in
-    `inner` only, so every call needs a seed of its own.
+    The seed is one int64 on the device. What is dropped depends on the seed and the place only, so
+    every call needs a seed of its own.
     """
-    assert inner.is_contiguous()
+    assert before.is_contiguous()
     assert 0 <= dropout < 1
     assert dropout == 0 or seed is not None
-    rows, width = inner.shape
+    rows, width = len(before), before.shape[1] // (2 if kind == "swiglu" else 1)
+    inner = before if kind == "relu" else before.new_empty(rows, width)
     grid = (triton.cdiv(rows, 4 * ROWS), triton.cdiv(width, COLUMNS))
-    _relu_dropout_kernel[grid](
-        inner,
-        bias,
-        seed if dropout > 0 else None,
-        rows,
-        # Random bits are compared as signed 32-bit numbers.
-        round(dropout * 2**32) - 2**31,
-        1 / (1 - dropout),
+    _forward_kernel[grid](
+        *(before, bias, seed if dropout > 0 else None, inner, rows, *_limits(dropout)),
         WIDTH=width,
+        KIND=KINDS[kind].value,
         ROWS=ROWS,
         COLUMNS=COLUMNS,
         num_warps=4,
@@ -119,21 +224,39 @@ def relu_dropout_(
     return inner
 
 
-def relu_backward_(
-    d_inner: Float[Tensor, "rows width"],
-    inner: Float[Tensor, "rows width"],
+def backward(
+    d_inner: Float[Tensor, "rows inner"],
+    before: Float[Tensor, "rows before"],
+    bias: Float[Tensor, " before"] | None,
     *,
-    scale: float,
-    sums: Float[Tensor, "programs width"],
-) -> Float[Tensor, "rows width"]:
-    """The gradient before bias, ReLU and dropout, in place of the one behind them.
+    kind: str,
+    dropout: float,
+    seed: Tensor | None,
+    sums: Float[Tensor, "programs before"] | None,
+) -> tuple[Float[Tensor, "rows inner"], Float[Tensor, "rows before"]]:
+    """What `forward` returned, and the gradient of `before`; that of the bias is added to `sums`.
 
-    `inner` is what `relu_dropout_` left and `scale` is 1 / (1 - dropout). The gradient of the bias
-    is added to `sums`; the caller sums over programs.
+    A ReLU needs neither bias nor seed again: it has left its result in `before`.
     """
-    assert d_inner.is_contiguous()
-    sum_columns(d_inner, gate=inner.contiguous(), scale=scale, out=d_inner, sums=sums)
-    return d_inner
+    rows, width = d_inner.shape
+    inner = before if kind == "relu" else torch.empty_like(d_inner)
+    d_before = torch.empty_like(before)
+    grid = (NUM_PROGRAMS if sums is None else len(sums), triton.cdiv(width, COLUMNS))
+    _backward_kernel[grid](
+        *(before, bias, seed if dropout > 0 else None, d_inner.contiguous()),
+        *(inner, d_before, sums, rows, *_limits(dropout)),
+        WIDTH=width,
+        KIND=KINDS[kind].value,
+        ROWS=ROWS,
+        COLUMNS=COLUMNS,
+        num_warps=4,
+    )
+    return inner, d_before
+
+
+def _limits(dropout: float) -> tuple[int, float]:
+    """The lowest random bits that are kept, as a signed 32-bit number; what is kept is scaled."""
+    return round(dropout * 2**32) - 2**31, 1 / (1 - dropout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,16 +342,18 @@ def gated_product(
     weights: Float[Tensor, "inputs width"],
     gates: Float[Tensor, "rows width"],
     *,
-    scale: float,
+    dropout: float,
     sums: Float[Tensor, "programs width"],
 ) -> Float[Tensor, "rows width"]:
-    """(gradients @ weights) * scale where the gate is positive, and zero elsewhere.
+    """(gradients @ weights) / (1 - dropout) where the gate is positive, and zero elsewhere.
 
     The sums of its columns are added to `sums`; the caller sums over programs.
     """
-    if not fits(gradients, weights, gates):
-        return relu_backward_(gradients @ weights, gates, scale=scale, sums=sums)
-    return launch_gated_product(gradients, weights, gates, scale=scale, sums=sums)
+    if fits(gradients, weights, gates):
+        scale = 1 / (1 - dropout)
+        return launch_gated_product(gradients, weights, gates, scale=scale, sums=sums)
+    options = {"kind": "relu", "dropout": dropout, "seed": None}
+    return backward(gradients @ weights, gates, None, sums=sums, **options)[1]  # type: ignore[arg-type]
 
 
 def fits(gradients: Tensor, weights: Tensor, gates: Tensor) -> bool:

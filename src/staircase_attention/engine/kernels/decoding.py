@@ -26,8 +26,18 @@ LOGITS = tl.constexpr(0)
 RELU = tl.constexpr(1)
 # a sum in place,
 ADD = tl.constexpr(2)
-# or queries to rows, and keys and values to their memory.
+# queries to rows, and keys and values to their memory,
 KEEP = tl.constexpr(3)
+# rows through a GELU,
+GELU = tl.constexpr(4)
+# or rows as they are.
+ROWS_ONLY = tl.constexpr(5)
+# How a product reads its source: as it is, through a layer norm, through an RMS norm,
+AS_IS = tl.constexpr(0)
+LAYER_NORM = tl.constexpr(1)
+RMS_NORM = tl.constexpr(2)
+# or, of rows twice as long, silu(first half) * second half.
+SWIGLU = tl.constexpr(3)
 # What a sum contributes to the mixture of levels that is cached: nothing,
 NO_MIX = tl.constexpr(0)
 # a weighted addend,
@@ -37,10 +47,12 @@ START_MIX = tl.constexpr(2)
 
 
 @triton.jit
-def layer_norm(x, inside, gains, shifts, epsilon, WIDTH: tl.constexpr):
+def norm_of(x, inside, gains, shifts, epsilon, WIDTH: tl.constexpr, READ: tl.constexpr):
     """The norm of one float32 row that is zero outside."""
-    mean = tl.sum(x, axis=0) / WIDTH
-    centred = tl.where(inside, x - mean, 0.0)
+    centred = x
+    if READ == LAYER_NORM:
+        mean = tl.sum(x, axis=0) / WIDTH
+        centred = tl.where(inside, x - mean, 0.0)
     scale = tl.rsqrt(tl.sum(centred * centred, axis=0) / WIDTH + epsilon)
     return centred * scale * gains + shifts
 
@@ -51,13 +63,14 @@ def keep(result, row, columns, valid, queries, keys, values, base, position, pla
          CAPACITY: tl.constexpr):  # fmt: skip
     """Queries to rows, keys and values to memory: queries, keys, values; or only the last two.
 
-    `plan` points to a region and to what is added to the position. `number` counts layers from
-    `base` on, which counts vectors of SIZE.
+    Keys and values have HEADS heads each, queries all other columns. `plan` points to a region and
+    to what is added to the position. `number` counts layers from `base` on, which counts vectors of
+    SIZE.
     """
-    WIDTH: tl.constexpr = HEADS * SIZE
-    FIRST: tl.constexpr = WIDTH if COLUMNS == 2 * WIDTH else 0
-    kind = (columns + FIRST) // WIDTH
-    unit = columns % WIDTH
+    EACH: tl.constexpr = HEADS * SIZE
+    WIDTH: tl.constexpr = COLUMNS - 2 * EACH
+    kind = tl.where(columns < WIDTH, 0, 1 + (columns - WIDTH) // EACH)
+    unit = tl.where(columns < WIDTH, columns, (columns - WIDTH) % EACH)
     ring = ((tl.load(plan) + number) * rows + row) * HEADS + unit // SIZE
     there = base + ring * CAPACITY + tl.load(position) + tl.load(plan + 1)
     there = there * SIZE + unit % SIZE
@@ -79,6 +92,8 @@ def finish(result, row, columns, valid, target, mix, mix_weight, keys, values, b
         place = row * COLUMNS + columns
         if TARGET == RELU:
             result = tl.maximum(result, 0.0)
+        if TARGET == GELU:
+            result = result * 0.5 * (1.0 + tl.erf(result * 0.7071067811865476))
         if TARGET == ADD:
             result += tl.load(target + place, mask=valid, other=0.0)
         tl.store(target + place, result.to(target.dtype.element_ty), mask=valid)
@@ -92,16 +107,18 @@ def finish(result, row, columns, valid, target, mix, mix_weight, keys, values, b
 @triton.jit(do_not_specialize=["base"])
 def product_few(source, weights, bias, norm, epsilon, target, mix, mix_weight, keys, values, base,
                 position, plan, WEIGHT_STRIDE: tl.constexpr, COLUMNS: tl.constexpr,
-                INNER: tl.constexpr, NORM: tl.constexpr, TARGET: tl.constexpr, BIAS: tl.constexpr,
+                INNER: tl.constexpr, READ: tl.constexpr, TARGET: tl.constexpr, BIAS: tl.constexpr,
                 MIX: tl.constexpr, HEADS: tl.constexpr, SIZE: tl.constexpr,
                 CAPACITY: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
                 BLOCK_K: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     """Σ_k source[row, k] weights[column, k] for ROWS rows; BLOCK_N whole columns per program.
 
-    With NORM the source is the layer norm of float32 rows, by gains and shifts that lie in `norm`
+    READ as a norm, the source is that of float32 rows, by gains and shifts that lie in `norm`
     [layers, 2, INNER]. The second axis of the grid counts
     layers where one launch serves them all.
     """
+    NORM: tl.constexpr = (READ == LAYER_NORM) | (READ == RMS_NORM)
+    STRIDE: tl.constexpr = 2 * INNER if READ == SWIGLU else INNER
     if EARLY:
         gdc_launch_dependents()
     number = tl.program_id(1)
@@ -119,9 +136,12 @@ def product_few(source, weights, bias, norm, epsilon, target, mix, mix_weight, k
     if EARLY:
         gdc_wait()
     for row in tl.static_range(ROWS):
-        x = tl.load(source + row * INNER + inner, mask=inside, other=0.0).to(tl.float32)
+        x = tl.load(source + row * STRIDE + inner, mask=inside, other=0.0).to(tl.float32)
         if NORM:
-            x = layer_norm(x, inside, gains, shifts, epsilon, INNER)
+            x = norm_of(x, inside, gains, shifts, epsilon, INNER, READ)
+        if READ == SWIGLU:
+            value = tl.load(source + row * STRIDE + INNER + inner, mask=inside, other=0.0)
+            x = x * tl.sigmoid(x) * value.to(tl.float32)
         x = x.to(weights.dtype.element_ty).to(tl.float32)
         result = tl.sum(weight.to(tl.float32) * x[None, :], axis=1)
         if BIAS:
@@ -150,8 +170,9 @@ def product_many(source, weights, bias, partial, counts, target, mix, mix_weight
                  base, position, plan, rows, WEIGHT_STRIDE: tl.constexpr, COLUMNS: tl.constexpr,
                  INNER: tl.constexpr, TARGET: tl.constexpr, BIAS: tl.constexpr, MIX: tl.constexpr,
                  HEADS: tl.constexpr, SIZE: tl.constexpr, CAPACITY: tl.constexpr,
-                 PARTS: tl.constexpr, PART: tl.constexpr, BLOCK_M: tl.constexpr,
-                 BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+                 PARTS: tl.constexpr, PART: tl.constexpr, READ: tl.constexpr,
+                 BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+                 EARLY: tl.constexpr):  # fmt: skip
     """Σ_k source[row, k] weights[column, k] for many rows, the sum over k in PARTS parts.
 
     A program has a tile [BLOCK_M, BLOCK_N] of the product and PART of the sum. It leaves its part
@@ -165,7 +186,8 @@ def product_many(source, weights, bias, partial, counts, target, mix, mix_weight
     columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     inner = part * PART + tl.arange(0, BLOCK_K)
     is_row, is_column = row < rows, columns < COLUMNS
-    xs = source + (number * rows + row)[:, None] * INNER
+    STRIDE: tl.constexpr = 2 * INNER if READ == SWIGLU else INNER
+    xs = source + (number * rows + row)[:, None] * STRIDE
     ws = weights + number * WEIGHT_STRIDE + columns[:, None] * INNER
     if EARLY:
         gdc_launch_dependents()
@@ -176,6 +198,11 @@ def product_many(source, weights, bias, partial, counts, target, mix, mix_weight
     for start in range(0, PART, BLOCK_K):
         inside = (start + inner < INNER)[None, :]
         x = tl.load(xs + start + inner[None, :], mask=is_row[:, None] & inside, other=0.0)
+        if READ == SWIGLU:
+            gate = x.to(tl.float32)
+            value = tl.load(xs + INNER + start + inner[None, :], mask=is_row[:, None] & inside,
+                            other=0.0)  # fmt: skip
+            x = (gate * tl.sigmoid(gate) * value.to(tl.float32)).to(x.dtype)
         weight = tl.load(ws + start + inner[None, :], mask=is_column[:, None] & inside, other=0.0)
         result = tl.dot(x, tl.trans(weight), result, input_precision="ieee")
     if BIAS:
@@ -206,9 +233,9 @@ def product_many(source, weights, bias, partial, counts, target, mix, mix_weight
 
 
 @triton.jit(do_not_specialize=["rows"])
-def norm_rows(source, norm, target, rows, epsilon, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
-              EARLY: tl.constexpr):  # fmt: skip
-    """The layer norm of each row, by one norm or by several: target [norms, rows, WIDTH]."""
+def norm_rows(source, norm, target, rows, epsilon, WIDTH: tl.constexpr, READ: tl.constexpr,
+              BLOCK: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+    """The norm of each row, by one norm or by several: target [norms, rows, WIDTH]."""
     if EARLY:
         gdc_launch_dependents()
     row, number = tl.program_id(0), tl.program_id(1)
@@ -219,7 +246,7 @@ def norm_rows(source, norm, target, rows, epsilon, WIDTH: tl.constexpr, BLOCK: t
     if EARLY:
         gdc_wait()
     x = tl.load(source + row * WIDTH + columns, mask=inside, other=0.0)
-    x = layer_norm(x, inside, gains, shifts, epsilon, WIDTH)
+    x = norm_of(x, inside, gains, shifts, epsilon, WIDTH, READ)
     place = target + (number * rows + row) * WIDTH + columns
     tl.store(place, x.to(target.dtype.element_ty), mask=inside)
 

@@ -57,12 +57,14 @@ def find(number, ends, places, reaches, SEGMENTS: tl.constexpr):
 @triton.jit(do_not_specialize=["bank_base", "cache_base", "rows"])
 def attend_segments(queries, keys, values, table, starts, position, plan, attended, partial, tops,
                     counts, bank_base, cache_base, rows, scale, HEADS: tl.constexpr,
-                    SIZE: tl.constexpr, UNITS: tl.constexpr, CAPACITY: tl.constexpr,
-                    SLOTS: tl.constexpr, SEGMENTS: tl.constexpr, FROZEN: tl.constexpr,
-                    SELF: tl.constexpr, SPAN: tl.constexpr, DISTANCES: tl.constexpr,
-                    ROTARY: tl.constexpr, SHARES: tl.constexpr, BLOCK: tl.constexpr,
-                    EARLY: tl.constexpr):  # fmt: skip
+                    GROUPS: tl.constexpr, SIZE: tl.constexpr, UNITS: tl.constexpr,
+                    CAPACITY: tl.constexpr, SLOTS: tl.constexpr, SEGMENTS: tl.constexpr,
+                    FROZEN: tl.constexpr, SELF: tl.constexpr, SPAN: tl.constexpr,
+                    DISTANCES: tl.constexpr, ROTARY: tl.constexpr, SHARES: tl.constexpr,
+                    BLOCK: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     """Σ_k softmax_k(q · (key_k + table[distance_k]) / √SIZE) value_k for one head of one row.
+
+    Keys and values have GROUPS heads, each for HEADS / GROUPS heads of queries.
 
     Keys are numbered from the oldest one in sight; a plan's row gives the segments in which they
     lie, of which the first FROZEN ones are in the cache and the others in a bank. Keys of positions
@@ -84,8 +86,9 @@ def attend_segments(queries, keys, values, table, starts, position, plan, attend
     row, head, share = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS, tl.program_id(1)
     now = tl.load(position)
     start_of_row = (now - tl.load(starts + row)).to(tl.int32)
-    bank = ((tl.load(plan) * rows + row) * HEADS + head) * CAPACITY + bank_base
-    cache = (tl.cast(row, tl.int64) * HEADS + head) * SLOTS + cache_base
+    group = head // (HEADS // GROUPS)
+    bank = ((tl.load(plan) * rows + row) * GROUPS + group) * CAPACITY + bank_base
+    cache = (tl.cast(row, tl.int64) * GROUPS + group) * SLOTS + cache_base
     ends, places, reaches = segments_of(plan, now, bank, cache, SEGMENTS, FROZEN, SPAN)
     keys += bank * SIZE
     values += bank * SIZE

@@ -1,4 +1,7 @@
-"""Residual sums and the layer norms behind them, in one pass over memory each way."""
+"""Residual sums and the norms behind them, in one pass over memory each way.
+
+Layer norms; RMS norms are the same without a mean. Either may be without a bias.
+"""
 
 # mypy: disable-error-code="untyped-decorator"
 
@@ -25,6 +28,7 @@ STAGES = 3
 
 # Equation: total = hidden + addend + addend_bias; normed = (total - mean) rstd weight + bias, with
 # mean and variance over the WIDTH elements of a row and rstd = 1 / sqrt(variance + eps).
+# An RMS norm takes the mean for 0.
 # Tiles: [ROWS, COLUMNS] with COLUMNS >= WIDTH: whole rows, one tile for each program.
 # Reads every input once; writes `total` where there is an addend, and `normed`, `mean` and `rstd`
 # where a norm is asked for.
@@ -62,19 +66,23 @@ def _forward_kernel(
         total = stored.to(tl.float32)
     if normed_ptr is not None:
         # [ROWS]; the variance is that of the centred row, in a second pass over registers.
-        mean = tl.sum(total, 1) / WIDTH
-        centred = tl.where(within[None, :], total - mean[:, None], 0.0)
+        centred = total
+        if mean_ptr is not None:
+            mean = tl.sum(total, 1) / WIDTH
+            centred = tl.where(within[None, :], total - mean[:, None], 0.0)
+            tl.store(mean_ptr + row, mean, mask=row < rows)
         rstd = tl.rsqrt(tl.sum(centred * centred, 1) / WIDTH + eps)
         weight = load_float(weight_ptr + column, within)
-        bias = load_float(bias_ptr + column, within)
-        normed = centred * rstd[:, None] * weight[None, :] + bias[None, :]
+        normed = centred * rstd[:, None] * weight[None, :]
+        if bias_ptr is not None:
+            normed += load_float(bias_ptr + column, within)[None, :]
         tl.store(normed_ptr + offset, normed.to(normed_ptr.dtype.element_ty), mask=inside)
-        tl.store(mean_ptr + row, mean, mask=row < rows)
         tl.store(rstd_ptr + row, rstd, mask=row < rows)
 
 
 # Equation, with x = (total - mean) rstd and g = d_normed weight:
 #   d_hidden = d_addend = (g - mean(g) - x mean(g x)) rstd + d_total + d_more
+# RMS: without mean(g).
 #   d_weight = Σ_rows d_normed x,  d_bias = Σ_rows d_normed,  d_addend_bias = Σ_rows d_addend
 # Tiles: [ROWS, COLUMNS] with COLUMNS >= WIDTH: whole rows. A program takes every
 # tl.num_programs(0)-th block of rows, and sums over rows at the end only.
@@ -115,15 +123,17 @@ def _backward_kernel(
         offset, inside = tile_at(row, column, rows, WIDTH)
         d_normed = load_float(d_normed_ptr + offset, inside)
         total = load_float(total_ptr + offset, inside)
-        mean = tl.load(mean_ptr + row, mask=row < rows, other=0.0)
         rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0.0)
+        if mean_ptr is not None:
+            total -= tl.load(mean_ptr + row, mask=row < rows, other=0.0)[:, None]
         # Outside of the matrix d_normed is zero, and so is everything that is summed.
-        scaled = (total - mean[:, None]) * rstd[:, None]
+        scaled = total * rstd[:, None]
         d_scaled = d_normed * weight[None, :]
         # [ROWS]: the parts along the row itself and along ones, which the norm takes away.
         along = tl.sum(d_scaled * scaled, 1) / WIDTH
-        level = tl.sum(d_scaled, 1) / WIDTH
-        gradient = (d_scaled - level[:, None] - scaled * along[:, None]) * rstd[:, None]
+        if mean_ptr is not None:
+            d_scaled -= (tl.sum(d_scaled, 1) / WIDTH)[:, None]
+        gradient = (d_scaled - scaled * along[:, None]) * rstd[:, None]
         if d_total_ptr is not None:
             gradient += load_float(d_total_ptr + offset, inside)
         if d_more_ptr is not None:
@@ -153,21 +163,22 @@ def forward(
     addend: Tensor | None,
     addend_bias: Tensor | None,
     weight: Tensor,
-    bias: Tensor,
+    bias: Tensor | None,
     *,
     eps: float,
     dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    centres: bool = True,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
     """(total, normed, mean, rstd) with total = hidden + addend + addend_bias in hidden's dtype.
 
     What is normalised is the total as it is stored; `normed` has the dtype asked for. Without an
-    addend the total is `hidden` itself.
+    addend the total is `hidden` itself. RMS norms are those that centre nothing, and have no mean.
     """
     hidden = hidden.contiguous()
     total = hidden if addend is None else torch.empty_like(hidden)
     normed = torch.empty_like(hidden, dtype=dtype)
-    mean = torch.empty(hidden.shape[0], device=hidden.device, dtype=torch.float32)
-    rstd = torch.empty_like(mean)
+    rstd = torch.empty(hidden.shape[0], device=hidden.device, dtype=torch.float32)
+    mean = torch.empty_like(rstd) if centres else None
     _launch_forward(hidden, addend, addend_bias, weight, bias, total, normed, mean, rstd, eps=eps)
     return total, normed, mean, rstd
 
@@ -185,7 +196,7 @@ def backward(
     d_normed: Tensor,
     total: Tensor,
     weight: Tensor,
-    mean: Tensor,
+    mean: Tensor | None,
     rstd: Tensor,
     *,
     sums: Tensor,
@@ -229,9 +240,11 @@ def backward(
     return d_hidden, d_addend
 
 
-def add_backward(d_total: Tensor, *, sums: Tensor, addend_dtype: torch.dtype) -> Tensor:
+def add_backward(d_total: Tensor, *, sums: Tensor | None, addend_dtype: torch.dtype) -> Tensor:
     """The gradient of `add`'s addend, and, added to `sums` (programs, width), of its bias."""
     d_total = d_total.contiguous()
+    if sums is None:
+        return d_total.to(addend_dtype)
     apart = None
     if addend_dtype != d_total.dtype:
         apart = torch.empty_like(d_total, dtype=addend_dtype)

@@ -35,12 +35,12 @@ def forward(
     # Queries whose scores fit, in whole tiles of 64. Dropout numbers pairs within a call, so that
     # pieces would drop other weights.
     num_at_once = max(MOST_SCORES // (call.num_matrices * call.num_keys) // 64 * 64, 64)
-    if num_queries > num_at_once and call.dropout == 0:
+    if num_queries > num_at_once and call.dropout == 0 and call.table is not None:
         for first in range(0, num_queries, num_at_once):
             piece = slice(first, first + num_at_once)
             part = replace(call, queries=queries[:, :, piece], first_query=call.first_query + first)
             out[:, :, piece], logsumexp[:, :, piece] = forward(part)
-    elif num_queries == 1 and call.past is None:
+    elif num_queries == 1 and call.past is None and call.table is not None:
         single_query.forward(call, out, logsumexp)
     elif call.is_single_tile:
         relative_single.forward(call, out, logsumexp)

@@ -102,12 +102,14 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Call:
-    """One call of relative-position attention."""
+    """One call of attention, with relative positions or without."""
 
     queries: Float[Tensor, "batch heads queries size"]
-    keys: Float[Tensor, "batch heads keys size"]
-    values: Float[Tensor, "batch heads keys size"]
-    table: Float[Tensor, "distances size"]
+    keys: Float[Tensor, "batch groups keys size"]
+    values: Float[Tensor, "batch groups keys size"]
+    """Without a table there may be fewer heads of keys and values, each for a group of queries'."""
+    table: Float[Tensor, "distances size"] | None
+    """None: positions are in the queries and keys already."""
     past: Pair | None
     """Keys and values before these, at least one; None where there are none."""
     first_query: int
@@ -124,7 +126,7 @@ class Call:
         queries: Tensor,
         keys: Tensor,
         values: Tensor,
-        table: Tensor,
+        table: Tensor | None,
         *,
         first_query: int,
         span: int | None = None,
@@ -144,7 +146,7 @@ class Call:
             queries=with_rows(queries),
             keys=with_rows(keys),
             values=with_rows(values),
-            table=table.contiguous(),
+            table=None if table is None else table.contiguous(),
             past=(with_rows(past[0]), with_rows(past[1])) if past and has_past else None,
             first_query=first_query,
             span=num_distances if span is None else min(span, num_distances),
@@ -185,8 +187,14 @@ class Call:
 
     @property
     def is_single_tile(self) -> bool:
-        """Whether one tile holds all pairs."""
-        return max(self.num_queries, self.num_keys) <= LARGEST_TILE[self.kind]
+        """Whether one tile holds all pairs, and there are kernels for that."""
+        fits = max(self.num_queries, self.num_keys) <= LARGEST_TILE[self.kind]
+        return fits and self.table is not None
+
+    @property
+    def group(self) -> int:
+        """Heads of queries that share a head of keys and values."""
+        return self.queries.shape[1] // self.keys.shape[1]
 
     @property
     def inputs(self) -> Inputs:
@@ -211,7 +219,7 @@ class Call:
             num_keys=self.num_keys + num_hidden,
             num_hidden=num_hidden,
             boundary=self.num_past + num_hidden,
-            num_rows=len(self.table),
+            num_rows=0 if self.table is None else len(self.table),
             first_query=self.first_query + num_hidden,
             span=self.span,
         )
@@ -228,7 +236,8 @@ class Gradients:
     """For the last keys and values of the past, as many as there is room for, if they are asked."""
     adds_past: bool
     """Whether the gradients of the past are added to what is there."""
-    table_sums: Float[Tensor, "sums distances size"]
+    table_sums: Float[Tensor, "sums distances size"] | None
+    """None without a table."""
 
     @property
     def num_stored(self) -> int:
@@ -290,6 +299,25 @@ def earliest_key(first_visible: tl.tensor, matrix: tl.tensor, shape: Shape) -> t
     if first_visible is not None:
         earliest = tl.maximum(tl.load(first_visible + matrix // shape.num_heads).to(tl.int32), 0)
     return earliest
+
+
+# Which pairs are there and in sight, [block_q, block_k], from query `first` and key `place` on.
+# Each query's oldest and newest key first: rows and columns take few registers, pairs many.
+@triton.jit
+def visible_pairs(
+    first: tl.tensor,
+    place: tl.tensor,
+    shape: Shape,
+    earliest: tl.tensor,
+    block_q: tl.constexpr,
+    block_k: tl.constexpr,
+) -> tl.tensor:
+    queries = first + tl.arange(0, block_q)
+    keys = place + tl.arange(0, block_k)[None, :]
+    oldest = tl.maximum(shape.first_query + queries - shape.span + 1, earliest)
+    newest = tl.minimum(shape.first_query + queries, shape.num_keys - 1)
+    newest = tl.where(queries < shape.num_queries, newest, -1)
+    return (keys >= oldest[:, None]) & (keys <= newest[:, None])
 
 
 # Where vectors `first`, `first` + 1, ... of a matrix lie, and which are there: 0 to `limit` - 1.

@@ -1,5 +1,8 @@
 """Relative-position attention where a matrix has several tiles of pairs: launches of its kernels.
 
+Without a table, where positions are in queries and keys already, groups of heads may share keys and
+values, and the kernels of the table are left out.
+
 Two forward: scores by position, written down, and attention over them. Five backward: scores by
 position again, gradients of keys and values, which leave those of the scores where the scores were,
 and from these the gradients of the queries, in two parts, and of the table.
@@ -154,22 +157,26 @@ class Tiling:
 
 def forward(call: Call, out: Tensor, logsumexp: Tensor) -> None:
     """Attention, written to `out` and `logsumexp`."""
-    tiling, inputs = Tiling.of(call), call.inputs
-    scores = tiling.new_scores()
-    launch_scores(tiling, scores)
+    tiling, inputs, scores = Tiling.of(call), call.inputs, None
     block_q, block_k = tiling.block_q, tiling.block_k
+    if call.table is not None:
+        room = tiling.new_scores()
+        launch_scores(tiling, room)
+        scores = TensorDescriptor.from_tensor(room, [1, block_q, block_k])
     attend_kernel[(call.num_matrices * tiling.num_query_blocks,)](
         described_vectors(call.queries, block_q),
         described_vectors(call.keys, block_k),
         described_vectors(call.values, block_k),
         described_vectors(call.past[0], block_k) if call.past else None,
         described_vectors(call.past[1], block_k) if call.past else None,
-        TensorDescriptor.from_tensor(scores, [1, block_q, block_k]),
+        scores,
+        call.first_visible,
         described_vectors(out, block_q),
         logsumexp,
         inputs.noise,
         tiling.shape,
         inputs.scale,
+        group=call.group,
         **tiling.blocks,
         **TUNED[call.kind]["attend"].options,
     )
@@ -193,11 +200,12 @@ def backward(
     tuning = TUNED[call.kind]["keys"]
     # Tiles of queries, at most those that the scores were written for.
     rows_q = min(block_for(call.num_queries, tuning.rows), tiling.block_q)
-    keys_kernel[(call.num_matrices * tiling.num_key_blocks,)](
+    by_place = TensorDescriptor.from_tensor(scores, [1, rows_q, tiling.block_k])
+    keys_kernel[(call.num_matrices // call.group * tiling.num_key_blocks,)](
         described_vectors(call.queries, rows_q),
         inputs.joined_keys,
         inputs.joined_values,
-        TensorDescriptor.from_tensor(scores, [1, rows_q, tiling.block_k]),
+        None if call.table is None else by_place,
         TensorDescriptor.from_tensor(d_scores, [1, rows_q, tiling.block_k]),
         described_vectors(d_out, rows_q),
         # What is beyond the queries must not be read: it was never written.
@@ -208,15 +216,19 @@ def backward(
         *gradients.joined,
         inputs.noise,
         tiling.shape,
+        tiling.shape._replace(num_heads=call.keys.shape[1]),
+        call.first_visible,
         gradients.num_stored,
         inputs.scale,
+        group=call.group,
         adds_past=gradients.adds_past,
         rows_q=rows_q,
         **tiling.blocks,
         **tuning.options,
     )
     launch_queries(tiling, d_scores, gradients.queries)
-    launch_table(tiling, d_scores, gradients.table_sums)
+    if gradients.table_sums is not None:
+        launch_table(tiling, d_scores, gradients.table_sums)
 
 
 def launch_scores(tiling: Tiling, scores: Tensor, outputs: Outputs | None = None) -> None:
@@ -247,17 +259,18 @@ def launch_queries(tiling: Tiling, d_scores: Tensor, d_queries: Tensor) -> None:
     room = d_queries
     if not is_describable(room):
         room = torch.empty_like(d_queries, memory_format=torch.contiguous_format)
-    queries_by_table_kernel[(call.num_queries, -(-call.num_matrices // block_m))](
-        call.table,
-        d_scores,
-        heads(room),
-        tiling.shape,
-        tiling.width,
-        call.inputs.scale,
-        block_m=block_m,
-        **tiling.blocks,
-        **tuning.options,
-    )
+    if call.table is not None:
+        queries_by_table_kernel[(call.num_queries, -(-call.num_matrices // block_m))](
+            call.table,
+            d_scores,
+            heads(room),
+            tiling.shape,
+            tiling.width,
+            call.inputs.scale,
+            block_m=block_m,
+            **tiling.blocks,
+            **tuning.options,
+        )
     queries_by_key_kernel[(call.num_matrices * tiling.num_query_blocks,)](
         described_vectors(call.keys, tiling.block_k),
         described_vectors(call.past[0], tiling.block_k) if call.past else None,
@@ -265,6 +278,8 @@ def launch_queries(tiling: Tiling, d_scores: Tensor, d_queries: Tensor) -> None:
         described_vectors(room, tiling.block_q),
         tiling.shape,
         call.inputs.scale,
+        adds=call.table is not None,
+        group=call.group,
         **tiling.blocks,
         **TUNED[call.kind]["queries by key"].options,
     )

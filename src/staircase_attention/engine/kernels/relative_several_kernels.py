@@ -37,12 +37,14 @@ from staircase_attention.engine.kernels.relative_parts import (
     add_to_last,
     add_to_table,
     drop_again,
+    earliest_key,
     end_softmax,
     load_distances,
     load_keys,
     no_softmax,
     start_of,
     store_keys,
+    visible_pairs,
 )
 
 HIGHEST_HALF = tl.constexpr(60000.0)
@@ -124,12 +126,17 @@ def vectors_of_query(
     return starts[:, None] + tl.arange(0, size)[None, :]
 
 
-# Vectors `first`, `first` + 1, ... of a matrix: [rows, size].
+# Vectors `first`, `first` + 1, ... of a matrix: [rows, size]. Keys and values may be one for each
+# `group` of heads.
 @triton.jit
 def load_vectors(
-    tensor: tl.tensor_descriptor, matrix: tl.tensor, shape: Shape, first: tl.tensor
+    tensor: tl.tensor_descriptor,
+    matrix: tl.tensor,
+    shape: Shape,
+    first: tl.tensor,
+    group: tl.constexpr = 1,
 ) -> tl.tensor:
-    place = [matrix // shape.num_heads, matrix % shape.num_heads, first, 0]
+    place = [matrix // shape.num_heads, matrix % shape.num_heads // group, first, 0]
     return tensor.load(place).reshape([tensor.block_shape[2], tensor.block_shape[3]])
 
 
@@ -154,7 +161,7 @@ def store_vectors(
 # Tiles: [block_m, size] · [size, block_k]; the table's vectors are gathered, one for each key.
 # Reads the queries once and the table; writes `scores`. Backward it also has the `outputs` of the
 # forward pass: it reads `out`, `d_out` and `logsumexp`, and writes one float32 for each query, in
-# rows of `rows_width`: `normalisers` and `agreement`.
+# rows of `rows_width`: `normalisers` and `agreement`; without a table nothing else.
 # Precision: sums are float32; what is in sight is kept finite in the dtype of `scores`.
 @triton.jit(do_not_specialize=["shape", "rows_width"])
 def scores_kernel(
@@ -186,20 +193,21 @@ def scores_kernel(
     if first_visible is not None:
         earliest = tl.load(first_visible + matrices // shape.num_heads, mask=there, other=0)
         earliest += shape.num_hidden
-    highest: tl.constexpr = HIGHEST_HALF if scores.dtype.element_ty == tl.float16 else HIGHEST
-    for place in range(start, stop, block_k):
-        keys = place + tl.arange(0, block_k)
-        # [block_k, size]: the vector of each key's distance.
-        by_place = load_distances(table, shape.first_query + query - keys, shape, size)
-        found = tl.dot(vectors, tl.trans(by_place), input_precision="ieee") * (scale * LOG2E)
-        # An upper bound of -inf hides a key from all matrices at once.
-        visible = (keys >= oldest) & (keys <= newest)
-        most = tl.where(visible, highest, -float("inf"))
-        found = tl.minimum(tl.maximum(found, -highest), most[None, :])
-        if first_visible is not None:
-            found = tl.where(keys[None, :] >= earliest[:, None], found, -float("inf"))
-        found = found.to(scores.dtype.element_ty)
-        tl.store(base[:, None] + keys[None, :], found, mask=there[:, None])
+    if table is not None:
+        highest: tl.constexpr = HIGHEST_HALF if scores.dtype.element_ty == tl.float16 else HIGHEST
+        for place in range(start, stop, block_k):
+            keys = place + tl.arange(0, block_k)
+            # [block_k, size]: the vector of each key's distance.
+            by_place = load_distances(table, shape.first_query + query - keys, shape, size)
+            found = tl.dot(vectors, tl.trans(by_place), input_precision="ieee") * (scale * LOG2E)
+            # An upper bound of -inf hides a key from all matrices at once.
+            visible = (keys >= oldest) & (keys <= newest)
+            most = tl.where(visible, highest, -float("inf"))
+            found = tl.minimum(tl.maximum(found, -highest), most[None, :])
+            if first_visible is not None:
+                found = tl.where(keys[None, :] >= earliest[:, None], found, -float("inf"))
+            found = found.to(scores.dtype.element_ty)
+            tl.store(base[:, None] + keys[None, :], found, mask=there[:, None])
     if outputs is not None:
         places = vectors_of_query(outputs.out, matrices, query, shape, size)
         found = tl.load(places, mask=there[:, None], other=0.0).to(tl.float32)
@@ -221,6 +229,7 @@ def attend_tile(
     keys: tl.tensor_descriptor,
     values: tl.tensor_descriptor,
     scores: tl.tensor_descriptor,
+    earliest: tl.tensor,
     noise: Noise,
     matrix: tl.tensor,
     shape: Shape,
@@ -228,15 +237,21 @@ def attend_tile(
     place: tl.tensor,
     begin: tl.tensor,
     scale: tl.tensor,
+    group: tl.constexpr,
 ) -> tl.tuple:
-    block_q: tl.constexpr = scores.block_shape[1]
-    block_k: tl.constexpr = scores.block_shape[2]
-    key = load_vectors(keys, matrix, shape, place - begin)
-    by_place = scores.load([matrix, first, place]).reshape([block_q, block_k])
-    value = load_vectors(values, matrix, shape, place - begin)
+    key = load_vectors(keys, matrix, shape, place - begin, group)
+    block_q: tl.constexpr = query.shape[0]
+    block_k: tl.constexpr = key.shape[0]
+    if scores is not None:
+        by_place = scores.load([matrix, first, place]).reshape([block_q, block_k])
+    value = load_vectors(values, matrix, shape, place - begin, group)
     # [block_q, size] · [size, block_k]
-    content = tl.dot(query, tl.trans(key), input_precision="ieee")
-    scores_of = content * (scale * LOG2E) + by_place.to(tl.float32)
+    scores_of = tl.dot(query, tl.trans(key), input_precision="ieee") * (scale * LOG2E)
+    if scores is not None:
+        scores_of += by_place.to(tl.float32)
+    else:
+        visible = visible_pairs(first, place, shape, earliest, block_q, block_k)
+        scores_of = tl.where(visible, scores_of, -float("inf"))
     queries_at = first + tl.arange(0, block_q)[:, None]
     keys_at = place - shape.num_hidden + tl.arange(0, block_k)[None, :]
     # Pairs are numbered as without hidden places, so that all kernels drop the same ones.
@@ -249,7 +264,7 @@ def attend_tile(
 # Tiles: [block_q, size] · [size, block_k] for one tile of keys after the other, those of the past
 # first.
 # Reads each tile of scores, keys and values once; writes `out`, and `logsumexp` [matrices,
-# queries] in float32.
+# queries] in float32. Without scores it works out by itself what is in sight.
 # Precision: factors have the inputs' dtype (weights are rounded to it); sums are float32.
 @triton.jit(do_not_specialize=["shape"])
 def attend_kernel(
@@ -259,29 +274,32 @@ def attend_kernel(
     past_keys: tl.tensor_descriptor,
     past_values: tl.tensor_descriptor,
     scores: tl.tensor_descriptor,
+    first_visible: tl.tensor,
     out: tl.tensor_descriptor,
     logsumexp: tl.tensor,
     noise: Noise,
     shape: Shape,
     scale: tl.tensor,
+    group: tl.constexpr,
     block_q: tl.constexpr,
     block_k: tl.constexpr,
     size: tl.constexpr,
 ) -> None:
     matrix, first, start, stop = block_of_queries(shape, block_q, block_k)
     query = load_vectors(queries, matrix, shape, first)
+    earliest = earliest_key(first_visible, matrix, shape) + shape.num_hidden
     softmax = no_softmax(block_q, size)
     if past_keys is not None:
         for place in range(start, tl.minimum(stop, shape.boundary), block_k):
             softmax = attend_tile(
-                softmax, query, past_keys, past_values, scores, noise, matrix,
-                shape, first, place, shape.num_hidden, scale,
+                softmax, query, past_keys, past_values, scores, earliest, noise, matrix,
+                shape, first, place, shape.num_hidden, scale, group,
             )  # fmt: skip
         start = tl.maximum(start, shape.boundary)
     for place in range(start, stop, block_k):
         softmax = attend_tile(
-            softmax, query, keys, values, scores, noise, matrix,
-            shape, first, place, shape.boundary, scale,
+            softmax, query, keys, values, scores, earliest, noise, matrix,
+            shape, first, place, shape.boundary, scale, group,
         )  # fmt: skip
     found = end_softmax(softmax, noise, logsumexp, matrix, shape, first)
     store_vectors(out, matrix, shape, first, found)
@@ -290,7 +308,8 @@ def attend_kernel(
 # Backward, after `scores_kernel`: keys and values, and with them d_scores; then queries and table.
 
 
-# Gradients of one block of keys and values of one matrix per program, and of the scores.
+# Gradients of one block of keys and values per program, and of the scores of the `group` of heads
+# that sees them, one head after the other; `key_shape` counts the heads of keys and values.
 # Equation, with P = softmax(s) and dP = d_out vᵀ:
 #
 #     dv = Pᵀ d_out,  dS = P (dP - agreement),  dk = scale dSᵀ q
@@ -301,7 +320,7 @@ def attend_kernel(
 # may lie where the scores do (a tile is read before the same program writes it), and at the end
 # the block's gradients.
 # Precision: factors have the inputs' dtype (P, dS are rounded to it); sums are float32.
-@triton.jit(do_not_specialize=["shape", "num_stored"])
+@triton.jit(do_not_specialize=["shape", "key_shape", "num_stored"])
 def keys_kernel(
     queries: tl.tensor_descriptor,
     keys: Joined,
@@ -315,8 +334,11 @@ def keys_kernel(
     d_values: Joined,
     noise: Noise,
     shape: Shape,
+    key_shape: Shape,
+    first_visible: tl.tensor,
     num_stored: tl.tensor,
     scale: tl.tensor,
+    group: tl.constexpr,
     adds_past: tl.constexpr,
     rows_q: tl.constexpr,
     block_q: tl.constexpr,
@@ -324,37 +346,46 @@ def keys_kernel(
     size: tl.constexpr,
 ) -> None:
     num_blocks = tl.cdiv(shape.num_keys, block_k)
-    matrix = tl.program_id(0) // num_blocks
+    owner = tl.program_id(0) // num_blocks
     place = tl.program_id(0) % num_blocks * block_k
     start, stop = queries_in_sight(place, shape, block_q, block_k)
-    key = load_keys(keys, matrix, shape, place, block_k, size)
-    value = load_keys(values, matrix, shape, place, block_k, size)
+    key = load_keys(keys, owner, key_shape, place, block_k, size)
+    value = load_keys(values, owner, key_shape, place, block_k, size)
     keys_at = place - shape.num_hidden + tl.arange(0, block_k)[:, None]
     d_key = tl.zeros((block_k, size), tl.float32)
     d_value = tl.zeros((block_k, size), tl.float32)
-    for first in range(start, stop, rows_q):
-        query = load_vectors(queries, matrix, shape, first)
-        by_place = tl.trans(scores.load([matrix, first, place]).reshape([rows_q, block_k]))
-        gradient = load_vectors(d_out, matrix, shape, first)
-        # Both [1, rows_q]: one number for each column.
-        normaliser = normalisers.load([matrix, first])
-        shift = agreement.load([matrix, first])
-        content = tl.dot(key, tl.trans(query), input_precision="ieee")
-        # P: [block_k, rows_q]; -inf in `by_place` is a weight of 0.
-        weights = tl.exp2(content * (scale * LOG2E) + (by_place.to(tl.float32) - normaliser))
-        d_weights = tl.dot(value, tl.trans(gradient), input_precision="ieee")
-        queries_at = first + tl.arange(0, rows_q)[None, :]
-        # Pairs are numbered as without hidden places, so that all kernels drop the same ones.
-        pairs = queries_at * (shape.num_keys - shape.num_hidden) + keys_at
-        used, d_weights = drop_again(weights, d_weights, noise, matrix, pairs)
-        # [block_k, rows_q] · [rows_q, size], both times
-        d_value = tl.dot(used.to(gradient.dtype), gradient, d_value, input_precision="ieee")
-        # dS, of shape [block_k, rows_q].
-        d_tile = (weights * (d_weights - shift)).to(query.dtype)
-        d_key = tl.dot(d_tile, query, d_key, input_precision="ieee")
-        d_scores.store([matrix, first, place], tl.trans(d_tile).reshape([1, rows_q, block_k]))
-    store_keys(d_keys, matrix, shape, place, num_stored, d_key * scale, adds_past)
-    store_keys(d_values, matrix, shape, place, num_stored, d_value, adds_past)
+    for member in tl.static_range(group):
+        matrix = owner * group + member
+        earliest = earliest_key(first_visible, matrix, shape) + shape.num_hidden
+        for first in range(start, stop, rows_q):
+            query = load_vectors(queries, matrix, shape, first)
+            if scores is not None:
+                by_place = tl.trans(scores.load([matrix, first, place]).reshape([rows_q, block_k]))
+            gradient = load_vectors(d_out, matrix, shape, first)
+            # Both [1, rows_q]: one number for each column.
+            normaliser = normalisers.load([matrix, first])
+            shift = agreement.load([matrix, first])
+            content = tl.dot(key, tl.trans(query), input_precision="ieee") * (scale * LOG2E)
+            # P: [block_k, rows_q]; -inf in `by_place` is a weight of 0.
+            if scores is not None:
+                weights = tl.exp2(content + (by_place.to(tl.float32) - normaliser))
+            else:
+                visible = visible_pairs(first, place, shape, earliest, rows_q, block_k)
+                excess = tl.where(tl.trans(visible), content - normaliser, -float("inf"))
+                weights = tl.exp2(excess)
+            d_weights = tl.dot(value, tl.trans(gradient), input_precision="ieee")
+            queries_at = first + tl.arange(0, rows_q)[None, :]
+            # Pairs are numbered as without hidden places, so that all kernels drop the same ones.
+            pairs = queries_at * (shape.num_keys - shape.num_hidden) + keys_at
+            used, d_weights = drop_again(weights, d_weights, noise, matrix, pairs)
+            # [block_k, rows_q] · [rows_q, size], both times
+            d_value = tl.dot(used.to(gradient.dtype), gradient, d_value, input_precision="ieee")
+            # dS, of shape [block_k, rows_q].
+            d_tile = (weights * (d_weights - shift)).to(query.dtype)
+            d_key = tl.dot(d_tile, query, d_key, input_precision="ieee")
+            d_scores.store([matrix, first, place], tl.trans(d_tile).reshape([1, rows_q, block_k]))
+    store_keys(d_keys, owner, key_shape, place, num_stored, d_key * scale, adds_past)
+    store_keys(d_values, owner, key_shape, place, num_stored, d_value, adds_past)
 
 
 # The table's part of the gradient of one query of `block_m` matrices.
@@ -393,7 +424,7 @@ def queries_by_table_kernel(
 # The keys' part of the gradients of one block of queries of one matrix per program.
 # Equation: dq[i] += scale Σ_j dS[i, j] k[j].
 # Tiles: [block_q, block_k] · [block_k, size] for one tile of keys after the other.
-# Reads `d_scores`, keys and `d_queries` once; writes `d_queries`.
+# Reads `d_scores`, keys and, where it `adds`, `d_queries` once; writes `d_queries`.
 # Precision: sums are float32, added to what `d_queries` holds in its dtype.
 @triton.jit(do_not_specialize=["shape"])
 def queries_by_key_kernel(
@@ -403,22 +434,26 @@ def queries_by_key_kernel(
     d_queries: tl.tensor_descriptor,
     shape: Shape,
     scale: tl.tensor,
+    adds: tl.constexpr,
+    group: tl.constexpr,
     block_q: tl.constexpr,
     block_k: tl.constexpr,
     size: tl.constexpr,
 ) -> None:
     matrix, first, start, stop = block_of_queries(shape, block_q, block_k)
-    # What `queries_by_table_kernel` left: [block_q, size].
-    by_table = load_vectors(d_queries, matrix, shape, first).to(tl.float32)
     d_query = tl.zeros((block_q, size), tl.float32)
+    by_table = d_query
+    if adds:
+        # What `queries_by_table_kernel` left: [block_q, size].
+        by_table = load_vectors(d_queries, matrix, shape, first).to(tl.float32)
     if past_keys is not None:
         for place in range(start, tl.minimum(stop, shape.boundary), block_k):
-            key = load_vectors(past_keys, matrix, shape, place - shape.num_hidden)
+            key = load_vectors(past_keys, matrix, shape, place - shape.num_hidden, group)
             d_tile = d_scores.load([matrix, first, place]).reshape([block_q, block_k])
             d_query = tl.dot(d_tile, key, d_query, input_precision="ieee")
         start = tl.maximum(start, shape.boundary)
     for place in range(start, stop, block_k):
-        key = load_vectors(keys, matrix, shape, place - shape.boundary)
+        key = load_vectors(keys, matrix, shape, place - shape.boundary, group)
         d_tile = d_scores.load([matrix, first, place]).reshape([block_q, block_k])
         d_query = tl.dot(d_tile, key, d_query, input_precision="ieee")
     store_vectors(d_queries, matrix, shape, first, d_query * scale + by_table)

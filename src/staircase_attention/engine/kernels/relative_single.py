@@ -44,6 +44,7 @@ from staircase_attention.engine.kernels.relative_parts import (
     no_softmax,
     store_keys,
     store_rows,
+    visible_pairs,
 )
 
 Kernel = Literal["forward", "backward"]
@@ -104,20 +105,6 @@ def tile_scores(
     return content + rotate(by_distance)
 
 
-# Which pairs are there and in sight, [block_q, block_k].
-# Each query's oldest and newest key first: rows and columns take few registers, pairs many.
-@triton.jit
-def visible_pairs(
-    shape: Shape, earliest: tl.tensor, block_q: tl.constexpr, block_k: tl.constexpr
-) -> tl.tensor:
-    queries = tl.arange(0, block_q)
-    keys = tl.arange(0, block_k)[None, :]
-    oldest = tl.maximum(shape.first_query + queries - shape.span + 1, earliest)
-    newest = tl.minimum(shape.first_query + queries, shape.num_keys - 1)
-    newest = tl.where(queries < shape.num_queries, newest, -1)
-    return (keys >= oldest[:, None]) & (keys <= newest[:, None])
-
-
 # What dropout counts pairs by, [block_q, block_k].
 @triton.jit
 def pair_numbers(shape: Shape, block_q: tl.constexpr, block_k: tl.constexpr) -> tl.tensor:
@@ -151,7 +138,7 @@ def forward_kernel(
     scores = tile_scores(query, key, far, near, has_near)
     scores *= inputs.scale * LOG2E
     # What is out of sight, or outside of the matrix, gets a score of -inf and a weight of 0.
-    visible = visible_pairs(shape, earliest, block_q, block_k)
+    visible = visible_pairs(0, 0, shape, earliest, block_q, block_k)
     scores = tl.where(visible, scores, -float("inf"))
     pairs = pair_numbers(shape, block_q, block_k)
     softmax = add_tile(no_softmax(block_q, size), scores, value, noise, matrix, pairs)
@@ -200,7 +187,7 @@ def backward_kernel(
         gradient = load_rows(d_out, matrix, shape, 0, shape.num_queries, block_q, size)
         scores = tile_scores(query, key, far, near, has_near) * scale
         # What is out of sight, or outside of the matrix, gets a score of -inf and a weight of 0.
-        visible = visible_pairs(shape, earliest, block_q, block_k)
+        visible = visible_pairs(0, 0, shape, earliest, block_q, block_k)
         rows = tl.arange(0, block_q)
         # [block_q]: where the logarithms of the softmax's divisors lie.
         divisors = logsumexp + tl.cast(matrix, tl.int64) * shape.num_queries + rows
@@ -273,6 +260,7 @@ def backward(
     call: Call, d_out: Tensor, out: Tensor, logsumexp: Tensor, gradients: Gradients
 ) -> None:
     """All gradients in one launch."""
+    assert gradients.table_sums is not None
     backward_kernel[(min(call.num_matrices, len(gradients.table_sums)),)](
         call.inputs,
         heads(d_out),

@@ -41,19 +41,17 @@ def add_to(places: tl.tensor, found: tl.tensor, mask: tl.tensor) -> None:
     tl.store(places, tl.load(places, mask=mask, other=0.0) + found, mask=mask)
 
 
-# Equation: out = source * scale where gate > 0, or without a gate source; sums += Σ_rows out.
+# Equation: out = source; sums += Σ_rows out.
 # Tiles: [ROWS, COLUMNS]. Programs along axis 1 share the columns, those along axis 0 the rows: each
 # takes every tl.num_programs(0)-th block.
-# Reads `source` and `gate` once, writes `out` (which may be the source), adds to its row of `sums`.
+# Reads `source` once, writes `out` where it is asked for, adds to its row of `sums`.
 # Precision: float32; `out` is rounded to its dtype, what is summed is not.
 @triton.jit
 def _sum_columns_kernel(
     source_ptr: tl.tensor,
-    gate_ptr: tl.tensor,
     out_ptr: tl.tensor,
     sums_ptr: tl.tensor,
     rows: tl.tensor,
-    scale: tl.tensor,
     WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -67,11 +65,6 @@ def _sum_columns_kernel(
         offset, inside = tile_at(start + tl.arange(0, ROWS), column, rows, WIDTH)
         # [ROWS, COLUMNS]; zero outside of the matrix
         value = load_float(source_ptr + offset, inside)
-        if gate_ptr is not None:
-            gate = load_float(gate_ptr + offset, inside)
-            # The gate is what ReLU and dropout left: zero where nothing went through.
-            # A gate that is NaN lets the gradient through, as NaN stays NaN forward.
-            value = tl.where(gate <= 0.0, 0.0, value * scale)
         if out_ptr is not None:
             tl.store(out_ptr + offset, value.to(out_ptr.dtype.element_ty), mask=inside)
         total += value
@@ -80,28 +73,18 @@ def _sum_columns_kernel(
         add_to(sums_ptr + program * WIDTH + column, tl.sum(total, 0), column < WIDTH)
 
 
-def sum_columns(
-    source: Tensor,
-    *,
-    sums: Tensor,
-    out: Tensor | None = None,
-    gate: Tensor | None = None,
-    scale: float = 1.0,
-) -> None:
+def sum_columns(source: Tensor, *, sums: Tensor, out: Tensor | None = None) -> None:
     """Add the sums of columns to `sums` (programs, width), each row of it by its own program.
 
-    With a gate, source * scale is summed where the gate is positive, and zero elsewhere. What is
-    summed is also written to `out`, which may be the source itself.
+    What is summed is also written to `out`, in its dtype.
     """
     rows, width = source.shape
     grid = (sums.shape[0], triton.cdiv(width, COLUMNS))
     _sum_columns_kernel[grid](
         source,
-        gate,
         out,
         sums,
         rows,
-        scale,
         WIDTH=width,
         ROWS=ROWS,
         COLUMNS=COLUMNS,
