@@ -8,13 +8,10 @@ from staircase_attention.lazy import lazy_names
 
 if TYPE_CHECKING:
     from staircase_attention.experiments.comparisons import compare, reproduce, variations
-    from staircase_attention.experiments.experiment import TABLES, Row, table_rows
-    from staircase_attention.experiments.report import Report
+    from staircase_attention.experiments.experiment import TABLES, table_rows
 
 __all__ = [
     "TABLES",
-    "Report",
-    "Row",
     "compare",
     "find_recipe",
     "paper_summary",
@@ -30,7 +27,6 @@ __getattr__ = lazy_names(
     __name__,
     {
         "comparisons": ["compare", "reproduce", "variations"],
-        "experiment": ["TABLES", "Row", "table_rows"],
-        "report": ["Report"],
+        "experiment": ["TABLES", "table_rows"],
     },
 )
