@@ -68,7 +68,8 @@ def test_gradients_between_nodes_take_longer_than_within_one() -> None:
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["random-walk/lstm"], "relative positions"),
+        (["random-walk/lstm"], "the paper's core"),
+        (["engine/reddit", "model.core.norm=rms"], "the paper's core"),
         (["engine/reddit", "training.engine=plain"], "training.engine=fast"),
         (["engine/reddit", "--gpus", "3"], "must be a multiple of 3"),
         (["engine/reddit", "--gpus", "8", "--nodes", "3"], "nodes must divide gpus"),

@@ -139,6 +139,8 @@ def launch_row_kernels(num_rows: int, width: int) -> None:
         hidden, addend, vector, vector, vector, eps=1e-5, dtype=torch.bfloat16
     )
     norm.add(hidden, addend, None)
+    sums = torch.zeros(norm.NUM_PROGRAMS, width)
+    norm.add_backward(hidden, sums=sums, addend_dtype=torch.bfloat16)
     rms = {"eps": 1e-5, "dtype": torch.bfloat16, "centres": False}
     total, normed, _, rstd = norm.forward(hidden, addend, None, vector, None, **rms)
     sums = torch.zeros(norm.NUM_PROGRAMS, 3, width)

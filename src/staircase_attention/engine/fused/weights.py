@@ -208,8 +208,8 @@ class SharedFeedForward:
         """The gradient of the norm; those of the weights are added to their sums."""
         weight = self.contract.weight
         if self.kind == "relu":
-            inner, sums = kept, self._sums.parts
-            d_before = gated_product(d_addend, weight, kept, dropout=self.dropout, sums=sums)
+            inner, parts = kept, self._sums.parts
+            d_before = gated_product(d_addend, weight, kept, dropout=self.dropout, sums=parts)
         else:
             sums = None if self._bias is None else self._sums.parts
             inner, d_before = activation.backward(
@@ -296,11 +296,8 @@ class SharedCore:
                 self.freezings = [Freezing(SharedNorm(core.memory.norm), matrix)]
             self.table = None if positions.table is None else positions.table.to(dtype)
         """None where positions are rotary."""
-        self._own_table, self._positions, self._turns = (
-            positions.table,
-            positions,
-            torch.empty(2, 0),
-        )
+        self._own_table, self._positions = positions.table, positions
+        self._turns = torch.empty(2, 0)
         if self.table is not None:
             sums = (relative_attention.NUM_TABLE_SUMS, *self.table.shape)
             self.table_sums = PartialSums(*sums, device=self.table.device)
