@@ -10,9 +10,10 @@ before and after each of them, are the same relative to the first position and u
 of banks. After a replay, the ledger of that update gives the numbers.
 """
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import torch
@@ -87,15 +88,15 @@ class CapturedUpdates:
         self, step: StepFunction, model: SequenceModel, *, report: Callable[[str], None]
     ) -> None:
         self.step, self.report = step, report
+        self.model = model
         # Micro-batches share a plan, and the next one is made while the GPU is busy.
-        plan = partial(plan_segment, model.schedule, model.config.num_layers)
-        self._plan = lru_cache(maxsize=4)(plan)
+        self._plan = lru_cache(maxsize=4)(self._plan_segment)
         self.graphs: dict[Hashable, UpdateGraph] = {}
         self.is_capturing = True
         self._seen: set[Hashable] = set()
         """Signatures of updates that ran eagerly."""
-        self._num_new = 0
-        """Updates whose signature was new."""
+        self._num_new: Counter[int | None] = Counter()
+        """Updates whose signature was new, by number of passes."""
         self._latest: list[Any] | None = None
         """The states that the latest call returned."""
         self._previous: Hashable = None
@@ -125,6 +126,7 @@ class CapturedUpdates:
             if state and (len(state.streams) > 1 or any(state.streams[0].starts)):
                 return None
         return (
+            self._num_passes,
             tuple(part.shape for part in inputs),
             tuple(plan.signature for plan in self._plans(inputs, states)),
             tuple((part.shape, part.dtype) for part in tensors_of(states)),
@@ -137,8 +139,19 @@ class CapturedUpdates:
             stream = state.streams[0] if state else Stream.fresh([0])
             held = tuple((key, stream.banks[key].num_tokens) for key in sorted(stream.banks))
             tokens = range(stream.position, stream.position + inputs[0].shape[1])
-            plans.append(self._plan(tokens, held, stream.cached))
+            plans.append(self._plan(self._num_passes, tokens, held, stream.cached))
         return plans
+
+    @property
+    def _num_passes(self) -> int | None:
+        """In training a model's schedule changes in nothing else."""
+        return getattr(self.model.schedule, "num_passes", None)
+
+    def _plan_segment(
+        self, _: int | None, tokens: range, held: Held, cached: tuple[range, ...]
+    ) -> Plan:
+        schedule, num_layers = self.model.schedule, self.model.config.num_layers
+        return plan_segment(schedule, num_layers, tokens, held, cached)
 
     def _graph_for(
         self, signature: Hashable, inputs: Inputs, states: list[Any]
@@ -148,15 +161,16 @@ class CapturedUpdates:
         self._previous = signature
         if signature is None or signature not in self._seen:
             self._seen.add(signature)
-            self._num_new += 1
-            if self._num_new > MOST_EAGER:
+            self._num_new[self._num_passes] += 1
+            if self._num_new[self._num_passes] > MOST_EAGER:
                 self._give_up(
                     "their timetables keep changing, as with states that grow, or segments that "
                     "end at ever other places within a chunk"
                 )
             return None
         if signature not in self.graphs:
-            if is_repeated or len(self.graphs) < MOST_GRAPHS:
+            alike = [key for key in self.graphs if key[0] == self._num_passes]
+            if is_repeated or len(alike) < MOST_GRAPHS:
                 self._capture(signature, inputs, states)
             else:
                 self._report_once(

@@ -2,6 +2,7 @@
 
 from staircase_attention.models.backend import Backend, CoreRunner, PlainBackend
 from staircase_attention.models.cost import Cost, measure_cost
+from staircase_attention.models.depth import at_depth
 from staircase_attention.models.lstm import LSTMSequenceModel, LSTMState
 from staircase_attention.models.sequence_model import SequenceModel
 from staircase_attention.models.state import State, Stream
@@ -17,6 +18,7 @@ __all__ = [
     "SequenceModel",
     "State",
     "Stream",
+    "at_depth",
     "load_state",
     "measure_cost",
     "put_together",

@@ -1,6 +1,7 @@
 """Runs any timetable: the same code for every model, in window order and in chunk order."""
 
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 
 import torch
 from jaxtyping import Float
@@ -27,11 +28,15 @@ class Executor:
         schedule: Schedule,
         stream: Stream,
         embedded: Float[Tensor, "rows time width"],
+        *,
+        num_cut: int = 0,
     ) -> None:
         self.core = core
         self.schedule = schedule
         self.before = stream
         self.embedded = embedded
+        self.num_cut = num_cut
+        """First passes of a chunk through which no gradients flow."""
         self.banks = dict(stream.banks)
         self.cache = core.new_cache(stream.cache, stream.cached, num_new=embedded.shape[1])
 
@@ -47,19 +52,30 @@ class Executor:
         pieces = torch.split(self.embedded, [len(tokens) for tokens in cells], dim=1)
         hidden = dict(zip(cells, pieces, strict=True))
         for step in plan:
-            parts = [hidden[cell.tokens] for cell in step.cells]
-            queries = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-            past = [self._past(step, layer) for layer in step.layers]
-            view = self._view(step, past[0])
-            trip = self.core(queries, layers=step.layers, past=past, view=view)
-            sizes = [len(cell.tokens) for cell in step.cells]
-            passed = [trip.hidden] if len(sizes) == 1 else torch.split(trip.hidden, sizes, dim=1)
-            hidden |= zip((cell.tokens for cell in step.cells), passed, strict=True)
-            self._extend_bank(step, trip)
-            self._extend_cache(step, trip)
-            # Without gradients this frees the step's keys and values before the next step's.
-            del past, trip
+            # Steps of cut passes alone need no memory for gradients.
+            is_cut = self.num_cut >= max(cell.pass_number for cell in step.cells)
+            with torch.no_grad() if is_cut else nullcontext():
+                self._take(step, hidden)
         return torch.cat(list(hidden.values()), dim=1)
+
+    def _take(self, step: Step, hidden: dict[range, Tensor]) -> None:
+        """Take the queries of one step through the core."""
+        parts = [hidden[cell.tokens] for cell in step.cells]
+        if self.num_cut:
+            # A query sees no chunk that made fewer passes, so this cuts all that came before.
+            parts = [
+                part.detach() if cell.pass_number == self.num_cut + 1 else part
+                for part, cell in zip(parts, step.cells, strict=True)
+            ]
+        queries = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        past = [self._past(step, layer) for layer in step.layers]
+        view = self._view(step, past[0])
+        trip = self.core(queries, layers=step.layers, past=past, view=view)
+        sizes = [len(cell.tokens) for cell in step.cells]
+        passed = [trip.hidden] if len(sizes) == 1 else torch.split(trip.hidden, sizes, dim=1)
+        hidden.update(zip((cell.tokens for cell in step.cells), passed, strict=True))
+        self._extend_bank(step, trip)
+        self._extend_cache(step, trip)
 
     def stream(self) -> Stream:
         """Where the stream stands after the run."""

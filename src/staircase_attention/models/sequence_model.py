@@ -91,6 +91,8 @@ class SequenceModel(nn.Module):
         """What runs the core; see `staircase_attention.engine.accelerate`."""
         self.recompute = False
         """Whether to compute activations again in the backward pass: less memory, more time."""
+        self.gradient_passes: int | None = None
+        """How many last passes gradients flow through; None: all."""
 
     def forward(
         self,
@@ -134,7 +136,7 @@ class SequenceModel(nn.Module):
             embedded = functional.dropout(embedded, self.config.embedding_dropout, self.training)
             recompute = self.recompute and torch.is_grad_enabled()
             runner = self.backend.runner(self.core, embedded, recompute=recompute)
-            executor = Executor(runner, self.schedule, stream, embedded)
+            executor = Executor(runner, self.schedule, stream, embedded, num_cut=self.num_cut)
             positions = range(stream.position, stream.position + own.shape[1])
             steps = self.schedule.steps(positions, num_layers=self.config.num_layers, order=order)
             outputs.append(executor.run(steps))
@@ -187,6 +189,13 @@ class SequenceModel(nn.Module):
             chunk_length=self.schedule.period,
             batch_size=batch_size,
         )
+
+    @property
+    def num_cut(self) -> int:
+        """First passes through which no gradients flow."""
+        if self.gradient_passes is None:
+            return 0
+        return max(0, self.schedule.num_passes - self.gradient_passes)  # type: ignore[attr-defined]
 
     @property
     def num_parameters(self) -> int:

@@ -1,8 +1,9 @@
 """A recipe's model, and its update: forward and backward over a segment of every lane."""
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from staircase_attention.batches import IGNORED, Batch
 from staircase_attention.evaluation import autocast, loss_and_wrong
-from staircase_attention.models import LSTMSequenceModel, LSTMState, SequenceModel, State
+from staircase_attention.models import LSTMSequenceModel, LSTMState, SequenceModel, State, at_depth
 from staircase_attention.training.dataset import Dataset, build_dataset
 from staircase_attention.training.optimizer import Optimizer
 from staircase_attention.training.processes import Processes
@@ -47,13 +48,21 @@ def build_model(recipe: Recipe, data: Dataset | NumSymbols) -> Model:
             num_layers=model.num_layers,
             dropout=model.dropout,
         )
+    core, schedule, passes = model.core, model.schedule, recipe.training.passes
+    deepest = schedule.with_passes(passes.numbers[-1]) if passes.numbers else schedule
+    if deepest is not schedule and core.max_distance is None:
+        reach = max(schedule.default_max_distance, deepest.default_max_distance)
+        core = replace(core, max_distance=reach)
     family = SequenceModel(
         vocab_size=data.num_inputs,
         output_size=data.num_outputs,
-        core=model.core,
-        schedule=model.schedule,
+        core=core,
+        schedule=schedule,
     )
+    # Refuses a table of positions that is too short for the deepest.
+    family.with_schedule(deepest)
     family.recompute = recipe.training.recompute
+    family.gradient_passes = passes.gradient_passes
     return family
 
 
@@ -175,18 +184,19 @@ class Learner:
         lanes: range,
         rate: float,
         wants_stop: bool,
+        num_passes: int | None = None,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> Outcome:
-        """Learn from one segment of this process's lanes.
+        """Learn from one segment of this process's lanes, in a number of passes.
 
-        `meanwhile` runs on the host while the device is busy.
+        None: that of the model's schedule. `meanwhile` runs on the host while the device is busy.
         """
         own = batch.rows(lanes)
         # Every answer of the batch has the same weight, whichever process has it.
         share = 1 / max(1, batch.num_answers)
         numbers = np.array([share, rate, wants_stop], dtype=np.float64)
         inputs = tuple(self._on_device(part) for part in (own.inputs, own.targets, numbers))
-        with torch.cuda.device_of(inputs[0]):  # type: ignore[no-untyped-call]
+        with self._in_passes(num_passes), torch.cuda.device_of(inputs[0]):  # type: ignore[no-untyped-call]
             results, self.states = self.step(inputs, self.states)
         # CUDA graphs change weights without PyTorch's notice; this invalidates cached copies.
         torch.autograd.graph.increment_version(list(self.model.parameters()))
@@ -204,6 +214,25 @@ class Learner:
             was_applied=was_applied,
             wants_stop=stops > 0,
         )
+
+    @contextmanager
+    def _in_passes(self, num_passes: int | None) -> Iterator[None]:
+        """Let the model make another number of passes, with the lane states as it needs them."""
+        if num_passes is None:
+            yield
+            return
+        model = self.model
+        assert isinstance(model, SequenceModel)
+        # In place of `with_schedule`: whatever wraps or shards this model stays in effect.
+        usual, model.schedule = model.schedule, model.schedule.with_passes(num_passes)
+        try:
+            self.states = [
+                at_depth(model, state) if isinstance(state, State) else None
+                for state in self.states
+            ]
+            yield
+        finally:
+            model.schedule = usual
 
     def _step(
         self, inputs: tuple[Tensor, ...], states: list[Carried]

@@ -1,0 +1,106 @@
+"""Streams whose number of passes changes: a state of one depth as a state of another.
+
+What tokens left behind is kept by pass. A pass finds what earlier tokens left at that same pass;
+of a token that made fewer, it finds what the token left at its last. So a Ladder's state (ABAB) for
+fewer passes is exact: that of a stream which made so few from its start. For more passes, earlier
+tokens look as though they had left the recurrence early.
+
+A Staircase's window has as many chunks as passes: a smaller one forgets the oldest chunks, a larger
+one fills up with those that come.
+"""
+
+from collections import defaultdict
+from dataclasses import replace
+from typing import TypeAlias
+
+from staircase_attention.layers import KeysValues, latest
+from staircase_attention.layers.keys_values import places_among
+from staircase_attention.models.sequence_model import SequenceModel
+from staircase_attention.models.state import State, Stream
+from staircase_attention.schedules import Schedule, overlap
+
+# By (bank, layer): runs of tokens with the pass that they are held at, oldest first, and how many
+# of the latest tokens are kept; None: all.
+Books: TypeAlias = dict[tuple[int, int], tuple[list[tuple[range, int]], int | None]]
+
+
+def at_depth(model: SequenceModel, state: State) -> State:
+    """A state for a model that makes another number of passes than the one that left it.
+
+    >>> import torch
+    >>> from staircase_attention import CoreConfig, Ladder
+    >>> core = CoreConfig(width=16, num_layers=2, num_heads=2)
+    >>> model = SequenceModel(vocab_size=10, core=core, schedule=Ladder(num_passes=4, span=8))
+    >>> less = model.with_schedule(Ladder(num_passes=2, span=8))
+    >>> tokens = torch.zeros(1, 7, dtype=torch.int64)
+    >>> state = at_depth(less, model(tokens)[1])
+    >>> torch.equal(less(tokens, state)[0], less(tokens, less(tokens)[1])[0])
+    True
+    """
+    signature = model.signature
+    if state.model == signature:
+        return state
+    before = model.schedule.with_passes(state.model["schedule"]["num_passes"])
+    streams = [_converted(stream, before, model) for stream in state.streams]
+    if None in streams:
+        return model.initial_state(state.batch_size)
+    return replace(state, model=signature, streams=tuple(streams))
+
+
+def _converted(stream: Stream, before: Schedule, model: SequenceModel) -> Stream | None:
+    """A stream as another timetable continues it; None: it cannot, and the stream restarts."""
+    after, num_layers, end = model.schedule, model.config.num_layers, stream.position
+    passes = [schedule.to_dict()["num_passes"] for schedule in (before, after)]
+    longest = max((bank.num_tokens for bank in stream.banks.values()), default=0)
+    # Older tokens are in no bank, before or after.
+    first = max(0, end - max(longest, after.period * max(passes))) // after.period * after.period
+    left, _ = _follow(before, range(first, end), num_layers)
+    wanted, kept = _follow(after, range(first, end), num_layers)
+    # A Cached Staircase with as many passes as chunks has no cache, which any other needs.
+    if bool(kept) != bool(stream.cached):
+        return None
+    # By layer and run of tokens: what they left at each pass.
+    found: dict[tuple[int, range], dict[int, KeysValues]] = defaultdict(dict)
+    for (number, layer), (runs, _) in left.items():
+        bank = stream.banks.get((number, layer))
+        start = end if bank is None else end - bank.num_tokens
+        for run, at in runs:
+            if bank is not None and run.stop > start:
+                part = bank.part(max(0, run.start - start), run.stop - start)
+                found[layer, run][at] = part
+    for layer, held in enumerate(stream.cache):
+        for run in {run for runs, _ in wanted.values() for run, _ in runs}:
+            if overlap([run], stream.cached) == (run,):
+                # What is cached is what a further pass would begin with.
+                found[layer, run][passes[0] + 1] = held.parts(places_among(stream.cached, (run,)))
+    banks = {}
+    for key, (runs, retained) in wanted.items():
+        parts: list[KeysValues] = []
+        for run, at in reversed(runs):
+            there = {number: part for number, part in found[key[1], run].items() if number <= at}
+            if not there:
+                break
+            parts.insert(0, there[max(there)])
+            # Keys are neighbours in time: nothing lies beyond a gap.
+            if parts[0].num_tokens < len(run):
+                break
+        num_tokens = sum(part.num_tokens for part in parts)
+        if num_tokens:
+            banks[key] = latest(parts, num_tokens if retained is None else retained)
+    places = places_among(stream.cached, overlap(stream.cached, kept))
+    cache = tuple(held.parts(places) for held in stream.cache)
+    return replace(stream, banks=banks, cache=cache, cached=overlap(stream.cached, kept))
+
+
+def _follow(schedule: Schedule, tokens: range, num_layers: int) -> tuple[Books, tuple[range, ...]]:
+    """What each bank holds after these tokens, and what the cache does."""
+    banks: Books = {}
+    kept: tuple[range, ...] = ()
+    for step in schedule.steps(tokens, num_layers=num_layers, order="window"):
+        kept = step.kept
+        for layer in step.layers:
+            runs, _ = banks.pop((step.bank, layer), ([], None))
+            runs = [*runs, *((cell.tokens, cell.pass_number) for cell in step.cells)]
+            if step.retained != 0:
+                banks[step.bank, layer] = runs, step.retained
+    return banks, kept
