@@ -47,6 +47,12 @@ class Oracle:
 
     parameters: Mapping[str, Tensor]
     core: Any
+    num_cut: int = 0
+
+    def cut(self, states: dict[int, Tensor], passes: Mapping[int, int]) -> dict[int, Tensor]:
+        """No gradient through what a token is in one of its first passes."""
+        is_cut = {t: passes[t] <= self.num_cut for t in states}
+        return {t: state.detach() if is_cut[t] else state for t, state in states.items()}
 
     def linear(self, name: str, vector: Tensor) -> Tensor:
         """Linear map: x Wᵀ + b, without b where there is none."""
@@ -173,6 +179,7 @@ def staircase(
         states = {t: hidden[t, step - chunk[t]] for t in window}
         for layer in range(oracle.core.num_layers):
             states = oracle.layer_over(layer, states, visible)
+            states = oracle.cut(states, {t: step - chunk[t] + 1 for t in window})
         hidden |= {(t, step - chunk[t] + 1): states[t] for t in window}
     return [hidden[token, num_passes] for token in range(len(embeddings))]
 
@@ -200,6 +207,7 @@ def cached_staircase(
         moving = {t: hidden[t, step - chunk[t]] for t in queries}
         for layer in range(oracle.core.num_layers):
             moving = oracle.layer_over(layer, frozen | moving, visible)
+            moving = oracle.cut(moving, {t: step - chunk[t] + 1 for t in queries})
         hidden |= {(t, step - chunk[t] + 1): moving[t] for t in queries}
     return [hidden[token, num_query_steps] for token in range(len(embeddings))]
 
@@ -218,8 +226,10 @@ def ladder(
     }[order]
     visible = {t: range(max(0, t - span + 1), t + 1) for t in range(len(embeddings))}
     states = dict(enumerate(embeddings))
-    for layer in applications:
+    for number, layer in enumerate(applications):
         states = oracle.layer_over(layer, states, visible)
+        # ABAB, which alone is ever cut.
+        states = oracle.cut(states, dict.fromkeys(states, number // len(layers) + 1))
     return [states[token] for token in range(len(embeddings))]
 
 
@@ -299,11 +309,11 @@ def final_states(oracle: Oracle, embeddings: list[Tensor], schedule: Any) -> lis
 
 
 def oracle_logits(
-    parameters: Mapping[str, Tensor], core: Any, schedule: Any, tokens: Tensor
+    parameters: Mapping[str, Tensor], core: Any, schedule: Any, tokens: Tensor, *, num_cut: int = 0
 ) -> Tensor:
     """The logits (batch, time, output_size) of all tokens (batch, time), from a fresh start."""
     if core.positions not in ("relative", "rotary"):
         raise ValueError(f"no oracle for the positions {core.positions}")
-    oracle = Oracle(parameters, core)
+    oracle = Oracle(parameters, core, num_cut)
     states = final_states(oracle, oracle.embed(tokens), schedule)
     return torch.stack([oracle.read_out(state) for state in states], dim=1)

@@ -34,9 +34,10 @@ GROWTH = RESTARTS | {
         (small_recipe, {}),
         (small_recipe, {"training__restart_every": 5}),
         (small_recipe, GROWTH),
+        (small_recipe, {"training__passes__kind": "uniform", "training__passes__most": 3}),
         (lstm_recipe, {}),
     ],
-    ids=["staircase", "restarts", "restarts and growth", "lstm"],
+    ids=["staircase", "restarts", "restarts and growth", "passes", "lstm"],
 )
 def test_a_run_that_dies_after_every_update_ends_bit_for_bit_the_same(
     tmp_path, make_recipe, changes
