@@ -249,7 +249,21 @@ def test_captured_updates_of_several_depths_are_the_updates(schedule, gradient_p
         training__segment_length=32,
     )
     updates = assert_captured_is_eager(recipe, 48).step
-    assert {signature[0] for signature in updates.graphs} == {1, 2, 3}
+    assert {signature[0] for signature in updates.graphs} == {(1,), (2,), (3,)}
+
+
+def test_captured_updates_of_parts_with_depths_of_their_own_are_the_updates(eager):
+    recipe = recipe_for(
+        Ladder(num_passes=3, span=40),
+        training__passes={"kind": "parts", "choices": [1, 4]},
+        training__num_micro_batches=2,
+        training__num_lanes=8,
+        training__segment_length=32,
+    )
+    updates = assert_captured_is_eager(recipe).step
+    assert {signature[0] for signature in updates.graphs} == {(1, 4)}
+    # An empty state, one that is not full yet, and a full one.
+    assert eager.count(updates) <= 3
 
 
 def test_an_update_with_exchanged_gradients_is_captured():

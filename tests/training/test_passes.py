@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_runs import lstm_recipe, metrics_of, small_recipe
 
+from staircase_attention.evaluation import loss_and_wrong
 from staircase_attention.tasks import Lanes, training_source
 from staircase_attention.training import load_run, train
 from staircase_attention.training.dataset import build_dataset
@@ -90,6 +91,29 @@ def test_an_update_in_a_drawn_number_of_passes_is_that_of_a_model_with_so_many(s
     assert drawn.model.schedule.num_passes == 2
 
 
+def test_parts_of_an_update_keep_a_depth_each(tmp_path):
+    """The gradient is the sum over lanes that have always made their number of passes."""
+    changes = {"model__core__dropout": 0.0, "model__schedule": LADDER}
+    parts = {"training__passes": {"kind": "parts", "choices": [1, 3]}}
+    learner, data = learner_of(small_recipe(**changes, **parts, training__num_micro_batches=2))
+    alone, _ = learner_of(small_recipe(**changes))
+    alone.model.load_state_dict(learner.model.state_dict())
+    models = [alone.model.with_schedule(alone.model.schedule.with_passes(n)) for n in (1, 3)]
+    states = [None, None]
+    for batch in batches_of(data, 3):
+        learner.update(batch, lanes=range(4), rate=0.0, wants_stop=False)
+        alone.model.zero_grad()
+        for part, model in enumerate(models):
+            own = batch.rows(range(2 * part, 2 * part + 2))
+            logits, state = model(torch.from_numpy(own.inputs), states[part])
+            states[part] = state.detach()
+            loss, _ = loss_and_wrong(logits, torch.from_numpy(own.targets))
+            (loss / batch.num_answers).backward()
+        torch.nn.utils.clip_grad_norm_(alone.model.parameters(), learner.gradient_clip)
+        for mine, theirs in zip(learner.model.parameters(), alone.model.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-9, atol=1e-12)
+
+
 def test_a_run_of_many_depths_is_scored_at_its_schedule_and_loads(tmp_path):
     recipe = small_recipe(**DRAWN, training__passes__gradient_passes=1)
     result = train(recipe, tmp_path / "run")
@@ -105,7 +129,11 @@ def test_a_run_of_many_depths_is_scored_at_its_schedule_and_loads(tmp_path):
     ("changes", "message"),
     [
         ({"training__passes__most": 0}, "most must be at least least = 1, got 0"),
-        ({"training__passes__kind": "list"}, r"choices are for kind = list, .* got \[\] with list"),
+        (
+            {"training__passes__kind": "list"},
+            r"choices are for kind = list or parts, .* got \[\] with list",
+        ),
+        ({"training__passes": {"kind": "parts", "choices": [1, 2]}}, r"must be 1 numbers, .* got"),
         ({"training__passes__choices": [2]}, r"got \[2\] with fixed"),
         ({"training__passes__kind": "rare"}, "training.passes.kind must be"),
         (

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from staircase_attention.engine.kernels.graphs import Pool, captured
-from staircase_attention.models import SequenceModel, State, Stream
+from staircase_attention.models import SequenceModel, State, Stream, passes_of
 from staircase_attention.schedules import Ledger, Schedule
 
 # Tokens (rows, time) first, then whatever else the step takes.
@@ -90,13 +90,13 @@ class CapturedUpdates:
         self.step, self.report = step, report
         self.model = model
         # Micro-batches share a plan, and the next one is made while the GPU is busy.
-        self._plan = lru_cache(maxsize=4)(self._plan_segment)
-        self.graphs: dict[Hashable, UpdateGraph] = {}
+        self._plan = lru_cache(maxsize=32)(self._plan_segment)
+        self.graphs: dict[Any, UpdateGraph] = {}
         self.is_capturing = True
         self._seen: set[Hashable] = set()
         """Signatures of updates that ran eagerly."""
-        self._num_new: Counter[int | None] = Counter()
-        """Updates whose signature was new, by number of passes."""
+        self._num_new: Counter[Hashable] = Counter()
+        """Updates whose signature was new, by the passes of their micro-batches."""
         self._latest: list[Any] | None = None
         """The states that the latest call returned."""
         self._previous: Hashable = None
@@ -126,7 +126,7 @@ class CapturedUpdates:
             if state and (len(state.streams) > 1 or any(state.streams[0].starts)):
                 return None
         return (
-            self._num_passes,
+            self._passes(states),
             tuple(part.shape for part in inputs),
             tuple(plan.signature for plan in self._plans(inputs, states)),
             tuple((part.shape, part.dtype) for part in tensors_of(states)),
@@ -139,38 +139,41 @@ class CapturedUpdates:
             stream = state.streams[0] if state else Stream.fresh([0])
             held = tuple((key, stream.banks[key].num_tokens) for key in sorted(stream.banks))
             tokens = range(stream.position, stream.position + inputs[0].shape[1])
-            plans.append(self._plan(self._num_passes, tokens, held, stream.cached))
+            plans.append(self._plan(passes_of(state), tokens, held, stream.cached))
         return plans
 
-    @property
-    def _num_passes(self) -> int | None:
-        """In training a model's schedule changes in nothing else."""
-        return getattr(self.model.schedule, "num_passes", None)
+    def _passes(self, states: Sequence[State | None]) -> tuple[int | None, ...]:
+        """The passes of every micro-batch."""
+        usual = getattr(self.model.schedule, "num_passes", None)
+        return tuple(usual if state is None else passes_of(state) for state in states)
 
     def _plan_segment(
-        self, _: int | None, tokens: range, held: Held, cached: tuple[range, ...]
+        self, num_passes: int | None, tokens: range, held: Held, cached: tuple[range, ...]
     ) -> Plan:
         schedule, num_layers = self.model.schedule, self.model.config.num_layers
+        if num_passes is not None:
+            schedule = schedule.with_passes(num_passes)
         return plan_segment(schedule, num_layers, tokens, held, cached)
 
     def _graph_for(
         self, signature: Hashable, inputs: Inputs, states: list[Any]
     ) -> "UpdateGraph | None":
         """The graph of this update, made now if it is due."""
+        passes = self._passes(states)
         is_repeated = signature == self._previous and states is self._latest
         self._previous = signature
         if signature is None or signature not in self._seen:
             self._seen.add(signature)
-            self._num_new[self._num_passes] += 1
-            if self._num_new[self._num_passes] > MOST_EAGER:
+            self._num_new[passes] += 1
+            if self._num_new[passes] > MOST_EAGER:
                 self._give_up(
                     "their timetables keep changing, as with states that grow, or segments that "
                     "end at ever other places within a chunk"
                 )
             return None
         if signature not in self.graphs:
-            alike = [key for key in self.graphs if key[0] == self._num_passes]
-            if is_repeated or len(alike) < MOST_GRAPHS:
+            num_graphs = sum(known[0] == passes for known in self.graphs)
+            if is_repeated or num_graphs < MOST_GRAPHS:
                 self._capture(signature, inputs, states)
             else:
                 self._report_once(

@@ -2,7 +2,7 @@
 
 from staircase_attention.models.backend import Backend, CoreRunner, PlainBackend
 from staircase_attention.models.cost import Cost, measure_cost
-from staircase_attention.models.depth import at_depth
+from staircase_attention.models.depth import at_depth, in_passes_of, passes_of
 from staircase_attention.models.lstm import LSTMSequenceModel, LSTMState
 from staircase_attention.models.sequence_model import SequenceModel
 from staircase_attention.models.state import State, Stream
@@ -19,8 +19,10 @@ __all__ = [
     "State",
     "Stream",
     "at_depth",
+    "in_passes_of",
     "load_state",
     "measure_cost",
+    "passes_of",
     "put_together",
     "save_state",
     "take_apart",

@@ -10,6 +10,8 @@ one fills up with those that come.
 """
 
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -40,17 +42,43 @@ def at_depth(model: SequenceModel, state: State) -> State:
     signature = model.signature
     if state.model == signature:
         return state
-    before = model.schedule.with_passes(state.model["schedule"]["num_passes"])
+    before = model.schedule.with_passes(passes_of(state) or 1)
     streams = [_converted(stream, before, model) for stream in state.streams]
     if None in streams:
         return model.initial_state(state.batch_size)
     return replace(state, model=signature, streams=tuple(streams))
 
 
+def passes_of(state: State | None) -> int | None:
+    """The passes of the model that left a state; None: unknown, or its schedule has no such number.
+
+    >>> from staircase_attention import CoreConfig, Ladder
+    >>> core = CoreConfig(width=16, num_layers=2, num_heads=2)
+    >>> model = SequenceModel(vocab_size=10, core=core, schedule=Ladder(num_passes=4, span=8))
+    >>> passes_of(model.initial_state(1))
+    4
+    """
+    return None if state is None else state.model["schedule"].get("num_passes")
+
+
+@contextmanager
+def in_passes_of(model: SequenceModel, state: State) -> Iterator[None]:
+    """Let a model make as many passes as the one that left a state.
+
+    Unlike `with_schedule` it changes the model itself: what wraps or shards it stays in effect.
+    """
+    usual, number = model.schedule, passes_of(state)
+    model.schedule = usual if number is None else usual.with_passes(number)
+    try:
+        yield
+    finally:
+        model.schedule = usual
+
+
 def _converted(stream: Stream, before: Schedule, model: SequenceModel) -> Stream | None:
     """A stream as another timetable continues it; None: it cannot, and the stream restarts."""
     after, num_layers, end = model.schedule, model.config.num_layers, stream.position
-    passes = [schedule.to_dict()["num_passes"] for schedule in (before, after)]
+    passes = [getattr(schedule, "num_passes", 1) for schedule in (before, after)]
     longest = max((bank.num_tokens for bank in stream.banks.values()), default=0)
     # Older tokens are in no bank, before or after.
     first = max(0, end - max(longest, after.period * max(passes))) // after.period * after.period

@@ -1,8 +1,8 @@
 """A recipe's model, and its update: forward and backward over a segment of every lane."""
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
@@ -14,7 +14,14 @@ from torch import Tensor, nn
 
 from staircase_attention.batches import IGNORED, Batch
 from staircase_attention.evaluation import autocast, loss_and_wrong
-from staircase_attention.models import LSTMSequenceModel, LSTMState, SequenceModel, State, at_depth
+from staircase_attention.models import (
+    LSTMSequenceModel,
+    LSTMState,
+    SequenceModel,
+    State,
+    at_depth,
+    in_passes_of,
+)
 from staircase_attention.training.dataset import Dataset, build_dataset
 from staircase_attention.training.optimizer import Optimizer
 from staircase_attention.training.processes import Processes
@@ -160,6 +167,8 @@ class Learner:
         self.optimizer = Optimizer(self.model, config.optimizer)
         self.states: list[Carried] = [None] * config.num_micro_batches
         """The lane states, one per micro-batch."""
+        self.passes: list[int | None] = [*config.passes.of_parts] or [None] * len(self.states)
+        """The passes that each micro-batch makes; None: those of the schedule."""
         self.step: StepFunction = self._step
         if is_fast:
             self._accelerate(report)
@@ -196,7 +205,9 @@ class Learner:
         share = 1 / max(1, batch.num_answers)
         numbers = np.array([share, rate, wants_stop], dtype=np.float64)
         inputs = tuple(self._on_device(part) for part in (own.inputs, own.targets, numbers))
-        with self._in_passes(num_passes), torch.cuda.device_of(inputs[0]):  # type: ignore[no-untyped-call]
+        passes = self.passes if num_passes is None else [num_passes] * len(self.states)
+        self._convert_states(passes, len(lanes) // len(passes))
+        with torch.cuda.device_of(inputs[0]):  # type: ignore[no-untyped-call]
             results, self.states = self.step(inputs, self.states)
         # CUDA graphs change weights without PyTorch's notice; this invalidates cached copies.
         torch.autograd.graph.increment_version(list(self.model.parameters()))
@@ -215,24 +226,21 @@ class Learner:
             wants_stop=stops > 0,
         )
 
-    @contextmanager
-    def _in_passes(self, num_passes: int | None) -> Iterator[None]:
-        """Let the model make another number of passes, with the lane states as it needs them."""
-        if num_passes is None:
-            yield
-            return
-        model = self.model
-        assert isinstance(model, SequenceModel)
-        # In place of `with_schedule`: whatever wraps or shards this model stays in effect.
-        usual, model.schedule = model.schedule, model.schedule.with_passes(num_passes)
-        try:
-            self.states = [
-                at_depth(model, state) if isinstance(state, State) else None
-                for state in self.states
-            ]
-            yield
-        finally:
-            model.schedule = usual
+    def _convert_states(self, passes: list[int | None], num_rows: int) -> None:
+        """Let the state of each micro-batch be one of as many passes as it is to make."""
+        for part, (state, number) in enumerate(zip(self.states, passes, strict=True)):
+            if number is not None:
+                assert isinstance(self.model, SequenceModel)
+                model = self.model.with_schedule(self.model.schedule.with_passes(number))
+                known = isinstance(state, State)
+                self.states[part] = (
+                    at_depth(model, state) if known else model.initial_state(num_rows)
+                )
+
+    def _in_passes_of(self, state: Carried) -> AbstractContextManager[None]:
+        if isinstance(state, State) and isinstance(self.model, SequenceModel):
+            return in_passes_of(self.model, state)
+        return nullcontext()
 
     def _step(
         self, inputs: tuple[Tensor, ...], states: list[Carried]
@@ -244,7 +252,7 @@ class Learner:
         parts = zip(tokens.chunk(len(states)), targets.chunk(len(states)), states, strict=True)
         after: list[Carried] = []
         for part in parts:
-            with autocast(self.device, self.precision):
+            with autocast(self.device, self.precision), self._in_passes_of(part[2]):
                 loss, wrong, state = self.objective(*part)
             torch.autograd.backward(loss * share.to(loss.dtype))
             totals += torch.stack([loss.detach().double(), wrong.double()])

@@ -148,9 +148,10 @@ class PassesConfig:
     [3, 1, 2, 4, 4, 1, 3, 2]
     """
 
-    kind: Literal["fixed", "uniform", "list", "poisson"] = "fixed"
+    kind: Literal["fixed", "uniform", "list", "poisson", "parts"] = "fixed"
     """fixed: the schedule's number; uniform: least to most; list: one of `choices`; poisson: 1 plus
-    a Poisson number whose rate is log-normal, at most `most`."""
+    a Poisson number whose rate is log-normal, at most `most`; parts: every update makes all
+    `choices`, one in each of as many micro-batches, so that lanes keep their number."""
     least: int = 1
     most: int = 8
     choices: tuple[int, ...] = ()
@@ -173,23 +174,28 @@ class PassesConfig:
         check(self, "at least 1 each", lambda value: all(one >= 1 for one in value), "choices")
         optional = "gradient_passes"
         check(self, "at least 1, or none", lambda value: value is None or value >= 1, optional)
-        if bool(self.choices) != (self.kind == "list"):
-            rule = "training.passes.choices are for kind = list, which needs them"
+        if bool(self.choices) != (self.kind in ("list", "parts")):
+            rule = "training.passes.choices are for kind = list or parts, which need them"
             raise input_error(rule, f"{list(self.choices)} with {self.kind}", "change one of them")
 
     @property
     def numbers(self) -> tuple[int, ...]:
         """The numbers that may be drawn; none if it is always the schedule's."""
         every = tuple(range(self.least, self.most + 1))
-        return {"fixed": (), "list": tuple(sorted(self.choices))}.get(self.kind, every)
+        return {"fixed": ()}.get(self.kind, tuple(sorted(self.choices)) or every)
+
+    @property
+    def of_parts(self) -> tuple[int, ...]:
+        """The numbers of the micro-batches, where each keeps its own."""
+        return self.choices if self.kind == "parts" else ()
 
     def draw(self, update: int, num_updates: int, *, seed: int) -> int | None:
-        """The number of passes of an update, counted from 0; None: the schedule's.
+        """The number of passes of an update, counted from 0; None: none is drawn.
 
         It follows from the seed and the update alone. Numbers of a range or list take turns: each
         comes once in as many updates as there are, in an order drawn anew.
         """
-        if not self.numbers:
+        if self.kind in ("fixed", "parts"):
             return None
         first, last = self.numbers[0], self.numbers[-1]
         grown = min(1.0, (update + 1) / max(1.0, self.growth_part * num_updates))
@@ -252,6 +258,13 @@ class TrainingConfig:
             raise input_error(
                 f"keep_every must be a multiple of checkpoint_every = {self.checkpoint_every}",
                 self.keep_every,
+                "change one of them",
+            )
+        if self.passes.of_parts and len(self.passes.of_parts) != self.num_micro_batches:
+            raise input_error(
+                f"passes.choices of kind = parts must be {self.num_micro_batches} numbers, one for "
+                "each of num_micro_batches",
+                list(self.passes.choices),
                 "change one of them",
             )
         if self.num_lanes % self.num_micro_batches:
