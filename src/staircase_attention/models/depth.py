@@ -19,7 +19,7 @@ from staircase_attention.layers import KeysValues, latest
 from staircase_attention.layers.keys_values import places_among
 from staircase_attention.models.sequence_model import SequenceModel
 from staircase_attention.models.state import State, Stream
-from staircase_attention.schedules import Schedule, overlap
+from staircase_attention.schedules import Schedule, overlap, pieces
 
 # By (bank, layer): runs of tokens with the pass that they are held at, oldest first, and how many
 # of the latest tokens are kept; None: all.
@@ -78,34 +78,21 @@ def in_passes_of(model: SequenceModel, state: State) -> Iterator[None]:
 def _converted(stream: Stream, before: Schedule, model: SequenceModel) -> Stream | None:
     """A stream as another timetable continues it; None: it cannot, and the stream restarts."""
     after, num_layers, end = model.schedule, model.config.num_layers, stream.position
-    passes = [getattr(schedule, "num_passes", 1) for schedule in (before, after)]
+    most_passes = max(getattr(schedule, "num_passes", 1) for schedule in (before, after))
     longest = max((bank.num_tokens for bank in stream.banks.values()), default=0)
     # Older tokens are in no bank, before or after.
-    first = max(0, end - max(longest, after.period * max(passes))) // after.period * after.period
-    left, _ = _follow(before, range(first, end), num_layers)
-    wanted, kept = _follow(after, range(first, end), num_layers)
+    reach = max(longest, after.period * most_passes)
+    tokens = range(max(0, end - reach) // after.period * after.period, end)
+    wanted, kept = _follow(after, tokens, num_layers)
     # A Cached Staircase with as many passes as chunks has no cache, which any other needs.
     if bool(kept) != bool(stream.cached):
         return None
-    # By layer and run of tokens: what they left at each pass.
-    found: dict[tuple[int, range], dict[int, KeysValues]] = defaultdict(dict)
-    for (number, layer), (runs, _) in left.items():
-        bank = stream.banks.get((number, layer))
-        start = end if bank is None else end - bank.num_tokens
-        for run, at in runs:
-            if bank is not None and run.stop > start:
-                part = bank.part(max(0, run.start - start), run.stop - start)
-                found[layer, run][at] = part
-    for layer, held in enumerate(stream.cache):
-        for run in {run for runs, _ in wanted.values() for run, _ in runs}:
-            if overlap([run], stream.cached) == (run,):
-                # What is cached is what a further pass would begin with.
-                found[layer, run][passes[0] + 1] = held.parts(places_among(stream.cached, (run,)))
+    found = _found(stream, before, tokens, num_layers)
     banks = {}
-    for key, (runs, retained) in wanted.items():
+    for (number, layer), (runs, retained) in wanted.items():
         parts: list[KeysValues] = []
         for run, at in reversed(runs):
-            there = {number: part for number, part in found[key[1], run].items() if number <= at}
+            there = {made: part for made, part in found[layer, run].items() if made <= at}
             if not there:
                 break
             parts.insert(0, there[max(there)])
@@ -114,10 +101,33 @@ def _converted(stream: Stream, before: Schedule, model: SequenceModel) -> Stream
                 break
         num_tokens = sum(part.num_tokens for part in parts)
         if num_tokens:
-            banks[key] = latest(parts, num_tokens if retained is None else retained)
-    places = places_among(stream.cached, overlap(stream.cached, kept))
-    cache = tuple(held.parts(places) for held in stream.cache)
-    return replace(stream, banks=banks, cache=cache, cached=overlap(stream.cached, kept))
+            banks[number, layer] = latest(parts, num_tokens if retained is None else retained)
+    cached = overlap(stream.cached, kept)
+    cache = tuple(held.parts(places_among(stream.cached, cached)) for held in stream.cache)
+    return replace(stream, banks=banks, cache=cache, cached=cached)
+
+
+def _found(
+    stream: Stream, schedule: Schedule, tokens: range, num_layers: int
+) -> dict[tuple[int, range], dict[int, KeysValues]]:
+    """By layer and run of tokens: what they left at each pass."""
+    found: dict[tuple[int, range], dict[int, KeysValues]] = defaultdict(dict)
+    books, _ = _follow(schedule, tokens, num_layers)
+    for (number, layer), (runs, _) in books.items():
+        if (bank := stream.banks.get((number, layer))) is None:
+            continue
+        start = stream.position - bank.num_tokens
+        for run, at in runs:
+            if run.stop > start:
+                part = bank.part(max(0, run.start - start), run.stop - start)
+                found[layer, run][at] = part
+    for layer, held in enumerate(stream.cache):
+        for chunk in pieces(tokens, schedule.chunk_length):
+            if overlap(chunk[1:], stream.cached) == chunk[1:]:
+                # What is cached is what a further pass would begin with.
+                part = held.parts(places_among(stream.cached, chunk[1:]))
+                found[layer, chunk[1]][getattr(schedule, "num_passes", 0) + 1] = part
+    return found
 
 
 def _follow(schedule: Schedule, tokens: range, num_layers: int) -> tuple[Books, tuple[range, ...]]:
