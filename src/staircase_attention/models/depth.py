@@ -43,8 +43,9 @@ def at_depth(model: SequenceModel, state: State) -> State:
     if state.model == signature:
         return state
     before = model.schedule.with_passes(passes_of(state) or 1)
-    streams = [_converted(stream, before, model) for stream in state.streams]
-    if None in streams:
+    converted = (_converted(stream, before, model) for stream in state.streams)
+    streams = [stream for stream in converted if stream is not None]
+    if len(streams) < len(state.streams):
         return model.initial_state(state.batch_size)
     return replace(state, model=signature, streams=tuple(streams))
 

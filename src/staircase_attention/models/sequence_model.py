@@ -195,7 +195,7 @@ class SequenceModel(nn.Module):
         """First passes through which no gradients flow."""
         if self.gradient_passes is None:
             return 0
-        return max(0, self.schedule.num_passes - self.gradient_passes)  # type: ignore[attr-defined]
+        return max(0, getattr(self.schedule, "num_passes", 0) - self.gradient_passes)
 
     @property
     def num_parameters(self) -> int:

@@ -205,8 +205,7 @@ class Learner:
         share = 1 / max(1, batch.num_answers)
         numbers = np.array([share, rate, wants_stop], dtype=np.float64)
         inputs = tuple(self._on_device(part) for part in (own.inputs, own.targets, numbers))
-        passes = self.passes if num_passes is None else [num_passes] * len(self.states)
-        self._convert_states(passes, len(lanes) // len(passes))
+        self._convert_states(num_passes, len(lanes) // len(self.states))
         with torch.cuda.device_of(inputs[0]):  # type: ignore[no-untyped-call]
             results, self.states = self.step(inputs, self.states)
         # CUDA graphs change weights without PyTorch's notice; this invalidates cached copies.
@@ -226,16 +225,14 @@ class Learner:
             wants_stop=stops > 0,
         )
 
-    def _convert_states(self, passes: list[int | None], num_rows: int) -> None:
+    def _convert_states(self, num_passes: int | None, num_rows: int) -> None:
         """Let the state of each micro-batch be one of as many passes as it is to make."""
-        for part, (state, number) in enumerate(zip(self.states, passes, strict=True)):
-            if number is not None:
+        for part, (state, own) in enumerate(zip(self.states, self.passes, strict=True)):
+            if number := num_passes or own:
                 assert isinstance(self.model, SequenceModel)
                 model = self.model.with_schedule(self.model.schedule.with_passes(number))
-                known = isinstance(state, State)
-                self.states[part] = (
-                    at_depth(model, state) if known else model.initial_state(num_rows)
-                )
+                state = state if isinstance(state, State) else model.initial_state(num_rows)
+                self.states[part] = at_depth(model, state)
 
     def _in_passes_of(self, state: Carried) -> AbstractContextManager[None]:
         if isinstance(state, State) and isinstance(self.model, SequenceModel):
