@@ -87,9 +87,11 @@ def test_a_staircase_keeps_each_chunk_at_its_pass_or_its_last(before, after, len
                 assert torch.equal(mine[:, :, -back], theirs[:, :, -back])
 
 
-def test_a_window_without_a_cache_restarts():
+def test_a_window_without_a_cache_restarts_and_another_model_s_state_stays():
     """With as many passes as chunks nothing is cached, and with fewer there is nothing to read."""
     schedule = CachedStaircase(chunk_size=2, num_window_chunks=3, num_passes=1)
+    other_chunks = build(Staircase(chunk_size=3, num_passes=2))(random_tokens(1, 4))[1]
+    assert at_depth(build(Staircase(chunk_size=2, num_passes=3)), other_chunks) is other_chunks
     for before, after in ((3, 2), (1, 3)):
         one, other = two_depths(schedule, before, after)
         assert at_depth(other, one(random_tokens(2, 9))[1]).lengths == (0, 0)

@@ -17,6 +17,7 @@ from typing import TypeAlias
 
 from staircase_attention.layers import KeysValues, latest
 from staircase_attention.layers.keys_values import places_among
+from staircase_attention.models.executor import compact
 from staircase_attention.models.sequence_model import SequenceModel
 from staircase_attention.models.state import State, Stream
 from staircase_attention.schedules import Schedule, overlap, pieces
@@ -43,6 +44,9 @@ def at_depth(model: SequenceModel, state: State) -> State:
     if state.model == signature:
         return state
     before = model.schedule.with_passes(passes_of(state) or 1)
+    if state.model != {**signature, "schedule": before.to_dict()}:
+        # Of a model that differs in more, which refuses it.
+        return state
     converted = (_converted(stream, before, model) for stream in state.streams)
     streams = [stream for stream in converted if stream is not None]
     if len(streams) < len(state.streams):
@@ -51,14 +55,7 @@ def at_depth(model: SequenceModel, state: State) -> State:
 
 
 def passes_of(state: State | None) -> int | None:
-    """The passes of the model that left a state; None: unknown, or its schedule has no such number.
-
-    >>> from staircase_attention import CoreConfig, Ladder
-    >>> core = CoreConfig(width=16, num_layers=2, num_heads=2)
-    >>> model = SequenceModel(vocab_size=10, core=core, schedule=Ladder(num_passes=4, span=8))
-    >>> passes_of(model.initial_state(1))
-    4
-    """
+    """The passes of the model that left a state; None: unknown, or its schedule has no such number."""
     return None if state is None else state.model["schedule"].get("num_passes")
 
 
@@ -105,7 +102,8 @@ def _converted(stream: Stream, before: Schedule, model: SequenceModel) -> Stream
             banks[number, layer] = latest(parts, num_tokens if retained is None else retained)
     cached = overlap(stream.cached, kept)
     cache = tuple(held.parts(places_among(stream.cached, cached)) for held in stream.cache)
-    return replace(stream, banks=banks, cache=cache, cached=cached)
+    # Kernels and states take tensors of their own, not parts of others.
+    return replace(stream, banks=banks, cache=cache, cached=cached).map(compact)
 
 
 def _found(
