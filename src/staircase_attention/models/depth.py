@@ -55,7 +55,7 @@ def at_depth(model: SequenceModel, state: State) -> State:
 
 
 def passes_of(state: State | None) -> int | None:
-    """The passes of the model that left a state; None: unknown, or its schedule has no such number."""
+    """The passes of the model that left a state; None where its schedule has no such number."""
     return None if state is None else state.model["schedule"].get("num_passes")
 
 
