@@ -47,6 +47,12 @@ class Oracle:
 
     parameters: Mapping[str, Tensor]
     core: Any
+    num_cut: int = 0
+
+    def cut(self, states: dict[int, Tensor], passes: Mapping[int, int]) -> dict[int, Tensor]:
+        """No gradient through what a token is in one of its first passes."""
+        is_cut = {t: passes[t] <= self.num_cut for t in states}
+        return {t: state.detach() if is_cut[t] else state for t, state in states.items()}
 
     def linear(self, name: str, vector: Tensor) -> Tensor:
         """Linear map: x Wᵀ + b, without b where there is none."""
@@ -237,6 +243,7 @@ def staircase(
         }
         for layer in range(oracle.core.num_layers):
             states = oracle.layer_over(layer, states, visible)
+            states = oracle.cut(states, {t: step - chunk[t] + 1 for t in window})
         hidden |= {(t, step - chunk[t] + 1): states[t] for t in window}
     return [hidden[token, num_passes] for token in range(len(embeddings))]
 
@@ -269,6 +276,7 @@ def cached_staircase(
         }
         for layer in range(oracle.core.num_layers):
             moving = oracle.layer_over(layer, frozen | moving, visible)
+            moving = oracle.cut(moving, {t: step - chunk[t] + 1 for t in queries})
         hidden |= {(t, step - chunk[t] + 1): moving[t] for t in queries}
     return [hidden[token, num_query_steps] for token in range(len(embeddings))]
 
@@ -288,10 +296,12 @@ def ladder(
     }[order]
     visible = {t: range(max(0, t - span + 1), t + 1) for t in range(len(embeddings))}
     states = dict(enumerate(embeddings))
-    for layer, begins_again in applications:
+    for number, (layer, begins_again) in enumerate(applications):
         if begins_again:
             states = {t: oracle.inject(state, embeddings[t]) for t, state in states.items()}
         states = oracle.layer_over(layer, states, visible)
+        # ABAB, which alone is ever cut.
+        states = oracle.cut(states, dict.fromkeys(states, number // len(layers) + 1))
     return [states[token] for token in range(len(embeddings))]
 
 
@@ -376,11 +386,13 @@ def oracle_logits(
     schedule: Any,
     tokens: Tensor,
     recurrence: Callable[[Oracle, list[Tensor], Any], list[Tensor]] = final_states,
+    *,
+    num_cut: int = 0,
 ) -> Tensor:
     """The logits (batch, time, output_size) of all tokens (batch, time), from a fresh start."""
     if core.positions not in ("relative", "rotary"):
         raise ValueError(f"no oracle for the positions {core.positions}")
-    oracle = Oracle(parameters, core)
+    oracle = Oracle(parameters, core, num_cut)
     num_layers, num_before, num_after = core.depth
     first, last = num_layers + num_before, num_layers + num_before + num_after
     span = reach(schedule)

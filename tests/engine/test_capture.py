@@ -12,7 +12,7 @@ from building import ALTERNATE, EXACT, build, example_models, name_of, random_to
 from staircase_attention import CachedStaircase
 from staircase_attention.engine import capture
 from staircase_attention.engine.capture import MOST_GRAPHS, CapturedUpdates, tensors_of
-from staircase_attention.models import take_apart
+from staircase_attention.models import at_depth, in_passes_of, take_apart
 from staircase_attention.schedules import make_schedule
 
 
@@ -185,6 +185,29 @@ def test_captured_updates_give_what_the_model_gives(monkeypatch, name, length, r
         for pair in zip(tensors_of(found), tensors_of(expected), strict=True):
             torch.testing.assert_close(*pair, **EXACT)
     assert graphs.made
+
+
+@pytest.mark.parametrize("name", ["staircase", "cached-staircase", "ladder-ABAB"])
+def test_captured_updates_in_several_depths_give_what_the_model_gives(monkeypatch, name):
+    """Every number of passes has graphs of its own, all in one pool."""
+    model = model_of(name)
+
+    def step(inputs, states):
+        with in_passes_of(model, states[0]):
+            return step_of(model)(inputs, states)
+
+    graphs = Graphs(monkeypatch, step)
+    graphs.updates = updates = captured_updates(model, step=graphs)
+    found = expected = [model.initial_state(2)]
+    for number in range(36):
+        deep = model.with_schedule(model.schedule.with_passes((1, 2, 2, 3, 1)[number % 5]))
+        inputs = (random_tokens(2, 6, seed=number),)
+        results, found = updates(inputs, [at_depth(deep, found[0])])
+        logits, expected = graphs.step(inputs, [at_depth(deep, expected[0])])
+        torch.testing.assert_close(results, logits, **EXACT)
+        for pair in zip(tensors_of(found), tensors_of(expected), strict=True):
+            torch.testing.assert_close(*pair, **EXACT)
+    assert {signature[0] for signature in updates.graphs} == {(1,), (2,), (3,)}
 
 
 class Replayed:

@@ -147,6 +147,9 @@ ALONE = Processes()
 IN_A_GROUP = Processes(count=2)
 
 
+DRAWN = {"training__passes__kind": "list", "training__passes__choices": [1, 2, 3, 3]}
+
+
 def loss_curve(recipe, num_updates, *, accelerate=True, capture=True, processes=ALONE):
     """The loss after every update, the learner, and what it reported."""
     data = build_dataset(recipe)
@@ -167,7 +170,13 @@ def loss_curve(recipe, num_updates, *, accelerate=True, capture=True, processes=
             position = lanes.restarted(position)
             learner.restart()
         batch, position = lanes.batch(position)
-        outcome = learner.update(batch, lanes=range(config.num_lanes), rate=3e-4, wants_stop=False)
+        outcome = learner.update(
+            batch,
+            lanes=range(config.num_lanes),
+            rate=3e-4,
+            wants_stop=False,
+            num_passes=config.passes.draw(number, num_updates, seed=0),
+        )
         losses.append(outcome.loss / outcome.num_answers)
     return np.array(losses), learner, said
 
@@ -258,6 +267,43 @@ def test_a_captured_update_is_the_update_of_every_optimiser(kind, fraction):
     assert_captured_is_eager(recipe)
 
 
+@pytest.mark.parametrize("gradient_passes", [None, 1])
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        Staircase(chunk_size=8, num_passes=4),
+        CachedStaircase(chunk_size=8, num_window_chunks=4, num_passes=2),
+        Ladder(num_passes=3, span=40),
+    ],
+    ids=str,
+)
+def test_captured_updates_of_several_depths_are_the_updates(schedule, gradient_passes):
+    """Each depth has graphs of its own; a state that goes from one to another is the same."""
+    recipe = recipe_for(
+        schedule,
+        **DRAWN,
+        training__passes__gradient_passes=gradient_passes,
+        training__num_lanes=8,
+        training__segment_length=32,
+    )
+    updates = assert_captured_is_eager(recipe, 48).step
+    assert {signature[0] for signature in updates.graphs} == {(1,), (2,), (3,)}
+
+
+def test_captured_updates_of_parts_with_depths_of_their_own_are_the_updates(eager):
+    recipe = recipe_for(
+        Ladder(num_passes=3, span=40),
+        training__passes={"kind": "parts", "choices": [1, 4]},
+        training__num_micro_batches=2,
+        training__num_lanes=8,
+        training__segment_length=32,
+    )
+    updates = assert_captured_is_eager(recipe).step
+    assert {signature[0] for signature in updates.graphs} == {(1, 4)}
+    # An empty state, one that is not full yet, and a full one.
+    assert eager.count(updates) <= 3
+
+
 def test_an_update_with_exchanged_gradients_is_captured():
     store = dist.HashStore()
     dist.init_process_group("nccl", store=store, rank=0, world_size=1)
@@ -272,15 +318,15 @@ def test_an_update_with_exchanged_gradients_is_captured():
         dist.destroy_process_group()
 
 
-def assert_captured_is_eager(recipe):
+def assert_captured_is_eager(recipe, num_updates=24):
     """The same losses, weights and states with and without graphs, bit for bit.
 
     Gives back the learner that had them.
     """
-    captured, learner, said = loss_curve(recipe, 24)
+    captured, learner, said = loss_curve(recipe, num_updates)
     assert learner.step.graphs
     assert not said
-    eager, other, _ = loss_curve(recipe, 24, capture=False)
+    eager, other, _ = loss_curve(recipe, num_updates, capture=False)
     assert captured.tolist() == eager.tolist()
     for one, two in zip(learner.model.parameters(), other.model.parameters(), strict=True):
         assert torch.equal(one, two)
@@ -305,11 +351,15 @@ def test_a_run_of_full_size_can_be_repeated(row):
         assert torch.equal(one, two)
 
 
+@pytest.mark.parametrize("changes", [{}, DRAWN], ids=["fixed", "drawn"])
 @pytest.mark.parametrize("restart_every", [None, 6])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_a_resumed_run_under_graphs_equals_an_uninterrupted_one(tmp_path, precision, restart_every):
+def test_a_resumed_run_under_graphs_equals_an_uninterrupted_one(
+    tmp_path, precision, restart_every, changes
+):
     recipe = recipe_for(
         Staircase(chunk_size=4, num_passes=3),
+        **changes,
         training__num_updates=24,
         training__restart_every=restart_every,
         training__segment_length=16,

@@ -22,6 +22,10 @@ from staircase_attention.training import StopRequested, checkpoint, processes, r
 from staircase_attention.training.checkpoint import CheckpointFolder
 
 RESTARTS = {"training__restart_every": 4}
+PARTS = {
+    "training__passes": {"kind": "parts", "choices": [1, 3]},
+    "training__num_micro_batches": 2,
+}
 GROWTH = RESTARTS | {
     "training__growth__first_tokens": 3,
     "training__growth__double_every": 5,
@@ -34,9 +38,11 @@ GROWTH = RESTARTS | {
         (small_recipe, {}),
         (small_recipe, {"training__restart_every": 5}),
         (small_recipe, GROWTH),
+        (small_recipe, {"training__passes__kind": "uniform", "training__passes__most": 3}),
+        (small_recipe, PARTS),
         (lstm_recipe, {}),
     ],
-    ids=["staircase", "restarts", "restarts and growth", "lstm"],
+    ids=["staircase", "restarts", "restarts and growth", "passes", "parts", "lstm"],
 )
 def test_a_run_that_dies_after_every_update_ends_bit_for_bit_the_same(
     tmp_path, make_recipe, changes

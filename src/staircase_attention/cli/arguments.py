@@ -3,12 +3,15 @@
 import ast
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from staircase_attention.checks import input_error
+from staircase_attention.checks import check_integer, input_error
 from staircase_attention.schedules import SCHEDULES
+
+if TYPE_CHECKING:
+    from staircase_attention.training.learner import Model
 
 
 def complete_schedules(start: str) -> list[str]:
@@ -51,6 +54,10 @@ TrustCode = Annotated[
     typer.Option("--trust-code", help="Run code that the run folder names, whoever wrote it."),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
+Passes = Annotated[
+    str | None,
+    typer.Option(metavar="N,N,...", help="Numbers of passes to compare, as 1,2,4,8."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -70,6 +77,29 @@ def parse_variations(words: Iterable[str]) -> dict[str, list[Any]]:
     {'num_passes': [2, 4], 'order': ['ABAB', 'AABB'], 'sizes': [[1, 2], [3]]}
     """
     return _parse(words, parse_values)
+
+
+def parse_passes(text: str | None) -> list[int]:
+    """Numbers of passes from --passes; none where it was not given.
+
+    >>> parse_passes("1,2,4"), parse_passes(None)
+    ([1, 2, 4], [])
+    """
+    numbers = [] if text is None else parse_values(text)
+    for number in numbers:
+        check_integer("--passes", number, minimum=1, example=4)
+    return numbers
+
+
+def with_passes(model: "Model", num_passes: int | None) -> "Model":
+    """The same weights in another number of passes."""
+    from staircase_attention.models import SequenceModel
+
+    if num_passes is None:
+        return model
+    if not isinstance(model, SequenceModel):
+        raise input_error("--passes is for schedules with num_passes", "lstm", "leave it out")
+    return model.with_schedule(model.schedule.with_passes(num_passes))
 
 
 def _parse(words: Iterable[str], parse: Callable[[str], Any]) -> dict[str, Any]:

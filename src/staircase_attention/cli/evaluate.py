@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -17,9 +18,13 @@ from staircase_attention.cli.arguments import (
     AsJson,
     CheckpointName,
     DeviceName,
+    Passes,
     TrainedRun,
     TrustCode,
+    parse_passes,
+    with_passes,
 )
+from staircase_attention.files import check_can_write
 
 if TYPE_CHECKING:
     from staircase_attention.evaluation import Place
@@ -73,8 +78,10 @@ def evaluate(
         bool,
         typer.Option("--by-position", help="Also score by position in the episode or document."),
     ] = False,
-    passes: Annotated[
-        int | None, typer.Option(metavar="N", help="Number of passes, if other than in training.")
+    passes: Passes = None,
+    figure: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.png", help="Draw the loss against --passes."),
     ] = None,
     checkpoint: CheckpointName = "best",
     precision: Annotated[
@@ -93,6 +100,11 @@ def evaluate(
     check_choice("--split", split, ("train", "valid", "test"))
     if text and corpus:
         raise input_error("a model is scored on one text", "--corpus and --text", "leave one out")
+    depths: list[int | None] = [*parse_passes(passes)] or [None]
+    if figure is not None:
+        if passes is None:
+            raise input_error("--figure draws scores by --passes", "none", "add --passes 1,2,4,8")
+        check_can_write(figure, "--figure")
     from staircase_attention.training import load_run
     from staircase_attention.training.dataset import TaskData
 
@@ -103,7 +115,10 @@ def evaluate(
         loaded = load_run(run, checkpoint=checkpoint, trust_code=trust_code, corpus=corpus)
         if text and lanes is None:
             lanes = lanes_of_text(loaded, tokens)
-        loaded = prepared(loaded, passes=passes, precision=precision, lanes=lanes, device=device)
+        runs = [
+            prepared(loaded, passes=depth, precision=precision, lanes=lanes, device=device)
+            for depth in depths
+        ]
         data, name = loaded.data, cast("SplitName", split)
         if isinstance(data, TaskData):
             check_for_task(data, name, tokens=tokens)
@@ -112,16 +127,23 @@ def evaluate(
         asked: dict[Place, bool] = {"episode": by_episode, "position": by_position}
         places = [place for place, is_asked in asked.items() if is_asked]
         sizes: list[int | None] = [*length] if length else [None]
-        for size in sizes:
+        curves: dict[str, dict[int, Facts]] = {}
+        for size, (one, depth) in product(sizes, zip(runs, depths, strict=True)):
             sized = data
             if isinstance(data, TaskData) and size is not None:
                 sized = data.with_length(size)
-            found = scored(loaded, sized, name, places, tokens)
-            show(*found, as_json, split="text" if text else split, length=size, loaded=loaded)
+            found = scored(one, sized, name, places, tokens)
+            of = {"split": "text" if text else split, "length": size, "passes": depth}
+            show(*found, as_json, of=of, loaded=loaded)
+            label = split if size is None else f"length {size:,}"
+            curves.setdefault(label, {})[depth or 0] = found[0]
+        if figure is not None:
+            draw_passes(curves, figure, title=loaded.recipe.name)
+            typer.echo(f"wrote {figure}", err=as_json)
     if not as_json:
         # For two people to compare; with --json the scores have it.
-        of = "  ".join(f"{name} {checksum}" for name, checksum in loaded.checksums.items())
-        typer.echo(f"checksum: {of}" + ("" if loaded.is_verified else "  (no checksums.json)"))
+        facts = "  ".join(f"{name} {checksum}" for name, checksum in loaded.checksums.items())
+        typer.echo(f"checksum: {facts}" + ("" if loaded.is_verified else "  (no checksums.json)"))
 
 
 def prepared_text(run: Path, text: list[Path], stack: ExitStack) -> Path:
@@ -151,17 +173,10 @@ def prepared(
 ) -> "LoadedRun":
     """The run on its device, with the settings to evaluate it with."""
     from staircase_attention import engine
-    from staircase_attention.models import SequenceModel
     from staircase_attention.training.processes import choose_device
 
     model, place = loaded.model, choose_device(device)
-    if passes is not None:
-        schedule: Any = getattr(model, "schedule", None)
-        if not isinstance(model, SequenceModel) or not hasattr(schedule, "num_passes"):
-            kind = getattr(schedule, "name", loaded.recipe.model.kind)
-            raise input_error("--passes is for schedules with num_passes", kind, "leave it out")
-        model = model.with_schedule(replace(schedule, num_passes=passes))
-    model = model.to(place)
+    model = with_passes(model, passes).to(place)
     if place.type == "cuda":
         engine.accelerate(model)
     overrides: dict[str, Any] = {}
@@ -258,21 +273,24 @@ def show(
     parts: Mapping[str, Mapping[int, Facts]],
     as_json: bool,
     *,
-    split: str,
-    length: int | None,
+    of: Facts,
     loaded: "LoadedRun",
 ) -> None:
     """Print a score, and its parts, one per line."""
     from staircase_attention.evaluation import title
 
-    of, update = {"split": split, "length": length}, loaded.update
+    length, passes, update = of["length"], of["passes"], loaded.update
+    if passes is None:
+        of = {name: value for name, value in of.items() if name != "passes"}
     if as_json:
         scored = {"update": update, "checksums": loaded.checksums}
         typer.echo(json.dumps(of | scored | {"is_verified": loaded.is_verified} | whole))
     else:
         at = "" if length is None else f" at length {length:,}"
+        if passes is not None:
+            at += f" in {passes} pass{'' if passes == 1 else 'es'}"
         typer.echo(
-            f"{title(split, whole)}{at}: {measures(whole)}  "
+            f"{title(of['split'], whole)}{at}: {measures(whole)}  "
             f"({whole['num_answers']:,} answers, weights of update {update:,})"
         )
     for label, facts_by_number in parts.items():
@@ -283,6 +301,19 @@ def show(
                 [count] = [name for name in facts if name.startswith("num_")]
                 unit = count.removeprefix("num_")
                 typer.echo(f"{label} {number:,}: {measures(facts)}  ({facts[count]:,} {unit})")
+
+
+def draw_passes(curves: Mapping[str, Mapping[int, Facts]], path: Path, *, title: str) -> None:
+    """Draw scores against the number of passes: of text bits per byte, else the loss."""
+    from staircase_attention.experiments.figures import passes_figure, save
+
+    facts = next(iter(next(iter(curves.values())).values()))
+    measure = "bits_per_byte" if "bits_per_byte" in facts else "loss"
+    points = {
+        label: {passes: facts[measure] for passes, facts in curve.items()}
+        for label, curve in curves.items()
+    }
+    save(passes_figure(points, title=title, measure=measure.replace("_", " ")), path)
 
 
 def measures(facts: Facts) -> str:

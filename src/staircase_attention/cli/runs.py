@@ -42,6 +42,7 @@ def recipes(
         config, model = recipe.training, recipe.to_plain()["model"]
         options = model.get("schedule", {"name": model["kind"]} | model)
         shown = [f"{key}={value}" for key, value in options.items() if key not in ("name", "kind")]
+        shown += [f"training.passes={config.passes.kind}"] if config.passes.numbers else []
         budget = f"{config.num_updates:>7,} x {config.num_lanes:>3} x {config.segment_length:>3}"
         typer.echo(f"{recipe.name:<{width}}  {budget}  {' '.join([options['name'], *shown])}")
     typer.echo("(updates x batch x segment; `staircase recipes RECIPE` prints all settings)")

@@ -3,19 +3,24 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from staircase_attention.checks import check_choice
 from staircase_attention.cli.arguments import (
     AsJson,
+    Passes,
     ScheduleName,
     ScheduleOptions,
     parse_assignments,
+    parse_passes,
 )
 from staircase_attention.references import check_options
 from staircase_attention.schedules import Order, Schedule, make_schedule
+
+if TYPE_CHECKING:
+    from staircase_attention.models import Cost
 
 # Bytes per number.
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -77,10 +82,13 @@ def describe(
     ] = None,
     segment: Annotated[int, typer.Option(help="Tokens per update and lane.")] = 256,
     dtype: Annotated[str, typer.Option(help=f"One of {', '.join(BYTES)}.")] = "float32",
+    passes: Passes = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what a model costs: parameters, FLOPs, steps, state."""
-    plan = make_schedule(schedule, parse_assignments(options or []))
+    depths = parse_passes(passes)
+    given = parse_assignments(options or []) | ({"num_passes": depths[0]} if depths else {})
+    plan = make_schedule(schedule, given)
     check_choice("--dtype", dtype, BYTES)
     from staircase_attention.layers import CoreConfig
     from staircase_attention.models import measure_cost
@@ -96,10 +104,21 @@ def describe(
     check_options("--core", CoreConfig, shape)
     core = CoreConfig(**shape)
     plan.check_core(num_layers=core.num_layers)
-    cost = measure_cost(
-        vocab_size=vocab_size, core=core, schedule=plan, segment=segment, output_size=output_size
-    )
-    facts = {
+    sizes: dict[str, Any] = {"vocab_size": vocab_size, "output_size": output_size, "core": core}
+    plans = [plan.with_passes(depth) for depth in depths] or [plan]
+    found = [
+        costs(one, measure_cost(schedule=one, segment=segment, **sizes), dtype) for one in plans
+    ]
+    if as_json:
+        typer.echo(json.dumps(found if depths else found[0], indent=2))
+    else:
+        for one, facts in zip(plans, found, strict=True):
+            print_costs(one, facts, dtype)
+
+
+def costs(plan: Schedule, cost: "Cost", dtype: str) -> dict[str, Any]:
+    """What a model costs, as plain data."""
+    return {
         "schedule": plan.to_dict(),
         "num_parameters": cost.num_parameters,
         "segment": cost.segment,
@@ -112,10 +131,6 @@ def describe(
         "is_state_bounded": plan.is_state_bounded,
         "paper": asdict(plan.paper_row),
     }
-    if as_json:
-        typer.echo(json.dumps(facts, indent=2))
-    else:
-        print_costs(plan, facts, dtype)
 
 
 def print_costs(plan: Schedule, facts: dict[str, Any], dtype: str) -> None:

@@ -5,6 +5,7 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,7 @@ from staircase_attention.cli.arguments import (
     DeviceName,
     TrainedRun,
     TrustCode,
+    with_passes,
 )
 from staircase_attention.files import check_can_write
 
@@ -67,6 +69,9 @@ def sample(
         list[str] | None, typer.Option(metavar="TEXT", help="Stop at this text; may be repeated.")
     ] = None,
     seed: Seed = 0,
+    passes: Annotated[
+        int | None, typer.Option(metavar="N", help="Number of passes, if not the recipe's.")
+    ] = None,
     checkpoint: CheckpointName = "best",
     save: Annotated[
         Path | None, typer.Option(help="Save the stream to this file, to resume it later.")
@@ -87,6 +92,7 @@ def sample(
     from staircase_attention.training.processes import stop_requests
 
     language = load(run, checkpoint, device=device, trust_code=trust_code)
+    language = replace(language, model=with_passes(language.model, passes))
     prompts = prompt or [""]
     if resume is not None:
         stream = load_stream(resume, language.model, decode=language.decode)

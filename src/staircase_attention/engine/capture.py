@@ -10,9 +10,10 @@ before and after each of them, are the same relative to the first position and u
 of banks. After a replay, the ledger of that update gives the numbers.
 """
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import chain
 from typing import Any, TypeAlias
 
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 
 from staircase_attention.engine.kernels.graphs import Pool, captured
-from staircase_attention.models import SequenceModel, State, Stream
+from staircase_attention.models import SequenceModel, State, Stream, passes_of
 from staircase_attention.schedules import Depth, Ledger, Schedule
 
 # Tokens (rows, time) first, then whatever else the step takes.
@@ -89,15 +90,15 @@ class CapturedUpdates:
         self, step: StepFunction, model: SequenceModel, *, report: Callable[[str], None]
     ) -> None:
         self.step, self.report = step, report
+        self.model = model
         # Micro-batches share a plan, and the next one is made while the GPU is busy.
-        plan = partial(plan_segment, model.schedule, model.config.depth)
-        self._plan = lru_cache(maxsize=4)(plan)
-        self.graphs: dict[Hashable, UpdateGraph] = {}
+        self._plan = lru_cache(maxsize=32)(self._plan_segment)
+        self.graphs: dict[Any, UpdateGraph] = {}
         self.is_capturing = True
         self._seen: set[Hashable] = set()
         """Signatures of updates that ran eagerly."""
-        self._num_new = 0
-        """Updates whose signature was new."""
+        self._num_new: Counter[Hashable] = Counter()
+        """Updates whose signature was new, by the passes of their micro-batches."""
         self._latest: list[Any] | None = None
         """The states that the latest call returned."""
         self._previous: Hashable = None
@@ -127,6 +128,7 @@ class CapturedUpdates:
             if state and (len(state.streams) > 1 or any(state.streams[0].starts)):
                 return None
         return (
+            self._passes(states),
             tuple(part.shape for part in inputs),
             tuple(plan.signature for plan in self._plans(inputs, states)),
             tuple((part.shape, part.dtype) for part in tensors_of(states)),
@@ -139,26 +141,41 @@ class CapturedUpdates:
             stream = state.streams[0] if state else Stream.fresh([0])
             held = tuple((key, stream.banks[key].num_tokens) for key in sorted(stream.banks))
             tokens = range(stream.position, stream.position + inputs[0].shape[1])
-            plans.append(self._plan(tokens, held, stream.cached))
+            plans.append(self._plan(passes_of(state), tokens, held, stream.cached))
         return plans
+
+    def _passes(self, states: Sequence[State | None]) -> tuple[int | None, ...]:
+        """The passes of every micro-batch."""
+        usual = getattr(self.model.schedule, "num_passes", None)
+        return tuple(usual if state is None else passes_of(state) for state in states)
+
+    def _plan_segment(
+        self, num_passes: int | None, tokens: range, held: Held, cached: tuple[range, ...]
+    ) -> Plan:
+        schedule = self.model.schedule
+        if num_passes is not None:
+            schedule = schedule.with_passes(num_passes)
+        return plan_segment(schedule, self.model.config.depth, tokens, held, cached)
 
     def _graph_for(
         self, signature: Hashable, inputs: Inputs, states: list[Any]
     ) -> "UpdateGraph | None":
         """The graph of this update, made now if it is due."""
+        passes = self._passes(states)
         is_repeated = signature == self._previous and states is self._latest
         self._previous = signature
         if signature is None or signature not in self._seen:
             self._seen.add(signature)
-            self._num_new += 1
-            if self._num_new > MOST_EAGER:
+            self._num_new[passes] += 1
+            if self._num_new[passes] > MOST_EAGER:
                 self._give_up(
                     "their timetables keep changing, as with states that grow, or segments that "
                     "end at ever other places within a chunk"
                 )
             return None
         if signature not in self.graphs:
-            if is_repeated or len(self.graphs) < MOST_GRAPHS:
+            num_graphs = sum(known[0] == passes for known in self.graphs)
+            if is_repeated or num_graphs < MOST_GRAPHS:
                 self._capture(signature, inputs, states)
             else:
                 self._report_once(

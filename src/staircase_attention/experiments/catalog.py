@@ -19,9 +19,10 @@ gives for Reddit and BASE. What the paper leaves open is decided here:
 Tasks have up to three groups. `random-walk` has the paper's models and settings, `random-walk-fast`
 the same models with our settings, for far fewer tokens, and `random-walk-small` models that train
 in minutes on two CPU cores. `words` has the models of Reddit's three tables at half their width,
-each once, with our settings, and `words-episodic` those of the episodic table. Validation of
-`enwik8-fast` and of small language recipes uses the first part of the data, so that it takes
-seconds; the test score is of the whole split.
+each once, with our settings, and `words-episodic` those of the episodic table. `enwik8-depth`
+trains one set of weights for many numbers of passes. Validation of `enwik8-fast`, `enwik8-depth`
+and of small language recipes uses the first part of the data, so that it takes seconds; the test
+score is of the whole split.
 """
 
 from collections.abc import Iterator, Mapping
@@ -76,7 +77,8 @@ def recipes() -> Mapping[str, Recipe]:
     """All recipes: those of the paper's size first, then the small ones."""
     everything = [
         *_state_tracking(),
-        *_language(),
+        *(language := [*_language()]),
+        *_many_depths({recipe.name: recipe for recipe in language}),
         *_small_state_tracking(),
         *_small_language(),
     ]
@@ -272,6 +274,13 @@ def _language() -> Iterator[Recipe]:
                 if (group, ours.model) not in known:
                     known.append((group, ours.model))
                     yield ours
+
+
+def _many_depths(known: Mapping[str, Recipe]) -> Iterator[Recipe]:
+    """Weights for any number of passes from 1 to 8, beside rows of `enwik8-fast`."""
+    for model, row in (("ladder", "ladder-4"), ("staircase", "staircase-n4-c64")):
+        changes = {"name": f"enwik8-depth/{model}", "training.passes.kind": "uniform"}
+        yield known[f"enwik8-fast/{row}"].override(changes)
 
 
 # Segments are as long as episodes where these have one length: a batch holds whole ones. Training

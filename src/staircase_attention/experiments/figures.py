@@ -138,6 +138,23 @@ def time_figure(curves: Mapping[str, Mapping[float, float]]) -> Figure:
     return figure
 
 
+def passes_figure(curves: Mapping[str, Mapping[int, float]], *, title: str, measure: str) -> Figure:
+    """A score by the number of passes of one model, one curve per name."""
+    figure, axes = _axes()
+    lines: list[Line2D] = []
+    for (name, points), style in zip(curves.items(), cycle(FAMILIES.values()), strict=False):
+        passes, scores = zip(*sorted(points.items()), strict=True)
+        colour, marker = style
+        lines += axes.plot(passes, scores, color=colour, marker=marker, label=name)
+    ticks = sorted({passes for points in curves.values() for passes in points})
+    axes.set(xlabel="Passes", ylabel=measure.capitalize(), xscale="log")
+    axes.set_xticks(ticks, [str(passes) for passes in ticks])
+    axes.minorticks_off()
+    axes.set_title(title, fontsize=11, loc="left")
+    _tidy(axes, lines)
+    return figure
+
+
 def mean_points(runs: Sequence[Points], *, common: bool) -> Points:
     """The mean error over the runs that have a point; in common: only points that all have.
 

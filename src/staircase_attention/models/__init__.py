@@ -2,6 +2,7 @@
 
 from staircase_attention.models.backend import Backend, CoreRunner, PlainBackend
 from staircase_attention.models.cost import Cost, measure_cost
+from staircase_attention.models.depth import at_depth, in_passes_of, passes_of
 from staircase_attention.models.lstm import LSTMSequenceModel, LSTMState
 from staircase_attention.models.sequence_model import SequenceModel
 from staircase_attention.models.state import State, Stream
@@ -17,8 +18,11 @@ __all__ = [
     "SequenceModel",
     "State",
     "Stream",
+    "at_depth",
+    "in_passes_of",
     "load_state",
     "measure_cost",
+    "passes_of",
     "put_together",
     "save_state",
     "take_apart",

@@ -1,6 +1,7 @@
 """Runs any timetable: the same code for every model, in window order and in chunk order."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 
 import torch
 from jaxtyping import Float
@@ -10,7 +11,7 @@ from staircase_attention.attention import View
 from staircase_attention.layers import KeysValues, Trip, latest
 from staircase_attention.models.backend import CoreRunner
 from staircase_attention.models.state import Stream
-from staircase_attention.schedules import Schedule, Step, num_positions, overlap
+from staircase_attention.schedules import OUTSIDE, Schedule, Step, num_positions, overlap
 
 
 class Executor:
@@ -29,10 +30,13 @@ class Executor:
         *,
         num_tokens: int,
         inject: Callable[[Tensor, Tensor], Tensor] | None = None,
+        num_cut: int = 0,
     ) -> None:
         self.core, self.inject = core, inject
         self.schedule = schedule
         self.before, self.num_tokens = stream, num_tokens
+        self.num_cut = num_cut
+        """First passes of a chunk through which no gradients flow."""
         self.banks = dict(stream.banks)
         self.cache = core.new_cache(stream.cache, stream.cached, num_new=num_tokens)
 
@@ -51,24 +55,35 @@ class Executor:
         first = dict(zip(cells, pieces, strict=True))
         hidden = dict(first)
         for step in plan:
-            parts = [
-                self.inject(hidden[cell.tokens], first[cell.tokens])
-                if self.inject and cell.pass_number > 1
-                else hidden[cell.tokens]
-                for cell in step.cells
-            ]
-            queries = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-            past = [self._past(step, layer) for layer in step.layers]
-            view = self._view(step, past[0], entered.device)
-            trip = self.core(queries, layers=step.layers, past=past, view=view)
-            sizes = [len(cell.tokens) for cell in step.cells]
-            passed = [trip.hidden] if len(sizes) == 1 else torch.split(trip.hidden, sizes, dim=1)
-            hidden |= zip((cell.tokens for cell in step.cells), passed, strict=True)
-            self._extend_bank(step, trip)
-            self._extend_cache(step, trip)
-            # Without gradients this frees the step's keys and values before the next step's.
-            del past, trip
+            # Steps of cut passes alone need no memory for gradients.
+            is_cut = self.num_cut >= max(cell.pass_number for cell in step.cells)
+            with torch.no_grad() if is_cut and step.bank != OUTSIDE else nullcontext():
+                self._take(step, hidden, first)
         return torch.cat(list(hidden.values()), dim=1)
+
+    def _take(self, step: Step, hidden: dict[range, Tensor], first: Mapping[range, Tensor]) -> None:
+        """Take the queries of one step through the core; `first` is what they were before it."""
+        parts = [hidden[cell.tokens] for cell in step.cells]
+        if self.num_cut:
+            # A query sees no chunk that made fewer passes, so this cuts all that came before.
+            parts = [
+                part.detach() if cell.pass_number == self.num_cut + 1 else part
+                for part, cell in zip(parts, step.cells, strict=True)
+            ]
+        if self.inject:
+            parts = [
+                self.inject(part, first[cell.tokens]) if cell.pass_number > 1 else part
+                for part, cell in zip(parts, step.cells, strict=True)
+            ]
+        queries = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        past = [self._past(step, layer) for layer in step.layers]
+        view = self._view(step, past[0], queries.device)
+        trip = self.core(queries, layers=step.layers, past=past, view=view)
+        sizes = [len(cell.tokens) for cell in step.cells]
+        passed = [trip.hidden] if len(sizes) == 1 else torch.split(trip.hidden, sizes, dim=1)
+        hidden.update(zip((cell.tokens for cell in step.cells), passed, strict=True))
+        self._extend_bank(step, trip)
+        self._extend_cache(step, trip)
 
     def stream(self) -> Stream:
         """Where the stream stands after the run."""

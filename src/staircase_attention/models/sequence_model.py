@@ -92,6 +92,8 @@ class SequenceModel(nn.Module):
         """What runs the core; see `staircase_attention.engine.accelerate`."""
         self.recompute = False
         """Whether to compute activations again in the backward pass: less memory, more time."""
+        self.gradient_passes: int | None = None
+        """How many last passes gradients flow through; None: all."""
 
     def forward(
         self,
@@ -137,7 +139,12 @@ class SequenceModel(nn.Module):
             recompute = self.recompute and torch.is_grad_enabled()
             runner = self.backend.runner(self.core, embedded, recompute=recompute)
             executor = Executor(
-                runner, self.schedule, stream, num_tokens=own.shape[1], inject=inject
+                runner,
+                self.schedule,
+                stream,
+                num_tokens=own.shape[1],
+                inject=inject,
+                num_cut=self.num_cut,
             )
             positions = range(stream.position, stream.position + own.shape[1])
             for steps in self.schedule.phases(positions, depth=self.config.depth, order=order):
@@ -192,6 +199,13 @@ class SequenceModel(nn.Module):
             chunk_length=self.schedule.period,
             batch_size=batch_size,
         )
+
+    @property
+    def num_cut(self) -> int:
+        """First passes through which no gradients flow."""
+        if self.gradient_passes is None:
+            return 0
+        return max(0, getattr(self.schedule, "num_passes", 0) - self.gradient_passes)
 
     @property
     def num_parameters(self) -> int:

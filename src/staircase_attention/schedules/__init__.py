@@ -2,6 +2,7 @@
 
 from staircase_attention.schedules.ladder import Ladder, TransformerXL, UniversalTransformer
 from staircase_attention.schedules.schedule import (
+    OUTSIDE,
     SCHEDULES,
     PaperRow,
     Schedule,
@@ -40,6 +41,7 @@ for _kind in (
     SCHEDULES[_kind.name] = _kind
 
 __all__ = [
+    "OUTSIDE",
     "SCHEDULES",
     "CachedStaircase",
     "Cell",

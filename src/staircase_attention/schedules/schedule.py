@@ -2,10 +2,10 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import Field, dataclass, fields
-from typing import Any, ClassVar, Literal, get_args, get_origin
+from dataclasses import Field, dataclass, fields, replace
+from typing import Any, ClassVar, Literal, Self, get_args, get_origin
 
-from staircase_attention.checks import check_choice, check_flag, check_integer
+from staircase_attention.checks import check_choice, check_flag, check_integer, input_error
 from staircase_attention.references import check_options, load_reference, reference_of
 from staircase_attention.schedules.timetable import Cell, Depth, Order, Step
 
@@ -132,6 +132,13 @@ class Schedule(ABC):
     def check_core(self, *, num_layers: int) -> None:
         """Refuse a core that this schedule cannot drive; most can drive any."""
         assert num_layers > 0
+
+    def with_passes(self, num_passes: int) -> Self:
+        """The same schedule with another number of passes, if it has one."""
+        if "num_passes" not in {option.name for option in _fields(self)}:
+            rule = "another number of passes is for schedules with num_passes"
+            raise input_error(rule, repr(self), "leave it out, or use for example a Ladder")
+        return replace(self, num_passes=num_passes)  # type: ignore[type-var]
 
     def to_dict(self) -> dict[str, Any]:
         """The schedule as plain data, for configs and saved files.

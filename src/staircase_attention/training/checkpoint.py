@@ -34,7 +34,7 @@ from staircase_attention.files import (
     sync,
     tensor_shapes,
 )
-from staircase_attention.models import LSTMState, State, put_together, take_apart
+from staircase_attention.models import LSTMState, State, passes_of, put_together, take_apart
 from staircase_attention.plain import from_plain
 from staircase_attention.tasks import lanes_of_process
 from staircase_attention.training.dataset import Position
@@ -461,7 +461,9 @@ def _redistribute(states: list[Carried], learner: Learner) -> list[Carried]:
     """This process's share of lane states that other numbers of processes or parts wrote."""
     families: list[State] = [state for state in states if isinstance(state, State)]
     cells: list[LSTMState] = [state for state in states if isinstance(state, LSTMState)]
-    if not families and not cells:
+    # Lanes of several depths cannot change places: they restart.
+    depths = {passes_of(state) for state in families}
+    if len(depths) > 1 or (not families and not cells):
         return [None] * len(learner.states)
     whole = State.join(families) if families else LSTMState.join(cells)
     lanes = lanes_of_process(learner.processes.rank, learner.processes.count, whole.batch_size)

@@ -3,7 +3,8 @@
 import math
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -15,7 +16,14 @@ from torch import Tensor, nn
 
 from staircase_attention.batches import IGNORED, Batch
 from staircase_attention.evaluation import autocast, loss_and_wrong
-from staircase_attention.models import LSTMSequenceModel, LSTMState, SequenceModel, State
+from staircase_attention.models import (
+    LSTMSequenceModel,
+    LSTMState,
+    SequenceModel,
+    State,
+    at_depth,
+    in_passes_of,
+)
 from staircase_attention.training.dataset import Dataset, build_dataset
 from staircase_attention.training.optimizer import Optimizer, part_like, whole_of
 from staircase_attention.training.processes import Processes
@@ -49,13 +57,21 @@ def build_model(recipe: Recipe, data: Dataset | NumSymbols) -> Model:
             num_layers=model.num_layers,
             dropout=model.dropout,
         )
+    core, schedule, passes = model.core, model.schedule, recipe.training.passes
+    deepest = schedule.with_passes(passes.numbers[-1]) if passes.numbers else schedule
+    if deepest is not schedule and core.max_distance is None:
+        reach = max(schedule.default_max_distance, deepest.default_max_distance)
+        core = replace(core, max_distance=reach)
     family = SequenceModel(
         vocab_size=data.num_inputs,
         output_size=data.num_outputs,
-        core=model.core,
-        schedule=model.schedule,
+        core=core,
+        schedule=schedule,
     )
+    # Refuses a table of positions that is too short for the deepest.
+    family.with_schedule(deepest)
     family.recompute = recipe.training.recompute
+    family.gradient_passes = passes.gradient_passes
     return family
 
 
@@ -164,6 +180,8 @@ class Learner:
         self.optimizer = Optimizer(self.model, config.optimizer)
         self.states: list[Carried] = [None] * config.num_micro_batches
         """The lane states, one per micro-batch."""
+        self.passes: list[int | None] = [*config.passes.of_parts] or [None] * len(self.states)
+        """The passes that each micro-batch makes; None: those of the schedule."""
         self.step: StepFunction = self._step
         if is_fast:
             self._accelerate(report)
@@ -236,17 +254,19 @@ class Learner:
         lanes: range,
         rate: float,
         wants_stop: bool,
+        num_passes: int | None = None,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> Outcome:
-        """Learn from one segment of this process's lanes.
+        """Learn from one segment of this process's lanes, in a number of passes.
 
-        `meanwhile` runs on the host while the device is busy.
+        None: that of the model's schedule. `meanwhile` runs on the host while the device is busy.
         """
         own = batch.rows(lanes)
         # Every answer of the batch has the same weight, whichever process has it.
         share = 1 / max(1, batch.num_answers)
         numbers = np.array([share, rate, wants_stop], dtype=np.float64)
         inputs = tuple(self._on_device(part) for part in (own.inputs, own.targets, numbers))
+        self._convert_states(num_passes, len(lanes) // len(self.states))
         with torch.cuda.device_of(inputs[0]):  # type: ignore[no-untyped-call]
             results, self.states = self.step(inputs, self.states)
         # CUDA graphs change weights without PyTorch's notice; this invalidates cached copies.
@@ -266,6 +286,20 @@ class Learner:
             wants_stop=stops > 0,
         )
 
+    def _convert_states(self, num_passes: int | None, num_rows: int) -> None:
+        """Let the state of each micro-batch be one of as many passes as it is to make."""
+        for part, (state, own) in enumerate(zip(self.states, self.passes, strict=True)):
+            if number := num_passes or own:
+                assert isinstance(self.model, SequenceModel)
+                model = self.model.with_schedule(self.model.schedule.with_passes(number))
+                state = state if isinstance(state, State) else model.initial_state(num_rows)
+                self.states[part] = at_depth(model, state)
+
+    def _in_passes_of(self, state: Carried) -> AbstractContextManager[None]:
+        if isinstance(state, State) and isinstance(self.model, SequenceModel):
+            return in_passes_of(self.model, state)
+        return nullcontext()
+
     def _step(
         self, inputs: tuple[Tensor, ...], states: list[Carried]
     ) -> tuple[Tensor, list[Carried]]:
@@ -282,7 +316,7 @@ class Learner:
                 is_last = len(after) == count - 1
                 self.objective.set_requires_gradient_sync(is_last, recurse=False)
                 self.objective.set_reshard_after_backward(is_last, recurse=False)
-            with autocast(self.device, self.precision):
+            with autocast(self.device, self.precision), self._in_passes_of(part[1]):
                 loss, wrong, state = self.objective(*part)
             torch.autograd.backward(loss * share.to(loss.dtype))
             totals += torch.stack([loss.detach().double(), wrong.double()])

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, ClassVar, Literal
 
+import numpy as np
+
 from staircase_attention.checks import input_error
 from staircase_attention.layers import CoreConfig
 from staircase_attention.plain import from_plain, override, to_plain
@@ -138,6 +140,77 @@ class DivergenceConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PassesConfig:
+    """How many passes the core makes in each update, if not always the schedule's.
+
+    >>> config = PassesConfig(kind="uniform", most=4)
+    >>> [config.draw(update, 100, seed=0) for update in range(8)]
+    [3, 1, 2, 4, 4, 1, 3, 2]
+    """
+
+    kind: Literal["fixed", "uniform", "list", "poisson", "parts"] = "fixed"
+    """fixed: the schedule's number; uniform: least to most; list: one of `choices`; poisson: 1 plus
+    a Poisson number whose rate is log-normal, at most `most`; parts: every update makes all
+    `choices`, one in each of as many micro-batches, so that lanes keep their number."""
+    least: int = 1
+    most: int = 8
+    choices: tuple[int, ...] = ()
+    """A number that is repeated is drawn more often."""
+    mean: float = 4.0
+    """Of a Poisson draw, before it is cut to `least` and `most`."""
+    deviation: float = 0.5
+    """Standard deviation of the logarithm of a Poisson draw's rate."""
+    growth_part: float = 0.0
+    """The first part of the updates, in which the largest number, or the mean, grows from least."""
+    gradient_passes: int | None = None
+    """Gradients flow through this many last passes only; None: through all."""
+
+    def __post_init__(self) -> None:
+        check(self, "at least 1", lambda value: value >= 1, "least")
+        check(self, f"at least least = {self.least}", lambda value: value >= self.least, "most")
+        check(self, "over 1", lambda value: 1 < value < math.inf, "mean")
+        check(self, "at least 0", lambda value: 0 <= value < math.inf, "deviation")
+        check(self, "from 0 to 1", lambda value: 0 <= value <= 1, "growth_part")
+        check(self, "at least 1 each", lambda value: all(one >= 1 for one in value), "choices")
+        optional = "gradient_passes"
+        check(self, "at least 1, or none", lambda value: value is None or value >= 1, optional)
+        if bool(self.choices) != (self.kind in ("list", "parts")):
+            rule = "training.passes.choices are for kind = list or parts, which need them"
+            raise input_error(rule, f"{list(self.choices)} with {self.kind}", "change one of them")
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The numbers that may be drawn; none if it is always the schedule's."""
+        every = tuple(range(self.least, self.most + 1))
+        return {"fixed": ()}.get(self.kind, tuple(sorted(self.choices)) or every)
+
+    @property
+    def of_parts(self) -> tuple[int, ...]:
+        """The numbers of the micro-batches, where each keeps its own."""
+        return self.choices if self.kind == "parts" else ()
+
+    def draw(self, update: int, num_updates: int, *, seed: int) -> int | None:
+        """The number of passes of an update, counted from 0; None: none is drawn.
+
+        It follows from the seed and the update alone. Numbers of a range or list take turns: each
+        comes once in as many updates as there are, in an order drawn anew.
+        """
+        if self.kind in ("fixed", "parts"):
+            return None
+        first, last = self.numbers[0], self.numbers[-1]
+        grown = min(1.0, (update + 1) / max(1.0, self.growth_part * num_updates))
+        if self.kind == "poisson":
+            generator = np.random.default_rng((seed, update))
+            # The mean of a log-normal number is exp(mu + deviation² / 2).
+            mu = math.log(grown * (self.mean - 1)) - self.deviation**2 / 2
+            rate = generator.lognormal(mu, self.deviation)
+            return int(np.clip(1 + generator.poisson(rate), first, last))
+        allowed = [number for number in self.numbers if number <= first + grown * (last - first)]
+        turn, place = divmod(update, len(allowed))
+        return int(np.random.default_rng((seed, turn)).permutation(allowed)[place])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingConfig:
     """Budget, batches, precision, logging and checkpoints."""
 
@@ -150,6 +223,8 @@ class TrainingConfig:
     """Updates after which all lanes restart with empty states and, in tasks, new episodes."""
     growth: Growth = field(default_factory=Growth)
     """How the length of a task's episodes grows."""
+    passes: PassesConfig = field(default_factory=PassesConfig)
+    """The number of passes of each update."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     precision: Literal["float32", "bfloat16"] = "float32"
     """bfloat16: matrix products under autocast, weights in float32."""
@@ -187,6 +262,13 @@ class TrainingConfig:
             raise input_error(
                 f"keep_every must be a multiple of checkpoint_every = {self.checkpoint_every}",
                 self.keep_every,
+                "change one of them",
+            )
+        if self.passes.of_parts and len(self.passes.of_parts) != self.num_micro_batches:
+            raise input_error(
+                f"passes.choices of kind = parts must be {self.num_micro_batches} numbers, one for "
+                "each of num_micro_batches",
+                list(self.passes.choices),
                 "change one of them",
             )
         if self.num_lanes % self.num_micro_batches:
@@ -232,10 +314,27 @@ class Recipe:
                 tokens,
                 "use more, since the first token of an episode is not predicted",
             )
+        self._check_passes()
         # Runs without a folder of their own are kept under this name.
         path = PurePosixPath(self.name)
         if path.is_absolute() or ".." in path.parts or not path.parts:
             raise input_error("Recipe.name must be a folder's name", repr(self.name), "rename it")
+
+    def _check_passes(self) -> None:
+        passes, model = self.training.passes, self.model
+        if passes == PassesConfig():
+            return
+        if not isinstance(model, FamilyModel):
+            rule = "training.passes is for models of the family"
+            raise input_error(rule, model.kind, "leave it out")
+        for number in passes.numbers[:1] + passes.numbers[-1:] or (1,):
+            model.schedule.with_passes(number)
+        if passes.gradient_passes and getattr(model.schedule, "order", None) == "AABB":
+            raise input_error(
+                "training.passes.gradient_passes is for layers in the order ABAB",
+                "AABB, whose first layer makes all its passes first",
+                "leave it out",
+            )
 
     def to_plain(self) -> dict[str, Any]:
         """The recipe as plain data."""

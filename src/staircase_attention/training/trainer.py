@@ -98,6 +98,9 @@ class Trainer:
                     lanes=self.own_lanes,
                     rate=rate,
                     wants_stop=bool(self.stop.number),
+                    num_passes=config.passes.draw(
+                        progress.update, config.num_updates, seed=self.recipe.seed
+                    ),
                     meanwhile=partial(self._prefetch, position),
                 )
                 self._record(outcome, batch, position, time.perf_counter() - started)

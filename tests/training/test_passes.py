@@ -1,0 +1,170 @@
+"""Updates in drawn numbers of passes: which are drawn, and that each is the update of its depth."""
+
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from small_runs import lstm_recipe, metrics_of, small_recipe
+
+from staircase_attention.evaluation import loss_and_wrong
+from staircase_attention.tasks import Lanes, training_source
+from staircase_attention.training import load_run, train
+from staircase_attention.training.dataset import build_dataset
+from staircase_attention.training.learner import Learner, build_model
+from staircase_attention.training.processes import Processes
+from staircase_attention.training.recipe import PassesConfig
+
+LADDER = {"name": "ladder", "num_passes": 2, "span": 6}
+CACHED = {"name": "cached-staircase", "chunk_size": 3, "num_window_chunks": 5, "num_passes": 2}
+STAIRCASE = {"name": "staircase", "chunk_size": 3, "num_passes": 2}
+DRAWN = {"training__passes__kind": "uniform", "training__passes__most": 4}
+
+
+@given(seed=st.integers(0, 2**62), most=st.integers(1, 9), turn=st.integers(0, 10**6))
+def test_numbers_of_a_range_take_turns(seed, most, turn):
+    config = PassesConfig(kind="uniform", most=most)
+    updates = range(turn * most, (turn + 1) * most)
+    drawn = [config.draw(update, 10**7, seed=seed) for update in updates]
+    assert sorted(drawn) == list(range(1, most + 1))
+    assert drawn == [config.draw(update, 10**7, seed=seed) for update in updates]
+
+
+def test_a_number_that_is_listed_twice_is_drawn_twice_as_often():
+    config = PassesConfig(kind="list", choices=(1, 1, 4, 8))
+    drawn = Counter(config.draw(update, 400, seed=3) for update in range(400))
+    assert drawn == {1: 200, 4: 100, 8: 100}
+
+
+def test_poisson_numbers_have_the_mean_that_is_asked_for():
+    config = PassesConfig(kind="poisson", mean=4.0, most=64)
+    drawn = [config.draw(update, 4000, seed=0) for update in range(4000)]
+    assert min(drawn) == 1
+    # Their variance is 3 + 9 (e^(1/4) - 1) = 5.6: the mean is within 0.15 with 4 deviations.
+    assert sum(drawn) / len(drawn) == pytest.approx(4.0, abs=0.15)
+    assert PassesConfig(kind="fixed").draw(0, 1, seed=0) is None
+
+
+@pytest.mark.parametrize("kind", ["uniform", "poisson"])
+def test_passes_grow_in_the_first_part_of_a_run(kind):
+    config = PassesConfig(kind=kind, most=8, mean=6.0, growth_part=0.5)
+    drawn = [config.draw(update, 2000, seed=0) for update in range(2000)]
+    means = [sum(part) / 200 for part in (drawn[:200], drawn[1000:1200], drawn[1800:])]
+    assert means[0] < 2.2 < means[1]
+    assert means[1] == pytest.approx(means[2], abs=0.6)
+    if kind == "uniform":
+        assert max(drawn[:130]) == 1
+
+
+def learner_of(recipe):
+    data = build_dataset(recipe)
+    torch.manual_seed(0)
+    model = build_model(recipe, data).double()
+    return Learner(recipe, model, torch.device("cpu"), Processes()), data
+
+
+def batches_of(data, count):
+    lanes = Lanes(source=training_source(data.task, 0), num_lanes=4, segment_length=7)
+    position = lanes.first_position()
+    for _ in range(count):
+        batch, position = lanes.batch(position)
+        yield batch
+
+
+@pytest.mark.parametrize("schedule", [LADDER, CACHED, STAIRCASE], ids=lambda one: one["name"])
+@pytest.mark.parametrize("depth", [1, 3, 4])
+def test_an_update_in_a_drawn_number_of_passes_is_that_of_a_model_with_so_many(schedule, depth):
+    """Loss, gradients and states in float64; the second update has a state from the first."""
+    still = {"model__core__dropout": 0.0, "model__core__max_distance": 12}
+    drawn, data = learner_of(small_recipe(**still, **DRAWN, model__schedule=schedule))
+    fixed, _ = learner_of(small_recipe(**still, model__schedule=schedule | {"num_passes": depth}))
+    fixed.model.load_state_dict(drawn.model.state_dict())
+    common = {"lanes": range(4), "rate": 1e-2, "wants_stop": False}
+    for batch in batches_of(data, 2):
+        one = drawn.update(batch, **common, num_passes=depth)
+        other = fixed.update(batch, **common)
+        assert one == other
+        for mine, theirs in zip(drawn.model.parameters(), fixed.model.parameters(), strict=True):
+            assert torch.equal(mine.grad, theirs.grad)
+    assert drawn.states[0].model == fixed.states[0].model
+    assert drawn.model.schedule.num_passes == 2
+
+
+def test_parts_of_an_update_keep_a_depth_each(tmp_path):
+    """The gradient is the sum over lanes that have always made their number of passes."""
+    changes = {"model__core__dropout": 0.0, "model__schedule": LADDER}
+    parts = {"training__passes": {"kind": "parts", "choices": [1, 3]}}
+    learner, data = learner_of(small_recipe(**changes, **parts, training__num_micro_batches=2))
+    alone, _ = learner_of(small_recipe(**changes))
+    alone.model.load_state_dict(learner.model.state_dict())
+    models = [alone.model.with_schedule(alone.model.schedule.with_passes(n)) for n in (1, 3)]
+    states = [None, None]
+    for batch in batches_of(data, 3):
+        learner.update(batch, lanes=range(4), rate=0.0, wants_stop=False)
+        alone.model.zero_grad()
+        for part, model in enumerate(models):
+            own = batch.rows(range(2 * part, 2 * part + 2))
+            logits, state = model(torch.from_numpy(own.inputs), states[part])
+            states[part] = state.detach()
+            loss, _ = loss_and_wrong(logits, torch.from_numpy(own.targets))
+            (loss / batch.num_answers).backward()
+        torch.nn.utils.clip_grad_norm_(alone.model.parameters(), learner.gradient_clip)
+        for mine, theirs in zip(learner.model.parameters(), alone.model.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-9, atol=1e-12)
+
+
+def test_a_run_of_many_depths_is_scored_at_its_schedule_and_loads(tmp_path):
+    recipe = small_recipe(**DRAWN, training__passes__gradient_passes=1)
+    result = train(recipe, tmp_path / "run")
+    run = load_run(tmp_path / "run")
+    # Its table reaches as far as the deepest: four chunks of three tokens.
+    assert run.model.core.positions.table.shape[0] == 12
+    assert run.model.with_schedule(run.model.schedule.with_passes(4)).schedule.num_passes == 4
+    assert result.status == "finished"
+    assert len([line for line in metrics_of(tmp_path / "run") if line["kind"] == "train"]) == 6
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"training__passes__most": 0}, "most must be at least least = 1, got 0"),
+        (
+            {"training__passes__kind": "list"},
+            r"choices are for kind = list or parts, .* got \[\] with list",
+        ),
+        ({"training__passes": {"kind": "parts", "choices": [1, 2]}}, r"must be 1 numbers, .* got"),
+        ({"training__passes__choices": [2]}, r"got \[2\] with fixed"),
+        ({"training__passes__kind": "rare"}, "training.passes.kind must be"),
+        (
+            DRAWN | {"model__schedule": {"name": "transformer-xl", "span": 4}},
+            "with num_passes, got",
+        ),
+        (
+            DRAWN | {"model__schedule": CACHED | {"num_window_chunks": 3}},
+            r"\(M\) must be at most num_window_chunks",
+        ),
+        (
+            {
+                "training__passes__gradient_passes": 1,
+                "model__schedule": LADDER | {"order": "AABB"},
+            },
+            "for layers in the order ABAB",
+        ),
+    ],
+)
+def test_passes_that_a_model_cannot_make_are_refused_in_one_line(changes, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        small_recipe(**changes)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_lstm_makes_no_passes():
+    with pytest.raises(ValueError, match="for models of the family, got lstm"):
+        lstm_recipe(**DRAWN)
+
+
+def test_a_short_table_of_positions_is_refused_before_a_run(tmp_path):
+    with pytest.raises(ValueError, match="needs a position table of 12 rows, got one of 6"):
+        train(small_recipe(**DRAWN, model__core__max_distance=6), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
