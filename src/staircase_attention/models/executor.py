@@ -11,7 +11,7 @@ from staircase_attention.attention import View
 from staircase_attention.layers import KeysValues, Trip, latest
 from staircase_attention.models.backend import CoreRunner
 from staircase_attention.models.state import Stream
-from staircase_attention.schedules import OUTSIDE, Schedule, Step, num_positions, overlap
+from staircase_attention.schedules import OUTSIDE, Cell, Schedule, Step, num_positions, overlap
 
 
 class Executor:
@@ -58,32 +58,31 @@ class Executor:
             # Steps of cut passes alone need no memory for gradients.
             is_cut = self.num_cut >= max(cell.pass_number for cell in step.cells)
             with torch.no_grad() if is_cut and step.bank != OUTSIDE else nullcontext():
-                self._take(step, hidden, first)
+                parts = [self._query(cell, hidden, first) for cell in step.cells]
+                queries = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+                past = [self._past(step, layer) for layer in step.layers]
+                view = self._view(step, past[0], entered.device)
+                trip = self.core(queries, layers=step.layers, past=past, view=view)
+                sizes = [len(cell.tokens) for cell in step.cells]
+                after = [trip.hidden] if len(sizes) == 1 else torch.split(trip.hidden, sizes, dim=1)
+                hidden |= zip((cell.tokens for cell in step.cells), after, strict=True)
+                self._extend_bank(step, trip)
+                self._extend_cache(step, trip)
+                # Without gradients this frees the step's keys and values before the next step's.
+                del past, trip
         return torch.cat(list(hidden.values()), dim=1)
 
-    def _take(self, step: Step, hidden: dict[range, Tensor], first: Mapping[range, Tensor]) -> None:
-        """Take the queries of one step through the core; `first` is what they were before it."""
-        parts = [hidden[cell.tokens] for cell in step.cells]
-        if self.num_cut:
+    def _query(
+        self, cell: Cell, hidden: Mapping[range, Tensor], first: Mapping[range, Tensor]
+    ) -> Float[Tensor, "rows queries width"]:
+        """What a chunk enters its next pass with; `first` is what it entered the first with."""
+        query = hidden[cell.tokens]
+        if self.num_cut and cell.pass_number == self.num_cut + 1:
             # A query sees no chunk that made fewer passes, so this cuts all that came before.
-            parts = [
-                part.detach() if cell.pass_number == self.num_cut + 1 else part
-                for part, cell in zip(parts, step.cells, strict=True)
-            ]
-        if self.inject:
-            parts = [
-                self.inject(part, first[cell.tokens]) if cell.pass_number > 1 else part
-                for part, cell in zip(parts, step.cells, strict=True)
-            ]
-        queries = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-        past = [self._past(step, layer) for layer in step.layers]
-        view = self._view(step, past[0], queries.device)
-        trip = self.core(queries, layers=step.layers, past=past, view=view)
-        sizes = [len(cell.tokens) for cell in step.cells]
-        passed = [trip.hidden] if len(sizes) == 1 else torch.split(trip.hidden, sizes, dim=1)
-        hidden.update(zip((cell.tokens for cell in step.cells), passed, strict=True))
-        self._extend_bank(step, trip)
-        self._extend_cache(step, trip)
+            query = query.detach()
+        if self.inject and cell.pass_number > 1:
+            query = self.inject(query, first[cell.tokens])
+        return query
 
     def stream(self) -> Stream:
         """Where the stream stands after the run."""
