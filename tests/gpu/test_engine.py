@@ -69,6 +69,9 @@ CORES = [
 
 def core_for(schedule, *, dropout=0.0, head_size=32, **settings):
     layers = 1 if isinstance(schedule, UniversalTransformer) else 2
+    if getattr(schedule, "num_passes", 1) == 1:
+        # There is no further pass to inject into.
+        settings.pop("injection", None)
     core = CoreConfig(
         width=4 * head_size, num_layers=layers, num_heads=4, dropout=dropout, max_distance=60
     )
