@@ -92,7 +92,8 @@ def sample(
     from staircase_attention.training.processes import stop_requests
 
     language = load(run, checkpoint, device=device, trust_code=trust_code)
-    language = replace(language, model=with_passes(language.model, passes))
+    if passes is not None:
+        language = replace(language, model=with_passes(language.model, passes))
     prompts = prompt or [""]
     if resume is not None:
         stream = load_stream(resume, language.model, decode=language.decode)
