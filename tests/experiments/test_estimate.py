@@ -65,12 +65,26 @@ def test_gradients_between_nodes_take_longer_than_within_one() -> None:
     assert links[1] > 4 * links[0]
 
 
+def test_sharding_saves_memory_and_a_part_of_what_is_sent() -> None:
+    whole, shared, by_node = (
+        estimate(subject(training__parallel=parallel), num_gpus=32, num_nodes=4)
+        for parallel in ("ddp", "fsdp", "hsdp")
+    )
+    memory = [one["memory"]["weights and optimiser"] for one in (shared, by_node, whole)]
+    # Per weight: 2 gathered, 2 for its gradient, and a part of 16; or 2 and all of 16.
+    assert [round(one / 117_180_232, 6) for one in memory] == [4.5, 6.0, 18.0]
+    # 2 bytes gathered and 4 scattered instead of 8 reduced.
+    links = [one["seconds"]["collectives"] - 100e-6 for one in (shared, whole)]
+    assert math.isclose(links[0] / links[1], 6 / 8)
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
         (["random-walk/lstm"], "the paper's core"),
         (["engine/reddit", "model.core.norm=rms"], "the paper's core"),
         (["engine/reddit", "training.engine=plain"], "training.engine=fast"),
+        (["engine/reddit", "training.parallel=fsdp-layers"], "ddp, fsdp, hsdp"),
         (["engine/reddit", "--gpus", "3"], "must be a multiple of 3"),
         (["engine/reddit", "--gpus", "8", "--nodes", "3"], "nodes must divide gpus"),
         (["engine/reddit", "--gpus", "0"], "gpus must be"),

@@ -299,6 +299,9 @@ def estimate(
     training, machine = subject.recipe.training, Machine()
     fits = "" if found["memory_bytes"] < machine.memory else ", TOO MUCH: see training.recompute"
     cost = "" if price is None else f", cost {found['cost']:,.0f}"
+    held = "the whole model in every GPU; captured updates"
+    if training.parallel != "ddp":
+        held = "weights gathered once per update; updates that are not captured"
     typer.echo(f"""\
 {found["num_parameters"] / 1e6:,.1f}M parameters, {training.precision}, \
 {training.num_lanes // gpus} x {training.segment_length} tokens per GPU and update
@@ -313,8 +316,8 @@ whole run        {found["hours"]:,.1f} hours for {training.num_updates:,} update
 assumed          {gpus} {machine.name} in {nodes} nodes; per GPU {machine.flops / 1e12:.0f} \
 TFLOP/s in bfloat16, {machine.float32_flops / 1e12:.0f} in float32, {machine.bandwidth / 1e12:.1f} \
 TB/s; links {machine.nvlink / 1e9:.0f} GB/s in a node, {machine.network / 1e9:.0f} GB/s per GPU \
-between nodes, {100 * machine.link_share:.0f}% of it reached; the whole model in every GPU; \
-captured updates; no validation, no checkpoints""")
+between nodes, {100 * machine.link_share:.0f}% of it reached; {held}; \
+no validation, no checkpoints""")
 
 
 def shares(parts: Mapping[str, float]) -> str:

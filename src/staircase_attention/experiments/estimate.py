@@ -27,6 +27,7 @@ ONE_TILE = 64
 # Numbers per row below which the backward pass of a norm becomes no faster.
 NORM_ROW = 512
 BFLOAT16 = 2
+PARALLEL = ("ddp", "fsdp", "hsdp")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +48,8 @@ class Machine:
     hop: float = 20e-6
     # From one update to the next: results to the host, a batch to the device, the graph's launch.
     between: float = 0.8e-3
+    # Of a kernel, by the host, where updates are not captured. Not measured.
+    launch: float = 10e-6
     # Fitted to stored measurements by benchmarks/estimate_errors.py: the latency of a kernel in a
     # CUDA graph; of the bandwidth, what kernels reach; of the peak, what
     # attention reaches; the factor by which drawing its dropout slows it down; copies of the
@@ -58,6 +61,11 @@ class Machine:
     attention_dropout: float = 1.72
     state_copies: float = 3.4
     scratch: float = 53.4
+
+    def link(self, num_gpus: int, num_nodes: int) -> float:
+        """A ring within the node; between nodes, all links of a node side by side."""
+        outside = self.network * num_gpus / num_nodes if num_nodes > 1 else math.inf
+        return min(self.nvlink, outside) * self.link_share
 
     def parts(self, kernel: "Kernel", *, peak: float) -> dict[str, float]:
         """Seconds of a kernel's operations, of its bytes, and of its start."""
@@ -89,15 +97,13 @@ def estimate(
     price: float = 0.0,
     machine: Machine | None = None,
 ) -> Plain:
-    """What a recipe takes on each GPU, with the fast engine and captured updates.
+    """What a recipe takes on each GPU with the fast engine, for `training.parallel` in PARALLEL.
 
-    Lanes are shared out among GPUs, each of which holds the whole model. Gradients are summed over
-    all GPUs once per update, after the backward pass. `price` is that of a GPU per hour.
+    Lanes are shared out among GPUs. Weights are gathered, if they are sharded, and gradients summed
+    once per update, before and after all else. `price` is that of a GPU per hour.
     """
-    machine, work = machine or Machine(), Work(subject, num_gpus)
-    check_integer("nodes", num_nodes, minimum=1, example=1)
-    if num_gpus % num_nodes:
-        raise input_error("nodes must divide gpus", f"{num_gpus} on {num_nodes}", "change one")
+    machine, work = machine or Machine(), Work(subject, num_gpus, num_nodes)
+    parallel, num_sharing = subject.recipe.training.parallel, work.num_sharing
     memory, num_parameters = work.memory(machine), work.cost.num_parameters
     # By what takes the time, and by what bounds each kernel.
     seconds: defaultdict[str, float] = defaultdict(float)
@@ -110,13 +116,28 @@ def estimate(
         seconds[kernel.kind] += taken
         bounds[max(parts, key=parts.__getitem__)] += taken
     seconds["host"] = bounds["host"] = machine.between
+    if num_sharing > 1:
+        # Such updates are not captured: the host may need longer to launch kernels than they take.
+        launches = machine.launch * sum(kernel.number for kernel in work.kernels())
+        seconds["host"] = bounds["host"] = max(machine.between, launches - sum(seconds.values()))
     if num_gpus > 1:
-        # A ring within the node; between nodes, all links of a node side by side.
-        outside = machine.network * num_gpus / num_nodes if num_nodes > 1 else math.inf
-        link = min(machine.nvlink, outside) * machine.link_share
-        moved = 2 * (num_gpus - 1) / num_gpus * 4 * num_parameters
-        bounds["links"] = moved / link + machine.hop * math.log2(num_gpus)
-        seconds["collectives"] = bounds["links"]
+        is_hybrid = parallel == "hsdp" and num_sharing > 1
+        # An all-gather or a reduce-scatter sends all but one's own part; an all-reduce is both.
+        per_weight = 8.0 if num_sharing == 1 else work.size + 4.0
+        # Muon gathers the momentum of whole matrices.
+        if num_sharing > 1 and subject.recipe.training.optimizer.kind == "muon":
+            per_weight += 4
+        sharing = num_gpus if num_sharing == 1 else num_sharing
+        moved = per_weight * num_parameters * (sharing - 1) / sharing
+        taken = moved / machine.link(
+            sharing, 1 if is_hybrid else num_nodes
+        ) + machine.hop * math.log2(sharing)
+        if is_hybrid and num_nodes > 1:
+            # Each part of the gradients is then summed over the nodes.
+            part = 8 * num_parameters / num_sharing * (num_nodes - 1) / num_nodes
+            taken += part / (machine.network * machine.link_share)
+            taken += machine.hop * math.log2(num_nodes)
+        seconds["collectives"] = bounds["links"] = taken
         memory["buckets of gradients"] = 4.0 * num_parameters
     update, training = sum(seconds.values()), subject.recipe.training
     gpu_hours = num_gpus * update * training.num_updates / 3600
@@ -140,23 +161,29 @@ def estimate(
 class Work:
     """What one GPU does in an update: `num_lanes` lanes, as often as there are micro-batches."""
 
-    def __init__(self, subject: Subject, num_gpus: int = 1) -> None:
+    def __init__(self, subject: Subject, num_gpus: int = 1, num_nodes: int = 1) -> None:
         self.training, self.symbols = subject.recipe.training, subject.symbols
         model, self.num_parts = subject.recipe.model, self.training.num_micro_batches
         check_integer("gpus", num_gpus, minimum=1, example=8)
+        check_integer("nodes", num_nodes, minimum=1, example=1)
+        if num_gpus % num_nodes:
+            raise input_error("nodes must divide gpus", f"{num_gpus} on {num_nodes}", "change one")
         least = num_gpus * self.num_parts
         if self.training.num_lanes % least:
             rule = f"training.num_lanes must be a multiple of {least}: whole lanes in all GPUs"
             remedy = f"use for example training.num_lanes={least}"
             raise input_error(rule, self.training.num_lanes, remedy)
-        is_fast = (self.training.engine, self.training.parallel) == ("fast", "ddp")
+        is_fast = self.training.engine == "fast" and self.training.parallel in PARALLEL
         if not isinstance(model, FamilyModel) or not is_fast or not model.core.is_papers:
             rule = (
                 "estimates are for the family with the paper's core, training.engine=fast and "
-                "training.parallel=ddp"
+                f"training.parallel in {', '.join(PARALLEL)}"
             )
             raise input_error(rule, subject.recipe.name, "time it with staircase bench")
         self.num_lanes = self.training.num_lanes // least
+        sharing = {"ddp": 1, "fsdp": num_gpus, "hsdp": num_gpus // num_nodes}
+        self.num_sharing = sharing[self.training.parallel]
+        """GPUs that share one copy of the float32 weights, gradients and moments."""
         self.core, self.schedule = model.core, model.schedule
         # Bytes of a number in products.
         self.size = precision_of(subject.recipe).itemsize
@@ -184,7 +211,7 @@ class Work:
         for kernel in part:
             yield kernel._replace(number=kernel.number * self.num_parts)
         # Adam reads four numbers per weight and writes three; clipping and casts take the rest.
-        yield Kernel("optimiser", 10, 0, 5.4 * self.cost.num_parameters)
+        yield Kernel("optimiser", 10, 0, 5.4 * self.cost.num_parameters / self.num_sharing)
         if self.training.optimizer.kind == "muon":
             # Five steps of three products, of matrices stacked by shape; stacking, momentum, the
             # change of the weights and the choice whether to change them move 170 bytes per weight.
@@ -292,8 +319,10 @@ class Work:
             per_token = (5 * self.num_pairs * size + 4 + 4 * num_mixed) * width
             activations += cached * per_token + self.state
         # Weights, gradients and two moments in float32 (Muon has one), and weights for products.
-        per_weight = 12 if self.training.optimizer.kind == "muon" else 16
-        per_weight += size if size == BFLOAT16 else 0
+        per_weight = (12 if self.training.optimizer.kind == "muon" else 16) / self.num_sharing
+        per_weight += size if size == BFLOAT16 or self.num_sharing > 1 else 0
+        # Gradients of gathered weights, before they are summed and cut.
+        per_weight += size if self.num_sharing > 1 else 0
         outputs = self.symbols.num_outputs
         logits = self.num_lanes * self.cost.segment * outputs * (8 + size)
         scores = max(step.num_queries * step.num_keys for step in steps) * size * core.num_heads
