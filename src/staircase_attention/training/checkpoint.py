@@ -165,7 +165,9 @@ class TrainingProgress:
         position = from_plain(kind, plain["position"], "position")
         known |= {"position": position, "watch": watch}
         progress = from_plain(cls, known, "progress")
-        counts = (progress.update, progress.num_tokens, progress.num_rollbacks)
+        counts = [progress.update, progress.num_tokens, progress.num_rollbacks]
+        for place in asdict(position).values():
+            counts += place if isinstance(place, tuple) else [place]
         if min(counts) < 0 or not 0 <= progress.rate_scale <= 1:
             raise ValueError("its progress is out of range")
         return progress
@@ -185,9 +187,12 @@ class TrainingProgress:
 
 def best_checkpoint(progress: Mapping[str, Any]) -> CheckpointName | None:
     """The checkpoint with the best validation score, by a progress as plain data."""
-    if progress["best_update"] is None:
+    update, num_rollbacks = progress["best_update"], progress["best_rollbacks"]
+    if update is None:
         return None
-    return CheckpointName(num_rollbacks=progress["best_rollbacks"], update=progress["best_update"])
+    if not isinstance(update, int) or not isinstance(num_rollbacks, int):
+        raise ValueError("its best checkpoint has no number")
+    return CheckpointName(num_rollbacks=num_rollbacks, update=update)
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,6 +361,7 @@ class CheckpointFolder:
         for name in self.names():
             try:
                 note = parse_json(self._verified(name)(TRAINER))
+                best_checkpoint(note["progress"])
                 # Older versions wrote the flag under another name.
                 found[name] = {"is_healthy": note.get("is_calm"), **note}
             except (OSError, ValueError, LookupError, TypeError, AttributeError):

@@ -266,8 +266,7 @@ def _best(run_folder: RunFolder) -> CheckpointName:
             remedy = "name another with --checkpoint, or restore it"
             raise input_error("a checkpoint must be as it was written", received, remedy)
     # The latest account counts, unless the checkpoint that it names was set aside as damaged.
-    with as_written("a checkpoint", run_folder.checkpoints.path, "name another with --checkpoint"):
-        known = [best_checkpoint(note["progress"]) for note in notes.values()]
+    known = [best_checkpoint(note["progress"]) for note in notes.values()]
     if known and known[-1] not in notes and run_folder.is_finished:
         # The result is then of other weights, which count as the best.
         scored = run_folder.read_result().best_update

@@ -14,6 +14,9 @@ from staircase_attention.plain import from_plain, override, to_plain
 from staircase_attention.schedules import Schedule
 from staircase_attention.tasks import Growth
 
+# Passes that may be drawn.
+MOST_PASSES = 1024
+
 
 def check(owner: object, rule: str, holds: Callable[[Any], bool], *names: str) -> None:
     """Refuse settings that break their rule."""
@@ -167,11 +170,13 @@ class PassesConfig:
 
     def __post_init__(self) -> None:
         check(self, "at least 1", lambda value: value >= 1, "least")
-        check(self, f"at least least = {self.least}", lambda value: value >= self.least, "most")
+        rule = f"from least = {self.least} to {MOST_PASSES:,}"
+        check(self, rule, lambda value: self.least <= value <= MOST_PASSES, "most")
         check(self, "over 1", lambda value: 1 < value < math.inf, "mean")
         check(self, "at least 0", lambda value: 0 <= value < math.inf, "deviation")
         check(self, "from 0 to 1", lambda value: 0 <= value <= 1, "growth_part")
-        check(self, "at least 1 each", lambda value: all(one >= 1 for one in value), "choices")
+        rule = f"from 1 to {MOST_PASSES:,} each"
+        check(self, rule, lambda value: all(1 <= one <= MOST_PASSES for one in value), "choices")
         optional = "gradient_passes"
         check(self, "at least 1, or none", lambda value: value is None or value >= 1, optional)
         if bool(self.choices) != (self.kind in ("list", "parts")):
