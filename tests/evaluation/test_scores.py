@@ -106,6 +106,13 @@ def test_batches_that_are_used_up_have_no_score(episodes):
         evaluate(SoonLost(), batches, device="cpu")
 
 
+def test_answers_that_a_model_cannot_give_are_refused_in_one_line(episodes):
+    episodes.targets[-1] = 7
+    batches = evaluation_batches(episodes, num_lanes=2, segment_length=5)
+    with pytest.raises(ValueError, match="below the model's 2 outputs, got 7; use data as"):
+        evaluate(SoonLost(), batches, device="cpu")
+
+
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
 def test_losses_of_half_precision_are_summed_in_float32(kind):
     length = 5000
