@@ -229,6 +229,10 @@ def answered(
                 )
                 with autocast(device, precision):
                     logits, state = model(inputs, state if carries_state else None)
+                # Inputs are checked by the model, but a split's last answer is never an input.
+                if (largest := int(batch.targets.max(initial=0))) >= logits.shape[-1]:
+                    rule = f"answers must be below the model's {logits.shape[-1]} outputs"
+                    raise input_error(rule, largest, "use data that was prepared for this model")
                 yield batch, logits, targets
     finally:
         model.train(was_training)

@@ -109,7 +109,7 @@ def test_batches_that_are_used_up_have_no_score(episodes):
 def test_answers_that_a_model_cannot_give_are_refused_in_one_line(episodes):
     episodes.targets[-1] = 7
     batches = evaluation_batches(episodes, num_lanes=2, segment_length=5)
-    with pytest.raises(ValueError, match="below the model's 2 outputs, got 7; use data as"):
+    with pytest.raises(ValueError, match="below the model's 2 outputs, got 7; use data that"):
         evaluate(SoonLost(), batches, device="cpu")
 
 
