@@ -166,6 +166,7 @@ class TrainingProgress:
         known |= {"position": position, "watch": watch}
         progress = from_plain(cls, known, "progress")
         counts = [progress.update, progress.num_tokens, progress.num_rollbacks]
+        counts += [progress.watch.num_seen, progress.watch.num_high, progress.watch.num_skipped]
         for place in asdict(position).values():
             counts += place if isinstance(place, tuple) else [place]
         if min(counts) < 0 or not 0 <= progress.rate_scale <= 1:
