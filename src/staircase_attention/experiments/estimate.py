@@ -103,7 +103,6 @@ def estimate(
     once per update, before and after all else. `price` is that of a GPU per hour.
     """
     machine, work = machine or Machine(), Work(subject, num_gpus, num_nodes)
-    parallel, num_sharing = subject.recipe.training.parallel, work.num_sharing
     memory, num_parameters = work.memory(machine), work.cost.num_parameters
     # By what takes the time, and by what bounds each kernel.
     seconds: defaultdict[str, float] = defaultdict(float)
@@ -116,28 +115,12 @@ def estimate(
         seconds[kernel.kind] += taken
         bounds[max(parts, key=parts.__getitem__)] += taken
     seconds["host"] = bounds["host"] = machine.between
-    if num_sharing > 1:
+    if work.num_sharing > 1:
         # Such updates are not captured: the host may need longer to launch kernels than they take.
         launches = machine.launch * sum(kernel.number for kernel in work.kernels())
         seconds["host"] = bounds["host"] = max(machine.between, launches - sum(seconds.values()))
     if num_gpus > 1:
-        is_hybrid = parallel == "hsdp" and num_sharing > 1
-        # An all-gather or a reduce-scatter sends all but one's own part; an all-reduce is both.
-        per_weight = 8.0 if num_sharing == 1 else work.size + 4.0
-        # Muon gathers the momentum of whole matrices.
-        if num_sharing > 1 and subject.recipe.training.optimizer.kind == "muon":
-            per_weight += 4
-        sharing = num_gpus if num_sharing == 1 else num_sharing
-        moved = per_weight * num_parameters * (sharing - 1) / sharing
-        taken = moved / machine.link(
-            sharing, 1 if is_hybrid else num_nodes
-        ) + machine.hop * math.log2(sharing)
-        if is_hybrid and num_nodes > 1:
-            # Each part of the gradients is then summed over the nodes.
-            part = 8 * num_parameters / num_sharing * (num_nodes - 1) / num_nodes
-            taken += part / (machine.network * machine.link_share)
-            taken += machine.hop * math.log2(num_nodes)
-        seconds["collectives"] = bounds["links"] = taken
+        seconds["collectives"] = bounds["links"] = work.collectives(machine, num_gpus, num_nodes)
         memory["buckets of gradients"] = 4.0 * num_parameters
     update, training = sum(seconds.values()), subject.recipe.training
     gpu_hours = num_gpus * update * training.num_updates / 3600
@@ -301,6 +284,26 @@ class Work:
             flops = 2 * products * self.core.width * rows * seen
             has_dropout = self.core.dropout > 0
             yield Kernel("attention", count, flops, self.size * moved, has_dropout)
+
+    def collectives(self, machine: Machine, num_gpus: int, num_nodes: int) -> float:
+        """Seconds in which several GPUs exchange weights and gradients."""
+        is_sharded, num_parameters = self.num_sharing > 1, self.cost.num_parameters
+        is_hybrid = is_sharded and self.training.parallel == "hsdp"
+        # An all-gather or a reduce-scatter sends all but one's own part; an all-reduce is both.
+        per_weight = self.size + 4.0 if is_sharded else 8.0
+        if is_sharded and self.training.optimizer.kind == "muon":
+            # The momentum of whole matrices.
+            per_weight += 4
+        sharing = self.num_sharing if is_sharded else num_gpus
+        link = machine.link(sharing, 1 if is_hybrid else num_nodes)
+        moved = per_weight * num_parameters * (sharing - 1) / sharing
+        taken = moved / link + machine.hop * math.log2(sharing)
+        if is_hybrid and num_nodes > 1:
+            # Each part of the gradients is then summed over the nodes.
+            part = 8 * num_parameters / sharing * (num_nodes - 1) / num_nodes
+            taken += part / (machine.network * machine.link_share)
+            taken += machine.hop * math.log2(num_nodes)
+        return taken
 
     def memory(self, machine: Machine) -> dict[str, float]:
         """Bytes that the tensors of one GPU take at most."""

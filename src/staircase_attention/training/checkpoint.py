@@ -362,6 +362,7 @@ class CheckpointFolder:
         for name in self.names():
             try:
                 note = parse_json(self._verified(name)(TRAINER))
+                # Refuses a best that is no checkpoint, before anyone looks for it.
                 best_checkpoint(note["progress"])
                 # Older versions wrote the flag under another name.
                 found[name] = {"is_healthy": note.get("is_calm"), **note}
