@@ -120,6 +120,20 @@ def test_decoders_of_modern_cores_agree_and_may_be_captured(name, batch_size):
     assert (found - exact[:, 9:]).norm() / exact[:, 9:].norm() < 4e-2
 
 
+@each_batch
+@torch.no_grad()
+def test_a_captured_decoder_writes_to_no_memory_but_its_own(batch_size):
+    model, tokens = build(SCHEDULES["cached"], torch.bfloat16), random_tokens(batch_size, 40)
+    decoder = Decoder(model, model(tokens[:, :9])[1])
+    # They take every block that is free, of each size that scratch memory may have had.
+    others = [
+        torch.full((size,), 7.0, device="cuda") for size in range(128, 2**17, 512) for _ in range(2)
+    ]
+    for token in tokens[:, 9:].T:
+        decoder.step(token)
+    assert all((other == 7.0).all() for other in others)
+
+
 def test_two_streams_of_one_model_are_the_same():
     model = build(Staircase(chunk_size=8, num_passes=3), torch.bfloat16)
     prompts = [[1, 2, 3], [4, 5, 6], [7] * 11]

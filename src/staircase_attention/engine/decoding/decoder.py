@@ -313,7 +313,7 @@ class Decoder:
         graph = torch.cuda.CUDAGraph()
         with captured(graph):
             _run_all(launches)
-        return graph.replay
+        return partial(_replay, graph, launches)
 
 
 def can_decode(model: SequenceModel) -> bool:
@@ -328,6 +328,12 @@ def can_decode(model: SequenceModel) -> bool:
 def _run_all(launches: "list[Launch]") -> None:
     for launch in launches:
         launch()
+
+
+def _replay(graph: torch.cuda.CUDAGraph, _: "list[Launch]") -> None:
+    # A graph knows addresses only. The launches own the memory behind them: scratch that has grown
+    # since is held by nobody else.
+    graph.replay()
 
 
 def turns(
