@@ -2,10 +2,10 @@
 
     python benchmarks/estimate_errors.py [measured.json] [--fit]
 
-Without a file: twelve stored measurements and the first ten of `benchmarks/estimate_recipes.py`.
-Rows marked * were used to fit the constants of `Machine`, with the time of one attention of
-Reddit's size; `--fit` fits them again. With a file of `staircase bench` or `estimate_recipes.py
---second`: its rows, of which none was used.
+Without a file: twelve stored measurements and the first two sets of
+`benchmarks/estimate_recipes.py`. Those in bfloat16, with the time of one attention of Reddit's
+size, gave the constants of `Machine`; `--fit` fits them again. With a file of `staircase bench` or
+`estimate_recipes.py`: its rows.
 """
 
 import argparse
@@ -18,23 +18,9 @@ from typing import Any
 from staircase_attention.experiments.bench import NumSymbols, Subject
 from staircase_attention.experiments.catalog import find_recipe
 from staircase_attention.experiments.estimate import Kernel, Machine, Work, estimate
-from staircase_attention.models.cost import StepSize
 from staircase_attention.training import Recipe
 
 RESULTS = Path(__file__).parent / "results"
-FITTED = (
-    "engine/algorithm",
-    "engine/reddit",
-    "relative/transformer-xl",
-    "relative/feedback",
-    "random-walk/feedback",
-    "random-walk/staircase-n4-c16",
-    "random-walk-fast/transformer-xl",
-    "random-walk-fast/cached-staircase-c16",
-    "permutations/feedback",
-    "enwik8/staircase-n2-c128",
-    "enwik8-fast/transformer-xl",
-)
 TIMES = ("latency", "bandwidth_share", "attention_share", "attention_dropout")
 SIZES = ("state_copies", "scratch")
 GIB = 2**30
@@ -68,7 +54,9 @@ def stored() -> list[Measured]:
         recipe = find_recipe(name).override({"training.precision": "bfloat16"} | overrides)
         symbols = NumSymbols(num_inputs=4, num_outputs=64)
         found.append(Measured(name, Subject(recipe=recipe, symbols=symbols), seconds))
-    return found + from_bench(RESULTS / "2026-11-17-estimate-recipes.json")
+    for file in ("2026-11-17-estimate-recipes", "2026-11-17-estimate-recipes-second"):
+        found += from_bench(RESULTS / f"{file}.json")
+    return found
 
 
 def from_bench(file: Path) -> list[Measured]:
@@ -92,7 +80,7 @@ def fit(rows: list[Measured]) -> Machine:
     works = [(row, Work(row.subject)) for row in rows]
     kernels = [list(work.kernels()) for _, work in works]
     (reddit,) = (work for row, work in works if row.name == "engine/reddit")
-    window = StepSize(num_layers=1, num_queries=256, num_keys=256, num_distances=256, num_cached=0)
+    window = max(reddit.cost.steps, key=lambda step: step.num_queries)
     attention = list(reddit._attention(window, 0, 1))
 
     def loss(machine: Machine) -> float:
@@ -134,7 +122,7 @@ def main() -> None:
     options = parser.parse_args()
     rows, machine = stored(), Machine()
     if options.fit:
-        machine = fit([row for row in rows if row.name in FITTED])
+        machine = fit([row for row in rows if not row.name.endswith("float32")])
         print({name: float(f"{getattr(machine, name):.3g}") for name in TIMES + SIZES})
     if options.file is not None:
         rows = from_bench(options.file)
@@ -142,7 +130,6 @@ def main() -> None:
     print("|---" * 7 + "|")
     for row in rows:
         result = estimate(row.subject, machine=machine)
-        mark = "*" if row.name in FITTED and options.file is None else ""
         memory = result["memory_bytes"]
         sizes = "- | - | -"
         if row.memory:
@@ -150,7 +137,7 @@ def main() -> None:
             sizes = f"{row.memory / GIB:.2f} | {memory / GIB:.2f} | {error:+.1f}%"
         error = 100 * (result["update_seconds"] / row.seconds - 1)
         times = f"{1e3 * row.seconds:.1f} | {1e3 * result['update_seconds']:.1f} | {error:+.1f}%"
-        print(f"| {row.name}{mark} | {times} | {sizes} |")
+        print(f"| {row.name} | {times} | {sizes} |")
 
 
 if __name__ == "__main__":

@@ -24,6 +24,8 @@ TILE, TILE_INPUTS = 128, 32
 NUM_PROCESSORS = 132
 # Queries and keys that one tile of the attention kernels holds.
 ONE_TILE = 64
+# By how much fewer queries than that make operations slower: (ONE_TILE / queries) to this power.
+FEW_QUERIES = 0.75
 # Numbers per row below which the backward pass of a norm becomes no faster.
 NORM_ROW = 512
 BFLOAT16 = 2
@@ -55,12 +57,12 @@ class Machine:
     # attention reaches; the factor by which drawing its dropout slows it down; copies of the
     # carried state; and temporaries of the backward, in bytes per number of the widest step's
     # hidden states.
-    latency: float = 4.0e-6
-    bandwidth_share: float = 0.744
-    attention_share: float = 0.176
-    attention_dropout: float = 1.72
-    state_copies: float = 3.4
-    scratch: float = 53.4
+    latency: float = 3.77e-6
+    bandwidth_share: float = 0.763
+    attention_share: float = 0.166
+    attention_dropout: float = 1.89
+    state_copies: float = 3.32
+    scratch: float = 62.7
 
     def link(self, num_gpus: int, num_nodes: int) -> float:
         """A ring within the node; between nodes, all links of a node side by side."""
@@ -276,12 +278,15 @@ class Work:
             (2, 1, rows, 1),
             (1, 1, 3 * rows + past, 1),
         ]
+        # Operations of a tile with few queries take nearly as long.
+        slower = max(1.0, ONE_TILE / step.num_queries) ** FEW_QUERIES
         if step.num_queries == 1 or max(step.num_queries, step.num_keys) <= ONE_TILE:
-            seen, forward = step.num_keys, (num_forward, 3, 4 * rows + 2 * past, 0)
+            seen, slower = step.num_keys, 1.0
+            forward = (num_forward, 3, 4 * rows + 2 * past, 0)
             kernels = [forward, (1, 8, 8 * rows + 2 * past + added, 0)]
         for count, products, vectors, scores in kernels:
             moved = vectors * self.core.width + scores * self.core.num_heads * rows * seen
-            flops = 2 * products * self.core.width * rows * seen
+            flops = 2 * products * self.core.width * rows * seen * slower
             has_dropout = self.core.dropout > 0
             yield Kernel("attention", count, flops, self.size * moved, has_dropout)
 
