@@ -195,15 +195,21 @@ def run_bench(
 
 
 def attempt(action: Callable[[], Plain]) -> Plain:
-    """What an action returns, or why it failed. It starts with free memory, counted from here."""
+    """What an action returns, or why it failed. It starts with free memory, counted from here.
+
+    Libraries keep some memory of earlier actions; what they keep is part of a peak, so it is
+    recorded too.
+    """
     gc.collect()
+    before = 0
     # After some failures, no call to the GPU succeeds; each action then reports its own failure.
     with contextlib.suppress(RuntimeError):
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
     try:
-        return action()
+        return action() | {"memory_before_bytes": before}
     except Exception as error:
         text = " ".join(str(error).split())[:160]
         # The CPU's allocator raises a plain RuntimeError.
