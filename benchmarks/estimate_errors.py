@@ -3,8 +3,8 @@
     python benchmarks/estimate_errors.py [measured.json] [--fit]
 
 Without a file: twelve stored measurements and the first two sets of
-`benchmarks/estimate_recipes.py`. Those in bfloat16, with the time of one attention of Reddit's
-size, gave the constants of `Machine`; `--fit` fits them again. With a file of `staircase bench` or
+`benchmarks/estimate_recipes.py`. They gave the constants of `Machine`, with the
+time of one attention of Reddit's size; `--fit` fits them again. With a file of `staircase bench` or
 `estimate_recipes.py`: its rows.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 
 from staircase_attention.experiments.bench import NumSymbols, Subject
 from staircase_attention.experiments.catalog import find_recipe
-from staircase_attention.experiments.estimate import Kernel, Machine, Work, estimate
+from staircase_attention.experiments.estimate import BFLOAT16, Kernel, Machine, Work, estimate
 from staircase_attention.training import Recipe
 
 RESULTS = Path(__file__).parent / "results"
@@ -84,9 +84,9 @@ def fit(rows: list[Measured]) -> Machine:
     attention = list(reddit._attention(window, 0, 1))
 
     def loss(machine: Machine) -> float:
-        errors = [math.log(seconds(attention, machine) / ATTENTION)]
+        errors = [math.log(seconds(attention, machine, reddit) / ATTENTION)]
         for (row, work), every in zip(works, kernels, strict=True):
-            found = machine.between + seconds(every, machine)
+            found = machine.between + seconds(every, machine, work)
             errors.append(math.log(found / row.seconds))
             if row.memory:
                 errors.append(math.log(sum(work.memory(machine).values()) / row.memory))
@@ -105,11 +105,11 @@ def fit(rows: list[Measured]) -> Machine:
     return machine
 
 
-def seconds(kernels: list[Kernel], machine: Machine) -> float:
-    """Of all kernels, in bfloat16."""
-    total = 0.0
+def seconds(kernels: list[Kernel], machine: Machine, work: Work) -> float:
+    """Of all kernels, in the precision of the work."""
+    total, peak = 0.0, machine.flops if work.size == BFLOAT16 else machine.float32_flops
     for one in kernels:
-        operations, traffic, latency = machine.parts(one, peak=machine.flops).values()
+        operations, traffic, latency = machine.parts(one, peak=peak).values()
         total += one.number * (max(operations, traffic) + latency)
     return total
 
@@ -122,7 +122,7 @@ def main() -> None:
     options = parser.parse_args()
     rows, machine = stored(), Machine()
     if options.fit:
-        machine = fit([row for row in rows if not row.name.endswith("float32")])
+        machine = fit(rows)
         print({name: float(f"{getattr(machine, name):.3g}") for name in TIMES + SIZES})
     if options.file is not None:
         rows = from_bench(options.file)

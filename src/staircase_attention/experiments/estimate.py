@@ -57,12 +57,12 @@ class Machine:
     # attention reaches; the factor by which drawing its dropout slows it down; copies of the
     # carried state; and temporaries of the backward, in bytes per number of the widest step's
     # hidden states.
-    latency: float = 3.77e-6
+    latency: float = 3.82e-6
     bandwidth_share: float = 0.763
-    attention_share: float = 0.166
-    attention_dropout: float = 1.89
+    attention_share: float = 0.168
+    attention_dropout: float = 1.76
     state_copies: float = 3.32
-    scratch: float = 62.7
+    scratch: float = 61.9
 
     def link(self, num_gpus: int, num_nodes: int) -> float:
         """A ring within the node; between nodes, all links of a node side by side."""
