@@ -9,8 +9,6 @@ from staircase_attention.data.documents import Document as Document
 from staircase_attention.data.documents import DocumentSource as DocumentSource
 from staircase_attention.data.documents import HeldOut as HeldOut
 from staircase_attention.data.enwik8 import prepare_enwik8 as prepare_enwik8
-from staircase_attention.data.jobs import PreparationProgress as PreparationProgress
-from staircase_attention.data.jobs import ProgressLines as ProgressLines
 from staircase_attention.data.lanes import TokenLanes as TokenLanes
 from staircase_attention.data.lanes import TokenPosition as TokenPosition
 from staircase_attention.data.lanes import evaluation_batches as evaluation_batches
@@ -24,3 +22,5 @@ from staircase_attention.data.tokenisers import ByteTokeniser as ByteTokeniser
 from staircase_attention.data.tokenisers import Tokeniser as Tokeniser
 from staircase_attention.data.tokenisers import load_tokeniser as load_tokeniser
 from staircase_attention.data.tokenisers import named_tokeniser as named_tokeniser
+from staircase_attention.display import Display as Display
+from staircase_attention.display import Lines as Lines

@@ -1,11 +1,10 @@
-"""Long preparations: reports while they run, and a pool of workers with results in order."""
+"""A pool of workers with results in order."""
 
 import multiprocessing
 import os
 import signal
 import sys
 import threading
-import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -14,64 +13,10 @@ from contextlib import contextmanager
 from multiprocessing.connection import wait
 from typing import TypeVar
 
-from staircase_attention.clock import clock
 from staircase_attention.cores import available_cores
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
-
-
-def counted(count: int, things: str) -> str:
-    """A number of things.
-
-    >>> counted(1, "documents"), counted(2_000, "tokens")
-    ('1 document', '2,000 tokens')
-    """
-    return f"{count:,} {things.removesuffix('s') if count == 1 else things}"
-
-
-class PreparationProgress:
-    """Receives reports, and ignores them. Bytes are those of the sources, as stored."""
-
-    def begin(self, total_bytes: int, done_bytes: int) -> None:
-        """Reading starts, or resumes after `done_bytes`."""
-
-    def advance(self, done_bytes: int, facts: dict[str, int]) -> None:
-        """`done_bytes` of all have been read; facts are counts so far, of tokens for example."""
-
-    def say(self, text: str) -> None:
-        """A message for the user."""
-
-
-class ProgressLines(PreparationProgress):
-    """Prints a line to stderr every few seconds, with the time left."""
-
-    def __init__(self, *, every_seconds: float = 5.0) -> None:
-        self._every = every_seconds
-
-    def begin(self, total_bytes: int, done_bytes: int) -> None:
-        """Start the clock."""
-        self._total, self._first = total_bytes, done_bytes
-        self._started = self._last = time.monotonic()
-
-    def advance(self, done_bytes: int, facts: dict[str, int]) -> None:
-        """Print a line if the last one is old enough."""
-        now = time.monotonic()
-        if now - self._last < self._every:
-            return
-        self._last = now
-        counts = "".join(f"  {counted(value, name)}" for name, value in facts.items())
-        left = ""
-        # A preparation that resumes first reads again what it has read before.
-        if done_bytes > self._first:
-            bytes_per_second = (done_bytes - self._first) / (now - self._started)
-            left = f"  {clock((self._total - done_bytes) / bytes_per_second)} left"
-        self.say(f"{100 * done_bytes / max(self._total, 1):.1f}%{counts}{left}")
-
-    def say(self, text: str) -> None:
-        """Print a line."""
-        sys.stderr.write(f"{text}\n")
-        sys.stderr.flush()
 
 
 def in_order(

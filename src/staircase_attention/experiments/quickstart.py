@@ -20,7 +20,6 @@ from staircase_attention.data import (
     BytePairTraining,
     Corpus,
     HeldOut,
-    PreparationProgress,
     TextSource,
     prepare_text,
 )
@@ -77,7 +76,7 @@ class Quickstart:
     """Time for everything; half of it is for training, whatever the rest takes."""
     say: Callable[[str], None] = print
     """Receives the commands."""
-    preparing: PreparationProgress | None = None
+    preparing: Display = field(default_factory=Display)
     training: Display = field(default_factory=Display)
 
     def __post_init__(self) -> None:

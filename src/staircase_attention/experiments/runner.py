@@ -20,8 +20,8 @@ from pathlib import Path
 from rich.progress import TaskID
 
 from staircase_attention.checks import check_integer, input_error
-from staircase_attention.clock import clock
 from staircase_attention.cores import STOP_AT_END_OF_INPUT, available_cores
+from staircase_attention.display import clock, progress_bars, words
 from staircase_attention.experiments.experiment import Row
 from staircase_attention.experiments.report import Report, write_report
 from staircase_attention.experiments.results import (
@@ -35,7 +35,6 @@ from staircase_attention.experiments.results import (
 from staircase_attention.files import FolderInUseError, check_can_hold, write_json, write_whole
 from staircase_attention.tasks import load_task, split, with_length
 from staircase_attention.training import Recipe, StopRequested, TaskChoice
-from staircase_attention.training.display import progress_bars, words
 from staircase_attention.training.learner import check_recipe
 from staircase_attention.training.processes import stop_requests
 from staircase_attention.training.run_folder import RunFolder

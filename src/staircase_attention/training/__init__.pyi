@@ -1,5 +1,5 @@
-from staircase_attention.training.display import Display as Display
-from staircase_attention.training.display import choose_display as choose_display
+from staircase_attention.display import Display as Display
+from staircase_attention.display import choose_display as choose_display
 from staircase_attention.training.loading import LanguageModel as LanguageModel
 from staircase_attention.training.loading import LoadedRun as LoadedRun
 from staircase_attention.training.loading import load_language_model as load_language_model

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from staircase_attention.checks import check_integer, input_error
+from staircase_attention.display import Display
 from staircase_attention.files import as_written, make_folder, sync, tensor_shapes
 from staircase_attention.references import record_code
 from staircase_attention.training.checkpoint import WEIGHTS
 from staircase_attention.training.dataset import CorpusData, build_dataset
-from staircase_attention.training.display import Display
 from staircase_attention.training.learner import check_recipe
 from staircase_attention.training.loading import (
     PRETRAINED,

@@ -10,6 +10,7 @@ from torch import nn
 
 from staircase_attention.batches import Batch
 from staircase_attention.checks import input_error
+from staircase_attention.display import Display
 from staircase_attention.evaluation import Score, evaluate, title
 from staircase_attention.files import as_written
 from staircase_attention.tasks import lanes_of_process
@@ -22,7 +23,6 @@ from staircase_attention.training.checkpoint import (
     best_checkpoint,
 )
 from staircase_attention.training.dataset import Dataset, Position, SplitName, build_dataset
-from staircase_attention.training.display import Display
 from staircase_attention.training.learner import Learner, Outcome, build_model, precision_of
 from staircase_attention.training.optimizer import learning_rate
 from staircase_attention.training.processes import Processes, StopRequest, StopRequested

@@ -33,9 +33,10 @@ from staircase_attention.data.compression import (
     whole_lines,
 )
 from staircase_attention.data.documents import Cursor, Document
-from staircase_attention.data.jobs import PreparationProgress, in_order, worker_pool
+from staircase_attention.data.jobs import in_order, worker_pool
 from staircase_attention.data.reddit.comments import SCHEMA, Cleaning, parse_lines
 from staircase_attention.data.reddit.threads import RedditOptions, documents, rebuild
+from staircase_attention.display import Display
 from staircase_attention.files import locked, read_json, write_json
 
 # Changes when files in a work folder get another meaning.
@@ -181,7 +182,7 @@ class RedditSource:
         *,
         allow_damaged: bool = False,
         num_workers: int | None = None,
-        progress: PreparationProgress | None = None,
+        progress: Display | None = None,
     ) -> None:
         """Name the dumps and the work folder.
 
@@ -210,7 +211,7 @@ class RedditSource:
         if num_workers is not None:
             check_integer("num_workers", num_workers, minimum=1, example=2)
         self.num_workers = num_workers
-        self.progress = progress or PreparationProgress()
+        self.progress = progress or Display()
         self._share = (0, 1)
 
     @cached_property
@@ -310,7 +311,7 @@ class RedditSource:
         partitions.truncate()
         self.progress.say("reading the dumps")
         num_done = sum(dump.num_stored for dump in partitions.dumps)
-        self.progress.begin(self.total_bytes, num_done)
+        self.progress.begin("", num_done, self.total_bytes)
         num_comments = sum(dump.lines.get("comments", 0) for dump in partitions.dumps)
         parse = partial(_parse, cleaning=self.options.cleaning)
         for number, path in enumerate(self.files):
@@ -326,7 +327,7 @@ class RedditSource:
                 num_done += after.num_stored - dump.num_stored
                 lines = Counter(dump.lines) + Counter(after.lines)
                 dump = replace(after, lines=dict(lines))
-                self.progress.advance(num_done, {"comments": num_comments})
+                self.progress.advance(num_done, comments=num_comments)
                 is_full = sum(batch.nbytes for batch in buffer) >= BUFFER_BYTES
                 is_late = time.monotonic() - last_commit >= COMMIT_SECONDS
                 if dump.is_done or is_full or is_late:
