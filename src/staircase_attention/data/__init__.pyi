@@ -1,7 +1,5 @@
 from staircase_attention.batches import IGNORED as IGNORED
 from staircase_attention.checks import InputError as InputError
-from staircase_attention.data.byte_pair import BytePairTraining as BytePairTraining
-from staircase_attention.data.byte_pair import train_bpe as train_bpe
 from staircase_attention.data.corpus import Corpus as Corpus
 from staircase_attention.data.corpus import TokenSplit as TokenSplit
 from staircase_attention.data.documents import Cursor as Cursor
@@ -18,9 +16,11 @@ from staircase_attention.data.preparation import prepare as prepare
 from staircase_attention.data.preparation import prepare_text as prepare_text
 from staircase_attention.data.readers import ReadingOptions as ReadingOptions
 from staircase_attention.data.readers import TextSource as TextSource
+from staircase_attention.data.tokenisers import BytePairTraining as BytePairTraining
 from staircase_attention.data.tokenisers import ByteTokeniser as ByteTokeniser
 from staircase_attention.data.tokenisers import Tokeniser as Tokeniser
 from staircase_attention.data.tokenisers import load_tokeniser as load_tokeniser
 from staircase_attention.data.tokenisers import named_tokeniser as named_tokeniser
+from staircase_attention.data.tokenisers import train_bpe as train_bpe
 from staircase_attention.display import Display as Display
 from staircase_attention.display import Lines as Lines

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from staircase_attention import files
 from staircase_attention.checks import check_choice, input_error
-from staircase_attention.data.byte_pair import Tokens
-from staircase_attention.data.tokenisers import Tokeniser, load_tokeniser
+from staircase_attention.data.tokenisers import Tokeniser, Tokens, load_tokeniser
 from staircase_attention.plain import from_plain
 
 FORMAT = 1

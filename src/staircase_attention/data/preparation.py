@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from staircase_attention.checks import InputError, check_integer, input_error
-from staircase_attention.data.byte_pair import BytePairTraining, Tokens, sample_evenly, train_bpe
+from staircase_attention.cores import in_order
 from staircase_attention.data.corpus import (
     Corpus,
     FileRecord,
@@ -27,10 +27,17 @@ from staircase_attention.data.corpus import (
     TokeniserRecord,
 )
 from staircase_attention.data.documents import HeldOut, pieces
-from staircase_attention.data.jobs import in_order
 from staircase_attention.data.mixture import Mixture, MixturePosition, Part, Piece
 from staircase_attention.data.readers import ReadingOptions, TextSource
-from staircase_attention.data.tokenisers import Tokeniser, load_tokeniser, named_tokeniser
+from staircase_attention.data.tokenisers import (
+    BytePairTraining,
+    Tokeniser,
+    Tokens,
+    load_tokeniser,
+    named_tokeniser,
+    sample_evenly,
+    train_bpe,
+)
 from staircase_attention.data.writer import CorpusWriter, WorkFolder
 from staircase_attention.display import Display, counted
 from staircase_attention.files import FULL_DISK, checksum, save_folder, sha256_of

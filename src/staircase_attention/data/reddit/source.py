@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from staircase_attention.checks import check_integer, input_error
-from staircase_attention.cores import available_cores
+from staircase_attention.cores import available_cores, in_order, worker_pool
 from staircase_attention.data.compression import (
     OVERLONG,
     DamagedFileError,
@@ -33,7 +33,6 @@ from staircase_attention.data.compression import (
     whole_lines,
 )
 from staircase_attention.data.documents import Cursor, Document
-from staircase_attention.data.jobs import in_order, worker_pool
 from staircase_attention.data.reddit.comments import SCHEMA, Cleaning, parse_lines
 from staircase_attention.data.reddit.threads import RedditOptions, documents, rebuild
 from staircase_attention.display import Display
