@@ -167,7 +167,7 @@ def test_a_disk_that_is_full_at_the_start_is_said_in_one_line(owner, moment, tmp
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(owner, moment, full)
-    with pytest.raises(OSError, match=r"room on its disk, got none at .*; free some room and run"):
+    with pytest.raises(OSError, match=r"space on its disk, got none at .*; free some and run"):
         prepared(tmp_path)
 
 

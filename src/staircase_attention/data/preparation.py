@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ from staircase_attention.data.tokenisers import (
 )
 from staircase_attention.data.writer import CorpusWriter, WorkFolder
 from staircase_attention.display import Display, counted
-from staircase_attention.files import FULL_DISK, checksum, save_folder, sha256_of
+from staircase_attention.files import checksum, needing_space, save_folder, sha256_of
 
 # Tokens per file: half a gibibyte, at two bytes each.
 SHARD_TOKENS = 1 << 28
@@ -177,8 +177,8 @@ def _build(
     progress: Display,
 ) -> Corpus:
     """Make the corpus of a plan, unless it is there; `write` gives what each source skipped."""
-    work = WorkFolder(Path(folder))
-    with _needs_room(folder), work.locked():
+    work, remedy = WorkFolder(Path(folder)), "free some and run this again to resume it"
+    with needing_space("a corpus", folder, lambda: remedy), work.locked():
         plan = make_plan()
         if work.is_done(plan):
             progress.say(f"{folder} is already there")
@@ -253,20 +253,6 @@ def _joined_plan(parts: Sequence[Corpus]) -> Preparation:
             rule = "all parts must be made from the same files with the same settings"
             raise input_error(rule, f"others in {part.folder}", "prepare all of them alike")
     return wholes[0]
-
-
-@contextmanager
-def _needs_room(folder: str | Path) -> Iterator[None]:
-    """Say what to do where a disk is full."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in FULL_DISK:
-            raise
-        raise OSError(
-            f"a corpus needs room on its disk, got none at {folder} ({error.strerror}); "
-            "free some room and run this again to resume it"
-        ) from error
 
 
 def _plan(

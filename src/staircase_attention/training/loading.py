@@ -317,20 +317,17 @@ def pack(
     }
     scratch = RunFolder(path.with_name(f".{path.name}.partial"))
     shutil.rmtree(scratch.path, ignore_errors=True)
+    rule = "a packed run needs a folder that can be written"
     try:
-        scratch.path.mkdir(parents=True)
-        if run_folder.tokeniser.is_dir():
-            scratch.tokeniser.mkdir()
-        files.write_json(scratch.path / files.CHECKSUMS, {})
-        files.write_summed(scratch.path, contents)
-        files.publish_folder(scratch.path, path)
-    except OSError as error:
+        with files.writing(rule, path, "name another"):
+            scratch.path.mkdir(parents=True)
+            if run_folder.tokeniser.is_dir():
+                scratch.tokeniser.mkdir()
+            files.write_json(scratch.path / files.CHECKSUMS, {})
+            files.write_summed(scratch.path, contents)
+            files.publish_folder(scratch.path, path)
+    finally:
         shutil.rmtree(scratch.path, ignore_errors=True)
-        raise input_error(
-            "a packed run needs a folder that can be written",
-            f"{path} ({error.strerror})",
-            "name another",
-        ) from error
     return path
 
 

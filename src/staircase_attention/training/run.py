@@ -8,7 +8,14 @@ from pathlib import Path
 
 from staircase_attention.checks import check_integer, input_error
 from staircase_attention.display import Display
-from staircase_attention.files import as_written, make_folder, sync, tensor_shapes
+from staircase_attention.files import (
+    as_written,
+    make_folder,
+    needing_space,
+    sync,
+    tensor_shapes,
+    writing,
+)
 from staircase_attention.references import record_code
 from staircase_attention.training.checkpoint import WEIGHTS
 from staircase_attention.training.dataset import CorpusData, build_dataset
@@ -186,7 +193,8 @@ def _trainer(
     processes = join_processes(place, recipe.training.stall_seconds)
     display = progress if progress is not None and processes.is_first else Display()
     threads = chosen_threads(place, run_folder.num_threads, display.say)
-    with threads, run_folder.full_disk_reported(), stop_requests() as stop:
+    space = needing_space("a run", run_folder.path, run_folder.clear_full_disk)
+    with threads, space, stop_requests() as stop:
         trainer = Trainer(
             recipe, run_folder, device=place, processes=processes, display=display, stop=stop
         )
@@ -198,7 +206,7 @@ def _trainer(
 def default_folder(recipe: Recipe, base: str | os.PathLike[str] = "runs") -> Path:
     """A new folder for a run that was given none: the first free number under its recipe."""
     parent = Path(base) / recipe.name
-    try:
+    with writing("runs need a folder that can be written", parent, "name another with --output"):
         make_folder(parent)
         for number in itertools.count(1):
             folder = parent / f"{number:03d}"
@@ -207,10 +215,4 @@ def default_folder(recipe: Recipe, base: str | os.PathLike[str] = "runs") -> Pat
                 folder.mkdir()
                 break
         sync(parent)
-    except OSError as error:
-        raise input_error(
-            "runs need a folder that can be written",
-            f"{parent} ({error.strerror})",
-            "name another with --output",
-        ) from error
     return folder

@@ -119,13 +119,14 @@ class RunFolder:
         if not is_first_process():
             yield
             return
-        with self._writable():
+        rule = "a run folder must be writable"
+        with files.writing(rule, self.path, "name another with --output"):
             files.make_folder(self.path)
         with self.locked():
             # Two runs that were given one empty folder must not both find it empty, so the lock
             # comes before the look inside.
             self.require_unbegun()
-            with self._writable():
+            with files.writing(rule, self.path, "name another with --output"):
                 self.starting.touch()
                 # Before the others: without it, the folder would belong to somebody else.
                 files.sync(self.path)
@@ -156,38 +157,17 @@ class RunFolder:
         for path in self.path.glob(f".*{files.PARTIAL}"):
             path.unlink()
 
-    @contextlib.contextmanager
-    def _writable(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise input_error(
-                "a run folder must be writable",
-                f"{self.path} ({error.strerror})",
-                "name another with --output",
-            ) from error
-
-    @contextlib.contextmanager
-    def full_disk_reported(self) -> Iterator[None]:
-        """Report a full disk in one line, and leave nothing half-written."""
-        try:
-            yield
-        except OSError as error:
-            if error.errno not in files.FULL_DISK:
-                raise
-            # The half-written checkpoint takes the space that is missing.
-            self.checkpoints.abandon()
-            names = self.checkpoints.names()
-            remedy = "free some space and train again"
-            if names:
-                remedy = (
-                    f"the checkpoint of update {names[-1].update:,} is whole: free some space and "
-                    f"resume with: {self.resume_command}"
-                )
-            raise OSError(
-                f"a run needs space on its disk, got none at {self.path} ({error.strerror}); "
-                f"{remedy}"
-            ) from error
+    def clear_full_disk(self) -> str:
+        """Leave nothing half-written on a full disk; what to do then."""
+        # The half-written checkpoint takes the space that is missing.
+        self.checkpoints.abandon()
+        names = self.checkpoints.names()
+        if not names:
+            return "free some space and train again"
+        return (
+            f"the checkpoint of update {names[-1].update:,} is whole: free some space and "
+            f"resume with: {self.resume_command}"
+        )
 
     def read_config(self) -> dict[str, Any]:
         """The content of config.json in the present format; no code that it names is executed."""
