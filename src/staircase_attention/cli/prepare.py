@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from staircase_attention.checks import input_error
-from staircase_attention.cli.arguments import Quiet
+from staircase_attention.cli.arguments import Quiet, parse_values
 from staircase_attention.files import check_can_hold
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def text(
     corpus = data.prepare_text(
         [*paths, *held_out],
         output,
-        weights=None if weights is None else parse_weights(weights) + [1.0] * len(held_out),
+        weights=None if weights is None else parse_values(weights) + [1.0] * len(held_out),
         tokeniser=data.named_tokeniser(tokeniser),
         held_out=data.HeldOut(valid=0 if valid_file else valid, test=0 if test_file else test),
         options=options,
@@ -198,16 +198,6 @@ def parse_part(words: str | None) -> tuple[int, int] | None:
     if not (number.isdecimal() and count.isdecimal()):
         raise input_error("--part must be two numbers", repr(words), "use for example 3/16")
     return int(number), int(count)
-
-
-def parse_weights(words: str) -> list[float]:
-    """Numbers separated by commas."""
-    try:
-        return [float(word) for word in words.split(",")]
-    except ValueError:
-        raise input_error(
-            "--weights must be numbers separated by commas", repr(words), "use for example 1,0.5,2"
-        ) from None
 
 
 def show(corpus: "Corpus") -> None:

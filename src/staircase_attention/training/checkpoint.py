@@ -142,13 +142,9 @@ class TrainingProgress:
     since_log: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
     """Loss, wrong answers and answers since the last line of metrics."""
 
-    def to_plain(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self)
-
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any], kind: type[Position]) -> "TrainingProgress":
-        """The inverse of `to_plain`, with a position of this kind."""
+        """The progress that `asdict` turned into plain data, with a position of this kind."""
         # Older versions wrote null for what has not been seen yet, which is the default.
         known, watch = (
             {name: value for name, value in part.items() if value is not None}
@@ -345,10 +341,6 @@ class CheckpointFolder:
             return content
 
         return read
-
-    def weights_sum(self, name: CheckpointName) -> str:
-        """The checksum of a checkpoint's weights."""
-        return str(files.read_json(self.path / str(name) / MANIFEST)[WEIGHTS])
 
     def notes(self) -> dict[CheckpointName, dict[str, Any]]:
         """The plain data of all checkpoints whose plain data can be read, in order."""

@@ -23,6 +23,7 @@ from staircase_attention.data import Corpus, Tokeniser, load_tokeniser
 from staircase_attention.data.corpus import TOKENISER_FOLDER
 from staircase_attention.plain import convert
 from staircase_attention.training.checkpoint import (
+    MANIFEST,
     WEIGHTS,
     CheckpointName,
     DamagedCheckpointError,
@@ -228,7 +229,8 @@ def read_weights(run_folder: RunFolder, checkpoint: str | int) -> SavedWeights:
         raise input_error(
             "a checkpoint must be as it was written", error, "name another with --checkpoint"
         ) from error
-    return SavedWeights(update=name.update, tensors=tensors, checksum=checkpoints.weights_sum(name))
+    sums = files.read_json(checkpoints.path / str(name) / MANIFEST)
+    return SavedWeights(update=name.update, tensors=tensors, checksum=sums[WEIGHTS])
 
 
 def _choose_checkpoint(run_folder: RunFolder, wanted: str) -> CheckpointName:

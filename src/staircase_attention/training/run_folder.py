@@ -10,7 +10,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
@@ -246,10 +246,6 @@ class RunFolder:
                 if score is not None:
                     math.isnan(score["loss"] + score["error"])
         return result
-
-    def write_result(self, result: RunResult) -> None:
-        """Write the result, and the checksums of the metrics that led to it."""
-        self.write({self.result.name: asdict(result)}, also=[self.metrics.name])
 
     def read_metrics(self) -> bytes:
         """The metrics so far, verified: all of a finished run, else those before a checkpoint."""
