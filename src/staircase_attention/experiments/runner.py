@@ -85,17 +85,18 @@ def carry_out(
                 place, run = waiting.popleft()
                 monitor.say(f"run {place} of {len(runs)}: {run.title}")
                 if not _is_in_use(run, monitor):
-                    run.start(processes=processes, environment=environment, stdin=stdin)
-                    active.append(run)
-            time.sleep(POLL_SECONDS)
-            monitor.show(active)
+                    active[run] = run.work(
+                        processes=processes, environment=environment, stdin=stdin
+                    )
+            for run in [run for run, work in active.items() if next(work, True)]:
+                del active[run]
+                monitor.end(run)
+                report = write_report(report)
+            monitor.show([*active])
             if len(active) > 1:
                 for run in active:
                     run.note_shared()
-            for run in [run for run in active if run.has_ended()]:
-                active.remove(run)
-                monitor.end(run)
-                report = write_report(report)
+            time.sleep(POLL_SECONDS)
         if stop.number:
             num_over = sum(run.is_over for run in runs)
             raise StopRequested(
@@ -163,43 +164,32 @@ class Run:
             return [*LENGTHS, str(self.folder), *map(str, lengths)]
         return None
 
-    def start(self, *, processes: int, environment: dict[str, str], stdin: int) -> None:
-        """Start the first command; each of them writes to the same log."""
-        self._processes, self._environment, self._stdin = processes, environment, stdin
+    def work(self, *, processes: int, environment: dict[str, str], stdin: int) -> Iterator[None]:
+        """Do what is left, one command after another; yields while one of them is under way.
+
+        What a command has achieved is in the folder. All of them write to the same log.
+        """
         beside(self.folder, "failure.txt").unlink(missing_ok=True)
         self.folder.parent.mkdir(parents=True, exist_ok=True)
-        self._log = beside(self.folder, "log")
-        self._log.write_bytes(b"")
-        self._process = self._start()
+        log = beside(self.folder, "log")
+        log.write_bytes(b"")
+        while command := self.next_command(processes=processes):
+            self._is_training = not self.is_trained
+            with log.open("ab") as output:
+                self._process = subprocess.Popen(
+                    command, stdin=stdin, stdout=output, stderr=output, env=environment
+                )
+            while (status := self._process.poll()) is None:
+                yield
+            if self._is_stopping:
+                return
+            # A run that diverged exits with 1.
+            if not (self.is_trained if self._is_training else self.is_over):
+                self._write_failure(status, log.read_text(errors="replace").strip())
+                return
 
-    def _start(self) -> subprocess.Popen[bytes] | None:
-        """Start the next command; None where nothing is left to do."""
-        self._is_training = not self.is_trained
-        command = self.next_command(processes=self._processes)
-        if command is None:
-            return None
-        with self._log.open("ab") as log:
-            return subprocess.Popen(
-                command, stdin=self._stdin, stdout=log, stderr=log, env=self._environment
-            )
-
-    def has_ended(self) -> bool:
-        """Whether nothing is under way any more; starts the next command where there is one."""
-        status = 0 if self._process is None else self._process.poll()
-        if status is None:
-            return False
-        if self._is_stopping:
-            return True
-        # What a command has achieved is in the folder; a run that diverged exits with 1.
-        if self.is_trained if self._is_training else self.is_over:
-            self._process = self._start()
-            return self._process is None
-        self._write_failure(status)
-        return True
-
-    def _write_failure(self, status: int) -> None:
+    def _write_failure(self, status: int, log: str) -> None:
         """Record a failure beside the run: the reason in one line, then the whole log."""
-        log = self._log.read_text(errors="replace").strip()
         reason = log.rpartition("\n")[2].removeprefix("staircase: ")
         if status < 0:
             hint = ", perhaps out of memory" if status == -signal.SIGKILL else ""
@@ -275,9 +265,11 @@ def check_lengths(recipe: Recipe, lengths: Sequence[int]) -> None:
 
 
 @contextmanager
-def _children(report: Report, monitor: "Monitor") -> Iterator[tuple[list[Run], int]]:
+def _children(
+    report: Report, monitor: "Monitor"
+) -> Iterator[tuple[dict[Run, Iterator[None]], int]]:
     """The runs under way, of which none outlives an error or a second Ctrl-C; and their input."""
-    active: list[Run] = []
+    active: dict[Run, Iterator[None]] = {}
     # A pipe that ends when this process does, even by SIGKILL.
     reader, writer = os.pipe()
     try:
