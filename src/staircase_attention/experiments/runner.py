@@ -22,16 +22,9 @@ from rich.progress import TaskID
 from staircase_attention.checks import check_integer, input_error
 from staircase_attention.cores import STOP_AT_END_OF_INPUT, available_cores
 from staircase_attention.display import clock, progress_bars, words
+from staircase_attention.experiments import results
 from staircase_attention.experiments.experiment import Row
 from staircase_attention.experiments.report import Report, write_report
-from staircase_attention.experiments.results import (
-    beside,
-    latest_facts,
-    read_lengths,
-    read_run,
-    seed_folder,
-    seeds_in,
-)
 from staircase_attention.files import FolderInUseError, check_can_hold, write_json, write_whole
 from staircase_attention.tasks import load_task, split, with_length
 from staircase_attention.training import Recipe, StopRequested, TaskChoice
@@ -131,7 +124,7 @@ class Run:
     @property
     def is_over(self) -> bool:
         """Whether nothing is left to do: it has a result, all scores, and no failure on record."""
-        if beside(self.folder, "failure.txt").exists():
+        if results.beside(self.folder, "failure.txt").exists():
             return False
         return self.is_trained and not self._missing_lengths
 
@@ -140,7 +133,7 @@ class Run:
         """Lengths still to be scored; none for a run that diverged without a good checkpoint."""
         if RunFolder(self.folder).read_result().best_update is None:
             return []
-        known = read_lengths(self.folder)
+        known = results.read_lengths(self.folder)
         return [length for length in self.lengths if length not in known]
 
     def next_command(self, *, processes: int = 1) -> list[str] | None:
@@ -151,11 +144,11 @@ class Run:
         torchrun = [*TORCHRUN, f"--nproc-per-node={processes}", "--no-python"]
         staircase = [*torchrun, *STAIRCASE] if processes > 1 else STAIRCASE
         if RunFolder(self.folder).is_unbegun:
-            recipe = beside(self.folder, "recipe.json")
+            recipe = results.beside(self.folder, "recipe.json")
             recipe.parent.mkdir(parents=True, exist_ok=True)
             write_json(recipe, self.recipe.to_plain())
             # The times of an earlier run in this folder, which was removed, do not count.
-            beside(self.folder, "shared.txt").unlink(missing_ok=True)
+            results.beside(self.folder, "shared.txt").unlink(missing_ok=True)
             return [*staircase, "train", str(recipe), "--output", str(self.folder), "--quiet"]
         if not self.is_trained:
             return [*staircase, "resume", str(self.folder), "--quiet"]
@@ -169,9 +162,9 @@ class Run:
 
         What a command has achieved is in the folder. All of them write to the same log.
         """
-        beside(self.folder, "failure.txt").unlink(missing_ok=True)
+        results.beside(self.folder, "failure.txt").unlink(missing_ok=True)
         self.folder.parent.mkdir(parents=True, exist_ok=True)
-        log = beside(self.folder, "log")
+        log = results.beside(self.folder, "log")
         log.write_bytes(b"")
         while command := self.next_command(processes=processes):
             self._is_training = not self.is_trained
@@ -195,11 +188,11 @@ class Run:
             hint = ", perhaps out of memory" if status == -signal.SIGKILL else ""
             reason = f"killed by {signal.Signals(-status).name}{hint}"
         reason = reason or f"exit status {status}, but no result"
-        write_whole(beside(self.folder, "failure.txt"), f"{reason}\n\n{log}\n".encode())
+        write_whole(results.beside(self.folder, "failure.txt"), f"{reason}\n\n{log}\n".encode())
 
     def note_shared(self) -> None:
         """Record that other runs ran at the same time, so that times are not its own."""
-        note = beside(self.folder, "shared.txt")
+        note = results.beside(self.folder, "shared.txt")
         # Only training is timed. A full disk must not end a run because of a note.
         with suppress(OSError):
             if self._is_training and self.folder.exists() and not note.exists():
@@ -229,7 +222,7 @@ def planned_runs(report: Report) -> list[Run]:
 
     def run(row: Row, seed: int) -> Run:
         recipe = replace(row.recipe, seed=seed)
-        place = seed_folder(folder / row.name, seed)
+        place = results.seed_folder(folder / row.name, seed)
         return Run(recipe, place, report.lengths)
 
     runs = [run(row, seed) for seed in range(report.num_seeds) for row in chosen]
@@ -248,7 +241,7 @@ def planned_runs(report: Report) -> list[Run]:
     check_can_hold(folder, "the folder of results")
     for row in chosen:
         # Also runs with seeds that are not wanted now, as the report counts them.
-        for one in (run(row, seed) for seed in seeds_in(folder / row.name)):
+        for one in (run(row, seed) for seed in results.seeds_in(folder / row.name)):
             if not RunFolder(one.folder).is_unbegun:
                 RunFolder(one.folder).require_same(one.recipe, init=None)
     return runs
@@ -334,7 +327,7 @@ class Monitor:
             return
         self._last_shown = time.monotonic()
         for run in active:
-            update, facts = latest_facts(run.folder)
+            update, facts = results.latest_facts(run.folder)
             if run.title not in self._tasks:
                 # A terminal may have no room for whole titles: their ends tell runs apart.
                 name, total = run.title.rpartition("/")[2], run.recipe.training.num_updates
@@ -355,7 +348,7 @@ class Monitor:
 
 def outcome(run: Run) -> str:
     """How a run ended, in a few words."""
-    record = read_run(run.folder, run.recipe.seed)
+    record = results.read_run(run.folder, run.recipe.seed)
     if record.status == "failed":
         return f"failed ({record.failure})"
     if record.result is None:
