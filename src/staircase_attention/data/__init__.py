@@ -7,4 +7,4 @@ with a manifest. `TokenLanes` gives the training batches of a split, `evaluation
 
 from staircase_attention.lazy import lazy_names
 
-__all__, __getattr__ = lazy_names(__name__, __file__)
+__all__, __getattr__, __dir__ = lazy_names(__name__, __file__)

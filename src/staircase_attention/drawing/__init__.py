@@ -4,4 +4,4 @@ from staircase_attention.drawing.picture import picture as picture
 from staircase_attention.lazy import lazy_names
 
 # matplotlib takes a second to import. `picture` is here at once: a module has its name, too.
-__all__, __getattr__ = lazy_names(__name__, __file__)
+__all__, __getattr__, __dir__ = lazy_names(__name__, __file__)

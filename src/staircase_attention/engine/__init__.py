@@ -11,4 +11,4 @@ imported when they are first used, Triton only where a kernel runs.
 
 from staircase_attention.lazy import lazy_names
 
-__all__, __getattr__ = lazy_names(__name__, __file__)
+__all__, __getattr__, __dir__ = lazy_names(__name__, __file__)

@@ -6,4 +6,4 @@ them into batches for training, `evaluation_batches` for evaluation.
 
 from staircase_attention.lazy import lazy_names
 
-__all__, __getattr__ = lazy_names(__name__, __file__)
+__all__, __getattr__, __dir__ = lazy_names(__name__, __file__)

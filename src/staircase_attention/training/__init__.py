@@ -3,4 +3,4 @@
 from staircase_attention.lazy import lazy_names
 
 # Recipes can be read without PyTorch.
-__all__, __getattr__ = lazy_names(__name__, __file__)
+__all__, __getattr__, __dir__ = lazy_names(__name__, __file__)
