@@ -30,7 +30,7 @@ from staircase_attention.data import (
     named_tokeniser,
     prepare_text,
 )
-from staircase_attention.data.byte_pair import BytePairTokeniser
+from staircase_attention.data.tokenisers import BytePairTokeniser
 
 BATCH_DOCUMENTS = 1_000
 LANE_SECONDS = 2.0

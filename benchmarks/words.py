@@ -21,8 +21,8 @@ from staircase_attention.data import (
     BytePairTraining,
     Corpus,
     HeldOut,
+    Lines,
     Part,
-    ProgressLines,
     TextSource,
     prepare,
 )
@@ -48,7 +48,7 @@ def main() -> None:
         [data / "RC_2005-12_2006-02.jsonl.xz"],
         output / "words.threads",
         RedditOptions(held_out=HELD_OUT),
-        progress=ProgressLines(),
+        progress=Lines(),
     )
     mixture = [
         *(Part(source=one, weight=WEIGHTS["enwik8"]) for one in articles(data, output)),
@@ -62,7 +62,7 @@ def main() -> None:
         kind="text",
         tokeniser=VOCABULARY,
         held_out=HELD_OUT,
-        progress=ProgressLines(),
+        progress=Lines(),
     )
     episodic = prepare(
         [Part(source=conversations), Part(source=reddit)],
@@ -70,7 +70,7 @@ def main() -> None:
         kind="text",
         tokeniser=words.tokeniser,
         held_out=HELD_OUT,
-        progress=ProgressLines(),
+        progress=Lines(),
     )
     for corpus in (words, episodic):
         print_counts(corpus)

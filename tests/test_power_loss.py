@@ -14,7 +14,8 @@ from text_runs import make_corpus, text_recipe
 
 from power_loss import Disk
 from staircase_attention.data import ByteTokeniser, Corpus, load_tokeniser, prepare_text, writer
-from staircase_attention.data.corpus import sha256_of, unfinished_folder
+from staircase_attention.data.corpus import unfinished_folder
+from staircase_attention.files import sha256_of
 from staircase_attention.generation import load_stream, save_stream, stream
 from staircase_attention.training import resume, train
 from staircase_attention.training.checkpoint import CheckpointFolder, best_checkpoint

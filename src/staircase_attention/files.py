@@ -53,17 +53,36 @@ def write_whole(path: Path, *parts: bytes | bytearray) -> None:
     sync(path.parent)
 
 
+@contextmanager
+def writing(rule: str, path: Path, remedy: str) -> Iterator[None]:
+    """Report in one line why something cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise input_error(rule, f"{path} ({error.strerror})", remedy) from error
+
+
+@contextmanager
+def needing_space(what: str, path: object, remedy: Callable[[], str]) -> Iterator[None]:
+    """Report a full disk in one line; `remedy` is asked for when it is."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL_DISK:
+            raise
+        where = f"{path} ({error.strerror})"
+        raise OSError(f"{what} needs space on its disk, got none at {where}; {remedy()}") from error
+
+
 def check_can_write(path: Path, what: str) -> None:
     """Refuse a file that `write_whole` could not write, before the work for it is done."""
     rule = f"{what} must be a file in a folder that can be written to"
     if path.is_dir():
         raise input_error(rule, f"{path} (a folder)", "name another")
-    try:
+    with writing(rule, path, "name another"):
         scratch = path.with_name(f".{path.name}.{uuid.uuid4().hex}{PARTIAL}")
         scratch.open("xb").close()
         scratch.unlink()
-    except OSError as error:
-        raise input_error(rule, f"{path} ({error.strerror})", "name another") from error
 
 
 def check_can_hold(path: Path, what: str) -> None:

@@ -21,9 +21,9 @@ import pytest
 from staircase_attention.data import (
     Corpus,
     Cursor,
+    Display,
     Document,
     HeldOut,
-    PreparationProgress,
     TextSource,
     preparation,
     train_bpe,
@@ -82,7 +82,7 @@ class ListedSource:
             yield document, Cursor(place={"next": number + 1}, num_read=number + 1)
 
 
-class RecordedProgress(PreparationProgress):
+class RecordedProgress(Display):
     """Records all reports, and may act on the number of those that have facts."""
 
     def __init__(self, action=None):
@@ -92,11 +92,11 @@ class RecordedProgress(PreparationProgress):
     def said(self):
         return [report[1] for report in self.reports if report[0] == "say"]
 
-    def begin(self, total_bytes, done_bytes):
-        self.reports.append(("begin", total_bytes, done_bytes))
+    def begin(self, name, done, total):
+        self.reports.append(("begin", total, done))
 
-    def advance(self, done_bytes, facts):
-        self.reports.append(("advance", done_bytes, facts))
+    def advance(self, done, **facts):
+        self.reports.append(("advance", done, facts))
         self.num_advances += bool(facts)
         if facts and self.action is not None:
             self.action(self.num_advances)

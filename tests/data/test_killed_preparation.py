@@ -140,7 +140,7 @@ def test_a_full_disk_does_not_end_a_preparation(inputs, straight, tmp_path, monk
     with monkeypatch.context() as patch:
         patch.setattr(CorpusWriter, "add", full)
         with pytest.raises(
-            OSError, match=r"room on its disk, got none .*No space left.*; free some"
+            OSError, match=r"space on its disk, got none .*No space left.*; free some"
         ):
             run(inputs, tmp_path / "corpus")
     assert (tmp_path / "corpus.unfinished").is_dir()

@@ -23,7 +23,7 @@ from staircase_attention.data import (
     ByteTokeniser,
     Corpus,
     InputError,
-    ProgressLines,
+    Lines,
     documents,
     preparation,
     prepare_text,
@@ -85,17 +85,17 @@ def test_the_manifest_and_the_reports_say_what_became_of_sources(tmp_path, capsy
     assert source.counts["train"].num_documents == 4
     assert progress.reports[0] == ("begin", 2 * len(lines), 0)
     assert progress.reports[-1][:2] == ("advance", 2 * len(lines))
-    shown = ProgressLines(every_seconds=0)
+    shown = Lines(every_seconds=0)
     prepare_text(folder=tmp_path / "other", progress=shown, **inputs, **options)
     assert "100.0%  4 documents  16 tokens  00:00 left\n" in capsys.readouterr().err
 
 
 def test_a_resumed_preparation_has_no_time_left_before_it_is_where_it_was(capsys):
-    shown = ProgressLines(every_seconds=0)
-    shown.begin(total_bytes=70_000_000, done_bytes=1000)
-    shown.advance(1000, {"documents": 3})
+    shown = Lines(every_seconds=0)
+    shown.begin("", 1000, total=70_000_000)
+    shown.advance(1000, documents=3)
     assert capsys.readouterr().err == "0.0%  3 documents\n"
-    shown.advance(35_000_500, {"documents": 3})
+    shown.advance(35_000_500, documents=3)
     assert "50.0%  3 documents  00:00 left" in capsys.readouterr().err
 
 
@@ -167,14 +167,14 @@ def test_a_disk_that_is_full_at_the_start_is_said_in_one_line(owner, moment, tmp
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(owner, moment, full)
-    with pytest.raises(OSError, match=r"room on its disk, got none at .*; free some room and run"):
+    with pytest.raises(OSError, match=r"space on its disk, got none at .*; free some and run"):
         prepared(tmp_path)
 
 
 def test_time_left_is_not_said_before_anything_is_read(capsys):
-    shown = ProgressLines(every_seconds=0)
-    shown.begin(1_000, 500)
-    shown.advance(500, {"documents": 1, "tokens": 2})
+    shown = Lines(every_seconds=0)
+    shown.begin("", 500, 1_000)
+    shown.advance(500, documents=1, tokens=2)
     assert capsys.readouterr().err == "50.0%  1 document  2 tokens\n"
 
 

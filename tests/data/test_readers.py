@@ -70,7 +70,7 @@ def test_blank_lines_separate_paragraphs_and_an_overlong_one_loses_nothing(tmp_p
     (tmp_path / "a.txt").write_text("\n\nOne\nstill one\n \t\n\nTwo\r\n\r\nThree")
     source = TextSource(tmp_path / "a.txt", options=PARAGRAPHS)
     assert whole_documents(source) == [b"One\nstill one", b"Two", b"Three"]
-    monkeypatch.setattr(readers, "LONGEST_LINE", 150)
+    monkeypatch.setattr(compression, "LONGEST_LINE", 150)
     text = b"word " * 200
     (tmp_path / "a.txt").write_bytes(text)
     found = whole_documents(TextSource(tmp_path / "a.txt", options=PARAGRAPHS))

@@ -18,13 +18,13 @@ from staircase_attention.data import (
     BytePairTraining,
     ByteTokeniser,
     InputError,
-    byte_pair,
     documents,
     load_tokeniser,
     named_tokeniser,
+    tokenisers,
     train_bpe,
 )
-from staircase_attention.data.byte_pair import bound_words, from_tokenizer_json, sample_evenly
+from staircase_attention.data.tokenisers import bound_words, from_tokenizer_json, sample_evenly
 
 BPE = small_bpe()
 BYTES = ByteTokeniser()
@@ -131,7 +131,7 @@ def test_a_sample_is_spread_over_the_whole_and_not_much_larger_than_asked():
 
 
 def test_learning_ends_when_there_are_too_many_distinct_words(monkeypatch):
-    monkeypatch.setattr(byte_pair, "MOST_WORD_BYTES", 1_000)
+    monkeypatch.setattr(tokenisers, "MOST_WORD_BYTES", 1_000)
     few = [b"the same few words again " * 10] * 100
     assert list(bound_words(few)) == few
     many = b" ".join(b"word%d" % number for number in range(100_000))

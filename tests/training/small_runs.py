@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from staircase_attention import CoreConfig, Staircase
+from staircase_attention.display import Display, Lines
 from staircase_attention.training import (
     FamilyModel,
     LSTMModel,
@@ -20,7 +21,6 @@ from staircase_attention.training import (
     TrainingConfig,
     train,
 )
-from staircase_attention.training.display import Display, Lines
 
 PARITY = {"group": "S2", "length": 10, "num_valid": 20, "num_test": 20}
 

@@ -18,8 +18,8 @@ from small_runs import (
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from staircase_attention import cores
+from staircase_attention.display import Lines
 from staircase_attention.training import processes, resume, train
-from staircase_attention.training.display import Lines
 from staircase_attention.training.run_folder import RunFolder
 
 

@@ -74,7 +74,6 @@ def quickstart(
 ) -> int:
     """From text to a model: prepare, choose a size, train, sample."""
     check_can_hold(output, "--output")
-    from staircase_attention.cli.prepare import progress
     from staircase_attention.cli.runs import show
     from staircase_attention.experiments.quickstart import Quickstart
     from staircase_attention.training import choose_display
@@ -84,7 +83,7 @@ def quickstart(
         folder=output,
         minutes=minutes,
         say=typer.echo,
-        preparing=progress(quiet),
+        preparing=choose_display(quiet=quiet, has_bar=False),
         training=choose_display(quiet=quiet),
     ).run()
     for row, sample in enumerate(samples):

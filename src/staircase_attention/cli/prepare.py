@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from staircase_attention.checks import input_error
-from staircase_attention.cli.arguments import Quiet
+from staircase_attention.cli.arguments import Quiet, parse_values
 from staircase_attention.files import check_can_hold
 
 if TYPE_CHECKING:
-    from staircase_attention.data import Corpus, PreparationProgress
+    from staircase_attention.data import Corpus
 
 prepare = typer.Typer(
     name="prepare",
@@ -49,8 +49,9 @@ def enwik8(
     # Before the imports, so that a wrong folder is refused at once.
     check_can_hold(output, "--output")
     from staircase_attention.data import prepare_enwik8
+    from staircase_attention.display import choose_display
 
-    show(prepare_enwik8(file, output, progress=progress(quiet)))
+    show(prepare_enwik8(file, output, progress=choose_display(quiet=quiet, has_bar=False)))
 
 
 @prepare.command()
@@ -83,6 +84,7 @@ def text(
     """Text files and folders, plain or compressed, weighted."""
     check_can_hold(output, "--output")
     from staircase_attention import data
+    from staircase_attention.display import choose_display
 
     options = data.ReadingOptions(
         text_field=text_field,
@@ -97,11 +99,11 @@ def text(
     corpus = data.prepare_text(
         [*paths, *held_out],
         output,
-        weights=None if weights is None else parse_weights(weights) + [1.0] * len(held_out),
+        weights=None if weights is None else parse_values(weights) + [1.0] * len(held_out),
         tokeniser=data.named_tokeniser(tokeniser),
         held_out=data.HeldOut(valid=0 if valid_file else valid, test=0 if test_file else test),
         options=options,
-        progress=progress(quiet),
+        progress=choose_display(quiet=quiet, has_bar=False),
         part=parse_part(part),
     )
     show(corpus)
@@ -142,6 +144,7 @@ def reddit(
     from staircase_attention.data import HeldOut, Part, named_tokeniser
     from staircase_attention.data import prepare as prepare_corpus
     from staircase_attention.data.reddit import Cleaning, RedditOptions, RedditSource
+    from staircase_attention.display import choose_display
 
     held_out = HeldOut(valid=valid, test=test)
     # The options themselves check the words.
@@ -156,16 +159,15 @@ def reddit(
     )
     # Threads are kept beside the corpus, so that a stopped preparation continues.
     work = output.with_name(f"{output.name}.threads")
-    source = RedditSource(
-        dumps, work, options, allow_damaged=allow_damaged, progress=progress(quiet)
-    )
+    progress = choose_display(quiet=quiet, has_bar=False)
+    source = RedditSource(dumps, work, options, allow_damaged=allow_damaged, progress=progress)
     corpus = prepare_corpus(
         [Part(source=source)],
         output,
         kind="reddit",
         tokeniser=named_tokeniser(tokeniser),
         held_out=held_out,
-        progress=progress(quiet),
+        progress=progress,
         part=parse_part(part),
     )
     show(corpus)
@@ -198,26 +200,9 @@ def parse_part(words: str | None) -> tuple[int, int] | None:
     return int(number), int(count)
 
 
-def progress(quiet: bool) -> "PreparationProgress | None":
-    """Lines of progress, or none."""
-    from staircase_attention.data import ProgressLines
-
-    return None if quiet else ProgressLines()
-
-
-def parse_weights(words: str) -> list[float]:
-    """Numbers separated by commas."""
-    try:
-        return [float(word) for word in words.split(",")]
-    except ValueError:
-        raise input_error(
-            "--weights must be numbers separated by commas", repr(words), "use for example 1,0.5,2"
-        ) from None
-
-
 def show(corpus: "Corpus") -> None:
     """Print the size of a corpus and what was skipped."""
-    from staircase_attention.data.jobs import counted
+    from staircase_attention.display import counted
 
     tokeniser = corpus.manifest.tokeniser
     typer.echo(f"{corpus.folder}: {tokeniser.name}, {tokeniser.vocab_size:,} tokens")

@@ -8,17 +8,7 @@ from typing import TYPE_CHECKING, Annotated, get_args
 import typer
 
 from staircase_attention.checks import check_choice, input_error
-from staircase_attention.cli.arguments import (
-    CheckpointName,
-    DeviceName,
-    NewFolder,
-    Quiet,
-    RunArgument,
-    TrainedRun,
-    TrustCode,
-    complete_recipes,
-    parse_assignments,
-)
+from staircase_attention.cli import arguments
 from staircase_attention.files import check_can_hold
 
 if TYPE_CHECKING:
@@ -54,7 +44,7 @@ def train(
         typer.Argument(
             metavar="RECIPE",
             help="one of `staircase recipes`, or a JSON file of one",
-            autocompletion=complete_recipes,
+            autocompletion=arguments.complete_recipes,
         ),
     ],
     overrides: Annotated[
@@ -75,13 +65,13 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Resume the run in --output if there is one.")
     ] = False,
-    device: DeviceName = None,
-    quiet: Quiet = False,
+    device: arguments.DeviceName = None,
+    quiet: arguments.Quiet = False,
 ) -> int:
     """Train a model by a recipe, in a new run folder."""
     from staircase_attention.experiments import find_recipe
 
-    chosen = find_recipe(recipe).override(parse_assignments(overrides or []))
+    chosen = find_recipe(recipe).override(arguments.parse_assignments(overrides or []))
     # After a recipe that is not known has been refused: these import PyTorch.
     from staircase_attention.training import choose_display, default_folder
     from staircase_attention.training import train as train_recipe
@@ -106,15 +96,15 @@ def train(
 
 
 def resume(
-    run: RunArgument,
+    run: arguments.RunArgument,
     *,
     updates: Annotated[
         int | None,
         typer.Option(metavar="N", help="Total number of updates; also continues a finished run."),
     ] = None,
-    device: DeviceName = None,
-    trust_code: TrustCode = False,
-    quiet: Quiet = False,
+    device: arguments.DeviceName = None,
+    trust_code: arguments.TrustCode = False,
+    quiet: arguments.Quiet = False,
 ) -> int:
     """Resume a run that was stopped, or continue a finished one."""
     from staircase_attention.training import choose_display
@@ -156,10 +146,10 @@ def show(result: "RunResult", folder: Path) -> int:
 
 
 def pack(
-    run: TrainedRun,
-    folder: NewFolder,
+    run: arguments.TrainedRun,
+    folder: arguments.NewFolder,
     *,
-    checkpoint: CheckpointName = "best",
+    checkpoint: arguments.CheckpointName = "best",
     numbers: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
 ) -> None:
     """Pack a run's recipe, result and weights into a small folder."""
@@ -173,11 +163,11 @@ def pack(
 
 
 def export(
-    run: TrainedRun,
-    folder: NewFolder,
+    run: arguments.TrainedRun,
+    folder: arguments.NewFolder,
     *,
-    checkpoint: CheckpointName = "best",
-    trust_code: TrustCode = False,
+    checkpoint: arguments.CheckpointName = "best",
+    trust_code: arguments.TrustCode = False,
 ) -> None:
     """Export a language model to Hugging Face Transformers."""
     check_can_hold(folder, "the folder of an export")

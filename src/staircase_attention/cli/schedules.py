@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from staircase_attention.checks import check_choice
-from staircase_attention.cli.arguments import (
-    AsJson,
-    Passes,
-    ScheduleName,
-    ScheduleOptions,
-    parse_assignments,
-    parse_passes,
-)
+from staircase_attention.cli import arguments
 from staircase_attention.references import check_options
 from staircase_attention.schedules import Order, Schedule, make_schedule
 
@@ -27,8 +20,8 @@ BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def draw(
-    schedule: ScheduleName,
-    options: ScheduleOptions = None,
+    schedule: arguments.ScheduleName,
+    options: arguments.ScheduleOptions = None,
     *,
     tokens: Annotated[
         int | None,
@@ -47,7 +40,7 @@ def draw(
 
     from staircase_attention.drawing import picture, render_terminal
 
-    plan = make_schedule(schedule, parse_assignments(options or []))
+    plan = make_schedule(schedule, arguments.parse_assignments(options or []))
     drawn = picture(plan, num_tokens=tokens, num_layers=layers, order=cast(Order, order))
     if output is None:
         Console().print(render_terminal(drawn))
@@ -59,8 +52,8 @@ def draw(
 
 
 def describe(
-    schedule: ScheduleName,
-    options: ScheduleOptions = None,
+    schedule: arguments.ScheduleName,
+    options: arguments.ScheduleOptions = None,
     *,
     width: Annotated[int, typer.Option(help="Width of the model.")] = 512,
     num_layers: Annotated[int, typer.Option(help="Layers of the core.")] = 8,
@@ -82,12 +75,14 @@ def describe(
     ] = None,
     segment: Annotated[int, typer.Option(help="Tokens per update and lane.")] = 256,
     dtype: Annotated[str, typer.Option(help=f"One of {', '.join(BYTES)}.")] = "float32",
-    passes: Passes = None,
-    as_json: AsJson = False,
+    passes: arguments.Passes = None,
+    as_json: arguments.AsJson = False,
 ) -> None:
     """Show what a model costs: parameters, FLOPs, steps, state."""
-    depths = parse_passes(passes)
-    given = parse_assignments(options or []) | ({"num_passes": depths[0]} if depths else {})
+    depths = arguments.parse_passes(passes)
+    given = arguments.parse_assignments(options or []) | (
+        {"num_passes": depths[0]} if depths else {}
+    )
     plan = make_schedule(schedule, given)
     check_choice("--dtype", dtype, BYTES)
     from staircase_attention.layers import CoreConfig
@@ -100,7 +95,7 @@ def describe(
         "feed_forward_width": feed_forward_width,
         "positions": positions,
         "max_distance": max_distance,
-    } | parse_assignments(settings or [])
+    } | arguments.parse_assignments(settings or [])
     check_options("--core", CoreConfig, shape)
     core = CoreConfig(**shape)
     plan.check_core(num_layers=core.num_layers)

@@ -11,16 +11,9 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
+from staircase_attention import files
 from staircase_attention.checks import check_choice, input_error
-from staircase_attention.data.byte_pair import Tokens
-from staircase_attention.data.tokenisers import Tokeniser, load_tokeniser
-from staircase_attention.files import (
-    as_written,
-    inside,
-    parse_json,
-    read_summed,
-    sha256_of,
-)
+from staircase_attention.data.tokenisers import Tokeniser, Tokens, load_tokeniser
 from staircase_attention.plain import from_plain
 
 FORMAT = 1
@@ -150,8 +143,8 @@ class Manifest:
     def read(cls, folder: Path) -> "Manifest":
         """The manifest of a folder."""
         path = folder / MANIFEST
-        with as_written("a manifest", path, "prepare the corpus again"):
-            plain = parse_json(read_summed(folder, MANIFEST))
+        with files.as_written("a manifest", path, "prepare the corpus again"):
+            plain = files.parse_json(files.read_summed(folder, MANIFEST))
             if plain["format"] != FORMAT:
                 rule, received = f"a corpus must have format {FORMAT}", plain["format"]
                 raise input_error(rule, received, "prepare it again, or use another version")
@@ -271,7 +264,7 @@ class Corpus:
         width = np.dtype(TOKEN_DTYPES[manifest.dtype]).itemsize
         for split in manifest.splits.values():
             for record in (*split.shards, split.starts):
-                path = inside(folder, record.file)
+                path = files.inside(folder, record.file)
                 size = path.stat().st_size if path.is_file() else None
                 width_here = STARTS_DTYPE.itemsize if record is split.starts else width
                 if size != record.num_items * width_here:
@@ -282,7 +275,7 @@ class Corpus:
     @property
     def checksum(self) -> str:
         """Of its manifest, and so of all its files."""
-        return sha256_of(self.folder / MANIFEST)
+        return files.sha256_of(self.folder / MANIFEST)
 
     @cached_property
     def tokeniser(self) -> Tokeniser:
@@ -343,8 +336,8 @@ class Corpus:
             self._check_file(record.file, record.sha256)
 
     def _check_file(self, file: str, sha256: str) -> None:
-        with as_written("a corpus", self.folder, "copy it again, or prepare it again"):
-            found = sha256_of(inside(self.folder, file))
+        with files.as_written("a corpus", self.folder, "copy it again, or prepare it again"):
+            found = files.sha256_of(files.inside(self.folder, file))
         if found != sha256:
             rule = f"{self.folder / file} must have the sha256 {sha256}"
             raise input_error(rule, found, "copy it again, or prepare the corpus again")

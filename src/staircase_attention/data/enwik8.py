@@ -10,10 +10,10 @@ from staircase_attention.checks import input_error
 from staircase_attention.data.compression import open_decompressed
 from staircase_attention.data.corpus import Corpus
 from staircase_attention.data.documents import LONGEST_PIECE, Cursor, Document, HeldOut
-from staircase_attention.data.jobs import PreparationProgress
 from staircase_attention.data.mixture import Part
 from staircase_attention.data.preparation import prepare
 from staircase_attention.data.tokenisers import ByteTokeniser
+from staircase_attention.display import Display
 
 # In the order of the file.
 SPLIT_BYTES = {"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000}
@@ -54,7 +54,7 @@ def prepare_enwik8(
     path: str | Path,
     folder: str | Path,
     *,
-    progress: PreparationProgress | None = None,
+    progress: Display | None = None,
 ) -> Corpus:
     """Enwik8 as in the paper: 256 symbols; 90, 5 and 5 million bytes; no end symbol.
 

@@ -11,13 +11,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from staircase_attention.checks import InputError, check_integer, input_error
-from staircase_attention.data.byte_pair import BytePairTraining, Tokens, sample_evenly, train_bpe
+from staircase_attention.cores import in_order
 from staircase_attention.data.corpus import (
     Corpus,
     FileRecord,
@@ -27,12 +27,20 @@ from staircase_attention.data.corpus import (
     TokeniserRecord,
 )
 from staircase_attention.data.documents import HeldOut, pieces
-from staircase_attention.data.jobs import PreparationProgress, counted, in_order
 from staircase_attention.data.mixture import Mixture, MixturePosition, Part, Piece
 from staircase_attention.data.readers import ReadingOptions, TextSource
-from staircase_attention.data.tokenisers import Tokeniser, load_tokeniser, named_tokeniser
+from staircase_attention.data.tokenisers import (
+    BytePairTraining,
+    Tokeniser,
+    Tokens,
+    load_tokeniser,
+    named_tokeniser,
+    sample_evenly,
+    train_bpe,
+)
 from staircase_attention.data.writer import CorpusWriter, WorkFolder
-from staircase_attention.files import FULL_DISK, checksum, save_folder, sha256_of
+from staircase_attention.display import Display, counted
+from staircase_attention.files import checksum, needing_space, save_folder, sha256_of
 
 # Tokens per file: half a gibibyte, at two bytes each.
 SHARD_TOKENS = 1 << 28
@@ -53,7 +61,7 @@ def prepare_text(
     tokeniser: Tokeniser | BytePairTraining | str | None = None,
     held_out: HeldOut | None = None,
     options: ReadingOptions | None = None,
-    progress: PreparationProgress | None = None,
+    progress: Display | None = None,
     part: tuple[int, int] | None = None,
 ) -> Corpus:
     """Turn files and folders of text into a corpus.
@@ -71,7 +79,7 @@ def prepare_text(
         progress: receives reports.
         part: (3, 16) for the third of 16 parts, see `prepare`.
     """
-    progress = progress or PreparationProgress()
+    progress = progress or Display()
     paths = [paths] if isinstance(paths, str | Path | TextSource) else paths
     weights = [1.0] * len(paths) if weights is None else weights
     if len(weights) != len(paths):
@@ -104,7 +112,7 @@ def prepare(
     kind: str,
     tokeniser: Tokeniser | BytePairTraining,
     held_out: HeldOut | None = None,
-    progress: PreparationProgress | None = None,
+    progress: Display | None = None,
     part: tuple[int, int] | None = None,
 ) -> Corpus:
     """Turn sources into a corpus; a killed preparation resumes when it is run again.
@@ -117,7 +125,7 @@ def prepare(
     `folder` + '.part-3-of-16'. `join` makes the corpus of all of them, with the bytes that one
     preparation gives.
     """
-    progress = progress or PreparationProgress()
+    progress = progress or Display()
     mark: dict[str, Any] = {}
     if part is not None:
         parts, mark = _share(parts, tokeniser, *part)
@@ -158,7 +166,7 @@ def join(folders: Sequence[str | Path], folder: str | Path) -> Corpus:
             skipped.update(part.manifest.preparation.sources[0].skipped)
         return [skipped]
 
-    return _build(folder, lambda: plan, lambda: parts[0].tokeniser, write, PreparationProgress())
+    return _build(folder, lambda: plan, lambda: parts[0].tokeniser, write, Display())
 
 
 def _build(
@@ -166,11 +174,11 @@ def _build(
     make_plan: Callable[[], Preparation],
     make_tokeniser: Callable[[], Tokeniser],
     write: Callable[[CorpusWriter, Tokeniser], list[dict[str, int]]],
-    progress: PreparationProgress,
+    progress: Display,
 ) -> Corpus:
     """Make the corpus of a plan, unless it is there; `write` gives what each source skipped."""
-    work = WorkFolder(Path(folder))
-    with _needs_room(folder), work.locked():
+    work, remedy = WorkFolder(Path(folder)), "free some and run this again to resume it"
+    with needing_space("a corpus", folder, lambda: remedy), work.locked():
         plan = make_plan()
         if work.is_done(plan):
             progress.say(f"{folder} is already there")
@@ -247,20 +255,6 @@ def _joined_plan(parts: Sequence[Corpus]) -> Preparation:
     return wholes[0]
 
 
-@contextmanager
-def _needs_room(folder: str | Path) -> Iterator[None]:
-    """Say what to do where a disk is full."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in FULL_DISK:
-            raise
-        raise OSError(
-            f"a corpus needs room on its disk, got none at {folder} ({error.strerror}); "
-            "free some room and run this again to resume it"
-        ) from error
-
-
 def _plan(
     mixture: Mixture, kind: str, tokeniser: Tokeniser | BytePairTraining, mark: dict[str, Any]
 ) -> Preparation:
@@ -302,18 +296,16 @@ def _file_checksums(folder: Path) -> dict[str, str]:
     return {path.name: sha256_of(path) for path in sorted(folder.iterdir())}
 
 
-def _learn_tokeniser(
-    training: BytePairTraining, mixture: Mixture, progress: PreparationProgress
-) -> Tokeniser:
+def _learn_tokeniser(training: BytePairTraining, mixture: Mixture, progress: Display) -> Tokeniser:
     """A tokeniser learnt from a sample of the training documents."""
     progress.say(f"learning a tokeniser of {training.vocab_size:,} symbols from a sample")
     total = mixture.total_bytes
-    progress.begin(total, 0)
+    progress.begin("", 0, total)
 
     def texts() -> Iterator[tuple[bytes, float]]:
         for piece, position in mixture.read(mixture.first_position()):
             num_read = mixture.num_read(position)
-            progress.advance(num_read, {})
+            progress.advance(num_read)
             if piece is not None and piece.split == "train":
                 yield piece.data, num_read / max(total, 1)
 
@@ -357,7 +349,7 @@ _Batch = tuple[list[Piece], MixturePosition | None]
 
 
 def _write_documents(
-    mixture: Mixture, tokeniser: Tokeniser, writer: CorpusWriter, progress: PreparationProgress
+    mixture: Mixture, tokeniser: Tokeniser, writer: CorpusWriter, progress: Display
 ) -> MixturePosition:
     """Write all documents from the writer's position on; the position at the end."""
     position = writer.position or mixture.first_position()
@@ -367,13 +359,13 @@ def _write_documents(
     def encode(batch: _Batch) -> tuple[_Batch, list[Tokens]]:
         return batch, tokeniser.encode_batch([piece.data for piece in batch[0]])
 
-    progress.begin(mixture.total_bytes, mixture.num_read(position))
+    progress.begin("", mixture.num_read(position), mixture.total_bytes)
     with ThreadPoolExecutor(NUM_ENCODERS, thread_name_prefix="encode") as pool:
         for (batch, after), encoded in in_order(pool, encode, batches, num_ahead=NUM_ENCODERS):
             writer.add(batch, encoded)
             # Batches may end inside a piece, from where reading cannot resume.
             position = after or position
-            progress.advance(mixture.num_read(position), writer.facts)
+            progress.advance(mixture.num_read(position), **writer.facts)
             if after is not None and time.monotonic() - last_commit >= COMMIT_SECONDS:
                 writer.make_durable(position)
                 last_commit = time.monotonic()

@@ -17,15 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, Literal, NamedTuple, get_args
 
 from staircase_attention.checks import check_choice, input_error
-from staircase_attention.data.compression import (
-    LONGEST_LINE,
-    OVERLONG,
-    DamagedFileError,
-    DecompressedFile,
-    import_extra,
-    open_decompressed,
-    whole_lines,
-)
+from staircase_attention.data import compression
 from staircase_attention.data.documents import Cursor, Document, pieces
 from staircase_attention.data.wikipedia import FIRST_BYTES, article, pages
 
@@ -128,7 +120,7 @@ class TextSource:
             first_byte = sum(self._sizes[:number])
             records = enumerate(file_format.records(path, self.options), start=1)
             for index, (record, num_read) in islice(records, num_before, None):
-                if isinstance(record, DamagedFileError):
+                if isinstance(record, compression.DamagedFileError):
                     document: Document | str = f"damage ({record.why})"
                 else:
                     document = file_format.document(record, self.options)
@@ -203,7 +195,7 @@ def _format_of(path: Path, options: ReadingOptions) -> FileFormat | None:
     """
     suffix = _suffix(path)
     if suffix in ("", ".xml"):
-        with open_decompressed(path, allow_damaged=options.allow_damaged) as file:
+        with compression.open_decompressed(path, allow_damaged=options.allow_damaged) as file:
             if file.read(len(FIRST_BYTES)) == FIRST_BYTES:
                 return WIKIPEDIA
     if not suffix or suffix in PROSE + CODE:
@@ -217,16 +209,18 @@ def _format_of(path: Path, options: ReadingOptions) -> FileFormat | None:
 
 
 def _of_file(
-    records: Callable[[DecompressedFile], Iterator[Any]], path: Path, options: ReadingOptions
+    records: Callable[[compression.DecompressedFile], Iterator[Any]],
+    path: Path,
+    options: ReadingOptions,
 ) -> Iterator[tuple[Any, int]]:
     """The records of a file that is read from front to back; the last may be its damage."""
-    with open_decompressed(path, allow_damaged=options.allow_damaged) as file:
+    with compression.open_decompressed(path, allow_damaged=options.allow_damaged) as file:
         try:
             for record in records(file):
                 yield record, file.raw.num_stored_read
             if file.raw.damage is not None:
-                raise DamagedFileError(path, file.raw.damage)
-        except DamagedFileError as damage:
+                raise compression.DamagedFileError(path, file.raw.damage)
+        except compression.DamagedFileError as damage:
             if not options.allow_damaged:
                 raise
             yield damage, file.raw.num_stored_read
@@ -238,17 +232,17 @@ def _text_parts(file: IO[bytes]) -> Iterator[Document]:
         yield Document(text=data, is_continued=not is_last)
 
 
-def _paragraphs(file: DecompressedFile) -> Iterator[Document]:
+def _paragraphs(file: compression.DecompressedFile) -> Iterator[Document]:
     """Runs of lines that are not blank; one of over LONGEST_LINE bytes is cut into several."""
     lines: list[bytes] = []
     size = 0
     while True:
-        line = file.readline(LONGEST_LINE)
+        line = file.readline(compression.LONGEST_LINE)
         is_end = not line or line.isspace()
         if not is_end:
             lines.append(line)
             size += len(line)
-        if lines and (is_end or size >= LONGEST_LINE):
+        if lines and (is_end or size >= compression.LONGEST_LINE):
             yield Document(text=b"".join(lines).rstrip(b"\r\n"))
             lines, size = [], 0
         if not line:
@@ -257,7 +251,7 @@ def _paragraphs(file: DecompressedFile) -> Iterator[Document]:
 
 def _json_document(line: bytes | None, options: ReadingOptions) -> Document | str:
     if line is None:
-        return OVERLONG
+        return compression.OVERLONG
     if line.isspace():
         return Document(text="")
     try:
@@ -301,7 +295,7 @@ def _flattened(value: object, separators: tuple[str, ...] = ("\n", ": ")) -> str
 
 def _rows(path: Path, options: ReadingOptions) -> Iterator[tuple[Any, int]]:
     """The values of the text column."""
-    parquet = import_extra("pyarrow.parquet", needed_for="a .parquet file")
+    parquet = compression.import_extra("pyarrow.parquet", needed_for="a .parquet file")
     try:
         file = parquet.ParquetFile(path, buffer_size=PARQUET_BUFFER, pre_buffer=False)
     except (OSError, ValueError) as error:
@@ -325,7 +319,7 @@ def _row_document(value: Any, options: ReadingOptions) -> Document | str:  # noq
     return "rows without text" if text is None else Document(text=text)
 
 
-def _members(file: DecompressedFile) -> Iterator[Document | str]:
+def _members(file: compression.DecompressedFile) -> Iterator[Document | str]:
     """One document per member of an archive, in its order."""
     try:
         # "r|" reads front to back and never seeks back: the archive may be compressed.
@@ -341,7 +335,7 @@ def _members(file: DecompressedFile) -> Iterator[Document | str]:
                     yield from _text_parts(content)
     except tarfile.TarError as error:
         why = f"{error}, at byte {file.raw.num_stored_read:,} as stored"
-        raise DamagedFileError(file.name, why) from error
+        raise compression.DamagedFileError(file.name, why) from error
 
 
 def _is_text(name: str) -> bool:
@@ -361,7 +355,7 @@ def _article_document(page: bytes, options: ReadingOptions) -> Document | str:
 
 TEXT = FileFormat(partial(_of_file, _text_parts))
 PARAGRAPHS = FileFormat(partial(_of_file, _paragraphs))
-JSON_LINES = FileFormat(partial(_of_file, whole_lines), _json_document)
+JSON_LINES = FileFormat(partial(_of_file, compression.whole_lines), _json_document)
 WIKIPEDIA = FileFormat(partial(_of_file, pages), _article_document)
 TAR = FileFormat(partial(_of_file, _members))
 PARQUET = FileFormat(_rows, _row_document)

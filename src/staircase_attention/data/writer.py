@@ -18,7 +18,6 @@ import numpy as np
 
 from staircase_attention import files
 from staircase_attention.checks import input_error
-from staircase_attention.data.byte_pair import Tokens
 from staircase_attention.data.corpus import (
     MANIFEST,
     STARTS_DTYPE,
@@ -34,7 +33,7 @@ from staircase_attention.data.corpus import (
 )
 from staircase_attention.data.documents import SPLITS
 from staircase_attention.data.mixture import MixturePosition, PartPosition, Piece
-from staircase_attention.data.tokenisers import Tokeniser
+from staircase_attention.data.tokenisers import Tokeniser, Tokens
 from staircase_attention.plain import to_plain
 
 JOURNAL = "journal.json"

@@ -9,21 +9,6 @@ imported when they are first used, Triton only where a kernel runs.
 >>> model = engine.accelerate(SequenceModel(vocab_size=10, core=core, schedule=schedule))
 """
 
-from typing import TYPE_CHECKING
-
 from staircase_attention.lazy import lazy_names
 
-if TYPE_CHECKING:
-    from staircase_attention.engine.backend import accelerate, plain
-    from staircase_attention.engine.capture import CapturedUpdates
-    from staircase_attention.engine.decoding import Decoder
-
-__all__ = ["CapturedUpdates", "Decoder", "accelerate", "plain"]
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "backend": ["accelerate", "plain"],
-        "capture": ["CapturedUpdates"],
-        "decoding": ["Decoder"],
-    },
-)
+__all__, __getattr__, __dir__ = lazy_names(__name__, __file__)

@@ -25,9 +25,11 @@ and of small language recipes uses the first part of the data, so that it takes 
 score is of the whole split.
 """
 
+import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -36,6 +38,7 @@ from staircase_attention.checks import check_choice, input_error, one_line
 from staircase_attention.experiments.paper import PaperResult, paper_tables, paper_training
 from staircase_attention.files import read_json
 from staircase_attention.layers.config import CoreConfig
+from staircase_attention.plain import from_plain, override
 from staircase_attention.schedules import (
     CachedStaircase,
     FeedbackTransformer,
@@ -45,12 +48,10 @@ from staircase_attention.schedules import (
     TransformerXL,
     UniversalTransformer,
 )
-from staircase_attention.tasks import Growth
 from staircase_attention.training.recipe import (
     CorpusChoice,
     FamilyModel,
     LSTMModel,
-    OptimizerConfig,
     Recipe,
     TaskChoice,
     TrainingConfig,
@@ -138,86 +139,33 @@ def cached(chunk_size: int, step_size: int) -> CachedStaircase:
     return CachedStaircase(chunk_size=chunk_size, num_window_chunks=num_chunks, num_passes=1)
 
 
-# Muon, at a rate that decays to zero; a thirty-third of the paper's tokens. Walks grow late, which
-# helps Cached Staircases and Ladders, and lanes restart often, which helps Ladders.
-FAST_WALK = TrainingConfig(
-    num_updates=3000,
-    num_lanes=256,
-    segment_length=128,
-    restart_every=25,
-    growth=Growth(first_tokens=64, first_updates=900, double_every=300, num_doublings=3),
-    precision="bfloat16",
-    optimizer=OptimizerConfig(
-        kind="muon",
-        learning_rate=5e-3,
-        beta1=0.95,
-        beta2=0.98,
-        warm_up=300,
-        decay="linear",
-        gradient_clip=1.0,
-    ),
-    evaluate_every=500,
-    evaluation_lanes=500,
-)
-# A lower rate, and shorter programs at first, of three or four statements; a thirty-third of the
-# paper's tokens.
-FAST_ALGORITHM = replace(
-    FAST_WALK,
-    growth=Growth(first_tokens=16, first_updates=600, double_every=200, num_doublings=5),
-    optimizer=replace(FAST_WALK.optimizer, learning_rate=3e-3),
-)
-# Words of four elements for the first 900 updates: one product is a table of 14,400 entries. With
-# START they are five tokens, so that words of any length cross the ends of segments.
-FAST_PERMUTATIONS = replace(
-    FAST_WALK,
-    growth=Growth(first_tokens=5, first_updates=900, double_every=300, num_doublings=4),
-    optimizer=replace(FAST_WALK.optimizer, learning_rate=1e-2, warm_up=100),
-)
-# Found by short trials of Transformer-XL (docs/log.md). 300 million tokens: a forty-fourth of the
-# paper's.
-FAST_TEXT = TrainingConfig(
-    num_updates=18_311,
-    num_lanes=64,
-    segment_length=256,
-    precision="bfloat16",
-    optimizer=OptimizerConfig(
-        kind="muon",
-        learning_rate=3e-3,
-        adamw_fraction=3.0,
-        beta2=0.99,
-        weight_decay=0.1,
-        warm_up=100,
-        decay="linear",
-        gradient_clip=1.0,
-    ),
-    evaluate_every=2_000,
-    evaluation_tokens=1_000_000,
-)
-
-# 100 million tokens, three epochs; validated eight times on the whole split.
-WORDS = replace(FAST_TEXT, num_updates=6_104, evaluate_every=763, evaluation_tokens=None)
 WORDS_TABLES = ("reddit", "reddit-step-size", "reddit-layer-pattern")
-# 25 million positions: conversations and paths are few, so that this is five epochs.
-EPISODES = replace(WORDS, num_updates=1_526, evaluate_every=109)
-OUR_SETTINGS = {
-    "random-walk": FAST_WALK,
-    "algorithm": FAST_ALGORITHM,
-    "permutations": FAST_PERMUTATIONS,
+# By table of the paper: the group with our settings, and what it changes of the core.
+NO_DROPOUT = {"dropout": 0.0, "embedding_dropout": 0.0}
+OUR_TEXT: dict[str, tuple[str, dict[str, Any]]] = {
+    "enwik8": ("enwik8-fast", NO_DROPOUT),
+    **dict.fromkeys(WORDS_TABLES, ("words", {"width": 512, **NO_DROPOUT})),
+    # With the paper's dropout.
+    "reddit-episodic": ("words-episodic", {"width": 512}),
 }
 
-# Groups with our settings for the language tables, and what they change.
-NO_DROPOUT = {"dropout": 0.0, "embedding_dropout": 0.0}
-OUR_TEXT: dict[str, tuple[str, dict[str, Any], TrainingConfig]] = {
-    "enwik8": ("enwik8-fast", NO_DROPOUT, FAST_TEXT),
-    **dict.fromkeys(WORDS_TABLES, ("words", {"width": 512, **NO_DROPOUT}, WORDS)),
-    # With the paper's dropout.
-    "reddit-episodic": ("words-episodic", {"width": 512}, EPISODES),
-}
+
+@cache
+def our_training(group: str) -> TrainingConfig:
+    """Our own settings for a group, from the file of all of them."""
+    text = (files("staircase_attention.experiments") / "training.toml").read_text(encoding="utf-8")
+    known, names = tomllib.loads(text), [group]
+    while "like" in known[names[-1]]:
+        names.append(known[names[-1]].pop("like"))
+    plain: dict[str, Any] = {"training": {}}
+    for name in reversed(names):
+        plain = override(plain, {"training": known[name]})
+    return from_plain(TrainingConfig, plain["training"], group)
 
 
 def _state_tracking() -> Iterator[Recipe]:
     """Each table with the paper's settings, then the same with ours and without dropout."""
-    for group, ours in OUR_SETTINGS.items():
+    for group in SPANS:
         # Permutations, which are not in the paper, are trained like Random Walk.
         table = "algorithm" if group == "algorithm" else "random-walk"
         options = {"group": "S5", "length": 64} if group == "permutations" else {}
@@ -236,6 +184,7 @@ def _state_tracking() -> Iterator[Recipe]:
             yield Recipe(name=f"{group}/{name}", task=task, model=model, training=training)
         for name, (model, _) in models.items():
             dropout = "model.core.dropout" if isinstance(model, FamilyModel) else "model.dropout"
+            ours = our_training(f"{group}-fast")
             fast = Recipe(name=f"{group}-fast/{name}", task=task, model=model, training=ours)
             yield fast.override({dropout: 0.0})
 
@@ -266,9 +215,9 @@ def _language() -> Iterator[Recipe]:
             )
             yield recipe
             if table in OUR_TEXT:
-                group, changes, training = OUR_TEXT[table]
+                group, changes = OUR_TEXT[table]
                 folder = f"corpora/{group.removesuffix('-fast')}"
-                ours = replace(recipe, name=f"{group}/{name}", training=training)
+                ours = replace(recipe, name=f"{group}/{name}", training=our_training(group))
                 ours = ours.override({"task.folder": folder, "model.core": changes})
                 # Reddit's tables share some models, under the names of the first.
                 if (group, ours.model) not in known:
@@ -283,51 +232,15 @@ def _many_depths(known: Mapping[str, Recipe]) -> Iterator[Recipe]:
         yield known[f"enwik8-fast/{row}"].override(changes)
 
 
-# Segments are as long as episodes where these have one length: a batch holds whole ones. Training
-# data is endless, so there is nothing that dropout would have to prevent.
-SMALL = TrainingConfig(
-    num_updates=1_000,
-    num_lanes=64,
-    segment_length=25,
-    optimizer=OptimizerConfig(
-        kind="adam",
-        learning_rate=2e-3,
-        # A short average of squared gradients makes the high rate safe.
-        beta2=0.98,
-        warm_up=100,
-        decay="linear",
-        final_fraction=0.1,
-        gradient_clip=1.0,
-    ),
-    log_every=20,
-    evaluate_every=100,
-    checkpoint_every=100,
-)
-SMALL_PARITY = replace(
-    SMALL, optimizer=replace(SMALL.optimizer, learning_rate=3e-3), evaluate_every=50
-)
-SMALL_TEXT = replace(
-    SMALL,
-    num_lanes=16,
-    segment_length=64,
-    optimizer=replace(SMALL.optimizer, kind="adamw", warm_up=50, decay="cosine"),
-    evaluation_lanes=16,
-    evaluation_tokens=16_384,
-)
 SMALL_CORE = CoreConfig(width=64, num_layers=2, num_heads=4)
-# By group: the task, its options, and the settings.
-SMALL_TASKS: dict[str, tuple[str, dict[str, Any], TrainingConfig]] = {
-    "parity": ("permutations", {"group": "S2", "length": 24}, SMALL_PARITY),
-    "permutations-small": ("permutations", {"group": "S3", "length": 24}, SMALL),
-    "random-walk-small": (
-        "random-walk",
-        {"length": 24, "height": 3, "width": 3},
-        replace(SMALL, num_updates=3_000),
-    ),
+# By group: the task and its options.
+SMALL_TASKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "parity": ("permutations", {"group": "S2", "length": 24}),
+    "permutations-small": ("permutations", {"group": "S3", "length": 24}),
+    "random-walk-small": ("random-walk", {"length": 24, "height": 3, "width": 3}),
     "algorithm-small": (
         "algorithm",
         {"num_variables": 2, "num_statements": 10, "num_train": None},
-        replace(SMALL, num_updates=3_000, segment_length=48),
     ),
 }
 
@@ -352,8 +265,8 @@ def _small_state_tracking() -> Iterator[Recipe]:
     models = _small_models(SMALL_CORE, lstm_width=78, **sizes)
     parity_core = CoreConfig(width=48, num_layers=1, num_heads=4)
     parity_models = _small_models(parity_core, lstm_width=59, **sizes)
-    for group, (reference, options, training) in SMALL_TASKS.items():
-        task = TaskChoice(reference=reference, options=options)
+    for group, (reference, options) in SMALL_TASKS.items():
+        task, training = TaskChoice(reference=reference, options=options), our_training(group)
         for row, model in (parity_models if group == "parity" else models).items():
             yield Recipe(name=f"{group}/{row}", task=task, model=model, training=training)
 
@@ -362,10 +275,9 @@ def _small_language() -> Iterator[Recipe]:
     core = replace(SMALL_CORE, width=128)
     models = _small_models(core, lstm_width=156, chunk_size=16, span=64, feedback_span=32)
     for group in ("enwik8", "reddit", "reddit-episodic", "base"):
-        task, training = CorpusChoice(folder=f"corpora/{group}"), SMALL_TEXT
+        task, training = CorpusChoice(folder=f"corpora/{group}"), our_training("text-small")
         if group == "reddit-episodic":
-            # An episode fills its segment.
             task = CorpusChoice(folder="corpora/reddit", form="episodic")
-            training = replace(SMALL_TEXT, segment_length=256)
+            training = our_training("reddit-episodic-small")
         for row, model in models.items():
             yield Recipe(name=f"{group}-small/{row}", task=task, model=model, training=training)

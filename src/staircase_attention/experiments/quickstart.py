@@ -20,7 +20,6 @@ from staircase_attention.data import (
     BytePairTraining,
     Corpus,
     HeldOut,
-    PreparationProgress,
     TextSource,
     prepare_text,
 )
@@ -77,7 +76,7 @@ class Quickstart:
     """Time for everything; half of it is for training, whatever the rest takes."""
     say: Callable[[str], None] = print
     """Receives the commands."""
-    preparing: PreparationProgress | None = None
+    preparing: Display = field(default_factory=Display)
     training: Display = field(default_factory=Display)
 
     def __post_init__(self) -> None:
@@ -187,8 +186,10 @@ class Quickstart:
             start_token=end,
         ):
             texts[new.row] += new.text
-        pairs = zip(prompts, texts, strict=True)
-        return texts, [word for prompt, text in pairs for word in _made(prompt, text)]
+        made: list[str] = []
+        for prompt, text in zip(prompts, texts, strict=True):
+            made += WORD.findall(text.casefold())[len(WORD.findall(prompt)) : -1]
+        return texts, made
 
 
 def vocabulary(num_bytes: int) -> int:
@@ -265,22 +266,22 @@ class Pace(Display):
         self.window = max(1e-9, (end - time.monotonic()) / 20)
         self.say, self.end = display.say, display.end  # type: ignore[method-assign]
 
-    def begin(self, name: str, update: int, num_updates: int) -> None:
+    def begin(self, name: str, done: int, total: int) -> None:
         """A run starts or resumes."""
-        self.num_updates, self.wanted = num_updates, None
+        self.num_updates, self.wanted = total, None
         # Recent seconds, and updates in them; the first update is for warming up.
-        self.last, self.seconds, self.count = (update + 1, math.inf), 0.0, 0.0
-        self.display.begin(name, update, num_updates)
+        self.last, self.seconds, self.count = (done + 1, math.inf), 0.0, 0.0
+        self.display.begin(name, done, total)
 
-    def advance(self, update: int, **facts: float) -> None:
+    def advance(self, done: int, **facts: float) -> None:
         """Measure the speed, and stop when the decay is due with too many or too few updates."""
-        self.display.advance(update, **facts)
+        self.display.advance(done, **facts)
         now, (before, then) = time.monotonic(), self.last
-        if update > before:
+        if done > before:
             kept = max(0.0, 1 - (now - then) / self.window)
             self.seconds, self.count = kept * self.seconds + now - then, kept * self.count + 1
-            self.wanted = self._wanted(update, (self.end_time - now) * self.count / self.seconds)
-        self.last = (update, now)
+            self.wanted = self._wanted(done, (self.end_time - now) * self.count / self.seconds)
+        self.last = (done, now)
         if self.wanted is not None:
             self.say(f"at this speed {self.wanted:,} updates fit, not {self.num_updates:,}")
             signal.raise_signal(signal.SIGTERM)
@@ -362,11 +363,6 @@ def _prompts(corpus: Corpus) -> list[str]:
         words = text.decode(errors="ignore").split()[1 : PROMPT_WORDS + 1]
         found.append(" ".join(words))
     return found
-
-
-def _made(prompt: str, text: str) -> list[str]:
-    """The words of a text after its prompt; the last may be cut."""
-    return WORD.findall(text.casefold())[len(WORD.findall(prompt)) : -1]
 
 
 def draw_curve(run: Path, corpus: Corpus, path: Path) -> None:

@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from staircase_attention.checks import check_integer
-from staircase_attention.clock import clock
+from staircase_attention.display import clock
 from staircase_attention.evaluation import title
 from staircase_attention.experiments.experiment import SOLVED, Row, Split, unit
 from staircase_attention.experiments.paper import PaperTable, Spread, paper_summary

@@ -20,22 +20,14 @@ from pathlib import Path
 from rich.progress import TaskID
 
 from staircase_attention.checks import check_integer, input_error
-from staircase_attention.clock import clock
 from staircase_attention.cores import STOP_AT_END_OF_INPUT, available_cores
+from staircase_attention.display import clock, progress_bars, words
+from staircase_attention.experiments import results
 from staircase_attention.experiments.experiment import Row
 from staircase_attention.experiments.report import Report, write_report
-from staircase_attention.experiments.results import (
-    beside,
-    latest_facts,
-    read_lengths,
-    read_run,
-    seed_folder,
-    seeds_in,
-)
 from staircase_attention.files import FolderInUseError, check_can_hold, write_json, write_whole
 from staircase_attention.tasks import load_task, split, with_length
 from staircase_attention.training import Recipe, StopRequested, TaskChoice
-from staircase_attention.training.display import progress_bars, words
 from staircase_attention.training.learner import check_recipe
 from staircase_attention.training.processes import stop_requests
 from staircase_attention.training.run_folder import RunFolder
@@ -86,17 +78,18 @@ def carry_out(
                 place, run = waiting.popleft()
                 monitor.say(f"run {place} of {len(runs)}: {run.title}")
                 if not _is_in_use(run, monitor):
-                    run.start(processes=processes, environment=environment, stdin=stdin)
-                    active.append(run)
-            time.sleep(POLL_SECONDS)
-            monitor.show(active)
+                    active[run] = run.work(
+                        processes=processes, environment=environment, stdin=stdin
+                    )
+            for run in [run for run, work in active.items() if next(work, True)]:
+                del active[run]
+                monitor.end(run)
+                report = write_report(report)
+            monitor.show([*active])
             if len(active) > 1:
                 for run in active:
                     run.note_shared()
-            for run in [run for run in active if run.has_ended()]:
-                active.remove(run)
-                monitor.end(run)
-                report = write_report(report)
+            time.sleep(POLL_SECONDS)
         if stop.number:
             num_over = sum(run.is_over for run in runs)
             raise StopRequested(
@@ -131,7 +124,7 @@ class Run:
     @property
     def is_over(self) -> bool:
         """Whether nothing is left to do: it has a result, all scores, and no failure on record."""
-        if beside(self.folder, "failure.txt").exists():
+        if results.beside(self.folder, "failure.txt").exists():
             return False
         return self.is_trained and not self._missing_lengths
 
@@ -140,7 +133,7 @@ class Run:
         """Lengths still to be scored; none for a run that diverged without a good checkpoint."""
         if RunFolder(self.folder).read_result().best_update is None:
             return []
-        known = read_lengths(self.folder)
+        known = results.read_lengths(self.folder)
         return [length for length in self.lengths if length not in known]
 
     def next_command(self, *, processes: int = 1) -> list[str] | None:
@@ -151,11 +144,11 @@ class Run:
         torchrun = [*TORCHRUN, f"--nproc-per-node={processes}", "--no-python"]
         staircase = [*torchrun, *STAIRCASE] if processes > 1 else STAIRCASE
         if RunFolder(self.folder).is_unbegun:
-            recipe = beside(self.folder, "recipe.json")
+            recipe = results.beside(self.folder, "recipe.json")
             recipe.parent.mkdir(parents=True, exist_ok=True)
             write_json(recipe, self.recipe.to_plain())
             # The times of an earlier run in this folder, which was removed, do not count.
-            beside(self.folder, "shared.txt").unlink(missing_ok=True)
+            results.beside(self.folder, "shared.txt").unlink(missing_ok=True)
             return [*staircase, "train", str(recipe), "--output", str(self.folder), "--quiet"]
         if not self.is_trained:
             return [*staircase, "resume", str(self.folder), "--quiet"]
@@ -164,53 +157,42 @@ class Run:
             return [*LENGTHS, str(self.folder), *map(str, lengths)]
         return None
 
-    def start(self, *, processes: int, environment: dict[str, str], stdin: int) -> None:
-        """Start the first command; each of them writes to the same log."""
-        self._processes, self._environment, self._stdin = processes, environment, stdin
-        beside(self.folder, "failure.txt").unlink(missing_ok=True)
+    def work(self, *, processes: int, environment: dict[str, str], stdin: int) -> Iterator[None]:
+        """Do what is left, one command after another; yields while one of them is under way.
+
+        What a command has achieved is in the folder. All of them write to the same log.
+        """
+        results.beside(self.folder, "failure.txt").unlink(missing_ok=True)
         self.folder.parent.mkdir(parents=True, exist_ok=True)
-        self._log = beside(self.folder, "log")
-        self._log.write_bytes(b"")
-        self._process = self._start()
+        log = results.beside(self.folder, "log")
+        log.write_bytes(b"")
+        while command := self.next_command(processes=processes):
+            self._is_training = not self.is_trained
+            with log.open("ab") as output:
+                self._process = subprocess.Popen(
+                    command, stdin=stdin, stdout=output, stderr=output, env=environment
+                )
+            while (status := self._process.poll()) is None:
+                yield
+            if self._is_stopping:
+                return
+            # A run that diverged exits with 1.
+            if not (self.is_trained if self._is_training else self.is_over):
+                self._write_failure(status, log.read_text(errors="replace").strip())
+                return
 
-    def _start(self) -> subprocess.Popen[bytes] | None:
-        """Start the next command; None where nothing is left to do."""
-        self._is_training = not self.is_trained
-        command = self.next_command(processes=self._processes)
-        if command is None:
-            return None
-        with self._log.open("ab") as log:
-            return subprocess.Popen(
-                command, stdin=self._stdin, stdout=log, stderr=log, env=self._environment
-            )
-
-    def has_ended(self) -> bool:
-        """Whether nothing is under way any more; starts the next command where there is one."""
-        status = 0 if self._process is None else self._process.poll()
-        if status is None:
-            return False
-        if self._is_stopping:
-            return True
-        # What a command has achieved is in the folder; a run that diverged exits with 1.
-        if self.is_trained if self._is_training else self.is_over:
-            self._process = self._start()
-            return self._process is None
-        self._write_failure(status)
-        return True
-
-    def _write_failure(self, status: int) -> None:
+    def _write_failure(self, status: int, log: str) -> None:
         """Record a failure beside the run: the reason in one line, then the whole log."""
-        log = self._log.read_text(errors="replace").strip()
         reason = log.rpartition("\n")[2].removeprefix("staircase: ")
         if status < 0:
             hint = ", perhaps out of memory" if status == -signal.SIGKILL else ""
             reason = f"killed by {signal.Signals(-status).name}{hint}"
         reason = reason or f"exit status {status}, but no result"
-        write_whole(beside(self.folder, "failure.txt"), f"{reason}\n\n{log}\n".encode())
+        write_whole(results.beside(self.folder, "failure.txt"), f"{reason}\n\n{log}\n".encode())
 
     def note_shared(self) -> None:
         """Record that other runs ran at the same time, so that times are not its own."""
-        note = beside(self.folder, "shared.txt")
+        note = results.beside(self.folder, "shared.txt")
         # Only training is timed. A full disk must not end a run because of a note.
         with suppress(OSError):
             if self._is_training and self.folder.exists() and not note.exists():
@@ -240,7 +222,7 @@ def planned_runs(report: Report) -> list[Run]:
 
     def run(row: Row, seed: int) -> Run:
         recipe = replace(row.recipe, seed=seed)
-        place = seed_folder(folder / row.name, seed)
+        place = results.seed_folder(folder / row.name, seed)
         return Run(recipe, place, report.lengths)
 
     runs = [run(row, seed) for seed in range(report.num_seeds) for row in chosen]
@@ -259,7 +241,7 @@ def planned_runs(report: Report) -> list[Run]:
     check_can_hold(folder, "the folder of results")
     for row in chosen:
         # Also runs with seeds that are not wanted now, as the report counts them.
-        for one in (run(row, seed) for seed in seeds_in(folder / row.name)):
+        for one in (run(row, seed) for seed in results.seeds_in(folder / row.name)):
             if not RunFolder(one.folder).is_unbegun:
                 RunFolder(one.folder).require_same(one.recipe, init=None)
     return runs
@@ -276,9 +258,11 @@ def check_lengths(recipe: Recipe, lengths: Sequence[int]) -> None:
 
 
 @contextmanager
-def _children(report: Report, monitor: "Monitor") -> Iterator[tuple[list[Run], int]]:
+def _children(
+    report: Report, monitor: "Monitor"
+) -> Iterator[tuple[dict[Run, Iterator[None]], int]]:
     """The runs under way, of which none outlives an error or a second Ctrl-C; and their input."""
-    active: list[Run] = []
+    active: dict[Run, Iterator[None]] = {}
     # A pipe that ends when this process does, even by SIGKILL.
     reader, writer = os.pipe()
     try:
@@ -343,7 +327,7 @@ class Monitor:
             return
         self._last_shown = time.monotonic()
         for run in active:
-            update, facts = latest_facts(run.folder)
+            update, facts = results.latest_facts(run.folder)
             if run.title not in self._tasks:
                 # A terminal may have no room for whole titles: their ends tell runs apart.
                 name, total = run.title.rpartition("/")[2], run.recipe.training.num_updates
@@ -364,7 +348,7 @@ class Monitor:
 
 def outcome(run: Run) -> str:
     """How a run ended, in a few words."""
-    record = read_run(run.folder, run.recipe.seed)
+    record = results.read_run(run.folder, run.recipe.seed)
     if record.status == "failed":
         return f"failed ({record.failure})"
     if record.result is None:

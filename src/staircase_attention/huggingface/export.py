@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast
 
 from staircase_attention.checks import input_error
-from staircase_attention.data.byte_pair import BYTE_OF_CHARACTER
+from staircase_attention.data.tokenisers import BYTE_OF_CHARACTER
 from staircase_attention.huggingface.config import StaircaseConfig
 from staircase_attention.huggingface.model import StaircaseForCausalLM, mark_initialised
 from staircase_attention.models import SequenceModel

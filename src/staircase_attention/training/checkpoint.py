@@ -24,16 +24,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from staircase_attention import files
 from staircase_attention.checks import one_line
-from staircase_attention.files import (
-    checksum,
-    parse_json,
-    publish_folder,
-    read_file,
-    read_json,
-    sync,
-    tensor_shapes,
-)
 from staircase_attention.models import LSTMState, State, passes_of, put_together, take_apart
 from staircase_attention.plain import from_plain
 from staircase_attention.tasks import lanes_of_process
@@ -150,13 +142,9 @@ class TrainingProgress:
     since_log: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
     """Loss, wrong answers and answers since the last line of metrics."""
 
-    def to_plain(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self)
-
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any], kind: type[Position]) -> "TrainingProgress":
-        """The inverse of `to_plain`, with a position of this kind."""
+        """The progress that `asdict` turned into plain data, with a position of this kind."""
         # Older versions wrote null for what has not been seen yet, which is the default.
         known, watch = (
             {name: value for name, value in part.items() if value is not None}
@@ -230,7 +218,7 @@ class Checkpoint:
         """The lane states of one process."""
         tensors = self.tensors[_process_file(rank)]
         # Older versions had headers, then the same for all processes, elsewhere.
-        headers = self.trainer.get("states") or parse_json(bytes(tensors[HEADERS].numpy()))
+        headers = self.trainer.get("states") or files.parse_json(bytes(tensors[HEADERS].numpy()))
         states: list[Carried] = []
         for number, header in enumerate(headers):
             prefix = f"{number}/"
@@ -283,8 +271,8 @@ class CheckpointFolder:
             jobs += _save_shards(scratch, learner)
         elif processes.is_first:
             weights, optimizer = learner.model.state_dict(), learner.optimizer.tensors()
-            files = {scratch / WEIGHTS: _copies(weights), scratch / OPTIMIZER: _copies(optimizer)}
-            jobs.append(partial(_write_all, files))
+            parts = {scratch / WEIGHTS: _copies(weights), scratch / OPTIMIZER: _copies(optimizer)}
+            jobs.append(partial(_write_all, parts))
         if processes.is_first:
             plain = {**trainer, "num_processes": processes.count}
             jobs += [partial(self._publish, name, scratch, plain), prune]
@@ -310,22 +298,24 @@ class CheckpointFolder:
     def _publish(self, name: CheckpointName, scratch: Path, trainer: Mapping[str, Any]) -> None:
         """Let a checkpoint appear, after all its parts have been written."""
         _write(scratch / TRAINER, json.dumps(trainer).encode())
-        sums = {entry.name: checksum(entry.read_bytes()) for entry in sorted(scratch.iterdir())}
+        sums = {
+            entry.name: files.checksum(entry.read_bytes()) for entry in sorted(scratch.iterdir())
+        }
         _write(scratch / MANIFEST, json.dumps(sums).encode())
-        publish_folder(scratch, self.path / str(name))
+        files.publish_folder(scratch, self.path / str(name))
 
     def abandon(self) -> None:
         """Delete what was not written, or not deleted, completely."""
         for scratch in self.path.glob(".partial-*"):
             shutil.rmtree(scratch, ignore_errors=True)
 
-    def read(self, name: CheckpointName, *, files: Sequence[str] = ()) -> Checkpoint:
+    def read(self, name: CheckpointName, *, only: Sequence[str] = ()) -> Checkpoint:
         """A checkpoint, or only these files of it, if it is as it was written."""
         try:
             read = self._verified(name)
-            trainer = parse_json(read(TRAINER))
+            trainer = files.parse_json(read(TRAINER))
             ranks = map(_process_file, range(trainer["num_processes"]))
-            wanted = files or (WEIGHTS, OPTIMIZER, *ranks)
+            wanted = only or (WEIGHTS, OPTIMIZER, *ranks)
             tensors = {file: load(read(file)) for file in wanted}
         # JSON that is whole but of another shape raises the last of these.
         except (
@@ -342,26 +332,22 @@ class CheckpointFolder:
     def _verified(self, name: CheckpointName) -> Callable[[str], bytes]:
         """Reads files of a checkpoint, each if it has the checksum of the manifest."""
         folder = self.path / str(name)
-        sums = read_json(folder / MANIFEST)
+        sums = files.read_json(folder / MANIFEST)
 
         def read(file: str) -> bytes:
-            content = read_file(folder / file, most=None)
-            if checksum(content) != sums[file]:
+            content = files.read_file(folder / file, most=None)
+            if files.checksum(content) != sums[file]:
                 raise ValueError(f"{file} is not as it was written")
             return content
 
         return read
-
-    def weights_sum(self, name: CheckpointName) -> str:
-        """The checksum of a checkpoint's weights."""
-        return str(read_json(self.path / str(name) / MANIFEST)[WEIGHTS])
 
     def notes(self) -> dict[CheckpointName, dict[str, Any]]:
         """The plain data of all checkpoints whose plain data can be read, in order."""
         found = {}
         for name in self.names():
             try:
-                note = parse_json(self._verified(name)(TRAINER))
+                note = files.parse_json(self._verified(name)(TRAINER))
                 # Refuses a best that is no checkpoint, before anyone looks for it.
                 best_checkpoint(note["progress"])
                 # Older versions wrote the flag under another name.
@@ -376,7 +362,7 @@ class CheckpointFolder:
         for name in names:
             (self.path / str(name)).rename(self.path / f".partial-removed-{name}")
         if names:
-            sync(self.path)
+            files.sync(self.path)
             self.abandon()
 
     def set_aside(self, name: CheckpointName) -> None:
@@ -432,7 +418,7 @@ def _save_shards(scratch: Path, learner: Learner) -> list[Callable[[], object]]:
             raise next(iter(error.failures.values()))[0] from error
 
     def join() -> None:
-        found = [shape for file in parts.iterdir() for shape in tensor_shapes(file).values()]
+        found = [shape for file in parts.iterdir() for shape in files.tensor_shapes(file).values()]
         # PyTorch joins what it finds: a part that is not there yet would be zeros.
         if sum(map(math.prod, found)) != num_elements:
             raise OSError(f"a run's processes need one folder that all of them see: {scratch}")
@@ -486,8 +472,8 @@ def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: copy.contiguous() for name, copy in copies.items()}
 
 
-def _write_all(files: Mapping[Path, Mapping[str, Tensor]]) -> None:
-    for path, tensors in files.items():
+def _write_all(parts: Mapping[Path, Mapping[str, Tensor]]) -> None:
+    for path, tensors in parts.items():
         _write(path, save({**tensors}))
 
 

@@ -8,7 +8,7 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.resources import files
+from importlib import resources
 from pathlib import Path
 from typing import Literal
 
@@ -17,24 +17,13 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
+from staircase_attention import files
 from staircase_attention.checks import check_choice, input_error
 from staircase_attention.data import Corpus, Tokeniser, load_tokeniser
 from staircase_attention.data.corpus import TOKENISER_FOLDER
-from staircase_attention.files import (
-    CHECKSUMS,
-    as_written,
-    checksum,
-    json_bytes,
-    parse_json,
-    publish_folder,
-    read_file,
-    read_summed,
-    read_sums,
-    write_json,
-    write_summed,
-)
 from staircase_attention.plain import convert
 from staircase_attention.training.checkpoint import (
+    MANIFEST,
     WEIGHTS,
     CheckpointName,
     DamagedCheckpointError,
@@ -129,8 +118,12 @@ def load_run(
         )
     data = build_dataset(recipe)
     saved, model = _load_model(run_folder, recipe, data, checkpoint)
-    parts = [checksum(read_file(run_folder.config)), *run_folder.check_tokeniser(), saved.checksum]
-    checksums = {"run": checksum("\n".join(parts).encode())}
+    parts = [
+        files.checksum(files.read_file(run_folder.config)),
+        *run_folder.check_tokeniser(),
+        saved.checksum,
+    ]
+    checksums = {"run": files.checksum("\n".join(parts).encode())}
     if isinstance(data, CorpusData):
         checksums["corpus"] = data.corpus.checksum
     return LoadedRun(
@@ -139,7 +132,7 @@ def load_run(
         model=model,
         update=saved.update,
         checksums=checksums,
-        is_verified=read_sums(run_folder.path) is not None,
+        is_verified=files.read_sums(run_folder.path) is not None,
     )
 
 
@@ -173,7 +166,7 @@ def check_tokeniser(run_folder: RunFolder, corpus: str | os.PathLike[str]) -> No
     """Refuse a corpus whose tokens mean something else to the run's model."""
     own, other = run_tokeniser(run_folder.path), Corpus.open(Path(corpus)).tokeniser
     saved = [
-        {file.name: read_file(file) for file in folder.iterdir()}
+        {file.name: files.read_file(file) for file in folder.iterdir()}
         for folder in (run_folder.tokeniser, Path(corpus) / TOKENISER_FOLDER)
     ]
     if saved[0] != saved[1]:
@@ -208,7 +201,7 @@ def check_fit(
     if num_layers > len(found):
         raise input_error(f"{rule} of {num_layers} layers", f"{len(found)} from {run}", remedy)
     # Without memory for its weights, however large the model claims to be.
-    with torch.device("meta"), as_written("a run's recipe", run, remedy):
+    with torch.device("meta"), files.as_written("a run's recipe", run, remedy):
         tensors = build_model(recipe, data).state_dict()
     shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
     for name in [*shapes, *found]:
@@ -231,12 +224,13 @@ def read_weights(run_folder: RunFolder, checkpoint: str | int) -> SavedWeights:
         return saved
     name, checkpoints = _choose_checkpoint(run_folder, wanted), run_folder.checkpoints
     try:
-        tensors = checkpoints.read(name, files=[WEIGHTS]).tensors[WEIGHTS]
+        tensors = checkpoints.read(name, only=[WEIGHTS]).tensors[WEIGHTS]
     except DamagedCheckpointError as error:
         raise input_error(
             "a checkpoint must be as it was written", error, "name another with --checkpoint"
         ) from error
-    return SavedWeights(update=name.update, tensors=tensors, checksum=checkpoints.weights_sum(name))
+    sums = files.read_json(checkpoints.path / str(name) / MANIFEST)
+    return SavedWeights(update=name.update, tensors=tensors, checksum=sums[WEIGHTS])
 
 
 def _choose_checkpoint(run_folder: RunFolder, wanted: str) -> CheckpointName:
@@ -312,39 +306,39 @@ def pack(
     if run_folder.is_finished and run_folder.read_result().best_update == saved.update:
         kept.append(run_folder.result.name)
     # A link may lead anywhere, and what it leads to would go wherever the packed run goes.
-    with as_written("a run to pack", run_folder.path, "restore it from a copy"):
+    with files.as_written("a run to pack", run_folder.path, "restore it from a copy"):
         contents = {
-            name: read_summed(run_folder.path, name, follows_links=False)
+            name: files.read_summed(run_folder.path, name, follows_links=False)
             for name in kept
             if (run_folder.path / name).exists()
         }
-    packing = {"update": saved.update, "checksum": checksum(content)}
-    contents |= {run_folder.packing.name: json_bytes(packing), run_folder.weights.name: content}
+    packing = {"update": saved.update, "checksum": files.checksum(content)}
+    contents |= {
+        run_folder.packing.name: files.json_bytes(packing),
+        run_folder.weights.name: content,
+    }
     scratch = RunFolder(path.with_name(f".{path.name}.partial"))
     shutil.rmtree(scratch.path, ignore_errors=True)
+    rule = "a packed run needs a folder that can be written"
     try:
-        scratch.path.mkdir(parents=True)
-        if run_folder.tokeniser.is_dir():
-            scratch.tokeniser.mkdir()
-        write_json(scratch.path / CHECKSUMS, {})
-        write_summed(scratch.path, contents)
-        publish_folder(scratch.path, path)
-    except OSError as error:
+        with files.writing(rule, path, "name another"):
+            scratch.path.mkdir(parents=True)
+            if run_folder.tokeniser.is_dir():
+                scratch.tokeniser.mkdir()
+            files.write_json(scratch.path / files.CHECKSUMS, {})
+            files.write_summed(scratch.path, contents)
+            files.publish_folder(scratch.path, path)
+    finally:
         shutil.rmtree(scratch.path, ignore_errors=True)
-        raise input_error(
-            "a packed run needs a folder that can be written",
-            f"{path} ({error.strerror})",
-            "name another",
-        ) from error
     return path
 
 
 def _read_packed(run_folder: RunFolder) -> SavedWeights:
     """The weights of a packed run."""
-    with as_written("a packed run", run_folder.path, "pack it again"):
-        packing = parse_json(read_summed(run_folder.path, run_folder.packing.name))
-        content = read_file(run_folder.weights, most=None)
-        if checksum(content) != packing["checksum"]:
+    with files.as_written("a packed run", run_folder.path, "pack it again"):
+        packing = files.parse_json(files.read_summed(run_folder.path, run_folder.packing.name))
+        content = files.read_file(run_folder.weights, most=None)
+        if files.checksum(content) != packing["checksum"]:
             raise ValueError("its checksum differs")
         return SavedWeights(
             update=convert(int, packing["update"], "update"),
@@ -372,4 +366,4 @@ def run_path(run: str | os.PathLike[str]) -> Path:
 
 
 def _pretrained_folder() -> Path:
-    return Path(str(files("staircase_attention") / "pretrained"))
+    return Path(str(resources.files("staircase_attention") / "pretrained"))

@@ -6,20 +6,14 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from staircase_attention import files
 from staircase_attention.checks import check_integer, input_error
-from staircase_attention.files import as_written, make_folder, sync, tensor_shapes
+from staircase_attention.display import Display
 from staircase_attention.references import record_code
+from staircase_attention.training import loading
 from staircase_attention.training.checkpoint import WEIGHTS
 from staircase_attention.training.dataset import CorpusData, build_dataset
-from staircase_attention.training.display import Display
 from staircase_attention.training.learner import check_recipe
-from staircase_attention.training.loading import (
-    PRETRAINED,
-    SavedWeights,
-    check_fit,
-    read_weights,
-    run_path,
-)
 from staircase_attention.training.processes import (
     choose_device,
     chosen_threads,
@@ -60,7 +54,7 @@ def train(
     recipe = Recipe.from_plain(given.to_plain())
     run_folder, facts, weights = RunFolder(folder), {}, None
     origin = None if init is None else os.fspath(init)
-    if origin is not None and not origin.startswith(PRETRAINED):
+    if origin is not None and not origin.startswith(loading.PRETRAINED):
         # A resumed run may have to read the weights again, from another working folder.
         origin = str(Path(origin).resolve())
     # Nobody writes before all processes have joined, so all of them see the same folder here.
@@ -71,8 +65,8 @@ def train(
     tokeniser = data.corpus.tokeniser if isinstance(data, CorpusData) else None
     run_folder.require_unbegun()
     if origin is not None:
-        weights = read_weights(RunFolder(run_path(origin)), "best")
-        check_fit(recipe, data, weights.shapes, origin, "choose a run of this model")
+        weights = loading.read_weights(RunFolder(loading.run_path(origin)), "best")
+        loading.check_fit(recipe, data, weights.shapes, origin, "choose a run of this model")
         facts["init"] = {"run": origin, "update": weights.update}
     # Nothing is written before the data and the model are there.
     with (
@@ -137,23 +131,27 @@ def _resume(
         init, weights = run_folder.read_config().get("init"), None
         # After the first checkpoint the run has weights of its own, and the other may be gone.
         if init is not None and not run_folder.checkpoints.names():
-            with as_written("init in config.json", init, "restore config.json"):
-                weights = read_weights(RunFolder(run_path(init["run"])), init["update"])
+            with files.as_written("init in config.json", init, "restore config.json"):
+                weights = loading.read_weights(
+                    RunFolder(loading.run_path(init["run"])), init["update"]
+                )
         _check_size(run_folder, recipe, weights)
         with _trainer(recipe, run_folder, progress, weights, device) as trainer:
             return trainer.run()
 
 
-def _check_size(run_folder: RunFolder, recipe: Recipe, weights: SavedWeights | None) -> None:
+def _check_size(
+    run_folder: RunFolder, recipe: Recipe, weights: loading.SavedWeights | None
+) -> None:
     """Refuse a recipe that does not fit the weights, before a model of its size is built."""
     shapes = None if weights is None else weights.shapes
     for name in run_folder.checkpoints.names():
         # A damaged checkpoint is reported, and set aside, where it is read.
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
-            shapes = tensor_shapes(run_folder.checkpoints.path / str(name) / WEIGHTS)
+            shapes = files.tensor_shapes(run_folder.checkpoints.path / str(name) / WEIGHTS)
     if shapes is not None:
         remedy = "take config.json from its run"
-        check_fit(recipe, build_dataset(recipe), shapes, run_folder.path, remedy)
+        loading.check_fit(recipe, build_dataset(recipe), shapes, run_folder.path, remedy)
 
 
 def _extend(run_folder: RunFolder, recipe: Recipe, num_updates: int) -> Recipe:
@@ -178,7 +176,7 @@ def _trainer(
     recipe: Recipe,
     run_folder: RunFolder,
     progress: Display | None,
-    weights: SavedWeights | None,
+    weights: loading.SavedWeights | None,
     device: str | None,
 ) -> Iterator[Trainer]:
     """The trainer of a run, with these initial weights; signals and full disks end it in order."""
@@ -186,7 +184,8 @@ def _trainer(
     processes = join_processes(place, recipe.training.stall_seconds)
     display = progress if progress is not None and processes.is_first else Display()
     threads = chosen_threads(place, run_folder.num_threads, display.say)
-    with threads, run_folder.full_disk_reported(), stop_requests() as stop:
+    space = files.needing_space("a run", run_folder.path, run_folder.clear_full_disk)
+    with threads, space, stop_requests() as stop:
         trainer = Trainer(
             recipe, run_folder, device=place, processes=processes, display=display, stop=stop
         )
@@ -198,19 +197,15 @@ def _trainer(
 def default_folder(recipe: Recipe, base: str | os.PathLike[str] = "runs") -> Path:
     """A new folder for a run that was given none: the first free number under its recipe."""
     parent = Path(base) / recipe.name
-    try:
-        make_folder(parent)
+    with files.writing(
+        "runs need a folder that can be written", parent, "name another with --output"
+    ):
+        files.make_folder(parent)
         for number in itertools.count(1):
             folder = parent / f"{number:03d}"
             # Made at once, so that two runs that start together get different folders.
             with contextlib.suppress(FileExistsError):
                 folder.mkdir()
                 break
-        sync(parent)
-    except OSError as error:
-        raise input_error(
-            "runs need a folder that can be written",
-            f"{parent} ({error.strerror})",
-            "name another with --output",
-        ) from error
+        files.sync(parent)
     return folder

@@ -10,7 +10,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
@@ -18,26 +18,9 @@ from typing import Any, Literal
 import torch
 from torch.utils.tensorboard import SummaryWriter
 
+from staircase_attention import files
 from staircase_attention.checks import input_error
 from staircase_attention.data import Tokeniser
-from staircase_attention.files import (
-    CHECKSUMS,
-    FULL_DISK,
-    PARTIAL,
-    as_written,
-    checksum,
-    json_bytes,
-    locked,
-    make_folder,
-    parse_json,
-    read_file,
-    read_summed,
-    read_sums,
-    save_folder,
-    sync,
-    write_json,
-    write_summed,
-)
 from staircase_attention.plain import differences, from_plain
 from staircase_attention.references import require_trusted_code
 from staircase_attention.training.checkpoint import WEIGHTS, CheckpointFolder
@@ -136,21 +119,22 @@ class RunFolder:
         if not is_first_process():
             yield
             return
-        with self._writable():
-            make_folder(self.path)
+        rule = "a run folder must be writable"
+        with files.writing(rule, self.path, "name another with --output"):
+            files.make_folder(self.path)
         with self.locked():
             # Two runs that were given one empty folder must not both find it empty, so the lock
             # comes before the look inside.
             self.require_unbegun()
-            with self._writable():
+            with files.writing(rule, self.path, "name another with --output"):
                 self.starting.touch()
                 # Before the others: without it, the folder would belong to somebody else.
-                sync(self.path)
+                files.sync(self.path)
                 self.checkpoints.path.mkdir(exist_ok=True)
-                write_json(self.path / CHECKSUMS, {})
+                files.write_json(self.path / files.CHECKSUMS, {})
                 shutil.rmtree(self.tokeniser, ignore_errors=True)
                 if tokeniser is not None:
-                    save_folder(self.tokeniser, tokeniser.save)
+                    files.save_folder(self.tokeniser, tokeniser.save)
                 config = {"format": FORMAT, "recipe": recipe.to_plain(), **facts}
                 # Last: a folder with a config.json is a run, one without it is not.
                 contents = {self.environment.name: environment(), self.config.name: config}
@@ -164,55 +148,36 @@ class RunFolder:
         if not is_first_process():
             yield
             return
-        with locked(self.path):
+        with files.locked(self.path):
             yield
 
     def clear(self) -> None:
         """Delete what killed processes have left unfinished."""
         self.checkpoints.abandon()
-        for path in self.path.glob(f".*{PARTIAL}"):
+        for path in self.path.glob(f".*{files.PARTIAL}"):
             path.unlink()
 
-    @contextlib.contextmanager
-    def _writable(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise input_error(
-                "a run folder must be writable",
-                f"{self.path} ({error.strerror})",
-                "name another with --output",
-            ) from error
-
-    @contextlib.contextmanager
-    def full_disk_reported(self) -> Iterator[None]:
-        """Report a full disk in one line, and leave nothing half-written."""
-        try:
-            yield
-        except OSError as error:
-            if error.errno not in FULL_DISK:
-                raise
-            # The half-written checkpoint takes the space that is missing.
-            self.checkpoints.abandon()
-            names = self.checkpoints.names()
-            remedy = "free some space and train again"
-            if names:
-                remedy = (
-                    f"the checkpoint of update {names[-1].update:,} is whole: free some space and "
-                    f"resume with: {self.resume_command}"
-                )
-            raise OSError(
-                f"a run needs space on its disk, got none at {self.path} ({error.strerror}); "
-                f"{remedy}"
-            ) from error
+    def clear_full_disk(self) -> str:
+        """Leave nothing half-written on a full disk; what to do then."""
+        # The half-written checkpoint takes the space that is missing.
+        self.checkpoints.abandon()
+        names = self.checkpoints.names()
+        if not names:
+            return "free some space and train again"
+        return (
+            f"the checkpoint of update {names[-1].update:,} is whole: free some space and "
+            f"resume with: {self.resume_command}"
+        )
 
     def read_config(self) -> dict[str, Any]:
         """The content of config.json in the present format; no code that it names is executed."""
         if not self.config.exists():
             rule = "a run folder holds a config.json that `staircase train` wrote"
             raise input_error(rule, self.path, "check the path")
-        with as_written("a run's config.json", self.config, "restore it from a copy"):
-            config: dict[str, Any] = parse_json(read_summed(self.path, self.config.name))
+        with files.as_written("a run's config.json", self.config, "restore it from a copy"):
+            config: dict[str, Any] = files.parse_json(
+                files.read_summed(self.path, self.config.name)
+            )
         recipe = config.get("recipe") if isinstance(config, dict) else None
         if not isinstance(recipe, dict) or config.get("format") not in (1, FORMAT):
             raise input_error(
@@ -221,7 +186,7 @@ class RunFolder:
                 "use the version of staircase-attention that wrote it",
             )
         if config["format"] == 1:
-            with as_written("a run's config.json", self.config, "restore it from a copy"):
+            with files.as_written("a run's config.json", self.config, "restore it from a copy"):
                 task = recipe["task"]
                 if task.get("reference") == "algorithm":
                     task["options"] = {"distribution": "redraw", **task.get("options", {})}
@@ -239,8 +204,8 @@ class RunFolder:
         """With how many threads the run began; None before that."""
         if not self.environment.exists():
             return None
-        with as_written("a run's environment.json", self.environment, "delete it"):
-            plain = parse_json(read_summed(self.path, self.environment.name))
+        with files.as_written("a run's environment.json", self.environment, "delete it"):
+            plain = files.parse_json(files.read_summed(self.path, self.environment.name))
             return None if "num_threads" not in plain else int(plain["num_threads"])
 
     def extend(self, recipe: Recipe) -> None:
@@ -253,8 +218,8 @@ class RunFolder:
 
     def write(self, contents: Mapping[str, Any], also: Iterable[str] = ()) -> None:
         """Write plain data to files by name, and record their checksums and those of others."""
-        encoded = {name: json_bytes(plain) for name, plain in contents.items()}
-        write_summed(self.path, encoded, also)
+        encoded = {name: files.json_bytes(plain) for name, plain in contents.items()}
+        files.write_summed(self.path, encoded, also)
 
     def tokeniser_files(self) -> list[str]:
         """The names of the tokeniser's files; none without one."""
@@ -265,14 +230,16 @@ class RunFolder:
     def check_tokeniser(self) -> list[str]:
         """Refuse a tokeniser that is not as it was written; the checksums of its files."""
         names = self.tokeniser_files()
-        with as_written("a run's tokeniser", self.tokeniser, "restore it from a copy"):
-            return [f"{name} {checksum(read_summed(self.path, name))}" for name in names]
+        with files.as_written("a run's tokeniser", self.tokeniser, "restore it from a copy"):
+            return [
+                f"{name} {files.checksum(files.read_summed(self.path, name))}" for name in names
+            ]
 
     def read_result(self) -> RunResult:
         """The result of a finished run."""
         remedy = "delete it, and `staircase resume` scores the run again"
-        with as_written("a run's result.json", self.result, remedy):
-            plain = parse_json(read_summed(self.path, self.result.name))
+        with files.as_written("a run's result.json", self.result, remedy):
+            plain = files.parse_json(files.read_summed(self.path, self.result.name))
             result = from_plain(RunResult, plain, "result")
             for score in (result.valid, result.test):
                 # Otherwise text in place of numbers would show up only where it is printed.
@@ -280,16 +247,12 @@ class RunFolder:
                     math.isnan(score["loss"] + score["error"])
         return result
 
-    def write_result(self, result: RunResult) -> None:
-        """Write the result, and the checksums of the metrics that led to it."""
-        self.write({self.result.name: asdict(result)}, also=[self.metrics.name])
-
     def read_metrics(self) -> bytes:
         """The metrics so far, verified: all of a finished run, else those before a checkpoint."""
         # A folder without checksums may lack them.
-        if self.is_finished and (self.metrics.exists() or read_sums(self.path)):
-            return read_summed(self.path, self.metrics.name, most=None)
-        content = read_file(self.metrics, most=None) if self.metrics.exists() else b""
+        if self.is_finished and (self.metrics.exists() or files.read_sums(self.path)):
+            return files.read_summed(self.path, self.metrics.name, most=None)
+        content = files.read_file(self.metrics, most=None) if self.metrics.exists() else b""
         for note in list(self.checkpoints.notes().values())[-1:]:
             check_metrics(self.metrics, content, note["metrics_bytes"], note.get("metrics_sha256"))
         return content
@@ -323,7 +286,7 @@ class MetricsLog:
         """Continue the metrics after their first `num_bytes`, which the checkpoint counted."""
         self._folder = folder
         is_there = folder.metrics.exists()
-        content = read_file(folder.metrics, most=None) if is_there else b""
+        content = files.read_file(folder.metrics, most=None) if is_there else b""
         check_metrics(folder.metrics, content if is_there else None, num_bytes, sha256)
         self._sum = hashlib.sha256(content[:num_bytes])
         with folder.metrics.open("ab") as file:
@@ -331,7 +294,7 @@ class MetricsLog:
         self._file = folder.metrics.open("ab")
         self._timing = folder.timing.open("a")
         # A checkpoint that counts the metrics must not outlive their name.
-        sync(folder.path)
+        files.sync(folder.path)
         # TensorBoard hides the steps that will be logged again.
         self._board = SummaryWriter(str(folder.tensorboard), purge_step=update + 1)
 
@@ -375,7 +338,7 @@ def check_metrics(path: Path, content: bytes | None, num_bytes: int, sha256: str
     """Refuse metrics that do not begin with what a checkpoint counted. Empty is on purpose."""
     # They reach the disk before the checkpoint, so something was lost or changed.
     found = (content or b"")[:num_bytes]
-    if content != b"" and (len(found) < num_bytes or sha256 not in (None, checksum(found))):
+    if content != b"" and (len(found) < num_bytes or sha256 not in (None, files.checksum(found))):
         raise input_error(
             f"a run's metrics must have the {num_bytes} bytes that its checkpoint counted",
             f"{path} with {len(found)}" + (" others" if len(found) == num_bytes else ""),

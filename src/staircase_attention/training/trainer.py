@@ -2,6 +2,7 @@
 
 import math
 import time
+from dataclasses import asdict
 from functools import partial
 from typing import Any, Literal
 
@@ -10,6 +11,7 @@ from torch import nn
 
 from staircase_attention.batches import Batch
 from staircase_attention.checks import input_error
+from staircase_attention.display import Display
 from staircase_attention.evaluation import Score, evaluate, title
 from staircase_attention.files import as_written
 from staircase_attention.tasks import lanes_of_process
@@ -22,7 +24,6 @@ from staircase_attention.training.checkpoint import (
     best_checkpoint,
 )
 from staircase_attention.training.dataset import Dataset, Position, SplitName, build_dataset
-from staircase_attention.training.display import Display
 from staircase_attention.training.learner import Learner, Outcome, build_model, precision_of
 from staircase_attention.training.optimizer import learning_rate
 from staircase_attention.training.processes import Processes, StopRequest, StopRequested
@@ -302,7 +303,7 @@ class Trainer:
         stopped and resumed does the same as one that was not.
         """
         trainer = {
-            "progress": self.progress.to_plain(),
+            "progress": asdict(self.progress),
             **({} if self.log is None else self.log.extent),
             "is_healthy": is_due and self.progress.watch.is_healthy,
         }
@@ -405,7 +406,9 @@ class Trainer:
             outcome=ending,
         )
         if self.processes.is_first:
-            self.folder.write_result(result)
+            # With the checksum of the metrics that led to it.
+            contents = {self.folder.result.name: asdict(result)}
+            self.folder.write(contents, also=[self.folder.metrics.name])
         if self.stop.number:
             message = f"stopped after {self.folder.path} was {result.status}"
             raise StopRequested(self.stop.number, message)

@@ -24,18 +24,12 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from staircase_attention.checks import check_integer, input_error
-from staircase_attention.cores import available_cores
-from staircase_attention.data.compression import (
-    OVERLONG,
-    DamagedFileError,
-    compression_of,
-    open_decompressed,
-    whole_lines,
-)
+from staircase_attention.cores import available_cores, in_order, worker_pool
+from staircase_attention.data import compression
 from staircase_attention.data.documents import Cursor, Document
-from staircase_attention.data.jobs import PreparationProgress, in_order, worker_pool
 from staircase_attention.data.reddit.comments import SCHEMA, Cleaning, parse_lines
 from staircase_attention.data.reddit.threads import RedditOptions, documents, rebuild
+from staircase_attention.display import Display
 from staircase_attention.files import locked, read_json, write_json
 
 # Changes when files in a work folder get another meaning.
@@ -128,10 +122,10 @@ class Partitions:
 
 def line_batches(path: Path, num_done: int, *, allow_damaged: bool) -> Iterator[Batch]:
     """Lines after the first `num_done`, and the position after them, without their counts."""
-    with open_decompressed(path, allow_damaged=allow_damaged) as file:
+    with compression.open_decompressed(path, allow_damaged=allow_damaged) as file:
         batch: list[bytes | None] = []
         num_bytes = 0
-        for line in islice(whole_lines(file), num_done, None):
+        for line in islice(compression.whole_lines(file), num_done, None):
             batch.append(line)
             num_bytes += len(line or b"")
             if num_bytes >= BLOCK_BYTES:
@@ -181,7 +175,7 @@ class RedditSource:
         *,
         allow_damaged: bool = False,
         num_workers: int | None = None,
-        progress: PreparationProgress | None = None,
+        progress: Display | None = None,
     ) -> None:
         """Name the dumps and the work folder.
 
@@ -210,7 +204,7 @@ class RedditSource:
         if num_workers is not None:
             check_integer("num_workers", num_workers, minimum=1, example=2)
         self.num_workers = num_workers
-        self.progress = progress or PreparationProgress()
+        self.progress = progress or Display()
         self._share = (0, 1)
 
     @cached_property
@@ -265,7 +259,7 @@ class RedditSource:
         for path, dump in dumps if 0 in self._mine else ():
             others = sum(dump.lines.get(kind, 0) for kind in ("comments", "blank", "overlong"))
             words[f"broken lines in {path.name}"] += sum(dump.lines.values()) - others
-            words[f"{OVERLONG} in {path.name}"] += dump.lines.get("overlong", 0)
+            words[f"{compression.OVERLONG} in {path.name}"] += dump.lines.get("overlong", 0)
             words[f"damage ({dump.damage}) in {path.name}"] += dump.damage is not None
         for kind in WITHOUT_TEXT:
             words[f"comments: {kind}"] = counts[kind]
@@ -282,7 +276,8 @@ class RedditSource:
     def _partitions(self) -> Partitions:
         """Read what is not read yet."""
         sizes = [
-            path.stat().st_size * (SIZE_IF_COMPRESSED if compression_of(path) else SIZE_IF_PLAIN)
+            path.stat().st_size
+            * (SIZE_IF_COMPRESSED if compression.compression_of(path) else SIZE_IF_PLAIN)
             for path in self.files
         ]
         size = int(sum(sizes))
@@ -302,7 +297,7 @@ class RedditSource:
         for path, dump in zip(self.files, partitions.dumps, strict=True):
             # An earlier preparation may have allowed what this one does not.
             if dump.damage is not None and not self.allow_damaged:
-                raise DamagedFileError(path, dump.damage)
+                raise compression.DamagedFileError(path, dump.damage)
         return partitions
 
     def _read_dumps(self, partitions: Partitions, pool: Executor | None) -> None:
@@ -310,7 +305,7 @@ class RedditSource:
         partitions.truncate()
         self.progress.say("reading the dumps")
         num_done = sum(dump.num_stored for dump in partitions.dumps)
-        self.progress.begin(self.total_bytes, num_done)
+        self.progress.begin("", num_done, self.total_bytes)
         num_comments = sum(dump.lines.get("comments", 0) for dump in partitions.dumps)
         parse = partial(_parse, cleaning=self.options.cleaning)
         for number, path in enumerate(self.files):
@@ -326,7 +321,7 @@ class RedditSource:
                 num_done += after.num_stored - dump.num_stored
                 lines = Counter(dump.lines) + Counter(after.lines)
                 dump = replace(after, lines=dict(lines))
-                self.progress.advance(num_done, {"comments": num_comments})
+                self.progress.advance(num_done, comments=num_comments)
                 is_full = sum(batch.nbytes for batch in buffer) >= BUFFER_BYTES
                 is_late = time.monotonic() - last_commit >= COMMIT_SECONDS
                 if dump.is_done or is_full or is_late:

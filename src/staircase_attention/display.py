@@ -1,4 +1,4 @@
-"""What a person sees during a run: a progress bar in a terminal, plain lines elsewhere."""
+"""What a person sees of a run or a preparation: a bar in a terminal, plain lines elsewhere."""
 
 import sys
 import time
@@ -6,23 +6,41 @@ import time
 from rich import progress
 from rich.console import Console
 
-from staircase_attention.clock import clock
-
 
 class Display:
-    """What the trainer reports to whoever watches; this one shows nothing."""
+    """What long work reports to whoever watches; this one shows nothing."""
 
-    def begin(self, name: str, update: int, num_updates: int) -> None:
-        """A run starts or resumes."""
+    def begin(self, name: str, done: int, total: int) -> None:
+        """Work starts or resumes: updates of a run, bytes of a preparation, which has no name."""
 
-    def advance(self, update: int, **facts: float) -> None:
-        """An update is done; facts are the latest loss, error and tokens per second."""
+    def advance(self, done: int, **facts: float) -> None:
+        """So much is done; facts are the latest loss, error and speed, or counts so far."""
 
     def say(self, text: str) -> None:
         """A message."""
 
     def end(self) -> None:
-        """The run is finished, or stops."""
+        """The work is finished, or stops."""
+
+
+def clock(seconds: float) -> str:
+    """Seconds as minutes or hours.
+
+    >>> clock(125), clock(3725)
+    ('02:05', '1:02:05')
+    """
+    whole = round(seconds)
+    minutes = f"{whole // 60 % 60:02d}:{whole % 60:02d}"
+    return f"{whole // 3600}:{minutes}" if whole >= 3600 else minutes  # noqa: PLR2004
+
+
+def counted(count: int, things: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "documents"), counted(2_000, "tokens")
+    ('1 document', '2,000 tokens')
+    """
+    return f"{count:,} {things.removesuffix('s') if count == 1 else things}"
 
 
 def words(facts: dict[str, float]) -> str:
@@ -30,6 +48,8 @@ def words(facts: dict[str, float]) -> str:
 
     >>> words({"loss": 1.5, "error": 0.25, "tokens_per_second": 12345.6})
     'loss 1.5000  error 25.00%  12,346 tokens/s'
+    >>> words({"documents": 1, "tokens": 2_000})
+    '1 document  2,000 tokens'
     """
     shown = []
     for name, value in facts.items():
@@ -37,6 +57,8 @@ def words(facts: dict[str, float]) -> str:
             shown.append(f"{name.replace('_', ' ')} {100 * value:.2f}%")
         elif name == "tokens_per_second":
             shown.append(f"{value:,.0f} tokens/s")
+        elif isinstance(value, int):
+            shown.append(counted(value, name))
         else:
             shown.append(f"{name.replace('_', ' ')} {value:.4f}")
     return "  ".join(shown)
@@ -61,15 +83,15 @@ class Terminal(Display):
         self._progress = progress_bars()
         self._facts: dict[str, float] = {}
 
-    def begin(self, name: str, update: int, num_updates: int) -> None:
+    def begin(self, name: str, done: int, total: int) -> None:
         """Show the bar."""
-        self._bar = self._progress.add_task(name, total=num_updates, completed=update, facts="")
+        self._bar = self._progress.add_task(name, total=total, completed=done, facts="")
         self._progress.start()
 
-    def advance(self, update: int, **facts: float) -> None:
+    def advance(self, done: int, **facts: float) -> None:
         """Move the bar."""
         self._facts |= facts
-        self._progress.update(self._bar, completed=update, facts=words(self._facts))
+        self._progress.update(self._bar, completed=done, facts=words(self._facts))
 
     def say(self, text: str) -> None:
         """Print above the bar."""
@@ -87,30 +109,35 @@ class Lines(Display):
         self._every = every_seconds
         self._facts: dict[str, float] = {}
 
-    def begin(self, name: str, update: int, num_updates: int) -> None:
-        """Print the run's name and how far it is."""
-        self._name, self._total = name, num_updates
-        self._first = self._update = update
+    def begin(self, name: str, done: int, total: int) -> None:
+        """Print a run's name and how far it is."""
+        self._name, self._total = name, total
+        self._first = self._done = done
         self._began = self._last = time.monotonic()
-        self.say(f"{name}: update {update:,} of {num_updates:,}")
+        if name:
+            self.say(self._place())
 
-    def advance(self, update: int, **facts: float) -> None:
+    def advance(self, done: int, **facts: float) -> None:
         """Print a line, unless the last one is recent."""
         self._facts |= facts
-        self._update = update
+        self._done = done
         if time.monotonic() - self._last >= self._every:
             self._print()
 
+    def _place(self) -> str:
+        if self._name:
+            return f"{self._name}: update {self._done:,} of {self._total:,}"
+        return f"{100 * self._done / max(self._total, 1):.1f}%"
+
     def _print(self) -> None:
         self._last = time.monotonic()
-        left, done = "", self._update - self._first
-        # Since this process began: a resumed run may be on another machine. A rollback may lead
-        # to before that.
-        if done > 0:
-            seconds = (self._last - self._began) / done * (self._total - self._update)
-            left = f"  {clock(seconds)} left"
-        place = f"{self._name}: update {self._update:,} of {self._total:,}"
-        self.say(f"{place}  {words(self._facts)}{left}")
+        parts, num_new = [self._place(), words(self._facts)], self._done - self._first
+        # Since this process began: a resumed run may be on another machine, and a preparation first
+        # reads again what it has read before. A rollback may lead to before that.
+        if num_new > 0:
+            seconds = (self._last - self._began) / num_new * (self._total - self._done)
+            parts.append(f"{clock(seconds)} left")
+        self.say("  ".join(filter(None, parts)))
 
     def say(self, text: str) -> None:
         """Print a message."""
@@ -124,8 +151,8 @@ class Lines(Display):
             self._print()
 
 
-def choose_display(*, quiet: bool = False) -> Display:
+def choose_display(*, quiet: bool = False, has_bar: bool = True) -> Display:
     """A progress bar in a terminal, plain lines elsewhere."""
     if quiet:
         return Display()
-    return Terminal() if sys.stderr.isatty() else Lines()
+    return Terminal() if has_bar and sys.stderr.isatty() else Lines()

@@ -1,0 +1,13 @@
+from staircase_attention.layers import CoreConfig as CoreConfig
+from staircase_attention.models import SequenceModel as SequenceModel
+from staircase_attention.models import State as State
+from staircase_attention.models import load_state as load_state
+from staircase_attention.models import save_state as save_state
+from staircase_attention.schedules import CachedStaircase as CachedStaircase
+from staircase_attention.schedules import FeedbackTransformer as FeedbackTransformer
+from staircase_attention.schedules import GlobalCachedStaircase as GlobalCachedStaircase
+from staircase_attention.schedules import Ladder as Ladder
+from staircase_attention.schedules import MemoryNetwork as MemoryNetwork
+from staircase_attention.schedules import Staircase as Staircase
+from staircase_attention.schedules import TransformerXL as TransformerXL
+from staircase_attention.schedules import UniversalTransformer as UniversalTransformer
