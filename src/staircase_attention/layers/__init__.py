@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from staircase_attention.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from staircase_attention.layers.block import Block
     from staircase_attention.layers.config import CoreConfig
     from staircase_attention.layers.core import Core, Trip
     from staircase_attention.layers.keys_values import (
@@ -13,15 +14,41 @@ if TYPE_CHECKING:
         KeysValues,
         join,
         latest,
+        merge_heads,
+        split_heads,
     )
+    from staircase_attention.layers.positions import RotaryPositions
 
-__all__ = ["Cache", "Core", "CoreConfig", "JoinedCache", "KeysValues", "Trip", "join", "latest"]
+__all__ = [
+    "Block",
+    "Cache",
+    "Core",
+    "CoreConfig",
+    "JoinedCache",
+    "KeysValues",
+    "RotaryPositions",
+    "Trip",
+    "join",
+    "latest",
+    "merge_heads",
+    "split_heads",
+]
 # A config, and so a recipe, can be read without PyTorch.
 __getattr__ = lazy_names(
     __name__,
     {
+        "block": ["Block"],
         "config": ["CoreConfig"],
         "core": ["Core", "Trip"],
-        "keys_values": ["Cache", "JoinedCache", "KeysValues", "join", "latest"],
+        "keys_values": [
+            "Cache",
+            "JoinedCache",
+            "KeysValues",
+            "join",
+            "latest",
+            "merge_heads",
+            "split_heads",
+        ],
+        "positions": ["RotaryPositions"],
     },
 )

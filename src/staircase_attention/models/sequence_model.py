@@ -3,7 +3,7 @@
 import copy
 import functools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
 
@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from staircase_attention.checks import check_choice, check_integer, input_error
-from staircase_attention.layers import Core, CoreConfig
+from staircase_attention.layers import Block, Core, CoreConfig
+from staircase_attention.layers.block import checked_blocks, make_blocks, memory_shape
 from staircase_attention.layers.embedding import Embedding, check_tokens
 from staircase_attention.layers.layer import make_norm
 from staircase_attention.layers.positions import RelativePositions
@@ -59,7 +60,7 @@ class SequenceModel(nn.Module):
         self,
         *,
         vocab_size: int,
-        core: CoreConfig,
+        core: CoreConfig | Iterable[Block],
         schedule: Schedule,
         output_size: int | None = None,
     ) -> None:
@@ -67,25 +68,21 @@ class SequenceModel(nn.Module):
         output_size = vocab_size if output_size is None else output_size
         check_integer("vocab_size", vocab_size, minimum=1, example=256)
         check_integer("output_size", output_size, minimum=1, example=256)
+        blocks: list[Block] = []
         if not isinstance(core, CoreConfig):
-            raise input_error(
-                "core must be a CoreConfig",
-                repr(core),
-                "use for example CoreConfig(width=512, num_layers=8, num_heads=8)",
-            )
+            blocks = checked_blocks(core)
+            core = CoreConfig(width=blocks[0].width, num_layers=len(blocks), num_heads=1)
+        elif core.reference is not None:
+            blocks = checked_blocks(make_blocks(core))
         _check_schedule(schedule, core)
         self.config = core
         self.schedule = schedule
         self.vocab_size = vocab_size
         self.output_size = output_size
         self.embedding: nn.Embedding = Embedding(vocab_size, core.width)
-        self.core = Core(
-            core,
-            max_distance=core.max_distance or schedule.default_max_distance,
-            attends_self=schedule.attends_self,
-            mixes_layers=schedule.mixes_layers,
-            shares_keys_values=schedule.shares_keys_values,
-        )
+        self.core = self.make_core(blocks)
+        self.memory_shapes = [list(memory_shape(block)) for block in blocks]
+        """Of blocks of a user's own: what each remembers of a token."""
         self.output_norm = make_norm(core, core.width)
         self.output = nn.Linear(core.width, output_size)
         self.backend: Backend = PlainBackend()
@@ -94,6 +91,18 @@ class SequenceModel(nn.Module):
         """Whether to compute activations again in the backward pass: less memory, more time."""
         self.gradient_passes: int | None = None
         """How many last passes gradients flow through; None: all."""
+
+    def make_core(self, blocks: list[Block]) -> Core:
+        """The core, of the family's layers if there are no blocks."""
+        core, schedule = self.config, self.schedule
+        return Core(
+            core,
+            max_distance=core.max_distance or schedule.default_max_distance,
+            attends_self=schedule.attends_self,
+            mixes_layers=schedule.mixes_layers,
+            shares_keys_values=schedule.shares_keys_values,
+            blocks=nn.ModuleList(blocks),
+        )
 
     def forward(
         self,
@@ -224,12 +233,13 @@ class SequenceModel(nn.Module):
             "positions": core.positions,
         }
         newer = {
+            "memory_shapes": self.memory_shapes,
             "num_key_value_heads": core.key_value_heads % core.num_heads,
             "num_prelude_layers": core.num_prelude_layers,
             "num_coda_layers": core.num_coda_layers,
         }
         # States that are older than these settings do not have them.
-        return shape | {name: number for name, number in newer.items() if number}
+        return shape | {name: value for name, value in newer.items() if value}
 
     def _check_state(self, state: State, tokens: Int[Tensor, "batch time"]) -> None:
         own = "pass this model's own state, or none to restart"

@@ -1,0 +1,129 @@
+"""The protocol of a block: what one layer of a core takes, returns and remembers."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from inspect import signature
+from typing import Any, TypeAlias
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from staircase_attention.attention import View
+from staircase_attention.checks import input_error
+from staircase_attention.layers.config import CoreConfig
+from staircase_attention.layers.keys_values import KeysValues, join
+from staircase_attention.layers.positions import RelativePositions, RotaryPositions
+from staircase_attention.references import check_options, load_reference
+
+# Settings that only blocks read.
+OF_BLOCKS = (
+    *("feed_forward_width", "dropout", "positions", "max_distance", "feed_forward"),
+    *("num_key_value_heads", "qk_norm"),
+)
+# Makes the keys and values of tokens.
+Remembering: TypeAlias = Callable[[Tensor], KeysValues]
+
+
+class Block(nn.Module, ABC):
+    """One layer of a core. A block of your own defines `width`, `keys_values` and `transform`.
+
+    * It takes vectors of neighbouring tokens, the queries; a context, the keys and values of all
+      tokens that any of them sees, in order of time; and a view: how far each key lies behind each
+      query (`view.distances`), and which keys a query must not see (`view.hidden`).
+    * It returns the queries' vectors after the block.
+    * It remembers keys and values of every token. The executor carries them from step to step,
+      caches them, drops them, resets them and saves them; nothing else outlives a call. They carry
+      no positions, since a stream has no end: those are applied in `transform`, by the view.
+    """
+
+    width: int
+    """Size of a token's vector."""
+
+    @abstractmethod
+    def keys_values(self, hidden: Float[Tensor, "batch time width"]) -> KeysValues:
+        """What these tokens offer to queries of this block, each token for itself."""
+
+    def transform(
+        self,
+        hidden: Float[Tensor, "batch queries width"],
+        context: KeysValues | None,
+        *,
+        view: View,
+    ) -> Float[Tensor, "batch queries width"]:
+        """The queries after this block; without a context they see nothing, not even themselves."""
+        raise NotImplementedError
+
+    def forward(
+        self,
+        hidden: Float[Tensor, "batch queries width"],
+        past: Sequence[KeysValues],
+        *,
+        view: View,
+        attends_self: bool,
+        shared: Remembering | None,
+        positions: RelativePositions | RotaryPositions | None,
+    ) -> tuple[Float[Tensor, "batch queries width"], list[KeysValues]]:
+        """The queries after this block, and all keys and values that they saw.
+
+        Where `attends_self`, their own follow the past, by `shared` where layers share them.
+        `positions` are those of the core's own layers, which override this to project only once.
+        """
+        del positions
+        own = [(shared or self.keys_values)(hidden)] if attends_self else []
+        context = [join([*past, *own])] if past or own else []
+        return self.transform(hidden, context[0] if context else None, view=view), context
+
+
+def make_blocks(config: CoreConfig) -> list[Block]:
+    """As many blocks as a core has layers, of the class that its config refers to.
+
+    Its arguments are settings of the core, where names agree, and the options.
+    """
+    assert config.reference is not None
+    kind = load_reference(config.reference, Block)  # type: ignore[type-abstract]
+    names = signature(kind).parameters
+    given: dict[str, Any] = {}
+    for setting in fields(config):
+        value = getattr(config, setting.name)
+        if setting.name in names and value is not None:
+            given[setting.name] = value
+        elif setting.name in OF_BLOCKS and value != setting.default:
+            rule = f"a setting of the core must be one that {config.reference} takes"
+            raise input_error(rule, f"{setting.name}={value}", "leave it out, or add it there")
+    given |= config.options
+    check_options(config.reference, kind, given)
+    return [kind(**given) for _ in range(sum(config.depth))]
+
+
+def checked_blocks(blocks: object) -> list[Block]:
+    """The same blocks, unless they are none, or of several widths."""
+    if not isinstance(blocks, list | tuple | nn.ModuleList) or not blocks:
+        rule = "core must be a CoreConfig, or a list of blocks"
+        remedy = "use for example CoreConfig(width=512, num_layers=8, num_heads=8)"
+        raise input_error(rule, repr(blocks), remedy)
+    for block in blocks:
+        methods = {getattr(type(block), name, None) for name in ("transform", "forward")}
+        if not isinstance(block, Block) or methods == {Block.transform, Block.forward}:
+            rule = "a block must be a staircase_attention.layers.Block that defines transform"
+            raise input_error(rule, type(block).__name__, "see docs/models.md")
+        if block.width != blocks[0].width:
+            rule = "blocks of a core must have one width"
+            received = [one.width for one in blocks]
+            raise input_error(rule, received, "give all the same")
+    return list(blocks)
+
+
+@torch.no_grad()
+def memory_shape(block: Block) -> tuple[int, int, int]:
+    """What a block remembers of a token: heads, and the sizes of a key and of a value."""
+    like = next(block.parameters(), torch.empty(0))
+    held = block.keys_values(like.new_zeros(1, 2, block.width))
+    shapes = [tuple(part.shape) for part in held]
+    if [(len(shape), *shape[:1], *shape[2:3]) for shape in shapes] != [(4, 1, 2)] * 2:
+        rule = "keys_values of a block must give keys and values, batch x heads x time x size each"
+        raise input_error(
+            rule, f"{shapes} for one row of 2 tokens", "use split_heads, or transpose"
+        )
+    return shapes[0][1], shapes[0][3], shapes[1][3]
