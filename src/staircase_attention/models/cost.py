@@ -4,14 +4,18 @@ All of it follows from the timetable and the shapes of the core. Operations are 
 flop counter does: two for each multiply-add of a matrix product.
 """
 
-from dataclasses import dataclass
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import chain
 
 import torch
+from torch import Tensor
 
 from staircase_attention.attention import View
 from staircase_attention.checks import check_integer
-from staircase_attention.layers import CoreConfig
+from staircase_attention.layers import Block, CoreConfig, KeysValues
 from staircase_attention.models.sequence_model import SequenceModel
 from staircase_attention.schedules import Ledger, Schedule, Step, num_positions
 
@@ -20,7 +24,8 @@ from staircase_attention.schedules import Ledger, Schedule, Step, num_positions
 class StepSize:
     """What one step computes for one batch row."""
 
-    num_layers: int
+    layers: range
+    """Those that the queries go through."""
     num_queries: int
     num_keys: int
     """Past and own ones together; without any, attention is left out."""
@@ -31,6 +36,11 @@ class StepSize:
     """Tokens that see again what entered the recurrence."""
     attends_self: bool
     """Whether the queries make keys and values of their own."""
+
+    @property
+    def num_layers(self) -> int:
+        """How many layers the queries go through."""
+        return len(self.layers)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +75,7 @@ class Cost:
 def measure_cost(
     *,
     vocab_size: int,
-    core: CoreConfig,
+    core: CoreConfig | Iterable[Block],
     schedule: Schedule,
     segment: int,
     output_size: int | None = None,
@@ -73,7 +83,8 @@ def measure_cost(
 ) -> Cost:
     """The cost of the tokens from `start` on, when all before them came as one segment.
 
-    Without a start, enough came before for the window to be full.
+    Without a start, enough came before for the window to be full. Operations of a user's own blocks
+    are counted as they run on the meta device.
     """
     check_integer("segment", segment, minimum=1, example=256)
     start = warm_up_length(schedule, segment) if start is None else start
@@ -82,20 +93,24 @@ def measure_cost(
         model = SequenceModel(
             vocab_size=vocab_size, core=core, schedule=schedule, output_size=output_size
         )
+    core = model.config
+    counter = BlockCounter(model) if model.memory_shapes else None
+    sizes = [2 * core.key_value_width] * sum(core.depth)
+    sizes = [heads * (key + value) for heads, key, value in model.memory_shapes] or sizes
     ledger = Ledger()
     # Steps that were taken before leave what the first step here finds.
     _walk(ledger, schedule, core, range(start))
     walked = _walk(ledger, schedule, core, range(start, start + segment))
     steps = tuple(_step_size(core, schedule, step, held) for step, held in walked)
-    flops = sum(_step_flops(core, schedule, step) for step in steps)
+    flops = sum(_step_flops(core, schedule, step, counter) for step in steps)
     return Cost(
         num_parameters=model.num_parameters,
         start=start,
         segment=segment,
         flops=flops + segment * 2 * core.width * model.output_size,
         steps=steps,
-        state_numbers=_state_numbers(core, schedule, ledger),
-        most_state_numbers=_most_state_numbers(core, schedule, ledger, start + segment),
+        state_numbers=_state_numbers(sizes, core, schedule, ledger),
+        most_state_numbers=_most_state_numbers(sizes, core, schedule, ledger, start + segment),
     )
 
 
@@ -123,7 +138,7 @@ def _step_size(core: CoreConfig, schedule: Schedule, step: Step, held: range) ->
         device=torch.device("meta"),
     )
     return StepSize(
-        num_layers=len(step.layers),
+        layers=step.layers,
         num_queries=len(queries),
         num_keys=view.num_keys,
         num_distances=view.num_distances,
@@ -135,8 +150,14 @@ def _step_size(core: CoreConfig, schedule: Schedule, step: Step, held: range) ->
     )
 
 
-def _step_flops(core: CoreConfig, schedule: Schedule, step: StepSize) -> int:
+def _step_flops(
+    core: CoreConfig, schedule: Schedule, step: StepSize, counter: "BlockCounter | None"
+) -> int:
     """All layers of one step: projections and feed-forward per query, attention, the cache."""
+    gates = step.num_injected * 2 * core.width**2 if core.injection == "gated" else 0
+    if counter is not None:
+        mixture = step.num_cached * _mixing_flops(core, schedule)
+        return counter.count(step) + mixture + gates
     # Queries and outputs, then keys and values.
     projected = 2 * core.width + (2 * core.key_value_width if step.attends_self else 0)
     # Scores and the weighted sum, and where there is a table a score for every distance.
@@ -148,18 +169,71 @@ def _step_flops(core: CoreConfig, schedule: Schedule, step: StepSize) -> int:
     num_matrices = 3 if core.feed_forward == "swiglu" else 2
     per_query = projected + num_matrices * core.inner_width + num_columns
     layer = step.num_queries * 2 * core.width * per_query
-    gates = step.num_injected * 2 * core.width**2 if core.injection == "gated" else 0
     return step.num_layers * layer + step.num_cached * _caching_flops(core, schedule) + gates
 
 
 def _caching_flops(core: CoreConfig, schedule: Schedule) -> int:
     """Per cached token: keys and values, for each layer or once for all, and the mixture."""
     num_pairs = 1 if schedule.shares_keys_values else core.num_layers
-    mixture = 2 * core.width * (core.num_layers + 1) if schedule.mixes_layers else 0
-    return 2 * 2 * core.width * core.key_value_width * num_pairs + mixture
+    projected = 2 * 2 * core.width * core.key_value_width * num_pairs
+    return projected + _mixing_flops(core, schedule)
 
 
-def _most_state_numbers(core: CoreConfig, schedule: Schedule, ledger: Ledger, position: int) -> int:
+def _mixing_flops(core: CoreConfig, schedule: Schedule) -> int:
+    return 2 * core.width * (core.num_layers + 1) if schedule.mixes_layers else 0
+
+
+class BlockCounter:
+    """Counts the operations of a user's own blocks, as PyTorch's flop counter finds them."""
+
+    def __init__(self, model: SequenceModel) -> None:
+        # Blocks may have been made before, and elsewhere.
+        self.core = copy.deepcopy(model.core).to("meta")
+        self.shapes = model.memory_shapes
+        self._of_layer = lru_cache(maxsize=None)(self._count_layer)
+        self._of_cached = lru_cache(maxsize=None)(self._count_cached)
+
+    def count(self, step: StepSize) -> int:
+        """One row's operations, all layers and what is cached."""
+        alike = replace(step, layers=range(0), num_cached=0, num_injected=0)
+        layers = sum(self._of_layer(layer, alike) for layer in step.layers)
+        return layers + step.num_cached * self._of_cached()
+
+    def _count_layer(self, layer: int, step: StepSize) -> int:
+        heads, key, value = self.shapes[layer]
+        num_past = step.num_keys - step.attends_self * step.num_queries
+        past = [KeysValues(*(self._zeros(heads, num_past, size) for size in (key, value)))]
+        view = View(
+            num_queries=step.num_queries,
+            num_keys=step.num_keys,
+            first_query=step.num_distances - step.num_queries,
+            device=torch.device("meta"),
+        )
+        queries = self._zeros(step.num_queries, self.core.config.width)
+        self.core.attends_self = step.attends_self
+        pasts = [past if num_past else []]
+        layers = range(layer, layer + 1)
+        return _counted(lambda: self.core(queries, layers=layers, past=pasts, view=view))
+
+    def _count_cached(self) -> int:
+        return _counted(lambda: self.core.freeze([self._zeros(1, self.core.config.width)]))
+
+    def _zeros(self, *shape: int) -> Tensor:
+        return next(self.core.parameters()).new_zeros(1, *shape)
+
+
+def _counted(run: Callable[[], object]) -> int:
+    # Imported where it is used, since it takes a second.
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        run()
+    return counter.get_total_flops()
+
+
+def _most_state_numbers(
+    sizes: Sequence[int], core: CoreConfig, schedule: Schedule, ledger: Ledger, position: int
+) -> int:
     """The largest state while one more chunk's worth of tokens arrives.
 
     Every token of a chunk adds to the state, until the last one drops some of it. So it is largest
@@ -167,16 +241,18 @@ def _most_state_numbers(core: CoreConfig, schedule: Schedule, ledger: Ledger, po
     """
     length = schedule.chunk_length
     chunk_end = (position // length + 1) * length
-    sizes = [_state_numbers(core, schedule, ledger)]
+    found = [_state_numbers(sizes, core, schedule, ledger)]
     for stop in (chunk_end - 1, chunk_end, position + length):
         _walk(ledger, schedule, core, range(position, stop))
-        sizes.append(_state_numbers(core, schedule, ledger))
+        found.append(_state_numbers(sizes, core, schedule, ledger))
         position = stop
-    return max(sizes)
+    return max(found)
 
 
-def _state_numbers(core: CoreConfig, schedule: Schedule, ledger: Ledger) -> int:
-    """Keys and values in all banks and in the cache."""
+def _state_numbers(
+    sizes: Sequence[int], core: CoreConfig, schedule: Schedule, ledger: Ledger
+) -> int:
+    """Keys and values in all banks and in the cache, by the size of a token in each layer."""
     num_pairs = 1 if schedule.shares_keys_values else core.num_layers
-    tokens = sum(ledger.banks.values()) + num_pairs * num_positions(ledger.cached)
-    return 2 * core.key_value_width * tokens
+    banks = sum(sizes[layer] * number for (_, layer), number in ledger.banks.items())
+    return banks + sum(sizes[:num_pairs]) * num_positions(ledger.cached)
