@@ -123,6 +123,15 @@ class Core(nn.Module):
             return hidden + entered
         return hidden + torch.sigmoid(self.gate(hidden)) * (entered - hidden)
 
+    def settle(
+        self,
+        before: Float[Tensor, "batch time width"],
+        computed: Float[Tensor, "batch time width"],
+    ) -> Float[Tensor, "batch time width"]:
+        """What a pass after the first leaves, `before` being what it found."""
+        del before
+        return computed
+
     def freeze(self, levels: Sequence[Float[Tensor, "batch time width"]]) -> list[KeysValues]:
         """The keys and values that tokens leave in the cache: for each layer, or one pair for all.
 
