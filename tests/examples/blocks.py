@@ -4,7 +4,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from staircase_attention.attention import View
-from staircase_attention.layers import Block, KeysValues, RotaryPositions, merge_heads, split_heads
+from staircase_attention.layers import Block, KeysValues, RotaryPositions
 
 
 class Modern(Block):
@@ -31,17 +31,15 @@ class Modern(Block):
     def keys_values(self, hidden: Tensor) -> KeysValues:
         """What tokens are remembered by: batch x heads x time x size, without positions."""
         normed = self.attention_norm(hidden)
-        keys, values = self.key(normed), self.value(normed)
-        return KeysValues(
-            split_heads(keys, self.num_key_value_heads),
-            split_heads(values, self.num_key_value_heads),
-        )
+        heads = (self.num_key_value_heads, -1)
+        pair = (made.unflatten(-1, heads) for made in (self.key(normed), self.value(normed)))
+        return KeysValues(*(made.transpose(1, 2) for made in pair))
 
     def transform(self, hidden: Tensor, context: KeysValues | None, *, view: View) -> Tensor:
         """Queries attend to the context, where there is one."""
         if context is not None:
-            queries = split_heads(self.query(self.attention_norm(hidden)), self.num_heads)
-            queries, keys = self.positions.place(queries, context.keys, view)
+            queries = self.query(self.attention_norm(hidden)).unflatten(-1, (self.num_heads, -1))
+            queries, keys = self.positions.place(queries.transpose(1, 2), context.keys, view)
             found = functional.scaled_dot_product_attention(
                 queries,
                 keys,
@@ -49,7 +47,7 @@ class Modern(Block):
                 attn_mask=None if view.hidden is None else ~view.hidden,
                 enable_gqa=True,
             )
-            hidden = hidden + self.output(merge_heads(found))
+            hidden = hidden + self.output(found.transpose(1, 2).flatten(-2))
         normed = self.feed_forward_norm(hidden)
         inner = functional.silu(self.gate(normed)) * self.expand(normed)
         return hidden + self.contract(inner)

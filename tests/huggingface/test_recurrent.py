@@ -28,7 +28,6 @@ from staircase_attention import (
     TransformerXL,
 )
 from staircase_attention.huggingface import StateCache, recurrent
-from staircase_attention.huggingface.recurrent import loses_sight
 
 VOCAB_SIZE = 50
 TOKENS = {"vocab_size": VOCAB_SIZE, "bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
@@ -117,8 +116,7 @@ def test_more_passes_begin_with_the_loss_of_the_original_and_learn_to_differ(nam
     torch.testing.assert_close(loss, expected, rtol=0, atol=2e-6)
     loss.backward()
     gates = ours.sequence_model.core.gates
-    is_open = not loses_sight(schedule, 2)
-    assert gates[2].eq(float(is_open)).all()
+    assert gates[2].eq(float(schedule.name in ("ladder", "global-cached-staircase"))).all()
     assert gates[:2].eq(0).all()
     assert gates.grad[0].abs().max() > 0 or gates.grad[2].abs().max() > 0
     assert (gates.grad[1].abs().max() > 0) == ("cached" in schedule.name)
@@ -257,9 +255,9 @@ def test_low_rank_adapters_of_peft_are_trained_and_saved(tmp_path):
         (Ladder(num_passes=2, span=8, order="AABB"), (1, 3), "passes go through all layers"),
         (FeedbackTransformer(span=8), (1, 3), "tokens attend to themselves"),
         (MemoryNetwork(span=8), (1, 3), "cached, by layer, after a pass"),
-        (SCHEDULES[0], (3, 3), "the first of layers must be"),
-        (SCHEDULES[0], (1, 5), "the end of layers must be"),
-        (SCHEDULES[0], (1, 2, 3), "layers="),
+        (SCHEDULES[0], (3, 3), "layers must be"),
+        (SCHEDULES[0], (1, 5), "layers must be"),
+        (SCHEDULES[0], (1, 2, 3), "layers must be"),
     ],
 )
 def test_what_cannot_recur_is_refused_in_one_line(schedule, layers, message):
@@ -271,7 +269,7 @@ def test_what_cannot_recur_is_refused_in_one_line(schedule, layers, message):
 def test_other_models_are_refused():
     options = {"layers": (1, 3), "schedule": SCHEDULES[0]}
     mistral = AutoModelForCausalLM.from_config(MistralConfig(**SHAPE))
-    with pytest.raises(ValueError, match=r"takes a model of gpt2, .* got MistralForCausalLM"):
+    with pytest.raises(ValueError, match=r"must be one of gpt2, .* got 'mistral'"):
         recurrent(mistral, **options)
     sliding = Qwen2Config(**SHAPE, use_sliding_window=True, sliding_window=4, max_window_layers=1)
     with pytest.raises(ValueError, match="full attention in every layer, got sliding_attention"):

@@ -140,13 +140,6 @@ class Flat(Modern):
         return KeysValues(self.key(hidden), self.value(hidden))
 
 
-class Untransformed(Block):
-    width = 8
-
-    def keys_values(self, hidden):
-        return KeysValues(hidden[:, None], hidden[:, None])
-
-
 def core_of(**changes):
     return CoreConfig(**SHAPE | {"num_layers": 1, "reference": REFERENCE} | changes)
 
@@ -155,9 +148,8 @@ def core_of(**changes):
     ("core", "message"),
     [
         (list, "core must be a CoreConfig, or a list of blocks"),
-        (lambda: [nn.Linear(8, 8)], "a block must be .* that defines transform, got Linear"),
-        (lambda: [Untransformed()], "a block must be .* that defines transform, got Untransformed"),
-        (lambda: [Modern(**SHAPE), Modern(**SHAPE | {"width": 4})], "one width, got"),
+        (lambda: [nn.Linear(8, 8)], "blocks must be .*layers.Block, of one width, got .'Linear'"),
+        (lambda: [Modern(**SHAPE), Modern(**SHAPE | {"width": 4})], "of one width, got"),
         (lambda: [Flat(**SHAPE)], "keys_values of a block must give"),
         (lambda: core_of(qk_norm=True), "must be one that .* takes, got qk_norm=True"),
         (lambda: core_of(num_key_value_heads=None), "num_key_value_heads of .* must be given"),

@@ -20,19 +20,19 @@ from typing import Any, ClassVar
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.models.auto import AutoConfig, AutoModelForCausalLM
 
 from staircase_attention.attention import View
-from staircase_attention.checks import check_choice, check_integer, input_error
+from staircase_attention.checks import check_choice, input_error
 from staircase_attention.huggingface.config import StaircaseConfig, plain_schedule
 from staircase_attention.huggingface.model import StaircaseForCausalLM, mark_initialised
 from staircase_attention.layers import Block, Core, CoreConfig, KeysValues, join
 from staircase_attention.models import SequenceModel, Stream
-from staircase_attention.schedules import Ledger, Schedule
+from staircase_attention.schedules import Schedule
 
-# Kinds of models whose layers have been tried, all with one kind of attention.
+# Kinds of models whose layers have been tried, and implementations of attention.
 FAMILIES = ("gpt2", "llama", "olmo", "olmo2", "qwen2", "qwen3")
-# Implementations of attention whose masks are known.
 ATTENTION = ("sdpa", "eager")
 
 
@@ -50,29 +50,33 @@ class RecurrentConfig(StaircaseConfig):  # type: ignore[no-untyped-call]
         schedule: Schedule | dict[str, Any],
         **others: Any,  # noqa: ANN401
     ) -> None:
-        check_choice("the kind of a model", base.get("model_type"), FAMILIES)
+        check_choice(
+            "the model_type of a model to be made recurrent", base.get("model_type"), FAMILIES
+        )
         self.base, self.layers, self.schedule = base, list(layers), plain_schedule(schedule)
-        original = self.make_base()
+        self.vocab_size: int = others.pop("vocab_size", base["vocab_size"])
+        original: Any = self.make_base()
         kinds = {*(getattr(original, "layer_types", None) or ())} - {"full_attention"}
         if kinds:
             rule = "a model to be made recurrent must have full attention in every layer"
             raise input_error(rule, ", ".join(sorted(kinds)), "choose another model")
         self.width, self.num_heads = original.hidden_size, original.num_attention_heads
-        self.num_layers = original.num_hidden_layers
-        first, last = self.layers
-        check_integer("the first of layers", first, minimum=0, maximum=last - 1, example=0)
-        check_integer("the end of layers", last, minimum=1, maximum=self.num_layers, example=1)
-        check_schedule(self.make_schedule(), last - first)
-        names = ("vocab_size", "use_cache", "bos_token_id", "eos_token_id", "pad_token_id")
-        known = {name: getattr(original, name, None) for name in (*names, "tie_word_embeddings")}
-        self.vocab_size, self.use_cache = known.pop("vocab_size"), known.pop("use_cache")
+        self.num_layers, self.use_cache = original.num_hidden_layers, original.use_cache
+        numbers = [0, *self.layers, self.num_layers]
+        if len(numbers) != 4 or sorted(numbers) != numbers or numbers[1] == numbers[2]:  # noqa: PLR2004
+            rule = f"layers must be (first, last), 0 <= first < last <= {self.num_layers}"
+            raise input_error(rule, tuple(layers), "use for example (1, 3)")
+        check_schedule(self.make_schedule(), numbers[2] - numbers[1])
+        names = ("bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings")
         # Not the family's own, whose fields are a core's.
-        PreTrainedConfig.__init__(self, **known | others)
+        PreTrainedConfig.__init__(
+            self, **{name: getattr(original, name, None) for name in names} | others
+        )
 
     def make_base(self) -> PreTrainedConfig:
         """The existing model's config; its vocabulary may have grown since."""
-        changed = {"vocab_size": self.vocab_size} if hasattr(self, "vocab_size") else {}
-        config: PreTrainedConfig = AutoConfig.for_model(**copy.deepcopy(self.base) | changed)
+        given = copy.deepcopy(self.base) | {"vocab_size": self.vocab_size}
+        config: PreTrainedConfig = AutoConfig.for_model(**given)
         return config
 
 
@@ -92,39 +96,20 @@ def check_schedule(schedule: Schedule, num_layers: int) -> None:
         raise input_error(rule, repr(schedule), "use for example Staircase or CachedStaircase")
 
 
-def loses_sight(schedule: Schedule, num_layers: int) -> bool:
-    """Whether a chunk's last pass sees fewer tokens before it than its first."""
-    chunk = schedule.default_max_distance // schedule.period + 1
-    tokens = range((chunk + 1) * schedule.period)
-    steps = schedule.steps(tokens, num_layers=num_layers, order="window")
-    seen = [
-        min(part.start for part in (*step.frozen, held, step.tokens))
-        for step, held in Ledger().follow(steps)
-        if tokens[-1] in step.tokens
-    ]
-    return seen[-1] > seen[0]
+class Rotary:
+    """Angles of an existing model, for places that all layers of a step share."""
 
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.places, self.turns = torch.empty(0), (torch.empty(0), torch.empty(0))
 
-class Places:
-    """Rotary angles of an existing model, at the places of a view; none for other positions."""
-
-    def __init__(self, rotary: nn.Module | None) -> None:
-        self.rotary = rotary
-        self._latest: tuple[object, tuple[Tensor, Tensor]] | None = None
-
-    def turns(self, places: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, places: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and sine, [1, places, size] each."""
-        assert self.rotary is not None
-        # What moves to the meta device cannot come back.
-        rotary = copy.deepcopy(self.rotary) if like.is_meta else self.rotary
-        cosine, sine = rotary.to(like.device)(like, places[None])
-        return cosine, sine
-
-    def of_keys(self, view: View, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Those of all keys of a view, which all layers of a step share."""
-        if self._latest is None or self._latest[0] is not view:
-            self._latest = view, self.turns(view.key_places, like)
-        return self._latest[1]
+        if self.places is not places:
+            # What moves to the meta device cannot come back.
+            module = copy.deepcopy(self.module) if like.is_meta else self.module
+            self.places, self.turns = places, module.to(like.device)(like, places[None])
+        return self.turns
 
 
 def rotate(vectors: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
@@ -133,7 +118,7 @@ def rotate(vectors: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     return vectors * cosine[:, None] + torch.cat([-second, first], dim=-1) * sine[:, None]
 
 
-class Found(Exception):  # noqa: N818
+class FoundError(Exception):
     """Ends a layer's computation when its keys and values are known."""
 
 
@@ -144,47 +129,42 @@ class Exchange:
         self, past: Sequence[KeysValues], turns: tuple[Tensor, Tensor] | None, *, stops: bool
     ) -> None:
         self.past, self.turns, self.stops = past, turns, stops
+        self.num_past = sum(piece.num_tokens for piece in past)
         self.context: list[KeysValues] = []
 
     def update(self, keys: Tensor, values: Tensor, *_: object) -> tuple[Tensor, Tensor]:
         """All keys, at their places, and all values."""
-        num_past = sum(piece.num_tokens for piece in self.past)
-        plain = keys
+        own, placed = keys, list(self.past)
         if self.turns is not None:
-            cosine, sine = (turn[:, num_past:] for turn in self.turns)
+            cosine, sine = (turn[:, self.num_past :] for turn in self.turns)
             # Cosine and sine may be scaled, and are rounded: their squares need not add up to 1.
-            plain = rotate(keys, cosine, -sine) / (cosine**2 + sine**2)[:, None]
-        self.context = [join([*self.past, KeysValues(plain, values)])]
+            own = rotate(keys, cosine, -sine) / (cosine**2 + sine**2)[:, None]
+            if placed:
+                earlier, turns = join(placed), [turn[:, : self.num_past] for turn in self.turns]
+                placed = [KeysValues(rotate(earlier.keys, *turns), earlier.values)]
+        self.context = [join([*self.past, KeysValues(own, values)])]
         if self.stops:
-            raise Found
-        if not num_past:
-            return keys, values
-        earlier = join(self.past)
-        placed = earlier.keys
-        if self.turns is not None:
-            placed = rotate(placed, *(turn[:, :num_past] for turn in self.turns))
-        return torch.cat([placed, keys], dim=2), torch.cat([earlier.values, values], dim=2)
+            raise FoundError
+        return join([*placed, KeysValues(keys, values)])
 
 
 class Adopted(Block):
     """A layer of an existing model as a block."""
 
-    def __init__(self, layer: nn.Module, config: PreTrainedConfig, places: Places) -> None:
+    def __init__(self, layer: nn.Module, config: Any, rotary: Rotary | None) -> None:  # noqa: ANN401
         super().__init__()
         self.layer, self.width = layer, config.hidden_size
         # Neither is this block's own.
-        self.base_config, self.places = config, places
+        self.base_config, self.rotary = config, rotary
 
     def keys_values(self, hidden: Float[Tensor, "batch time width"]) -> KeysValues:
         """What the layer would write to its cache, at place 0."""
-        turns = None
-        if self.places.rotary is not None:
-            nowhere = torch.zeros(hidden.shape[1], dtype=torch.int64, device=hidden.device)
-            turns = self.places.turns(nowhere, hidden)
+        nowhere = torch.zeros(hidden.shape[1], dtype=torch.int64, device=hidden.device)
+        turns = self.rotary(nowhere, hidden) if self.rotary else None
         exchange = Exchange([], turns, stops=True)
         try:
-            self._run(hidden, exchange, turns, mask=None)
-        except Found:
+            self._run(hidden, exchange, None)
+        except FoundError:
             return exchange.context[0]
         raise AssertionError("a layer without a cache")
 
@@ -197,35 +177,27 @@ class Adopted(Block):
         **_: Any,  # noqa: ANN401
     ) -> tuple[Float[Tensor, "batch queries width"], list[KeysValues]]:
         """As in `Block`: the layer, with a cache that gives the past."""
-        turns = own = None
-        if self.places.rotary is not None:
-            turns = self.places.of_keys(view, hidden)
-            own = tuple(turn[:, -view.num_queries :] for turn in turns)
+        turns = self.rotary(view.key_places, hidden) if self.rotary else None
         exchange = Exchange(past, turns, stops=False)
-        hidden = self._run(hidden, exchange, own, mask=self._mask(view, hidden.dtype))
+        hidden = self._run(hidden, exchange, self._mask(view, hidden.dtype))
         return hidden, exchange.context
 
-    def _run(
-        self, hidden: Tensor, exchange: Exchange, turns: object, mask: Tensor | None
-    ) -> Tensor:
+    def _run(self, hidden: Tensor, exchange: Exchange, mask: Tensor | None) -> Tensor:
         # It would drop its cache; `recompute` does the same for the whole core.
-        self.layer.gradient_checkpointing = False
-        given = {} if turns is None else {"position_embeddings": turns}
-        made = self.layer(
-            hidden, attention_mask=mask, past_key_values=exchange, use_cache=True, **given
-        )
-        return made[0] if isinstance(made, tuple) else made
+        self.layer.gradient_checkpointing = False  # type: ignore[assignment]
+        given: dict[str, Any] = {"attention_mask": mask, "past_key_values": exchange}
+        if exchange.turns is not None:
+            own = tuple(turn[:, exchange.num_past :] for turn in exchange.turns)
+            given["position_embeddings"] = own
+        made = self.layer(hidden, use_cache=True, **given)
+        after: Tensor = made[0] if isinstance(made, tuple) else made
+        return after
 
     def _mask(self, view: View, dtype: torch.dtype) -> Tensor | None:
         """What queries must not see, as the model's attention is told."""
-        kind, hidden = self.base_config._attn_implementation, view.hidden
-        if kind == "eager":
-            if hidden is None:
-                return None
-            lowest = torch.finfo(dtype).min
-            return torch.zeros(hidden.shape, dtype=dtype, device=view.device).masked_fill(
-                hidden, lowest
-            )
+        hidden, lowest = view.hidden, torch.finfo(dtype).min
+        if hidden is not None and self.base_config._attn_implementation == "eager":
+            return torch.zeros_like(hidden, dtype=dtype).masked_fill(hidden, lowest)
         # Without a mask queries see the keys up to their own number, which are all there are here.
         is_square = view.num_keys == view.num_distances == view.num_queries
         is_causal = is_square and view.first_visible is None
@@ -243,24 +215,17 @@ class RecurrentCore(Core):
         super().__init__(config, max_distance=1, blocks=blocks)
         self.injects = True
         gates = torch.zeros(3, config.width, dtype=like.dtype, device=like.device)
-        gates[2] = not loses_sight(schedule, config.num_layers)
+        # A window that moves with the steps leaves a chunk behind, pass by pass.
+        gates[2] = schedule.attention_span is not None or not schedule.is_state_bounded
         self.gates = nn.Parameter(gates)
         """g, k and o."""
 
-    def inject(
-        self,
-        hidden: Float[Tensor, "batch time width"],
-        entered: Float[Tensor, "batch time width"],
-    ) -> Float[Tensor, "batch time width"]:
+    def inject(self, hidden: Tensor, entered: Tensor) -> Tensor:
         """What a pass after the first begins with, e + g (h - e)."""
         return entered + self.gates[0] * (hidden - entered)
 
-    def settle(
-        self,
-        before: Float[Tensor, "batch time width"],
-        computed: Float[Tensor, "batch time width"],
-    ) -> Float[Tensor, "batch time width"]:
-        """What such a pass leaves, h + o (c - h)."""
+    def settle(self, before: Tensor, computed: Tensor) -> Tensor:
+        """What it leaves, h + o (c - h)."""
         return before + self.gates[2] * (computed - before)
 
     def freeze(self, levels: Sequence[Float[Tensor, "batch time width"]]) -> list[KeysValues]:
@@ -277,17 +242,18 @@ class RecurrentModel(SequenceModel):
     def __init__(
         self, model: PreTrainedModel, *, layers: Sequence[int], schedule: Schedule
     ) -> None:
-        config, inner = model.config, model.base_model
+        # Parts have other names in GPT-2.
+        config: Any = model.config
+        inner: Any = model.base_model
         check_choice("attn_implementation", config._attn_implementation, ATTENTION)
-        rotary = getattr(inner, "rotary_emb", None)
-        if rotary is not None:
+        rotary = None
+        if hasattr(inner, "rotary_emb"):
             # Made anew, since a model that is being loaded has no buffers yet.
             with torch.device("cpu"):
-                rotary = type(rotary)(config)
-        every = [Adopted(layer, config, Places(rotary)) for layer in _layers(inner)]
-        for block in every:
-            block.places = every[0].places
-        (first, last), embedding = layers, model.get_input_embeddings()
+                rotary = Rotary(type(inner.rotary_emb)(config))
+        each = inner.h if hasattr(inner, "h") else inner.layers
+        every = [Adopted(layer, config, rotary) for layer in each]
+        first, last = layers
         shape = CoreConfig(
             width=config.hidden_size,
             num_layers=last - first,
@@ -296,19 +262,17 @@ class RecurrentModel(SequenceModel):
             num_coda_layers=len(every) - last,
         )
         blocks = nn.ModuleList([*every[first:last], *every[:first], *every[last:]])
+        embedding: Any = model.get_input_embeddings()
+        core = RecurrentCore(shape, blocks, schedule, embedding.weight)
         with torch.device("meta"):
-            super().__init__(
-                vocab_size=config.vocab_size,
-                core=RecurrentCore(shape, blocks, schedule, embedding.weight),
-                schedule=schedule,
-            )
+            super().__init__(vocab_size=config.vocab_size, core=core, schedule=schedule)
         self.embedding = embedding
         self.output_norm = inner.ln_f if hasattr(inner, "ln_f") else inner.norm
-        self.output = model.get_output_embeddings()
+        self.output = model.get_output_embeddings()  # type: ignore[no-untyped-call]
         # Layers outside of the recurrence see what they saw before.
         self.outside_span = config.max_position_embeddings
-        self.learned_positions = getattr(inner, "wpe", None)
-        self.embedding_dropout = getattr(inner, "drop", None)
+        self.learned_positions: nn.Embedding | None = getattr(inner, "wpe", None)
+        self.embedding_dropout: nn.Module = getattr(inner, "drop", nn.Identity())
         self.train(model.training)
 
     def embed(self, tokens: Tensor, stream: Stream) -> Float[Tensor, "rows time width"]:
@@ -326,11 +290,11 @@ class RecurrentModel(SequenceModel):
         return placed
 
 
-class RecurrentForCausalLM(StaircaseForCausalLM):
+class RecurrentForCausalLM(StaircaseForCausalLM):  # type: ignore[no-untyped-call]
     """An existing causal language model with a recurrence in its middle."""
 
     config: RecurrentConfig
-    config_class = RecurrentConfig
+    config_class = RecurrentConfig  # type: ignore[assignment]
     _no_split_modules = ["RecurrentModel"]  # noqa: RUF012
     _supports_sdpa = True
     _tied_weights_keys = {  # noqa: RUF012
@@ -350,14 +314,9 @@ def recurrent(
 ) -> RecurrentForCausalLM:
     """The same model, with the same weights, whose layers first to last - 1 recur.
 
-    Layers before are a prelude, those after a coda: a token goes through each of them once. With
-    its new gates closed, as they begin, it computes what the model did, as far as the schedule lets
-    tokens see.
+    Layers before are a prelude, those after a coda: a token goes through each of them once. As its
+    gates begin, it computes what the model did, as far as the schedule lets tokens see.
     """
-    if len(layers) != 2 or getattr(model.config, "model_type", None) not in FAMILIES:  # noqa: PLR2004
-        rule = f"recurrent takes a model of {', '.join(FAMILIES)}, and layers=(first, last)"
-        received = f"{type(model).__name__} and {tuple(layers)}"
-        raise input_error(rule, received, "use for example layers=(4, 20)")
     config = RecurrentConfig(
         base=model.config.to_dict(),
         layers=layers,
@@ -371,10 +330,5 @@ def recurrent(
     for parameter in wrapped.sequence_model.parameters():
         mark_initialised(parameter)
     wrapped.generation_config = copy.deepcopy(model.generation_config)
-    return wrapped.train(model.training)
-
-
-def _layers(inner: nn.Module) -> nn.ModuleList:
-    layers = inner.h if hasattr(inner, "h") else inner.layers
-    assert isinstance(layers, nn.ModuleList)
-    return layers
+    wrapped.training = model.training
+    return wrapped

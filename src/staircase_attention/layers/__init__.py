@@ -14,8 +14,6 @@ if TYPE_CHECKING:
         KeysValues,
         join,
         latest,
-        merge_heads,
-        split_heads,
     )
     from staircase_attention.layers.positions import RotaryPositions
 
@@ -30,8 +28,6 @@ __all__ = [
     "Trip",
     "join",
     "latest",
-    "merge_heads",
-    "split_heads",
 ]
 # A config, and so a recipe, can be read without PyTorch.
 __getattr__ = lazy_names(
@@ -40,15 +36,7 @@ __getattr__ = lazy_names(
         "block": ["Block"],
         "config": ["CoreConfig"],
         "core": ["Core", "Trip"],
-        "keys_values": [
-            "Cache",
-            "JoinedCache",
-            "KeysValues",
-            "join",
-            "latest",
-            "merge_heads",
-            "split_heads",
-        ],
+        "keys_values": ["Cache", "JoinedCache", "KeysValues", "join", "latest"],
         "positions": ["RotaryPositions"],
     },
 )

@@ -53,7 +53,7 @@ class Block(nn.Module, ABC):
         view: View,
     ) -> Float[Tensor, "batch queries width"]:
         """The queries after this block; without a context they see nothing, not even themselves."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must define transform")
 
     def forward(
         self,
@@ -104,14 +104,9 @@ def checked_blocks(blocks: object) -> list[Block]:
         remedy = "use for example CoreConfig(width=512, num_layers=8, num_heads=8)"
         raise input_error(rule, repr(blocks), remedy)
     for block in blocks:
-        methods = {getattr(type(block), name, None) for name in ("transform", "forward")}
-        if not isinstance(block, Block) or methods == {Block.transform, Block.forward}:
-            rule = "a block must be a staircase_attention.layers.Block that defines transform"
-            raise input_error(rule, type(block).__name__, "see docs/models.md")
-        if block.width != blocks[0].width:
-            rule = "blocks of a core must have one width"
-            received = [one.width for one in blocks]
-            raise input_error(rule, received, "give all the same")
+        if not isinstance(block, Block) or block.width != blocks[0].width:
+            rule = "a core's blocks must be staircase_attention.layers.Block, of one width"
+            raise input_error(rule, [type(one).__name__ for one in blocks], "see docs/models.md")
     return list(blocks)
 
 
@@ -119,11 +114,8 @@ def checked_blocks(blocks: object) -> list[Block]:
 def memory_shape(block: Block) -> tuple[int, int, int]:
     """What a block remembers of a token: heads, and the sizes of a key and of a value."""
     like = next(block.parameters(), torch.empty(0))
-    held = block.keys_values(like.new_zeros(1, 2, block.width))
-    shapes = [tuple(part.shape) for part in held]
+    shapes = [tuple(part.shape) for part in block.keys_values(like.new_zeros(1, 2, block.width))]
     if [(len(shape), *shape[:1], *shape[2:3]) for shape in shapes] != [(4, 1, 2)] * 2:
         rule = "keys_values of a block must give keys and values, batch x heads x time x size each"
-        raise input_error(
-            rule, f"{shapes} for one row of 2 tokens", "use split_heads, or transpose"
-        )
+        raise input_error(rule, f"{shapes} for one row of 2 tokens", "transpose them")
     return shapes[0][1], shapes[0][3], shapes[1][3]

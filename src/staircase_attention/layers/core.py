@@ -123,12 +123,8 @@ class Core(nn.Module):
             return hidden + entered
         return hidden + torch.sigmoid(self.gate(hidden)) * (entered - hidden)
 
-    def settle(
-        self,
-        before: Float[Tensor, "batch time width"],
-        computed: Float[Tensor, "batch time width"],
-    ) -> Float[Tensor, "batch time width"]:
-        """What a pass after the first leaves, `before` being what it found."""
+    def settle(self, before: Tensor, computed: Tensor) -> Tensor:
+        """What a pass after the first leaves, from what it found and what it computed."""
         del before
         return computed
 
@@ -158,7 +154,7 @@ class Core(nn.Module):
     @property
     def blocks(self) -> list[Block]:
         """All layers by number."""
-        return [*self.layers, *self.prelude, *self.coda]  # type: ignore[list-item]
+        return [*self.layers, *self.prelude, *self.coda]
 
     @property
     def typed_layers(self) -> list[Layer]:

@@ -5,17 +5,15 @@ flop counter does: two for each multiply-add of a matrix product.
 """
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import chain
 
 import torch
-from torch import Tensor
 
 from staircase_attention.attention import View
 from staircase_attention.checks import check_integer
-from staircase_attention.layers import Block, CoreConfig, KeysValues
+from staircase_attention.layers import Block, CoreConfig
 from staircase_attention.models.sequence_model import SequenceModel
 from staircase_attention.schedules import Ledger, Schedule, Step, num_positions
 
@@ -24,8 +22,7 @@ from staircase_attention.schedules import Ledger, Schedule, Step, num_positions
 class StepSize:
     """What one step computes for one batch row."""
 
-    layers: range
-    """Those that the queries go through."""
+    num_layers: int
     num_queries: int
     num_keys: int
     """Past and own ones together; without any, attention is left out."""
@@ -36,11 +33,6 @@ class StepSize:
     """Tokens that see again what entered the recurrence."""
     attends_self: bool
     """Whether the queries make keys and values of their own."""
-
-    @property
-    def num_layers(self) -> int:
-        """How many layers the queries go through."""
-        return len(self.layers)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,8 +75,7 @@ def measure_cost(
 ) -> Cost:
     """The cost of the tokens from `start` on, when all before them came as one segment.
 
-    Without a start, enough came before for the window to be full. Operations of a user's own blocks
-    are counted as they run on the meta device.
+    Without a start, enough came before for the window to be full.
     """
     check_integer("segment", segment, minimum=1, example=256)
     start = warm_up_length(schedule, segment) if start is None else start
@@ -93,21 +84,23 @@ def measure_cost(
         model = SequenceModel(
             vocab_size=vocab_size, core=core, schedule=schedule, output_size=output_size
         )
-    core = model.config
-    counter = BlockCounter(model) if model.memory_shapes else None
-    sizes = [2 * core.key_value_width] * sum(core.depth)
-    sizes = [heads * (key + value) for heads, key, value in model.memory_shapes] or sizes
-    ledger = Ledger()
+    core, ledger = model.config, Ledger()
+    # What each layer remembers of a token.
+    sizes = [heads * (key + value) for heads, key, value in model.memory_shapes]
+    sizes = sizes or [2 * core.key_value_width] * sum(core.depth)
     # Steps that were taken before leave what the first step here finds.
     _walk(ledger, schedule, core, range(start))
     walked = _walk(ledger, schedule, core, range(start, start + segment))
     steps = tuple(_step_size(core, schedule, step, held) for step, held in walked)
-    flops = sum(_step_flops(core, schedule, step, counter) for step in steps)
+    flops = sum(_step_flops(core, schedule, step) for step in steps)
+    flops += segment * 2 * core.width * model.output_size
+    if model.memory_shapes:
+        flops = _counted_flops(model, start, segment)
     return Cost(
         num_parameters=model.num_parameters,
         start=start,
         segment=segment,
-        flops=flops + segment * 2 * core.width * model.output_size,
+        flops=flops,
         steps=steps,
         state_numbers=_state_numbers(sizes, core, schedule, ledger),
         most_state_numbers=_most_state_numbers(sizes, core, schedule, ledger, start + segment),
@@ -138,7 +131,7 @@ def _step_size(core: CoreConfig, schedule: Schedule, step: Step, held: range) ->
         device=torch.device("meta"),
     )
     return StepSize(
-        layers=step.layers,
+        num_layers=len(step.layers),
         num_queries=len(queries),
         num_keys=view.num_keys,
         num_distances=view.num_distances,
@@ -150,14 +143,8 @@ def _step_size(core: CoreConfig, schedule: Schedule, step: Step, held: range) ->
     )
 
 
-def _step_flops(
-    core: CoreConfig, schedule: Schedule, step: StepSize, counter: "BlockCounter | None"
-) -> int:
+def _step_flops(core: CoreConfig, schedule: Schedule, step: StepSize) -> int:
     """All layers of one step: projections and feed-forward per query, attention, the cache."""
-    gates = step.num_injected * 2 * core.width**2 if core.injection == "gated" else 0
-    if counter is not None:
-        mixture = step.num_cached * _mixing_flops(core, schedule)
-        return counter.count(step) + mixture + gates
     # Queries and outputs, then keys and values.
     projected = 2 * core.width + (2 * core.key_value_width if step.attends_self else 0)
     # Scores and the weighted sum, and where there is a table a score for every distance.
@@ -169,66 +156,30 @@ def _step_flops(
     num_matrices = 3 if core.feed_forward == "swiglu" else 2
     per_query = projected + num_matrices * core.inner_width + num_columns
     layer = step.num_queries * 2 * core.width * per_query
+    gates = step.num_injected * 2 * core.width**2 if core.injection == "gated" else 0
     return step.num_layers * layer + step.num_cached * _caching_flops(core, schedule) + gates
 
 
 def _caching_flops(core: CoreConfig, schedule: Schedule) -> int:
     """Per cached token: keys and values, for each layer or once for all, and the mixture."""
     num_pairs = 1 if schedule.shares_keys_values else core.num_layers
-    projected = 2 * 2 * core.width * core.key_value_width * num_pairs
-    return projected + _mixing_flops(core, schedule)
+    mixture = 2 * core.width * (core.num_layers + 1) if schedule.mixes_layers else 0
+    return 2 * 2 * core.width * core.key_value_width * num_pairs + mixture
 
 
-def _mixing_flops(core: CoreConfig, schedule: Schedule) -> int:
-    return 2 * core.width * (core.num_layers + 1) if schedule.mixes_layers else 0
-
-
-class BlockCounter:
-    """Counts the operations of a user's own blocks, as PyTorch's flop counter finds them."""
-
-    def __init__(self, model: SequenceModel) -> None:
-        # Blocks may have been made before, and elsewhere.
-        self.core = copy.deepcopy(model.core).to("meta")
-        self.shapes = model.memory_shapes
-        self._of_layer = lru_cache(maxsize=None)(self._count_layer)
-        self._of_cached = lru_cache(maxsize=None)(self._count_cached)
-
-    def count(self, step: StepSize) -> int:
-        """One row's operations, all layers and what is cached."""
-        alike = replace(step, layers=range(0), num_cached=0, num_injected=0)
-        layers = sum(self._of_layer(layer, alike) for layer in step.layers)
-        return layers + step.num_cached * self._of_cached()
-
-    def _count_layer(self, layer: int, step: StepSize) -> int:
-        heads, key, value = self.shapes[layer]
-        num_past = step.num_keys - step.attends_self * step.num_queries
-        past = [KeysValues(*(self._zeros(heads, num_past, size) for size in (key, value)))]
-        view = View(
-            num_queries=step.num_queries,
-            num_keys=step.num_keys,
-            first_query=step.num_distances - step.num_queries,
-            device=torch.device("meta"),
-        )
-        queries = self._zeros(step.num_queries, self.core.config.width)
-        self.core.attends_self = step.attends_self
-        pasts = [past if num_past else []]
-        layers = range(layer, layer + 1)
-        return _counted(lambda: self.core(queries, layers=layers, past=pasts, view=view))
-
-    def _count_cached(self) -> int:
-        return _counted(lambda: self.core.freeze([self._zeros(1, self.core.config.width)]))
-
-    def _zeros(self, *shape: int) -> Tensor:
-        return next(self.core.parameters()).new_zeros(1, *shape)
-
-
-def _counted(run: Callable[[], object]) -> int:
+def _counted_flops(model: SequenceModel, start: int, segment: int) -> int:
+    """Operations of a user's own blocks, as PyTorch's counter finds them on the meta device."""
     # Imported where it is used, since it takes a second.
     from torch.utils.flop_counter import FlopCounterMode
 
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        run()
-    return counter.get_total_flops()
+    tokens = torch.zeros(1, start + segment, dtype=torch.int64, device="meta")
+    # Blocks may have been made before, and elsewhere.
+    model = copy.deepcopy(model).to("meta")
+    with torch.no_grad():
+        _, state = model(tokens[:, :start])
+        with FlopCounterMode(display=False) as counter:
+            model(tokens[:, start:], state)
+    return int(counter.get_total_flops())
 
 
 def _most_state_numbers(
