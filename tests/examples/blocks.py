@@ -4,7 +4,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from staircase_attention.attention import View
-from staircase_attention.layers import Block, KeysValues, RotaryPositions
+from staircase_attention.layers import Block, KeysValues
+from staircase_attention.layers.positions import RotaryPositions
 
 
 class Modern(Block):

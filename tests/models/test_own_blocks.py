@@ -105,7 +105,7 @@ def test_its_stream_continues_from_a_file(name, tmp_path):
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_its_cost_is_that_of_our_layer(name):
-    sizes = {"vocab_size": VOCAB_SIZE, "output_size": OUTPUT_SIZE, "segment": 11}
+    sizes = {"vocab_size": VOCAB_SIZE, "output_size": OUTPUT_SIZE, "start": 9, "segment": 11}
     ours, theirs = (
         measure_cost(core=core, schedule=EXAMPLES[name], **sizes) for core in cores(EXAMPLES[name])
     )
@@ -148,7 +148,7 @@ def core_of(**changes):
     ("core", "message"),
     [
         (list, "core must be a CoreConfig, or a list of blocks"),
-        (lambda: [nn.Linear(8, 8)], "blocks must be .*layers.Block, of one width, got .'Linear'"),
+        (lambda: [nn.Linear(8, 8)], "or a list of blocks .* of one width, got .'Linear'"),
         (lambda: [Modern(**SHAPE), Modern(**SHAPE | {"width": 4})], "of one width, got"),
         (lambda: [Flat(**SHAPE)], "keys_values of a block must give"),
         (lambda: core_of(qk_norm=True), "must be one that .* takes, got qk_norm=True"),

@@ -30,11 +30,7 @@ from staircase_attention.huggingface.cache import StateCache
 from staircase_attention.huggingface.config import StaircaseConfig
 from staircase_attention.huggingface.export import byte_tokenizer, export, wrap
 from staircase_attention.huggingface.model import StaircaseForCausalLM
-from staircase_attention.huggingface.recurrent import (
-    RecurrentConfig,
-    RecurrentForCausalLM,
-    recurrent,
-)
+from staircase_attention.huggingface.recurrent import RecurrentForCausalLM, recurrent
 
 
 def register() -> None:
@@ -50,7 +46,6 @@ def register() -> None:
 register()
 
 __all__ = [
-    "RecurrentConfig",
     "RecurrentForCausalLM",
     "StaircaseConfig",
     "StaircaseForCausalLM",

@@ -15,6 +15,7 @@ g and k are 0 at first: every pass computes what the model computed before, over
 
 import copy
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, ClassVar
 
 import torch
@@ -28,12 +29,12 @@ from staircase_attention.checks import check_choice, input_error
 from staircase_attention.huggingface.config import StaircaseConfig, plain_schedule
 from staircase_attention.huggingface.model import StaircaseForCausalLM, mark_initialised
 from staircase_attention.layers import Block, Core, CoreConfig, KeysValues, join
+from staircase_attention.layers.positions import rotate
 from staircase_attention.models import SequenceModel, Stream
 from staircase_attention.schedules import Schedule
 
-# Kinds of models whose layers have been tried, and implementations of attention.
+# Kinds of models whose layers have been tried.
 FAMILIES = ("gpt2", "llama", "olmo", "olmo2", "qwen2", "qwen3")
-ATTENTION = ("sdpa", "eager")
 
 
 class RecurrentConfig(StaircaseConfig):  # type: ignore[no-untyped-call]
@@ -67,17 +68,15 @@ class RecurrentConfig(StaircaseConfig):  # type: ignore[no-untyped-call]
             rule = f"layers must be (first, last), 0 <= first < last <= {self.num_layers}"
             raise input_error(rule, tuple(layers), "use for example (1, 3)")
         check_schedule(self.make_schedule(), numbers[2] - numbers[1])
-        names = ("bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings")
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings"):
+            others.setdefault(name, getattr(original, name, None))
         # Not the family's own, whose fields are a core's.
-        PreTrainedConfig.__init__(
-            self, **{name: getattr(original, name, None) for name in names} | others
-        )
+        PreTrainedConfig.__init__(self, **others)
 
     def make_base(self) -> PreTrainedConfig:
         """The existing model's config; its vocabulary may have grown since."""
         given = copy.deepcopy(self.base) | {"vocab_size": self.vocab_size}
-        config: PreTrainedConfig = AutoConfig.for_model(**given)
-        return config
+        return AutoConfig.for_model(**given)
 
 
 def check_schedule(schedule: Schedule, num_layers: int) -> None:
@@ -112,12 +111,6 @@ class Rotary:
         return self.turns
 
 
-def rotate(vectors: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Turn each pair (element j, element j + half), as models of Transformers do."""
-    first, second = vectors.chunk(2, dim=-1)
-    return vectors * cosine[:, None] + torch.cat([-second, first], dim=-1) * sine[:, None]
-
-
 class FoundError(Exception):
     """Ends a layer's computation when its keys and values are known."""
 
@@ -136,12 +129,14 @@ class Exchange:
         """All keys, at their places, and all values."""
         own, placed = keys, list(self.past)
         if self.turns is not None:
-            cosine, sine = (turn[:, self.num_past :] for turn in self.turns)
-            # Cosine and sine may be scaled, and are rounded: their squares need not add up to 1.
-            own = rotate(keys, cosine, -sine) / (cosine**2 + sine**2)[:, None]
+            # Both halves of a head turn by the same angles.
+            turns = torch.stack(self.turns)[:, 0, :, : keys.shape[-1] // 2]
+            cosine, sine = turns[:, self.num_past :]
+            # They may be scaled, and are rounded: their squares need not add up to 1.
+            own = rotate(keys, torch.stack([cosine, -sine]) / (cosine**2 + sine**2))
             if placed:
-                earlier, turns = join(placed), [turn[:, : self.num_past] for turn in self.turns]
-                placed = [KeysValues(rotate(earlier.keys, *turns), earlier.values)]
+                earlier = join(placed)
+                placed = [earlier._replace(keys=rotate(earlier.keys, turns[:, : self.num_past]))]
         self.context = [join([*self.past, KeysValues(own, values)])]
         if self.stops:
             raise FoundError
@@ -154,7 +149,6 @@ class Adopted(Block):
     def __init__(self, layer: nn.Module, config: Any, rotary: Rotary | None) -> None:  # noqa: ANN401
         super().__init__()
         self.layer, self.width = layer, config.hidden_size
-        # Neither is this block's own.
         self.base_config, self.rotary = config, rotary
 
     def keys_values(self, hidden: Float[Tensor, "batch time width"]) -> KeysValues:
@@ -162,11 +156,9 @@ class Adopted(Block):
         nowhere = torch.zeros(hidden.shape[1], dtype=torch.int64, device=hidden.device)
         turns = self.rotary(nowhere, hidden) if self.rotary else None
         exchange = Exchange([], turns, stops=True)
-        try:
+        with suppress(FoundError):
             self._run(hidden, exchange, None)
-        except FoundError:
-            return exchange.context[0]
-        raise AssertionError("a layer without a cache")
+        return exchange.context[0]
 
     def forward(
         self,
@@ -190,8 +182,7 @@ class Adopted(Block):
             own = tuple(turn[:, exchange.num_past :] for turn in exchange.turns)
             given["position_embeddings"] = own
         made = self.layer(hidden, use_cache=True, **given)
-        after: Tensor = made[0] if isinstance(made, tuple) else made
-        return after
+        return made[0] if isinstance(made, tuple) else made  # type: ignore[no-any-return]
 
     def _mask(self, view: View, dtype: torch.dtype) -> Tensor | None:
         """What queries must not see, as the model's attention is told."""
@@ -245,7 +236,7 @@ class RecurrentModel(SequenceModel):
         # Parts have other names in GPT-2.
         config: Any = model.config
         inner: Any = model.base_model
-        check_choice("attn_implementation", config._attn_implementation, ATTENTION)
+        check_choice("attn_implementation", config._attn_implementation, ("sdpa", "eager"))
         rotary = None
         if hasattr(inner, "rotary_emb"):
             # Made anew, since a model that is being loaded has no buffers yet.
@@ -280,11 +271,11 @@ class RecurrentModel(SequenceModel):
         embedded = super().embed(tokens, stream)
         if self.learned_positions is None:
             return embedded
-        starts = torch.tensor(stream.starts, device=tokens.device)
         stop, most = stream.position + tokens.shape[1], self.learned_positions.num_embeddings
-        if stop - min(stream.starts) > most:
+        if (longest := stop - min(stream.starts)) > most:
             rule = f"this model has learned positions for {most:,} tokens of a stream"
-            raise input_error(rule, f"{stop - min(stream.starts):,}", "restart it, or cut the text")
+            raise input_error(rule, f"{longest:,}", "restart it, or cut the text")
+        starts = torch.tensor(stream.starts, device=tokens.device)
         places = torch.arange(stream.position, stop, device=tokens.device) - starts[:, None]
         placed: Tensor = self.embedding_dropout(embedded + self.learned_positions(places))
         return placed
@@ -304,8 +295,9 @@ class RecurrentForCausalLM(StaircaseForCausalLM):  # type: ignore[no-untyped-cal
     def make_model(self, config: StaircaseConfig) -> SequenceModel:
         """The existing model, by its config, and its parts."""
         assert isinstance(config, RecurrentConfig)
-        kind = config._attn_implementation
-        base = AutoModelForCausalLM.from_config(config.make_base(), attn_implementation=kind)
+        base = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            config.make_base(), attn_implementation=config._attn_implementation
+        )
         return RecurrentModel(base, layers=config.layers, schedule=config.make_schedule())
 
 

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
         join,
         latest,
     )
-    from staircase_attention.layers.positions import RotaryPositions
 
 __all__ = [
     "Block",
@@ -24,7 +23,6 @@ __all__ = [
     "CoreConfig",
     "JoinedCache",
     "KeysValues",
-    "RotaryPositions",
     "Trip",
     "join",
     "latest",
@@ -37,6 +35,5 @@ __getattr__ = lazy_names(
         "config": ["CoreConfig"],
         "core": ["Core", "Trip"],
         "keys_values": ["Cache", "JoinedCache", "KeysValues", "join", "latest"],
-        "positions": ["RotaryPositions"],
     },
 )

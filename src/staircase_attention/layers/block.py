@@ -77,10 +77,7 @@ class Block(nn.Module, ABC):
 
 
 def make_blocks(config: CoreConfig) -> list[Block]:
-    """As many blocks as a core has layers, of the class that its config refers to.
-
-    Its arguments are settings of the core, where names agree, and the options.
-    """
+    """A core's blocks, by settings that their class takes, and by the options."""
     assert config.reference is not None
     kind = load_reference(config.reference, Block)  # type: ignore[type-abstract]
     names = signature(kind).parameters
@@ -99,15 +96,14 @@ def make_blocks(config: CoreConfig) -> list[Block]:
 
 def checked_blocks(blocks: object) -> list[Block]:
     """The same blocks, unless they are none, or of several widths."""
-    if not isinstance(blocks, list | tuple | nn.ModuleList) or not blocks:
-        rule = "core must be a CoreConfig, or a list of blocks"
-        remedy = "use for example CoreConfig(width=512, num_layers=8, num_heads=8)"
-        raise input_error(rule, repr(blocks), remedy)
-    for block in blocks:
-        if not isinstance(block, Block) or block.width != blocks[0].width:
-            rule = "a core's blocks must be staircase_attention.layers.Block, of one width"
-            raise input_error(rule, [type(one).__name__ for one in blocks], "see docs/models.md")
-    return list(blocks)
+    given = list(blocks) if isinstance(blocks, list | tuple | nn.ModuleList) else []
+    if not given or not all(
+        isinstance(one, Block) and one.width == given[0].width for one in given
+    ):
+        rule = "core must be a CoreConfig, or a list of blocks (layers.Block) of one width"
+        received = [type(one).__name__ for one in given] or repr(blocks)
+        raise input_error(rule, received, "use for example CoreConfig(width=8, ...)")
+    return given
 
 
 @torch.no_grad()

@@ -1,6 +1,6 @@
 """The Transformer core: layers that know of queries and context, and nothing of chunks."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -62,15 +62,16 @@ class Core(nn.Module):
             )
         elif not blocks:
             self.positions = RotaryPositions(head_size=config.head_size)
-        given = iter(blocks or self._new_layers(shares_keys_values))
-        self.layers = nn.ModuleList(islice(given, config.num_layers))
-        self.memory = Memory(
-            config,
-            mixes_layers=mixes_layers,
-            shares_keys_values=shares_keys_values and not blocks,
+        new = (
+            Layer(config, owns_keys_values=number >= config.num_layers or not shares_keys_values)
+            for number in range(sum(config.depth))
         )
+        given = iter(blocks or new)
+        self.layers = nn.ModuleList(islice(given, config.num_layers))
         # Blocks of a user have no projections for all of them: those of the first one serve.
         self.shares_first = shares_keys_values and bool(blocks)
+        shares = shares_keys_values and not blocks
+        self.memory = Memory(config, mixes_layers=mixes_layers, shares_keys_values=shares)
         self.prelude, self.coda = (
             nn.ModuleList(islice(given, number)) for number in config.depth[1:]
         )
@@ -79,12 +80,6 @@ class Core(nn.Module):
         if config.injection == "gated":
             self.gate = nn.Linear(config.width, config.width)
             nn.init.constant_(self.gate.bias, FIRST_GATE)
-
-    def _new_layers(self, shares_keys_values: bool) -> Iterator[Layer]:
-        """Layer by layer, each made when its turn comes."""
-        for number in range(sum(self.config.depth)):
-            recurs = number < self.config.num_layers
-            yield Layer(self.config, owns_keys_values=not (recurs and shares_keys_values))
 
     def forward(
         self,

@@ -91,7 +91,7 @@ class SequenceModel(nn.Module):
             shares_keys_values=schedule.shares_keys_values,
             blocks=nn.ModuleList(blocks),
         )
-        own = [block for block in self.core.blocks if not isinstance(block, Layer)]
+        own = (block for block in self.core.blocks if not isinstance(block, Layer))
         self.memory_shapes = [list(memory_shape(block)) for block in own]
         """Of blocks that are not the family's: what each remembers of a token."""
         self.output_norm = make_norm(core, core.width)
@@ -139,8 +139,7 @@ class SequenceModel(nn.Module):
         self._check_state(state, tokens)
         # Rows that were reset inside a chunk are other streams, with timetables of their own.
         is_alone = len(state.streams) == 1
-        core = self.core
-        inject = core.inject if core.injects else None
+        inject = self.core.inject if self.core.injects else None
         outputs, streams = [], []
         for stream in state.streams:
             own = tokens if is_alone else tokens[list(stream.rows)]
@@ -153,7 +152,7 @@ class SequenceModel(nn.Module):
                 stream,
                 num_tokens=own.shape[1],
                 inject=inject,
-                settle=core.settle,
+                settle=self.core.settle,
                 num_cut=self.num_cut,
             )
             positions = range(stream.position, stream.position + own.shape[1])
