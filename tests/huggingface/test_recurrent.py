@@ -122,7 +122,7 @@ def test_more_passes_begin_with_the_loss_of_the_original_and_learn_to_differ(nam
     assert (gates.grad[1].abs().max() > 0) == ("cached" in schedule.name)
 
 
-@pytest.mark.parametrize("name", ["llama-scaled", "qwen3", "gpt2"])
+@pytest.mark.parametrize("name", ["llama-scaled", "gpt2"])
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=by_name)
 @torch.no_grad()
 def test_splitting_a_stream_and_resetting_rows_leaves_logits_unchanged(name, schedule):
@@ -148,7 +148,7 @@ def test_prelude_and_coda_see_all_that_they_saw_before():
     assert held == {0: 2, 1: 2, 2: 30, 3: 30}
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES[:4], ids=by_name)
+@pytest.mark.parametrize("schedule", SCHEDULES[:2], ids=by_name)
 def test_generation_with_padding_equals_each_row_alone_without_a_cache(schedule):
     model = opened("llama", schedule)
     rows = [random_tokens(1, length, seed=length)[0] for length in (3, 8)]
