@@ -16,7 +16,7 @@ from staircase_attention.checks import check_choice, check_integer, input_error
 from staircase_attention.layers import Block, Core, CoreConfig
 from staircase_attention.layers.block import checked_blocks, make_blocks, memory_shape
 from staircase_attention.layers.embedding import Embedding, check_tokens
-from staircase_attention.layers.layer import Layer, make_norm
+from staircase_attention.layers.layer import make_norm
 from staircase_attention.layers.positions import RelativePositions
 from staircase_attention.models.backend import Backend, PlainBackend
 from staircase_attention.models.executor import Executor
@@ -91,7 +91,7 @@ class SequenceModel(nn.Module):
             shares_keys_values=schedule.shares_keys_values,
             blocks=nn.ModuleList(blocks),
         )
-        own = (block for block in self.core.blocks if not isinstance(block, Layer))
+        own = blocks if made is None else made.blocks
         self.memory_shapes = [list(memory_shape(block)) for block in own]
         """Of blocks that are not the family's: what each remembers of a token."""
         self.output_norm = make_norm(core, core.width)
