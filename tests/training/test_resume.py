@@ -6,6 +6,7 @@ import random
 import shutil
 import signal
 import time
+from pathlib import Path
 
 import pytest
 from small_runs import (
@@ -26,6 +27,12 @@ PARTS = {
     "training__passes": {"kind": "parts", "choices": [1, 3]},
     "training__num_micro_batches": 2,
 }
+BLOCKS = {
+    "model__core__reference": f"{Path(__file__).parents[1]}/examples/blocks.py:Modern",
+    "model__core__num_key_value_heads": 1,
+    "model__core__feed_forward_width": 10,
+    "model__core__dropout": 0.0,
+}
 GROWTH = RESTARTS | {
     "training__growth__first_tokens": 3,
     "training__growth__double_every": 5,
@@ -40,9 +47,10 @@ GROWTH = RESTARTS | {
         (small_recipe, GROWTH),
         (small_recipe, {"training__passes__kind": "uniform", "training__passes__most": 3}),
         (small_recipe, PARTS),
+        (small_recipe, BLOCKS),
         (lstm_recipe, {}),
     ],
-    ids=["staircase", "restarts", "restarts and growth", "passes", "parts", "lstm"],
+    ids=["staircase", "restarts", "restarts and growth", "passes", "parts", "own blocks", "lstm"],
 )
 def test_a_run_that_dies_after_every_update_ends_bit_for_bit_the_same(
     tmp_path, make_recipe, changes

@@ -76,7 +76,8 @@ def test_a_file_that_changed_is_refused_until_it_is_trained_with(own_run, tmp_pa
 
 
 @pytest.mark.parametrize(
-    "setting", ["task.reference", "model.schedule.reference", "model.schedule.name"]
+    "setting",
+    ["task.reference", "model.schedule.reference", "model.schedule.name", "model.core.reference"],
 )
 @pytest.mark.parametrize("reference", ["evil.py:Cls", "evil:Cls"])
 def test_no_setting_of_a_downloaded_run_can_name_other_code(

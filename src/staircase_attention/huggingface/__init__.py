@@ -30,25 +30,29 @@ from staircase_attention.huggingface.cache import StateCache
 from staircase_attention.huggingface.config import StaircaseConfig
 from staircase_attention.huggingface.export import byte_tokenizer, export, wrap
 from staircase_attention.huggingface.model import StaircaseForCausalLM
+from staircase_attention.huggingface.recurrent import RecurrentForCausalLM, recurrent
 
 
 def register() -> None:
-    """Register config and model with Transformers; importing this package does it."""
-    kind = StaircaseConfig.model_type
-    AutoConfig.register(kind, StaircaseConfig, exist_ok=True)
-    AutoModelForCausalLM.register(StaircaseConfig, StaircaseForCausalLM, exist_ok=True)
-    # Trainer shifts labels for its smoothing only if it finds the class in this list of names.
-    modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind] = StaircaseForCausalLM.__name__
+    """Register configs and models with Transformers; importing this package does it."""
+    for model in (StaircaseForCausalLM, RecurrentForCausalLM):
+        config = model.config_class
+        AutoConfig.register(config.model_type, config, exist_ok=True)
+        AutoModelForCausalLM.register(config, model, exist_ok=True)
+        # Trainer shifts labels for its smoothing only if it finds the class in this list of names.
+        modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type] = model.__name__
 
 
 register()
 
 __all__ = [
+    "RecurrentForCausalLM",
     "StaircaseConfig",
     "StaircaseForCausalLM",
     "StateCache",
     "byte_tokenizer",
     "export",
+    "recurrent",
     "register",
     "wrap",
 ]

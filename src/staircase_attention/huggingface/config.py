@@ -12,6 +12,8 @@ from staircase_attention.layers import CoreConfig
 from staircase_attention.references import require_trusted_code
 from staircase_attention.schedules import Schedule, schedule_from_dict
 
+# Those that a file of a stranger's may have: blocks of a user's own would be code.
+CORE_FIELDS = [one.name for one in fields(CoreConfig) if one.name not in ("reference", "options")]
 DEFAULT_SCHEDULE = {"name": "staircase", "chunk_size": 64, "num_passes": 4}
 
 
@@ -49,12 +51,10 @@ class StaircaseConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
         self.use_cache = use_cache
         # Fields of CoreConfig lie flat in the JSON file, as is usual in Transformers.
         core = {"width": 512, "num_layers": 8, "num_heads": 8} | {
-            field.name: others.pop(field.name)
-            for field in fields(CoreConfig)
-            if field.name in others
+            name: others.pop(name) for name in CORE_FIELDS if name in others
         }
-        for name, value in CoreConfig(**core).to_dict().items():
-            setattr(self, name, value)
+        for name in CORE_FIELDS:
+            setattr(self, name, getattr(CoreConfig(**core), name))
         self.make_schedule().check_core(num_layers=core["num_layers"])
         tokens = {
             "eos_token_id": eos_token_id,
@@ -88,7 +88,7 @@ class StaircaseConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
     @property
     def core(self) -> CoreConfig:
         """The shape of the core."""
-        return CoreConfig(**{field.name: getattr(self, field.name) for field in fields(CoreConfig)})
+        return CoreConfig(**{name: getattr(self, name) for name in CORE_FIELDS})
 
     def make_schedule(self) -> Schedule:
         """The schedule as an object."""

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from staircase_attention.checks import input_error
 from staircase_attention.data.tokenisers import BYTE_OF_CHARACTER
-from staircase_attention.huggingface.config import StaircaseConfig
+from staircase_attention.huggingface.config import CORE_FIELDS, StaircaseConfig
 from staircase_attention.huggingface.model import StaircaseForCausalLM, mark_initialised
 from staircase_attention.models import SequenceModel
 from staircase_attention.models.sequence_model import describe
@@ -62,10 +62,13 @@ def wrap(
             f"{model.output_size} and {model.vocab_size}",
             "build the model without output_size",
         )
+    if model.memory_shapes:
+        rule = "a model for Transformers must have the family's own layers"
+        raise input_error(rule, "blocks of your own", "use the SequenceModel itself")
     config = StaircaseConfig(
         vocab_size=model.vocab_size,
         schedule=model.schedule,
-        **model.config.to_dict(),
+        **{name: getattr(model.config, name) for name in CORE_FIELDS},
         bos_token_id=bos_token_id,
         eos_token_id=eos_token_id,
         pad_token_id=pad_token_id,

@@ -40,14 +40,18 @@ class StaircaseForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no
 
     def __init__(self, config: StaircaseConfig) -> None:
         super().__init__(config)
-        self.sequence_model = SequenceModel(
-            vocab_size=config.vocab_size, core=config.core, schedule=config.make_schedule()
-        )
+        self.sequence_model = self.make_model(config)
         for parameter in self.sequence_model.parameters():
             # On the meta device there are no weights yet: a checkpoint will bring them.
             if parameter.device.type != "meta":
                 mark_initialised(parameter)
         self.post_init()  # type: ignore[no-untyped-call]
+
+    def make_model(self, config: StaircaseConfig) -> SequenceModel:
+        """What runs inside."""
+        return SequenceModel(
+            vocab_size=config.vocab_size, core=config.core, schedule=config.make_schedule()
+        )
 
     def forward(
         self,

@@ -1,3 +1,4 @@
+from staircase_attention.layers.block import Block as Block
 from staircase_attention.layers.config import CoreConfig as CoreConfig
 from staircase_attention.layers.core import Core as Core
 from staircase_attention.layers.core import Trip as Trip

@@ -1,5 +1,6 @@
 """The shape of a Transformer core."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, get_args, get_origin
 
@@ -68,9 +69,13 @@ class CoreConfig:
     injection: Injection = "none"
     """How every pass after the first sees what entered the recurrence: not at all, added, or in the
     share that a learned gate lets through."""
+    reference: str | None = None
+    """Blocks of your own as layers: path/to/file.py:ClassName or package.module:ClassName."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of these blocks, besides settings of the same names."""
 
     def __post_init__(self) -> None:
-        for option in fields(self):
+        for option in fields(self)[:-2]:
             label, value = f"CoreConfig.{option.name}", getattr(self, option.name)
             if value is None and option.default is None:
                 continue
@@ -97,6 +102,9 @@ class CoreConfig:
         if self.positions == "rotary" and self.max_distance is not None:
             rule = "CoreConfig.max_distance is for relative positions only"
             raise input_error(rule, self.max_distance, "leave it out")
+        if self.options and self.reference is None:
+            rule = "CoreConfig.options are for blocks of your own"
+            raise input_error(rule, dict(self.options), "leave them out, or give a reference")
 
     @property
     def is_papers(self) -> bool:

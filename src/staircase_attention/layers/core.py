@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from staircase_attention.attention import View
+from staircase_attention.layers.block import Block, Remembering
 from staircase_attention.layers.config import CoreConfig
 from staircase_attention.layers.keys_values import Cache, JoinedCache, KeysValues
 from staircase_attention.layers.layer import Layer, Memory
@@ -47,27 +49,31 @@ class Core(nn.Module):
         attends_self: bool = True,
         mixes_layers: bool = False,
         shares_keys_values: bool = False,
+        blocks: nn.ModuleList | None = None,
     ) -> None:
         super().__init__()
         self.config, self.attends_self = config, attends_self
         # The order in which parts are made is the order of parameters and of random numbers:
         # changing it changes every seeded run.
-        self.positions: RelativePositions | RotaryPositions
-        if config.positions == "relative":
+        self.positions: RelativePositions | RotaryPositions | None = None
+        if not blocks and config.positions == "relative":
             self.positions = RelativePositions(
                 max_distance=max_distance, head_size=config.head_size
             )
-        else:
+        elif not blocks:
             self.positions = RotaryPositions(head_size=config.head_size)
-        self.layers = nn.ModuleList(
-            Layer(config, owns_keys_values=not shares_keys_values) for _ in range(config.num_layers)
+        new = (
+            Layer(config, owns_keys_values=number >= config.num_layers or not shares_keys_values)
+            for number in range(sum(config.depth))
         )
-        self.memory = Memory(
-            config, mixes_layers=mixes_layers, shares_keys_values=shares_keys_values
-        )
+        given = iter(blocks or new)
+        self.layers = nn.ModuleList(islice(given, config.num_layers))
+        # Blocks of a user have no projections for all of them: those of the first one serve.
+        self.shares_first = shares_keys_values and bool(blocks)
+        shares = shares_keys_values and not blocks
+        self.memory = Memory(config, mixes_layers=mixes_layers, shares_keys_values=shares)
         self.prelude, self.coda = (
-            nn.ModuleList(Layer(config, owns_keys_values=True) for _ in range(number))
-            for number in config.depth[1:]
+            nn.ModuleList(islice(given, number)) for number in config.depth[1:]
         )
         self.injects = config.injection != "none"
         self.gate: nn.Linear | None = None
@@ -84,15 +90,16 @@ class Core(nn.Module):
         view: View,
     ) -> Trip:
         """Take queries through some layers, each with its own past: pieces in order of time."""
-        levels, contexts, every = [hidden], [], self.typed_layers
+        levels, contexts, every = [hidden], [], self.blocks
         for index, pieces in zip(layers, past, strict=True):
+            recurs = index < len(self.layers)
             hidden, context = every[index](
                 hidden,
                 pieces,
                 view=view,
+                attends_self=self.attends_self or not recurs,
+                shared=self.shared if recurs else None,
                 positions=self.positions,
-                memory=self.memory,
-                attends_self=self.attends_self or index >= len(self.layers),
             )
             levels.append(hidden)
             contexts.append(context)
@@ -111,16 +118,19 @@ class Core(nn.Module):
             return hidden + entered
         return hidden + torch.sigmoid(self.gate(hidden)) * (entered - hidden)
 
+    def settle(self, before: Tensor, computed: Tensor) -> Tensor:
+        """What a pass after the first leaves, from what it found and what it computed."""
+        del before
+        return computed
+
     def freeze(self, levels: Sequence[Float[Tensor, "batch time width"]]) -> list[KeysValues]:
         """The keys and values that tokens leave in the cache: for each layer, or one pair for all.
 
         `levels` are the tokens as they went in and after each layer, or only as they went in.
         """
         remembered = self.memory.remember(levels)
-        if self.memory.shares_keys_values:
-            return [self.memory.keys_values(self.memory.norm(remembered))]
-        recurring = self.typed_layers[: len(self.layers)]
-        return [layer.keys_values(remembered) for layer in recurring]
+        each = [block.keys_values for block in self.blocks[: len(self.layers)]]
+        return [make(remembered) for make in ([self.shared] if self.shared else each)]
 
     def new_cache(
         self, held: Sequence[KeysValues], positions: tuple[range, ...], *, num_new: int
@@ -130,7 +140,18 @@ class Core(nn.Module):
         return JoinedCache(held, positions)
 
     @property
+    def shared(self) -> Remembering | None:
+        """What makes keys and values for all layers that recur; None: each layer for itself."""
+        if self.shares_first:
+            return self.blocks[0].keys_values
+        return self.memory.keys_values if self.memory.shares_keys_values else None
+
+    @property
+    def blocks(self) -> list[Block]:
+        """All layers by number."""
+        return [*self.layers, *self.prelude, *self.coda]
+
+    @property
     def typed_layers(self) -> list[Layer]:
-        """All layers by number, with their type."""
-        every = (*self.layers, *self.prelude, *self.coda)
-        return [layer for layer in every if isinstance(layer, Layer)]
+        """All layers by number, where they are the family's own."""
+        return [layer for layer in self.blocks if isinstance(layer, Layer)]

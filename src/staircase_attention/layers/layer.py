@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from staircase_attention.attention import View, attend
+from staircase_attention.layers.block import Block, Remembering
 from staircase_attention.layers.config import CoreConfig
 from staircase_attention.layers.keys_values import KeysValues, join, merge_heads, split_heads
 from staircase_attention.layers.positions import RelativePositions, RotaryPositions
@@ -147,6 +148,10 @@ class Memory(KeysValuesProjection):
             self.norm = make_norm(config, config.width)
             self.add_keys_values(config)
 
+    def keys_values(self, hidden: Float[Tensor, "batch time width"]) -> KeysValues:
+        """What these tokens offer to queries of all layers, through one norm."""
+        return super().keys_values(self.norm(hidden))
+
     def remember(
         self, levels: Sequence[Float[Tensor, "batch time width"]]
     ) -> Float[Tensor, "batch time width"]:
@@ -157,11 +162,12 @@ class Memory(KeysValuesProjection):
         return mixed
 
 
-class Layer(nn.Module):
+class Layer(Block):
     """h + Attention(norm(h)), then + FeedForward(norm(·))."""
 
     def __init__(self, config: CoreConfig, *, owns_keys_values: bool) -> None:
         super().__init__()
+        self.width = config.width
         self.attention_norm = make_norm(config, config.width)
         self.attention = Attention(config, owns_keys_values=owns_keys_values)
         self.feed_forward_norm = make_norm(config, config.width)
@@ -180,20 +186,17 @@ class Layer(nn.Module):
         past: Sequence[KeysValues],
         *,
         view: View,
-        positions: RelativePositions | RotaryPositions,
-        memory: Memory,
         attends_self: bool,
+        shared: Remembering | None,
+        positions: RelativePositions | RotaryPositions | None,
     ) -> tuple[Float[Tensor, "batch queries width"], list[KeysValues]]:
-        """The queries after this layer, and all keys and values that they saw.
-
-        Where `attends_self`, their own follow the past, by the memory's projections if this layer
-        has none.
-        """
+        """As in `Block`, by one norm for queries and keys."""
+        assert positions is not None
         normed = self.attention_norm(hidden)
         pieces = list(past)
         # Own keys and values come last: they are the latest in time.
-        if attends_self and not self.attention.owns_keys_values:
-            pieces.append(memory.keys_values(memory.norm(hidden)))
+        if attends_self and shared is not None:
+            pieces.append(shared(hidden))
         elif attends_self:
             pieces.append(self.attention.keys_values(normed))
         context = [join(pieces)] if pieces else []

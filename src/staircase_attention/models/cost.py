@@ -4,6 +4,8 @@ All of it follows from the timetable and the shapes of the core. Operations are 
 flop counter does: two for each multiply-add of a matrix product.
 """
 
+import copy
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -11,7 +13,7 @@ import torch
 
 from staircase_attention.attention import View
 from staircase_attention.checks import check_integer
-from staircase_attention.layers import CoreConfig
+from staircase_attention.layers import Block, CoreConfig
 from staircase_attention.models.sequence_model import SequenceModel
 from staircase_attention.schedules import Ledger, Schedule, Step, num_positions
 
@@ -65,7 +67,7 @@ class Cost:
 def measure_cost(
     *,
     vocab_size: int,
-    core: CoreConfig,
+    core: CoreConfig | Iterable[Block],
     schedule: Schedule,
     segment: int,
     output_size: int | None = None,
@@ -82,20 +84,26 @@ def measure_cost(
         model = SequenceModel(
             vocab_size=vocab_size, core=core, schedule=schedule, output_size=output_size
         )
-    ledger = Ledger()
+    core, ledger = model.config, Ledger()
+    # What each layer remembers of a token.
+    sizes = [heads * (key + value) for heads, key, value in model.memory_shapes]
+    sizes = sizes or [2 * core.key_value_width] * sum(core.depth)
     # Steps that were taken before leave what the first step here finds.
     _walk(ledger, schedule, core, range(start))
     walked = _walk(ledger, schedule, core, range(start, start + segment))
     steps = tuple(_step_size(core, schedule, step, held) for step, held in walked)
     flops = sum(_step_flops(core, schedule, step) for step in steps)
+    flops += segment * 2 * core.width * model.output_size
+    if model.memory_shapes:
+        flops = _counted_flops(model, start, segment)
     return Cost(
         num_parameters=model.num_parameters,
         start=start,
         segment=segment,
-        flops=flops + segment * 2 * core.width * model.output_size,
+        flops=flops,
         steps=steps,
-        state_numbers=_state_numbers(core, schedule, ledger),
-        most_state_numbers=_most_state_numbers(core, schedule, ledger, start + segment),
+        state_numbers=_state_numbers(sizes, core, schedule, ledger),
+        most_state_numbers=_most_state_numbers(sizes, core, schedule, ledger, start + segment),
     )
 
 
@@ -159,7 +167,24 @@ def _caching_flops(core: CoreConfig, schedule: Schedule) -> int:
     return 2 * 2 * core.width * core.key_value_width * num_pairs + mixture
 
 
-def _most_state_numbers(core: CoreConfig, schedule: Schedule, ledger: Ledger, position: int) -> int:
+def _counted_flops(model: SequenceModel, start: int, segment: int) -> int:
+    """Operations of a user's own blocks, as PyTorch's counter finds them on the meta device."""
+    # Imported where it is used, since it takes a second.
+    from torch.utils.flop_counter import FlopCounterMode
+
+    tokens = torch.zeros(1, start + segment, dtype=torch.int64, device="meta")
+    # Blocks may have been made before, and elsewhere.
+    model = copy.deepcopy(model).to("meta")
+    with torch.no_grad():
+        _, state = model(tokens[:, :start])
+        with FlopCounterMode(display=False) as counter:
+            model(tokens[:, start:], state)
+    return int(counter.get_total_flops())
+
+
+def _most_state_numbers(
+    sizes: Sequence[int], core: CoreConfig, schedule: Schedule, ledger: Ledger, position: int
+) -> int:
     """The largest state while one more chunk's worth of tokens arrives.
 
     Every token of a chunk adds to the state, until the last one drops some of it. So it is largest
@@ -167,16 +192,18 @@ def _most_state_numbers(core: CoreConfig, schedule: Schedule, ledger: Ledger, po
     """
     length = schedule.chunk_length
     chunk_end = (position // length + 1) * length
-    sizes = [_state_numbers(core, schedule, ledger)]
+    found = [_state_numbers(sizes, core, schedule, ledger)]
     for stop in (chunk_end - 1, chunk_end, position + length):
         _walk(ledger, schedule, core, range(position, stop))
-        sizes.append(_state_numbers(core, schedule, ledger))
+        found.append(_state_numbers(sizes, core, schedule, ledger))
         position = stop
-    return max(sizes)
+    return max(found)
 
 
-def _state_numbers(core: CoreConfig, schedule: Schedule, ledger: Ledger) -> int:
-    """Keys and values in all banks and in the cache."""
+def _state_numbers(
+    sizes: Sequence[int], core: CoreConfig, schedule: Schedule, ledger: Ledger
+) -> int:
+    """Keys and values in all banks and in the cache, by the size of a token in each layer."""
     num_pairs = 1 if schedule.shares_keys_values else core.num_layers
-    tokens = sum(ledger.banks.values()) + num_pairs * num_positions(ledger.cached)
-    return 2 * core.key_value_width * tokens
+    banks = sum(sizes[layer] * number for (_, layer), number in ledger.banks.items())
+    return banks + sum(sizes[:num_pairs]) * num_positions(ledger.cached)

@@ -88,7 +88,7 @@ def _converted(stream: Stream, before: Schedule, model: SequenceModel) -> Stream
         return None
     found = _found(stream, before, tokens, num_layers)
     # Layers outside of the recurrence make one pass at any depth, and reach as far as it does.
-    span = after.default_max_distance
+    span = model.outside_span or after.default_max_distance
     outside = {key: held for key, held in stream.banks.items() if key[0] == OUTSIDE and span > 1}
     banks = {key: latest([held], span - 1) for key, held in outside.items()}
     for (number, layer), (runs, retained) in wanted.items():

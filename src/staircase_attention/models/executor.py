@@ -30,9 +30,10 @@ class Executor:
         *,
         num_tokens: int,
         inject: Callable[[Tensor, Tensor], Tensor] | None = None,
+        settle: Callable[[Tensor, Tensor], Tensor],
         num_cut: int = 0,
     ) -> None:
-        self.core, self.inject = core, inject
+        self.core, self.inject, self.settle = core, inject, settle
         self.schedule = schedule
         self.before, self.num_tokens = stream, num_tokens
         self.num_cut = num_cut
@@ -65,7 +66,9 @@ class Executor:
                 trip = self.core(queries, layers=step.layers, past=past, view=view)
                 sizes = [len(cell.tokens) for cell in step.cells]
                 after = [trip.hidden] if len(sizes) == 1 else torch.split(trip.hidden, sizes, dim=1)
-                hidden |= zip((cell.tokens for cell in step.cells), after, strict=True)
+                for cell, new in zip(step.cells, after, strict=True):
+                    before, is_first = hidden[cell.tokens], cell.pass_number == 1
+                    hidden[cell.tokens] = new if is_first else self.settle(before, new)
                 self._extend_bank(step, trip)
                 self._extend_cache(step, trip)
                 # Without gradients this frees the step's keys and values before the next step's.

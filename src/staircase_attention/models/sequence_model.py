@@ -3,7 +3,7 @@
 import copy
 import functools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
 
@@ -13,13 +13,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from staircase_attention.checks import check_choice, check_integer, input_error
-from staircase_attention.layers import Core, CoreConfig
+from staircase_attention.layers import Block, Core, CoreConfig
+from staircase_attention.layers.block import checked_blocks, make_blocks, memory_shape
 from staircase_attention.layers.embedding import Embedding, check_tokens
 from staircase_attention.layers.layer import make_norm
 from staircase_attention.layers.positions import RelativePositions
 from staircase_attention.models.backend import Backend, PlainBackend
 from staircase_attention.models.executor import Executor
-from staircase_attention.models.state import STATE_RULE, State
+from staircase_attention.models.state import STATE_RULE, State, Stream
 from staircase_attention.schedules import Order, Schedule
 
 Given = ParamSpec("Given")
@@ -59,7 +60,7 @@ class SequenceModel(nn.Module):
         self,
         *,
         vocab_size: int,
-        core: CoreConfig,
+        core: CoreConfig | Iterable[Block] | Core,
         schedule: Schedule,
         output_size: int | None = None,
     ) -> None:
@@ -67,25 +68,32 @@ class SequenceModel(nn.Module):
         output_size = vocab_size if output_size is None else output_size
         check_integer("vocab_size", vocab_size, minimum=1, example=256)
         check_integer("output_size", output_size, minimum=1, example=256)
-        if not isinstance(core, CoreConfig):
-            raise input_error(
-                "core must be a CoreConfig",
-                repr(core),
-                "use for example CoreConfig(width=512, num_layers=8, num_heads=8)",
-            )
+        blocks: list[Block] = []
+        made = core if isinstance(core, Core) else None
+        if made is not None:
+            core = made.config
+        elif not isinstance(core, CoreConfig):
+            blocks = checked_blocks(core)
+            core = CoreConfig(width=blocks[0].width, num_layers=len(blocks), num_heads=1)
+        elif core.reference is not None:
+            blocks = checked_blocks(make_blocks(core))
         _check_schedule(schedule, core)
         self.config = core
         self.schedule = schedule
         self.vocab_size = vocab_size
         self.output_size = output_size
         self.embedding: nn.Embedding = Embedding(vocab_size, core.width)
-        self.core = Core(
+        self.core = made or Core(
             core,
             max_distance=core.max_distance or schedule.default_max_distance,
             attends_self=schedule.attends_self,
             mixes_layers=schedule.mixes_layers,
             shares_keys_values=schedule.shares_keys_values,
+            blocks=nn.ModuleList(blocks),
         )
+        own = blocks if made is None else made.blocks
+        self.memory_shapes = [list(memory_shape(block)) for block in own]
+        """Of blocks that are not the family's: what each remembers of a token."""
         self.output_norm = make_norm(core, core.width)
         self.output = nn.Linear(core.width, output_size)
         self.backend: Backend = PlainBackend()
@@ -94,6 +102,8 @@ class SequenceModel(nn.Module):
         """Whether to compute activations again in the backward pass: less memory, more time."""
         self.gradient_passes: int | None = None
         """How many last passes gradients flow through; None: all."""
+        self.outside_span: int | None = None
+        """Positions that prelude and coda see; None: as many as the recurrence can reach."""
 
     def forward(
         self,
@@ -121,8 +131,7 @@ class SequenceModel(nn.Module):
         order: Order = "window",
     ) -> tuple[Float[Tensor, "batch time width"], State]:
         """What the output projection turns into logits; tokens may also be given as vectors."""
-        is_embedded = isinstance(tokens, Tensor) and tokens.dim() == 3  # noqa: PLR2004
-        if not is_embedded:
+        if not isinstance(tokens, Tensor) or tokens.dim() != 3:  # noqa: PLR2004
             check_tokens(tokens, self.vocab_size)
         check_choice("order", order, ("window", "chunk"))
         if state is None:
@@ -134,8 +143,7 @@ class SequenceModel(nn.Module):
         outputs, streams = [], []
         for stream in state.streams:
             own = tokens if is_alone else tokens[list(stream.rows)]
-            embedded = own if is_embedded else self.embedding(own)
-            embedded = functional.dropout(embedded, self.config.embedding_dropout, self.training)
+            embedded = self.embed(own, stream)
             recompute = self.recompute and torch.is_grad_enabled()
             runner = self.backend.runner(self.core, embedded, recompute=recompute)
             executor = Executor(
@@ -144,10 +152,12 @@ class SequenceModel(nn.Module):
                 stream,
                 num_tokens=own.shape[1],
                 inject=inject,
+                settle=self.core.settle,
                 num_cut=self.num_cut,
             )
             positions = range(stream.position, stream.position + own.shape[1])
-            for steps in self.schedule.phases(positions, depth=self.config.depth, order=order):
+            depth, span = self.config.depth, self.outside_span
+            for steps in self.schedule.phases(positions, depth=depth, order=order, span=span):
                 embedded = executor.run(embedded, steps)
             outputs.append(embedded)
             streams.append(executor.stream())
@@ -156,6 +166,12 @@ class SequenceModel(nn.Module):
             rows = torch.tensor([row for stream in streams for row in stream.rows])
             hidden = torch.cat(outputs)[rows.argsort().to(tokens.device)]
         return self.output_norm(hidden), replace(state, streams=tuple(streams))
+
+    def embed(self, tokens: Tensor, stream: Stream) -> Float[Tensor, "rows time width"]:
+        """What enters the first layer, for tokens that may also be given as vectors."""
+        del stream  # other models read positions
+        embedded = self.embedding(tokens) if tokens.dim() == 2 else tokens  # noqa: PLR2004
+        return functional.dropout(embedded, self.config.embedding_dropout, self.training)
 
     def with_schedule(self, schedule: Schedule) -> "SequenceModel":
         """A model with another timetable and the same parameters, which both models share.
@@ -224,12 +240,13 @@ class SequenceModel(nn.Module):
             "positions": core.positions,
         }
         newer = {
+            "memory_shapes": self.memory_shapes,
             "num_key_value_heads": core.key_value_heads % core.num_heads,
             "num_prelude_layers": core.num_prelude_layers,
             "num_coda_layers": core.num_coda_layers,
         }
         # States that are older than these settings do not have them.
-        return shape | {name: number for name, number in newer.items() if number}
+        return shape | {name: value for name, value in newer.items() if value}
 
     def _check_state(self, state: State, tokens: Int[Tensor, "batch time"]) -> None:
         own = "pass this model's own state, or none to restart"

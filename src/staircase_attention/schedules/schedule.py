@@ -55,21 +55,23 @@ class Schedule(ABC):
     def steps(self, tokens: range, *, num_layers: int, order: Order) -> Iterator[Step]:
         """The steps by which `tokens`, at these positions of the stream, get their outputs."""
 
-    def phases(self, tokens: range, *, depth: Depth, order: Order) -> Iterator[Iterator[Step]]:
+    def phases(
+        self, tokens: range, *, depth: Depth, order: Order, span: int | None = None
+    ) -> Iterator[Iterator[Step]]:
         """The steps of the prelude, of the recurrence and of the coda, for the same tokens.
 
-        Layers outside of the recurrence see the latest positions, as many as the recurrence can
-        reach: the segment memory of Transformer-XL.
+        Layers outside of the recurrence see the latest positions, `span` or as many as the
+        recurrence can reach: the segment memory of Transformer-XL.
         """
         num_layers, num_before, num_after = depth
+        span = span or self.default_max_distance
         if num_before:
-            yield self._outside(tokens, range(num_layers, num_layers + num_before))
+            yield self._outside(tokens, range(num_layers, num_layers + num_before), span)
         yield self.steps(tokens, num_layers=num_layers, order=order)
         if num_after:
-            yield self._outside(tokens, range(num_layers + num_before, sum(depth)))
+            yield self._outside(tokens, range(num_layers + num_before, sum(depth)), span)
 
-    def _outside(self, tokens: range, layers: range) -> Iterator[Step]:
-        span = self.default_max_distance
+    def _outside(self, tokens: range, layers: range, span: int) -> Iterator[Step]:
         for run in runs(tokens, span):
             yield Step(
                 index=0,

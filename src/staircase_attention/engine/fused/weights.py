@@ -275,6 +275,7 @@ class SharedCore:
 
     def __init__(self, core: Core, *, dtype: torch.dtype, recompute: bool) -> None:
         positions, config = core.positions, core.config
+        assert positions is not None
         self.attends_self = core.attends_self
         """Whether queries see themselves, besides the past."""
         self.shares_past = core.memory.shares_keys_values
