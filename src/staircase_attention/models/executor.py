@@ -13,6 +13,9 @@ from staircase_attention.models.backend import CoreRunner
 from staircase_attention.models.state import Stream
 from staircase_attention.schedules import OUTSIDE, Cell, Schedule, Step, num_positions, overlap
 
+# Told of every step: the stream before the call, the step, what its queries saw, the result.
+Watch = Callable[[Stream, Step, View, Trip], None]
+
 
 class Executor:
     """Takes the tokens of one stream through a timetable.
@@ -31,8 +34,9 @@ class Executor:
         num_tokens: int,
         inject: Callable[[Tensor, Tensor], Tensor] | None = None,
         num_cut: int = 0,
+        watch: Watch | None = None,
     ) -> None:
-        self.core, self.inject = core, inject
+        self.core, self.inject, self.watch = core, inject, watch
         self.schedule = schedule
         self.before, self.num_tokens = stream, num_tokens
         self.num_cut = num_cut
@@ -66,6 +70,8 @@ class Executor:
                 sizes = [len(cell.tokens) for cell in step.cells]
                 after = [trip.hidden] if len(sizes) == 1 else torch.split(trip.hidden, sizes, dim=1)
                 hidden |= zip((cell.tokens for cell in step.cells), after, strict=True)
+                if self.watch:
+                    self.watch(self.before, step, view, trip)
                 self._extend_bank(step, trip)
                 self._extend_cache(step, trip)
                 # Without gradients this frees the step's keys and values before the next step's.
