@@ -41,7 +41,6 @@ class Seen(NamedTuple):
     """A cell at one layer, and what came of its step."""
 
     stream: Stream
-    """As it was before the call."""
     step: Step
     cell: Cell
     place: int
@@ -92,19 +91,22 @@ class Inspection:
         self.model, self.num_tokens = model, num_tokens
         self.cells: dict[tuple[Pass, int], list[Seen]] = {}
         """By pass and layer."""
+        self.streams: dict[tuple[int, ...], Stream] = {}
+        """By batch rows; as they were before the call."""
 
     def watch(self, stream: Stream, step: Step, view: View, trip: Trip) -> None:
         """Keep what came of a step."""
+        self.streams[stream.rows] = stream
         num_layers, num_prelude, _ = self.model.config.depth
         for (place, layer), cell in product(enumerate(step.layers), step.cells):
-            name: Pass = cell.pass_number
+            at: tuple[Pass, int] = cell.pass_number, layer
             if step.bank == OUTSIDE:
-                layer -= num_layers
-                name = "prelude" if layer < num_prelude else "coda"
-                layer -= 0 if name == "prelude" else num_prelude
-            for at in (name, "cached") if cell.cached else (name,):
+                number = layer - num_layers
+                is_coda = number >= num_prelude
+                at = ("coda", number - num_prelude) if is_coda else ("prelude", number)
+            for key in (at, ("cached", layer)) if cell.cached else (at,):
                 seen = Seen(stream, step, cell, place, view, trip)
-                self.cells.setdefault((at, layer), []).append(seen)
+                self.cells.setdefault(key, []).append(seen)
 
     @property
     def num_passes(self) -> int:
@@ -119,7 +121,7 @@ class Inspection:
     def chunk(self, number: int) -> slice:
         """Which tokens of the call are in a chunk, counted from the start of the stream."""
         length = self.model.schedule.chunk_length
-        first = number * length - self._streams[0].position
+        first = number * length - next(iter(self.streams.values())).position
         return slice(max(0, first), max(0, first + length))
 
     def inputs(self, at: Pass, layer: int = 0) -> Float[Tensor, "batch time width"]:
@@ -183,7 +185,8 @@ class Inspection:
         """What the model would have said, had this been the last pass of all tokens in the call."""
         model, hidden = self.model, self.hidden(pass_number)
         if model.config.num_coda_layers:
-            hidden = self._by_row([self._through_coda(one, hidden) for one in self._streams])
+            streams = self.streams.values()
+            hidden = self._by_row([self._through_coda(one, hidden) for one in streams])
         logits: Tensor = model.output(model.output_norm(hidden))
         return logits
 
@@ -195,14 +198,9 @@ class Inspection:
         *_, coda = model.schedule.phases(tokens, depth=model.config.depth, order="window")
         return executor.run(rows, coda)
 
-    @property
-    def _streams(self) -> list[Stream]:
-        every = (seen.stream for cells in self.cells.values() for seen in cells)
-        return list({stream.rows: stream for stream in every}.values())
-
     def _by_row(self, parts: Sequence[Tensor]) -> Tensor:
         """What all streams have, as one batch."""
-        rows = [row for stream in self._streams for row in stream.rows]
+        rows = [row for rows in self.streams for row in rows]
         return parts[0] if len(parts) == 1 else torch.cat(list(parts))[np.argsort(rows)]
 
     def _gather(self, at: Pass, layer: int, read: Callable[[Seen], Tensor]) -> Tensor:
@@ -238,14 +236,11 @@ def lens(
     tokens: Sequence[str],
     answers: Sequence[int | None],
     name: Callable[[int], str],
-    *,
-    num_likeliest: int = 3,
 ) -> list[Place]:
-    """The logit lens by pass, of the first batch row."""
-    chances = torch.stack(
-        [seen.logits_after(number)[0].softmax(-1) for number in range(1, seen.num_passes + 1)], 1
-    )
-    most = chances.topk(min(num_likeliest, chances.shape[-1]))
+    """The logit lens by pass: of the first batch row, with the three likeliest answers."""
+    passes = range(1, seen.num_passes + 1)
+    chances = torch.stack([seen.logits_after(number)[0].softmax(-1) for number in passes], dim=1)
+    most = chances.topk(min(3, chances.shape[-1]))
     places = []
     for at, (token, answer) in enumerate(zip(tokens, answers, strict=True)):
         right = [None if answer is None else one[answer].item() for one in chances[at]]
@@ -260,7 +255,7 @@ def lens_table(places: Sequence[Place]) -> "Table":
     from rich.table import Table
     from rich.text import Text
 
-    names = [f"pass {number}" for number, _ in enumerate(places[0].likeliest, 1)]
+    names = (f"pass {number}" for number, _ in enumerate(places[0].likeliest, 1))
     table = Table("", "token", "answer", *names, box=None, pad_edge=False)
     for number, (token, answer, _, likeliest) in enumerate(places):
         cells = [
@@ -281,24 +276,20 @@ def lens_figure(places: Sequence[Place], *, title: str) -> "Figure":
 
     num_passes = len(places[0].likeliest)
     bands = [places[start : start + BAND] for start in range(0, len(places), BAND)]
-    num_columns = max(map(len, bands))
-    longest = max(len(word) for one in places for word in (one.token, one.answer or ""))
-    width = num_columns * max(0.5, 0.1 * longest)
-    size = (2.5 + width, 0.8 + len(bands) * (0.6 + 0.3 * num_passes))
+    longest = max(5, *(len(word or "") for one in places for word in one[:2]))
+    size = (2.5 + 0.1 * longest * len(bands[0]), 0.8 + len(bands) * (0.6 + 0.3 * num_passes))
     figure = Figure(figsize=size, layout="constrained")
     grid = figure.subplots(len(bands), squeeze=False)[:, 0]
     for axes, band in zip(grid, bands, strict=True):
         chances = np.array([[one or 0.0 for one in place.probabilities] for place in band]).T
-        picture = axes.imshow(
-            chances, origin="lower", aspect="auto", cmap="YlGn", vmin=0.0, vmax=1.0
-        )
+        picture = axes.imshow(chances, origin="lower", aspect="auto", cmap="YlGn", vmin=0, vmax=1)
         for at, place in enumerate(band):
             for number, [(word, _), *_] in enumerate(place.likeliest):
                 colour = "white" if chances[number, at] > DARK else "#1a1a1a"
                 axes.text(at, number, word, ha="center", va="center", fontsize=9, color=colour)
         axes.set_xticks(range(len(band)), [f"{one.token}\n{one.answer or ''}" for one in band])
         axes.set_yticks(range(num_passes), [f"pass {number + 1}" for number in range(num_passes)])
-        axes.set_xlim(-0.5, num_columns - 0.5)
+        axes.set_xlim(-0.5, len(bands[0]) - 0.5)
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
     figure.colorbar(picture, ax=grid[:1], label="probability of the answer")

@@ -2,6 +2,7 @@
 
 import json
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -357,57 +358,42 @@ def inspect(
     from staircase_attention.experiments.figures import save
     from staircase_attention.inspect import inspect, lens, lens_figure, lens_table
     from staircase_attention.models import SequenceModel
+    from staircase_attention.training import LanguageModel, load_language_model, load_run
+    from staircase_attention.training.dataset import TaskData
     from staircase_attention.training.processes import choose_device
 
     options: dict[str, Any] = {"checkpoint": checkpoint, "trust_code": trust_code}
-    model, title, tokens, answers, words, name = (
-        episode_to_read(run, episode, options) if text is None else text_to_read(run, text, options)
-    )
-    model = with_passes(model, passes).to(choose_device(device))
-    if not isinstance(model, SequenceModel):
-        raise input_error("inspect is for models of the family", "lstm", "name another run")
+    loaded: LanguageModel | LoadedRun
+    if text is not None:
+        loaded = language = load_language_model(run, **options)
+        start = language.tokeniser.end_symbol
+        tokens = ([] if start is None else [start]) + language.encode(text)
+
+        def name(token: int) -> str:
+            return language.decode([token]).decode(errors="replace").translate(VISIBLE) or "·"
+
+        words, answers = [name(token) for token in tokens], [*tokens[1:], None]
+    else:
+        loaded = load_run(run, **options)
+        if not isinstance(loaded.data, TaskData):
+            raise input_error("--episode is for tasks", "a run on a corpus", "use --text")
+        episodes, task = loaded.data.episodes("test"), loaded.data.task
+        check_integer("--episode", episode, minimum=0, maximum=len(episodes) - 1, example=0)
+        inputs, targets = episodes[episode or 0]
+        tokens, words = inputs.tolist(), [task.input_symbols[symbol] for symbol in inputs]
+        answers = [None if answer == IGNORED else int(answer) for answer in targets]
+        name = partial(operator.getitem, task.output_symbols)
+    model = with_passes(loaded.model, passes).to(choose_device(device))
+    if not isinstance(model, SequenceModel) or not tokens:
+        rule = "inspect needs a model of the family, and a token"
+        raise input_error(rule, f"{type(model).__name__} and {text!r}", "use others")
     with torch.no_grad():
         seen = inspect(model, torch.tensor([tokens], device=model.output.weight.device))
         places = lens(seen, words, answers, name)
     if as_json:
-        for place in places:
-            typer.echo(json.dumps(place._asdict()))
+        typer.echo("\n".join(json.dumps(place._asdict()) for place in places))
     else:
         show(lens_table(places))
     if figure is not None:
-        save(lens_figure(places, title=title), figure)
+        save(lens_figure(places, title=loaded.recipe.name), figure)
         typer.echo(f"wrote {figure}", err=as_json)
-
-
-def text_to_read(run: Path, text: str, options: Mapping[str, Any]) -> tuple[Any, ...]:
-    """A language model, its name, the tokens of a text, what follows each, and their names."""
-    from staircase_attention.training import load_language_model
-
-    language = load_language_model(run, **options)
-    start = language.tokeniser.end_symbol
-    tokens = ([] if start is None else [start]) + language.encode(text)
-    if not tokens:
-        raise input_error("--text must have a token", repr(text), "give some text")
-
-    def name(token: int) -> str:
-        return language.decode([token]).decode(errors="replace").translate(VISIBLE) or "·"
-
-    words = [name(token) for token in tokens]
-    return language.model, language.recipe.name, tokens, [*tokens[1:], None], words, name
-
-
-def episode_to_read(run: Path, number: int | None, options: Mapping[str, Any]) -> tuple[Any, ...]:
-    """A task's model, its name, the symbols of an episode, the answers, and their names."""
-    from staircase_attention.training import load_run
-    from staircase_attention.training.dataset import TaskData
-
-    loaded = load_run(run, **options)
-    if not isinstance(loaded.data, TaskData):
-        raise input_error("--episode is for tasks", "a run on a corpus", "use --text")
-    episodes, task = loaded.data.episodes("test"), loaded.data.task
-    check_integer("--episode", number, minimum=0, maximum=len(episodes) - 1, example=0)
-    inputs, targets = episodes[number or 0]
-    answers = [None if answer == IGNORED else int(answer) for answer in targets]
-    words = [task.input_symbols[symbol] for symbol in inputs]
-    name = task.output_symbols.__getitem__
-    return loaded.model, loaded.recipe.name, inputs.tolist(), answers, words, name

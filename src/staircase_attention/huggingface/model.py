@@ -88,16 +88,13 @@ class StaircaseForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no
         # A cache that was passed is always filled, even where `use_cache` is False.
         cache = StateCache() if past_key_values is None and use_cache else past_key_values
         present = tokens_present(attention_mask, tokens)
-        config, seen = self.config, Inspection(self.sequence_model, tokens.shape[1])
-        shows_hidden, shows_attention = (
-            own if asked is None else asked
-            for asked, own in (
-                (output_hidden_states, config.output_hidden_states),
-                (output_attentions, config.output_attentions),
-            )
-        )
-        watch = seen.watch if shows_hidden or shows_attention else None
-        logits = self._run(tokens, present, cache, watch)
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        if output_attentions is None:
+            output_attentions = self.config.output_attentions
+        seen = Inspection(self.sequence_model, tokens.shape[1])
+        is_watched = output_hidden_states or output_attentions
+        logits = self._run(tokens, present, cache, seen.watch if is_watched else None)
         if present is not None and labels is None:
             logits = carried(logits, present)
         loss = None
@@ -111,8 +108,10 @@ class StaircaseForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no
             loss=loss,
             logits=logits[:, kept],  # type: ignore[arg-type]
             past_key_values=cache,
-            hidden_states=self._hidden_states(seen) if shows_hidden else None,  # type: ignore[arg-type]
-            attentions=tuple(seen.attention(*at) for at in seen.path) if shows_attention else None,  # type: ignore[arg-type]
+            hidden_states=self._hidden_states(seen) if output_hidden_states else None,  # type: ignore[arg-type]
+            attentions=tuple(seen.attention(*at) for at in seen.path)  # type: ignore[misc]
+            if output_attentions
+            else None,
         )
         if return_dict is None:
             return_dict = self.config.return_dict
@@ -146,6 +145,7 @@ class StaircaseForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no
             return run_present(model, some, present[:, :num_columns], state)
 
         logits, after = run(tokens.shape[1])
+        watch = None  # a cropped cache runs again
         if cache is not None:
             # With gradients the state before would keep its graph alive.
             run_again = None if torch.is_grad_enabled() else lambda number: run(number)[1]
