@@ -183,15 +183,20 @@ class Inspection:
 
     def logits_after(self, pass_number: int) -> Float[Tensor, "batch time output"]:
         """What the model would have said, had this been the last pass of all tokens in the call."""
-        model, hidden = self.model, self.hidden(pass_number)
-        if model.config.num_coda_layers:
-            streams = self.streams.values()
-            hidden = self._by_row([self._through_coda(one, hidden) for one in streams])
-        logits: Tensor = model.output(model.output_norm(hidden))
+        logits: Tensor = self.model.output(self.hidden_after(pass_number))
         return logits
 
+    def hidden_after(self, pass_number: int) -> Float[Tensor, "batch time width"]:
+        """What the output projection would then have turned into logits."""
+        hidden, streams = self.hidden(pass_number), self.streams.values()
+        if self.model.config.num_coda_layers:
+            hidden = self._by_row([self._through_coda(one, hidden) for one in streams])
+        normed: Tensor = self.model.output_norm(hidden)
+        return normed
+
     def _through_coda(self, stream: Stream, hidden: Tensor) -> Tensor:
-        model, rows = self.model, hidden[list(stream.rows)]
+        # An index is not for captured updates, which have one stream.
+        model, rows = self.model, hidden if len(self.streams) == 1 else hidden[list(stream.rows)]
         runner = model.backend.runner(model.core, rows, recompute=False)
         executor = Executor(runner, model.schedule, stream, num_tokens=self.num_tokens)
         tokens = range(stream.position, stream.position + self.num_tokens)
