@@ -113,7 +113,7 @@ def test_the_lens_has_every_pass_of_every_token():
     seen = inspect(model, batch)
     words = [f"in{token}" for token in batch[0].tolist()]
     answers = [None, *(token % 5 for token in batch[0, 1:].tolist())]
-    places = lens(seen, words, answers, "abcde".__getitem__)
+    places = lens(seen, words, answers, "abcde")
     assert [place.token for place in places] == words
     assert places[0].answer is None
     for at, place in list(enumerate(places))[1:]:

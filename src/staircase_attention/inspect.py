@@ -240,9 +240,9 @@ def lens(
     seen: Inspection,
     tokens: Sequence[str],
     answers: Sequence[int | None],
-    name: Callable[[int], str],
+    names: Sequence[str],
 ) -> list[Place]:
-    """The logit lens by pass: of the first batch row, with the three likeliest answers."""
+    """The logit lens by pass: of the first batch row, with the three likeliest answers by name."""
     passes = range(1, seen.num_passes + 1)
     chances = torch.stack([seen.logits_after(number)[0].softmax(-1) for number in passes], dim=1)
     most = chances.topk(min(3, chances.shape[-1]))
@@ -250,8 +250,8 @@ def lens(
     for at, (token, answer) in enumerate(zip(tokens, answers, strict=True)):
         right = [None if answer is None else one[answer].item() for one in chances[at]]
         pairs = zip(most.indices[at].tolist(), most.values[at].tolist(), strict=True)
-        likeliest = [list(zip(map(name, which), how, strict=True)) for which, how in pairs]
-        places.append(Place(token, None if answer is None else name(answer), right, likeliest))
+        likeliest = [[(names[one], p) for one, p in zip(*pair, strict=True)] for pair in pairs]
+        places.append(Place(token, None if answer is None else names[answer], right, likeliest))
     return places
 
 

@@ -2,7 +2,6 @@
 
 import json
 import math
-import operator
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -366,13 +365,11 @@ def inspect(
     loaded: LanguageModel | LoadedRun
     if text is not None:
         loaded = language = load_language_model(run, **options)
-        start = language.tokeniser.end_symbol
+        tokeniser, start = language.tokeniser, language.tokeniser.end_symbol
         tokens = ([] if start is None else [start]) + language.encode(text)
-
-        def name(token: int) -> str:
-            return language.decode([token]).decode(errors="replace").translate(VISIBLE) or "·"
-
-        words, answers = [name(token) for token in tokens], [*tokens[1:], None]
+        parts = (language.decode([token]) for token in range(tokeniser.vocab_size))
+        names = [part.decode(errors="replace").translate(VISIBLE) or "·" for part in parts]
+        words, answers = [names[token] for token in tokens], [*tokens[1:], None]
     else:
         loaded = load_run(run, **options)
         if not isinstance(loaded.data, TaskData):
@@ -382,14 +379,14 @@ def inspect(
         inputs, targets = episodes[episode or 0]
         tokens, words = inputs.tolist(), [task.input_symbols[symbol] for symbol in inputs]
         answers = [None if answer == IGNORED else int(answer) for answer in targets]
-        name = partial(operator.getitem, task.output_symbols)
+        names = [*task.output_symbols]
     model = with_passes(loaded.model, passes).to(choose_device(device))
     if not isinstance(model, SequenceModel) or not tokens:
         rule = "inspect needs a model of the family, and a token"
         raise input_error(rule, f"{type(model).__name__} and {text!r}", "use others")
     with torch.no_grad():
         seen = inspect(model, torch.tensor([tokens], device=model.output.weight.device))
-        places = lens(seen, words, answers, name)
+        places = lens(seen, words, answers, names)
     if as_json:
         typer.echo("\n".join(json.dumps(place._asdict()) for place in places))
     else:
