@@ -297,6 +297,6 @@ def lens_figure(places: Sequence[Place], *, title: str) -> "Figure":
         axes.set_xlim(-0.5, len(bands[0]) - 0.5)
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
-    figure.colorbar(picture, ax=grid[:1], label="probability of the answer")
+    figure.colorbar(picture, ax=grid[:1], label="P(answer)")
     figure.suptitle(f"{title}: likeliest after each pass; below, token and answer", fontsize=11)
     return figure
