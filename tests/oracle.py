@@ -12,7 +12,7 @@ through the core.
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -48,6 +48,12 @@ class Oracle:
     parameters: Mapping[str, Tensor]
     core: Any
     num_cut: int = 0
+    trace: dict[tuple[Any, ...], list[Tensor]] = field(default_factory=dict)
+    """By name, layer and position: what was computed at each pass, in order."""
+
+    def note(self, value: Tensor, *place: Any) -> Tensor:
+        self.trace.setdefault(place, []).append(value)
+        return value
 
     def cut(self, states: dict[int, Tensor], passes: Mapping[int, int]) -> dict[int, Tensor]:
         """No gradient through what a token is in one of its first passes."""
@@ -129,7 +135,7 @@ class Oracle:
         return product / math.sqrt(query.shape[-1])
 
     def attend_head(
-        self, head: int, query: Tensor, position: int, attended: list[Attended]
+        self, layer: int, head: int, query: Tensor, position: int, attended: list[Attended]
     ) -> Tensor:
         """Σ_s softmax_s(score(t, s)) v_s for one head, over everything in `attended`."""
         rows = self.rows(head)
@@ -140,6 +146,10 @@ class Oracle:
             for other in attended
         ]
         weights = torch.stack(scores, dim=-1).softmax(dim=-1).unbind(dim=-1)
+        at = {other.position: weight for other, weight in zip(attended, weights, strict=True)}
+        zero = torch.zeros_like(weights[0])
+        seen = torch.stack([at.get(other, zero) for other in range(position + 1)], dim=-1)
+        self.note(seen, "weights", layer, position, head)
         mixed = torch.zeros_like(query[:, rows])
         for weight, other in zip(weights, attended, strict=True):
             mixed = mixed + weight[:, None] * other.value[:, shared]
@@ -155,8 +165,12 @@ class Oracle:
         normed = self.norm(f"{name}_norm", hidden)
         query = self.placed(f"{name}.query_norm", self.linear(f"{name}.query", normed), position)
         heads = [
-            self.attend_head(head, query, position, attended) for head in range(self.core.num_heads)
+            self.attend_head(layer, head, query, position, attended)
+            for head in range(self.core.num_heads)
         ]
+        for other in attended:
+            if other.position == position:
+                self.note(other.key, "key", layer, position)
         return self.linear(f"{name}.output", torch.cat(heads, dim=-1))
 
     def feed_forward(self, name: str, normed: Tensor) -> Tensor:
@@ -175,7 +189,8 @@ class Oracle:
         """One pre-norm layer: h + Attention(norm(h)), then + FeedForward(norm(.))."""
         name = f"{self.name(layer)}.feed_forward"
         middle = hidden + self.attention(layer, position, hidden, attended)
-        return middle + self.feed_forward(name, self.norm(f"{name}_norm", middle))
+        after = middle + self.feed_forward(name, self.norm(f"{name}_norm", middle))
+        return self.note(after, "hidden", layer, position)
 
     def inject(self, hidden: Tensor, entered: Tensor) -> Tensor:
         """What a pass after the first takes in: h, h + e, or (1 - g) h + g e, g = σ(W h + b)."""
@@ -388,11 +403,12 @@ def oracle_logits(
     recurrence: Callable[[Oracle, list[Tensor], Any], list[Tensor]] = final_states,
     *,
     num_cut: int = 0,
+    trace: dict[tuple[Any, ...], list[Tensor]] | None = None,
 ) -> Tensor:
     """The logits (batch, time, output_size) of all tokens (batch, time), from a fresh start."""
     if core.positions not in ("relative", "rotary"):
         raise ValueError(f"no oracle for the positions {core.positions}")
-    oracle = Oracle(parameters, core, num_cut)
+    oracle = Oracle(parameters, core, num_cut, {} if trace is None else trace)
     num_layers, num_before, num_after = core.depth
     first, last = num_layers + num_before, num_layers + num_before + num_after
     span = reach(schedule)

@@ -293,3 +293,24 @@ def test_ctrl_c_keeps_and_saves_what_was_written(language, staircase, output_of,
     both = zip(first.split("--- 1\n"), rest.split("--- 1\n"), strict=True)
     joined = [one.strip() + other.removeprefix("--- 0\n") for one, other in both]
     assert joined == whole.split("--- 1\n")
+
+
+def test_inspect_shows_what_every_pass_would_say(output_of, refused, text_run, task_run, tmp_path):
+    from staircase_attention.training import load_language_model
+
+    picture = tmp_path / "lens.png"
+    table = output_of("inspect", text_run, "--text", "a night", "--figure", picture)
+    assert "pass 1" in table
+    assert "␣" in table
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    lines = output_of("inspect", text_run, "--text", "a night", "--json").splitlines()
+    places = [json.loads(line) for line in lines]
+    assert [place["answer"] for place in places] == [*"a␣night", None]
+    language = load_language_model(text_run)
+    tokens = torch.tensor([[language.tokeniser.end_symbol, *b"a night"]])
+    chances = language.model(tokens)[0][0].softmax(-1)
+    assert places[0]["probabilities"][-1] == pytest.approx(chances[0, ord("a")].item())
+    output_of("inspect", task_run, "--episode", 0, "--passes", 2)
+    assert "from 0 to 19, got 20" in refused("inspect", task_run, "--episode", 20)
+    assert "--text or --episode, got neither" in refused("inspect", task_run)
+    assert "use --text" in refused("inspect", text_run, "--episode", 0)

@@ -26,6 +26,7 @@ from staircase_attention import (
 from staircase_attention.engine import accelerate, plain
 from staircase_attention.engine.backend import FusedBackend
 from staircase_attention.engine.fused.core import FusedCore
+from staircase_attention.inspect import inspect
 from staircase_attention.layers import JoinedCache
 
 VOCAB_SIZE = 7
@@ -321,6 +322,25 @@ def test_second_derivatives_are_refused():
     (gradient,) = torch.autograd.grad(logits.sum(), model.embedding.weight, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         gradient.square().sum().backward()
+
+
+@pytest.mark.parametrize("name", ["ladder", "twice", "feedback"])
+def test_inspection_and_losses_of_every_pass_see_what_the_plain_core_computes(name):
+    settings = {"num_coda_layers": 1} if name == "ladder" else {}
+    batch, found = random_tokens(1, 5), []
+    for change in (accelerate, plain):
+        model = change(build(name, **settings))
+        seen = inspect(model, batch)
+        passes = range(1, seen.num_passes + 1)
+        loss = sum(seen.logits_after(number).square().sum() for number in passes)
+        weights = [one for one in model.parameters() if one.requires_grad]
+        gradients = torch.autograd.grad(loss, weights, allow_unused=True)
+        values = [read(*at) for at in seen.path for read in (seen.hidden, seen.attention)]
+        values += [seen.keys(*at) for at in seen.cells if name != "feedback" or at[0] == "cached"]
+        zero = torch.zeros(())
+        found.append([*values, *(zero if one is None else one for one in gradients)])
+    for fused, other in zip(*found, strict=True):
+        torch.testing.assert_close(fused, other, **CLOSE)
 
 
 def test_hooks_and_replaced_modules_are_honoured_by_the_plain_core():

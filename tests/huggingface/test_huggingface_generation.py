@@ -209,8 +209,10 @@ WRONG_CALLS = {
     "a mask that is too short": {"attention_mask": torch.ones(1, 2)},
     "a mask of another batch": {"attention_mask": torch.ones(2, 3)},
     "a mask of four dimensions": {"attention_mask": torch.ones(1, 1, 3, 3)},
-    "attention weights": {"output_attentions": True},
-    "hidden states": {"output_hidden_states": True},
+    "attention weights of padded rows": {
+        "output_attentions": True,
+        "attention_mask": torch.tensor([[0, 1, 1]]),
+    },
     "tokens and embeddings": {"inputs_embeds": torch.ones(1, 3, 8)},
     "positions": {"position_ids": torch.arange(3)[None]},
     "no tokens": {"input_ids": None},
@@ -274,3 +276,25 @@ def test_tokens_may_be_given_as_vectors():
     whole = generate(model, tokens, attention_mask=mask)
     made = generate(model, None, inputs_embeds=vectors, attention_mask=mask)
     assert made[:, -8:].equal(whole[:, 5:])
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_hidden_states_and_attentions_of_every_pass_come_with_the_same_logits(name):
+    ours = build(name)
+    model, tokens = wrap(ours), prompt(7, rows=2)
+    with torch.no_grad():
+        found = model(tokens, output_hidden_states=True, output_attentions=True)
+        assert torch.equal(found.logits, model(tokens).logits)
+        assert torch.equal(ours.output(found.hidden_states[-1]), found.logits)
+        assert torch.equal(found.hidden_states[0], ours.embedding(tokens))
+        applied = len(found.attentions)
+        assert applied == len(ours.core.layers) * max(getattr(ours.schedule, "num_passes", 1), 1)
+        assert len(found.hidden_states) == applied + 1
+        assert {one.shape for one in found.attentions} == {(2, 2, 7, 7)}
+        short = {"max_new_tokens": 3, "do_sample": False}
+        wanted = {"output_hidden_states": True, "output_attentions": True}
+        made = model.generate(tokens, return_dict_in_generate=True, **short, **wanted)
+        assert torch.equal(made.sequences, model.generate(tokens, **short))
+    assert [len(one) for one in made.hidden_states] == [applied + 1] * 3
+    assert [one[0].shape[2] for one in made.attentions] == [7, 1, 1]
+    assert model(tokens).hidden_states is None

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from small_runs import lstm_recipe, metrics_of, small_recipe
 
 from staircase_attention.evaluation import loss_and_wrong
+from staircase_attention.models import at_depth
 from staircase_attention.tasks import Lanes, training_source
 from staircase_attention.training import load_run, train
 from staircase_attention.training.dataset import build_dataset
@@ -114,6 +115,40 @@ def test_parts_of_an_update_keep_a_depth_each(tmp_path):
             torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("core", [{}, {"num_coda_layers": 1, "num_prelude_layers": 1}])
+@pytest.mark.parametrize("cut", [None, 2])
+def test_a_loss_at_every_pass_is_the_mean_over_models_of_so_many(core, cut):
+    """Loss and gradients in float64, from fresh lanes and from those that the update left."""
+    changes = {f"model__core__{name}": value for name, value in core.items()}
+    changes |= {"model__core__dropout": 0.0, "model__schedule": LADDER | {"num_passes": 3}}
+    passes = {"loss": "every", "gradient_passes": cut}
+    learner, data = learner_of(small_recipe(**changes, training__passes=passes))
+    weights = list(learner.model.parameters())
+    for batch in batches_of(data, 2):
+        inputs, targets = map(torch.from_numpy, (batch.inputs, batch.targets))
+        expected, found = 0.0, [torch.zeros_like(one) for one in weights]
+        numbers = range(1 if cut is None else 2, 4)
+        for number in numbers:
+            model = learner.model.with_schedule(learner.model.schedule.with_passes(number))
+            # The passes that are cut are the same at every depth: here, the first of three.
+            model.gradient_passes = None if cut is None else number - 1
+            state = learner.states[0] and at_depth(model, learner.states[0])
+            loss = loss_and_wrong(model(inputs, state)[0], targets)[0] / len(numbers)
+            expected += loss.item()
+            parts = torch.autograd.grad(loss / batch.num_answers, weights, allow_unused=True)
+            found = [
+                one if part is None else one + part for one, part in zip(found, parts, strict=True)
+            ]
+        outcome = learner.update(batch, lanes=range(4), rate=0.0, wants_stop=False)
+        assert outcome.loss == pytest.approx(expected, rel=1e-12)
+        norm = torch.stack([one.norm() for one in found]).norm()
+        assert outcome.gradient_norm == pytest.approx(norm.item(), rel=1e-9)
+        scale = min(1.0, learner.gradient_clip / (norm.item() + 1e-6))
+        for mine, theirs in zip(weights, found, strict=True):
+            gradient = torch.zeros_like(mine) if mine.grad is None else mine.grad
+            torch.testing.assert_close(gradient, theirs * scale, rtol=1e-9, atol=1e-12)
+
+
 def test_a_run_of_many_depths_is_scored_at_its_schedule_and_loads(tmp_path):
     recipe = small_recipe(**DRAWN, training__passes__gradient_passes=1)
     result = train(recipe, tmp_path / "run")
@@ -150,6 +185,10 @@ def test_a_run_of_many_depths_is_scored_at_its_schedule_and_loads(tmp_path):
                 "model__schedule": LADDER | {"order": "AABB"},
             },
             "for layers in the order ABAB",
+        ),
+        (
+            {"training__passes__loss": "every", "model__schedule": STAIRCASE},
+            "every is for a Ladder .* got Staircase",
         ),
     ],
 )

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from staircase_attention.cli import INTERRUPTED
-from staircase_attention.cli.evaluate import evaluate
+from staircase_attention.cli.evaluate import evaluate, inspect
 from staircase_attention.cli.experiments import (
     bench,
     compare,
@@ -67,8 +67,8 @@ def staircase(
 
 # In the order of `staircase --help`.
 COMMANDS: tuple[Callable[..., int | None], ...] = (
-    *(demo, quickstart, draw, describe, recipes, train, resume, evaluate, sample, chat),
-    *(compare, reproduce, pack, export, bench, estimate),
+    *(demo, quickstart, draw, describe, recipes, train, resume, evaluate, inspect),
+    *(sample, chat, compare, reproduce, pack, export, bench, estimate),
 )
 for command in COMMANDS:
     app.command("eval" if command is evaluate else None)(command)

@@ -1,4 +1,4 @@
-"""`staircase eval`: the score of a trained model, in total and by place."""
+"""`staircase eval` and `inspect`: the score of a trained model, and its guesses pass by pass."""
 
 import json
 import math
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from staircase_attention.batches import IGNORED
 from staircase_attention.checks import check_choice, check_integer, input_error
 from staircase_attention.cli.arguments import (
     AsJson,
@@ -48,6 +49,9 @@ PLACES: "dict[Place, str]" = {
     "episode": "episode of its lane from",
     "position": "position in the episode from",
 }
+
+# White space that would not be seen.
+VISIBLE = str.maketrans({" ": "␣", "\n": "↵", "\t": "⇥"})
 
 
 def evaluate(
@@ -323,3 +327,70 @@ def measures(facts: Facts) -> str:
     'error 25.00%  loss 0.5000'
     """
     return "  ".join(words.format(facts[name]) for name, words in MEASURES.items() if name in facts)
+
+
+def inspect(
+    run: TrainedRun,
+    *,
+    text: Annotated[str | None, typer.Option(help="Text that a language model reads.")] = None,
+    episode: Annotated[
+        int | None, typer.Option(metavar="N", help="Test episode that it reads, counted from 0.")
+    ] = None,
+    passes: Annotated[
+        int | None, typer.Option(metavar="N", help="Number of passes, if not the recipe's.")
+    ] = None,
+    figure: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw it.")] = None,
+    checkpoint: CheckpointName = "best",
+    device: DeviceName = None,
+    trust_code: TrustCode = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a model would say after each pass, token by token."""
+    if (text is None) == (episode is None):
+        found = "neither" if text is None else "both"
+        raise input_error("a model reads --text or --episode", found, "give one of them")
+    if figure is not None:
+        check_can_write(figure, "--figure")
+    import torch
+    from rich import print as show
+
+    from staircase_attention.experiments.figures import save
+    from staircase_attention.inspect import inspect, lens, lens_figure, lens_table
+    from staircase_attention.models import SequenceModel
+    from staircase_attention.training import LanguageModel, load_language_model, load_run
+    from staircase_attention.training.dataset import TaskData
+    from staircase_attention.training.processes import choose_device
+
+    options: dict[str, Any] = {"checkpoint": checkpoint, "trust_code": trust_code}
+    loaded: LanguageModel | LoadedRun
+    if text is not None:
+        loaded = language = load_language_model(run, **options)
+        tokeniser, start = language.tokeniser, language.tokeniser.end_symbol
+        tokens = ([] if start is None else [start]) + language.encode(text)
+        parts = (language.decode([token]) for token in range(tokeniser.vocab_size))
+        names = [part.decode(errors="replace").translate(VISIBLE) or "·" for part in parts]
+        words, answers = [names[token] for token in tokens], [*tokens[1:], None]
+    else:
+        loaded = load_run(run, **options)
+        if not isinstance(loaded.data, TaskData):
+            raise input_error("--episode is for tasks", "a run on a corpus", "use --text")
+        episodes, task = loaded.data.episodes("test"), loaded.data.task
+        check_integer("--episode", episode, minimum=0, maximum=len(episodes) - 1, example=0)
+        inputs, targets = episodes[episode or 0]
+        tokens, words = inputs.tolist(), [task.input_symbols[symbol] for symbol in inputs]
+        answers = [None if answer == IGNORED else int(answer) for answer in targets]
+        names = [*task.output_symbols]
+    model = with_passes(loaded.model, passes).to(choose_device(device))
+    if not isinstance(model, SequenceModel) or not tokens:
+        rule = "inspect needs a model of the family, and a token"
+        raise input_error(rule, f"{type(model).__name__} and {text!r}", "use others")
+    with torch.no_grad():
+        seen = inspect(model, torch.tensor([tokens], device=model.output.weight.device))
+        places = lens(seen, words, answers, names)
+    if as_json:
+        typer.echo("\n".join(json.dumps(place._asdict()) for place in places))
+    else:
+        show(lens_table(places))
+    if figure is not None:
+        save(lens_figure(places, title=loaded.recipe.name), figure)
+        typer.echo(f"wrote {figure}", err=as_json)

@@ -18,12 +18,12 @@ from staircase_attention.huggingface.padding import (
     run_present,
     tokens_present,
 )
+from staircase_attention.inspect import Inspection
 from staircase_attention.models import SequenceModel, State
+from staircase_attention.models.executor import Watch
 
 # The label that Transformers leaves out of the loss.
 IGNORED = -100
-# Arguments of Transformers that these models do not support.
-UNSUPPORTED = ("position_ids", "output_attentions", "output_hidden_states")
 
 
 class StaircaseForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no-untyped-call]
@@ -63,14 +63,19 @@ class StaircaseForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         return_dict: bool | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
         **others: Any,  # noqa: ANN401
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
         """Logits for every token; with labels the loss; with a cache, the new state in it.
 
         Labels are shifted here, as everywhere in Transformers. The output has a cache if one was
         passed, if `use_cache` asks for it, and by default outside of training without labels.
+        Hidden states are the embeddings, then what each layer gives at each pass, in order, the
+        last one normed; attentions are those of each layer at each pass (see `Inspection`).
         """
-        self._check_supported(others)
+        if others.get("position_ids") is not None:
+            raise input_error("positions follow from the state", "position_ids", "leave it out")
         if (input_ids is None) == (inputs_embeds is None):
             found = "neither" if input_ids is None else "both"
             raise input_error("a model takes input_ids or inputs_embeds", found, "pass one of them")
@@ -87,7 +92,13 @@ class StaircaseForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no
         # A cache that was passed is always filled, even where `use_cache` is False.
         cache = StateCache() if past_key_values is None and use_cache else past_key_values
         present = tokens_present(attention_mask, tokens)
-        logits = self._run(tokens, present, cache)
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        if output_attentions is None:
+            output_attentions = self.config.output_attentions
+        seen = Inspection(self.sequence_model, tokens.shape[1])
+        is_watched = output_hidden_states or output_attentions
+        logits = self._run(tokens, present, cache, seen.watch if is_watched else None)
         if present is not None and labels is None:
             logits = carried(logits, present)
         loss = None
@@ -101,43 +112,49 @@ class StaircaseForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no
             loss=loss,
             logits=logits[:, kept],  # type: ignore[arg-type]
             past_key_values=cache,
+            hidden_states=self._hidden_states(seen) if output_hidden_states else None,  # type: ignore[arg-type]
+            attentions=tuple(seen.attention(*at) for at in seen.path)  # type: ignore[misc]
+            if output_attentions
+            else None,
         )
         if return_dict is None:
             return_dict = self.config.return_dict
         return output if return_dict else output.to_tuple()
 
+    def _hidden_states(self, seen: Inspection) -> tuple[Tensor, ...]:
+        *before, last = (seen.hidden(*at) for at in seen.path)
+        return seen.inputs(*seen.path[0]), *before, self.sequence_model.output_norm(last)
+
     def _run(
-        self, tokens: Tensor, present: Bool[Tensor, "batch time"] | None, cache: StateCache | None
+        self,
+        tokens: Tensor,
+        present: Bool[Tensor, "batch time"] | None,
+        cache: StateCache | None,
+        watch: Watch | None,
     ) -> Float[Tensor, "batch time vocab"]:
         model = self.sequence_model
         if cache is None and present is not None and is_padded_right(present):
             # Tokens after a row's end change nothing before it, and no state is kept.
             absent = ~present if tokens.dim() == present.dim() else ~present[..., None]
-            return model(tokens.masked_fill(absent, 0))[0]  # type: ignore[no-any-return]
+            return model(tokens.masked_fill(absent, 0), watch=watch)[0]  # type: ignore[no-any-return]
+        if watch and present is not None:
+            rule = "hidden states and attentions need rows without padding on the left"
+            raise input_error(rule, "padding", "leave it out, or pad right without a cache")
         state = None if cache is None else cache.state
 
         def run(num_columns: int) -> tuple[Tensor, State]:
             some = tokens[:, :num_columns]
             if present is None:
-                return model(some, state)  # type: ignore[no-any-return]
+                return model(some, state, watch=watch)  # type: ignore[no-any-return]
             return run_present(model, some, present[:, :num_columns], state)
 
         logits, after = run(tokens.shape[1])
+        watch = None  # a cropped cache runs again
         if cache is not None:
             # With gradients the state before would keep its graph alive.
             run_again = None if torch.is_grad_enabled() else lambda number: run(number)[1]
             cache.advance(after, tokens.shape[1], run_again)
         return logits
-
-    def _check_supported(self, others: dict[str, Any]) -> None:
-        asked = {"output_hidden_states": self.config.output_hidden_states} | others
-        for name in UNSUPPORTED:
-            if asked.get(name) is not None and asked[name] is not False:
-                raise input_error(
-                    "these models return loss, logits and past_key_values",
-                    name,
-                    "leave it out",
-                )
 
     @property
     def gradient_checkpointing(self) -> bool:

@@ -79,11 +79,7 @@ class Attention(KeysValuesProjection):
         positions: RelativePositions | RotaryPositions,
     ) -> Float[Tensor, "batch queries width"]:
         """What the queries find in the context."""
-        queries, keys = split_heads(self.query(normed), self.num_heads), context.keys
-        if self.query_norm is not None:
-            queries = self.query_norm(queries)
-        if isinstance(positions, RotaryPositions):
-            queries, keys = positions.place(queries, keys, view)
+        queries, keys = self.placed(normed, context.keys, view, positions)
         found = attend(
             queries,
             keys,
@@ -94,6 +90,17 @@ class Attention(KeysValuesProjection):
         )
         output: Tensor = self.output(merge_heads(found))
         return output
+
+    def placed(
+        self, normed: Tensor, keys: Tensor, view: View, positions: nn.Module
+    ) -> tuple[Tensor, Tensor]:
+        """The queries of these tokens, and the keys, that scores are computed from."""
+        queries = split_heads(self.query(normed), self.num_heads)
+        if self.query_norm is not None:
+            queries = self.query_norm(queries)
+        if isinstance(positions, RotaryPositions):
+            queries, keys = positions.place(queries, keys, view)
+        return queries, keys
 
 
 class FeedForward(nn.Module):

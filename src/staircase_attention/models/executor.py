@@ -13,6 +13,9 @@ from staircase_attention.models.backend import CoreRunner
 from staircase_attention.models.state import Stream
 from staircase_attention.schedules import OUTSIDE, Cell, Schedule, Step, num_positions, overlap
 
+# Told of every step: the stream before the call, the step, what its queries saw, the result.
+Watch = Callable[[Stream, Step, View, Trip], None]
+
 
 class Executor:
     """Takes the tokens of one stream through a timetable.
@@ -32,8 +35,9 @@ class Executor:
         inject: Callable[[Tensor, Tensor], Tensor] | None = None,
         settle: Callable[[Tensor, Tensor], Tensor],
         num_cut: int = 0,
+        watch: Watch | None = None,
     ) -> None:
-        self.core, self.inject, self.settle = core, inject, settle
+        self.core, self.inject, self.settle, self.watch = core, inject, settle, watch
         self.schedule = schedule
         self.before, self.num_tokens = stream, num_tokens
         self.num_cut = num_cut
@@ -69,6 +73,8 @@ class Executor:
                 for cell, new in zip(step.cells, after, strict=True):
                     before, is_first = hidden[cell.tokens], cell.pass_number == 1
                     hidden[cell.tokens] = new if is_first else self.settle(before, new)
+                if self.watch:
+                    self.watch(self.before, step, view, trip)
                 self._extend_bank(step, trip)
                 self._extend_cache(step, trip)
                 # Without gradients this frees the step's keys and values before the next step's.

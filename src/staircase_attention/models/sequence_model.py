@@ -19,7 +19,7 @@ from staircase_attention.layers.embedding import Embedding, check_tokens
 from staircase_attention.layers.layer import make_norm
 from staircase_attention.layers.positions import RelativePositions
 from staircase_attention.models.backend import Backend, PlainBackend
-from staircase_attention.models.executor import Executor
+from staircase_attention.models.executor import Executor, Watch
 from staircase_attention.models.state import STATE_RULE, State, Stream
 from staircase_attention.schedules import Order, Schedule
 
@@ -111,13 +111,15 @@ class SequenceModel(nn.Module):
         state: State | None = None,
         *,
         order: Order = "window",
+        watch: Watch | None = None,
     ) -> tuple[Float[Tensor, "batch time output"], State]:
         """Logits for every token, and the state from which the stream continues.
 
         Both orders compute the same function: `window` takes as many tokens per step as the
         schedule allows, `chunk` one chunk at a time, which needs less memory without gradients.
+        `watch` is told of every step; see `staircase_attention.inspect`.
         """
-        hidden, state = self.hidden(tokens, state, order=order)
+        hidden, state = self.hidden(tokens, state, order=order, watch=watch)
         return self.output(hidden), state
 
     # A timetable is Python code that is different at every position. A model that is compiled as
@@ -129,6 +131,7 @@ class SequenceModel(nn.Module):
         state: State | None = None,
         *,
         order: Order = "window",
+        watch: Watch | None = None,
     ) -> tuple[Float[Tensor, "batch time width"], State]:
         """What the output projection turns into logits; tokens may also be given as vectors."""
         if not isinstance(tokens, Tensor) or tokens.dim() != 3:  # noqa: PLR2004
@@ -154,6 +157,7 @@ class SequenceModel(nn.Module):
                 inject=inject,
                 settle=self.core.settle,
                 num_cut=self.num_cut,
+                watch=watch,
             )
             positions = range(stream.position, stream.position + own.shape[1])
             depth, span = self.config.depth, self.outside_span

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from staircase_attention.batches import IGNORED, Batch
 from staircase_attention.evaluation import autocast, loss_and_wrong
+from staircase_attention.inspect import Inspection
 from staircase_attention.models import (
     LSTMSequenceModel,
     LSTMState,
@@ -96,10 +97,10 @@ class Objective(nn.Module):
     Sharded weights are gathered when this is called.
     """
 
-    def __init__(self, model: Model, *, fuse_loss: bool) -> None:
+    def __init__(self, model: Model, *, fuse_loss: bool, every_pass: bool) -> None:
         super().__init__()
         self.model = model
-        self.fuse_loss = fuse_loss
+        self.fuse_loss, self.every_pass = fuse_loss, every_pass
 
     def forward(
         self, inputs: Tensor, state: Carried, targets: Tensor | None = None
@@ -107,27 +108,38 @@ class Objective(nn.Module):
         """Loss and wrong answers at all targets that are not IGNORED, and the state after them."""
         if targets is None:
             return tuple(self.model(inputs, state))
-        if not self.fuse_loss:
+        if not (self.fuse_loss or self.every_pass):
             logits, after = self.model(inputs, state)
             return *loss_and_wrong(logits, targets), after
-        # Triton is imported where it is used, since not every machine has it.
-        from staircase_attention.engine.kernels.cross_entropy import linear_cross_entropy
-
         model = self.model
         assert isinstance(model, SequenceModel)
         assert not isinstance(state, LSTMState)
-        hidden, after = model.hidden(inputs, state)
+        seen = Inspection(model, inputs.shape[1])
+        watch = seen.watch if self.every_pass else None
+        hidden, after = model.hidden(inputs, state, watch=watch)
+        loss, wrong = self._loss(hidden, targets)
+        if self.every_pass:
+            earlier = range(model.num_cut + 1, seen.num_passes)
+            losses = [self._loss(seen.hidden_after(number), targets)[0] for number in earlier]
+            loss = torch.stack([*losses, loss]).mean()
+        return loss, wrong, after
+
+    def _loss(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        output = self.model.output
+        if not self.fuse_loss:
+            return loss_and_wrong(output(hidden), targets)
+        # Triton is imported where it is used, since not every machine has it.
+        from staircase_attention.engine.kernels.cross_entropy import linear_cross_entropy
+
         if torch.is_autocast_enabled(hidden.device.type):
             hidden = hidden.to(torch.get_autocast_dtype(hidden.device.type))
-        output = model.output
-        loss, wrong = linear_cross_entropy(
+        return linear_cross_entropy(
             hidden.flatten(0, 1),
             output.weight,
             output.bias,
             targets.flatten(),
             ignore_index=IGNORED,
         )
-        return loss, wrong, after
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -170,7 +182,9 @@ class Learner:
             is_fast and find_spec("triton") is not None and model.output_size >= MANY_OUTPUTS
         )
         # Where weights are sharded, FSDP adds methods to it.
-        self.objective: Any = Objective(self.model, fuse_loss=fuse_loss)
+        self.objective: Any = Objective(
+            self.model, fuse_loss=fuse_loss, every_pass=config.passes.loss == "every"
+        )
         self.is_sharded = config.parallel != "ddp" and processes.count > 1
         """Whether this process keeps only a part of every weight."""
         if self.is_sharded:

@@ -11,7 +11,7 @@ import numpy as np
 from staircase_attention.checks import input_error
 from staircase_attention.layers import CoreConfig
 from staircase_attention.plain import from_plain, override, to_plain
-from staircase_attention.schedules import Schedule
+from staircase_attention.schedules import Ladder, Schedule, UniversalTransformer
 from staircase_attention.tasks import Growth
 
 # Passes that may be drawn.
@@ -167,6 +167,9 @@ class PassesConfig:
     """The first part of the updates, in which the largest number, or the mean, grows from least."""
     gradient_passes: int | None = None
     """Gradients flow through this many last passes only; None: through all."""
+    loss: Literal["last", "every"] = "last"
+    """Of a Ladder's update: the loss after its last pass, or the mean of those after every pass
+    through which gradients flow, each that of a model of so many passes."""
 
     def __post_init__(self) -> None:
         check(self, "at least 1", lambda value: value >= 1, "least")
@@ -334,7 +337,12 @@ class Recipe:
             raise input_error(rule, model.kind, "leave it out")
         for number in passes.numbers[:1] + passes.numbers[-1:] or (1,):
             model.schedule.with_passes(number)
-        if passes.gradient_passes and getattr(model.schedule, "order", None) == "AABB":
+        order = getattr(model.schedule, "order", "ABAB")
+        is_ladder = isinstance(model.schedule, Ladder | UniversalTransformer) and order == "ABAB"
+        if passes.loss == "every" and not is_ladder:
+            rule = "training.passes.loss = every is for a Ladder (ABAB) or a Universal Transformer"
+            raise input_error(rule, f"{model.schedule}", "leave it out, or use kind = uniform")
+        if passes.gradient_passes and order == "AABB":
             raise input_error(
                 "training.passes.gradient_passes is for layers in the order ABAB",
                 "AABB, whose first layer makes all its passes first",
