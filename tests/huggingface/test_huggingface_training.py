@@ -52,7 +52,9 @@ def test_padding_on_the_right_costs_no_second_run(monkeypatch):
     model = build()
     runs = []
     whole = model.forward
-    monkeypatch.setattr(model, "forward", lambda *given: runs.append(1) or whole(*given))
+    monkeypatch.setattr(
+        model, "forward", lambda *given, **more: runs.append(1) or whole(*given, **more)
+    )
     tokens, mask, labels = padded_right([prompt(7), prompt(4), prompt(9)])
     wrap(model)(tokens, attention_mask=mask, labels=labels)
     assert len(runs) == 1
