@@ -13,7 +13,7 @@ from staircase_attention.attention import View
 from staircase_attention.checks import check_integer
 from staircase_attention.layers import CoreConfig
 from staircase_attention.models.sequence_model import SequenceModel
-from staircase_attention.schedules import Ledger, Schedule, Step, num_positions
+from staircase_attention.schedules import CARRIED, Ledger, Schedule, Step, num_positions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -176,7 +176,8 @@ def _most_state_numbers(core: CoreConfig, schedule: Schedule, ledger: Ledger, po
 
 
 def _state_numbers(core: CoreConfig, schedule: Schedule, ledger: Ledger) -> int:
-    """Keys and values in all banks and in the cache."""
+    """Keys and values in all banks and in the cache, and what passes carry on."""
     num_pairs = 1 if schedule.shares_keys_values else core.num_layers
-    tokens = sum(ledger.banks.values()) + num_pairs * num_positions(ledger.cached)
-    return 2 * core.key_value_width * tokens
+    num_carried = sum(layer == CARRIED for _, layer in ledger.banks)
+    tokens = sum(ledger.banks.values()) - num_carried + num_pairs * num_positions(ledger.cached)
+    return 2 * core.key_value_width * tokens + core.width * num_carried

@@ -322,7 +322,9 @@ def can_decode(model: SequenceModel) -> bool:
     is_outer = config.injection != "none" or sum(config.depth) > config.num_layers
     # The launches of such layers are those of layers that see themselves by their own projections.
     is_usual = schedule.attends_self and not (schedule.shares_keys_values or schedule.mixes_layers)
-    return not config.qk_norm and (is_usual or not is_outer)
+    steps = schedule.steps(range(1), num_layers=config.num_layers, order="window")
+    lags = any(step.lags for step in steps)
+    return not (config.qk_norm or lags) and (is_usual or not is_outer)
 
 
 def _run_all(launches: "list[Launch]") -> None:
