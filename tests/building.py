@@ -181,9 +181,9 @@ EXAMPLES: dict[str, Schedule] = {
     "ladder-AABB": Ladder(num_passes=2, span=5, order="AABB"),
     "xl": TransformerXL(span=5),
     "universal": UniversalTransformer(num_passes=3, span=5),
-    "parallel-loop": ParallelLoop(num_passes=3, span=5),
     "feedback": FeedbackTransformer(span=4),
     "memory": MemoryNetwork(span=4),
+    "parallel-loop": ParallelLoop(num_passes=3, span=5),
 }
 """One of each kind, for tests that need no more."""
 

@@ -72,6 +72,13 @@ def sample(
     passes: Annotated[
         int | None, typer.Option(metavar="N", help="Number of passes, if not the recipe's.")
     ] = None,
+    draft_passes: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Draft tokens in N passes, verify them in all at once."),
+    ] = None,
+    draft_tokens: Annotated[
+        int, typer.Option(metavar="N", help="Tokens to draft before they are verified.")
+    ] = 4,
     checkpoint: CheckpointName = "best",
     save: Annotated[
         Path | None, typer.Option(help="Save the stream to this file, to resume it later.")
@@ -114,6 +121,8 @@ def sample(
             # In training a document follows the end of another.
             start_token=language.tokeniser.end_symbol,
         )
+    if draft_passes is not None:
+        stream.speculate(draft_passes, draft_tokens)
     if save is None:
         # The last token shows what was held back; in a saved stream it comes later.
         stream.max_tokens = stream.num_made + max_tokens

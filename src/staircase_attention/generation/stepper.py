@@ -90,6 +90,11 @@ class Stepper:
             self._is_ahead = False
         return self._state
 
+    def go_to(self, state: ModelState) -> None:
+        """Continue from another state of the same rows."""
+        self._state = state
+        self._drop_decoder()
+
     def keep(self, places: Sequence[int]) -> None:
         """Drop all rows but these.
 

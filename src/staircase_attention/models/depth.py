@@ -43,7 +43,8 @@ def at_depth(model: SequenceModel, state: State) -> State:
     signature = model.signature
     if state.model == signature:
         return state
-    before = model.schedule.with_passes(passes_of(state) or 1)
+    number = passes_of(state)
+    before = model.schedule.with_passes(1 if number is None else number)
     if state.model != {**signature, "schedule": before.to_dict()}:
         # Of a model that differs in more, which refuses it.
         return state
