@@ -15,8 +15,10 @@ from staircase_attention.checks import check_integer, input_error
 from staircase_attention.cli.arguments import (
     CheckpointName,
     DeviceName,
+    ExitRule,
     TrainedRun,
     TrustCode,
+    with_exit,
     with_passes,
 )
 from staircase_attention.files import check_can_write
@@ -72,6 +74,7 @@ def sample(
     passes: Annotated[
         int | None, typer.Option(metavar="N", help="Number of passes, if not the recipe's.")
     ] = None,
+    exit_rule: ExitRule = None,
     draft_passes: Annotated[
         int | None,
         typer.Option(metavar="N", help="Draft tokens in N passes, verify them in all at once."),
@@ -101,6 +104,7 @@ def sample(
     language = load(run, checkpoint, device=device, trust_code=trust_code)
     if passes is not None:
         language = replace(language, model=with_passes(language.model, passes))
+    language = replace(language, model=with_exit(language.model, exit_rule))
     prompts = prompt or [""]
     if resume is not None:
         stream = load_stream(resume, language.model, decode=language.decode)

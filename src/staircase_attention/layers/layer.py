@@ -78,7 +78,20 @@ class Attention(KeysValuesProjection):
         positions: RelativePositions | RotaryPositions,
     ) -> Float[Tensor, "batch queries width"]:
         """What the queries find in the context."""
-        queries, keys = split_heads(self.query(normed), self.num_heads), context.keys
+        found = self.find(self.query(normed), context, view=view, positions=positions)
+        output: Tensor = self.output(found)
+        return output
+
+    def find(
+        self,
+        projected: Float[Tensor, "batch queries width"],
+        context: KeysValues,
+        *,
+        view: View,
+        positions: RelativePositions | RotaryPositions,
+    ) -> Float[Tensor, "batch queries width"]:
+        """The same between the projections of queries and outputs."""
+        queries, keys = split_heads(projected, self.num_heads), context.keys
         if self.query_norm is not None:
             queries = self.query_norm(queries)
         if isinstance(positions, RotaryPositions):
@@ -91,8 +104,7 @@ class Attention(KeysValuesProjection):
             view=view,
             dropout=self.dropout if self.training else 0.0,
         )
-        output: Tensor = self.output(merge_heads(found))
-        return output
+        return merge_heads(found)
 
 
 class FeedForward(nn.Module):

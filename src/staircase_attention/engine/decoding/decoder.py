@@ -26,6 +26,7 @@ from staircase_attention.engine.decoding.weights import Weights
 from staircase_attention.engine.kernels.graphs import captured
 from staircase_attention.layers import KeysValues
 from staircase_attention.layers.positions import ROTARY_BASE
+from staircase_attention.models.exits import ExitBackend
 from staircase_attention.models.sequence_model import SequenceModel
 from staircase_attention.models.state import State, Stream
 from staircase_attention.schedules import joined
@@ -323,8 +324,8 @@ def can_decode(model: SequenceModel) -> bool:
     # The launches of such layers are those of layers that see themselves by their own projections.
     is_usual = schedule.attends_self and not (schedule.shares_keys_values or schedule.mixes_layers)
     steps = schedule.steps(range(1), num_layers=config.num_layers, order="window")
-    lags = any(step.lags for step in steps)
-    return not (config.qk_norm or lags) and (is_usual or not is_outer)
+    is_other = any(step.lags for step in steps) or isinstance(model.backend, ExitBackend)
+    return not (config.qk_norm or is_other) and (is_usual or not is_outer)
 
 
 def _run_all(launches: "list[Launch]") -> None:
