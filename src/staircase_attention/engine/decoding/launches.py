@@ -81,10 +81,13 @@ class Launches:
         *,
         attends_self: bool,
         early: bool,
+        num_tokens: int = 1,
     ) -> None:
-        self.weights, self.memory = weights, memory
+        self.weights, self.memory, self.num_tokens = weights, memory, num_tokens
         self.attends_self, self.early = attends_self, early
-        self.rows, self.num_heads, self.size = memory.num_rows, memory.num_heads, memory.head_size
+        # Successive tokens of a row are rows here, one after another.
+        self.rows = memory.num_rows * num_tokens
+        self.num_heads, self.size = memory.num_heads, memory.head_size
         self.width = self.num_heads * self.size
         self.attention = attention_tiles(
             self.rows,
@@ -341,6 +344,7 @@ class Launches:
             "HEADS": self.memory.num_groups if keeps else 1,
             "SIZE": self.size if keeps else 1,
             "CAPACITY": product.capacity,
+            "TOKENS": self.num_tokens,
         }
 
     def _attend(self, layer: int, plan: Tensor, span: int | None) -> Launch:
@@ -376,6 +380,7 @@ class Launches:
             SPAN=span or 0,
             DISTANCES=sizes.reach if table is None else len(table),
             ROTARY=table is None,
+            TOKENS=self.num_tokens,
             SHARES=tiles.shares,
             BLOCK=tiles.block,
             num_warps=tiles.num_warps,
