@@ -8,13 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_streams import GREEDY, SAMPLED, lstm, made
 
-from building import EXACT, SCHEDULES, build, random_tokens, small
+from building import EXACT, SCHEDULES, build, small
 from staircase_attention import CoreConfig, Ladder, Staircase
 from staircase_attention.generation import (
     SamplingConfig,
     load_stream,
     save_stream,
-    speculation,
     stream,
 )
 from staircase_attention.models import take_apart
@@ -62,26 +61,6 @@ def test_sampled_rows_depend_neither_on_their_batch_nor_on_the_number_of_drafts(
     for row, prompt in enumerate(PROMPTS):
         alone = stream(model, prompt, row_numbers=[row], **options).speculate(1, number)
         assert made(alone)[row] == together[row]
-
-
-@settings(max_examples=25)
-@given(model=models(), first=small(0, 20), length=small(1, 9), data=st.data())
-def test_going_back_gives_the_state_of_the_tokens_that_stay(model, first, length, data):
-    tokens, number = random_tokens(2, first + length), data.draw(small(1, length))
-    before = model(tokens[:, :first])[1]
-    if first and data.draw(st.booleans()):
-        before = before.reset([True, False])
-    after = model(tokens[:, first:], before)[1]
-    found = speculation.earlier(model, before, after, tokens[:, first : first + number])
-    assert_same_state(found, model(tokens[:, first : first + number], before)[1])
-
-
-def test_a_ladder_goes_back_without_computing_anything_again():
-    model, tokens = build(Ladder(num_passes=3, span=5)), random_tokens(1, 12)
-    before = model(tokens[:, :8])[1]
-    after = model(tokens[:, 8:], before)[1]
-    model.core.register_forward_pre_hook(lambda *_: pytest.fail("the core was called"))
-    speculation.earlier(model, before, after, tokens[:, 8:10])
 
 
 @pytest.mark.parametrize(
@@ -141,3 +120,27 @@ def test_wrong_drafts_are_refused(model, passes, number, message):
     tokens = stream(model, [1], max_tokens=3)
     with pytest.raises(ValueError, match=message):
         tokens.speculate(passes, number)
+
+
+def test_a_round_that_fails_leaves_the_stream_as_it_was():
+    model = build(Ladder(num_passes=3, span=5), CORE)
+    options = {"max_tokens": 12, "sampling": GREEDY}
+    drafted = stream(model, PROMPTS, **options).speculate(1, 4)
+    first = [next(drafted) for _ in range(3)]
+    fails = iter([True])
+
+    def decode(_):
+        if next(fails, False):
+            raise RuntimeError("no text")
+        return b"x"
+
+    drafted.waiting.clear()
+    drafted.decode = decode
+    before = drafted.num_made
+    with pytest.raises(RuntimeError, match="no text"):
+        drafted.next_round()
+    assert drafted.num_made == before
+    expected = made(stream(model, PROMPTS, **options))
+    assert {one.row: [one.token] for one in first} == {row: expected[row][:1] for row in expected}
+    rest = made(drafted)
+    assert all(expected[row][before:] == rest[row] for row in rest)

@@ -103,11 +103,10 @@ class TokenStream(Iterator[NewToken]):
         """
         with inference(self.stepper.model):
             self.speculation = Speculation(
-                self.stepper.model,
-                self.stepper.state,
-                num_passes=num_passes,
-                num_tokens=num_tokens,
+                self.stepper, num_passes=num_passes, num_tokens=num_tokens
             )
+            # A decoder that has begun could not go back.
+            self.stepper = Stepper(self.stepper.model, self.stepper.state, slack=num_tokens)
         return self
 
     def __next__(self) -> NewToken:
@@ -143,7 +142,7 @@ class TokenStream(Iterator[NewToken]):
         if len(unfinished) < len(self.rows):
             self.stepper.keep(unfinished)
             if self.speculation is not None:
-                self.speculation.state = self.speculation.state.select(unfinished)
+                self.speculation.drafts.keep(unfinished)
             self.rows = tuple(self.rows[place] for place in unfinished)
             self.pending = self.pending[unfinished]
             self.recent = [self.recent[place] for place in unfinished]
@@ -151,13 +150,19 @@ class TokenStream(Iterator[NewToken]):
         if self.speculation is not None:
             limits = [limit for limit in (self.max_tokens, self.until) if limit is not None]
             left = min(limits) - self.num_made if limits else None
+            num_made = 0
             with inference(self.stepper.model):
-                made, drafts, state = self.speculation.round(self, left)
-            decoded = [[self._decoded(token) for token in tokens.tolist()] for tokens, _ in made]
-            self.speculation.state = drafts
-            self.stepper.go_to(state)
-            for (tokens, logprobs), pieces in zip(made, decoded, strict=True):
-                self._add(tokens, logprobs, pieces)
+                try:
+                    made = [
+                        (*one, [self._decoded(token) for token in one[0].tolist()])
+                        for one in self.speculation.round(self, left)
+                    ]
+                    num_made = len(made)
+                finally:
+                    for stepper in (self.stepper, self.speculation.drafts):
+                        stepper.settle(num_made)
+            for one in made:
+                self._add(*one)
             return
         with inference(self.stepper.model), self.stepper.step(self.pending) as logits:
             tokens, logprobs = choose(
