@@ -114,10 +114,8 @@ def with_exit(model: "Model", text: str | None) -> "Model":
     """The same weights with exits, as --exit has them."""
     if text is None:
         return model
-    from staircase_attention.models import SequenceModel, with_exits
+    from staircase_attention.models import with_exits
 
-    if not isinstance(model, SequenceModel):
-        raise input_error("--exit is for Ladders", "lstm", "leave it out")
     [(rule, threshold)] = parse_assignments([text]).items()
     return with_exits(model, rule, threshold)  # type: ignore[arg-type]
 

@@ -143,7 +143,8 @@ def evaluate(
                 sized = data.with_length(size)
             found = scored(one, sized, name, places, tokens)
             if exit_rule is not None:
-                found[0]["mean_passes"] = mean_passes(one)
+                exits = one.model.backend
+                found[0]["mean_passes"] = exits.num_passes / exits.num_tokens
             of = {"split": "text" if text else split, "length": size, "passes": depth}
             show(*found, as_json, of=of, loaded=loaded)
             label = split if size is None else f"length {size:,}"
@@ -155,12 +156,6 @@ def evaluate(
         # For two people to compare; with --json the scores have it.
         facts = "  ".join(f"{name} {checksum}" for name, checksum in loaded.checksums.items())
         typer.echo(f"checksum: {facts}" + ("" if loaded.is_verified else "  (no checksums.json)"))
-
-
-def mean_passes(loaded: "LoadedRun") -> float:
-    """Of all tokens that a model with exits has read."""
-    exits = loaded.model.backend
-    return float(exits.num_passes / exits.num_tokens)
 
 
 def prepared_text(run: Path, text: list[Path], stack: ExitStack) -> Path:

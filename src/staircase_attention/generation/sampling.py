@@ -87,15 +87,9 @@ def choose(
     else:
         draws = [uniform(seed=config.seed, row=row, count=count) for row in rows]
         tokens = pick(scores, torch.tensor(draws).to(logits))
-    return tokens.cpu(), logprobs_of(logits, tokens)
-
-
-def logprobs_of(
-    logits: Float[Tensor, "rows vocab"], tokens: Int[Tensor, " rows"]
-) -> Float[Tensor, " rows"]:
-    """Of the logits themselves: what the model believes, not what was drawn from."""
-    chosen = tokens.to(logits.device)[:, None]
-    return logits.log_softmax(-1).gather(-1, chosen)[:, 0].cpu()
+    # Of the logits themselves: what the model believes, not what was drawn from.
+    logprobs = logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
+    return tokens.cpu(), logprobs.cpu()
 
 
 def scores_to_draw(

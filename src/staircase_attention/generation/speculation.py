@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from staircase_attention.checks import check_integer, input_error
-from staircase_attention.generation.sampling import logprobs_of, pick, scores_to_draw, uniform
+from staircase_attention.generation.sampling import pick, scores_to_draw, uniform
 from staircase_attention.generation.stepper import Stepper
 from staircase_attention.models import SequenceModel, State, at_depth
 
@@ -74,7 +74,8 @@ class Speculation:
             rest = torch.where(rest.sum(-1, keepdim=True) > 0, rest, wanted)
             other = pick(rest.log(), draws(place, "rest").to(logits.device)).cpu()
             tokens = torch.where(is_accepted, draft, other)
-            made.append((tokens, logprobs_of(logits, tokens)))
+            logprobs = logits.log_softmax(-1).cpu().gather(-1, tokens[:, None])[:, 0]
+            made.append((tokens, logprobs))
             for row, token in zip(recent, tokens.tolist(), strict=True):
                 row.append(token)
             self.num_drafted += len(rows)

@@ -94,14 +94,8 @@ class Executor:
         """Steps that are taken at once: all passes of a lagged token, else one by one."""
         for tokens, group in groupby(plan, key=lambda step: step.tokens):
             steps = list(group)
-            keys = [(step.bank, step.layers.start) for step in steps]
-            held = {self.banks[key].num_tokens if key in self.banks else 0 for key in keys}
             is_free = len(tokens) == 1 and all(step.lags for step in steps[1:])
-            # A stream that has changed its number of passes may hold less in some banks.
-            if is_free and len(held) == 1 and not self.num_cut:
-                yield steps
-            else:
-                yield from ([step] for step in steps)
+            yield from [steps] if is_free and not self.num_cut else [[step] for step in steps]
 
     def _carry(self, step: Step, hidden: Mapping[range, Tensor]) -> None:
         """Keep what the next token enters this pass with: the present one after the pass before."""

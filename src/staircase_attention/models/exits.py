@@ -38,14 +38,14 @@ def with_exits(model: SequenceModel, rule: Rule, threshold: float) -> SequenceMo
     """
     check_choice("an exit rule", rule, get_args(Rule))
     check_number("an exit threshold", threshold, minimum=0, example=0.9)
-    schedule = model.schedule
-    is_ladder = schedule.name in ("ladder", "universal-transformer")
+    schedule = getattr(model, "schedule", None)
+    is_ladder = getattr(schedule, "name", "") in ("ladder", "universal-transformer")
     if not is_ladder or getattr(schedule, "order", "ABAB") != "ABAB":
-        raise input_error("exits are for Ladders in the order ABAB", repr(schedule), "leave it out")
+        raise input_error("exits are for Ladders in the order ABAB", schedule, "leave it out")
     if rule == "confidence" and model.config.num_coda_layers:
         remedy = "use the rule change"
         raise input_error("confidence needs a core without a coda", model.config, remedy)
-    copy = model.with_schedule(schedule)
+    copy = model.with_schedule(model.schedule)
     copy.backend = ExitBackend(model, rule, threshold)
     return copy
 
@@ -113,12 +113,27 @@ class ExitRunner:
         places = places * hidden.shape[1] + self.stay % hidden.shape[1]
         if len(rows) < len(hidden) and view.first_visible is not None:
             view = replace(view, first_visible=view.first_visible[rows])
-        moving, contexts = flat[self.stay], []
-        for layer, pieces in zip(layers, past, strict=True):
-            moving, context = self._layer(
-                layer, moving, pieces, hidden.shape[:2], rows, places, view
-            )
+        moving, contexts, shape = flat[self.stay], [], hidden.shape[:2]
+        for number, pieces in zip(layers, past, strict=True):
+            layer = self.core.typed_layers[number]
+            attention, normed = layer.attention, layer.attention_norm(moving)
+            new = attention.keys_values(normed[None]).map(lambda part: part[0].transpose(0, 1))
+            if number in self.left:
+                pairs = zip(self.left[number], new, strict=True)
+                new = KeysValues(*(old.index_copy(0, self.stay, one) for old, one in pairs))
+            self.left[number] = new
+            own = new.map(lambda part: part.unflatten(0, shape).transpose(1, 2))
+            context = join([*pieces, own])
             contexts.append([context])
+            if not len(moving):
+                continue
+            seen = context if len(rows) == len(hidden) else context.map(lambda part: part[rows])
+            queries = normed.new_zeros(len(rows) * shape[1], normed.shape[1])
+            queries = queries.index_copy(0, places, attention.query(normed))
+            queries = queries.unflatten(0, (len(rows), shape[1]))
+            found = attention.find(queries, seen, view=view, positions=self.core.positions)
+            moving = moving + attention.output(found.flatten(0, 1)[places])
+            moving = moving + layer.feed_forward(layer.feed_forward_norm(moving))
         before = self.done[self.stay]
         self.done = self.done.index_copy(0, self.stay, moving)
         self.exits.num_passes += len(self.stay)
@@ -126,39 +141,3 @@ class ExitRunner:
         if self.made and len(self.stay):
             self.stay = self.stay[~self.exits.leave(before, moving)]
         return Trip([hidden, self.done.view_as(hidden)], contexts)
-
-    def _layer(
-        self,
-        number: int,
-        moving: Float[Tensor, "tokens width"],
-        past: Sequence[KeysValues],
-        shape: torch.Size,
-        rows: Tensor,
-        places: Tensor,
-        view: View,
-    ) -> tuple[Float[Tensor, "tokens width"], KeysValues]:
-        """The tokens after a layer, and the keys and values of all tokens."""
-        layer = self.core.typed_layers[number]
-        attention = layer.attention
-        normed = layer.attention_norm(moving)
-        new = attention.keys_values(normed[None]).map(lambda part: part[0].transpose(0, 1))
-        if number in self.left:
-            held = self.left[number]
-            pairs = zip(held, new, strict=True)
-            new = KeysValues(*(old.index_copy(0, self.stay, one) for old, one in pairs))
-        self.left[number] = new
-        own = new.map(lambda part: part.unflatten(0, shape).transpose(1, 2))
-        context = join([*past, own])
-        if not len(moving):
-            return moving, context
-        seen = context if len(rows) == shape[0] else context.map(lambda part: part[rows])
-        queries = normed.new_zeros(len(rows) * shape[1], normed.shape[1])
-        queries = queries.index_copy(0, places, attention.query(normed))
-        found = attention.find(
-            queries.unflatten(0, (len(rows), shape[1])),
-            seen,
-            view=view,
-            positions=self.core.positions,
-        )
-        moving = moving + attention.output(found.flatten(0, 1)[places])
-        return moving + layer.feed_forward(layer.feed_forward_norm(moving)), context

@@ -16,6 +16,8 @@ LayerOrder = Literal["ABAB", "AABB"]
 class RungSchedule(Schedule):
     """Tokens that go up side by side, each seeing the latest positions at its own height."""
 
+    lags: ClassVar[bool] = False
+    """Whether passes after the first enter with what the token before left."""
     span: int
     """S: latest positions that a token sees."""
     span_includes_self: bool = field(default=True, metadata={"is_new": True})
@@ -48,11 +50,6 @@ class RungSchedule(Schedule):
                         retained=self.attention_span - 1,
                         lags=self.lags and pass_number > 1,
                     )
-
-    @property
-    def lags(self) -> bool:
-        """Whether passes after the first enter with what the token before left."""
-        return False
 
     @property
     def attention_span(self) -> int:
@@ -140,6 +137,7 @@ class ParallelLoop(RungSchedule):
     """
 
     name: ClassVar[str] = "parallel-loop"
+    lags: ClassVar[bool] = True
 
     num_passes: int
     """N: how often the core is applied."""
@@ -148,8 +146,3 @@ class ParallelLoop(RungSchedule):
     def rungs(self) -> tuple[int, LayerOrder]:
         """A lag needs whole passes."""
         return self.num_passes, "ABAB"
-
-    @property
-    def lags(self) -> bool:
-        """Always."""
-        return True
