@@ -26,7 +26,7 @@ from staircase_attention.training.processes import choose_device
 from staircase_attention.training.trainer import score_split
 
 CONFIDENCES = (0.3, 0.5, 0.7, 0.9, 0.97)
-CHANGES = (0.05, 0.1, 0.2, 0.3, 0.4)
+CHANGES = (0.1, 0.2, 0.3, 0.5, 0.7)
 
 
 def say(line: str) -> None:

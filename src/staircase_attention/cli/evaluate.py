@@ -30,6 +30,7 @@ from staircase_attention.files import check_can_write
 
 if TYPE_CHECKING:
     from staircase_attention.evaluation import Place
+    from staircase_attention.models import ExitBackend
     from staircase_attention.training import LoadedRun
     from staircase_attention.training.dataset import CorpusData, SplitName, TaskData
 
@@ -143,7 +144,7 @@ def evaluate(
                 sized = data.with_length(size)
             found = scored(one, sized, name, places, tokens)
             if exit_rule is not None:
-                exits = one.model.backend
+                exits = cast("ExitBackend", one.model.backend)
                 found[0]["mean_passes"] = exits.num_passes / exits.num_tokens
             of = {"split": "text" if text else split, "length": size, "passes": depth}
             show(*found, as_json, of=of, loaded=loaded)

@@ -74,9 +74,9 @@ class ExitBackend:
     ) -> Bool[Tensor, " tokens"]:
         """Which tokens are done, given what they were before and after a pass."""
         if self.rule == "change":
-            change = (after - before).float().norm(dim=-1)
-            return change < self.threshold * after.float().norm(dim=-1)
-        logits = self.model.output(self.model.output_norm(after))
+            sizes = torch.stack([after - before, after]).float().square().sum(-1).sqrt()
+            return sizes[0] < self.threshold * sizes[1]
+        logits: Tensor = self.model.output(self.model.output_norm(after))
         return logits.float().softmax(-1).amax(-1) > self.threshold
 
 
@@ -101,14 +101,15 @@ class ExitRunner:
     ) -> Trip:
         """One pass of the tokens that stay."""
         if layers.start >= self.core.config.num_layers:
-            return self.core(hidden, layers=layers, past=past, view=view)
+            outside: Trip = self.core(hidden, layers=layers, past=past, view=view)
+            return outside
         flat = hidden.flatten(0, 1)
         if self.made == 0:
             # After their last pass, and what they left there by layer: [tokens, groups, size].
             self.done, self.left = flat, dict[int, KeysValues]()
             self.stay = torch.arange(len(flat), device=flat.device)
             self.exits.num_tokens += len(flat)
-        rows, places = (self.stay // hidden.shape[1]).unique(return_inverse=True)
+        rows, places = torch.unique(self.stay // hidden.shape[1], return_inverse=True)
         # Where a token stands among the rows that are left.
         places = places * hidden.shape[1] + self.stay % hidden.shape[1]
         if len(rows) < len(hidden) and view.first_visible is not None:
@@ -122,7 +123,7 @@ class ExitRunner:
                 pairs = zip(self.left[number], new, strict=True)
                 new = KeysValues(*(old.index_copy(0, self.stay, one) for old, one in pairs))
             self.left[number] = new
-            own = new.map(lambda part: part.unflatten(0, shape).transpose(1, 2))
+            own = new.map(lambda part: torch.unflatten(part, 0, shape).transpose(1, 2))
             context = join([*pieces, own])
             contexts.append([context])
             if not len(moving):
@@ -130,7 +131,7 @@ class ExitRunner:
             seen = context if len(rows) == len(hidden) else context.map(lambda part: part[rows])
             queries = normed.new_zeros(len(rows) * shape[1], normed.shape[1])
             queries = queries.index_copy(0, places, attention.query(normed))
-            queries = queries.unflatten(0, (len(rows), shape[1]))
+            queries = torch.unflatten(queries, 0, (len(rows), shape[1]))
             found = attention.find(queries, seen, view=view, positions=self.core.positions)
             moving = moving + attention.output(found.flatten(0, 1)[places])
             moving = moving + layer.feed_forward(layer.feed_forward_norm(moving))
