@@ -172,7 +172,7 @@ def product_many(source, weights, bias, partial, counts, target, mix, mix_weight
                  base, position, plan, rows, WEIGHT_STRIDE: tl.constexpr, COLUMNS: tl.constexpr,
                  INNER: tl.constexpr, TARGET: tl.constexpr, BIAS: tl.constexpr, MIX: tl.constexpr,
                  HEADS: tl.constexpr, SIZE: tl.constexpr, CAPACITY: tl.constexpr,
-                 TOKENS: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr, READ: tl.constexpr,
+                 TOKENS: tl.constexpr, PARTS: tl.constexpr, READ: tl.constexpr,
                  BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
                  EARLY: tl.constexpr):  # fmt: skip
     """Σ_k source[row, k] weights[column, k] for many rows, the sum over k in PARTS parts.
@@ -181,6 +181,7 @@ def product_many(source, weights, bias, partial, counts, target, mix, mix_weight
     in `partial` [PARTS, rows, COLUMNS], in float32; the last program to arrive adds all parts in a
     fixed order, so that the result does not depend on which one is last.
     """
+    PART: tl.constexpr = (INNER + PARTS * BLOCK_K - 1) // (PARTS * BLOCK_K) * BLOCK_K
     tile, part = tl.program_id(0), tl.program_id(1)
     num_blocks = tl.cdiv(rows, BLOCK_M)
     number, block = tl.program_id(2) // num_blocks, tl.program_id(2) % num_blocks

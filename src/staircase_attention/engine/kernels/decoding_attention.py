@@ -59,10 +59,9 @@ def attend_segments(queries, keys, values, table, starts, position, plan, attend
                     counts, bank_base, cache_base, rows, scale, HEADS: tl.constexpr,
                     GROUPS: tl.constexpr, SIZE: tl.constexpr, UNITS: tl.constexpr,
                     CAPACITY: tl.constexpr, SLOTS: tl.constexpr, SEGMENTS: tl.constexpr,
-                    FROZEN: tl.constexpr, SELF: tl.constexpr, SPAN: tl.constexpr,
-                    DISTANCES: tl.constexpr, ROTARY: tl.constexpr, TOKENS: tl.constexpr,
-                    SHARES: tl.constexpr, BLOCK: tl.constexpr,
-                    EARLY: tl.constexpr):  # fmt: skip
+                    FROZEN: tl.constexpr, SPAN: tl.constexpr, DISTANCES: tl.constexpr,
+                    ROTARY: tl.constexpr, TOKENS: tl.constexpr, SHARES: tl.constexpr,
+                    BLOCK: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     """Σ_k softmax_k(q · (key_k + table[distance_k]) / √SIZE) value_k for one head of one row.
 
     Keys and values have GROUPS heads, each for HEADS / GROUPS heads of queries.
@@ -82,6 +81,8 @@ def attend_segments(queries, keys, values, table, starts, position, plan, attend
     Only the query and the token's own key are new. All others were there before this token, and are
     prefetched before the kernel ahead has ended. UNITS is SIZE rounded up to a power of two.
     """
+    # A token that sees itself has a bank.
+    SELF: tl.constexpr = SEGMENTS > FROZEN
     if EARLY:
         gdc_launch_dependents()
     row, head, share = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS, tl.program_id(1)
