@@ -293,3 +293,14 @@ def test_ctrl_c_keeps_and_saves_what_was_written(language, staircase, output_of,
     both = zip(first.split("--- 1\n"), rest.split("--- 1\n"), strict=True)
     joined = [one.strip() + other.removeprefix("--- 0\n") for one, other in both]
     assert joined == whole.split("--- 1\n")
+
+
+def test_sample_drafts_the_same_text_and_eval_counts_passes(output_of, ladder_run):
+    plain = ["sample", ladder_run, "--prompt", "ab", "--temperature", 0, "--max-tokens", 12]
+    assert output_of(*plain, "--draft-passes", 1, "--draft-tokens", 3) == output_of(*plain)
+    assert output_of(*plain, "--exit", "change=0") == output_of(*plain)
+    out = output_of("eval", ladder_run, "--tokens", 64, "--exit", "confidence=0", "--json")
+    assert json.loads(out)["mean_passes"] == 1
+    assert "mean passes 2.000" in output_of(
+        "eval", ladder_run, "--tokens", 64, "--exit", "confidence=1"
+    )
