@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 import torch
 
-from staircase_attention import engine
+from staircase_attention.engine import accelerate
 from staircase_attention.generation import SamplingConfig, stream
 from staircase_attention.models import ExitBackend, SequenceModel, with_exits
 from staircase_attention.training import LoadedRun, load_language_model, load_run
@@ -62,7 +62,7 @@ def score_exits(run: LoadedRun, passes: list[int], num_tokens: int | None) -> No
     """Print a table of loss against mean passes."""
     device = choose_device(None)
     assert isinstance(run.model, SequenceModel)
-    model = engine.accelerate(run.model.to(device)) if device.type == "cuda" else run.model
+    model = accelerate(run.model.to(device)) if device.type == "cuda" else run.model
     changes = {} if device.type == "cuda" else {"training.precision": "float32"}
     recipe = run.recipe.override(changes)
     say("| | mean passes | loss | bits | error | answers per second |\n|---|---|---|---|---|---|")
