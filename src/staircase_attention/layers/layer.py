@@ -76,21 +76,10 @@ class Attention(KeysValuesProjection):
         *,
         view: View,
         positions: RelativePositions | RotaryPositions,
+        projects: bool = True,
     ) -> Float[Tensor, "batch queries width"]:
-        """What the queries find in the context."""
-        found = self.find(self.query(normed), context, view=view, positions=positions)
-        output: Tensor = self.output(found)
-        return output
-
-    def find(
-        self,
-        projected: Float[Tensor, "batch queries width"],
-        context: KeysValues,
-        *,
-        view: View,
-        positions: RelativePositions | RotaryPositions,
-    ) -> Float[Tensor, "batch queries width"]:
-        """The same between the projections of queries and outputs."""
+        """What the queries find in the context; without the two projections if not `projects`."""
+        projected = self.query(normed) if projects else normed
         queries, keys = split_heads(projected, self.num_heads), context.keys
         if self.query_norm is not None:
             queries = self.query_norm(queries)
@@ -104,7 +93,8 @@ class Attention(KeysValuesProjection):
             view=view,
             dropout=self.dropout if self.training else 0.0,
         )
-        return merge_heads(found)
+        output: Tensor = merge_heads(found)
+        return self.output(output) if projects else output
 
 
 class FeedForward(nn.Module):

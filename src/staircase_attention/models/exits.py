@@ -132,7 +132,9 @@ class ExitRunner:
             queries = normed.new_zeros(len(rows) * shape[1], normed.shape[1])
             queries = queries.index_copy(0, places, attention.query(normed))
             queries = torch.unflatten(queries, 0, (len(rows), shape[1]))
-            found = attention.find(queries, seen, view=view, positions=self.core.positions)
+            found = attention(
+                queries, seen, view=view, positions=self.core.positions, projects=False
+            )
             moving = moving + attention.output(found.flatten(0, 1)[places])
             moving = moving + layer.feed_forward(layer.feed_forward_norm(moving))
         before = self.done[self.stay]
