@@ -102,9 +102,9 @@ def sample(
     from staircase_attention.training.processes import stop_requests
 
     language = load(run, checkpoint, device=device, trust_code=trust_code)
-    if passes is not None:
-        language = replace(language, model=with_passes(language.model, passes))
-    language = replace(language, model=with_exit(language.model, exit_rule))
+    if passes is not None or exit_rule is not None:
+        model = with_exit(with_passes(language.model, passes), exit_rule)
+        language = replace(language, model=model)
     prompts = prompt or [""]
     if resume is not None:
         stream = load_stream(resume, language.model, decode=language.decode)
