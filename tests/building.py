@@ -14,6 +14,7 @@ from staircase_attention import (
     GlobalCachedStaircase,
     Ladder,
     MemoryNetwork,
+    ParallelLoop,
     SequenceModel,
     Staircase,
     State,
@@ -61,6 +62,7 @@ SCHEDULES: dict[str, st.SearchStrategy[Schedule]] = {
         span=small(1, 9),
         span_includes_self=st.booleans(),
     ),
+    "parallel-loop": st.builds(ParallelLoop, num_passes=small(1, 4), span=small(1, 9)),
     "feedback-transformer": st.builds(
         FeedbackTransformer,
         span=small(1, 6),
@@ -181,6 +183,7 @@ EXAMPLES: dict[str, Schedule] = {
     "universal": UniversalTransformer(num_passes=3, span=5),
     "feedback": FeedbackTransformer(span=4),
     "memory": MemoryNetwork(span=4),
+    "parallel-loop": ParallelLoop(num_passes=3, span=5),
 }
 """One of each kind, for tests that need no more."""
 

@@ -320,6 +320,33 @@ def ladder(
     return [states[token] for token in range(len(embeddings))]
 
 
+def parallel_loop(
+    oracle: Oracle, embeddings: list[Tensor], num_passes: int, span: int
+) -> list[Tensor]:
+    """Token by token: pass n takes in pass n-1 of the token before, 0 at first, and the token."""
+    keys: dict[tuple[int, int], dict[int, Attended]] = {}
+    before = [torch.zeros_like(embeddings[0])] * num_passes
+    outputs = []
+    for t, embedding in enumerate(embeddings):
+        after = []
+        for n in range(1, num_passes + 1):
+            if n == 1:
+                state = embedding
+            elif oracle.core.injection == "none":
+                state = before[n - 2] + embedding
+            else:
+                state = oracle.inject(before[n - 2], embedding)
+            for layer in range(oracle.core.num_layers):
+                offered = keys.setdefault((n, layer), {})
+                offered[t] = oracle.attended(layer, t, state)
+                seen = [offered[u] for u in range(max(0, t - span + 1), t + 1)]
+                state = oracle.layer(layer, t, state, seen)
+            after.append(state.detach() if n <= oracle.num_cut else state)
+        before = after
+        outputs.append(after[-1])
+    return outputs
+
+
 def memory_network(oracle: Oracle, embeddings: list[Tensor], span: int) -> list[Tensor]:
     """Section 3.3, Memory Networks: one pass; of tokens t-S+1..t-1 only the embeddings are seen."""
     outputs = []
@@ -387,6 +414,8 @@ def final_states(oracle: Oracle, embeddings: list[Tensor], schedule: Any) -> lis
             )
             span = schedule.span if schedule.span_includes_self else schedule.span + 1
             return ladder(oracle, embeddings, num_passes, span, order)
+        case "ParallelLoop":
+            return parallel_loop(oracle, embeddings, schedule.num_passes, schedule.span)
         case "FeedbackTransformer":
             return feedback_transformer(oracle, embeddings, schedule)
         case "MemoryNetwork":

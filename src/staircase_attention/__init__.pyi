@@ -8,6 +8,7 @@ from staircase_attention.schedules import FeedbackTransformer as FeedbackTransfo
 from staircase_attention.schedules import GlobalCachedStaircase as GlobalCachedStaircase
 from staircase_attention.schedules import Ladder as Ladder
 from staircase_attention.schedules import MemoryNetwork as MemoryNetwork
+from staircase_attention.schedules import ParallelLoop as ParallelLoop
 from staircase_attention.schedules import Staircase as Staircase
 from staircase_attention.schedules import TransformerXL as TransformerXL
 from staircase_attention.schedules import UniversalTransformer as UniversalTransformer

@@ -165,10 +165,11 @@ class Inspection:
                 return level.new_zeros(shape)
             own = core.typed_layers[seen.step.layers[seen.place]]
             keys = join(context).keys.to(level.dtype)
+            queries = own.attention.query(own.attention_norm(level))
             # Attention to the rows of the identity gives the weights themselves.
             rows = torch.eye(keys.shape[2], dtype=level.dtype, device=level.device)
             found = attend(
-                *own.attention.placed(own.attention_norm(level), keys, seen.view, positions),
+                *own.attention.placed(queries, keys, seen.view, positions),
                 rows.expand(*keys.shape[:2], -1, -1),
                 table=positions.table,
                 view=seen.view,

@@ -70,3 +70,10 @@ def text_run(tmp_path_factory):
 def episodic_run(tmp_path_factory):
     """The same with texts that are segments of their own."""
     return train_on_text(tmp_path_factory.mktemp("episodic"), "task.form=episodic")
+
+
+@pytest.fixture(scope="session")
+def ladder_run(tmp_path_factory):
+    """The same with a Ladder."""
+    ladder = {"name": "ladder", "num_passes": 2, "span": 16}
+    return train_on_text(tmp_path_factory.mktemp("ladder"), f"model.schedule={ladder}")

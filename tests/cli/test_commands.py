@@ -18,6 +18,7 @@ OPTIONS = {
     "ladder": ["num_passes=2", "span=8", "order=AABB"],
     "transformer-xl": ["span=8"],
     "universal-transformer": ["num_passes=2", "span=8"],
+    "parallel-loop": ["num_passes=3", "span=8"],
     "feedback-transformer": ["span=8", "attend_self=true"],
     "memory-network": ["span=8"],
 }

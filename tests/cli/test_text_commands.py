@@ -314,3 +314,14 @@ def test_inspect_shows_what_every_pass_would_say(output_of, refused, text_run, t
     assert "from 0 to 19, got 20" in refused("inspect", task_run, "--episode", 20)
     assert "--text or --episode, got neither" in refused("inspect", task_run)
     assert "use --text" in refused("inspect", text_run, "--episode", 0)
+
+
+def test_sample_drafts_the_same_text_and_eval_counts_passes(output_of, ladder_run):
+    plain = ["sample", ladder_run, "--prompt", "ab", "--temperature", 0, "--max-tokens", 12]
+    assert output_of(*plain, "--draft-passes", 1, "--draft-tokens", 3) == output_of(*plain)
+    assert output_of(*plain, "--exit", "change=0") == output_of(*plain)
+    out = output_of("eval", ladder_run, "--tokens", 64, "--exit", "confidence=0", "--json")
+    assert json.loads(out)["mean_passes"] == 1
+    assert "mean passes 2.000" in output_of(
+        "eval", ladder_run, "--tokens", 64, "--exit", "confidence=1"
+    )

@@ -91,7 +91,7 @@ def assert_same(found, expected):
 
 def forget(decoder):
     """Fill all scratch memory with what would be noticed."""
-    for tensor in vars(decoder._launches).values():
+    for tensor in vars(decoder._launches(1)).values():
         if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
             tensor.fill_(torch.nan)
 
@@ -169,6 +169,32 @@ CASES = {
     ),
     "sinks": (Sinks(chunk_size=2, num_window_chunks=3, num_passes=1), {"max_distance": 40}),
 }
+
+
+@pytest.mark.parametrize("name", ["modern ladder", "modern staircase", "modern cached"])
+@torch.no_grad()
+def test_several_tokens_at_once_are_those_tokens_one_by_one_and_can_be_taken_back(name):
+    schedule, settings = CASES[name]
+    model, batch = build(schedule, **settings), random_tokens(2, 40)
+    state = model(batch[:, :5])[1]
+    decoder, position = Decoder(model, state, slack=4), 5
+    while position < 30:
+        number = min(decoder.room, 1 + position % 4)
+        wrong = (batch[:, position : position + number] + 1) % VOCAB_SIZE
+        wrong[:, 0] = batch[:, position]
+        decoder.step(wrong)
+        # The first token stays; the others are taken back and come right.
+        decoder.undo(number - 1)
+        position += 1
+        number = min(decoder.room, 3)
+        tokens = batch[:, position : position + number]
+        state = model(batch[:, :position])[1]
+        expected, state = model(tokens, state)
+        torch.testing.assert_close(decoder.step(tokens), expected, **CLOSE)
+        position += number
+        assert_same(decoder.state(), state)
+
+
 each_case = pytest.mark.parametrize(("schedule", "options"), CASES.values(), ids=CASES)
 
 

@@ -82,7 +82,9 @@ def test_all_tables_call_their_models_by_the_paper_s_names(table):
 
 @pytest.mark.parametrize("table", ["random-walk", "algorithm", "enwik8"])
 def test_fast_rows_are_the_paper_s_models_without_dropout_and_stand_beside_its_numbers(table):
-    for fast, usual in zip(table_rows(f"{table}-fast"), table_rows(table), strict=True):
+    # The paper has no parallel loop.
+    ours = [row for row in table_rows(f"{table}-fast") if not row.name.startswith("parallel")]
+    for fast, usual in zip(ours, table_rows(table), strict=True):
         assert (fast.name, fast.paper) == (usual.name, usual.paper)
         assert fast.recipe.name == f"{table}-fast/{fast.name}"
         assert fast.recipe.task == usual.recipe.task

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from small_streams import made
 
-from staircase_attention import CoreConfig, SequenceModel, Staircase
+from staircase_attention import CoreConfig, Ladder, SequenceModel, Staircase
 from staircase_attention.engine import Decoder
-from staircase_attention.generation import load_stream, save_stream, stepper, stream
+from staircase_attention.generation import SamplingConfig, load_stream, save_stream, stepper, stream
 
 pytest.importorskip("triton")
 
@@ -94,3 +95,21 @@ def test_changed_weights_make_a_new_decoder(model, with_decoders):
         model.output.bias.add_(1.0)
     next(tokens)
     assert tokens.stepper._decoder is not first
+
+
+@pytest.mark.parametrize(
+    "schedule", [Ladder(num_passes=3, span=5), Staircase(chunk_size=4, num_passes=3)]
+)
+def test_decoders_draft_and_verify_the_tokens_of_the_model(schedule, monkeypatch):
+    torch.manual_seed(0)
+    core = CoreConfig(width=32, num_layers=1, num_heads=2)
+    model = SequenceModel(vocab_size=9, core=core, schedule=schedule)
+    options = {"max_tokens": 7, "sampling": SamplingConfig(temperature=0)}
+    prompts = [[1, 2], [3, 4]]
+    expected = made(stream(model, prompts, **options))
+    monkeypatch.setattr(stepper, "is_worthwhile", lambda model: True)
+    drafted = stream(model, prompts, **options).speculate(1, 3)
+    assert made(drafted) == expected
+    assert 0 < drafted.speculation.num_accepted < drafted.speculation.num_drafted
+    assert drafted.speculation.drafts._decoder
+    assert drafted.stepper._decoder

@@ -16,7 +16,7 @@ CORE = CoreConfig(width=8, num_layers=2, num_heads=2, max_distance=40)
 # With layers outside of the recurrence, which every pass sees again.
 AROUND = replace(CORE, num_prelude_layers=1, num_coda_layers=1, injection="gated")
 CORES = st.sampled_from([CORE, AROUND])
-DIALS = ("staircase", "cached-staircase", "global-cached-staircase", "ladder")
+DIALS = ("staircase", "cached-staircase", "global-cached-staircase", "ladder", "parallel-loop")
 
 
 def two_depths(schedule, before, after, core=CORE):

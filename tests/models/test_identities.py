@@ -15,6 +15,7 @@ from staircase_attention import (
     GlobalCachedStaircase,
     Ladder,
     MemoryNetwork,
+    ParallelLoop,
     Staircase,
     TransformerXL,
     UniversalTransformer,
@@ -57,6 +58,11 @@ def test_a_ladder_with_one_pass_is_transformer_xl(data, span, order):
     assert_same_function(
         data, TransformerXL(span=span), Ladder(num_passes=1, span=span, order=order)
     )
+
+
+@given(data=st.data(), span=small(1, 9))
+def test_a_parallel_loop_with_one_pass_is_transformer_xl(data, span):
+    assert_same_function(data, TransformerXL(span=span), ParallelLoop(num_passes=1, span=span))
 
 
 @given(data=st.data(), span=small(1, 9))

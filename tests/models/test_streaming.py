@@ -18,7 +18,7 @@ from building import (
     small,
     tokens,
 )
-from staircase_attention import Staircase
+from staircase_attention import ParallelLoop, Staircase
 
 each_kind = pytest.mark.parametrize("name", ALL_SCHEDULES)
 
@@ -111,3 +111,11 @@ def test_a_compiled_model_gives_the_same_numbers_piece_by_piece():
         logits, state = compiled(piece, state)
         outputs.append(logits)
     torch.testing.assert_close(torch.cat(outputs, dim=1), whole, **EXACT)
+
+
+def test_all_passes_of_a_token_of_a_parallel_loop_are_one_batch():
+    model, sizes = build(ParallelLoop(num_passes=4, span=5)), []
+    state = model(random_tokens(3, 9))[1].reset([False, True, False])
+    model.core.register_forward_pre_hook(lambda _, given: sizes.append(tuple(given[0].shape[:2])))
+    model(random_tokens(3, 1), state)
+    assert sizes == [(4 * 3, 1)]

@@ -52,4 +52,4 @@ def test_every_model_is_exact_without_the_engine_which_is_imported_without_trito
         check=False,
     )
     assert result.returncode == 0, result.stderr
-    assert len(result.stdout.split()) == 10
+    assert len(result.stdout.split()) == 11

@@ -58,6 +58,14 @@ Passes = Annotated[
     str | None,
     typer.Option(metavar="N,N,...", help="Numbers of passes to compare, as 1,2,4,8."),
 ]
+ExitRule = Annotated[
+    str | None,
+    typer.Option(
+        "--exit",
+        metavar="RULE=NUMBER",
+        help="Let tokens of a Ladder leave early: confidence=0.9 or change=0.1.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -100,6 +108,16 @@ def with_passes(model: "Model", num_passes: int | None) -> "Model":
     if not isinstance(model, SequenceModel):
         raise input_error("--passes is for schedules with num_passes", "lstm", "leave it out")
     return model.with_schedule(model.schedule.with_passes(num_passes))
+
+
+def with_exit(model: "Model", text: str | None) -> "Model":
+    """The same weights with exits, as --exit has them."""
+    if text is None:
+        return model
+    from staircase_attention.models import with_exits
+
+    [(rule, threshold)] = parse_assignments([text]).items()
+    return with_exits(model, rule, threshold)  # type: ignore[arg-type]
 
 
 def _parse(words: Iterable[str], parse: Callable[[str], Any]) -> dict[str, Any]:

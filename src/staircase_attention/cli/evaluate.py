@@ -19,22 +19,26 @@ from staircase_attention.cli.arguments import (
     AsJson,
     CheckpointName,
     DeviceName,
+    ExitRule,
     Passes,
     TrainedRun,
     TrustCode,
     parse_passes,
+    with_exit,
     with_passes,
 )
 from staircase_attention.files import check_can_write
 
 if TYPE_CHECKING:
     from staircase_attention.evaluation import Place
+    from staircase_attention.models import ExitBackend
     from staircase_attention.training import LoadedRun
     from staircase_attention.training.dataset import CorpusData, SplitName, TaskData
 
 # A score as plain data.
 Facts = dict[str, Any]
 MEASURES = {
+    "mean_passes": "mean passes {:.3f}",
     "error": "error {:.2%}",
     "loss": "loss {:.4f}",
     "bits": "bits per token {:.4f}",
@@ -83,6 +87,7 @@ def evaluate(
         typer.Option("--by-position", help="Also score by position in the episode or document."),
     ] = False,
     passes: Passes = None,
+    exit_rule: ExitRule = None,
     figure: Annotated[
         Path | None,
         typer.Option(metavar="FILE.png", help="Draw the loss against --passes."),
@@ -120,7 +125,12 @@ def evaluate(
         if text and lanes is None:
             lanes = lanes_of_text(loaded, tokens)
         runs = [
-            prepared(loaded, passes=depth, precision=precision, lanes=lanes, device=device)
+            prepared(
+                replace(loaded, model=with_exit(with_passes(loaded.model, depth), exit_rule)),
+                precision=precision,
+                lanes=lanes,
+                device=device,
+            )
             for depth in depths
         ]
         data, name = loaded.data, cast("SplitName", split)
@@ -137,6 +147,9 @@ def evaluate(
             if isinstance(data, TaskData) and size is not None:
                 sized = data.with_length(size)
             found = scored(one, sized, name, places, tokens)
+            if exit_rule is not None:
+                exits = cast("ExitBackend", one.model.backend)
+                found[0]["mean_passes"] = exits.num_passes / exits.num_tokens
             of = {"split": "text" if text else split, "length": size, "passes": depth}
             show(*found, as_json, of=of, loaded=loaded)
             label = split if size is None else f"length {size:,}"
@@ -170,7 +183,6 @@ def lanes_of_text(loaded: "LoadedRun", num_tokens: int | None) -> int:
 def prepared(
     loaded: "LoadedRun",
     *,
-    passes: int | None,
     precision: str | None,
     lanes: int | None,
     device: str | None,
@@ -179,8 +191,8 @@ def prepared(
     from staircase_attention import engine
     from staircase_attention.training.processes import choose_device
 
-    model, place = loaded.model, choose_device(device)
-    model = with_passes(model, passes).to(place)
+    place = choose_device(device)
+    model = loaded.model.to(place)
     if place.type == "cuda":
         engine.accelerate(model)
     overrides: dict[str, Any] = {}

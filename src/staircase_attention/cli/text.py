@@ -15,8 +15,10 @@ from staircase_attention.checks import check_integer, input_error
 from staircase_attention.cli.arguments import (
     CheckpointName,
     DeviceName,
+    ExitRule,
     TrainedRun,
     TrustCode,
+    with_exit,
     with_passes,
 )
 from staircase_attention.files import check_can_write
@@ -72,6 +74,14 @@ def sample(
     passes: Annotated[
         int | None, typer.Option(metavar="N", help="Number of passes, if not the recipe's.")
     ] = None,
+    exit_rule: ExitRule = None,
+    draft_passes: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Draft tokens in N passes, verify them in all at once."),
+    ] = None,
+    draft_tokens: Annotated[
+        int, typer.Option(metavar="N", help="Tokens to draft before they are verified.")
+    ] = 4,
     checkpoint: CheckpointName = "best",
     save: Annotated[
         Path | None, typer.Option(help="Save the stream to this file, to resume it later.")
@@ -92,8 +102,9 @@ def sample(
     from staircase_attention.training.processes import stop_requests
 
     language = load(run, checkpoint, device=device, trust_code=trust_code)
-    if passes is not None:
-        language = replace(language, model=with_passes(language.model, passes))
+    if passes is not None or exit_rule is not None:
+        model = with_exit(with_passes(language.model, passes), exit_rule)
+        language = replace(language, model=model)
     prompts = prompt or [""]
     if resume is not None:
         stream = load_stream(resume, language.model, decode=language.decode)
@@ -114,6 +125,8 @@ def sample(
             # In training a document follows the end of another.
             start_token=language.tokeniser.end_symbol,
         )
+    if draft_passes is not None:
+        stream.speculate(draft_passes, draft_tokens)
     if save is None:
         # The last token shows what was held back; in a saved stream it comes later.
         stream.max_tokens = stream.num_made + max_tokens

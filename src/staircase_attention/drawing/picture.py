@@ -237,6 +237,8 @@ def _notes(schedule: Schedule, columns: Sequence[range]) -> Iterator[str]:
         yield f"A token sees {span} position{'' if span == 1 else 's'}, its own the last."
     if not schedule.attends_self:
         yield "A token does not see itself."
+    if getattr(schedule, "lags", False):
+        yield "Pass n begins with pass n-1 of the token before, and the token."
     if _is_growing(schedule, last):
         yield f"The window is still growing at {name('x', last)}."
 

@@ -23,6 +23,7 @@ from staircase_attention.layers.layer import (
 )
 from staircase_attention.layers.positions import RelativePositions, RotaryPositions
 from staircase_attention.models.backend import CoreRunner, PlainBackend
+from staircase_attention.models.exits import ExitBackend
 from staircase_attention.models.sequence_model import SequenceModel
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -56,7 +57,8 @@ def accelerate(model: Model) -> Model:
     They apply on a GPU, in float32 and bfloat16, to models of the family whose settings `can_fuse`
     names. Everywhere else, and for other models, nothing changes.
     """
-    if isinstance(model, SequenceModel):
+    # Exits gather tokens, which no kernel does.
+    if isinstance(model, SequenceModel) and not isinstance(model.backend, ExitBackend):
         model.backend = FusedBackend()
     return model
 

@@ -79,7 +79,7 @@ def recipes() -> Mapping[str, Recipe]:
     everything = [
         *_state_tracking(),
         *(language := [*_language()]),
-        *_many_depths({recipe.name: recipe for recipe in language}),
+        *_beside({recipe.name: recipe for recipe in language}),
         *_small_state_tracking(),
         *_small_language(),
     ]
@@ -225,8 +225,11 @@ def _language() -> Iterator[Recipe]:
                     yield ours
 
 
-def _many_depths(known: Mapping[str, Recipe]) -> Iterator[Recipe]:
-    """Weights for any number of passes from 1 to 8, beside rows of `enwik8-fast`."""
+def _beside(known: Mapping[str, Recipe]) -> Iterator[Recipe]:
+    """A parallel loop, and weights for 1 to 8 passes, beside rows of `enwik8-fast`."""
+    loop = {"name": "parallel-loop", "num_passes": 4, "span": TEXT_SPAN}
+    changes = {"name": "enwik8-fast/parallel-loop-4", "model.schedule": loop}
+    yield known["enwik8-fast/ladder-4"].override(changes)
     for model, row in (("ladder", "ladder-4"), ("staircase", "staircase-n4-c64")):
         changes = {"name": f"enwik8-depth/{model}", "training.passes.kind": "uniform"}
         yield known[f"enwik8-fast/{row}"].override(changes)

@@ -46,6 +46,7 @@ MODEL_NAMES = {
     "ladder": "Ladder",
     "transformer-xl": "Transformer-XL",
     "universal-transformer": "Universal Transformer",
+    "parallel-loop": "Parallel Loop",
     "feedback-transformer": "Feedback Transformer",
     "memory-network": "Memory Network",
 }

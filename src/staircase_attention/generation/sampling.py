@@ -81,25 +81,42 @@ def choose(
     `recent` are each row's latest tokens, `rows` the rows' numbers, `count` the tokens made so far.
     """
     logits = logits.double()
-    check_logits(logits, rows)
-    scores = penalised(logits, recent, penalty=config.repetition_penalty)
+    scores = scores_to_draw(config, logits, recent, rows=rows)
     if config.temperature == 0:
         tokens = scores.argmax(-1)
     else:
         draws = [uniform(seed=config.seed, row=row, count=count) for row in rows]
-        tokens = pick(filtered(scores, config), torch.tensor(draws).to(logits))
+        tokens = pick(scores, torch.tensor(draws).to(logits))
     # Of the logits themselves: what the model believes, not what was drawn from.
     logprobs = logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
     return tokens.cpu(), logprobs.cpu()
 
 
-def uniform(*, seed: int, row: int, count: int) -> float:
-    """A number in [0, 1), the same for the same three arguments on every machine.
+def scores_to_draw(
+    config: SamplingConfig,
+    logits: Float[Tensor, "rows vocab"],
+    recent: Sequence[Sequence[int]],
+    *,
+    rows: Sequence[int],
+) -> Float[Tensor, "rows vocab"]:
+    """Whose softmax a token is drawn from, in float64; at temperature 0 one token is left."""
+    logits = logits.double()
+    check_logits(logits, rows)
+    recent = [row[-config.repetition_window :] for row in recent]
+    scores = penalised(logits, recent, penalty=config.repetition_penalty)
+    if config.temperature == 0:
+        best = scores.argmax(-1, keepdim=True)
+        return torch.full_like(scores, -torch.inf).scatter_(-1, best, 0.0)
+    return filtered(scores, config)
+
+
+def uniform(*, seed: int, row: int, count: int, purpose: str = "") -> float:
+    """A number in [0, 1), the same for the same arguments on every machine.
 
     >>> uniform(seed=0, row=0, count=0)
     0.14489232750326442
     """
-    name = f"staircase_attention {seed} {row} {count}".encode()
+    name = f"staircase_attention {seed} {row} {count}{purpose}".encode()
     digest = hashlib.blake2b(name, digest_size=8).digest()
     return float((int.from_bytes(digest, "big") >> (64 - MANTISSA)) / (1 << MANTISSA))
 

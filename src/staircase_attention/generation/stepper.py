@@ -70,8 +70,8 @@ class Stepper:
     A decoder keeps the state in its own layout. `state` converts it back, only when asked.
     """
 
-    def __init__(self, model: Model, state: ModelState) -> None:
-        self.model = model
+    def __init__(self, model: Model, state: ModelState, *, slack: int = 0) -> None:
+        self.model, self.slack = model, slack
         self._state = state
         self._decoder: engine.Decoder | None = None
         self._active: Int[Tensor, " rows"] | None = None
@@ -79,6 +79,8 @@ class Stepper:
         self._is_ahead = False
         """Whether the decoder has seen tokens that `_state` has not."""
         self._is_broken = False
+        self._trail: list[tuple[Tensor, ModelState]] = []
+        """Tokens ahead, and the states before them where there is no decoder."""
 
     @property
     def state(self) -> ModelState:
@@ -89,6 +91,35 @@ class Stepper:
             self._state = state if self._active is None else state.select(self._active)
             self._is_ahead = False
         return self._state
+
+    @property
+    def room(self) -> int | None:
+        """Tokens that `ahead` can take before it settles; None: any number."""
+        decoder = self._current_decoder()
+        return None if decoder is None else decoder.room
+
+    def ahead(self, tokens: Int[Tensor, "rows time"]) -> Float[Tensor, "rows time vocab"]:
+        """The logits of tokens that `settle` may take back: `slack` at most."""
+        decoder = self._current_decoder()
+        self._trail.append((tokens, self._state))
+        if decoder is None:
+            logits, self._state = feed(self.model, tokens, self._state)
+            return logits
+        self._is_ahead = True
+        logits = decoder.step(self._fed(tokens))
+        return logits if self._active is None else logits[self._active]
+
+    def settle(self, number: int) -> None:
+        """Keep this many of the tokens ahead: going back is keeping an old state."""
+        extra = sum(tokens.shape[1] for tokens, _ in self._trail) - number
+        if self._decoder is not None and extra:
+            self._decoder.undo(extra)
+        while self._decoder is None and extra > 0:
+            tokens, self._state = self._trail.pop()
+            extra -= tokens.shape[1]
+            if extra < 0:
+                _, self._state = feed(self.model, tokens[:, :-extra], self._state)
+        self._trail.clear()
 
     def keep(self, places: Sequence[int]) -> None:
         """Drop all rows but these.
@@ -115,19 +146,22 @@ class Stepper:
             yield logits[:, -1]
             self._state = state
             return
-        active = self._active
-        if active is not None:
-            # What rows out of use are fed does not matter.
-            fed = tokens.new_zeros(decoder.batch_size, device=active.device)
-            fed[active] = tokens.to(fed.device)
-            tokens = fed
-        logits = decoder.step(tokens)
+        logits = decoder.step(self._fed(tokens))
         try:
-            yield logits if active is None else logits[active]
+            yield logits if self._active is None else logits[self._active]
         except BaseException:
             decoder.undo()
             raise
         self._is_ahead = True
+
+    def _fed(self, tokens: Tensor) -> Tensor:
+        """One row for each of the decoder's; what rows out of use are fed does not matter."""
+        if self._decoder is None or self._active is None:
+            return tokens
+        shape = (self._decoder.batch_size, *tokens.shape[1:])
+        fed = tokens.new_zeros(shape, device=self._active.device)
+        fed[self._active] = tokens.to(fed.device)
+        return fed
 
     def _drop_decoder(self) -> None:
         self._decoder, self._active, self._is_ahead = None, None, False
@@ -146,7 +180,9 @@ class Stepper:
             try:
                 assert isinstance(state, State)
                 # Packed weights are the largest part of a decoder; all streams share them.
-                self._decoder = engine.Decoder(model, state, weights=_weights.get(model))
+                self._decoder = engine.Decoder(
+                    model, state, weights=_weights.get(model), slack=self.slack
+                )
                 _weights[model] = self._decoder.weights
             # A compiler or memory may be missing; the model needs neither.
             except Exception as error:

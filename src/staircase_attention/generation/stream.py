@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from jaxtyping import Int
@@ -12,6 +12,7 @@ from torch import Tensor
 from staircase_attention.checks import check_integer, input_error
 from staircase_attention.generation.prompts import Prompt, as_rows, prefill
 from staircase_attention.generation.sampling import SamplingConfig, choose
+from staircase_attention.generation.speculation import Speculation
 from staircase_attention.generation.stepper import Model, ModelState, Stepper, accelerate, inference
 from staircase_attention.generation.text import Decode, Encode, as_stop_strings, show
 
@@ -69,6 +70,10 @@ class TokenStream(Iterator[NewToken]):
     """Tokens that have been made and not been asked for yet."""
     finished: dict[int, Finish] = field(default_factory=dict)
     """The rows that have ended, and why. A row that is added here ends."""
+    speculation: Speculation | None = None
+    """What drafts tokens; a saved stream has none."""
+    until: int | None = None
+    """`num_made` at which `take` stops."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.sampling, SamplingConfig):
@@ -90,6 +95,20 @@ class TokenStream(Iterator[NewToken]):
         # The stream's own tensors are made in inference mode; a selection of them is not.
         return self.stepper.state.select(range(len(self.rows)))
 
+    def speculate(self, num_passes: int, num_tokens: int = 4) -> Self:
+        """Draft tokens in fewer passes from now on; what is made has the same distribution.
+
+        At temperature 0 the tokens are the same. `num_tokens` are drafted before all passes verify
+        them at once.
+        """
+        with inference(self.stepper.model):
+            self.speculation = Speculation(
+                self.stepper, num_passes=num_passes, num_tokens=num_tokens
+            )
+            # A decoder that has begun could not go back.
+            self.stepper = Stepper(self.stepper.model, self.stepper.state, slack=num_tokens)
+        return self
+
     def __next__(self) -> NewToken:
         if not self.waiting:
             self._make()
@@ -108,7 +127,7 @@ class TokenStream(Iterator[NewToken]):
     def take(self, max_tokens: int) -> Iterator[NewToken]:
         """The tokens still waiting, then up to this many more per row; the stream can continue."""
         check_integer("max_tokens", max_tokens, minimum=1, example=100)
-        last = self.num_made + max_tokens
+        last = self.until = self.num_made + max_tokens
         while self.waiting or self.num_made < last:
             token = next(self, None)
             if token is None:
@@ -116,26 +135,50 @@ class TokenStream(Iterator[NewToken]):
             yield token
 
     def _make(self) -> None:
-        """Make one token for every unfinished row."""
+        """Make one token for every unfinished row, or several where they are drafted."""
         unfinished = [place for place, row in enumerate(self.rows) if row not in self.finished]
         if not unfinished:
             return
         if len(unfinished) < len(self.rows):
             self.stepper.keep(unfinished)
+            if self.speculation is not None:
+                self.speculation.drafts.keep(unfinished)
             self.rows = tuple(self.rows[place] for place in unfinished)
             self.pending = self.pending[unfinished]
             self.recent = [self.recent[place] for place in unfinished]
         # A round happens whole or not at all: if sampling fails, the step is undone.
+        if self.speculation is not None:
+            limits = [limit for limit in (self.max_tokens, self.until) if limit is not None]
+            left = min(limits) - self.num_made if limits else None
+            num_made = 0
+            with inference(self.stepper.model):
+                try:
+                    made = [
+                        (*one, [self._decoded(token) for token in one[0].tolist()])
+                        for one in self.speculation.round(self, left)
+                    ]
+                    num_made = len(made)
+                finally:
+                    for stepper in (self.stepper, self.speculation.drafts):
+                        stepper.settle(num_made)
+            for one in made:
+                self._add(*one)
+            return
         with inference(self.stepper.model), self.stepper.step(self.pending) as logits:
             tokens, logprobs = choose(
                 self.sampling, logits, self.recent, rows=self.rows, count=self.num_made
             )
             pieces = [self._decoded(token) for token in tokens.tolist()]
         # Only now: an exception above leaves the stream as it was.
+        self._add(tokens, logprobs, pieces)
+
+    def _add(self, tokens: Tensor, logprobs: Tensor, pieces: Sequence[bytes]) -> None:
+        """Add a token to every row; one that ended in this round gets none."""
         self.pending = tokens
         self.num_made += 1
-        made = zip(self.rows, tokens.tolist(), logprobs.tolist(), pieces, strict=True)
-        self.waiting.extend(self.announce(*one) for one in made)
+        for row, *made in zip(self.rows, tokens.tolist(), logprobs.tolist(), pieces, strict=True):
+            if row not in self.finished:
+                self.waiting.append(self.announce(row, *made))
         window = self.sampling.repetition_window
         for recent, token in zip(self.recent, tokens.tolist(), strict=True):
             recent.append(token)

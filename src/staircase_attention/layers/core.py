@@ -30,6 +30,14 @@ class Trip:
         """The queries as they come out."""
         return self.levels[-1]
 
+    def rows(self, number: int, num_rows: int) -> "Trip":
+        """One of several batches that went together."""
+        part = slice(number * num_rows, (number + 1) * num_rows)
+        contexts = [
+            [held.map(lambda tensor: tensor[part]) for held in context] for context in self.contexts
+        ]
+        return Trip([level[part] for level in self.levels], contexts)
+
 
 # A gate begins with this share of what entered the recurrence: sigmoid(-2) = 0.12.
 FIRST_GATE = -2.0

@@ -77,9 +77,11 @@ class Attention(KeysValuesProjection):
         *,
         view: View,
         positions: RelativePositions | RotaryPositions,
+        projects: bool = True,
     ) -> Float[Tensor, "batch queries width"]:
-        """What the queries find in the context."""
-        queries, keys = self.placed(normed, context.keys, view, positions)
+        """What the queries find in the context; without the two projections if not `projects`."""
+        queries = self.query(normed) if projects else normed
+        queries, keys = self.placed(queries, context.keys, view, positions)
         found = attend(
             queries,
             keys,
@@ -88,14 +90,14 @@ class Attention(KeysValuesProjection):
             view=view,
             dropout=self.dropout if self.training else 0.0,
         )
-        output: Tensor = self.output(merge_heads(found))
-        return output
+        output: Tensor = merge_heads(found)
+        return self.output(output) if projects else output
 
     def placed(
-        self, normed: Tensor, keys: Tensor, view: View, positions: nn.Module
+        self, queries: Tensor, keys: Tensor, view: View, positions: nn.Module
     ) -> tuple[Tensor, Tensor]:
-        """The queries of these tokens, and the keys, that scores are computed from."""
-        queries = split_heads(self.query(normed), self.num_heads)
+        """What scores are computed from: queries, by head, and keys, as their positions turn them."""
+        queries = split_heads(queries, self.num_heads)
         if self.query_norm is not None:
             queries = self.query_norm(queries)
         if isinstance(positions, RotaryPositions):

@@ -3,6 +3,7 @@
 from staircase_attention.models.backend import Backend, CoreRunner, PlainBackend
 from staircase_attention.models.cost import Cost, measure_cost
 from staircase_attention.models.depth import at_depth, in_passes_of, passes_of
+from staircase_attention.models.exits import ExitBackend, with_exits
 from staircase_attention.models.lstm import LSTMSequenceModel, LSTMState
 from staircase_attention.models.sequence_model import SequenceModel
 from staircase_attention.models.state import State, Stream
@@ -12,6 +13,7 @@ __all__ = [
     "Backend",
     "CoreRunner",
     "Cost",
+    "ExitBackend",
     "LSTMSequenceModel",
     "LSTMState",
     "PlainBackend",
@@ -26,4 +28,5 @@ __all__ = [
     "put_together",
     "save_state",
     "take_apart",
+    "with_exits",
 ]

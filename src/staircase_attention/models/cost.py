@@ -15,7 +15,7 @@ from staircase_attention.attention import View
 from staircase_attention.checks import check_integer
 from staircase_attention.layers import Block, CoreConfig
 from staircase_attention.models.sequence_model import SequenceModel
-from staircase_attention.schedules import Ledger, Schedule, Step, num_positions
+from staircase_attention.schedules import CARRIED, Ledger, Schedule, Step, num_positions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -203,7 +203,11 @@ def _most_state_numbers(
 def _state_numbers(
     sizes: Sequence[int], core: CoreConfig, schedule: Schedule, ledger: Ledger
 ) -> int:
-    """Keys and values in all banks and in the cache, by the size of a token in each layer."""
+    """Keys and values in all banks and in the cache, and what passes carry on.
+
+    `sizes` are those of a token in each layer.
+    """
     num_pairs = 1 if schedule.shares_keys_values else core.num_layers
-    banks = sum(sizes[layer] * number for (_, layer), number in ledger.banks.items())
+    held = ((layer, number) for (_, layer), number in ledger.banks.items())
+    banks = sum(core.width if layer == CARRIED else sizes[layer] * number for layer, number in held)
     return banks + sum(sizes[:num_pairs]) * num_positions(ledger.cached)

@@ -20,7 +20,7 @@ from staircase_attention.layers.keys_values import places_among
 from staircase_attention.models.executor import compact
 from staircase_attention.models.sequence_model import SequenceModel
 from staircase_attention.models.state import State, Stream
-from staircase_attention.schedules import OUTSIDE, Schedule, overlap, pieces
+from staircase_attention.schedules import CARRIED, OUTSIDE, Schedule, overlap, pieces
 
 # By (bank, layer): runs of tokens with the pass that they are held at, oldest first, and how many
 # of the latest tokens are kept; None: all.
@@ -43,7 +43,8 @@ def at_depth(model: SequenceModel, state: State) -> State:
     signature = model.signature
     if state.model == signature:
         return state
-    before = model.schedule.with_passes(passes_of(state) or 1)
+    number = passes_of(state)
+    before = model.schedule.with_passes(1 if number is None else number)
     if state.model != {**signature, "schedule": before.to_dict()}:
         # Of a model that differs in more, which refuses it.
         return state
@@ -104,6 +105,11 @@ def _converted(stream: Stream, before: Schedule, model: SequenceModel) -> Stream
         num_tokens = sum(part.num_tokens for part in parts)
         if num_tokens:
             banks[number, layer] = latest(parts, num_tokens if retained is None else retained)
+    for number in {number for number, _ in wanted}:
+        # What a pass enters with, or what the deepest one did.
+        carried = [bank for bank, layer in own if layer == CARRIED and bank <= number]
+        if carried:
+            banks[number, CARRIED] = own[max(carried), CARRIED]
     cached = overlap(stream.cached, kept)
     cache = tuple(held.parts(places_among(stream.cached, cached)) for held in stream.cache)
     # Kernels and states take tensors of their own, not parts of others.

@@ -1,7 +1,8 @@
 """Runs any timetable: the same code for every model, in window order and in chunk order."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from itertools import groupby
 
 import torch
 from jaxtyping import Float
@@ -11,7 +12,15 @@ from staircase_attention.attention import View
 from staircase_attention.layers import KeysValues, Trip, latest
 from staircase_attention.models.backend import CoreRunner
 from staircase_attention.models.state import Stream
-from staircase_attention.schedules import OUTSIDE, Cell, Schedule, Step, num_positions, overlap
+from staircase_attention.schedules import (
+    CARRIED,
+    OUTSIDE,
+    Cell,
+    Schedule,
+    Step,
+    num_positions,
+    overlap,
+)
 
 # Told of every step: the stream before the call, the step, what its queries saw, the result.
 Watch = Callable[[Stream, Step, View, Trip], None]
@@ -59,38 +68,66 @@ class Executor:
         pieces = torch.split(entered, [len(tokens) for tokens in cells], dim=1)
         first = dict(zip(cells, pieces, strict=True))
         hidden = dict(first)
-        for step in plan:
+        for steps in self._batches(plan):
             # Steps of cut passes alone need no memory for gradients.
-            is_cut = self.num_cut >= max(cell.pass_number for cell in step.cells)
-            with torch.no_grad() if is_cut and step.bank != OUTSIDE else nullcontext():
-                parts = [self._query(cell, hidden, first) for cell in step.cells]
-                queries = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-                past = [self._past(step, layer) for layer in step.layers]
-                view = self._view(step, past[0], entered.device)
-                trip = self.core(queries, layers=step.layers, past=past, view=view)
-                sizes = [len(cell.tokens) for cell in step.cells]
-                after = [trip.hidden] if len(sizes) == 1 else torch.split(trip.hidden, sizes, dim=1)
-                for cell, new in zip(step.cells, after, strict=True):
-                    before, is_first = hidden[cell.tokens], cell.pass_number == 1
-                    hidden[cell.tokens] = new if is_first else self.settle(before, new)
-                if self.watch:
-                    self.watch(self.before, step, view, trip)
-                self._extend_bank(step, trip)
-                self._extend_cache(step, trip)
+            is_cut = self.num_cut >= max(cell.pass_number for cell in steps[0].cells)
+            with torch.no_grad() if is_cut and steps[0].bank != OUTSIDE else nullcontext():
+                parts = [
+                    [self._query(step, cell, hidden, first) for cell in step.cells]
+                    for step in steps
+                ]
+                rows = [part[0] if len(part) == 1 else torch.cat(part, dim=1) for part in parts]
+                queries = rows[0] if len(rows) == 1 else torch.cat(rows)
+                past = [self._past(steps, layer) for layer in steps[0].layers]
+                view = self._view(steps, past[0], entered.device)
+                trip = self.core(queries, layers=steps[0].layers, past=past, view=view)
+                for number, step in enumerate(steps):
+                    own = trip if len(steps) == 1 else trip.rows(number, len(entered))
+                    self._carry(step, hidden)
+                    sizes = [len(cell.tokens) for cell in step.cells]
+                    after = (
+                        [own.hidden] if len(sizes) == 1 else torch.split(own.hidden, sizes, dim=1)
+                    )
+                    for cell, new in zip(step.cells, after, strict=True):
+                        before, is_first = hidden[cell.tokens], cell.pass_number == 1
+                        hidden[cell.tokens] = new if is_first else self.settle(before, new)
+                    if self.watch:
+                        self.watch(self.before, step, view, own)
+                    self._extend_bank(step, own)
+                    self._extend_cache(step, own)
                 # Without gradients this frees the step's keys and values before the next step's.
-                del past, trip
+                del past, trip, own
         return torch.cat(list(hidden.values()), dim=1)
 
+    def _batches(self, plan: Sequence[Step]) -> Iterator[list[Step]]:
+        """Steps that are taken at once: all passes of a lagged token, else one by one."""
+        for tokens, group in groupby(plan, key=lambda step: step.tokens):
+            steps = list(group)
+            is_free = len(tokens) == 1 and all(step.lags for step in steps[1:])
+            is_free = is_free and not (self.num_cut or self.watch)
+            yield from [steps] if is_free else [[step] for step in steps]
+
+    def _carry(self, step: Step, hidden: Mapping[range, Tensor]) -> None:
+        """Keep what the next token enters this pass with: the present one after the pass before."""
+        if step.lags:
+            last = hidden[step.tokens][:, None, -1:]
+            self.banks[step.bank, CARRIED] = KeysValues(last, last[..., :0])
+
     def _query(
-        self, cell: Cell, hidden: Mapping[range, Tensor], first: Mapping[range, Tensor]
+        self, step: Step, cell: Cell, hidden: Mapping[range, Tensor], first: Mapping[range, Tensor]
     ) -> Float[Tensor, "rows queries width"]:
         """What a chunk enters its next pass with; `first` is what it entered the first with."""
         query = hidden[cell.tokens]
+        if step.lags:
+            held = self.banks.get((step.bank, CARRIED))
+            before = torch.zeros_like(query[:, :1]) if held is None else held.keys[:, 0]
+            query = torch.cat([before, query[:, :-1]], dim=1)
         if self.num_cut and cell.pass_number == self.num_cut + 1:
             # A query sees no chunk that made fewer passes, so this cuts all that came before.
             query = query.detach()
-        if self.inject and cell.pass_number > 1:
-            query = self.inject(query, first[cell.tokens])
+        if step.lags or (self.inject and cell.pass_number > 1):
+            # A lagged pass would not see its own token if nothing were injected.
+            query = (self.inject or torch.add)(query, first[cell.tokens])
         return query
 
     def stream(self) -> Stream:
@@ -104,14 +141,18 @@ class Executor:
             cached=self.cache.positions,
         )
 
-    def _past(self, step: Step, layer: int) -> list[KeysValues]:
+    def _past(self, steps: Sequence[Step], layer: int) -> list[KeysValues]:
         """What a layer's queries see of earlier tokens: the cache first, then the bank."""
-        pieces = self.cache.part(layer, step.frozen)
-        if (step.bank, layer) in self.banks:
-            pieces.append(self.banks[step.bank, layer])
-        return pieces
+        pieces = self.cache.part(layer, steps[0].frozen)
+        banks = [self.banks[step.bank, layer] for step in steps if (step.bank, layer) in self.banks]
+        if len(banks) > 1:
+            banks = [KeysValues(*(torch.cat(both) for both in zip(*banks, strict=True)))]
+        return [*pieces, *banks]
 
-    def _view(self, step: Step, past: Sequence[KeysValues], device: torch.device) -> View:
+    def _view(
+        self, steps: Sequence[Step], past: Sequence[KeysValues], device: torch.device
+    ) -> View:
+        step = steps[0]
         # After a restart the cache may hold less than the timetable would show.
         frozen, queries = overlap(step.frozen, self.cache.positions), step.tokens
         num_held = sum(piece.num_tokens for piece in past) - num_positions(frozen)
@@ -121,7 +162,7 @@ class Executor:
             queries=queries,
             keys=(*frozen, range(queries.start - num_held, own)),
             span=step.span or self.schedule.attention_span,
-            starts=self.before.starts,
+            starts=self.before.starts * len(steps),
             device=device,
         )
 

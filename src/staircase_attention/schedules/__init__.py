@@ -1,6 +1,11 @@
 """What is computed when: every model of the family as a timetable of plain data."""
 
-from staircase_attention.schedules.ladder import Ladder, TransformerXL, UniversalTransformer
+from staircase_attention.schedules.ladder import (
+    Ladder,
+    ParallelLoop,
+    TransformerXL,
+    UniversalTransformer,
+)
 from staircase_attention.schedules.schedule import (
     OUTSIDE,
     SCHEDULES,
@@ -17,6 +22,7 @@ from staircase_attention.schedules.stairs import (
     Staircase,
 )
 from staircase_attention.schedules.timetable import (
+    CARRIED,
     Cell,
     Depth,
     Ledger,
@@ -35,12 +41,14 @@ for _kind in (
     Ladder,
     TransformerXL,
     UniversalTransformer,
+    ParallelLoop,
     FeedbackTransformer,
     MemoryNetwork,
 ):
     SCHEDULES[_kind.name] = _kind
 
 __all__ = [
+    "CARRIED",
     "OUTSIDE",
     "SCHEDULES",
     "CachedStaircase",
@@ -53,6 +61,7 @@ __all__ = [
     "MemoryNetwork",
     "Order",
     "PaperRow",
+    "ParallelLoop",
     "Schedule",
     "Staircase",
     "Step",

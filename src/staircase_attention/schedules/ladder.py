@@ -16,6 +16,8 @@ LayerOrder = Literal["ABAB", "AABB"]
 class RungSchedule(Schedule):
     """Tokens that go up side by side, each seeing the latest positions at its own height."""
 
+    lags: ClassVar[bool] = False
+    """Whether passes after the first enter with what the token before left."""
     span: int
     """S: latest positions that a token sees."""
     span_includes_self: bool = field(default=True, metadata={"is_new": True})
@@ -46,6 +48,7 @@ class RungSchedule(Schedule):
                         layers=layers,
                         cells=(Cell(chunk=run.start, pass_number=pass_number, tokens=run),),
                         retained=self.attention_span - 1,
+                        lags=self.lags and pass_number > 1,
                     )
 
     @property
@@ -113,3 +116,33 @@ class UniversalTransformer(RungSchedule):
             rule = "UniversalTransformer needs a core with num_layers = 1"
             remedy = "set num_layers to 1, or use Ladder for a deeper core"
             raise input_error(rule, num_layers, remedy)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParallelLoop(RungSchedule):
+    """A Ladder whose pass n begins one token back, so that a token's passes wait for no other.
+
+    With e_t what entered the recurrence, and h_t^n token t after pass n (0 before the stream):
+    pass 1 takes in e_t, pass n takes in h_{t-1}^{n-1} + e_t (or the core's gate of both) and sees
+    the S latest positions at pass n. In decoding all passes of a token are one batch of N queries,
+    after the token before it:
+
+        token        0        1        2
+        pass 1       e_0      e_1      e_2
+        pass 2       e_0      e_1+h_0^1  e_2+h_1^1
+        pass 3       e_0      e_1+h_0^2  e_2+h_1^2
+
+    In training each pass takes all tokens at once, one pass after another. A Staircase with C = 1
+    is not this: its pass n + 1 waits for pass n of the same token. (Wu et al. 2025.)
+    """
+
+    name: ClassVar[str] = "parallel-loop"
+    lags: ClassVar[bool] = True
+
+    num_passes: int
+    """N: how often the core is applied."""
+
+    @property
+    def rungs(self) -> tuple[int, LayerOrder]:
+        """A lag needs whole passes."""
+        return self.num_passes, "ABAB"

@@ -14,6 +14,8 @@ from typing import Literal, NamedTuple
 # How the grid is walked: `window` takes as many chunks per step as it can (training), `chunk`
 # sends each chunk through all its passes as soon as it has arrived (streaming).
 Order = Literal["window", "chunk"]
+# The layer under which a bank of a lagged step holds one hidden vector.
+CARRIED = -1
 # What a pass leaves in the cache: the tokens as they went in, or as they came out.
 Cached = Literal["input", "output"]
 
@@ -73,6 +75,13 @@ class Step:
     None: a step of the recurrence, where the schedule decides it.
     """
 
+    lags: bool = False
+    """Whether pass n of a token enters with pass n-1 of the token before it, and with the token.
+
+    So it does not wait for the token's own pass n-1. The bank holds, under the layer `CARRIED`,
+    pass n-1 of the latest token.
+    """
+
     @property
     def tokens(self) -> range:
         """Positions of all queries of the step."""
@@ -112,6 +121,8 @@ class Ledger:
                 self.banks[step.bank, layer] = num_kept
             else:
                 self.banks.pop((step.bank, layer), None)
+        if step.lags:
+            self.banks[step.bank, CARRIED] = 1
 
 
 def pieces(tokens: range, chunk_size: int) -> Iterator[tuple[int, range]]:

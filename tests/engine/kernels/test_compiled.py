@@ -192,8 +192,16 @@ def rotate(num_heads: int) -> None:
         )
 
 
-def decode(schedule: Schedule, rows: int, dtype: torch.dtype, positions: str, **settings) -> None:
-    """Every launch of a token of a model as wide as the paper's."""
+def decode(
+    schedule: Schedule,
+    rows: int,
+    dtype: torch.dtype,
+    positions: str,
+    *,
+    num_tokens: int = 1,
+    **settings,
+) -> None:
+    """Every launch of a token, or several, of a model as wide as the paper's."""
     from staircase_attention.engine.decoding.launches import Launches
 
     core = CoreConfig(width=1024, num_layers=1, num_heads=8, positions=positions, **settings)
@@ -206,6 +214,7 @@ def decode(schedule: Schedule, rows: int, dtype: torch.dtype, positions: str, **
         memory,
         attends_self=planner.attends_self,
         early=True,
+        num_tokens=num_tokens,
     )
     for launch in launches.all(planner.plan(Books.of(stream), 0).form):
         launch()
@@ -233,6 +242,8 @@ def main() -> None:
     launch_gated_product(1, 512)
     decode(TransformerXL(span=256), 1, torch.bfloat16, "relative")
     decode(Staircase(chunk_size=32, num_passes=2), 8, torch.bfloat16, "relative")
+    decode(Staircase(chunk_size=32, num_passes=2), 2, torch.bfloat16, "relative", num_tokens=4)
+    decode(TransformerXL(span=256), 1, torch.bfloat16, "relative", num_tokens=4)
     decode(FeedbackTransformer(span=256), 64, torch.bfloat16, "relative")
     cached = CachedStaircase(chunk_size=32, num_window_chunks=8, num_passes=2)
     decode(cached, 8, torch.float32, "rotary")

@@ -96,7 +96,7 @@ def test_attention_to_segments_is_the_reference(num_frozen, start, shares):
         SLOTS=SLOTS,
         SEGMENTS=4,
         FROZEN=2,
-        SELF=True,
+        TOKENS=1,
         SPAN=0,
         DISTANCES=DISTANCES,
         ROTARY=False,

@@ -26,12 +26,13 @@ from staircase_attention.engine.decoding.weights import Weights
 from staircase_attention.engine.kernels.graphs import captured
 from staircase_attention.layers import KeysValues
 from staircase_attention.layers.positions import ROTARY_BASE
+from staircase_attention.models.exits import ExitBackend
 from staircase_attention.models.sequence_model import SequenceModel
 from staircase_attention.models.state import State, Stream
 from staircase_attention.schedules import joined
 
 if TYPE_CHECKING:
-    from staircase_attention.engine.decoding.launches import Launch
+    from staircase_attention.engine.decoding.launches import Launch, Launches
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # The first compute capability with programmatic dependent launch.
@@ -136,6 +137,7 @@ class Decoder:
         weights: Weights | None = None,
         capture: bool = True,
         early: bool | None = None,
+        slack: int = 0,
     ) -> None:
         if not self.fits(model, state):
             raise InputError(
@@ -159,7 +161,10 @@ class Decoder:
             if weights is None or not weights.serve(model, dtype):
                 weights = Weights.of(model, dtype)
             self.weights = weights
-            self._begin(state.streams[0], measured(model.schedule, model.config.depth))
+            sizes = measured(model.schedule, model.config.depth)
+            # Whoever goes back needs what the tokens taken back would have overwritten.
+            sizes = sizes._replace(capacity=sizes.capacity + slack)
+            self._begin(state.streams[0], sizes)
 
     @staticmethod
     def fits(model: object, state: object) -> bool:
@@ -197,11 +202,21 @@ class Decoder:
     @property
     def num_kernels(self) -> int:
         """Kernels per token."""
-        return len(list(self._launches.all(self._plan.form)))
+        return len(list(self._launches(1).all(self._plan.form)))
 
-    def step(self, tokens: Int[Tensor, " batch"]) -> Float[Tensor, "batch output"]:
-        """Logits after one more token of every row, in float32; the next step overwrites them."""
-        if tokens.shape != (self.batch_size,):
+    @property
+    def room(self) -> int:
+        """Tokens per row that one step can take: up to the end of the present run."""
+        return max(1, self._plan.run.stop - self._position)
+
+    def step(self, tokens: Int[Tensor, "batch ..."]) -> Float[Tensor, "batch ... output"]:
+        """Logits after one more token of every row, in float32; the next step overwrites them.
+
+        Or after several, `room` at most, of which each sees those before it.
+        """
+        number = tokens[0].numel() if tokens.dim() else 0
+        is_known = tokens.shape[:1] == (self.batch_size,) and 1 <= number <= self.room
+        if not is_known or tokens.dim() > 2:  # noqa: PLR2004
             raise input_error(
                 f"a step takes one token for each of the {self.batch_size} rows",
                 f"shape {tuple(tokens.shape)}",
@@ -211,20 +226,23 @@ class Decoder:
             # The next run did not fit when it was planned.
             if self._position == self._plan.run.stop:
                 self._grow()
-            run = self._program()
-            self._launches.tokens.copy_(tokens)
+            run = self._program(number)
+            self._launches(number).tokens.copy_(tokens.flatten())
             run()
-        self._position += 1
+        self._position += number
         if self._position == self._plan.run.stop:
             # While the device computes: on the host this takes some microseconds per step.
             self._plan_next()
-        return self._launches.logits
+        return self._launches(number).logits.view(*tokens.shape, -1)
 
-    def undo(self) -> None:
-        """Take back the latest step, once: what it wrote is read by no later step."""
-        self._position -= 1
+    def undo(self, number: int = 1) -> None:
+        """Take back the latest token, or several of one run if there is slack.
+
+        What they wrote is read by no later step.
+        """
+        self._position -= number
         with torch.no_grad():
-            self._memory.position.sub_(1)
+            self._memory.position.sub_(number)
         if self._position < self._plan.run.start:
             # The plan of the next run was entered early, at the end of the step.
             assert self._previous is not None
@@ -239,9 +257,6 @@ class Decoder:
 
     def _begin(self, stream: Stream, sizes: Sizes) -> None:
         """Continue from a stream, in memory of at least these sizes."""
-        # Triton is imported where it is used: it may not be there.
-        from staircase_attention.engine.decoding.launches import Launches
-
         model = self._model
         self._begun = replace(stream, banks={}, cache=())
         self._position = stream.position
@@ -249,14 +264,9 @@ class Decoder:
         self._sizes = sizes | self._planner.plan(books, stream.position).sizes
         self._memory = DecoderMemory(model, stream, self._sizes, self.weights.dtype)
         self._memory.fill(stream, books)
-        self._launches = Launches(
-            self.weights,
-            self._memory,
-            attends_self=self._planner.attends_self,
-            early=self._early,
-        )
-        self._programs: dict[Form, Callable[[], object]] = {}
-        """What computes a token, for each form of its steps."""
+        self._scratch: dict[int, Launches] = {}
+        self._programs: dict[tuple[Form, int], Callable[[], object]] = {}
+        """What computes some tokens of each row, for each form of their steps."""
         self._previous: DecodingPlan | None = None
         self._enter(self._planner.plan(books, stream.position, self._sizes.capacity))
         with self._device:
@@ -284,15 +294,30 @@ class Decoder:
             twice = Sizes(*(2 * size for size in plan.sizes))
             self._begin(self.state().streams[0], self._sizes | twice)
 
-    def _program(self) -> Callable[[], object]:
-        """What computes a token of the present run."""
-        form = self._plan.form
+    def _launches(self, number: int) -> "Launches":
+        """What takes so many tokens of each row to their logits."""
+        # Triton is imported where it is used: it may not be there.
+        from staircase_attention.engine.decoding.launches import Launches
+
+        if number not in self._scratch:
+            self._scratch[number] = Launches(
+                self.weights,
+                self._memory,
+                attends_self=self._planner.attends_self,
+                early=self._early,
+                num_tokens=number,
+            )
+        return self._scratch[number]
+
+    def _program(self, number: int = 1) -> Callable[[], object]:
+        """What computes some tokens of the present run."""
+        form = self._plan.form, number
         if form not in self._programs:
-            launches = list(self._launches.all(form))
+            launches = list(self._launches(number).all(self._plan.form))
             self._programs[form] = partial(_run_all, launches)
             if self._captures:
                 try:
-                    self._programs[form] = self._captured(launches)
+                    self._programs[form] = self._captured(launches, number)
                 except RuntimeError as error:
                     self._captures = False
                     warnings.warn(
@@ -300,7 +325,7 @@ class Decoder:
                     )
         return self._programs[form]
 
-    def _captured(self, launches: "list[Launch]") -> Callable[[], object]:
+    def _captured(self, launches: "list[Launch]", number: int) -> Callable[[], object]:
         """Launches as one graph."""
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
@@ -308,7 +333,7 @@ class Decoder:
             # Compiles all kernels, which a capture cannot. What they write lies where the next
             # token will be; the position that they moved on is moved back.
             _run_all(launches)
-            self._memory.position.sub_(1)
+            self._memory.position.sub_(number)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with captured(graph):
@@ -322,7 +347,9 @@ def can_decode(model: SequenceModel) -> bool:
     is_outer = config.injection != "none" or sum(config.depth) > config.num_layers
     # The launches of such layers are those of layers that see themselves by their own projections.
     is_usual = schedule.attends_self and not (schedule.shares_keys_values or schedule.mixes_layers)
-    return not config.qk_norm and (is_usual or not is_outer)
+    steps = schedule.steps(range(1), num_layers=config.num_layers, order="window")
+    is_other = any(step.lags for step in steps) or isinstance(model.backend, ExitBackend)
+    return not (config.qk_norm or is_other) and (is_usual or not is_outer)
 
 
 def _run_all(launches: "list[Launch]") -> None:

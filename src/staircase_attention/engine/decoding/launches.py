@@ -81,10 +81,13 @@ class Launches:
         *,
         attends_self: bool,
         early: bool,
+        num_tokens: int = 1,
     ) -> None:
-        self.weights, self.memory = weights, memory
+        self.weights, self.memory, self.num_tokens = weights, memory, num_tokens
         self.attends_self, self.early = attends_self, early
-        self.rows, self.num_heads, self.size = memory.num_rows, memory.num_heads, memory.head_size
+        # Successive tokens of a row are rows here, one after another.
+        self.rows = memory.num_rows * num_tokens
+        self.num_heads, self.size = memory.num_heads, memory.head_size
         self.width = self.num_heads * self.size
         self.attention = attention_tiles(
             self.rows,
@@ -307,7 +310,6 @@ class Launches:
             **self._facts(product),
             READ=product.read.value,
             PARTS=parts,
-            PART=triton.cdiv(triton.cdiv(inner, parts), tiles.inner) * tiles.inner,
             BLOCK_M=tiles.rows,
             BLOCK_N=tiles.columns,
             BLOCK_K=tiles.inner,
@@ -341,6 +343,7 @@ class Launches:
             "HEADS": self.memory.num_groups if keeps else 1,
             "SIZE": self.size if keeps else 1,
             "CAPACITY": product.capacity,
+            "TOKENS": self.num_tokens,
         }
 
     def _attend(self, layer: int, plan: Tensor, span: int | None) -> Launch:
@@ -372,10 +375,10 @@ class Launches:
             SLOTS=sizes.num_slots,
             SEGMENTS=sizes.num_frozen + (BANK_SEGMENTS if self.attends_self else 0),
             FROZEN=sizes.num_frozen,
-            SELF=self.attends_self,
             SPAN=span or 0,
             DISTANCES=sizes.reach if table is None else len(table),
             ROTARY=table is None,
+            TOKENS=self.num_tokens,
             SHARES=tiles.shares,
             BLOCK=tiles.block,
             num_warps=tiles.num_warps,

@@ -5,6 +5,7 @@ of the present token, and a `plan` of integers that the host derives from the ti
 of tokens (see `engine.decoding.plan`). So the same launches serve every token and can be captured
 once. Keys and values lie in memory of shape [layers, regions, rows, heads, CAPACITY, SIZE], banks
 first and the cache behind them; a plan gives the region and, added to the position, the place.
+Rows of vectors may be TOKENS successive tokens of each row of that memory, from the position on.
 
 Hidden vectors between layers are float32 [rows, width]. Products multiply in the precision of the
 weights and sum in float32. `few` kernels are for batches of a few rows and multiply without tensor
@@ -60,7 +61,7 @@ def norm_of(x, inside, gains, shifts, epsilon, WIDTH: tl.constexpr, READ: tl.con
 @triton.jit
 def keep(result, row, columns, valid, queries, keys, values, base, position, plan, number, rows,
          COLUMNS: tl.constexpr, HEADS: tl.constexpr, SIZE: tl.constexpr,
-         CAPACITY: tl.constexpr):  # fmt: skip
+         CAPACITY: tl.constexpr, TOKENS: tl.constexpr):  # fmt: skip
     """Queries to rows, keys and values to memory: queries, keys, values; or only the last two.
 
     Keys and values have HEADS heads each, queries all other columns. `plan` points to a region and
@@ -71,8 +72,8 @@ def keep(result, row, columns, valid, queries, keys, values, base, position, pla
     WIDTH: tl.constexpr = COLUMNS - 2 * EACH
     kind = tl.where(columns < WIDTH, 0, 1 + (columns - WIDTH) // EACH)
     unit = tl.where(columns < WIDTH, columns, (columns - WIDTH) % EACH)
-    ring = ((tl.load(plan) + number) * rows + row) * HEADS + unit // SIZE
-    there = base + ring * CAPACITY + tl.load(position) + tl.load(plan + 1)
+    ring = ((tl.load(plan) + number) * (rows // TOKENS) + row // TOKENS) * HEADS + unit // SIZE
+    there = base + ring * CAPACITY + tl.load(position) + row % TOKENS + tl.load(plan + 1)
     there = there * SIZE + unit % SIZE
     tl.store(queries + row * WIDTH + unit, result.to(queries.dtype.element_ty),
              mask=valid & (kind == 0))  # fmt: skip
@@ -83,11 +84,12 @@ def keep(result, row, columns, valid, queries, keys, values, base, position, pla
 @triton.jit
 def finish(result, row, columns, valid, target, mix, mix_weight, keys, values, base, position, plan,
            number, rows, COLUMNS: tl.constexpr, TARGET: tl.constexpr, MIX: tl.constexpr,
-           HEADS: tl.constexpr, SIZE: tl.constexpr, CAPACITY: tl.constexpr):  # fmt: skip
+           HEADS: tl.constexpr, SIZE: tl.constexpr, CAPACITY: tl.constexpr,
+           TOKENS: tl.constexpr):  # fmt: skip
     """Put a product where it belongs."""
     if TARGET == KEEP:
         keep(result, row, columns, valid, target, keys, values, base, position, plan, number, rows,
-             COLUMNS, HEADS, SIZE, CAPACITY)  # fmt: skip
+             COLUMNS, HEADS, SIZE, CAPACITY, TOKENS)  # fmt: skip
     else:
         place = row * COLUMNS + columns
         if TARGET == RELU:
@@ -109,8 +111,8 @@ def product_few(source, weights, bias, norm, epsilon, target, mix, mix_weight, k
                 position, plan, WEIGHT_STRIDE: tl.constexpr, COLUMNS: tl.constexpr,
                 INNER: tl.constexpr, READ: tl.constexpr, TARGET: tl.constexpr, BIAS: tl.constexpr,
                 MIX: tl.constexpr, HEADS: tl.constexpr, SIZE: tl.constexpr,
-                CAPACITY: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
-                BLOCK_K: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+                CAPACITY: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr,
+                BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     """Σ_k source[row, k] weights[column, k] for ROWS rows; BLOCK_N whole columns per program.
 
     READ as a norm, the source is that of float32 rows, by gains and shifts that lie in `norm`
@@ -147,10 +149,10 @@ def product_few(source, weights, bias, norm, epsilon, target, mix, mix_weight, k
         if BIAS:
             result += biases
         finish(result, row, columns, valid, target, mix, mix_weight, keys, values, base, position,
-               plan, number, ROWS, COLUMNS, TARGET, MIX, HEADS, SIZE, CAPACITY)  # fmt: skip
+               plan, number, ROWS, COLUMNS, TARGET, MIX, HEADS, SIZE, CAPACITY, TOKENS)  # fmt: skip
     if TARGET == LOGITS:  # noqa: SIM102
         if tl.program_id(0) == 0:
-            tl.store(position, tl.load(position) + 1)
+            tl.store(position, tl.load(position) + TOKENS)
 
 
 @triton.jit
@@ -170,7 +172,7 @@ def product_many(source, weights, bias, partial, counts, target, mix, mix_weight
                  base, position, plan, rows, WEIGHT_STRIDE: tl.constexpr, COLUMNS: tl.constexpr,
                  INNER: tl.constexpr, TARGET: tl.constexpr, BIAS: tl.constexpr, MIX: tl.constexpr,
                  HEADS: tl.constexpr, SIZE: tl.constexpr, CAPACITY: tl.constexpr,
-                 PARTS: tl.constexpr, PART: tl.constexpr, READ: tl.constexpr,
+                 TOKENS: tl.constexpr, PARTS: tl.constexpr, READ: tl.constexpr,
                  BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
                  EARLY: tl.constexpr):  # fmt: skip
     """Σ_k source[row, k] weights[column, k] for many rows, the sum over k in PARTS parts.
@@ -179,6 +181,7 @@ def product_many(source, weights, bias, partial, counts, target, mix, mix_weight
     in `partial` [PARTS, rows, COLUMNS], in float32; the last program to arrive adds all parts in a
     fixed order, so that the result does not depend on which one is last.
     """
+    PART: tl.constexpr = (INNER + PARTS * BLOCK_K - 1) // (PARTS * BLOCK_K) * BLOCK_K
     tile, part = tl.program_id(0), tl.program_id(1)
     num_blocks = tl.cdiv(rows, BLOCK_M)
     number, block = tl.program_id(2) // num_blocks, tl.program_id(2) % num_blocks
@@ -226,10 +229,10 @@ def product_many(source, weights, bias, partial, counts, target, mix, mix_weight
     if is_last:
         finish(result, row[:, None], columns[None, :], valid, target, mix, mix_weight, keys, values,
                base, position, plan, number, rows, COLUMNS, TARGET, MIX, HEADS, SIZE,
-               CAPACITY)  # fmt: skip
+               CAPACITY, TOKENS)  # fmt: skip
     if TARGET == LOGITS:  # noqa: SIM102
         if tile + part + tl.program_id(2) == 0:
-            tl.store(position, tl.load(position) + 1)
+            tl.store(position, tl.load(position) + TOKENS)
 
 
 @triton.jit(do_not_specialize=["rows"])

@@ -59,8 +59,8 @@ def attend_segments(queries, keys, values, table, starts, position, plan, attend
                     counts, bank_base, cache_base, rows, scale, HEADS: tl.constexpr,
                     GROUPS: tl.constexpr, SIZE: tl.constexpr, UNITS: tl.constexpr,
                     CAPACITY: tl.constexpr, SLOTS: tl.constexpr, SEGMENTS: tl.constexpr,
-                    FROZEN: tl.constexpr, SELF: tl.constexpr, SPAN: tl.constexpr,
-                    DISTANCES: tl.constexpr, ROTARY: tl.constexpr, SHARES: tl.constexpr,
+                    FROZEN: tl.constexpr, SPAN: tl.constexpr, DISTANCES: tl.constexpr,
+                    ROTARY: tl.constexpr, TOKENS: tl.constexpr, SHARES: tl.constexpr,
                     BLOCK: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     """Σ_k softmax_k(q · (key_k + table[distance_k]) / √SIZE) value_k for one head of one row.
 
@@ -81,14 +81,17 @@ def attend_segments(queries, keys, values, table, starts, position, plan, attend
     Only the query and the token's own key are new. All others were there before this token, and are
     prefetched before the kernel ahead has ended. UNITS is SIZE rounded up to a power of two.
     """
+    # A token that sees itself has a bank.
+    SELF: tl.constexpr = SEGMENTS > FROZEN
     if EARLY:
         gdc_launch_dependents()
     row, head, share = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS, tl.program_id(1)
-    now = tl.load(position)
-    start_of_row = (now - tl.load(starts + row)).to(tl.int32)
+    # Of several tokens, each sees those before it: their keys are there before this kernel begins.
+    now, owner = tl.load(position) + row % TOKENS, row // TOKENS
+    start_of_row = (now - tl.load(starts + owner)).to(tl.int32)
     group = head // (HEADS // GROUPS)
-    bank = ((tl.load(plan) * rows + row) * GROUPS + group) * CAPACITY + bank_base
-    cache = (tl.cast(row, tl.int64) * GROUPS + group) * SLOTS + cache_base
+    bank = ((tl.load(plan) * (rows // TOKENS) + owner) * GROUPS + group) * CAPACITY + bank_base
+    cache = (tl.cast(owner, tl.int64) * GROUPS + group) * SLOTS + cache_base
     ends, places, reaches = segments_of(plan, now, bank, cache, SEGMENTS, FROZEN, SPAN)
     keys += bank * SIZE
     values += bank * SIZE
