@@ -96,7 +96,7 @@ class Attention(KeysValuesProjection):
     def placed(
         self, queries: Tensor, keys: Tensor, view: View, positions: nn.Module
     ) -> tuple[Tensor, Tensor]:
-        """What scores are computed from: queries, by head, and keys, as their positions turn them."""
+        """What scores are computed from: queries by head, and keys, turned by their positions."""
         queries = split_heads(queries, self.num_heads)
         if self.query_norm is not None:
             queries = self.query_norm(queries)

@@ -92,7 +92,9 @@ class Executor:
                         before, is_first = hidden[cell.tokens], cell.pass_number == 1
                         hidden[cell.tokens] = new if is_first else self.settle(before, new)
                     if self.watch:
-                        self.watch(self.before, step, view, own)
+                        alone = len(steps) == 1
+                        seen = view if alone else self._view([step], past[0], entered.device)
+                        self.watch(self.before, step, seen, own)
                     self._extend_bank(step, own)
                     self._extend_cache(step, own)
                 # Without gradients this frees the step's keys and values before the next step's.
@@ -104,8 +106,7 @@ class Executor:
         for tokens, group in groupby(plan, key=lambda step: step.tokens):
             steps = list(group)
             is_free = len(tokens) == 1 and all(step.lags for step in steps[1:])
-            is_free = is_free and not (self.num_cut or self.watch)
-            yield from [steps] if is_free else [[step] for step in steps]
+            yield from [steps] if is_free and not self.num_cut else [[step] for step in steps]
 
     def _carry(self, step: Step, hidden: Mapping[range, Tensor]) -> None:
         """Keep what the next token enters this pass with: the present one after the pass before."""
