@@ -85,7 +85,7 @@ def test_whole_groups_can_be_varied():
             {"training.optimizer.warm_up": [0], "training.optimizer": [{}]},
             "contain each other, got training.optimizer and training.optimizer.warm_up; vary one",
         ),
-        ({"task.reference": ["a:b", "a/b"]}, "got two that make reference=a-b; change"),
+        ({"task.reference": ["a:b", "a/b"]}, "got two that make task.reference=a-b; change"),
     ],
 )
 def test_mistakes_are_one_line(varied, message):

@@ -209,7 +209,8 @@ def attempt(action: Callable[[], Plain]) -> Plain:
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
     try:
-        return action() | {"memory_before_bytes": before}
+        found = action()
+        return found | ({"memory_before_bytes": before} if "peak_memory_bytes" in found else {})
     except Exception as error:
         text = " ".join(str(error).split())[:160]
         # The CPU's allocator raises a plain RuntimeError.
