@@ -290,7 +290,11 @@ def lens_figure(places: Sequence[Place], *, title: str) -> "Figure":
     num_passes = len(places[0].likeliest)
     bands = [places[start : start + BAND] for start in range(0, len(places), BAND)]
     longest = max(5, *(len(word or "") for one in places for word in one[:2]))
-    size = (2.5 + 0.1 * longest * len(bands[0]), 0.8 + len(bands) * (0.6 + 0.3 * num_passes))
+    # At least as wide as the title.
+    size = (
+        max(7.0, 2.5 + 0.1 * longest * len(bands[0])),
+        0.8 + len(bands) * (0.6 + 0.3 * num_passes),
+    )
     figure = Figure(figsize=size, layout="constrained")
     grid = figure.subplots(len(bands), squeeze=False)[:, 0]
     for axes, band in zip(grid, bands, strict=True):
