@@ -254,6 +254,24 @@ def test_guessing_ahead_gives_the_same_tokens(name):
     assert guessed.equal(generate(model, tokens, 12))
 
 
+@pytest.mark.parametrize("name", ["staircase", "ladder"])
+def test_the_same_weights_in_fewer_passes_are_an_assistant(name, monkeypatch):
+    model = build(name)
+    assistant = wrap(model.with_schedule(model.schedule.with_passes(1)))
+    config = assistant.generation_config
+    config.num_assistant_tokens, config.num_assistant_tokens_schedule = 5, "constant"
+    config.assistant_confidence_threshold = 0.0
+    crops = []
+    crop = StateCache.crop
+    monkeypatch.setattr(StateCache, "crop", lambda cache, n: crops.append(n) or crop(cache, n))
+    for seed in range(3):
+        tokens = prompt(7, seed=seed)
+        drafted = generate(wrap(model), tokens, 24, assistant_model=assistant)
+        assert drafted.equal(generate(wrap(model), tokens, 24))
+    # Some rounds were taken back further than one call.
+    assert min(crops) < -1
+
+
 @pytest.mark.parametrize("options", [{}, {"use_cache": False}])
 @pytest.mark.parametrize("name", ["staircase", "ladder"])
 def test_padding_on_the_right_leaves_what_is_generated_as_it_is(name, options):

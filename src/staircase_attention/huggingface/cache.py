@@ -1,5 +1,6 @@
 """The recurrent state as a cache of Transformers."""
 
+from collections import deque
 from collections.abc import Callable
 
 import torch
@@ -20,33 +21,35 @@ class StateCache(Cache):
         model.generate(prompt, past_key_values=cache)
         cache.state  # the state after all tokens but the last
 
-    It has no layers. It can be cropped to any column of the latest call, which is then run again
-    from the state before it; no earlier state is kept.
+    It has no layers. It can be cropped to any column of its latest calls: the one with that column
+    is run again from the state before it. By default one call is kept; an assistant, which makes a
+    call for each token that it drafts, needs more.
     """
 
     is_compileable = False
     """The size of a state changes as chunks fill."""
     is_croppable = True
 
-    def __init__(self, state: State | None = None) -> None:
+    def __init__(self, state: State | None = None, *, num_calls: int = 1) -> None:
         super().__init__(layers=[])
         self.state = state
         """The state of all rows; None before the first token."""
         # Transformers counts columns, which all rows share; a state counts tokens by row.
         self.num_columns = max(state.lengths) if state is not None else 0
         """Columns of input seen so far, padding included."""
-        self.num_latest = 0
-        """Columns of the latest call."""
-        self.run_again: Callable[[int], State] | None = None
-        """The state after this many columns of the latest call."""
+        self.calls: deque[tuple[int, Callable[[int], State]]] = deque(maxlen=num_calls)
+        """Of the latest calls: columns before it, and the state after some of its own."""
 
     def advance(
         self, state: State, num_columns: int, run_again: Callable[[int], State] | None
     ) -> None:
         """Replace the state by the one after this many more columns."""
+        if run_again is None:
+            self.calls.clear()
+        else:
+            self.calls.append((self.num_columns, run_again))
         self.state = state
         self.num_columns += num_columns
-        self.num_latest, self.run_again = num_columns, run_again
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """The number of columns that need not be fed again."""
@@ -58,7 +61,7 @@ class StateCache(Cache):
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep these rows, in this order; a row may be repeated."""
-        self.run_again = None
+        self.calls.clear()
         if self.state is not None:
             self.state = self.state.select(indices.tolist())
 
@@ -69,24 +72,24 @@ class StateCache(Cache):
 
     def reset(self) -> None:
         """Restart from an empty state."""
-        self.state, self.run_again = None, None
-        self.num_columns = 0
+        self.state, self.num_columns = None, 0
+        self.calls.clear()
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the latest -tokens_to_remove columns; a positive number is how many stay."""
         kept = tokens_to_remove if tokens_to_remove > 0 else self.num_columns + tokens_to_remove
-        num_lost = self.num_columns - kept
-        if num_lost <= 0:
+        if kept >= self.num_columns:
             return
-        if self.run_again is None or num_lost > self.num_latest:
+        if not self.calls or kept < self.calls[0][0]:
             raise input_error(
-                "a cache can forget only columns of its latest call, one without gradients",
-                f"{num_lost} to forget",
+                "a cache can forget only columns of its latest calls, without gradients",
+                f"{self.num_columns - kept} to forget",
                 "keep cache.state of an earlier moment, and continue from StateCache(state)",
             )
-        self.num_latest -= num_lost
-        self.num_columns -= num_lost
-        self.state = self.run_again(self.num_latest)
+        while self.calls[-1][0] > kept:
+            self.calls.pop()
+        before, run_again = self.calls[-1]
+        self.state, self.num_columns = run_again(kept - before), kept
 
     @property
     def batch_size(self) -> int:

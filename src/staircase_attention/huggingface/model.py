@@ -24,6 +24,8 @@ from staircase_attention.models.executor import Watch
 
 # The label that Transformers leaves out of the loss.
 IGNORED = -100
+# Tokens that an assistant drafts in one round, at most.
+MOST_DRAFTS = 64
 
 
 class StaircaseForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no-untyped-call]
@@ -245,7 +247,9 @@ class StaircaseForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no
             generation_config, model_kwargs, *others, **named
         )
         if generation_config.use_cache and model_kwargs.get("past_key_values") is None:
-            model_kwargs["past_key_values"] = StateCache()
+            # Drafts that are not accepted are forgotten, all those of a round at most.
+            num_calls = MOST_DRAFTS if generation_config.is_assistant else 1
+            model_kwargs["past_key_values"] = StateCache(num_calls=num_calls)
 
 
 def without_padding(
