@@ -295,7 +295,7 @@ class Decoder:
             self._begin(self.state().streams[0], self._sizes | twice)
 
     def _launches(self, number: int) -> "Launches":
-        """What takes so many tokens of each row to their logits."""
+        """What takes `number` tokens of each row to their logits."""
         # Triton is imported where it is used: it may not be there.
         from staircase_attention.engine.decoding.launches import Launches
 
