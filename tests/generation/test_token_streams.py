@@ -14,7 +14,7 @@ from staircase_attention.generation import prompts as prefilling
 from staircase_attention.generation.prompts import tokens_at_once
 
 # A test of one model makes some hundred calls, so few models of each kind have to do.
-few = settings(max_examples=5)
+few = settings(max_examples=4)
 each_kind = pytest.mark.parametrize("kind", SCHEDULES)
 some_model = pytest.mark.parametrize("model", some_models(), ids=name)
 each_model = pytest.mark.parametrize("model", all_models(), ids=name)

@@ -65,7 +65,7 @@ def leaving_slowly(model, tokens):
     return torch.stack(outputs, 1), int(torch.stack(passes).sum())
 
 
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(model=rules(CORES[:1]), seed=small(0, 99))
 def test_logits_and_passes_are_those_of_a_slow_loop(model, seed):
     tokens = random_tokens(2, 9, seed=seed)
@@ -74,7 +74,7 @@ def test_logits_and_passes_are_those_of_a_slow_loop(model, seed):
     assert (model.backend.num_tokens, model.backend.num_passes) == (18, num_passes)
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(model=rules(), data=st.data(), rows=small(1, 4))
 def test_a_row_depends_neither_on_its_batch_nor_on_cuts(model, data, rows):
     tokens = random_tokens(rows, 17, seed=data.draw(small(0, 99)))

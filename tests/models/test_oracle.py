@@ -19,7 +19,7 @@ def _short_runs():
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-@settings(max_examples=8)
+@settings(max_examples=6)
 @given(data=st.data(), order=st.sampled_from(["window", "chunk"]))
 def test_logits_and_gradients_of_every_parameter_agree_with_the_oracle(name, data, order):
     model = data.draw(models(name))

@@ -24,7 +24,7 @@ each_kind = pytest.mark.parametrize("name", ALL_SCHEDULES)
 
 
 @each_kind
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(data=st.data())
 def test_cuts_and_orders_leave_logits_unchanged(name, data):
     """Whole, in a few pieces or token by token, each piece by windows or by chunks."""
@@ -44,7 +44,7 @@ def test_cuts_and_orders_leave_logits_unchanged(name, data):
 
 
 @each_kind
-@settings(max_examples=8)
+@settings(max_examples=6)
 @given(data=st.data())
 def test_changing_a_token_changes_no_logit_before_it_and_some_from_it_on(name, data):
     model, batch = data.draw(models(name)), data.draw(tokens())
@@ -57,7 +57,7 @@ def test_changing_a_token_changes_no_logit_before_it_and_some_from_it_on(name, d
 
 
 @each_kind
-@settings(max_examples=8)
+@settings(max_examples=6)
 @given(data=st.data())
 def test_rows_of_a_batch_are_streams_of_their_own_that_restart_at_any_time(name, data):
     """Each row equals its pieces alone: inside a chunk, several times, at different moments."""
