@@ -169,7 +169,7 @@ class PassesConfig:
     """Gradients flow through this many last passes only; None: through all."""
     loss: Literal["last", "every"] = "last"
     """Of a Ladder's update: the loss after its last pass, or the mean of those after every pass
-    through which gradients flow, each that of a model of so many passes."""
+    through which gradients flow, each that of a model with that number of passes."""
 
     def __post_init__(self) -> None:
         check(self, "at least 1", lambda value: value >= 1, "least")
