@@ -13,10 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from staircase_attention.experiments.bench import Subject, num_symbols, run_bench
+import bench
+
 from staircase_attention.experiments.catalog import find_recipe
 from staircase_attention.files import write_json
 from staircase_attention.training.processes import choose_device
+from staircase_attention.training.recipe import Recipe
 
 LANES, PRECISION = "training.num_lanes", "training.precision"
 BF16 = {PRECISION: "bfloat16"}
@@ -63,14 +65,12 @@ SMALL = {LANES: 2, PRECISION: "float32", "model.core.width": 32, "model.core.num
 SMALL |= {"model.core.num_layers": 1}
 
 
-def subjects(chosen: dict[str, dict[str, Any]] = FIRST, *, is_small: bool = False) -> list[Subject]:
+def recipes(chosen: dict[str, dict[str, Any]] = FIRST, *, is_small: bool = False) -> list[Recipe]:
     """The ten recipes, at their sizes or tiny."""
-    found = []
-    for name, overrides in chosen.items():
-        recipe = find_recipe(name).override(overrides | (SMALL if is_small else {}))
-        recipe = replace(recipe, name=name)
-        found.append(Subject(recipe=recipe, symbols=num_symbols(recipe)))
-    return found
+    return [
+        replace(find_recipe(name).override(overrides | (SMALL if is_small else {})), name=name)
+        for name, overrides in chosen.items()
+    ]
 
 
 def main() -> None:
@@ -80,9 +80,9 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="tiny sizes, to try it on a CPU")
     parser.add_argument("--set", type=int, choices=(1, 2, 3), default=3, help="which ten recipes")
     options = parser.parse_args()
-    report = run_bench(
-        subjects(SETS[options.set - 1], is_small=options.small),
-        device=choose_device(),
+    report = bench.run(
+        recipes(SETS[options.set - 1], is_small=options.small),
+        choose_device(),
         repeats=1 if options.small else None,
         output=options.output,
         say=lambda text: print(text, flush=True),

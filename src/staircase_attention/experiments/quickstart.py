@@ -9,12 +9,16 @@ import re
 import shlex
 import shutil
 import signal
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
+from staircase_attention.batches import Batch
 from staircase_attention.checks import check_number, input_error
 from staircase_attention.data import (
     BytePairTraining,
@@ -23,7 +27,6 @@ from staircase_attention.data import (
     TextSource,
     prepare_text,
 )
-from staircase_attention.experiments.bench import Subject, time_updates
 from staircase_attention.experiments.catalog import find_recipe
 from staircase_attention.experiments.figures import save, time_figure
 from staircase_attention.experiments.results import BITS, read_lines
@@ -32,8 +35,8 @@ from staircase_attention.generation import SamplingConfig, stream_text
 from staircase_attention.training import Display, Recipe, RunResult, load_language_model
 from staircase_attention.training import resume as resume_run
 from staircase_attention.training import train as train_recipe
-from staircase_attention.training.learner import NumSymbols
-from staircase_attention.training.processes import StopRequested, choose_device
+from staircase_attention.training.learner import Learner, NumSymbols, build_model
+from staircase_attention.training.processes import Processes, StopRequested, choose_device
 from staircase_attention.training.recipe import OptimizerConfig
 from staircase_attention.training.run_folder import RunFolder
 
@@ -48,7 +51,7 @@ MOST_EPOCHS = 30
 SIZES = ((512, 8, 8), (256, 6, 4), (192, 4, 6), (128, 3, 4), (128, 2, 4), (64, 2, 4))
 LARGEST_ON_CPU = 192
 MOST_WEIGHTS, LEAST_UPDATES = 10, 1_500
-MEASURED_UPDATES = 10
+WARM_UP_UPDATES, MEASURED_UPDATES = 8, 10
 # The share of the time for test and samples; and that of the time to train for scores.
 LAST_SHARE, SCORING_SHARE, MOST_SCORED = 0.1, 0.1, 1 << 16
 NUM_SAMPLES, SAMPLE_TOKENS, PROMPT_WORDS = 3, 200, 3
@@ -250,9 +253,17 @@ def planned(recipe: Recipe, corpus: Corpus, num_updates: int) -> Recipe:
 def seconds_per_update(recipe: Recipe, vocab_size: int) -> float:
     """The median of some updates with random tokens, after a warm-up."""
     symbols = NumSymbols(num_inputs=vocab_size, num_outputs=vocab_size)
-    subject = Subject(recipe=recipe, symbols=symbols)
-    found = time_updates(subject, choose_device(), MEASURED_UPDATES, say=lambda _: None)
-    return float(found["median_seconds"])
+    learner = Learner(recipe, build_model(recipe, symbols), choose_device(), Processes())
+    lanes, seconds = recipe.training.num_lanes, list[float]()
+    shape = (lanes, recipe.training.segment_length)
+    tokens = np.random.default_rng(0).integers(vocab_size, size=shape)
+    for _ in range(WARM_UP_UPDATES + MEASURED_UPDATES):
+        began = time.perf_counter()
+        batch = Batch(inputs=tokens, targets=tokens)
+        # It returns a loss, so the device has finished.
+        learner.update(batch, lanes=range(lanes), rate=1e-6, wants_stop=False)
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds[WARM_UP_UPDATES:])
 
 
 class Pace(Display):
