@@ -4,11 +4,13 @@
 
 Without a file: twelve stored measurements and the first two sets of
 `benchmarks/estimate_recipes.py`. They gave the constants of `Machine`, with the
-time of one attention of Reddit's size; `--fit` fits them again. With a file of `bench.py` or
-`estimate_recipes.py`: its rows.
+time of one attention of Reddit's size; `--fit` fits them again. Memory is that of a fresh
+process where that was measured: libraries keep up to half a gigabyte of earlier recipes. With a
+file of `bench.py` or `estimate_recipes.py`: its rows.
 """
 
 import argparse
+import functools
 import json
 import math
 from dataclasses import dataclass, replace
@@ -76,7 +78,17 @@ def measured(name: str, config: dict[str, Any], times: dict[str, Any]) -> Measur
     name += " recompute" if recipe.training.recompute else ""
     name += " float32" if recipe.training.precision == "float32" else ""
     symbols = NumSymbols(num_inputs=config["num_inputs"], num_outputs=config["num_outputs"])
-    return Measured(name, recipe, symbols, times["mean_seconds"], times["peak_memory_bytes"])
+    memory = times["peak_memory_bytes"]
+    if "memory_before_bytes" not in times:
+        memory = fresh_memory().get(name, memory)
+    return Measured(name, recipe, symbols, times["mean_seconds"], memory)
+
+
+@functools.cache
+def fresh_memory() -> dict[str, int]:
+    """Peaks of fresh processes, for rows that did not record what earlier rows had left."""
+    rows = json.loads((RESULTS / "2026-11-17-estimate-memory.json").read_text())["rows"]
+    return {row["name"]: row["peak_memory_bytes"] for row in rows}
 
 
 def fit(rows: list[Measured]) -> Machine:

@@ -61,8 +61,8 @@ class Machine:
     bandwidth_share: float = 0.763
     attention_share: float = 0.168
     attention_dropout: float = 1.76
-    state_copies: float = 3.32
-    scratch: float = 61.9
+    state_copies: float = 3.08
+    scratch: float = 44.8
 
     def link(self, num_gpus: int, num_nodes: int) -> float:
         """A ring within the node; between nodes, all links of a node side by side."""
