@@ -113,7 +113,8 @@ def test_the_lens_has_every_pass_of_every_token():
     seen = inspect(model, batch)
     words = [f"in{token}" for token in batch[0].tolist()]
     answers = [None, *(token % 5 for token in batch[0, 1:].tolist())]
-    places = lens(seen, words, answers, "abcde")
+    logits = [seen.logits_after(number) for number in range(1, seen.num_passes + 1)]
+    places = lens(logits, words, answers, "abcde")
     assert [place.token for place in places] == words
     assert places[0].answer is None
     for at, place in list(enumerate(places))[1:]:

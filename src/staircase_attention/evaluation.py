@@ -41,20 +41,6 @@ class Score:
         count = max(num_answers, 1)
         return cls(loss=loss / count, error=num_wrong / count, num_answers=num_answers)
 
-    @classmethod
-    def together(cls, parts: Iterable["Score"]) -> "Score":
-        """The score over the answers of all parts.
-
-        >>> Score.together([Score.of(2.0, 1, 1), Score.of(2.0, 0, 3)])
-        Score(loss=1.0, error=0.25, num_answers=4)
-        """
-        known = list(parts)
-        return cls.of(
-            sum(part.loss * part.num_answers for part in known),
-            sum(part.error * part.num_answers for part in known),
-            sum(part.num_answers for part in known),
-        )
-
     def to_plain(self) -> dict[str, Any]:
         """The score as plain data."""
         return asdict(self)

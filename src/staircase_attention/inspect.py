@@ -245,14 +245,16 @@ class Place(NamedTuple):
 
 
 def lens(
-    seen: Inspection,
+    logits: Sequence[Float[Tensor, "batch time output"]],
     tokens: Sequence[str],
     answers: Sequence[int | None],
     names: Sequence[str],
 ) -> list[Place]:
-    """The logit lens by pass: of the first batch row, with the three likeliest answers by name."""
-    passes = range(1, seen.num_passes + 1)
-    chances = torch.stack([seen.logits_after(number)[0].softmax(-1) for number in passes], dim=1)
+    """The logit lens, from the logits after each pass.
+
+    Of the first batch row, with the three likeliest answers by name.
+    """
+    chances = torch.stack([one[0].softmax(-1) for one in logits], dim=1)
     most = chances.topk(min(3, chances.shape[-1]))
     places = []
     for at, (token, answer) in enumerate(zip(tokens, answers, strict=True)):

@@ -23,6 +23,7 @@ def test_a_run_folder_holds_all_that_is_needed_to_understand_it(task_run):
         "config.json",
         "environment.json",
         "metrics.jsonl",
+        "report.html",
         "result.json",
         "tensorboard",
         "timing.jsonl",

@@ -108,12 +108,12 @@ def test_a_signal_stops_all_runs_and_the_next_call_resumes_them(
     assert signal.getsignal(number) is before
     assert fake.calls == [("train", "a", 0)]
     assert not any(is_alive(pid) for pid in fake.processes)
-    assert "a, seed 0: unfinished; the next call" in (tmp_path / "report.md").read_text()
+    assert "a, seed 0: unfinished; the next call" in (tmp_path / "report.html").read_text()
 
     report = compare(named("a", "b", "c"), folder=tmp_path)
     assert fake.calls[1:] == [("resume", "a", 0), ("train", "b", 0), ("train", "c", 0)]
     assert [len(row.results) for row in report.rows] == [1, 1, 1]
-    assert "unfinished" not in (tmp_path / "report.md").read_text()
+    assert "unfinished" not in (tmp_path / "report.html").read_text()
 
 
 def test_a_second_interrupt_stops_at_once_and_leaves_a_report_and_no_process(tmp_path, fake):
@@ -134,7 +134,7 @@ def test_a_failed_run_is_listed_and_tried_again_while_the_others_go_on(tmp_path,
     assert (row, run.seed, run.status) == ("staircase-n8-c8", 0, "failed")
     assert run.failure == "CUDA out of memory"
     line = "staircase-n8-c8, seed 0: failed (CUDA out of memory)"
-    assert line in (tmp_path / "report.md").read_text()
+    assert line in (tmp_path / "report.html").read_text()
     shown = capsys.readouterr().err
     assert f"run 1 of 4: {STAIRCASE}, seed 0\n" in shown
     assert f"{STAIRCASE}, seed 0: failed (CUDA out of memory)\n" in shown
@@ -193,8 +193,8 @@ def test_times_of_runs_beside_others_are_marked_until_a_run_starts_again(tmp_pat
     fake.let(trouble={"a, 0": "slow", "b, 0": "slow"})
     report = compare(named("a", "b"), folder=tmp_path, jobs=2)
     assert all(run.is_shared for row in report.rows for run in row.runs)
-    text = (tmp_path / "report.md").read_text()
-    assert "| 1:02:05 (shared) |" in text
+    text = (tmp_path / "report.html").read_text()
+    assert "<td>1:02:05 (shared)</td>" in text
     assert "Times marked (shared) are of runs that shared the machine" in text
     for path in (tmp_path / "a" / "seed-0").iterdir():
         path.unlink()
@@ -225,7 +225,7 @@ def test_overrides_change_the_runs_and_are_reported_and_short_runs_have_a_curve(
     report = go(tmp_path, rows=["ladder-2"], seeds=1, updates=100, overrides=overrides)
     config = json.loads((tmp_path / "ladder-2" / "seed-0" / "config.json").read_text())
     assert config["recipe"]["training"]["num_lanes"] == 8
-    assert "`training.num_lanes=8`" in (tmp_path / "report.md").read_text()
+    assert "training.num_lanes=8<" in (tmp_path / "report.html").read_text()
     assert len(rows_of(report)["ladder-2"].runs[0].curve) == 20
 
 
@@ -239,7 +239,7 @@ def test_every_row_is_checked_before_any_is_run(tmp_path, fake):
 
 def test_permutations_are_a_table_without_the_papers_numbers(tmp_path, fake):
     report = go(tmp_path, table="permutations", rows=["ladder-2"], seeds=1)
-    assert "paper" not in (tmp_path / "report.md").read_text().lower()
+    assert "paper" not in (tmp_path / "report.html").read_text().lower()
     assert {row.name for row in report.rows} >= {"staircase-n4-c16", "ladder-8", "lstm"}
 
 
@@ -312,8 +312,8 @@ def test_any_recipes_can_be_compared(tmp_path, fake, monkeypatch):
     ]
     assert (tmp_path / "parity" / "staircase" / "seed-1").is_dir()
     assert [row.model for row in report.rows] == ["Staircase", "Transformer-XL"]
-    text = (tmp_path / "report.md").read_text()
-    assert text.startswith("# Parity\n")
+    text = (tmp_path / "report.html").read_text()
+    assert "<h1>Parity</h1>" in text
     assert "paper" not in text
     assert shlex.split(report.command) == ["staircase", "compare", "random walk"]
     with pytest.raises(ValueError, match="different names, got 'parity/staircase' twice; rename"):
@@ -378,11 +378,10 @@ def test_real_runs_are_trained_scored_at_other_lengths_and_drawn(tmp_path):
     assert [update for update, _ in run.curve] == list(run.seconds) == [3, 6, 9, 12]
     assert run.result.wall_seconds == pytest.approx(run.seconds[12], abs=1e-3)
     assert run.environment["command"][:2] == ["staircase", "train"]
-    text = (tmp_path / "report.md").read_text()
-    assert "| Row | 10 | 30 | Seeds |" in text
-    for name in ("learning-curves.png", "lengths.png"):
-        assert f"({name})" in text
-        assert (tmp_path / name).exists()
+    text = (tmp_path / "report.html").read_text()
+    assert "<th>Row</th><th>10</th><th>30</th><th>Seeds</th>" in text
+    for caption in ("Validation score against updates", "Test error against episode length"):
+        assert f"<figcaption>{caption}" in text
 
 
 @pytest.mark.slow

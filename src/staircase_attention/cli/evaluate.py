@@ -1,11 +1,9 @@
 """`staircase eval` and `inspect`: the score of a trained model, and its guesses pass by pass."""
 
 import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from staircase_attention.batches import IGNORED
 from staircase_attention.checks import check_choice, check_integer, input_error
 from staircase_attention.cli.arguments import (
     AsJson,
@@ -48,14 +45,6 @@ MEASURES = {
 }
 # Tokens of --text in one lane, at least.
 TEXT_LANE_TOKENS = 1024
-# How the parts of a score are labelled.
-PLACES: "dict[Place, str]" = {
-    "episode": "episode of its lane from",
-    "position": "position in the episode from",
-}
-
-# White space that would not be seen.
-VISIBLE = str.maketrans({" ": "␣", "\n": "↵", "\t": "⇥"})
 
 
 def evaluate(
@@ -114,8 +103,10 @@ def evaluate(
         if passes is None:
             raise input_error("--figure draws scores by --passes", "none", "add --passes 1,2,4,8")
         check_can_write(figure, "--figure")
+    from staircase_attention.experiments.page import score_parts
     from staircase_attention.training import load_run
     from staircase_attention.training.dataset import TaskData
+    from staircase_attention.training.trainer import score_split
 
     with ExitStack() as stack:
         if text:
@@ -146,14 +137,20 @@ def evaluate(
             sized = data
             if isinstance(data, TaskData) and size is not None:
                 sized = data.with_length(size)
-            found = scored(one, sized, name, places, tokens)
+            place = one.model.output.weight.device
+            score = score_split(
+                one.model, sized, name, recipe=one.recipe, device=place, num_tokens=tokens
+            )
+            whole = score.to_plain() | sized.facts(name, score, tokens)
+            whole |= sized.extent(name, tokens)
             if exit_rule is not None:
                 exits = cast("ExitBackend", one.model.backend)
-                found[0]["mean_passes"] = exits.num_passes / exits.num_tokens
+                whole["mean_passes"] = exits.num_passes / exits.num_tokens
             of = {"split": "text" if text else split, "length": size, "passes": depth}
-            show(*found, as_json, of=of, loaded=loaded)
+            parts = score_parts(one, sized, name, places, tokens)
+            show(whole, parts, as_json, of=of, loaded=loaded)
             label = split if size is None else f"length {size:,}"
-            curves.setdefault(label, {})[depth or 0] = found[0]
+            curves.setdefault(label, {})[depth or 0] = whole
         if figure is not None:
             draw_passes(curves, figure, title=loaded.recipe.name)
             typer.echo(f"wrote {figure}", err=as_json)
@@ -234,56 +231,6 @@ def check_for_corpus(
         )
 
 
-def scored(
-    loaded: "LoadedRun",
-    data: "TaskData | CorpusData",
-    split: "SplitName",
-    places: "Sequence[Place]",
-    num_tokens: int | None,
-) -> tuple[Facts, dict[str, dict[int, Facts]]]:
-    """A model's score on a split, with bits and perplexity of text; and its parts by place."""
-    from staircase_attention.evaluation import Score, score_by_place, score_by_position
-    from staircase_attention.training.dataset import TaskData
-    from staircase_attention.training.learner import precision_of
-    from staircase_attention.training.trainer import score_split
-
-    model, config, parts = loaded.model, loaded.recipe.training, dict[str, dict[int, Facts]]()
-    device, precision = model.output.weight.device, precision_of(loaded.recipe)
-    lanes: dict[str, Any] = {"num_lanes": config.evaluation_lanes}
-    lanes["segment_length"] = config.segment_length
-    if places and isinstance(data, TaskData):
-        episodes = data.episodes(split)
-        by_place = score_by_place(
-            model, episodes, places, **lanes, device=device, precision=precision
-        )
-        for place, found in by_place.items():
-            parts[PLACES[place]] = {number: part.to_plain() for number, part in found.items()}
-        # Every kind of place counts every answer once, so any of them gives the whole.
-        return Score.together(by_place[places[0]].values()).to_plain(), parts
-    if places and not isinstance(data, TaskData):
-        by_position = score_by_position(
-            model,
-            data.corpus.split(split),
-            partial(data.batches, **lanes, num_tokens=num_tokens),
-            carries_state=data.carries_state,
-            device=device,
-            precision=precision,
-        )
-        parts["position in the document from"] = {
-            number: {
-                "loss": one.loss,
-                "bits": one.loss / math.log(2),
-                "num_tokens": one.num_answers,
-            }
-            for number, one in by_position.items()
-        }
-    whole = score_split(
-        model, data, split, recipe=loaded.recipe, device=device, num_tokens=num_tokens
-    )
-    facts = data.facts(split, whole, num_tokens) | data.extent(split, num_tokens)
-    return whole.to_plain() | facts, parts
-
-
 def show(
     whole: Facts,
     parts: Mapping[str, Mapping[int, Facts]],
@@ -321,7 +268,7 @@ def show(
 
 def draw_passes(curves: Mapping[str, Mapping[int, Facts]], path: Path, *, title: str) -> None:
     """Draw scores against the number of passes: of text bits per byte, else the loss."""
-    from staircase_attention.experiments.figures import passes_figure, save
+    from staircase_attention.experiments.figures import lines_figure, save
 
     facts = next(iter(next(iter(curves.values())).values()))
     measure = "bits_per_byte" if "bits_per_byte" in facts else "loss"
@@ -329,7 +276,8 @@ def draw_passes(curves: Mapping[str, Mapping[int, Facts]], path: Path, *, title:
         label: {passes: facts[measure] for passes, facts in curve.items()}
         for label, curve in curves.items()
     }
-    save(passes_figure(points, title=title, measure=measure.replace("_", " ")), path)
+    words = measure.replace("_", " ").capitalize()
+    save(lines_figure(points, title=title, is_log=True, xlabel="Passes", ylabel=words), path)
 
 
 def measures(facts: Facts) -> str:
@@ -363,42 +311,24 @@ def inspect(
         raise input_error("a model reads --text or --episode", found, "give one of them")
     if figure is not None:
         check_can_write(figure, "--figure")
-    import torch
     from rich import print as show
 
     from staircase_attention.experiments.figures import save
-    from staircase_attention.inspect import inspect, lens, lens_figure, lens_table
-    from staircase_attention.models import SequenceModel
-    from staircase_attention.training import LanguageModel, load_language_model, load_run
-    from staircase_attention.training.dataset import TaskData
+    from staircase_attention.experiments.page import read_episode, read_text
+    from staircase_attention.inspect import lens_figure, lens_table
+    from staircase_attention.training import load_language_model, load_run
     from staircase_attention.training.processes import choose_device
 
+    def changed(loaded: Any) -> Any:  # noqa: ANN401
+        return replace(loaded, model=with_passes(loaded.model, passes).to(choose_device(device)))
+
     options: dict[str, Any] = {"checkpoint": checkpoint, "trust_code": trust_code}
-    loaded: LanguageModel | LoadedRun
     if text is not None:
-        loaded = language = load_language_model(run, **options)
-        tokeniser, start = language.tokeniser, language.tokeniser.end_symbol
-        tokens = ([] if start is None else [start]) + language.encode(text)
-        parts = (language.decode([token]) for token in range(tokeniser.vocab_size))
-        names = [part.decode(errors="replace").translate(VISIBLE) or "·" for part in parts]
-        words, answers = [names[token] for token in tokens], [*tokens[1:], None]
+        loaded = changed(load_language_model(run, **options))
+        places = read_text(loaded, text)
     else:
-        loaded = load_run(run, **options)
-        if not isinstance(loaded.data, TaskData):
-            raise input_error("--episode is for tasks", "a run on a corpus", "use --text")
-        episodes, task = loaded.data.episodes("test"), loaded.data.task
-        check_integer("--episode", episode, minimum=0, maximum=len(episodes) - 1, example=0)
-        inputs, targets = episodes[episode or 0]
-        tokens, words = inputs.tolist(), [task.input_symbols[symbol] for symbol in inputs]
-        answers = [None if answer == IGNORED else int(answer) for answer in targets]
-        names = [*task.output_symbols]
-    model = with_passes(loaded.model, passes).to(choose_device(device))
-    if not isinstance(model, SequenceModel) or not tokens:
-        rule = "inspect needs a model of the family, and a token"
-        raise input_error(rule, f"{type(model).__name__} and {text!r}", "use others")
-    with torch.no_grad():
-        seen = inspect(model, torch.tensor([tokens], device=model.output.weight.device))
-        places = lens(seen, words, answers, names)
+        loaded = changed(load_run(run, **options))
+        places = read_episode(loaded, episode or 0)
     if as_json:
         typer.echo("\n".join(json.dumps(place._asdict()) for place in places))
     else:

@@ -92,7 +92,7 @@ def train(
         device=device,
         progress=choose_display(quiet=quiet),
     )
-    return show(result, output)
+    return show(result, output, with_page=not quiet)
 
 
 def resume(
@@ -117,11 +117,11 @@ def resume(
         trust_code=trust_code,
         progress=choose_display(quiet=quiet),
     )
-    return show(result, run)
+    return show(result, run, with_page=not quiet)
 
 
-def show(result: "RunResult", folder: Path) -> int:
-    """Print the result of a run; a run that diverged is a failure."""
+def show(result: "RunResult", folder: Path, *, with_page: bool = True) -> int:
+    """Print the result of a run, and write its page; a run that diverged is a failure."""
     from staircase_attention.evaluation import title
     from staircase_attention.training import is_first_process
 
@@ -142,6 +142,10 @@ def show(result: "RunResult", folder: Path) -> int:
     )
     if result.outcome == "did not learn":
         typer.echo("did not learn: the test score is no better than the best constant guess")
+    if with_page and result.best_update is not None:
+        from staircase_attention.experiments.page import write_page
+
+        typer.echo(f"wrote {write_page(folder)}")
     return status
 
 

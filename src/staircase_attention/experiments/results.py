@@ -56,6 +56,7 @@ ERROR = Measure(key="error", unit="error %", scale=100, digits=2, paper_digits=1
 BITS = Measure(key="bits_per_byte", unit="bits per byte", digits=3, paper_digits=2)
 # Per token: only rows of one vocabulary compare.
 PERPLEXITY = Measure(key="perplexity", unit="perplexity", digits=2, paper_digits=1)
+LOSS = Measure(key="loss", unit="loss in nats", digits=4, paper_digits=4)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,6 +153,15 @@ def read_run(path: Path, seed: int, measure: Measure = ERROR) -> RunRecord:
         reason = failure.read_text(encoding="utf-8").partition("\n")[0]
         record = replace(record, status="failed", failure=reason)
     return record
+
+
+def curves(folder: RunFolder, measure: Measure) -> dict[str, dict[int, float]]:
+    """Scores in training and on the validation data, by update."""
+    lines = list(parse_lines(folder.read_metrics()))
+    return {
+        "training": dict(_scores(lines, "train", measure)),
+        "validation": dict(_scores(lines, "valid", measure)),
+    }
 
 
 def latest_facts(path: Path) -> tuple[int, dict[str, float]]:
