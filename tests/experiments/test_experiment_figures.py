@@ -101,7 +101,7 @@ def test_learning_curves_have_a_line_per_row_and_a_thin_one_per_seed():
 
 @pytest.mark.parametrize(
     ("curve", "low", "high"),
-    [(((10, 50.0), (20, 0.0)), -2, 52), (((10, 48.0), (20, 44.0)), 43, 49), (((5, 0.0),), -1, 1)],
+    [(((10, 50.0), (20, 0.0)), -3, 53), (((10, 48.0), (20, 44.0)), 43, 49), (((5, 0.0),), -1, 1)],
 )
 def test_the_axis_of_a_curve_shows_its_data_and_not_more(curve, low, high):
     run = RunRecord(seed=0, status="finished", curve=curve)

@@ -268,12 +268,12 @@ def show(
 
 def draw_passes(curves: Mapping[str, Mapping[int, Facts]], path: Path, *, title: str) -> None:
     """Draw scores against the number of passes: of text bits per byte, else the loss."""
-    from staircase_attention.experiments.figures import lines_figure, save
+    from staircase_attention.experiments.figures import Curve, lines_figure, save
 
     facts = next(iter(next(iter(curves.values())).values()))
     measure = "bits_per_byte" if "bits_per_byte" in facts else "loss"
     points = {
-        label: {passes: facts[measure] for passes, facts in curve.items()}
+        label: Curve({passes: facts[measure] for passes, facts in sorted(curve.items())})
         for label, curve in curves.items()
     }
     words = measure.replace("_", " ").capitalize()

@@ -15,8 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from staircase_attention.drawing.figure import SETTINGS
-from staircase_attention.experiments.experiment import Row, unit
-from staircase_attention.experiments.results import ERROR, PERPLEXITY, RunRecord
+from staircase_attention.experiments.results import ERROR, PERPLEXITY, Row, RunRecord, unit
 from staircase_attention.files import write_whole
 
 DOTS_PER_INCH = 160
@@ -44,8 +43,6 @@ DASHES = ("-", "--", ":", "-.")
 NUM_MARKERS = 8
 # The score by update or length.
 Points = Mapping[int, float]
-# What scores are drawn against.
-Axis = Literal["updates", "length"]
 
 
 class Style(NamedTuple):
@@ -54,6 +51,15 @@ class Style(NamedTuple):
     colour: str
     marker: str
     dashes: str = "-"
+
+
+class Curve(NamedTuple):
+    """A line of a figure: its points in order, and thin lines beside it."""
+
+    points: Points
+    style: Style | None = None
+    """None: the next family's."""
+    seeds: Sequence[Points] = ()
 
 
 def row_styles(models: Sequence[str]) -> list[Style]:
@@ -158,56 +164,32 @@ def num_minutes(row: Row) -> float:
     return fmean(one.wall_seconds for one in row.results) / 60
 
 
-def curve_figure(rows: Sequence[Row], against: Axis) -> Figure | None:
+def curve_figure(rows: Sequence[Row], against: Literal["updates", "length"]) -> Figure | None:
     """Scores as curves: the mean over seeds, and each of several seeds as a thin line.
 
     The mean is over finished runs or, before any is finished, over all. None: there is no data.
     """
+    is_length = against == "length"
 
     def points_of(one: RunRecord) -> Points:
-        return dict(sorted(one.lengths.items())) if against == "length" else dict(one.curve)
+        return dict(sorted(one.lengths.items())) if is_length else dict(one.curve)
 
     run = [row for row in rows if any(points_of(one) for one in row.runs)]
     if not run:
         return None
-    figure, axes = _axes()
-    lines: list[Line2D] = []
-    errors: list[float] = []
+    curves: dict[str, Curve] = {}
     for row, style in zip(run, row_styles([row.model for row in run]), strict=True):
-        known = {one.seed: points_of(one) for one in row.runs}
         # An unfinished run would end the mean where it stopped.
-        finished = [known[one.seed] for one in row.runs if one.status == "finished"]
-        seeds = [points for points in known.values() if points]
-        mean = mean_points([*filter(None, finished)] or seeds, common=against != "length")
-        for points in [*seeds, mean] if mean else ():
-            errors += points.values()
-        lines += _draw_row(axes, row, mean, seeds, style) if mean else []
-    axes.set_ylim(*error_limits(errors))
-    # In the order in which the curves end from top to bottom.
-    _tidy(axes, sorted(lines, key=lambda line: -float(line.get_ydata()[-1])))  # type: ignore[index,arg-type]
-    _label_axis(axes, run, against)
-    return figure
-
-
-def lines_figure(
-    curves: Mapping[str, Mapping[int, float]], *, title: str, is_log: bool = False, **labels: str
-) -> Figure:
-    """A line through the points of each name, with a tick for each of few on a logarithmic axis."""
-    figure, axes = _axes()
-    lines: list[Line2D] = []
-    for (name, points), (colour, marker) in zip(curves.items(), cycle(FAMILIES.values())):
-        options = {"markevery": max(1, len(points) // NUM_MARKERS), "label": name}
-        places, scores = zip(*sorted(points.items()), strict=True)
-        lines += axes.plot(places, scores, color=colour, marker=marker, **options)  # type: ignore[arg-type]
-    axes.set(**labels)
-    if is_log:
-        ticks = sorted({place for points in curves.values() for place in points})
-        axes.set_xscale("symlog", base=2, linthresh=1)
-        axes.set_xticks(ticks, [f"{place:,}" for place in ticks])
-        axes.minorticks_off()
-    axes.set_title(title, fontsize=11, loc="left")
-    _tidy(axes, lines)
-    return figure
+        finished = [points_of(one) for one in row.runs if one.status == "finished"]
+        seeds = [*filter(None, map(points_of, row.runs))]
+        if mean := mean_points([*filter(None, finished)] or seeds, common=not is_length):
+            *_, last = mean.values()
+            digits, percent = (1, "%") if row.measure is ERROR else (row.measure.digits, "")
+            curves[f"{row.label}: {last:.{digits}f}{percent}"] = Curve(mean, style, seeds)
+    x, y = "Updates", f"Validation: {unit(run)}"
+    if is_length:
+        x, y = "Length of test episodes", "Test: error %"
+    return lines_figure(curves, is_log=is_length, xlabel=x, ylabel=y)
 
 
 def mean_points(runs: Sequence[Points], *, common: bool) -> Points:
@@ -220,56 +202,45 @@ def mean_points(runs: Sequence[Points], *, common: bool) -> Points:
     return {key: fmean(points[key] for points in runs if key in points) for key in sorted(keys)}
 
 
-def _draw_row(
-    axes: Axes, row: Row, mean: Points, seeds: Sequence[Points], style: Style
-) -> list[Line2D]:
-    """A thick line for the mean, which is returned, and thin ones for several seeds."""
-    for points in seeds if len(seeds) > 1 else ():
-        axes.plot(*zip(*points.items(), strict=True), color=style.colour, linewidth=0.6, alpha=0.45)
-    positions, scores = zip(*mean.items(), strict=True)
-    last = f"{scores[-1]:.1f}%" if row.measure is ERROR else f"{scores[-1]:.{row.measure.digits}f}"
-    return axes.plot(
-        positions,
-        scores,
-        color=style.colour,
-        linestyle=style.dashes,
-        linewidth=1.9,
-        marker=style.marker,
-        markersize=5,
-        markevery=max(1, len(positions) // NUM_MARKERS),
-        label=f"{row.label}: {last}",
-    )
-
-
-def _label_axis(axes: Axes, rows: Sequence[Row], against: Axis) -> None:
-    if against == "updates":
-        axes.set(xlabel="Updates", ylabel=f"Validation: {unit(rows)}")
-        axes.set_xlim(left=0)
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-        return
-    axes.set(xlabel="Length of test episodes", ylabel="Test: error %")
-    lengths = sorted({length for row in rows for length in row.lengths})
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
-    axes.minorticks_off()
-
-
-def error_limits(errors: Sequence[float]) -> tuple[float, float]:
-    """The ends of an axis that shows all errors: from 0, unless all of them are far from it.
-
-    >>> error_limits([0.5, 40.0]), error_limits([40.0, 50.0])
-    ((-1.2, 41.2), (39.5, 50.5))
-    """
-    low, high = min(errors, default=0.0), max(errors, default=100.0)
-    # Half is far: then the curves would lie in the upper half of the figure.
-    low = 0.0 if low < high / 2 else low
-    margin = (0.03 if low == 0 else 0.05) * (high - low) or 0.5
-    return low - margin, high + margin
-
-
-def _axes() -> tuple[Figure, Axes]:
+def lines_figure(
+    curves: Mapping[str, Curve], *, title: str = "", is_log: bool = False, **labels: str
+) -> Figure:
+    """A line through the points of each name; a logarithmic axis has a tick for each point."""
     figure = Figure(figsize=(9.4, 5.2), layout="constrained")
-    return figure, figure.add_subplot()
+    axes, lines = figure.add_subplot(), list[Line2D]()
+    for (name, (points, own, seeds)), family in zip(
+        curves.items(), cycle(FAMILIES.values()), strict=False
+    ):
+        style = own or Style(*family)
+        for thin in seeds if len(seeds) > 1 else ():
+            axes.plot([*thin], [*thin.values()], color=style.colour, linewidth=0.6, alpha=0.45)
+        lines += axes.plot(
+            [*points],
+            [*points.values()],
+            color=style.colour,
+            linestyle=style.dashes,
+            linewidth=1.9,
+            marker=style.marker,
+            markersize=5,
+            markevery=max(1, len(points) // NUM_MARKERS),
+            label=name,
+        )
+    if is_log:
+        ticks = sorted({place for curve in curves.values() for place in curve.points})
+        axes.set_xscale("symlog", base=2, linthresh=1)
+        axes.set_xticks(ticks, [f"{place:,}" for place in ticks])
+        axes.minorticks_off()
+    else:
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+    bottom, top = axes.get_ylim()
+    # From 0, unless all curves would then lie in the upper half.
+    if 0 < bottom < top / 2:
+        axes.set_ylim(bottom=-0.03 * top)
+    axes.set(**labels)
+    axes.set_title(title, fontsize=11, loc="left")
+    # In the order in which the curves end from top to bottom.
+    _tidy(axes, sorted(lines, key=lambda line: -float(line.get_ydata()[-1])))  # type: ignore[index,arg-type]
+    return figure
 
 
 def _tidy(axes: Axes, handles: Sequence[Line2D]) -> None:

@@ -93,17 +93,17 @@ def write_page(run: Path, *, device: str | None = None) -> Path:
     and the environment. Whoever calls has just run the code that the recipe names.
     """
     # Imported late: matplotlib takes a second.
-    from staircase_attention.experiments.figures import image, lines_figure
+    from staircase_attention.experiments.figures import Curve, image, lines_figure
 
     folder, loaded = RunFolder(run), load_run(run, trust_code=True)
     loaded.model.to(choose_device(device))
     measure = ERROR if isinstance(loaded.data, TaskData) else LOSS
     named = f"{loaded.recipe.name}, seed {loaded.recipe.seed}"
     axes = {"xlabel": "Updates", "ylabel": measure.unit.capitalize()}
-    curve = {name: points for name, points in curves(folder, measure).items() if points}
+    curve = {name: Curve(points) for name, points in curves(folder, measure).items() if points}
     parts = score_parts(loaded, loaded.data, "test", ["position"], MOST_SCORED)
     [(place, by_position)] = parts.items()
-    losses = {"test": {number: facts["loss"] for number, facts in by_position.items()}}
+    losses = {"test": Curve({number: facts["loss"] for number, facts in by_position.items()})}
     where = {"xlabel": place.capitalize(), "ylabel": "Loss"}
     shown = [
         table(_facts(folder.read_result(), loaded)),

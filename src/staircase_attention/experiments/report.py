@@ -14,10 +14,18 @@ from typing import TYPE_CHECKING, Any
 from staircase_attention.checks import check_integer
 from staircase_attention.display import clock
 from staircase_attention.evaluation import title
-from staircase_attention.experiments.experiment import SOLVED, Row, Split, unit
 from staircase_attention.experiments.page import folded, listing, page, table
 from staircase_attention.experiments.paper import PaperTable, Spread, paper_summary
-from staircase_attention.experiments.results import ERROR, LAST_PART, RunRecord, read_runs
+from staircase_attention.experiments.results import (
+    ERROR,
+    LAST_PART,
+    SOLVED,
+    Row,
+    RunRecord,
+    Split,
+    read_runs,
+    unit,
+)
 from staircase_attention.files import write_json, write_whole
 from staircase_attention.plain import to_plain
 from staircase_attention.training.run_folder import environment
