@@ -42,9 +42,9 @@ def test_an_svg_is_well_formed_and_its_text_is_text(tmp_path: Path, schedule: Sc
     assert drawn.title in " ".join(texts(tmp_path / "picture.svg"))
 
 
-def test_outputs_sight_and_what_is_kept_are_named(tmp_path: Path):
+def test_outputs_and_what_is_kept_are_named(tmp_path: Path):
     save_picture(picture(Ladder(num_passes=2, span=3), num_tokens=5), tmp_path / "ladder.svg")
-    assert {"y₁…y₅", "seen by x₅"} <= set(texts(tmp_path / "ladder.svg"))
+    assert "y₁…y₅" in texts(tmp_path / "ladder.svg")
     save_picture(picture(SMALL, order="chunk"), tmp_path / "chunks.svg")
     assert "keys and values kept from pass n" in texts(tmp_path / "chunks.svg")
 

@@ -6,6 +6,7 @@ change here.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -69,8 +70,6 @@ class Picture:
     """The tokens in each column."""
     rows: tuple[Row, ...]
     """In the order in which they are computed, so the first is drawn at the bottom."""
-    sight: range | None
-    """The columns that the very last query sees, where they are fewer than its row outlines."""
 
     @property
     def boxes(self) -> tuple[Box, ...]:
@@ -102,7 +101,12 @@ def picture(
     [[(0, 1)], [(0, 2), (1, 1)], [(1, 2)]]
     """
     num_tokens = _default_num_tokens(schedule) if num_tokens is None else num_tokens
-    num_layers = _default_num_layers(schedule) if num_layers is None else num_layers
+    if num_layers is None:
+        # Two are enough to tell orders apart; some schedules drive a single one only.
+        num_layers = 1
+        with suppress(ValueError):
+            schedule.check_core(num_layers=2)
+            num_layers = 2
     chunk = schedule.chunk_length
     check_integer("num_tokens", num_tokens, minimum=1, example=4 * chunk)
     check_integer("num_layers", num_layers, minimum=1, example=2)
@@ -132,7 +136,6 @@ def picture(
         notes=tuple(_notes(schedule, columns)),
         columns=columns,
         rows=rows,
-        sight=_sight(schedule, rows[-1].outline, num_tokens),
     )
 
 
@@ -149,15 +152,6 @@ def _default_num_tokens(schedule: Schedule) -> int:
         if not _is_growing(schedule, num_columns):
             return (num_columns + 2) * schedule.chunk_length
     return 6 * schedule.chunk_length
-
-
-def _default_num_layers(schedule: Schedule) -> int:
-    """Two layers are enough to tell orders apart; some schedules drive a single one only."""
-    try:
-        schedule.check_core(num_layers=2)
-    except ValueError:
-        return 1
-    return 2
 
 
 def _is_growing(schedule: Schedule, num_columns: int) -> bool:
@@ -217,14 +211,6 @@ def _boxes_of(steps: Sequence[Step], chunk: int) -> Iterator[tuple[Step, tuple[B
                 cached[cell.chunk] = number if cell.cached == "output" else 0
         same_bank.extend(step.cells)
         yield step, tuple(boxes)
-
-
-def _sight(schedule: Schedule, outline: range, stop: int) -> range | None:
-    span = schedule.attention_span
-    if span is None:
-        return None
-    seen = _columns_of(range(max(0, stop - span), stop), schedule.chunk_length)
-    return seen if seen.start > outline.start else None
 
 
 def _notes(schedule: Schedule, columns: Sequence[range]) -> Iterator[str]:
