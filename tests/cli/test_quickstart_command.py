@@ -3,8 +3,13 @@
 import shlex
 import shutil
 
+from staircase_attention.experiments import page, quickstart
 
-def test_its_commands_do_what_it_did(output_of, tmp_path):
+
+def test_its_commands_do_what_it_did(output_of, tmp_path, monkeypatch):
+    for module in (page, quickstart):
+        monkeypatch.setattr(module, "SAMPLE_TOKENS", 20)
+    monkeypatch.setattr(quickstart, "seconds_per_update", lambda *_: 1.0)
     text = tmp_path / "my text.txt"
     text.write_text("".join(f"Line {n} is about the old house by the sea.\n" for n in range(400)))
     folder = tmp_path / "out"

@@ -11,6 +11,7 @@ from staircase_attention.checks import InputError
 from staircase_attention.data import TextSource
 from staircase_attention.data.documents import SPLITS
 from staircase_attention.engine.backend import HEAD_SIZES
+from staircase_attention.experiments import page as pages
 from staircase_attention.experiments import quickstart as steps
 from staircase_attention.experiments.page import NUM_SAMPLES
 from staircase_attention.experiments.quickstart import Pace, Quickstart, write_splits
@@ -19,6 +20,11 @@ from staircase_attention.training.optimizer import learning_rate
 from staircase_attention.training.recipe import OptimizerConfig
 
 LINES = [f"Line {number} is about the old house by the sea.\n" for number in range(400)]
+
+
+@pytest.fixture(autouse=True)
+def short_samples(monkeypatch):
+    monkeypatch.setattr(pages, "SAMPLE_TOKENS", 20)
 
 
 def smallest(corpus, num_updates):
@@ -39,6 +45,7 @@ def made(tmp_path_factory):
         say=said.append,
     )
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pages, "SAMPLE_TOKENS", 20)
         # A plan of 20 updates, which at update 5 turn out to be too many.
         patch.setattr(Quickstart, "_chosen", lambda _, corpus, __: smallest(corpus, num_updates=20))
         patch.setattr(

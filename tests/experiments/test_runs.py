@@ -1,19 +1,23 @@
 """Runs of an experiment: their order, how they are resumed, stopped and failed, what is refused."""
 
+import contextlib
 import dataclasses
 import fcntl
 import json
 import os
+import runpy
 import shlex
 import signal
 import sys
 import threading
 import time
+import types
+import warnings
 
 import pytest
-from small_runs import FORKS, small_recipe
+from fake_runs import compare_fakes
+from small_runs import FORKS, small_recipe, train_watching
 
-from commands import call_in_group
 from staircase_attention.experiments import (
     TABLES,
     compare,
@@ -366,8 +370,29 @@ def test_episodes_grow_in_proportion_to_a_shorter_run():
     assert with_updates(usual, 500).training.growth == usual.training.growth
 
 
-@pytest.mark.slow
-def test_real_runs_are_trained_scored_at_other_lengths_and_drawn(tmp_path):
+class Inline:
+    """Stands for a process: runs its module here, where all is imported."""
+
+    def __init__(self, command, *, stdout, **_):
+        python, _, _, module, *words = command
+        assert python == sys.executable
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            open(stdout.fileno(), "w", closefd=False) as log,
+            contextlib.redirect_stdout(log),
+        ):
+            patch.setattr(sys, "argv", [module.partition("_")[0], *words])
+            with contextlib.suppress(SystemExit), warnings.catch_warnings():
+                # The module that scores lengths is imported already.
+                warnings.simplefilter("ignore", RuntimeWarning)
+                runpy.run_module(module, run_name="__main__")
+
+    def poll(self):
+        return 0
+
+
+def test_real_runs_are_trained_scored_at_other_lengths_and_drawn(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "subprocess", types.SimpleNamespace(Popen=Inline))
     recipe = small_recipe(training__evaluate_every=3)
     report = compare([recipe], folder=tmp_path, lengths=[10, 30])
     assert not report.failures
@@ -384,16 +409,24 @@ def test_real_runs_are_trained_scored_at_other_lengths_and_drawn(tmp_path):
         assert f"<figcaption>{caption}" in text
 
 
-@pytest.mark.slow
-def test_runs_save_themselves_and_stop_when_their_comparison_is_killed(tmp_path):
-    recipe = small_recipe(training__num_updates=10**6, training__checkpoint_every=10**6)
-    (tmp_path / "long.json").write_text(json.dumps(recipe.to_plain()))
-    words = ["compare", tmp_path / "long.json", "--output", tmp_path, "--quiet"]
-    comparison = FORKS.Process(target=call_in_group, args=[os.devnull, *words])
+def test_the_input_of_runs_ends_when_their_comparison_is_killed(tmp_path):
+    trouble = {"small, 0": "end of input"}
+    comparison = FORKS.Process(target=compare_fakes, args=[small_recipe(), tmp_path, trouble])
     comparison.start()
-    run = tmp_path / recipe.name / "seed-0"
-    wait_until(lambda: latest_facts(run)[0] > 0)
+    wait_until((tmp_path / "calls.waiting").exists)
     comparison.kill()
     comparison.join()
-    wait_until(lambda: "resume with" in (tmp_path / recipe.name / "seed-0.log").read_text())
-    assert list((run / "checkpoints").iterdir())
+    wait_until((tmp_path / "calls.ended").exists)
+
+
+def test_a_run_saves_itself_and_stops_when_its_input_ends(tmp_path):
+    reader, writer = FORKS.Pipe(duplex=False)
+    plain = small_recipe(training__num_updates=10**6).to_plain()
+    run = FORKS.Process(target=train_watching, args=[tmp_path / "run", plain, reader])
+    run.start()
+    reader.close()
+    wait_until(lambda: latest_facts(tmp_path / "run")[0] > 0)
+    writer.close()
+    run.join()
+    assert run.exitcode
+    assert list((tmp_path / "run" / "checkpoints").iterdir())
