@@ -132,7 +132,6 @@ def reproduce(
         num_seeds=seeds,
         tables=tuple(paper_tables()[name] for name in paper_names),
         lengths=tuple(lengths),
-        overrides=overrides or {},
     )
     return carry_out(report, jobs=jobs, processes=processes, progress=progress)
 

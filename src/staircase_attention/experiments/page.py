@@ -61,10 +61,11 @@ def page(heading: str, parts: Sequence[str]) -> bytes:
 
 
 def table(rows: Sequence[Mapping[str, str]], heading: str = "") -> str:
-    """Rows of cells by heading."""
+    """Rows of cells by heading; a row may lack some."""
     if not rows:
         return ""
-    lines = [("th", [*rows[0]]), *(("td", [*row.values()]) for row in rows)]
+    names = [*dict.fromkeys(name for row in rows for name in row)]
+    lines = [("th", names), *(("td", [row.get(name, "-") for name in names]) for row in rows)]
     cells = ("".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in line) for tag, line in lines)
     grid = "\n".join(f"<tr>{line}</tr>" for line in cells)
     return _headed(heading, f"<table>\n{grid}\n</table>")

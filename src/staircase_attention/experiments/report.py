@@ -4,7 +4,7 @@ import datetime
 import itertools
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
@@ -40,8 +40,16 @@ MARK = "†"
 # Marks times of runs that did not have the machine to themselves.
 SHARED = "(shared)"
 NONE = "-"
-# The columns about the runs.
-BUDGET = ("Seeds", "Updates", "Tokens", "Time per run", "Solved after", "Parameters", "Device")
+# Of every page.
+EXPLANATION = f"""\
+Scores are mean ± sample standard deviation over seeds, of the weights with the best validation \
+score. The best seed has the lowest validation score; its test score is shown. Seeds change \
+initial weights and dropout, not the data. Train is the mean training error of the last {LAST_PART:.0%} of \
+the updates, with dropout: far below Valid, a model has memorised its data, fails on empty states \
+(staircase eval --by-episode) or was best long before the end. Solved: a validation error of \
+{SOLVED:.0f}% or less, in every run. {MARK}: fewer updates or tokens than in the recipe, not like \
+for like. {SHARED}: other runs used the machine at the same time. Perplexities of different \
+vocabularies compare in their order only."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,8 +65,6 @@ class Report:
     num_seeds: int
     tables: tuple[PaperTable, ...] = ()
     """The paper's tables that the rows are compared with."""
-    overrides: Mapping[str, Any] = field(default_factory=dict)
-    """Settings in which the runs differ from the named recipes."""
     lengths: tuple[int, ...] = ()
     written: str = ""
     environment: Mapping[str, Any] = field(default_factory=dict)
@@ -86,7 +92,6 @@ class Report:
             "table": ", ".join(table.label for table in self.tables) or None,
             "unit": unit(self.rows),
             "command": self.command,
-            "overrides": to_plain(self.overrides),
             "written": self.written,
             "environment": to_plain(self.environment),
             "order": orders(self.rows),
@@ -130,45 +135,16 @@ def _sections(report: Report) -> list[str]:
     rows = report.rows
     drawn = figures.draw_figures(rows, title=report.title)
     return [
-        *(f"<p>{escape(line)}</p>" for line in _introduction(report)),
+        f"<p>In {escape(unit(rows))}. {escape(EXPLANATION)}</p>",
         table(table_cells(report)),
         *(figures.image(figure, caption) for caption, figure in drawn.items()),
         listing("The paper's order", orders(rows)),
         table(_lengths(rows), "Test error in percent by episode length, of the same weights"),
         listing("Runs that failed, diverged, did not learn or are unfinished", troubles(rows)),
-        listing("Notes on the paper's numbers", [x for one in report.tables for x in one.notes]),
+        *(listing(f"The paper's numbers ({one.label})", one.notes) for one in report.tables),
         listing("Origin", _origin(report)),
         *(folded(f"Recipe of {row.label}", row.recipe.to_plain()) for row in rows if row.runs),
     ]
-
-
-def _introduction(report: Report) -> Iterator[str]:
-    rows = report.rows
-    yield (
-        f"Scores in {unit(rows)}: mean ± sample standard deviation over seeds, of the weights with "
-        "the best validation score. The best seed has the lowest validation score; its test score "
-        "is shown. Seeds change initial weights and dropout, not the data."
-    )
-    if any(row.measure is ERROR for row in rows):
-        yield (
-            f"Solved: a validation error of {SOLVED:.0f}% or less; the mean time until then is "
-            "shown where every run got there. Train is the mean training error of the last "
-            f"{LAST_PART:.0%} of the updates, with dropout. If it is far below Valid, a model has "
-            "memorised its training data, or fails on empty states (see staircase eval "
-            "--by-episode), or was best long before the end."
-        )
-    if report.tables:
-        labels = ", ".join(table.label for table in report.tables)
-        yield f"The paper's numbers are those of {labels}; its best seeds of tab:main-results."
-    if unit(rows) == "perplexity":
-        yield (
-            "Perplexity is per token, and the paper has other texts and another vocabulary: the "
-            "order of the rows compares, the numbers do not."
-        )
-    if any(row.is_shared for row in rows):
-        yield f"Times marked {SHARED} are of runs that shared the machine with other runs."
-    if any(row.is_shortened for row in rows):
-        yield f"{MARK} Fewer updates or tokens than in the recipe: not like for like."
 
 
 def table_cells(report: Report) -> list[dict[str, str]]:
@@ -177,59 +153,40 @@ def table_cells(report: Report) -> list[dict[str, str]]:
 
 
 def _cells(row: Row, *, with_paper: bool) -> dict[str, str]:
-    digits, best = row.measure.digits, row.best
-    mark = f" {MARK}" if row.is_shortened else ""
+    """What is known of a row."""
+    digits, best, results, paper = row.measure.digits, row.best, row.results, row.paper
+    mark, shared = f" {MARK}" * row.is_shortened, f" {SHARED}" * row.is_shared
     cells = {"Model": row.model + mark, "Row": row.label}
     for name, size in to_plain(row.words).items():
         cells[name.replace("_", " ").capitalize()] = NONE if size is None else str(size)
-    cells |= {
-        "Train, ours": _spread(row.train_error, digits),
-        "Valid, ours": _spread(row.score("valid"), digits),
-        "Test, ours": _spread(row.score("test"), digits),
-        "Best seed, ours": NONE,
-    }
+    unscored = "no score" if any(run.status == "diverged" for run in row.runs) else "not run"
+    cells["Train, ours"] = _spread(row.train_error, digits)
+    cells["Valid, ours"] = _spread(row.score("valid"), digits) if results else unscored
+    cells["Test, ours"] = _spread(row.score("test"), digits)
     if best is not None:
         cells["Best seed, ours"] = f"{row.value(best, 'test'):.{digits}f} (seed {best.seed})"
-    else:
-        is_diverged = any(run.status == "diverged" for run in row.runs)
-        cells["Valid, ours"] = "no score" if is_diverged else "not run"
-    if with_paper:
-        cells |= _paper(row)
-    budget = _budget(row) if row.results else [NONE] * len(BUDGET)
-    return cells | dict(zip(BUDGET, budget, strict=True))
+    if with_paper and paper is not None:
+        digits = row.measure.paper_digits
+        summary = {entry.row: f"{entry.value:.{digits}f}" for entry in paper_summary()}
+        cells["Valid, paper"] = _spread(paper.valid, digits)
+        cells["Test, paper"] = _spread(paper.test, digits)
+        cells["Best seed, paper"] = summary.get(paper.identifier, NONE)
+    if results:
+        num_updates, num_tokens = row.budget or (None, None)
+        cells["Seeds"] = str(len(results)) + (f" of {paper.num_seeds}" if paper else "")
+        cells["Updates"] = _range([one.num_updates for one in results], num_updates) + mark
+        cells["Tokens"] = _range([one.num_tokens for one in results], num_tokens)
+        cells["Parameters"] = _range([one.num_parameters for one in results], None)
+        cells["Time per run"] = clock(fmean(one.wall_seconds for one in results)) + shared
+        if row.seconds_to_solve is not None:
+            cells["Solved after"] = clock(row.seconds_to_solve.mean) + shared
+    return cells
 
 
-def _paper(row: Row) -> dict[str, str]:
-    digits, paper = row.measure.paper_digits, row.paper
-    best = {entry.row: f"{entry.value:.{digits}f}" for entry in paper_summary()}
-    return {
-        "Valid, paper": _spread(paper.valid if paper else None, digits),
-        "Test, paper": _spread(paper.test if paper else None, digits),
-        "Best seed, paper": best.get(paper.identifier, NONE) if paper else NONE,
-    }
-
-
-def _budget(row: Row) -> list[str]:
-    results, solved = row.results, row.seconds_to_solve
-    mark = f"{MARK} " if row.is_shortened else ""
-    shared = f" {SHARED}" if row.is_shared else ""
-    updates, tokens = "", ""
-    if row.budget is not None:
-        updates, tokens = f" of {row.budget[0]:,}", f" of {short(row.budget[1])}"
-    return [
-        str(len(results)) + (f" of {row.paper.num_seeds}" if row.paper else ""),
-        mark + _extremes([one.num_updates for one in results], "{:,}".format) + updates,
-        _extremes([one.num_tokens for one in results], short) + tokens,
-        clock(fmean(one.wall_seconds for one in results)) + shared,
-        NONE if solved is None else clock(solved.mean) + shared,
-        _extremes([one.num_parameters for one in results], "{:,}".format),
-        ", ".join(sorted({one.device for one in results})),
-    ]
-
-
-def _extremes(counts: Sequence[int], written: Callable[[int], str]) -> str:
-    """Fewest and most; one number where they agree."""
-    return " to ".join(map(written, sorted({min(counts), max(counts)})))
+def _range(counts: Sequence[int], due: int | None) -> str:
+    """Fewest and most, one number where they agree; and how many there should be."""
+    found = " to ".join(map(short, sorted({min(counts), max(counts)})))
+    return found if due is None else f"{found} of {short(due)}"
 
 
 def _lengths(rows: Sequence[Row]) -> list[dict[str, str]]:
@@ -301,16 +258,7 @@ def _origin(report: Report) -> list[str]:
         for machine, count in counts.most_common()
     ]
     lines += [f"Scores are of {part}" for part in partial_scores(runs)]
-    lines += [
-        f"{row.label}, seed {run.seed}: stopped and resumed ({run.num_starts} starts)"
-        for row in report.rows
-        for run in row.runs
-        if run.num_starts > 1
-    ]
     lines.append(f"Written {report.written} on {_machine(report.environment)}")
-    if report.overrides:
-        changed = ", ".join(f"{path}={value}" for path, value in report.overrides.items())
-        lines.append(f"Settings other than the recipes': {changed}")
     return [*lines, f"Command: {report.command}"]
 
 
@@ -362,11 +310,11 @@ def screen_table(report: Report) -> "Table":
     from rich.table import Table
 
     cells_by_row = table_cells(report)
-    shown = [name for name in SCREEN if name in cells_by_row[0]]
+    shown = [name for name in SCREEN if any(name in cells for cells in cells_by_row)]
     grid = Table(title=report.title, box=box.SIMPLE_HEAD, caption=unit(report.rows))
     for name in shown:
         grid.add_column(name, justify="left" if name == "Row" else "right", no_wrap=name == "Row")
     for row, cells in zip(report.rows, cells_by_row, strict=True):
         if row.runs:
-            grid.add_row(*(cells[name] for name in shown))
+            grid.add_row(*(cells.get(name, NONE) for name in shown))
     return grid
