@@ -84,13 +84,9 @@ def test_looking_changes_no_bit_of_logits_state_or_gradients(model, order):
 
 
 @each_model
-def test_a_chunk_is_a_slice_and_cached_keys_are_those_of_the_state(model):
+def test_cached_keys_are_those_of_the_state(model):
     batch = random_tokens(2, 8)
     seen = inspect(model, batch[:, 3:], model(batch[:, :3])[1])
-    length = model.schedule.chunk_length
-    places = [at for number in range(8) for at in range(5)[seen.chunk(number)]]
-    assert places == list(range(5))
-    assert len(range(5)[seen.chunk(7 // length)]) == 7 % length + 1
     [stream] = seen.state.streams
     for number, held in enumerate(stream.cache):
         kept = [at - 3 for part in stream.cached for at in part if at >= 3]

@@ -118,12 +118,6 @@ class Inspection:
         """The pass and layer of everything that a token goes through, in order."""
         return [at for at in self.cells if at[0] != "cached"]
 
-    def chunk(self, number: int) -> slice:
-        """Which tokens of the call are in a chunk, counted from the start of the stream."""
-        length = self.model.schedule.chunk_length
-        first = number * length - next(iter(self.streams.values())).position
-        return slice(max(0, first), max(0, first + length))
-
     def inputs(self, at: Pass, layer: int = 0) -> Float[Tensor, "batch time width"]:
         """What a layer takes in; for a later pass, with what was injected."""
         return self._gather(at, layer, lambda seen: seen.trip.levels[seen.place])

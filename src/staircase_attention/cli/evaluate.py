@@ -77,10 +77,6 @@ def evaluate(
     ] = False,
     passes: Passes = None,
     exit_rule: ExitRule = None,
-    figure: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.png", help="Draw the loss against --passes."),
-    ] = None,
     checkpoint: CheckpointName = "best",
     precision: Annotated[
         str | None,
@@ -99,10 +95,6 @@ def evaluate(
     if text and corpus:
         raise input_error("a model is scored on one text", "--corpus and --text", "leave one out")
     depths: list[int | None] = [*parse_passes(passes)] or [None]
-    if figure is not None:
-        if passes is None:
-            raise input_error("--figure draws scores by --passes", "none", "add --passes 1,2,4,8")
-        check_can_write(figure, "--figure")
     from staircase_attention.experiments.page import score_parts
     from staircase_attention.training import load_run
     from staircase_attention.training.dataset import TaskData
@@ -125,14 +117,10 @@ def evaluate(
             for depth in depths
         ]
         data, name = loaded.data, cast("SplitName", split)
-        if isinstance(data, TaskData):
-            check_for_task(data, name, tokens=tokens)
-        else:
-            check_for_corpus(data, by_episode=by_episode, length=length, tokens=tokens)
+        check_kind(data, split, by_episode=by_episode, length=length, tokens=tokens)
         asked: dict[Place, bool] = {"episode": by_episode, "position": by_position}
         places = [place for place, is_asked in asked.items() if is_asked]
         sizes: list[int | None] = [*length] if length else [None]
-        curves: dict[str, dict[int, Facts]] = {}
         for size, (one, depth) in product(sizes, zip(runs, depths, strict=True)):
             sized = data
             if isinstance(data, TaskData) and size is not None:
@@ -149,11 +137,6 @@ def evaluate(
             of = {"split": "text" if text else split, "length": size, "passes": depth}
             parts = score_parts(one, sized, name, places, tokens)
             show(whole, parts, as_json, of=of, loaded=loaded)
-            label = split if size is None else f"length {size:,}"
-            curves.setdefault(label, {})[depth or 0] = whole
-        if figure is not None:
-            draw_passes(curves, figure, title=loaded.recipe.name)
-            typer.echo(f"wrote {figure}", err=as_json)
     if not as_json:
         # For two people to compare; with --json the scores have it.
         facts = "  ".join(f"{name} {checksum}" for name, checksum in loaded.checksums.items())
@@ -201,34 +184,32 @@ def prepared(
     return replace(loaded, model=model, recipe=loaded.recipe.override(overrides))
 
 
-def check_for_task(data: "TaskData", split: "SplitName", *, tokens: int | None) -> None:
-    """Refuse what only a corpus has, and a split without end."""
-    if tokens is not None:
-        raise input_error("--tokens is for language models", "a run on a task", "leave it out")
-    if split == "train" and data.task.split_sizes.train is None:
-        raise input_error(
-            "--split must be finite",
-            f"train of {data.task.name}, whose training episodes are endless",
-            "use valid or test",
-        )
-
-
-def check_for_corpus(
-    data: "CorpusData", *, by_episode: bool, length: list[int] | None, tokens: int | None
+def check_kind(
+    data: "TaskData | CorpusData",
+    split: str,
+    *,
+    by_episode: bool,
+    length: list[int] | None,
+    tokens: int | None,
 ) -> None:
-    """Refuse what only a task has, and a score of nothing."""
+    """Refuse what only a task or only a corpus has, a split without end, and a score of nothing."""
+    from staircase_attention.training.dataset import TaskData
+
+    if isinstance(data, TaskData):
+        if tokens is not None:
+            raise input_error("--tokens is for language models", "a run on a task", "leave it out")
+        if split == "train" and data.task.split_sizes.train is None:
+            received = f"train of {data.task.name}, whose training episodes are endless"
+            raise input_error("--split must be finite", received, "use valid or test")
+        return
+    for option, is_given in (("--by-episode", by_episode), ("--length", length)):
+        if is_given:
+            rule = f"{option} is for tasks with episodes"
+            raise input_error(rule, "a run on a corpus", "leave it out")
     if tokens is not None:
         # The first token of an episode is not predicted.
         fewest = 1 if data.carries_state else 2
         check_integer("--tokens", tokens, minimum=fewest, example=1_000_000)
-    if by_episode:
-        raise input_error(
-            "--by-episode is for tasks with episodes", "a run on a corpus", "use --by-position"
-        )
-    if length:
-        raise input_error(
-            "--length is for tasks with episodes", "a run on a corpus", "leave it out"
-        )
 
 
 def show(
@@ -264,20 +245,6 @@ def show(
                 [count] = [name for name in facts if name.startswith("num_")]
                 unit = count.removeprefix("num_")
                 typer.echo(f"{label} {number:,}: {measures(facts)}  ({facts[count]:,} {unit})")
-
-
-def draw_passes(curves: Mapping[str, Mapping[int, Facts]], path: Path, *, title: str) -> None:
-    """Draw scores against the number of passes: of text bits per byte, else the loss."""
-    from staircase_attention.experiments.figures import Curve, lines_figure, save
-
-    facts = next(iter(next(iter(curves.values())).values()))
-    measure = "bits_per_byte" if "bits_per_byte" in facts else "loss"
-    points = {
-        label: Curve({passes: facts[measure] for passes, facts in sorted(curve.items())})
-        for label, curve in curves.items()
-    }
-    words = measure.replace("_", " ").capitalize()
-    save(lines_figure(points, title=title, is_log=True, xlabel="Passes", ylabel=words), path)
 
 
 def measures(facts: Facts) -> str:
