@@ -95,18 +95,26 @@ def evaluate(
     if text and corpus:
         raise input_error("a model is scored on one text", "--corpus and --text", "leave one out")
     depths: list[int | None] = [*parse_passes(passes)] or [None]
+    from staircase_attention.data import HeldOut, prepare_text
     from staircase_attention.experiments.page import score_parts
     from staircase_attention.training import load_run
     from staircase_attention.training.dataset import TaskData
+    from staircase_attention.training.loading import run_tokeniser
     from staircase_attention.training.trainer import score_split
 
     with ExitStack() as stack:
         if text:
-            corpus = prepared_text(run, text, stack)
-            split = "train"
+            # A corpus of one split, train, in a folder that the stack deletes.
+            corpus, split = Path(stack.enter_context(TemporaryDirectory())) / "corpus", "train"
+            nothing = HeldOut(valid=0.0, test=0.0)
+            prepare_text(text, corpus, tokeniser=run_tokeniser(run), held_out=nothing)
         loaded = load_run(run, checkpoint=checkpoint, trust_code=trust_code, corpus=corpus)
         if text and lanes is None:
-            lanes = lanes_of_text(loaded, tokens)
+            # A lane starts without context, so a short text has one.
+            total = cast("CorpusData", loaded.data).corpus.split("train").num_tokens
+            num_read = total if tokens is None else min(tokens, total)
+            most = loaded.recipe.training.evaluation_lanes
+            lanes = max(1, min(most, num_read // TEXT_LANE_TOKENS))
         runs = [
             prepared(
                 replace(loaded, model=with_exit(with_passes(loaded.model, depth), exit_rule)),
@@ -141,23 +149,6 @@ def evaluate(
         # For two people to compare; with --json the scores have it.
         facts = "  ".join(f"{name} {checksum}" for name, checksum in loaded.checksums.items())
         typer.echo(f"checksum: {facts}" + ("" if loaded.is_verified else "  (no checksums.json)"))
-
-
-def prepared_text(run: Path, text: list[Path], stack: ExitStack) -> Path:
-    """Raw text as a corpus of one split, train, in a folder that the stack deletes."""
-    from staircase_attention.data import HeldOut, prepare_text
-    from staircase_attention.training.loading import run_tokeniser
-
-    folder = Path(stack.enter_context(TemporaryDirectory())) / "corpus"
-    prepare_text(text, folder, tokeniser=run_tokeniser(run), held_out=HeldOut(valid=0.0, test=0.0))
-    return folder
-
-
-def lanes_of_text(loaded: "LoadedRun", num_tokens: int | None) -> int:
-    """The run's lanes, or fewer: a lane starts without context, so a short text has one."""
-    total = cast("CorpusData", loaded.data).corpus.split("train").num_tokens
-    num_read = total if num_tokens is None else min(num_tokens, total)
-    return max(1, min(loaded.recipe.training.evaluation_lanes, num_read // TEXT_LANE_TOKENS))
 
 
 def prepared(
