@@ -330,10 +330,10 @@ def test_rows_are_labelled_by_the_task_that_they_really_use():
     text = find_recipe("enwik8-small/lstm").override({"task.folder": "corpora/mine"})
     rows = labelled_rows([*chosen, text, find_recipe("base-small/lstm"), small_recipe()])
     assert [row.label for row in rows] == [
-        "Clock/staircase (parity/staircase)",
-        "Clock/staircase (permutations-small/staircase)",
-        "Clock/lstm",
-        "mine/lstm",
+        "parity/staircase (Clock)",
+        "permutations-small/staircase (Clock)",
+        "parity/lstm (Clock)",
+        "enwik8-small/lstm (mine)",
         "base-small/lstm",
         "small",
     ]

@@ -199,40 +199,26 @@ def chosen_names(names: Sequence[str] | None, rows: Sequence[Row]) -> tuple[str,
 
 
 def labelled_rows(chosen: Sequence[Recipe]) -> tuple[Row, ...]:
-    """A row for each recipe, labelled by the task that it really uses."""
-    labels = [task_label(recipe) for recipe in chosen]
-    return tuple(
-        Row(
-            name=recipe.name,
-            label=label if labels.count(label) == 1 else f"{label} ({recipe.name})",
-            model=model_name(recipe),
-            recipe=recipe,
-        )
-        for recipe, label in zip(chosen, labels, strict=True)
-    )
+    """A row for each recipe; its label names the task where another one was chosen.
 
-
-def task_label(recipe: Recipe) -> str:
-    """A recipe's name, with the task in place of the group where the task was overridden.
-
-    >>> from staircase_attention.experiments.catalog import find_recipe
-    >>> lstm = find_recipe("parity/lstm")
+    >>> lstm = recipes()["parity/lstm"]
     >>> clock = lstm.override({"task.reference": "tasks/clock.py:Clock"})
-    >>> task_label(lstm), task_label(clock)
-    ('parity/lstm', 'Clock/lstm')
+    >>> [row.label for row in labelled_rows([lstm, clock])]
+    ['parity/lstm', 'parity/lstm (Clock)']
     """
-
-    def task_name(one: Recipe) -> str:
-        if isinstance(one.task, TaskChoice):
-            return one.task.reference.rpartition(":")[2]
-        return Path(one.task.folder).name
-
-    # A variation has the name of its recipe and a third part.
-    group, row, *_ = [*recipe.name.split("/"), ""]
-    named, used = recipes().get(f"{group}/{row}"), task_name(recipe)
-    if named is None or used == task_name(named):
-        return recipe.name
-    return f"{used}/{recipe.name.partition('/')[2]}"
+    rows = []
+    for recipe in chosen:
+        # A variation has the name of its recipe and a third part.
+        named = recipes().get("/".join(recipe.name.split("/")[:2]), recipe)
+        used, usual = (
+            one.task.reference.rpartition(":")[2]
+            if isinstance(one.task, TaskChoice)
+            else Path(one.task.folder).name
+            for one in (recipe, named)
+        )
+        label = recipe.name if used == usual else f"{recipe.name} ({used})"
+        rows.append(Row(name=recipe.name, label=label, model=model_name(recipe), recipe=recipe))
+    return tuple(rows)
 
 
 def variations(recipe: Recipe, varied: Mapping[str, Sequence[Any]]) -> list[Recipe]:
