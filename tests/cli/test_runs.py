@@ -89,15 +89,10 @@ def test_eval_runs_another_number_of_passes(scores, refused, task_run, output_of
     assert "--passes is for schedules with num_passes, got lstm; leave it out" in line
 
 
-def test_eval_scores_by_episode_and_by_position(output_of, scores, task_run):
-    words = (task_run, "--lanes", 4, "--length", 9, "--by-episode", "--by-position")
+def test_eval_scores_by_position(output_of, scores, task_run):
+    words = (task_run, "--lanes", 4, "--length", 9, "--by-position")
     whole, *parts = scores(*words)
-    # Twenty episodes in four lanes: five in each.
-    names = ("episode_of_its_lane_from", "position_in_the_episode_from")
-    episodes, positions = (
-        {part[name]: part["num_answers"] for part in parts if name in part} for name in names
-    )
-    assert episodes == {1: 4 * 9, 2: 8 * 9, 4: 8 * 9}
+    positions = {part["position_in_the_episode_from"]: part["num_answers"] for part in parts}
     assert positions == {1: 20, 2: 40, 4: 80, 8: 40}
     [plain] = scores(task_run, "--lanes", 4, "--length", 9)
     for name in ("error", "loss", "num_answers"):
@@ -105,7 +100,6 @@ def test_eval_scores_by_episode_and_by_position(output_of, scores, task_run):
     out = output_of("eval", *words, "--length", 12)
     titles = [line.partition(":")[0] for line in out.splitlines() if line.startswith("test")]
     assert titles == ["test at length 9", "test at length 12"]
-    assert "episode of its lane from 4: error " in out
     assert "position in the episode from 8: error " in out
 
 

@@ -27,7 +27,6 @@ from staircase_attention.cli.arguments import (
 from staircase_attention.files import check_can_write
 
 if TYPE_CHECKING:
-    from staircase_attention.evaluation import Place
     from staircase_attention.models import ExitBackend
     from staircase_attention.training import LoadedRun
     from staircase_attention.training.dataset import CorpusData, SplitName, TaskData
@@ -67,10 +66,6 @@ def evaluate(
         list[int] | None,
         typer.Option(metavar="N", help="Evaluate at this episode length instead; may be repeated."),
     ] = None,
-    by_episode: Annotated[
-        bool,
-        typer.Option("--by-episode", help="Also score by the number of the episode in its lane."),
-    ] = False,
     by_position: Annotated[
         bool,
         typer.Option("--by-position", help="Also score by position in the episode or document."),
@@ -96,7 +91,7 @@ def evaluate(
         raise input_error("a model is scored on one text", "--corpus and --text", "leave one out")
     depths: list[int | None] = [*parse_passes(passes)] or [None]
     from staircase_attention.data import HeldOut, prepare_text
-    from staircase_attention.experiments.page import score_parts
+    from staircase_attention.experiments.page import loss_by_position
     from staircase_attention.training import load_run
     from staircase_attention.training.dataset import TaskData
     from staircase_attention.training.loading import run_tokeniser
@@ -125,9 +120,7 @@ def evaluate(
             for depth in depths
         ]
         data, name = loaded.data, cast("SplitName", split)
-        check_kind(data, split, by_episode=by_episode, length=length, tokens=tokens)
-        asked: dict[Place, bool] = {"episode": by_episode, "position": by_position}
-        places = [place for place, is_asked in asked.items() if is_asked]
+        check_kind(data, split, length=length, tokens=tokens)
         sizes: list[int | None] = [*length] if length else [None]
         for size, (one, depth) in product(sizes, zip(runs, depths, strict=True)):
             sized = data
@@ -143,8 +136,8 @@ def evaluate(
                 exits = cast("ExitBackend", one.model.backend)
                 whole["mean_passes"] = exits.num_passes / exits.num_tokens
             of = {"split": "text" if text else split, "length": size, "passes": depth}
-            parts = score_parts(one, sized, name, places, tokens)
-            show(whole, parts, as_json, of=of, loaded=loaded)
+            parts = loss_by_position(one, sized, name, tokens) if by_position else ("", {})
+            show(whole, *parts, as_json, of=of, loaded=loaded)
     if not as_json:
         # For two people to compare; with --json the scores have it.
         facts = "  ".join(f"{name} {checksum}" for name, checksum in loaded.checksums.items())
@@ -179,7 +172,6 @@ def check_kind(
     data: "TaskData | CorpusData",
     split: str,
     *,
-    by_episode: bool,
     length: list[int] | None,
     tokens: int | None,
 ) -> None:
@@ -193,10 +185,9 @@ def check_kind(
             received = f"train of {data.task.name}, whose training episodes are endless"
             raise input_error("--split must be finite", received, "use valid or test")
         return
-    for option, is_given in (("--by-episode", by_episode), ("--length", length)):
-        if is_given:
-            rule = f"{option} is for tasks with episodes"
-            raise input_error(rule, "a run on a corpus", "leave it out")
+    if length:
+        rule = "--length is for tasks with episodes"
+        raise input_error(rule, "a run on a corpus", "leave it out")
     if tokens is not None:
         # The first token of an episode is not predicted.
         fewest = 1 if data.carries_state else 2
@@ -205,7 +196,8 @@ def check_kind(
 
 def show(
     whole: Facts,
-    parts: Mapping[str, Mapping[int, Facts]],
+    label: str,
+    parts: Mapping[int, Facts],
     as_json: bool,
     *,
     of: Facts,
@@ -228,14 +220,13 @@ def show(
             f"{title(of['split'], whole)}{at}: {measures(whole)}  "
             f"({whole['num_answers']:,} answers, weights of update {update:,})"
         )
-    for label, facts_by_number in parts.items():
-        for number, facts in facts_by_number.items():
-            if as_json:
-                typer.echo(json.dumps(of | {label.replace(" ", "_"): number} | facts))
-            else:
-                [count] = [name for name in facts if name.startswith("num_")]
-                unit = count.removeprefix("num_")
-                typer.echo(f"{label} {number:,}: {measures(facts)}  ({facts[count]:,} {unit})")
+    for number, facts in parts.items():
+        if as_json:
+            typer.echo(json.dumps(of | {f"{label} from".replace(" ", "_"): number} | facts))
+        else:
+            [count] = [name for name in facts if name.startswith("num_")]
+            unit = count.removeprefix("num_")
+            typer.echo(f"{label} from {number:,}: {measures(facts)}  ({facts[count]:,} {unit})")
 
 
 def measures(facts: Facts) -> str:

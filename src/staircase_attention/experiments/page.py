@@ -14,7 +14,12 @@ from staircase_attention.batches import IGNORED
 from staircase_attention.checks import check_integer, input_error
 from staircase_attention.data import Corpus
 from staircase_attention.display import clock
-from staircase_attention.evaluation import Place, score_by_place, score_by_position, title
+from staircase_attention.evaluation import (
+    document_positions,
+    episode_positions,
+    score_by_position,
+    title,
+)
 from staircase_attention.experiments.estimate import lane_cost
 from staircase_attention.experiments.results import ERROR, LOSS, curves, read_run
 from staircase_attention.files import write_whole
@@ -42,11 +47,6 @@ figcaption { opacity: .7 } pre { overflow-x: auto; white-space: pre-wrap }
 MOST_SHOWN, MOST_SCORED = 64, 1 << 15
 NUM_SAMPLES, SAMPLE_TOKENS, PROMPT_WORDS = 3, 200, 3
 SAMPLING = SamplingConfig(temperature=0.7, top_p=0.8)
-# How the parts of a score are labelled.
-PLACES: dict[Place, str] = {
-    "episode": "episode of its lane from",
-    "position": "position in the episode from",
-}
 # White space that would not be seen.
 VISIBLE = str.maketrans({" ": "␣", "\n": "↵", "\t": "⇥"})
 
@@ -100,17 +100,19 @@ def write_page(run: Path, *, device: str | None = None) -> Path:
     loaded.model.to(choose_device(device))
     measure = ERROR if isinstance(loaded.data, TaskData) else LOSS
     named = f"{loaded.recipe.name}, seed {loaded.recipe.seed}"
-    axes = {"xlabel": "Updates", "ylabel": measure.unit.capitalize()}
     curve = {name: Curve(points) for name, points in curves(folder, measure).items() if points}
-    parts = score_parts(loaded, loaded.data, "test", ["position"], MOST_SCORED)
-    [(place, by_position)] = parts.items()
+    most = None if isinstance(loaded.data, TaskData) else MOST_SCORED
+    place, by_position = loss_by_position(loaded, loaded.data, "test", most)
     losses = {"test": Curve({number: facts["loss"] for number, facts in by_position.items()})}
-    where = {"xlabel": place.capitalize(), "ylabel": "Loss"}
-    shown = [
-        table(_facts(folder.read_result(), loaded)),
-        image(lines_figure(curve, title=named, **axes), "Learning curve") if curve else "",
-        image(lines_figure(losses, title=named, is_log=True, **where), "Loss by position"),
-    ]
+    losses_figure = lines_figure(
+        losses, title=named, is_log=True, xlabel=place.capitalize(), ylabel="Loss"
+    )
+    shown = [table(_facts(folder.read_result(), loaded))]
+    if curve:
+        unit = measure.unit.capitalize()
+        figure = lines_figure(curve, title=named, xlabel="Updates", ylabel=unit)
+        shown.append(image(figure, "Learning curve"))
+    shown.append(image(losses_figure, "Loss by position"))
     if isinstance(loaded.data, TaskData):
         seen = read_episode(loaded, 0)[:MOST_SHOWN]
         shown.append(image(lens_figure(seen, title=named), "Test episode 0"))
@@ -149,43 +151,32 @@ def _facts(result: RunResult, loaded: LoadedRun) -> list[dict[str, str]]:
     return [{"Fact": name, "Value": fact} for name, fact in facts.items()]
 
 
-def score_parts(
-    loaded: LoadedRun,
-    data: Dataset,
-    split: SplitName,
-    places: Sequence[Place],
-    num_tokens: int | None = None,
-) -> dict[str, dict[int, dict[str, Any]]]:
-    """A model's scores on a split by place; all places of text are positions in documents."""
-    model, config = loaded.model, loaded.recipe.training
-    options: dict[str, Any] = {"device": model.output.weight.device}
-    options["precision"] = precision_of(loaded.recipe)
-    lanes: dict[str, Any] = {"num_lanes": config.evaluation_lanes}
-    lanes["segment_length"] = config.segment_length
-    if not places:
-        return {}
+def loss_by_position(
+    loaded: LoadedRun, data: Dataset, split: SplitName, num_tokens: int | None = None
+) -> tuple[str, dict[int, dict[str, Any]]]:
+    """What positions are, and a model's scores on a split by position."""
+    config = loaded.recipe.training
+    lanes = {"num_lanes": config.evaluation_lanes, "segment_length": config.segment_length}
+    deal: Any = partial(data.batches, **lanes, num_tokens=num_tokens)  # type: ignore[arg-type]
     if isinstance(data, TaskData):
-        by_place = score_by_place(model, data.episodes(split), places, **lanes, **options)
-        return {
-            PLACES[place]: {number: part.to_plain() for number, part in found.items()}
-            for place, found in by_place.items()
-        }
-    by_position = score_by_position(
-        model,
-        data.corpus.split(split),
-        partial(data.batches, **lanes, num_tokens=num_tokens),
+        batches = data.batches(split, **lanes)
+        positions = episode_positions(data.episodes(split), **lanes)
+    else:
+        tokens = data.corpus.split(split)
+        batches, positions = deal(tokens), document_positions(tokens, deal)
+    found = score_by_position(
+        loaded.model,
+        batches,
+        positions,
         carries_state=data.carries_state,
-        **options,
+        device=loaded.model.output.weight.device,
+        precision=precision_of(loaded.recipe),
     )
-    return {
-        "position in the document from": {
-            number: {
-                "loss": one.loss,
-                "bits": one.loss / math.log(2),
-                "num_tokens": one.num_answers,
-            }
-            for number, one in by_position.items()
-        }
+    if isinstance(data, TaskData):
+        return "position in the episode", {at: one.to_plain() for at, one in found.items()}
+    return "position in the document", {
+        at: {"loss": one.loss, "bits": one.loss / math.log(2), "num_tokens": one.num_answers}
+        for at, one in found.items()
     }
 
 

@@ -46,7 +46,7 @@ Scores are mean ± sample standard deviation over seeds, of the weights with the
 score. The best seed has the lowest validation score; its test score is shown. Seeds change \
 initial weights and dropout, not the data. Train is the mean training error of the last \
 {LAST_PART:.0%} of the updates, with dropout: far below Valid, a model has memorised its data, \
-fails on empty states (staircase eval --by-episode) or was best long before the end. Solved: a \
+fails on empty states (staircase eval --lanes 9999) or was best long before the end. Solved: a \
 validation error of {SOLVED:.0f}% or less, in every run. {MARK}: fewer updates or tokens than in \
 the recipe, not like for like. {SHARED}: other runs used the machine at the same time. \
 Perplexities of different vocabularies compare in their order only."""
