@@ -5,6 +5,7 @@ import re
 
 from small_runs import lstm_recipe
 
+from staircase_attention.experiments import page as page_module
 from staircase_attention.experiments.page import page, table, write_page
 from staircase_attention.training import train
 
@@ -45,3 +46,11 @@ def test_what_others_wrote_is_text_and_not_markup():
     assert "<h1>&lt;b&gt;</h1>" in text
     assert "<th>&lt;i&gt;</th>" in text
     assert "<td>a &amp; b</td>" in text
+
+
+def test_a_finished_run_stays_finished_without_its_page(staircase, task_run, monkeypatch):
+    monkeypatch.setattr(page_module, "lens_figure", None)
+    status, out, err = staircase("resume", task_run)
+    assert status == 0
+    assert "finished after 6 updates" in out
+    assert "staircase: no report.html: TypeError: 'NoneType' object is not callable" in err

@@ -27,7 +27,7 @@ from staircase_attention.generation import SamplingConfig, stream_text
 from staircase_attention.inspect import Place as LensPlace
 from staircase_attention.inspect import inspect, lens, lens_figure
 from staircase_attention.models import SequenceModel
-from staircase_attention.training import LanguageModel, LoadedRun, load_language_model, load_run
+from staircase_attention.training import LanguageModel, LoadedRun, load_run
 from staircase_attention.training.dataset import Dataset, SplitName, TaskData
 from staircase_attention.training.learner import Model, NumSymbols, precision_of
 from staircase_attention.training.processes import choose_device
@@ -97,17 +97,18 @@ def write_page(run: Path, *, device: str | None = None) -> Path:
     from staircase_attention.experiments.figures import Curve, image, lines_figure
 
     folder, loaded = RunFolder(run), load_run(run, trust_code=True)
-    loaded.model.to(choose_device(device))
+    result, model = folder.read_result(), loaded.model.to(choose_device(device))
     measure = ERROR if isinstance(loaded.data, TaskData) else LOSS
     named = f"{loaded.recipe.name}, seed {loaded.recipe.seed}"
     curve = {name: Curve(points) for name, points in curves(folder, measure).items() if points}
     most = None if isinstance(loaded.data, TaskData) else MOST_SCORED
-    place, by_position = loss_by_position(loaded, loaded.data, "test", most)
-    losses = {"test": Curve({number: facts["loss"] for number, facts in by_position.items()})}
+    split: SplitName = "valid" if result.test is None else "test"
+    place, by_position = loss_by_position(loaded, loaded.data, split, most)
+    losses = {split: Curve({number: facts["loss"] for number, facts in by_position.items()})}
     losses_figure = lines_figure(
         losses, title=named, is_log=True, xlabel=place.capitalize(), ylabel="Loss"
     )
-    shown = [table(_facts(folder.read_result(), loaded))]
+    shown = [table(_facts(result, loaded))]
     if curve:
         unit = measure.unit.capitalize()
         figure = lines_figure(curve, title=named, xlabel="Updates", ylabel=unit)
@@ -117,9 +118,10 @@ def write_page(run: Path, *, device: str | None = None) -> Path:
         seen = read_episode(loaded, 0)[:MOST_SHOWN]
         shown.append(image(lens_figure(seen, title=named), "Test episode 0"))
     else:
-        language = load_language_model(run, trust_code=True)
-        language.model.to(choose_device(device))
-        texts = samples(language, prompts(loaded.data.corpus))
+        corpus, recipe = loaded.data.corpus, loaded.recipe
+        tokeniser, update = corpus.tokeniser, loaded.update
+        language = LanguageModel(recipe=recipe, model=model, tokeniser=tokeniser, update=update)
+        texts = samples(language, prompts(corpus))
         shown.append(listing("Samples, each after three words of the validation text", texts))
     shown.append(folded("Recipe", loaded.recipe.to_plain()))
     shown.append(folded("Environment", dict(read_run(run, loaded.recipe.seed).environment)))
