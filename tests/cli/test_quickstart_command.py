@@ -14,7 +14,7 @@ def test_its_commands_do_what_it_did(output_of, tmp_path, monkeypatch):
     text.write_text("".join(f"Line {n} is about the old house by the sea.\n" for n in range(400)))
     folder = tmp_path / "out"
     out = output_of("quickstart", text, "--output", folder, "--minutes", "0.002", "--quiet")
-    assert f"wrote {folder / 'run' / 'report.html'}" in out
+    assert f"more: staircase sample (or chat, eval, export) {folder / 'run'}" in out
     commands = [shlex.split(line)[2:] for line in out.splitlines() if line.startswith("$ ")]
     assert [command[0] for command in commands] == ["prepare", "train", "sample"]
     for name in ("corpus", "run"):

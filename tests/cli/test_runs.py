@@ -35,14 +35,14 @@ def test_a_run_folder_holds_all_that_is_needed_to_understand_it(task_run):
 
 def test_a_finished_run_resumes_to_its_result_and_continues_with_more_updates(output_of, tmp_path):
     folder = tmp_path / "run"
-    out = output_of("train", "parity/lstm", *TINY, "--output", folder)
+    out = output_of("train", "parity/lstm", *TINY, "--output", folder, "--quiet")
     assert "test: error" in out
-    assert "finished after 2 updates" in output_of("resume", folder)
-    assert "finished after 4 updates" in output_of("resume", folder, "--updates", 4)
+    assert "finished after 2 updates" in output_of("resume", folder, "--quiet")
+    assert "finished after 4 updates" in output_of("resume", folder, "--updates", 4, "--quiet")
 
 
 def test_a_script_may_call_the_same_command_again_and_again(output_of, staircase, tmp_path):
-    words = ("train", "parity/lstm", *TINY, "--output", tmp_path / "run", "--resume")
+    words = ("train", "parity/lstm", *TINY, "--output", tmp_path / "run", "--resume", "--quiet")
     assert output_of(*words) == output_of(*words)
     status, _, error = staircase(*words, "seed=3")
     assert (status, error.count("\n")) == (2, 1)
@@ -55,7 +55,9 @@ def test_a_recipe_may_be_a_file(output_of, tmp_path):
     plain = json.loads(output_of("recipes", "parity/lstm"))
     plain["training"]["num_updates"] = 3
     (tmp_path / "mine.json").write_text(json.dumps(plain))
-    out = output_of("train", tmp_path / "mine.json", *TINY[1:], "--output", tmp_path / "run")
+    out = output_of(
+        "train", tmp_path / "mine.json", *TINY[1:], "--output", tmp_path / "run", "--quiet"
+    )
     assert "finished after 3 updates" in out
 
 
@@ -145,12 +147,12 @@ def test_code_of_ones_own_runs_and_code_of_others_only_if_trusted(
     code.write_text(OWN_TASK)
     words = (f"task.reference={code}:Echo", "training.num_updates=2")
     run = tmp_path / "run"
-    output_of("train", "parity/lstm", *words, "--output", run)
+    output_of("train", "parity/lstm", *words, "--output", run, "--quiet")
     whole = scores(run)
-    assert "finished after 3 updates" in output_of("resume", run, "--updates", 3)
+    assert "finished after 3 updates" in output_of("resume", run, "--updates", 3, "--quiet")
     # Another user, who has not trained with this file.
     monkeypatch.setenv("STAIRCASE_STATE_HOME", str(tmp_path / "other"))
     for command in ("eval", "resume"):
         assert f"got {code}, which you never trained with" in refused(command, run)
     assert scores(run, "--trust-code")[0]["num_answers"] == whole[0]["num_answers"]
-    assert "finished after 3 updates" in output_of("resume", run, "--trust-code")
+    assert "finished after 3 updates" in output_of("resume", run, "--trust-code", "--quiet")

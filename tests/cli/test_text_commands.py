@@ -29,7 +29,7 @@ def test_a_score_over_part_of_a_split_says_so(output_of, text_run):
     whole = result["test"]["split_tokens"]
     assert result["test"]["num_tokens"] == result["test"]["num_answers"] == whole
     assert result["valid"]["num_tokens"] == 128 < result["valid"]["split_tokens"]
-    out = output_of("resume", text_run)
+    out = output_of("resume", text_run, "--quiet")
     assert "valid (first 128 of " in out
     assert "\ntest: error" in out
     assert output_of("eval", text_run).startswith("test: error")

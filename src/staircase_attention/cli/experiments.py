@@ -87,7 +87,7 @@ def quickstart(
     ).run()
     for row, sample in enumerate(samples):
         typer.echo(f"--- {row}\n{sample}")
-    status = show(result, output / "run")
+    status = show(result, output / "run", with_page=not quiet)
     typer.echo(f"more: staircase sample (or chat, eval, export) {output / 'run'}")
     typer.echo(f"Remove {output} to start again.")
     return status
