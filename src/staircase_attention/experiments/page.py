@@ -104,9 +104,9 @@ def write_page(run: Path, *, device: str | None = None) -> Path:
     most = None if isinstance(loaded.data, TaskData) else MOST_SCORED
     split: SplitName = "valid" if result.test is None else "test"
     place, by_position = loss_by_position(loaded, loaded.data, split, most)
-    losses = {split: Curve({number: facts["loss"] for number, facts in by_position.items()})}
+    points = Curve({number: facts["loss"] for number, facts in by_position.items()})
     losses_figure = lines_figure(
-        losses, title=named, is_log=True, xlabel=place.capitalize(), ylabel="Loss"
+        {split: points}, title=named, is_log=True, xlabel=place.capitalize(), ylabel="Loss"
     )
     shown = [table(_facts(result, loaded))]
     if curve:
