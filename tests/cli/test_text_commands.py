@@ -74,8 +74,7 @@ def test_a_packed_model_given_away_is_scored_on_other_corpora_and_on_text(
     assert "got --corpus and --text; leave one out" in line
 
 
-@pytest.mark.parametrize("kind", ["text_run", "episodic_run"])
-@pytest.mark.parametrize("lanes", [1, 3])
+@pytest.mark.parametrize(("kind", "lanes"), [("text_run", 3), ("episodic_run", 1)])
 def test_losses_by_position_add_up_to_the_score(output_of, request, kind, lanes):
     run = request.getfixturevalue(kind)
     out = output_of("eval", run, "--by-position", "--json", "--lanes", lanes)
