@@ -101,7 +101,6 @@ ON_TEXT = {
     "eval RUN --tokens 0": "--tokens must be an integer of at least 1, got 0",
     "eval RUN --corpus NEW": "a corpus must have a manifest",
     "eval RUN --length 9": "--length is for tasks with episodes",
-    "eval RUN --by-episode": "use --by-position",
     "sample RUN --max-tokens 0": "--max-tokens must be an integer of at least 1, got 0",
     "sample RUN --save NEW/absent/kept": "--save must be a file in a folder that can be written",
     f"sample RUN --save {'a' * 255}": "too long",

@@ -57,7 +57,6 @@ def demo(*, seeds: Seeds = 1, output: Output = Path("demo")) -> int:
         chosen, folder=output, seeds=seeds, title="Parity over 24 steps", threads=1, progress=True
     )
     status = show_report(report)
-    typer.echo(f"learning curves: {output / 'learning-curves.png'}")
     typer.echo(f"Remove {output} to train again.")
     return status
 
@@ -78,7 +77,7 @@ def quickstart(
     from staircase_attention.experiments.quickstart import Quickstart
     from staircase_attention.training import choose_display
 
-    result, samples, share = Quickstart(
+    result, samples = Quickstart(
         files=files,
         folder=output,
         minutes=minutes,
@@ -88,10 +87,9 @@ def quickstart(
     ).run()
     for row, sample in enumerate(samples):
         typer.echo(f"--- {row}\n{sample}")
-    status = show(result, output / "run")
-    typer.echo(f"{100 * share:.1f}% of the words in the samples occur in the text")
-    typer.echo(f"curve: {output / 'curve.png'}; remove {output} to start again")
+    status = show(result, output / "run", with_page=not quiet)
     typer.echo(f"more: staircase sample (or chat, eval, export) {output / 'run'}")
+    typer.echo(f"Remove {output} to start again.")
     return status
 
 
@@ -207,7 +205,7 @@ def show_report(report: "Report") -> int:
     console.print(screen_table(report))
     for line in [*orders(report.rows), *troubles(report.rows)]:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
-    typer.echo(f"wrote {report.folder / 'report.md'}")
+    typer.echo(f"wrote {report.folder / 'report.html'}")
     return 1 if report.failures else 0
 
 
