@@ -1,4 +1,4 @@
-"""Files and folders of text as a source of documents: text, JSON lines, Parquet, tar, Wikipedia.
+"""Files and folders of text as a source of documents: text, JSON lines, Parquet, tar.
 
 Each format has a function that gives the records of one file, and one that makes a document of a
 record. Reading resumes by skipping records, of which no documents are made.
@@ -19,7 +19,6 @@ from typing import IO, Any, Literal, NamedTuple, get_args
 from staircase_attention.checks import check_choice, input_error
 from staircase_attention.data import compression
 from staircase_attention.data.documents import Cursor, Document, pieces
-from staircase_attention.data.wikipedia import FIRST_BYTES, article, pages
 
 Unit = Literal["files", "paragraphs"]
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
@@ -47,8 +46,6 @@ class ReadingOptions:
     text_unit: Unit = "files"
     """A document of plain text: the whole file, or each of its 'paragraphs', which blank lines
     separate."""
-    allow_damaged: bool = False
-    """Whether a damaged file is read up to the damage; else it is refused."""
 
     def __post_init__(self) -> None:
         check_choice("text_unit", self.text_unit, get_args(Unit))
@@ -87,11 +84,7 @@ class TextSource:
         """
         self.name, self.split = str(path), split
         self.options = options or ReadingOptions()
-        parameters = asdict(self.options) | {"split": split}
-        if not self.options.allow_damaged:
-            # So that manifests are as before this option.
-            del parameters["allow_damaged"]
-        self.parameters: Mapping[str, Any] = parameters
+        self.parameters: Mapping[str, Any] = asdict(self.options) | {"split": split}
         found, self.others = _find_files(Path(path), self.options)
         self.files: Sequence[Path] = tuple(found)
         """In the order in which they are read."""
@@ -120,10 +113,7 @@ class TextSource:
             first_byte = sum(self._sizes[:number])
             records = enumerate(file_format.records(path, self.options), start=1)
             for index, (record, num_read) in islice(records, num_before, None):
-                if isinstance(record, compression.DamagedFileError):
-                    document: Document | str = f"damage ({record.why})"
-                else:
-                    document = file_format.document(record, self.options)
+                document = file_format.document(record, self.options)
                 if isinstance(document, str):
                     key = f"{document} in {path.name}"
                     skipped = skipped | {key: skipped.get(key, 0) + 1}
@@ -153,9 +143,7 @@ def _find_files(
         else:
             known[file] = file_format
     if not known:
-        rule = (
-            "an input must be or hold .txt, .md, code, .jsonl, .parquet, .tar or a Wikipedia dump"
-        )
+        rule = "an input must be or hold .txt, .md, code, .jsonl, .parquet or .tar"
         raise input_error(rule, path, "name another, or convert it to one of these")
     return known, tuple(others)
 
@@ -189,15 +177,8 @@ def _suffix(path: Path) -> str:
 
 
 def _format_of(path: Path, options: ReadingOptions) -> FileFormat | None:
-    """The format of a file, by its name; None if it is unknown.
-
-    A file without a suffix, or an .xml file, is a Wikipedia dump if it starts like one.
-    """
+    """The format of a file, by its name; None if it is unknown."""
     suffix = _suffix(path)
-    if suffix in ("", ".xml"):
-        with compression.open_decompressed(path, allow_damaged=options.allow_damaged) as file:
-            if file.read(len(FIRST_BYTES)) == FIRST_BYTES:
-                return WIKIPEDIA
     if not suffix or suffix in PROSE + CODE:
         return TEXT if options.text_unit == "files" else PARAGRAPHS
     return {
@@ -213,17 +194,10 @@ def _of_file(
     path: Path,
     options: ReadingOptions,
 ) -> Iterator[tuple[Any, int]]:
-    """The records of a file that is read from front to back; the last may be its damage."""
-    with compression.open_decompressed(path, allow_damaged=options.allow_damaged) as file:
-        try:
-            for record in records(file):
-                yield record, file.raw.num_stored_read
-            if file.raw.damage is not None:
-                raise compression.DamagedFileError(path, file.raw.damage)
-        except compression.DamagedFileError as damage:
-            if not options.allow_damaged:
-                raise
-            yield damage, file.raw.num_stored_read
+    """The records of a file that is read from front to back."""
+    with compression.open_decompressed(path) as file:
+        for record in records(file):
+            yield record, file.raw.num_stored_read
 
 
 def _text_parts(file: IO[bytes]) -> Iterator[Document]:
@@ -257,10 +231,10 @@ def _json_document(line: bytes | None, options: ReadingOptions) -> Document | st
     try:
         # Some programs start a file with a byte order mark, which is not part of its content.
         fields = json.loads(line.removeprefix(codecs.BOM_UTF8).decode())
-        text = _dialogue(fields, options) or _flattened(fields[options.text_field])
+        text = _dialogue(fields, options) or fields[options.text_field]
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         text = None
-    return "broken lines" if text is None else Document(text=text)
+    return Document(text=text) if isinstance(text, str) else "broken lines"
 
 
 def _dialogue(fields: Mapping[str, Any], options: ReadingOptions) -> str | None:
@@ -277,20 +251,6 @@ def _dialogue(fields: Mapping[str, Any], options: ReadingOptions) -> str | None:
     turns = fields[names[0]]
     texts = [turn["content"] if isinstance(turn, dict) else turn[1] for turn in turns]
     return TURN_SEPARATOR.join(text.strip() for text in texts)
-
-
-def _flattened(value: object, separators: tuple[str, ...] = ("\n", ": ")) -> str | None:
-    r"""A string as it is; a list as lines, and a list in a list joined by ': '. None for others.
-
-    >>> _flattened([["Ann", "Hello"], "and so on"])
-    'Ann: Hello\nand so on'
-    """
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list) or not separators:
-        return None
-    items = [_flattened(item, separators[1:]) for item in value]
-    return None if None in items else separators[0].join(map(str, items))
 
 
 def _rows(path: Path, options: ReadingOptions) -> Iterator[tuple[Any, int]]:
@@ -315,8 +275,8 @@ def _rows(path: Path, options: ReadingOptions) -> Iterator[tuple[Any, int]]:
 
 
 def _row_document(value: Any, options: ReadingOptions) -> Document | str:  # noqa: ANN401
-    text = _flattened(value.as_py())
-    return "rows without text" if text is None else Document(text=text)
+    text = value.as_py()
+    return Document(text=text) if isinstance(text, str) else "rows without text"
 
 
 def _members(file: compression.DecompressedFile) -> Iterator[Document | str]:
@@ -348,14 +308,8 @@ def _is_text(name: str) -> bool:
     return all(map(_is_visible, path.parts)) and path.suffix.lower() in PROSE + CODE
 
 
-def _article_document(page: bytes, options: ReadingOptions) -> Document | str:
-    text = article(page)
-    return Document(text=text) if text else "redirects and pages without text"
-
-
 TEXT = FileFormat(partial(_of_file, _text_parts))
 PARAGRAPHS = FileFormat(partial(_of_file, _paragraphs))
 JSON_LINES = FileFormat(partial(_of_file, compression.whole_lines), _json_document)
-WIKIPEDIA = FileFormat(partial(_of_file, pages), _article_document)
 TAR = FileFormat(partial(_of_file, _members))
 PARQUET = FileFormat(_rows, _row_document)
