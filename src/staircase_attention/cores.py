@@ -64,6 +64,20 @@ def watch_input() -> None:
         threading.Thread(target=watch, daemon=True).start()
 
 
+def in_background(function: Callable[[Task], Result], task: Task) -> Future[Result]:
+    """The result of a call, by a thread that a process does not wait for when it ends."""
+    future: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function(task))
+        except Exception as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
 def in_order(
     pool: Executor | None,
     function: Callable[[Task], Result],
