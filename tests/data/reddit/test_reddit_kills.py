@@ -13,8 +13,6 @@ from staircase_attention.data import reddit
 
 @pytest.fixture(autouse=True)
 def _no_waiting_for_the_disk(monkeypatch):
-    """Waiting takes most of the time, and matters only if the machine itself stops."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     monkeypatch.setattr(os, "sync", lambda: None)
 
 
