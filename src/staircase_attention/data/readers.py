@@ -1,7 +1,6 @@
 """Files and folders of text as a source of documents: text, JSON lines, Parquet, tar.
 
-Each format has a function that gives the records of one file, and one that makes a document of a
-record. Reading resumes by skipping records, of which no documents are made.
+Each format has a function that gives the documents of one file. Reading resumes by skipping them.
 """
 
 import codecs
@@ -14,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, Literal, NamedTuple, get_args
+from typing import IO, Any, Literal, get_args
 
 from staircase_attention.checks import check_choice, input_error
 from staircase_attention.data import compression
@@ -51,13 +50,9 @@ class ReadingOptions:
         check_choice("text_unit", self.text_unit, get_args(Unit))
 
 
-class FileFormat(NamedTuple):
-    """How the files of one format are read."""
-
-    records: Callable[[Path, ReadingOptions], Iterator[tuple[Any, int]]]
-    """The records of a file, each with how many bytes of the file, as stored, were read for it."""
-    document: Callable[[Any, ReadingOptions], Document | str] = lambda record, options: record
-    """The document of a record; or, in words, what records are that cannot be used."""
+# The documents of a file; or, in words, what something is that cannot be used. Each comes with how
+# many bytes of the file, as stored, were read for it.
+FileFormat = Callable[[Path, ReadingOptions], Iterator[tuple[Document | str, int]]]
 
 
 class TextSource:
@@ -91,7 +86,7 @@ class TextSource:
         self._formats = tuple(found.values())
         for file, file_format in found.items():
             # A file that cannot be read is refused before any work is done.
-            next(file_format.records(file, self.options), None)
+            next(file_format(file, self.options), None)
         self._sizes = [file.stat().st_size for file in self.files]
         self.total_bytes = sum(self._sizes)
 
@@ -111,9 +106,8 @@ class TextSource:
         for number in range(place["file"], len(self.files)):
             path, file_format = self.files[number], self._formats[number]
             first_byte = sum(self._sizes[:number])
-            records = enumerate(file_format.records(path, self.options), start=1)
-            for index, (record, num_read) in islice(records, num_before, None):
-                document = file_format.document(record, self.options)
+            found = enumerate(file_format(path, self.options), start=1)
+            for index, (document, num_read) in islice(found, num_before, None):
                 if isinstance(document, str):
                     key = f"{document} in {path.name}"
                     skipped = skipped | {key: skipped.get(key, 0) + 1}
@@ -179,25 +173,26 @@ def _suffix(path: Path) -> str:
 def _format_of(path: Path, options: ReadingOptions) -> FileFormat | None:
     """The format of a file, by its name; None if it is unknown."""
     suffix = _suffix(path)
+    if suffix == ".parquet":
+        return _rows
     if not suffix or suffix in PROSE + CODE:
-        return TEXT if options.text_unit == "files" else PARAGRAPHS
-    return {
-        ".jsonl": JSON_LINES,
-        ".ndjson": JSON_LINES,
-        ".parquet": PARQUET,
-        ".tar": TAR,
-    }.get(suffix)
+        content = _text_parts if options.text_unit == "files" else _paragraphs
+    elif suffix in (".jsonl", ".ndjson"):
+        content = partial(_json_lines, options=options)
+    else:
+        content = _members if suffix == ".tar" else None
+    return content and partial(_of_file, content)
 
 
 def _of_file(
-    records: Callable[[compression.DecompressedFile], Iterator[Any]],
+    content: Callable[[compression.DecompressedFile], Iterator[Document | str]],
     path: Path,
     options: ReadingOptions,
-) -> Iterator[tuple[Any, int]]:
-    """The records of a file that is read from front to back."""
+) -> Iterator[tuple[Document | str, int]]:
+    """The documents of a file that is read from front to back."""
     with compression.open_decompressed(path) as file:
-        for record in records(file):
-            yield record, file.raw.num_stored_read
+        for document in content(file):
+            yield document, file.raw.num_stored_read
 
 
 def _text_parts(file: IO[bytes]) -> Iterator[Document]:
@@ -206,7 +201,7 @@ def _text_parts(file: IO[bytes]) -> Iterator[Document]:
         yield Document(text=data, is_continued=not is_last)
 
 
-def _paragraphs(file: compression.DecompressedFile) -> Iterator[Document]:
+def _paragraphs(file: IO[bytes]) -> Iterator[Document]:
     """Runs of lines that are not blank; one of over LONGEST_LINE bytes is cut into several."""
     lines: list[bytes] = []
     size = 0
@@ -223,18 +218,18 @@ def _paragraphs(file: compression.DecompressedFile) -> Iterator[Document]:
             return
 
 
-def _json_document(line: bytes | None, options: ReadingOptions) -> Document | str:
-    if line is None:
-        return compression.OVERLONG
-    if line.isspace():
-        return Document(text="")
-    try:
-        # Some programs start a file with a byte order mark, which is not part of its content.
-        fields = json.loads(line.removeprefix(codecs.BOM_UTF8).decode())
-        text = _dialogue(fields, options) or fields[options.text_field]
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        text = None
-    return Document(text=text) if isinstance(text, str) else "broken lines"
+def _json_lines(file: IO[bytes], options: ReadingOptions) -> Iterator[Document | str]:
+    for line in compression.whole_lines(file):
+        if line is None:
+            yield compression.OVERLONG
+            continue
+        try:
+            # Some programs start a file with a byte order mark, which is not part of its content.
+            fields = json.loads(line.removeprefix(codecs.BOM_UTF8).decode())
+            text = _dialogue(fields, options) or fields[options.text_field]
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            text = "" if line.isspace() else None
+        yield Document(text=text) if isinstance(text, str) else "broken lines"
 
 
 def _dialogue(fields: Mapping[str, Any], options: ReadingOptions) -> str | None:
@@ -253,7 +248,7 @@ def _dialogue(fields: Mapping[str, Any], options: ReadingOptions) -> str | None:
     return TURN_SEPARATOR.join(text.strip() for text in texts)
 
 
-def _rows(path: Path, options: ReadingOptions) -> Iterator[tuple[Any, int]]:
+def _rows(path: Path, options: ReadingOptions) -> Iterator[tuple[Document | str, int]]:
     """The values of the text column."""
     parquet = compression.import_extra("pyarrow.parquet", needed_for="a .parquet file")
     try:
@@ -269,14 +264,10 @@ def _rows(path: Path, options: ReadingOptions) -> Iterator[tuple[Any, int]]:
         bytes_each = path.stat().st_size / max(file.metadata.num_rows, 1)
         num_rows = 0
         for batch in file.iter_batches(PARQUET_ROWS, columns=[options.text_field]):
-            for value in batch.column(0):
+            for text in batch.column(0).to_pylist():
                 num_rows += 1
-                yield value, int(bytes_each * num_rows)
-
-
-def _row_document(value: Any, options: ReadingOptions) -> Document | str:  # noqa: ANN401
-    text = value.as_py()
-    return Document(text=text) if isinstance(text, str) else "rows without text"
+                document = Document(text=text) if isinstance(text, str) else "rows without text"
+                yield document, int(bytes_each * num_rows)
 
 
 def _members(file: compression.DecompressedFile) -> Iterator[Document | str]:
@@ -306,10 +297,3 @@ def _is_text(name: str) -> bool:
     """
     path = PurePosixPath(name)
     return all(map(_is_visible, path.parts)) and path.suffix.lower() in PROSE + CODE
-
-
-TEXT = FileFormat(partial(_of_file, _text_parts))
-PARAGRAPHS = FileFormat(partial(_of_file, _paragraphs))
-JSON_LINES = FileFormat(partial(_of_file, compression.whole_lines), _json_document)
-TAR = FileFormat(partial(_of_file, _members))
-PARQUET = FileFormat(_rows, _row_document)
