@@ -173,15 +173,13 @@ def _suffix(path: Path) -> str:
 def _format_of(path: Path, options: ReadingOptions) -> FileFormat | None:
     """The format of a file, by its name; None if it is unknown."""
     suffix = _suffix(path)
-    if suffix == ".parquet":
-        return _rows
     if not suffix or suffix in PROSE + CODE:
-        content = _text_parts if options.text_unit == "files" else _paragraphs
-    elif suffix in (".jsonl", ".ndjson"):
-        content = partial(_json_lines, options=options)
-    else:
-        content = _members if suffix == ".tar" else None
-    return content and partial(_of_file, content)
+        return partial(_of_file, _text_parts if options.text_unit == "files" else _paragraphs)
+    if suffix in (".jsonl", ".ndjson"):
+        return partial(_of_file, partial(_json_lines, options=options))
+    if suffix == ".tar":
+        return partial(_of_file, _members)
+    return _rows if suffix == ".parquet" else None
 
 
 def _of_file(

@@ -346,10 +346,11 @@ def texts_of(rows: Sequence[Comment], options: RedditOptions) -> tuple[list[str]
     inner = {parents[place] for place in examples} if options.form == "leaves" else set()
     texts = []
     for end in sorted(place for place in examples if place not in inner):
-        path, place = list[str](), end
-        while place is not None:
-            path.append(rows[place].text or "")
-            place = parents[place]
+        path: list[str] = []
+        above: int | None = end
+        while above is not None:
+            path.append(rows[above].text or "")
+            above = parents[above]
         texts.append(SEPARATOR.join(reversed(path)))
     return texts, counts
 
@@ -503,7 +504,7 @@ class RedditSource:
             place, skipped = cursor.place, dict(cursor.skipped)
         num_before, bytes_each = place["document"], self.total_bytes / len(partitions.paths)
         for number in range(place["partition"], mine.stop):
-            comments, found, num_rows, num_documents = partitions.read(number), Counter(), 0, 0
+            comments, found, num_rows, num_documents = partitions.read(number), Counter[str](), 0, 0
             for rows in threads(comments):
                 texts, counts = texts_of(rows, self.options)
                 found.update(counts)
