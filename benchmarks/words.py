@@ -29,7 +29,7 @@ from staircase_attention.data import (
     prepare,
 )
 from staircase_attention.data.compression import open_decompressed
-from staircase_attention.data.enwik8 import SPLIT_BYTES
+from staircase_attention.data.preparation import ENWIK8_BYTES
 from staircase_attention.data.reddit import RedditOptions, RedditSource
 
 HELD_OUT = HeldOut(valid=0.05, test=0.05)
@@ -82,12 +82,12 @@ def articles(data: Path, output: Path) -> list[Articles]:
     folder = output / "words.articles"
     folder.mkdir(parents=True, exist_ok=True)
     with open_decompressed(data / "enwik8.xz") as file:
-        for split, size in SPLIT_BYTES.items():
+        for split, size in ENWIK8_BYTES.items():
             content = file.read(size)
             # The order of documents goes by the sizes of files: these are the published ones.
             start = b"" if content.startswith(b"<mediawiki") else b"<mediawiki>\n"
             (folder / f"{split}.xml").write_bytes(start + content)
-    return [Articles(folder / f"{split}.xml", split) for split in SPLIT_BYTES]
+    return [Articles(folder / f"{split}.xml", split) for split in ENWIK8_BYTES]
 
 
 def print_counts(corpus: Corpus) -> None:

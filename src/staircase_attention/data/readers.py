@@ -1,4 +1,4 @@
-"""Files and folders of text as a source of documents: text, JSON lines, Parquet, tar.
+"""Files and folders as sources of documents: text, JSON lines, Parquet, tar; and Enwik8.
 
 Each format has a function that gives the documents of one file. Reading resumes by skipping them.
 """
@@ -17,7 +17,7 @@ from typing import IO, Any, Literal, get_args
 
 from staircase_attention.checks import check_choice, input_error
 from staircase_attention.data import compression
-from staircase_attention.data.documents import Cursor, Document, pieces
+from staircase_attention.data.documents import LONGEST_PIECE, Cursor, Document, pieces
 
 Unit = Literal["files", "paragraphs"]
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
@@ -118,6 +118,35 @@ class TextSource:
                 place = {"file": number, "record": index}
                 yield document, Cursor(place=place, num_read=num_read, skipped=skipped)
             num_before = 0
+
+
+class SplitFile:
+    """A file that holds the splits one after another, one document each."""
+
+    def __init__(self, path: str | Path, split_bytes: Mapping[str, int]) -> None:
+        self.name = str(path)
+        self._path, self._split_bytes = Path(path), split_bytes
+        if not self._path.is_file():
+            raise input_error("an input must be a file", f"{path}, not there", "check the name")
+        self.parameters: Mapping[str, Any] = {"split_bytes": dict(split_bytes)}
+        self.files: Sequence[Path] = (self._path,)
+        self.total_bytes = self._path.stat().st_size
+
+    def documents(self, cursor: Cursor | None) -> Iterator[tuple[Document, Cursor]]:
+        """Parts of each split, up to its last byte."""
+        first = 0 if cursor is None else cursor.place["part"]
+        return islice(self._parts(), first, None)
+
+    def _parts(self) -> Iterator[tuple[Document, Cursor]]:
+        number = 0
+        with compression.open_decompressed(self._path) as file:
+            for split, num_left in self._split_bytes.items():
+                while num_left:
+                    data = file.read(min(LONGEST_PIECE, num_left))
+                    num_left -= len(data)
+                    number += 1
+                    after = Cursor(place={"part": number}, num_read=file.raw.num_stored_read)
+                    yield Document(text=data, split=split, is_continued=num_left > 0), after
 
 
 def _find_files(
