@@ -70,13 +70,13 @@ def test_blank_lines_separate_paragraphs_and_an_overlong_one_loses_nothing(tmp_p
 
 def test_json_lines_give_one_field_and_count_what_is_broken(tmp_path, monkeypatch):
     monkeypatch.setattr(compression, "LONGEST_LINE", 150)
-    good = [{"body": "Eins"}, {"body": "half \ud83d"}]
+    good = [{"body": "Eins"}, {"body": [["Ann", "Hi"], ["Bob", "Yo"]]}, {"body": "half \ud83d"}]
     bad = [
         '{"body": "cut',
         '{"other": 1}',
         "[1]",
         '{"body": 3}',
-        '{"body": ["a list"]}',
+        '{"body": [[["deep"]]]}',
         "3",
         "null",
     ]
@@ -87,7 +87,7 @@ def test_json_lines_give_one_field_and_count_what_is_broken(tmp_path, monkeypatc
         "\n".join(lines).encode() + b'\n{"body": "\xff"}\n\xef\xbb\xbf{"body": "mark"}'
     )
     source = TextSource(path, options=ReadingOptions(text_field="body"))
-    assert whole_documents(source) == [b"Eins", b"half \xed\xa0\xbd", b"mark"]
+    assert whole_documents(source) == [b"Eins", b"Ann: Hi\nBob: Yo", b"half \xed\xa0\xbd", b"mark"]
     assert skipped_by(source) == {
         "broken lines in a.jsonl": len(bad) + 1,
         "lines of over 32 MiB in a.jsonl": 1,

@@ -253,10 +253,10 @@ def _json_lines(file: IO[bytes], options: ReadingOptions) -> Iterator[Document |
         try:
             # Some programs start a file with a byte order mark, which is not part of its content.
             fields = json.loads(line.removeprefix(codecs.BOM_UTF8).decode())
-            text = _dialogue(fields, options) or fields[options.text_field]
+            text = _dialogue(fields, options) or _flattened(fields[options.text_field])
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             text = "" if line.isspace() else None
-        yield Document(text=text) if isinstance(text, str) else "broken lines"
+        yield "broken lines" if text is None else Document(text=text)
 
 
 def _dialogue(fields: Mapping[str, Any], options: ReadingOptions) -> str | None:
@@ -275,6 +275,20 @@ def _dialogue(fields: Mapping[str, Any], options: ReadingOptions) -> str | None:
     return TURN_SEPARATOR.join(text.strip() for text in texts)
 
 
+def _flattened(value: object, separators: tuple[str, ...] = ("\n", ": ")) -> str | None:
+    r"""A string as it is; a list as lines, and a list in a list joined by ': '. None for others.
+
+    >>> _flattened([["Ann", "Hello"], "and so on"])
+    'Ann: Hello\nand so on'
+    """
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not separators:
+        return None
+    items = [_flattened(item, separators[1:]) for item in value]
+    return None if None in items else separators[0].join(map(str, items))
+
+
 def _rows(path: Path, options: ReadingOptions) -> Iterator[tuple[Document | str, int]]:
     """The values of the text column."""
     parquet = compression.import_extra("pyarrow.parquet", needed_for="a .parquet file")
@@ -291,9 +305,9 @@ def _rows(path: Path, options: ReadingOptions) -> Iterator[tuple[Document | str,
         bytes_each = path.stat().st_size / max(file.metadata.num_rows, 1)
         num_rows = 0
         for batch in file.iter_batches(PARQUET_ROWS, columns=[options.text_field]):
-            for text in batch.column(0).to_pylist():
+            for text in map(_flattened, batch.column(0).to_pylist()):
                 num_rows += 1
-                document = Document(text=text) if isinstance(text, str) else "rows without text"
+                document = "rows without text" if text is None else Document(text=text)
                 yield document, int(bytes_each * num_rows)
 
 
