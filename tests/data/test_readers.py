@@ -19,6 +19,7 @@ from staircase_attention.data import (
     readers,
 )
 
+DAMAGED = ReadingOptions(allow_damaged=True)
 PARAGRAPHS = ReadingOptions(text_unit="paragraphs")
 
 
@@ -126,6 +127,7 @@ def test_members_of_an_archive_are_documents(tmp_path, small_blocks):
     path.write_bytes(content[:3_600])
     with pytest.raises(InputError, match=r"a file must be whole, got .*texts\.tar .* at byte 3,"):
         whole_documents(TextSource(path))
+    assert whole_documents(TextSource(path, options=DAMAGED)) == [b"One"]
 
 
 def test_a_folder_is_read_in_the_order_of_names_without_hidden_files(tmp_path):
@@ -173,15 +175,24 @@ def test_links_to_folders_are_followed_once_and_broken_ones_named(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["gz", "xz", "zst"])
-def test_a_damaged_file_is_refused(kind, tmp_path):
+def test_a_damaged_file_is_refused_or_read_up_to_the_damage(kind, tmp_path):
     texts = [f"{number} {pow(3, number, 1 << 255)}" for number in range(3_000)]
     path = write_lines(tmp_path / "a.jsonl", texts)
     data = compressed(path.read_bytes(), kind)
     path.write_bytes(data[: 3 * len(data) // 4])
     size = path.stat().st_size
-    line = rf"a file must be whole, got .*a\.jsonl \(.*, before byte [\d,]+ of {size:,} as stored"
-    with pytest.raises(InputError, match=line):
+    line = (
+        rf"a file must be whole, got .*a\.jsonl \(.*, after [\d,]+ bytes .* of {size:,} as stored"
+    )
+    with pytest.raises(InputError, match=f"{line} is lost.; fetch it again, .* --allow-damaged"):
         whole_documents(TextSource(path))
+    source = TextSource(path, options=DAMAGED)
+    found = whole_documents(source)
+    assert len(found) > 1_000
+    assert found == [text.encode() for text in texts[: len(found)]]
+    damage, count = max(skipped_by(source).items(), key=lambda item: len(item[0]))
+    assert (damage.startswith("damage ("), damage.endswith("in a.jsonl"), count) == (True, True, 1)
+    assert source.parameters["allow_damaged"]
 
 
 @pytest.mark.parametrize("options", [ReadingOptions(), PARAGRAPHS], ids=["files", "paragraphs"])

@@ -45,6 +45,8 @@ class ReadingOptions:
     text_unit: Unit = "files"
     """A document of plain text: the whole file, or each of its 'paragraphs', which blank lines
     separate."""
+    allow_damaged: bool = False
+    """Whether a damaged file is read up to the damage; else it is refused."""
 
     def __post_init__(self) -> None:
         check_choice("text_unit", self.text_unit, get_args(Unit))
@@ -79,7 +81,11 @@ class TextSource:
         """
         self.name, self.split = str(path), split
         self.options = options or ReadingOptions()
-        self.parameters: Mapping[str, Any] = asdict(self.options) | {"split": split}
+        parameters = asdict(self.options) | {"split": split}
+        if not self.options.allow_damaged:
+            # Corpora were prepared before there was a choice.
+            del parameters["allow_damaged"]
+        self.parameters: Mapping[str, Any] = parameters
         found, self.others = _find_files(Path(path), self.options)
         self.files: Sequence[Path] = tuple(found)
         """In the order in which they are read."""
@@ -216,10 +222,17 @@ def _of_file(
     path: Path,
     options: ReadingOptions,
 ) -> Iterator[tuple[Document | str, int]]:
-    """The documents of a file that is read from front to back."""
-    with compression.open_decompressed(path) as file:
-        for document in content(file):
-            yield document, file.raw.num_stored_read
+    """The documents of a file that is read from front to back; the last may be its damage."""
+    with compression.open_decompressed(path, allow_damaged=options.allow_damaged) as file:
+        try:
+            for document in content(file):
+                yield document, file.raw.num_stored_read
+            if file.raw.damage is not None:
+                raise compression.DamagedFileError(path, file.raw.damage)
+        except compression.DamagedFileError as damage:
+            if not options.allow_damaged:
+                raise
+            yield f"damage ({damage.why})", file.raw.num_stored_read
 
 
 def _text_parts(file: IO[bytes]) -> Iterator[Document]:

@@ -39,6 +39,7 @@ else:
     pa = compression.import_extra("pyarrow", needed_for="Reddit")
 
 Form = Literal["paths", "leaves"]
+Gap = Literal["drop", "cut", "placeholder"]
 Filters = Literal["none", "roller"]
 
 # Changes when files in a work folder get another meaning.
@@ -95,6 +96,9 @@ BLANK_LINES = re.compile(r"\n{3,}")
 UNWANTED = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u200b\ufeff]+")
 # No cleaned comment contains three newlines in a row: a document can be split into its comments.
 SEPARATOR = "\n\n\n"
+# The place of a comment that is in no file, or not in the same thread.
+MISSING = -1
+REMOVED_TEXT, MISSING_TEXT = "[removed]", "[missing]"
 
 
 class Status(IntEnum):
@@ -108,15 +112,17 @@ class Status(IntEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RedditOptions:
-    """What an example is: a comment that has a text, with all comments that lead to it.
-
-    All of these must have a text, too: below a comment that was deleted, removed, left out or is in
-    no file, there is no example.
-    """
+    """What an example is: a comment that has a text, with all comments that lead to it."""
 
     form: Form = "paths"
     """'paths': every example, as in the paper; a comment is repeated for each comment below it.
     'leaves': only those that are not the beginning of another."""
+    removed: Gap = "drop"
+    """What to do below a comment without a text (deleted, removed, empty, by a bot, or filtered):
+    'drop' the comments below it, since their paths are not whole; 'cut' the path, which then begins
+    below the gap; or write a 'placeholder', [removed], in its place."""
+    missing: Gap = "drop"
+    """The same for a comment whose parent is in no file; its placeholder is [missing]."""
     maximum_depth: int | None = None
     """Comments in the longest path; deeper comments are not examples. None for no limit."""
     bots: str | None = BOTS
@@ -129,8 +135,13 @@ class RedditOptions:
     """Fractions of the threads in valid and test."""
 
     def __post_init__(self) -> None:
-        check_choice("form", self.form, get_args(Form))
-        check_choice("filters", self.filters, get_args(Filters))
+        for name, choices in (
+            ("form", Form),
+            ("removed", Gap),
+            ("missing", Gap),
+            ("filters", Filters),
+        ):
+            check_choice(name, getattr(self, name), get_args(choices))
         if self.maximum_depth is not None:
             check_integer("maximum_depth", self.maximum_depth, minimum=1, example=7)
 
@@ -327,30 +338,44 @@ def texts_of(rows: Sequence[Comment], options: RedditOptions) -> tuple[list[str]
     again: joined by id alone, they would connect two threads and answer what was written later.
     """
     places = {row.id: place for place, row in enumerate(rows)}
-    # Of comments with a text, where the parent is: None is the post, -1 is in no file.
-    parents = {
-        place: row.parent and places.get(row.parent, -1)
-        for place, row in enumerate(rows)
-        if row.text is not None
-    }
+    # Where the parents are; None is the post.
+    parents = [row.parent and places.get(row.parent, MISSING) for row in rows]
     answers: defaultdict[int | None, list[int]] = defaultdict(list)
-    for place, parent in parents.items():
+    for place, parent in enumerate(parents):
         answers[parent].append(place)
-    # From the post downwards, which reaches no comment below a gap, nor one in a cycle.
-    examples, depth, level = list[int](), 0, answers[None]
-    while level and depth != options.maximum_depth:
-        examples += level
-        depth, level = depth + 1, [below for place in level for below in answers[place]]
+    # What comes before a comment in its document; None at the start.
+    before = dict[int, int | None]()
+    depths: dict[int | None, int] = {None: 0, MISSING: 1}
+    # From the post downwards, which reaches no comment in a cycle.
+    examples, reached = list[int](), answers[None]
+    reached += [] if options.missing == "drop" else answers[MISSING]
+    for place in reached:
+        parent, has_text = parents[place], rows[place].text is not None
+        gap: Gap | None = None
+        if parent == MISSING:
+            gap = options.missing
+        elif parent is not None and rows[parent].text is None:
+            gap = options.removed
+        before[place] = None if gap == "cut" else parent
+        depths[place] = depths[before[place]] + 1
+        if has_text and depths[place] <= (options.maximum_depth or len(rows) + 1):
+            examples.append(place)
+        if has_text or options.removed != "drop":
+            reached += answers[place]
     counts = Counter(Status(row.status).name.lower() for row in rows if row.text is None)
-    counts["no whole path"] = len(parents) - len(examples)
-    inner = {parents[place] for place in examples} if options.form == "leaves" else set()
+    counts["no whole path"] = sum(row.text is not None for row in rows) - len(examples)
+    inner = set[int]()
+    for place in examples if options.form == "leaves" else ():
+        above = before[place]
+        while above is not None and above not in inner:
+            inner.add(above)
+            above = before.get(above)
     texts = []
     for end in sorted(place for place in examples if place not in inner):
-        path: list[str] = []
-        above: int | None = end
+        path, above = [rows[end].text or ""], before[end]
         while above is not None:
-            path.append(rows[above].text or "")
-            above = parents[above]
+            path.append(MISSING_TEXT if above == MISSING else rows[above].text or REMOVED_TEXT)
+            above = before.get(above)
         texts.append(SEPARATOR.join(reversed(path)))
     return texts, counts
 
@@ -364,6 +389,8 @@ class DumpPosition:
     num_stored: int = 0
     """Bytes of the file as stored, approximately."""
     is_done: bool = False
+    damage: str | None = None
+    """Why the rest of the file was not read."""
 
 
 class Partitions:
@@ -417,9 +444,9 @@ class Partitions:
 Batch = tuple[list[bytes | None], DumpPosition]
 
 
-def line_batches(path: Path, num_done: int) -> Iterator[Batch]:
+def line_batches(path: Path, num_done: int, *, allow_damaged: bool = False) -> Iterator[Batch]:
     """Lines after the first `num_done`, and the position after them, without their counts."""
-    with compression.open_decompressed(path) as file:
+    with compression.open_decompressed(path, allow_damaged=allow_damaged) as file:
         batch: list[bytes | None] = []
         num_bytes = 0
         for line in islice(compression.whole_lines(file), num_done, None):
@@ -428,7 +455,8 @@ def line_batches(path: Path, num_done: int) -> Iterator[Batch]:
             if num_bytes >= BLOCK_BYTES:
                 yield batch, DumpPosition(num_stored=file.raw.num_stored_read)
                 batch, num_bytes = [], 0
-        yield batch, DumpPosition(num_stored=path.stat().st_size, is_done=True)
+        num_stored = path.stat().st_size
+        yield batch, DumpPosition(num_stored=num_stored, is_done=True, damage=file.raw.damage)
 
 
 def _parse(batch: Batch, options: RedditOptions) -> tuple[DumpPosition, pa.RecordBatch]:
@@ -456,6 +484,7 @@ class RedditSource:
         work_folder: Path | str,
         options: RedditOptions | None = None,
         *,
+        allow_damaged: bool = False,
         num_workers: int | None = None,
         progress: Display | None = None,
     ) -> None:
@@ -467,6 +496,7 @@ class RedditSource:
             work_folder: a folder for this preparation only, with space for half of the decompressed
                 dumps. It may be deleted when the corpus is complete.
             options: what an example is.
+            allow_damaged: whether a damaged dump is read up to the damage; else it is refused.
             num_workers: worker processes; None for one per core, if there is enough to do.
             progress: receives reports on the preparation.
         """
@@ -479,7 +509,8 @@ class RedditSource:
                 raise input_error("a dump must be a file", path, "check the path")
         self.work_folder = Path(work_folder)
         self.options = options or RedditOptions()
-        self.parameters: Mapping[str, Any] = asdict(self.options)
+        self.allow_damaged = allow_damaged
+        self.parameters: Mapping[str, Any] = asdict(self.options) | {"allow_damaged": allow_damaged}
         self.total_bytes = sum(path.stat().st_size for path in self.files)
         if num_workers is not None:
             check_integer("num_workers", num_workers, minimum=1, example=2)
@@ -533,6 +564,7 @@ class RedditSource:
         for path, dump in zip(self.files, self._partitions.dumps, strict=True):
             words[f"broken lines in {path.name}"] += dump.lines.get("broken", 0)
             words[f"{compression.OVERLONG} in {path.name}"] += dump.lines.get("overlong", 0)
+            words[f"damage ({dump.damage}) in {path.name}"] += dump.damage is not None
         return dict(+words)
 
     @cached_property
@@ -547,7 +579,7 @@ class RedditSource:
         num_workers = self.num_workers or min(available_cores(), size // WORTH_A_WORKER + 1)
         num_partitions = min(max(size // PARTITION_BYTES, FEWEST_PARTITIONS), MOST_PARTITIONS)
         # What identifies a dump is its name, its size and its beginning.
-        plan = [FORMAT, self.options.bots, self.options.filters]
+        plan = [FORMAT, self.options.bots, self.options.filters, self.allow_damaged]
         for path in self.files:
             with path.open("rb") as file:
                 plan += [path.name, path.stat().st_size, file.read(FINGERPRINT_BYTES).hex()]
@@ -575,7 +607,8 @@ class RedditSource:
             if dump.is_done:
                 continue
             buffer: list[pa.RecordBatch] = []
-            batches = line_batches(path, sum(dump.lines.values()))
+            num_lines = sum(dump.lines.values())
+            batches = line_batches(path, num_lines, allow_damaged=self.allow_damaged)
             for after, comments in in_order(pool, parse, batches):
                 buffer.append(comments)
                 num_comments += len(comments)

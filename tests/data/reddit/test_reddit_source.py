@@ -148,11 +148,20 @@ def test_every_line_and_every_comment_is_counted_once(tmp_path):
     assert in_all + len(documents(source)) == len(comments)
 
 
-def test_a_damaged_dump_is_refused(tmp_path):
+def test_a_damaged_dump_is_refused_or_read_up_to_the_damage(tmp_path):
     dump = write_dump(tmp_path / "dump", random_comments(0, 5_000), "zst")
     dump.write_bytes(dump.read_bytes()[: 3 * dump.stat().st_size // 4])
-    with pytest.raises(InputError, match=r"whole, got .*dump \(it ends inside a frame, before "):
-        documents(RedditSource([dump], tmp_path / "work", num_workers=1))
+
+    def refuse():
+        with pytest.raises(InputError, match=r"whole, got .*dump \(it ends inside a frame, after "):
+            documents(RedditSource([dump], tmp_path / "work", num_workers=1))
+
+    refuse()
+    source = RedditSource([dump], tmp_path / "work", num_workers=1, allow_damaged=True)
+    assert documents(source)
+    skipped = skipped_by(source)
+    assert [what for what in skipped if what.startswith("damage (it ends inside a frame")]
+    refuse()
 
 
 def test_a_dump_may_be_without_a_comment(tmp_path):

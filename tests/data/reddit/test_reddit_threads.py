@@ -1,6 +1,7 @@
 """Threads are rebuilt as a slow and simple reconstruction has them, whatever is wrong with them."""
 
 from collections import Counter
+from typing import get_args
 
 import pyarrow as pa
 import pytest
@@ -11,11 +12,14 @@ from reddit_dumps import as_lines, comment, naive_paths, random_comments
 from staircase_attention.data import HeldOut
 from staircase_attention.data.reddit import (
     SEPARATOR,
+    Gap,
     RedditOptions,
     parse_lines,
     texts_of,
     threads,
 )
+
+GAPS = get_args(Gap)
 
 
 def write(comments, **choices):
@@ -30,16 +34,23 @@ def write(comments, **choices):
 
 
 @settings(max_examples=60)
-@given(seed=st.integers(0, 10**6), size=st.integers(0, 120), depth=st.integers(1, 12))
-def test_every_form_equals_a_naive_reconstruction(seed, size, depth):
+@given(
+    seed=st.integers(0, 10**6),
+    size=st.integers(0, 120),
+    depth=st.integers(1, 12),
+    removed=st.sampled_from(GAPS),
+    missing=st.sampled_from(GAPS),
+)
+def test_every_form_equals_a_naive_reconstruction(seed, size, depth, removed, missing):
     comments = random_comments(seed, size, num_threads=3)
-    expected = [path for path in naive_paths(comments).values() if len(path) <= depth]
-    paths, counts = write(comments, maximum_depth=depth)
+    gaps = {"removed": removed, "missing": missing}
+    expected = [path for path in naive_paths(comments, **gaps).values() if len(path) <= depth]
+    paths, counts = write(comments, maximum_depth=depth, **gaps)
     assert sorted(paths) == sorted(expected)
     distinct = {(fields["link_id"], fields["id"]) for fields in comments}
     assert counts.total() + len(expected) == len(distinct)
     inner = {body for path in expected for body in path[:-1]}
-    leaves, _ = write(comments, maximum_depth=depth, form="leaves")
+    leaves, _ = write(comments, maximum_depth=depth, form="leaves", **gaps)
     assert sorted(leaves) == sorted(path for path in expected if path[-1] not in inner)
 
 
@@ -93,7 +104,7 @@ def test_a_chain_of_ten_thousand_needs_no_recursion():
     assert write(chain, form="leaves") == ([["b"] * 10_000], {})
 
 
-def test_nothing_below_a_gap_is_an_example():
+def test_a_gap_is_dropped_or_cut_or_marked():
     comments = [
         comment("c1"),
         comment("c2", "c1", body="[deleted]"),
@@ -101,7 +112,15 @@ def test_nothing_below_a_gap_is_an_example():
         comment("c4", "gone"),
         comment("c5", "c4"),
     ]
-    assert write(comments) == ([["body of c1"]], {"deleted": 1, "no whole path": 3})
+    top, below, orphan, last = ([f"body of {name}"] for name in ("c1", "c3", "c4", "c5"))
+    assert write(comments) == ([top], {"deleted": 1, "no whole path": 3})
+    assert write(comments, removed="cut", missing="cut")[0] == [top, below, orphan, orphan + last]
+    assert write(comments, removed="placeholder", missing="placeholder")[0] == [
+        top,
+        [*top, "[removed]", *below],
+        ["[missing]", *orphan],
+        ["[missing]", *orphan, *last],
+    ]
 
 
 def test_fractions_of_threads_are_held_out():
