@@ -82,9 +82,11 @@ def test_eval_gives_the_score_of_the_result_and_of_other_lengths(scores, task_ru
 
 
 def test_eval_runs_another_number_of_passes(scores, refused, task_run, output_of, tmp_path):
-    other, same = scores(task_run, "--passes", "1,2")
+    other, same = scores(task_run, "--passes", "1,2", "--figure", tmp_path / "passes.png")
     assert same == scores(task_run)[0] | {"passes": 2}
     assert other["loss"] != same["loss"]
+    assert (tmp_path / "passes.png").read_bytes().startswith(b"\x89PNG")
+    assert "--figure draws scores by --passes" in refused("eval", task_run, "--figure", "x.png")
     assert "test in 1 pass: error" in output_of("eval", task_run, "--passes", 1)
     output_of("train", "parity/lstm", *TINY, "--output", tmp_path / "run", "--quiet")
     line = refused("eval", tmp_path / "run", "--passes", 2)

@@ -139,16 +139,22 @@ def test_rows_of_a_corpus_show_bits_per_byte(fakes, tmp_path, corpus):
     assert curve[-1] == (200, pytest.approx(1.2, rel=0.01))
 
 
-def test_rows_of_words_show_perplexity_and_the_paper_s_order(fakes, tmp_path, corpus):
+def test_rows_of_words_show_perplexity_the_paper_s_order_and_resumed_runs(fakes, tmp_path, corpus):
     fakes.let(error=0.30)
     overrides = {"task.folder": str(corpus)}
     options = {"folder": tmp_path, "rows": ["ladder-4"], "seeds": 1, "overrides": overrides}
+    report = reproduce("words", **options)
+    board = tmp_path / "ladder-4" / "seed-0" / "tensorboard"
+    board.mkdir(exist_ok=True)
+    for start in ("1", "2"):
+        (board / f"events.{start}").touch()
     report = reproduce("words", **options)
     [row] = [cells for cells in table_cells(report) if cells["Row"] == "ladder-4"]
     assert (row["Test, ours"], row["Test, paper"]) == ("30.10 ± -", "23.3 ± -")
     page = (tmp_path / "report.html").read_text()
     assert "<p>In perplexity. " in page
     assert "Ladder, valid: ladder-8 &lt; ladder-4" in page
+    assert "ladder-4, seed 0: stopped and resumed (2 starts)" in page
 
 
 def scored(row, perplexity):

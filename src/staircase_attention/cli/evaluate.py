@@ -72,6 +72,10 @@ def evaluate(
     ] = False,
     passes: Passes = None,
     exit_rule: ExitRule = None,
+    figure: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.png", help="Draw the loss against --passes."),
+    ] = None,
     checkpoint: CheckpointName = "best",
     precision: Annotated[
         str | None,
@@ -90,7 +94,12 @@ def evaluate(
     if text and corpus:
         raise input_error("a model is scored on one text", "--corpus and --text", "leave one out")
     depths: list[int | None] = [*parse_passes(passes)] or [None]
+    if figure is not None:
+        if passes is None:
+            raise input_error("--figure draws scores by --passes", "none", "add --passes 1,2,4,8")
+        check_can_write(figure, "--figure")
     from staircase_attention.data import HeldOut, prepare_text
+    from staircase_attention.experiments.figures import Curve, lines_figure, save
     from staircase_attention.experiments.page import loss_by_position
     from staircase_attention.training import load_run
     from staircase_attention.training.dataset import TaskData
@@ -122,6 +131,8 @@ def evaluate(
         data, name = loaded.data, cast("SplitName", split)
         check_kind(data, split, length=length, tokens=tokens)
         sizes: list[int | None] = [*length] if length else [None]
+        curves: dict[str, dict[int, float]] = {}
+        measure = "loss" if isinstance(data, TaskData) else "bits_per_byte"
         for size, (one, depth) in product(sizes, zip(runs, depths, strict=True)):
             sized = data
             if isinstance(data, TaskData) and size is not None:
@@ -138,6 +149,13 @@ def evaluate(
             of = {"split": "text" if text else split, "length": size, "passes": depth}
             parts = loss_by_position(one, sized, name, tokens) if by_position else ("", {})
             show(whole, *parts, as_json, of=of, loaded=loaded)
+            label = split if size is None else f"length {size:,}"
+            curves.setdefault(label, {})[depth or 0] = whole[measure]
+        if figure is not None:
+            words = {"xlabel": "passes", "ylabel": measure.replace("_", " ")}
+            lines = {label: Curve(points) for label, points in curves.items()}
+            save(lines_figure(lines, title=loaded.recipe.name, is_log=True, **words), figure)
+            typer.echo(f"wrote {figure}", err=as_json)
     if not as_json:
         # For two people to compare; with --json the scores have it.
         facts = "  ".join(f"{name} {checksum}" for name, checksum in loaded.checksums.items())

@@ -258,6 +258,12 @@ def _origin(report: Report) -> list[str]:
         for machine, count in counts.most_common()
     ]
     lines += [f"Scores are of {part}" for part in partial_scores(runs)]
+    lines += [
+        f"{row.label}, seed {run.seed}: stopped and resumed ({run.num_starts} starts)"
+        for row in report.rows
+        for run in row.runs
+        if run.num_starts > 1
+    ]
     lines.append(f"Written {report.written} on {_machine(report.environment)}")
     return [*lines, f"Command: {report.command}"]
 

@@ -85,6 +85,8 @@ class RunRecord:
     """Test errors in percent on episodes of other lengths."""
     is_shared: bool = False
     """Whether other runs ran at the same time, so that its times are not its own."""
+    num_starts: int = 0
+    """1, and 1 for every time it was resumed; 0 where its TensorBoard files are gone."""
     environment: Mapping[str, Any] = field(default_factory=dict)
     """The machine, the packages and the command with which it began."""
 
@@ -261,6 +263,8 @@ def read_run(path: Path, seed: int, measure: Measure = ERROR) -> RunRecord:
         seconds=seconds,
         lengths={length: 100 * score.error for length, score in read_lengths(path).items()},
         is_shared=beside(path, "shared.txt").exists(),
+        # Every process that trains writes a file of its own.
+        num_starts=len(list(folder.tensorboard.glob("events*"))),
         environment=environment,
     )
     if folder.is_finished:
