@@ -125,8 +125,7 @@ def test_all_passes_of_a_token_of_a_parallel_loop_are_one_batch():
 @settings(max_examples=3)
 @given(data=st.data())
 def test_rows_that_come_and_go_share_streams_and_continue_as_each_would_alone(name, data):
-    """A row joins with any history behind it, is in one stream with those that it can be, leaves,
-    and comes back."""
+    """A row joins with any history behind it, leaves, and comes back."""
     model = data.draw(models(name))
     batch = random_tokens(3, 40, seed=data.draw(small(0, 99)))
     alone, _ = model(batch)
