@@ -276,7 +276,7 @@ def serve(
         port=port,
         grace=grace,
         on_start=lambda url: typer.echo(f"serving {run} at {url}/v1", err=True),
-    ).serve_until_stopped()
+    ).run()
 
 
 def turns() -> Iterator[str]:

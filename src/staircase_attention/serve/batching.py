@@ -24,6 +24,7 @@ from staircase_attention.generation.sampling import choose_by, uniform
 from staircase_attention.generation.stepper import Model, ModelState, Stepper, accelerate, inference
 from staircase_attention.generation.stepper import feed as run_model
 from staircase_attention.models import State
+from staircase_attention.serve.protocol import RefusedError
 
 # Tokens of prompts that are read between two tokens of every other row.
 PIECE = 128
@@ -32,10 +33,6 @@ SLICE = 0.005
 
 # What happens to the answer of an index: a token, or why there will be none.
 News = tuple[int, NewToken | Exception]
-
-
-class StoppedError(Exception):
-    """An answer for which there is no time left."""
 
 
 @dataclass(kw_only=True, eq=False, slots=True)
@@ -234,7 +231,10 @@ class Batch:
             unread += self.readings.popleft().answers
         if error is None:
             self._let_go()
-            self._fail(unread, StoppedError("the server is stopping; send the request again"))
+            self._fail(
+                unread,
+                RefusedError(503, "a server must run to answer", "one that stops", "try again"),
+            )
         else:
             self._fail([*unread, *self.ready, *self.rows], error)
             self.rows, self.stepper = [], None

@@ -5,17 +5,24 @@ then only what is new. `return_state` keeps the state after each answer as a ses
 of the client's choice or, if it is true, a new one, which the choice has as its `session`.
 """
 
+import re
 import secrets
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from staircase_attention.checks import check_choice, check_flag, check_integer, input_error
+from staircase_attention.checks import (
+    InputError,
+    check_choice,
+    check_flag,
+    check_integer,
+    check_number,
+    input_error,
+)
 from staircase_attention.generation import Finish, SamplingConfig
 from staircase_attention.generation.text import as_stop_strings
-from staircase_attention.serve.sessions import checked_name
 
 Kind = Literal["completions", "chat"]
 
@@ -33,13 +40,47 @@ REASONS = {None: None, "max_tokens": "length", "stop_token": "stop", "stop_strin
 DEFAULT_TOKENS = 16
 DEFAULT_CHAT_TOKENS = 256
 SEED_BITS = 32
+SESSION_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
+# OpenAI's names for kinds of errors, by status.
+KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+KINDS |= {500: "server_error", 503: "server_error"}
+
+
+class RefusedError(InputError):
+    """A request that is refused with another status than 400."""
+
+    def __init__(self, status: int, rule: str, received: object, remedy: str) -> None:
+        super().__init__(str(input_error(rule, received, remedy)))
+        self.status = status
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """How much a server takes on."""
+
+    num_streams: int = 64
+    """Answers in the making."""
+    rate: float | None = None
+    """Requests per minute of each key or, where there is no key, each address."""
+    num_body_bytes: int = 1 << 20
+    prompt_tokens: int = 100_000
+    max_tokens: int = 4096
+    num_sessions: int = 1000
+
+    def __post_init__(self) -> None:
+        for name in ("num_streams", "num_body_bytes", "prompt_tokens", "max_tokens"):
+            check_integer(name, getattr(self, name), minimum=1, example=64)
+        check_integer("num_sessions", self.num_sessions, minimum=0, example=1000)
+        if self.rate is not None:
+            check_number("rate", self.rate, minimum=1, example=60)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wanted:
-    """What a request asks for."""
+    """What a request asks for, and the shape of what it gets."""
 
     kind: Kind
+    model: str
     prompts: Sequence[str | Sequence[int]]
     num_choices: int
     """Answers per prompt."""
@@ -52,11 +93,36 @@ class Wanted:
     session: str | None
     returns_state: bool
     save_as: str | None
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def body(self, choices: Sequence[object], usage: object = None) -> dict[str, Any]:
+        """A whole reply, or one event of a stream."""
+        names = ("cmpl", "text_completion")
+        if self.kind == "chat":
+            names = ("chatcmpl", f"chat.completion{'.chunk' if self.is_streamed else ''}")
+        return {
+            "id": f"{names[0]}-{self.id}",
+            "object": names[1],
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+            **({} if usage is None else {"usage": usage}),
+        }
+
+    def choice(
+        self, index: int, text: str, finish: Finish | None, session: str | None, *, is_first: bool
+    ) -> dict[str, Any]:
+        """One answer, or a piece of it."""
+        content: dict[str, Any] = {"text": text}
+        if self.kind == "chat":
+            said = {"role": "assistant"} if is_first else {}
+            content = {"delta" if self.is_streamed else "message": {**said, "content": text}}
+        end = {"logprobs": None, "finish_reason": REASONS[finish]}
+        return {"index": index, **content, **end, **({"session": session} if session else {})}
 
 
-def parse(
-    kind: Kind, body: object, *, model: str, separator: str, max_tokens: int, max_choices: int
-) -> Wanted:
+def parse(kind: Kind, body: object, *, model: str, separator: str, limits: Limits) -> Wanted:
     """A request's body, checked, except for its tokens."""
     if not isinstance(body, dict):
         raise input_error("the body must be a JSON object", type(body).__name__, "send one")
@@ -69,10 +135,11 @@ def parse(
     check_choice("model", given.get("model", model), [model])
     check_flag("stream", given.get("stream", False))
     num_choices = given.get("n", 1)
-    check_integer("n", num_choices, minimum=1, maximum=max_choices, example=1)
+    check_integer("n", num_choices, minimum=1, maximum=limits.num_streams, example=1)
     default = DEFAULT_TOKENS if kind == "completions" else DEFAULT_CHAT_TOKENS
-    wanted = given.get("max_completion_tokens", given.get("max_tokens", min(default, max_tokens)))
-    check_integer("max_tokens", wanted, minimum=1, maximum=max_tokens, example=16)
+    most = limits.max_tokens
+    wanted = given.get("max_completion_tokens", given.get("max_tokens", min(default, most)))
+    check_integer("max_tokens", wanted, minimum=1, maximum=most, example=16)
     options = given.get("stream_options", {})
     prompts, stops = _prompts(given.get("prompt", "")), as_stop_strings(_list(given.get("stop")))
     if kind == "chat":
@@ -88,6 +155,7 @@ def parse(
         checked_name(returned)
     return Wanted(
         kind=kind,
+        model=model,
         prompts=prompts,
         num_choices=num_choices,
         max_tokens=wanted,
@@ -140,58 +208,16 @@ def _turns(messages: object) -> list[str]:
     return turns
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Reply:
-    """The shapes of one request's replies."""
-
-    kind: Kind
-    model: str
-    is_chunk: bool
-    name: str = field(default_factory=lambda: uuid.uuid4().hex)
-    created: int = field(default_factory=lambda: int(time.time()))
-
-    def body(
-        self, choices: Sequence[Mapping[str, Any]], usage: Mapping[str, int] | None = None
-    ) -> dict[str, Any]:
-        """A whole reply, or one event of a stream."""
-        chat = "chat.completion.chunk" if self.is_chunk else "chat.completion"
-        return {
-            "id": f"{'cmpl' if self.kind == 'completions' else 'chatcmpl'}-{self.name}",
-            "object": "text_completion" if self.kind == "completions" else chat,
-            "created": self.created,
-            "model": self.model,
-            "choices": list(choices),
-            **({} if usage is None else {"usage": usage}),
-        }
-
-    def choice(
-        self, index: int, text: str, finish: Finish | None, session: str | None, *, is_first: bool
-    ) -> dict[str, Any]:
-        """One answer, or a piece of it."""
-        said = {"role": "assistant"} if is_first else {}
-        content: dict[str, Any] = {"text": text}
-        if self.kind == "chat":
-            content = {"delta" if self.is_chunk else "message": {**said, "content": text}}
-        ended = {} if session is None else {"session": session}
-        return {
-            "index": index,
-            **content,
-            "logprobs": None,
-            "finish_reason": REASONS[finish],
-            **ended,
-        }
-
-
-def usage(num_read: int, num_made: int) -> dict[str, int]:
-    """Tokens read and made."""
-    total = num_read + num_made
-    return {"prompt_tokens": num_read, "completion_tokens": num_made, "total_tokens": total}
-
-
 def problem(status: int, message: str) -> dict[str, Any]:
     """An error, in one line."""
-    kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
-    server = 500
-    kind = "server_error" if status >= server else kinds.get(status, "invalid_request_error")
+    kind = KINDS.get(status, "invalid_request_error")
     line = " ".join(message.split())
     return {"error": {"message": line, "type": kind, "param": None, "code": None}}
+
+
+def checked_name(name: object) -> str:
+    """A session's name, which is also one of a file."""
+    if not isinstance(name, str) or not SESSION_NAME.fullmatch(name):
+        rule = "a session's name must be up to 64 letters, digits, dots, hyphens and underscores"
+        raise input_error(rule, repr(name), "use for example draft-1")
+    return name
