@@ -270,13 +270,9 @@ def serve(
         separator=separator.replace("\\n", "\n"),
         folder=sessions,
     )
-    Server(
-        service,
-        host=host,
-        port=port,
-        grace=grace,
-        on_start=lambda url: typer.echo(f"serving {run} at {url}/v1", err=True),
-    ).run()
+    server = Server(service, host=host, port=port, grace=grace)
+    typer.echo(f"serving {run} at {server.url}/v1", err=True)
+    server.run()
 
 
 def turns() -> Iterator[str]:

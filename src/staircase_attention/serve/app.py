@@ -7,10 +7,11 @@ over, the thread returns tokens, and nothing else is shared.
 import asyncio
 import hmac
 import json
+import logging
 import math
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -24,27 +25,18 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from staircase_attention.checks import InputError, check_integer, check_number, input_error
 from staircase_attention.files import parse_json
 from staircase_attention.generation import Finish, TokenStream
 from staircase_attention.generation.prompts import as_rows
 from staircase_attention.generation.stepper import Stepper
-from staircase_attention.serve.batching import Answer, Batch, News, Reading
-from staircase_attention.serve.protocol import (
-    Kind,
-    Limits,
-    RefusedError,
-    Wanted,
-    checked_name,
-    parse,
-    problem,
-)
+from staircase_attention.serve import protocol
+from staircase_attention.serve.batching import Answer, Batch, Reading
+from staircase_attention.serve.protocol import Limits, RefusedError, Wanted
 from staircase_attention.serve.sessions import Sessions
 from staircase_attention.training import LanguageModel
 
@@ -54,6 +46,7 @@ MOST_CLIENTS = 10_000
 # Seconds to end connections in, after the last answer has ended.
 LEEWAY = 5
 
+Endpoint = Callable[[Request], Awaitable[Response]]
 # Of an answer: its index, a piece of text, why that is the last one, and the session it is kept as.
 Piece = tuple[int, str, Finish | None, str | None]
 
@@ -83,18 +76,16 @@ class Metrics:
     """What `/metrics` shows."""
 
     def __init__(self, batch: Batch, sessions: Sessions) -> None:
-        self.registry = all_ = prometheus.CollectorRegistry()
-        labels = ["endpoint", "status"]
-        self.requests = prometheus.Counter("staircase_requests", "Requests.", labels, registry=all_)
-        self.tokens = prometheus.Counter(
-            "staircase_tokens", "Tokens read and made.", ["kind"], registry=all_
-        )
+        self.registry = shown = prometheus.CollectorRegistry()
+        names = ["endpoint", "status"]
+        self.requests = prometheus.Counter("staircase_requests", "Requests", names, registry=shown)
+        self.tokens = prometheus.Counter("staircase_tokens", "Tokens", ["kind"], registry=shown)
         self.first = prometheus.Histogram(
-            "staircase_first_token_seconds", "From request to first token.", registry=all_
+            "staircase_first_token_seconds", "From request to first token", registry=shown
         )
-        streams = prometheus.Gauge("staircase_streams", "Answers in the making.", registry=all_)
+        streams = prometheus.Gauge("staircase_streams", "Answers in the making", registry=shown)
         streams.set_function(lambda: batch.num_answers)
-        kept = prometheus.Gauge("staircase_sessions", "Sessions in memory.", registry=all_)
+        kept = prometheus.Gauge("staircase_sessions", "Sessions in memory", registry=shown)
         kept.set_function(lambda: len(sessions.by_name))
 
 
@@ -119,7 +110,9 @@ class Service:
         self.metrics = Metrics(self.batch, self.sessions)
         self.started = int(time.time())
         self.wake = asyncio.Event()
-        routes: dict[str, tuple[str, Callable[[Request], Any]]] = {
+        self.paid_until: dict[str, float] = {}
+        """Of each client, when the requests it has sent would have come at the rate."""
+        endpoints: dict[str, tuple[str, Endpoint]] = {
             "/health": ("GET", self.health),
             "/metrics": ("GET", self.show_metrics),
             "/v1/models": ("GET", self.models),
@@ -131,9 +124,11 @@ class Service:
             "/v1/sessions/{name}/fork": ("POST", self.fork),
         }
         self.app = Starlette(
-            routes=[Route(path, to, methods=how.split()) for path, (how, to) in routes.items()],
-            middleware=[Middleware(Guard, service=self)],
-            exception_handlers=dict.fromkeys((InputError, HTTPException, Exception), report),
+            routes=[
+                Route(path, self._guarded(endpoint), methods=methods.split())
+                for path, (methods, endpoint) in endpoints.items()
+            ],
+            exception_handlers={HTTPException: lambda _, error: report(error)},
             lifespan=self._lifespan,
         )
 
@@ -157,6 +152,46 @@ class Service:
             while self.batch.num_answers:
                 for answer, new in await loop.run_in_executor(thread, self.batch.work):
                     answer.news.put_nowait((answer.index, new))
+
+    def _guarded(self, endpoint: Endpoint) -> Endpoint:
+        """An endpoint that answers those who may ask, reports errors, and counts."""
+
+        async def guarded(request: Request) -> Response:
+            try:
+                if endpoint != self.health:
+                    self._check_client(request)
+                response = await endpoint(request)
+            except ClientDisconnect:
+                response = Response(status_code=499)
+            except Exception as error:
+                response = report(error)
+            self.metrics.requests.labels(endpoint.__name__, response.status_code).inc()
+            return response
+
+        return guarded
+
+    def _check_client(self, request: Request) -> None:
+        """Refuse who has no key, and who asks too often."""
+        key = request.headers.get("authorization", "").removeprefix("Bearer ")
+        # All keys are compared, so that time tells nothing.
+        known = [hmac.compare_digest(key.encode(), one) for one in self.api_keys]
+        if known and not any(known):
+            rule, received = (
+                "a request must have the server's API key",
+                "another" if key else "none",
+            )
+            raise RefusedError(401, rule, received, "send it as a bearer token")
+        if (rate := self.limits.rate) is None:
+            return
+        now, client = time.monotonic(), key if known else getattr(request.client, "host", "")
+        if len(self.paid_until) > MOST_CLIENTS:
+            self.paid_until = {one: at for one, at in self.paid_until.items() if at > now}
+        until = max(now, self.paid_until.get(client, now)) + MINUTE / rate
+        # The requests of a minute may come at once.
+        if (wait := until - now - MINUTE) > 1e-6:  # noqa: PLR2004
+            rule = f"a client may send {rate:g} requests per minute"
+            raise RefusedError(429, rule, "more", "wait", wait=wait)
+        self.paid_until[client] = until
 
     async def health(self, _: Request) -> Response:
         """Whether the server answers."""
@@ -193,7 +228,7 @@ class Service:
     async def fork(self, request: Request) -> Response:
         """The same session under a second name: neither changes with the other."""
         body = await self._json(request)
-        name = checked_name(body.get("id") if isinstance(body, dict) else body)
+        name = protocol.checked_name(body.get("id") if isinstance(body, dict) else body)
         session = self.sessions.find(request.path_params["name"])
         self.sessions.check_room(name)
         self.sessions.put(name, session.tokens)
@@ -207,10 +242,12 @@ class Service:
         """OpenAI's chat completions."""
         return await self._answer("chat", request)
 
-    async def _answer(self, kind: Kind, request: Request) -> Response:
+    async def _answer(self, kind: protocol.Kind, request: Request) -> Response:
         began, limits = time.monotonic(), self.limits
         body = await self._json(request)
-        wanted = parse(kind, body, model=self.name, separator=self.separator, limits=limits)
+        wanted = protocol.parse(
+            kind, body, model=self.name, separator=self.separator, limits=limits
+        )
         if wanted.returns_state:
             self.sessions.check_room(wanted.save_as)
         # To encode a long text takes a while.
@@ -218,7 +255,7 @@ class Service:
         answers = [answer for one in readings for answer in one.answers]
         if self.batch.num_answers + len(answers) > limits.num_streams:
             rule = f"at most {limits.num_streams} answers are made at the same time"
-            raise RefusedError(429, rule, "one more", "try again in a second")
+            raise RefusedError(429, rule, "one more", "try again in a second", wait=1)
         num_read = sum(len(one.unread) for one in readings)
         self.metrics.tokens.labels("read").inc(num_read)
         self.batch.readings.extend(readings)
@@ -244,7 +281,7 @@ class Service:
             if wanted.kind == "chat" and "stop_string" not in tokens.finished.values():
                 past = self.separator
         readings: list[Reading] = []
-        news: asyncio.Queue[News] = asyncio.Queue()
+        news: asyncio.Queue[Any] = asyncio.Queue()
         for prompt in wanted.prompts:
             new = self.language.encode(past + prompt) if isinstance(prompt, str) else [*prompt]
             unread = [*before, *new]
@@ -320,7 +357,7 @@ class Service:
             yield "data: [DONE]\n\n"
         # The status has been sent: only an event can tell.
         except Exception as error:
-            yield f"data: {json.dumps(problem(500, str(error)))}\n\n"
+            yield f"data: {json.dumps(protocol.problem(500, str(error)))}\n\n"
 
     async def _whole(self, job: Job, request: Request) -> dict[str, Any]:
         """All answers, complete, unless the client goes away."""
@@ -355,67 +392,19 @@ class Service:
             raise input_error("the body must be JSON", error, "check its quotes") from error
 
 
-class Guard:
-    """Lets requests through that have a key and keep to the rate, and counts all of them."""
-
-    def __init__(self, app: ASGIApp, service: Service) -> None:
-        self.app, self.service = app, service
-        # Of each client, when the requests it has sent would have come at the rate.
-        self.paid_until: dict[str, float] = {}
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request."""
-
-        async def counted(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                endpoint = getattr(scope.get("endpoint"), "__name__", "none")
-                self.service.metrics.requests.labels(endpoint, message["status"]).inc()
-            await send(message)
-
-        is_free = scope["type"] != "http" or scope["path"] == "/health"
-        refused = None if is_free else self._refused(Request(scope))
-        await (refused or self.app)(scope, receive, counted)
-
-    def _refused(self, request: Request) -> Response | None:
-        key = request.headers.get("authorization", "").removeprefix("Bearer ").encode()
-        # All keys are compared, so that time tells nothing.
-        known = [hmac.compare_digest(key, one) for one in self.service.api_keys]
-        if known and not any(known):
-            received, remedy = "another" if key else "none", "send it as a bearer token"
-            rule = "a request must have the server's API key"
-            return report(request, RefusedError(401, rule, received, remedy))
-        rate = self.service.limits.rate
-        host = request.client.host if request.client else ""
-        if rate and (wait := self._wait(key.decode(errors="replace") if known else host, rate)):
-            rule = f"a client may send {rate:g} requests per minute"
-            response = report(request, RefusedError(429, rule, "more", f"wait {wait:.0f} s"))
-            response.headers["Retry-After"] = str(math.ceil(wait))
-            return response
-        return None
-
-    def _wait(self, client: str, rate: float) -> float:
-        """Seconds until a client may send its next request: 0 if it may now, which then counts."""
-        now = time.monotonic()
-        if len(self.paid_until) > MOST_CLIENTS:
-            self.paid_until = {one: at for one, at in self.paid_until.items() if at > now}
-        until = max(now, self.paid_until.get(client, now)) + MINUTE / rate
-        # The requests of a minute may come at once.
-        if until - now > MINUTE + 1e-6:
-            return until - now - MINUTE
-        self.paid_until[client] = until
-        return 0.0
-
-
-def report(_: Request, error: Exception) -> Response:
+def report(error: Exception) -> Response:
     """An error as OpenAI's clients expect it."""
-    status, message = 500, "the server failed; its log tells why"
+    status, message, headers = 500, "the server failed; its log tells why", {}
     if isinstance(error, HTTPException):
         status = error.status_code
         message = f"a request must have a known path and method, got {error.detail}; check both"
     elif isinstance(error, InputError):
         status, message = getattr(error, "status", 400), str(error)
-    headers = {"Retry-After": "1"} if status == 429 else {}  # noqa: PLR2004
-    return JSONResponse(problem(status, message), status, headers)
+    else:
+        logging.getLogger(__name__).error("a request failed", exc_info=error)
+    if wait := getattr(error, "wait", None):
+        headers["Retry-After"] = str(math.ceil(wait))
+    return JSONResponse(protocol.problem(status, message), status, headers)
 
 
 class Server(uvicorn.Server):
@@ -428,11 +417,10 @@ class Server(uvicorn.Server):
         host: str = "127.0.0.1",
         port: int = 8000,
         grace: float = 10.0,
-        on_start: Callable[[str], object] = lambda url: None,
     ) -> None:
         check_integer("port", port, minimum=0, maximum=65535, example=8000)
         check_number("grace", grace, minimum=0, example=10)
-        self.service, self.grace, self.on_start = service, grace, on_start
+        self.service, self.grace = service, grace
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             self.socket = socket.create_server((host, port), family=family)
@@ -441,15 +429,13 @@ class Server(uvicorn.Server):
             raise input_error(rule, f"{host}:{port} ({error})", "choose another --port") from error
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{self.socket.getsockname()[1]}"
         timeout = math.ceil(grace) + LEEWAY
-        config = {"log_config": None, "access_log": False, "server_header": False}
         super().__init__(
-            uvicorn.Config(service.app, timeout_graceful_shutdown=timeout, **config)  # type: ignore[arg-type]
+            uvicorn.Config(service.app, log_config=None, timeout_graceful_shutdown=timeout)
         )
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn, on the own socket; then tell."""
-        await super().startup(sockets or [self.socket])
-        self.on_start(self.url)
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until SIGINT, SIGTERM or `handle_exit`."""
+        super().run(sockets or [self.socket])
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """As uvicorn, and cut answers short that last longer than the grace."""

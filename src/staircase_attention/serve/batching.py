@@ -1,9 +1,9 @@
 """Continuous batching: answers come and go as rows of one state, which one stepper takes on.
 
-Prompts are read in pieces, one after another, each by itself; between two pieces every other row
-gets a token. A row joins where it is at the same place of the timetable's period as the others: at
-once in Ladders and other token-wise models, else after at most a chunk, its first token being made
-by then. What a row gets depends on its own tokens and draws alone, never on the rows beside it.
+Prompts are read in pieces, each by itself; between two pieces every row gets a token. A row joins
+where it is at the same place of the timetable's period as the others: at once in Ladders and other
+token-wise models, else after at most a chunk, its first token being made by then. What a row gets
+depends on its own tokens and draws alone, never on the rows beside it.
 """
 
 import logging
@@ -21,8 +21,14 @@ from torch import Tensor
 from staircase_attention.generation import NewToken, SamplingConfig, TokenStream
 from staircase_attention.generation.prompts import period_of
 from staircase_attention.generation.sampling import choose_by, uniform
-from staircase_attention.generation.stepper import Model, ModelState, Stepper, accelerate, inference
-from staircase_attention.generation.stepper import feed as run_model
+from staircase_attention.generation.stepper import (
+    Model,
+    ModelState,
+    Stepper,
+    accelerate,
+    feed,
+    inference,
+)
 from staircase_attention.models import State
 from staircase_attention.serve.protocol import RefusedError
 
@@ -30,9 +36,6 @@ from staircase_attention.serve.protocol import RefusedError
 PIECE = 128
 # Seconds for which rounds are made before their tokens are sent.
 SLICE = 0.005
-
-# What happens to the answer of an index: a token, or why there will be none.
-News = tuple[int, NewToken | Exception]
 
 
 @dataclass(kw_only=True, eq=False, slots=True)
@@ -45,8 +48,8 @@ class Answer:
     """A stream of one row. While that row is in the batch, so is its state."""
     wants_state: bool
     """Whether the state is needed at the end."""
-    news: "Queue[News]"
-    """Of its request; only the thread of the event loop uses it."""
+    news: "Queue[tuple[int, NewToken | Exception]]"
+    """Its tokens, or why there are none; one for all answers of a request."""
     is_gone: bool = False
     """Whether nobody waits for it any more."""
 
@@ -70,8 +73,7 @@ class Batch:
 
     def __init__(self, model: Model) -> None:
         accelerate(model)
-        self.model = model
-        self.period = period_of(model)
+        self.model, self.period = model, period_of(model)
         self.readings: deque[Reading] = deque()
         self.ready: list[Answer] = []
         """Answers with a first token, which wait for their place of the period."""
@@ -79,10 +81,10 @@ class Batch:
         """The rows of the stepper."""
         self.stepper: Stepper | None = None
         self.phase = 0
-        """The place of a period at which the stepper is."""
+        """The place of the period at which the stepper is."""
         self.deadline = math.inf
         """When, by `time.monotonic`, all answers are cut short."""
-        self.news: list[tuple[Answer, NewToken | Exception]] = []
+        self._news: list[tuple[Answer, NewToken | Exception]] = []
 
     @property
     def num_answers(self) -> int:
@@ -100,16 +102,17 @@ class Batch:
             # A fault in one round must not be the end of all later ones.
             except Exception as error:
                 logging.getLogger(__name__).exception("a round failed")
-                self._end_all(error)
+                self._fail([*self._unread(), *self.ready, *self.rows], error)
+                self.ready, self.rows, self.stepper = [], [], None
             if time.monotonic() > end:
                 break
-        news, self.news = self.news, []
+        news, self._news = self._news, []
         return news
 
     def _round(self) -> None:
         """A piece of the prompts, then one token for every row."""
         if time.monotonic() > self.deadline:
-            self._end_all(None)
+            self._cut()
         self._read()
         self._admit()
         self._let_go()
@@ -124,49 +127,49 @@ class Batch:
         """Read on in prompts; an answer gets its first token with its prompt's last."""
         budget = PIECE
         while self.readings and budget > 0:
-            # Taken by turns, so that a short prompt does not wait for a long one.
             one = self.readings[0]
             one.answers = [answer for answer in one.answers if not answer.is_gone]
             piece, one.unread = one.unread[:PIECE], one.unread[PIECE:]
             budget -= len(piece)
             try:
                 if one.answers:
-                    logits, one.state = run_model(self.model, torch.tensor([piece]), one.state)
-            # Only a state from elsewhere can be wrong here, and only its own answers suffer.
+                    logits, one.state = feed(self.model, torch.tensor([piece]), one.state)
+            # Only a session from elsewhere can be wrong here, and only its own answers suffer.
             except Exception as error:
                 self._fail(one.answers, error)
                 one.answers = []
             if one.answers and one.unread:
+                # By turns, so that a short prompt does not wait for a long one.
                 self.readings.rotate(-1)
                 continue
             self.readings.popleft()
             for answer in one.answers:
                 answer.tokens.stepper = Stepper(self.model, one.state)
-            if one.answers:
-                self._extend(one.answers, logits[:, -1].expand(len(one.answers), -1))
-            self.ready += [answer for answer in one.answers if not answer.is_over]
+                self._extend([answer], logits[:, -1])
+            self.ready += one.answers
 
     def _admit(self) -> None:
         """Let answers join that are at the same place of a period as the rows."""
+        self.ready = [answer for answer in self.ready if not answer.is_over]
         if self.ready and self.stepper is None:
             self.phase = self._phase(self.ready[0])
-        joining = [one for one in self.ready if not one.is_over and self._phase(one) == self.phase]
-        self.ready = [one for one in self.ready if not one.is_over and one not in joining]
-        together: Stepper | None = None
-        for answer in joining:
-            if together is None:
-                together = Stepper(self.model, answer.tokens.stepper.state, grows=True)
-            else:
-                together.add(answer.tokens.stepper.state)
-        if together is not None and self.stepper is not None:
-            self.stepper.add(together.state)
-        elif together is not None:
+        joining = [answer for answer in self.ready if self._phase(answer) == self.phase]
+        if not joining:
+            return
+        self.ready = [answer for answer in self.ready if answer not in joining]
+        # First with one another: to join the rows copies all of them.
+        first, *others = (answer.tokens.stepper.state for answer in joining)
+        together = Stepper(self.model, first, grows=True)
+        for state in others:
+            together.add(state)
+        if self.stepper is None:
             self.stepper = together
+        else:
+            self.stepper.add(together.state)
+        self.rows += joining
         for answer in joining:
-            assert self.stepper is not None
             # Its own state would be held in vain.
             answer.tokens.stepper = self.stepper
-        self.rows += joining
 
     def _phase(self, answer: Answer) -> int:
         state = answer.tokens.stepper.state
@@ -179,36 +182,34 @@ class Batch:
             groups.setdefault(replace(answer.tokens.sampling, seed=0), []).append(place)
         for config, places in groups.items():
             streams = [answers[place].tokens for place in places]
+            rows = [one.rows[0] for one in streams]
             draws = [
-                uniform(seed=one.sampling.seed, row=one.rows[0], count=one.num_made)
-                for one in streams
+                uniform(seed=one.sampling.seed, row=row, count=one.num_made)
+                for one, row in zip(streams, rows, strict=True)
             ]
             recent = [one.recent[0] for one in streams]
-            rows = [one.rows[0] for one in streams]
             try:
                 found = choose_by(draws, config, logits[places], recent, rows=rows)
             except ValueError as error:
-                # Logits that are not finite, of a state from elsewhere: whose are they?
-                if len(places) > 1:
-                    for place in places:
-                        self._extend([answers[place]], logits[place : place + 1])
-                else:
+                # Logits that are not finite, of a session from elsewhere: whose are they?
+                if len(places) == 1:
                     self._fail([answers[places[0]]], error)
+                for place in places if len(places) > 1 else ():
+                    self._extend([answers[place]], logits[place : place + 1])
                 continue
             for place, token, logprob in zip(places, *(one.split(1) for one in found), strict=True):
                 stream = answers[place].tokens
                 assert stream.decode is not None
                 stream.add(token, logprob, [stream.decode(token.tolist())])
-                self.news.append((answers[place], stream.waiting.popleft()))
+                self._news.append((answers[place], stream.waiting.popleft()))
 
     def _let_go(self) -> None:
-        """Drop the rows of answers that are over, with their states if these are wanted."""
+        """Drop the rows of answers that are over, after taking their states where wanted."""
         staying = [place for place, answer in enumerate(self.rows) if not answer.is_over]
-        if len(staying) == len(self.rows):
+        if self.stepper is None or len(staying) == len(self.rows):
             return
-        assert self.stepper is not None
         for place, answer in enumerate(self.rows):
-            if answer.is_over and answer.wants_state and not answer.is_gone:
+            if answer.wants_state and place not in staying and not answer.is_gone:
                 state = self.stepper.state.select([place])
                 answer.tokens.stepper = Stepper(self.model, state)
         self.rows = [self.rows[place] for place in staying]
@@ -217,30 +218,25 @@ class Batch:
         else:
             self.stepper = None
 
-    def _end_all(self, error: Exception | None) -> None:
-        """End every answer: by an error, or cut short with its state as it is."""
+    def _cut(self) -> None:
+        """End every answer with what it has; those without a token fail."""
         for answer in (*self.ready, *self.rows):
-            if error is None and not answer.is_over:
-                row = answer.tokens.rows[0]
-                answer.tokens.finished[row] = "max_tokens"
-                last = int(answer.tokens.pending[0])
-                new = NewToken(row=row, token=last, logprob=0.0, finish="max_tokens")
-                self.news.append((answer, new))
-        unread: list[Answer] = []
+            tokens, why = answer.tokens, "max_tokens"
+            tokens.finished[tokens.rows[0]] = why
+            last = int(tokens.pending[0])
+            new = NewToken(row=tokens.rows[0], token=last, logprob=0.0, finish=why)
+            self._news.append((answer, new))
+        rule = "a request must come before the server stops"
+        self._fail(self._unread(), RefusedError(503, rule, "one after that", "try again"))
+
+    def _unread(self) -> list[Answer]:
+        """The answers of all prompts that are being read, which are dropped."""
+        found: list[Answer] = []
         while self.readings:
-            unread += self.readings.popleft().answers
-        if error is None:
-            self._let_go()
-            self._fail(
-                unread,
-                RefusedError(503, "a server must run to answer", "one that stops", "try again"),
-            )
-        else:
-            self._fail([*unread, *self.ready, *self.rows], error)
-            self.rows, self.stepper = [], None
-        self.ready = []
+            found += self.readings.popleft().answers
+        return found
 
     def _fail(self, answers: Sequence[Answer], error: Exception) -> None:
         for answer in answers:
             answer.is_gone = True
-            self.news.append((answer, error))
+            self._news.append((answer, error))

@@ -49,9 +49,11 @@ KINDS |= {500: "server_error", 503: "server_error"}
 class RefusedError(InputError):
     """A request that is refused with another status than 400."""
 
-    def __init__(self, status: int, rule: str, received: object, remedy: str) -> None:
+    def __init__(
+        self, status: int, rule: str, received: object, remedy: str, *, wait: float = 0.0
+    ) -> None:
         super().__init__(str(input_error(rule, received, remedy)))
-        self.status = status
+        self.status, self.wait = status, wait
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
