@@ -312,7 +312,7 @@ def test_keys_rates_and_metrics():
         status, headers, content = call(server, "/metrics", key="two")
         assert headers["Content-Type"].startswith("text/plain")
         lines = content.decode().splitlines()
-        assert 'staircase_requests_total{endpoint="models",status="401"} 4.0' in lines
+        assert 'staircase_requests_total{endpoint="/v1/models",status="401"} 4.0' in lines
         assert 'staircase_tokens_total{kind="read"} 2.0' in lines
         assert "staircase_first_token_seconds_count 1.0" in lines
 

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -35,7 +36,7 @@ from staircase_attention.generation import Finish, TokenStream
 from staircase_attention.generation.prompts import as_rows
 from staircase_attention.generation.stepper import Stepper
 from staircase_attention.serve import protocol
-from staircase_attention.serve.batching import Answer, Batch, Reading
+from staircase_attention.serve.batching import Answer, Batch
 from staircase_attention.serve.protocol import Limits, RefusedError, Wanted
 from staircase_attention.serve.sessions import Sessions
 from staircase_attention.training import LanguageModel
@@ -59,17 +60,16 @@ class Job:
     answers: Sequence[Answer]
     num_read: int
     """Tokens of all prompts."""
+    num_before: int
+    """Tokens that the sessions they continue had made."""
     began: float
 
     @property
     def usage(self) -> dict[str, int]:
         """Tokens read and made."""
-        # An answer may continue one that had made tokens before.
-        limits = [answer.tokens.max_tokens or 0 for answer in self.answers]
-        befores = [limit - self.wanted.max_tokens for limit in limits]
-        made = sum(answer.tokens.num_made for answer in self.answers) - sum(befores)
-        total = self.num_read + made
-        return {"prompt_tokens": self.num_read, "completion_tokens": made, "total_tokens": total}
+        read, made = self.num_read, sum(answer.tokens.num_made for answer in self.answers)
+        made -= self.num_before
+        return {"prompt_tokens": read, "completion_tokens": made, "total_tokens": read + made}
 
 
 class Metrics:
@@ -106,7 +106,9 @@ class Service:
         self.limits = Limits() if limits is None else limits
         self.api_keys = [key.encode() for key in api_keys]
         self.batch = Batch(language.model)
-        self.sessions = Sessions(most=self.limits.num_sessions, folder=folder)
+        self.sessions = Sessions(
+            language.model, language.decode, most=self.limits.num_sessions, folder=folder
+        )
         self.metrics = Metrics(self.batch, self.sessions)
         self.started = int(time.time())
         self.wake = asyncio.Event()
@@ -117,15 +119,15 @@ class Service:
             "/metrics": ("GET", self.show_metrics),
             "/v1/models": ("GET", self.models),
             "/v1/models/{name:path}": ("GET", self.models),
-            "/v1/completions": ("POST", self.completions),
-            "/v1/chat/completions": ("POST", self.chat),
+            "/v1/completions": ("POST", partial(self.answer, "completions")),
+            "/v1/chat/completions": ("POST", partial(self.answer, "chat")),
             "/v1/sessions": ("GET", self.list_sessions),
             "/v1/sessions/{name}": ("GET DELETE", self.session),
             "/v1/sessions/{name}/fork": ("POST", self.fork),
         }
         self.app = Starlette(
             routes=[
-                Route(path, self._guarded(endpoint), methods=methods.split())
+                Route(path, self._guarded(path, endpoint), methods=methods.split())
                 for path, (methods, endpoint) in endpoints.items()
             ],
             exception_handlers={HTTPException: lambda _, error: report(error)},
@@ -134,8 +136,7 @@ class Service:
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        """Load sessions; make tokens; save sessions."""
-        await run_in_threadpool(self.sessions.load, self.language.model, self.language.decode)
+        """Make tokens; save sessions."""
         # One thread: PyTorch's own threads belong to the one that calls it.
         with ThreadPoolExecutor(1) as thread:
             making = asyncio.create_task(self._make(thread))
@@ -153,19 +154,19 @@ class Service:
                 for answer, new in await loop.run_in_executor(thread, self.batch.work):
                     answer.news.put_nowait((answer.index, new))
 
-    def _guarded(self, endpoint: Endpoint) -> Endpoint:
+    def _guarded(self, path: str, endpoint: Endpoint) -> Endpoint:
         """An endpoint that answers those who may ask, reports errors, and counts."""
 
         async def guarded(request: Request) -> Response:
             try:
-                if endpoint != self.health:
+                if path != "/health":
                     self._check_client(request)
                 response = await endpoint(request)
             except ClientDisconnect:
                 response = Response(status_code=499)
             except Exception as error:
                 response = report(error)
-            self.metrics.requests.labels(endpoint.__name__, response.status_code).inc()
+            self.metrics.requests.labels(path, response.status_code).inc()
             return response
 
         return guarded
@@ -234,39 +235,35 @@ class Service:
         self.sessions.put(name, session.tokens)
         return JSONResponse(self.sessions.find(name).described(name), 201)
 
-    async def completions(self, request: Request) -> Response:
-        """OpenAI's completions."""
-        return await self._answer("completions", request)
-
-    async def chat(self, request: Request) -> Response:
-        """OpenAI's chat completions."""
-        return await self._answer("chat", request)
-
-    async def _answer(self, kind: protocol.Kind, request: Request) -> Response:
+    async def answer(self, kind: protocol.Kind, request: Request) -> Response:
+        """OpenAI's completions, and chat completions."""
         began, limits = time.monotonic(), self.limits
-        body = await self._json(request)
-        wanted = protocol.parse(
-            kind, body, model=self.name, separator=self.separator, limits=limits
-        )
+        body, name = await self._json(request), self.name
+        wanted = protocol.parse(kind, body, model=name, separator=self.separator, limits=limits)
         if wanted.returns_state:
             self.sessions.check_room(wanted.save_as)
         # To encode a long text takes a while.
-        readings = await run_in_threadpool(self._readings, wanted)
-        answers = [answer for one in readings for answer in one.answers]
+        reading = await run_in_threadpool(self._answers, wanted)
+        answers = [answer for one in reading for answer in one.all]
         if self.batch.num_answers + len(answers) > limits.num_streams:
             rule = f"at most {limits.num_streams} answers are made at the same time"
             raise RefusedError(429, rule, "one more", "try again in a second", wait=1)
-        num_read = sum(len(one.unread) for one in readings)
-        self.metrics.tokens.labels("read").inc(num_read)
-        self.batch.readings.extend(readings)
+        job = Job(
+            wanted=wanted,
+            answers=answers,
+            num_read=sum(len(one.unread) for one in reading),
+            num_before=sum(answer.tokens.num_made for answer in answers),
+            began=began,
+        )
+        self.metrics.tokens.labels("read").inc(job.num_read)
+        self.batch.reading.extend(reading)
         self.wake.set()
-        job = Job(wanted=wanted, answers=answers, num_read=num_read, began=began)
         if wanted.is_streamed:
             return StreamingResponse(self._events(job), media_type="text/event-stream")
         return JSONResponse(await self._whole(job, request))
 
-    def _readings(self, wanted: Wanted) -> list[Reading]:
-        """The prompts as tokens, each with its answers."""
+    def _answers(self, wanted: Wanted) -> list[Answer]:
+        """The first answer to each prompt, with the others as its copies."""
         model, end = self.language.model, self.language.tokeniser.end_symbol
         stop_tokens = () if end is None else (end,)
         # In training a document follows the end of another.
@@ -280,37 +277,38 @@ class Service:
             state, num_made = tokens.stepper.state, tokens.num_made
             if wanted.kind == "chat" and "stop_string" not in tokens.finished.values():
                 past = self.separator
-        readings: list[Reading] = []
+        found: list[Answer] = []
         news: asyncio.Queue[Any] = asyncio.Queue()
-        for prompt in wanted.prompts:
+        for number, prompt in enumerate(wanted.prompts):
             new = self.language.encode(past + prompt) if isinstance(prompt, str) else [*prompt]
-            unread = [*before, *new]
-            as_rows([unread], vocab_size=model.vocab_size, start_token=None)
+            as_rows([[*before, *new]], vocab_size=model.vocab_size, start_token=None)
             if len(new) > self.limits.prompt_tokens:
                 rule = f"a prompt must have at most {self.limits.prompt_tokens:,} tokens"
                 raise input_error(rule, f"{len(new):,}", "send it in parts, with return_state")
-            streams = [
-                TokenStream(
-                    stepper=Stepper(model, state),
-                    rows=(number,),
-                    pending=torch.tensor(unread[-1:]),
-                    recent=[[*recent, *new]],
-                    sampling=wanted.sampling,
-                    max_tokens=num_made + wanted.max_tokens,
-                    stop_tokens=stop_tokens,
-                    decode=self.language.decode,
-                    stop_strings=wanted.stop_strings,
-                    num_made=num_made,
+            first, *copies = (
+                Answer(
+                    index=number * wanted.num_choices + row,
+                    tokens=TokenStream(
+                        stepper=Stepper(model, state),
+                        rows=(row,),
+                        pending=torch.tensor([*before, *new][-1:]),
+                        recent=[[*recent, *new]],
+                        sampling=wanted.sampling,
+                        max_tokens=num_made + wanted.max_tokens,
+                        stop_tokens=stop_tokens,
+                        decode=self.language.decode,
+                        stop_strings=wanted.stop_strings,
+                        num_made=num_made,
+                    ),
+                    unread=[*before, *new],
+                    wants_state=wanted.returns_state,
+                    news=news,
                 )
-                for number in range(wanted.num_choices)
-            ]
-            first, keeps = len(readings) * len(streams), wanted.returns_state
-            answers = [
-                Answer(index=first + number, tokens=stream, wants_state=keeps, news=news)
-                for number, stream in enumerate(streams)
-            ]
-            readings.append(Reading(unread=unread, state=state, answers=answers))
-        return readings
+                for row in range(wanted.num_choices)
+            )
+            first.copies = copies
+            found.append(first)
+        return found
 
     async def _pieces(self, job: Job) -> AsyncIterator[Piece]:
         """Text as it is made."""

@@ -12,7 +12,7 @@ import time
 from asyncio import Queue
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Float
@@ -23,7 +23,6 @@ from staircase_attention.generation.prompts import period_of
 from staircase_attention.generation.sampling import choose_by, uniform
 from staircase_attention.generation.stepper import (
     Model,
-    ModelState,
     Stepper,
     accelerate,
     feed,
@@ -38,6 +37,10 @@ PIECE = 128
 SLICE = 0.005
 
 
+# A token of an answer, or why there will be none.
+News = NewToken | Exception
+
+
 @dataclass(kw_only=True, eq=False, slots=True)
 class Answer:
     """One answer in the making."""
@@ -46,10 +49,14 @@ class Answer:
     """Its number in its request."""
     tokens: TokenStream
     """A stream of one row. While that row is in the batch, so is its state."""
+    unread: list[int]
+    """What is left of its prompt."""
+    copies: "list[Answer]" = field(default_factory=list)
+    """Other answers to the same prompt, which is read once."""
     wants_state: bool
     """Whether the state is needed at the end."""
-    news: "Queue[tuple[int, NewToken | Exception]]"
-    """Its tokens, or why there are none; one for all answers of a request."""
+    news: "Queue[tuple[int, News]]"
+    """One for all answers of a request."""
     is_gone: bool = False
     """Whether nobody waits for it any more."""
 
@@ -58,23 +65,20 @@ class Answer:
         """Whether no further token is wanted."""
         return self.is_gone or bool(self.tokens.finished)
 
-
-@dataclass(kw_only=True, eq=False, slots=True)
-class Reading:
-    """A prompt that is being read, for one answer or for several."""
-
-    unread: list[int]
-    state: ModelState
-    answers: list[Answer]
+    @property
+    def all(self) -> "list[Answer]":
+        """It and its copies."""
+        return [self, *self.copies]
 
 
 class Batch:
-    """All answers in the making. One thread calls `work`; others may add to `readings`."""
+    """All answers in the making. One thread calls `work`; others may add to `reading`."""
 
     def __init__(self, model: Model) -> None:
         accelerate(model)
         self.model, self.period = model, period_of(model)
-        self.readings: deque[Reading] = deque()
+        self.reading: deque[Answer] = deque()
+        """Answers whose prompts are being read."""
         self.ready: list[Answer] = []
         """Answers with a first token, which wait for their place of the period."""
         self.rows: list[Answer] = []
@@ -84,15 +88,15 @@ class Batch:
         """The place of the period at which the stepper is."""
         self.deadline = math.inf
         """When, by `time.monotonic`, all answers are cut short."""
-        self._news: list[tuple[Answer, NewToken | Exception]] = []
+        self._news: list[tuple[Answer, News]] = []
 
     @property
     def num_answers(self) -> int:
-        """Answers in the making."""
-        reading = sum(len(one.answers) for one in tuple(self.readings))
+        """Answers in the making; while one moves on it may count twice, but never not at all."""
+        reading = sum(len(answer.all) for answer in tuple(self.reading))
         return reading + len(self.ready) + len(self.rows)
 
-    def work(self) -> list[tuple[Answer, NewToken | Exception]]:
+    def work(self) -> list[tuple[Answer, News]]:
         """Make rounds for a few milliseconds, one at least; gives the tokens that were made."""
         end = time.monotonic() + SLICE
         while self.num_answers:
@@ -126,27 +130,26 @@ class Batch:
     def _read(self) -> None:
         """Read on in prompts; an answer gets its first token with its prompt's last."""
         budget = PIECE
-        while self.readings and budget > 0:
-            one = self.readings[0]
-            one.answers = [answer for answer in one.answers if not answer.is_gone]
+        while self.reading and budget > 0:
+            one = self.reading[0]
             piece, one.unread = one.unread[:PIECE], one.unread[PIECE:]
             budget -= len(piece)
             try:
-                if one.answers:
-                    logits, one.state = feed(self.model, torch.tensor([piece]), one.state)
+                logits, state = feed(self.model, torch.tensor([piece]), one.tokens.stepper.state)
+                for answer in one.all:
+                    answer.tokens.stepper = Stepper(self.model, state)
             # Only a session from elsewhere can be wrong here, and only its own answers suffer.
             except Exception as error:
-                self._fail(one.answers, error)
-                one.answers = []
-            if one.answers and one.unread:
+                self._fail(one.all, error)
+            if one.unread and not all(answer.is_gone for answer in one.all):
                 # By turns, so that a short prompt does not wait for a long one.
-                self.readings.rotate(-1)
+                self.reading.rotate(-1)
                 continue
-            self.readings.popleft()
-            for answer in one.answers:
-                answer.tokens.stepper = Stepper(self.model, one.state)
-                self._extend([answer], logits[:, -1])
-            self.ready += one.answers
+            for answer in one.all:
+                if not answer.is_gone:
+                    self._extend([answer], logits[:, -1])
+            self.ready += one.all
+            self.reading.popleft()
 
     def _admit(self) -> None:
         """Let answers join that are at the same place of a period as the rows."""
@@ -156,7 +159,6 @@ class Batch:
         joining = [answer for answer in self.ready if self._phase(answer) == self.phase]
         if not joining:
             return
-        self.ready = [answer for answer in self.ready if answer not in joining]
         # First with one another: to join the rows copies all of them.
         first, *others = (answer.tokens.stepper.state for answer in joining)
         together = Stepper(self.model, first, grows=True)
@@ -167,6 +169,7 @@ class Batch:
         else:
             self.stepper.add(together.state)
         self.rows += joining
+        self.ready = [answer for answer in self.ready if answer not in joining]
         for answer in joining:
             # Its own state would be held in vain.
             answer.tokens.stepper = self.stepper
@@ -230,10 +233,10 @@ class Batch:
         self._fail(self._unread(), RefusedError(503, rule, "one after that", "try again"))
 
     def _unread(self) -> list[Answer]:
-        """The answers of all prompts that are being read, which are dropped."""
+        """The answers whose prompts are being read, which are dropped."""
         found: list[Answer] = []
-        while self.readings:
-            found += self.readings.popleft().answers
+        while self.reading:
+            found += self.reading.popleft().all
         return found
 
     def _fail(self, answers: Sequence[Answer], error: Exception) -> None:

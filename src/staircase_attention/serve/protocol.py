@@ -143,18 +143,18 @@ def parse(kind: Kind, body: object, *, model: str, separator: str, limits: Limit
     wanted = given.get("max_completion_tokens", given.get("max_tokens", min(default, most)))
     check_integer("max_tokens", wanted, minimum=1, maximum=most, example=16)
     options = given.get("stream_options", {})
-    prompts, stops = _prompts(given.get("prompt", "")), as_stop_strings(_list(given.get("stop")))
+    prompts, stop = _prompts(given.get("prompt", "")), given.get("stop", [])
+    stops = as_stop_strings(stop if isinstance(stop, str | list) else [stop])
     if kind == "chat":
         # A turn ends with the separator, as in the corpus, whoever says it.
         prompts = ["".join(turn + separator for turn in _turns(given.get("messages")))]
         stops = (*stops, separator)
     returned = given.get("return_state", False)
-    is_single = len(prompts) * num_choices == 1
-    if isinstance(returned, str) and not is_single:
-        rule = "return_state must be true or false where there are several answers"
-        raise input_error(rule, repr(returned), "use true")
     if not isinstance(returned, bool):
         checked_name(returned)
+        if len(prompts) * num_choices > 1:
+            rule = "return_state must be true or false where there are several answers"
+            raise input_error(rule, repr(returned), "use true")
     return Wanted(
         kind=kind,
         model=model,
@@ -172,12 +172,6 @@ def parse(kind: Kind, body: object, *, model: str, separator: str, limits: Limit
         returns_state=bool(returned),
         save_as=returned if isinstance(returned, str) else None,
     )
-
-
-def _list(value: object) -> list[Any]:
-    if value is None:
-        return []
-    return value if isinstance(value, list) else [value]
 
 
 def _prompts(prompt: object) -> list[str | list[int]]:

@@ -48,33 +48,39 @@ class Session:
 class Sessions:
     """All sessions, in memory; those of a folder are loaded at the start and saved at the end."""
 
-    def __init__(self, *, most: int, folder: Path | None = None) -> None:
+    def __init__(
+        self, model: Model, decode: Decode, *, most: int, folder: Path | None = None
+    ) -> None:
         self.most, self.folder = most, folder
         self.by_name: dict[str, Session] = {}
-        self._lock = ExitStack()
-
-    def load(self, model: Model, decode: Decode) -> None:
-        """Read the sessions of the folder; one that cannot be used is reported and left there."""
-        if self.folder is None:
+        if folder is None:
             return
-        make_folder(self.folder)
-        self._lock.enter_context(locked(self.folder))
-        for path in sorted(self.folder.glob(f"*{SUFFIX}")):
+        make_folder(folder)
+        self._lock = ExitStack()
+        self._lock.enter_context(locked(folder))
+        for path in sorted(folder.glob(f"*{SUFFIX}")):
+            # One that cannot be used is reported, and left where it is.
             try:
+                name, created = checked_name(path.name.removesuffix(SUFFIX)), path.stat().st_mtime
                 tokens = load_stream(path, model, decode=decode)
                 if len(tokens.rows) != 1:
                     raise input_error("a session has one row", len(tokens.rows), "save one row")
-                created = int(path.stat().st_mtime)
-                name = checked_name(path.name.removesuffix(SUFFIX))
-                self.by_name[name] = Session(tokens=tokens, created=created, is_on_disk=True)
             except (ValueError, OSError) as error:
                 LOG.warning("a session is left out: %s", error)
+                continue
+            self.by_name[name] = Session(tokens=tokens, created=int(created), is_on_disk=True)
 
     def save(self) -> None:
-        """Write what the folder does not have yet."""
+        """Write what the folder does not have yet, and leave the folder."""
+        if self.folder is None:
+            return
         for name, session in self.by_name.items():
-            if self.folder is not None and not session.is_on_disk:
-                save_stream(session.tokens, self.folder / f"{name}{SUFFIX}")
+            try:
+                if not session.is_on_disk:
+                    save_stream(session.tokens, self.folder / f"{name}{SUFFIX}")
+            # A disk may be full; the others may be smaller.
+            except (ValueError, OSError) as error:
+                LOG.error("session %s is lost: %s", name, error)
         self._lock.close()
 
     def find(self, name: object) -> Session:
