@@ -236,6 +236,7 @@ def test_a_server_that_stops_cuts_answers_short_and_keeps_their_states(tmp_path)
         ({"model": "large"}, "model must be one of small, got 'large'; use"),
         ({"promt": "x"}, "got 'promt'; did you mean 'prompt'?"),
         ({"prompt": {"a": 1}}, "prompt must be a text, a list of token ids"),
+        ({"prompt": "\ud800"}, "text must be Unicode"),
         ({"prompt": [1, 999]}, "token ids must be from 0 to vocab_size - 1 = 127"),
         ({"prompt": "x" * 51}, "a prompt must have at most 50 tokens, got 51"),
         ({"max_tokens": 0}, "max_tokens must be an integer from 1 to 100, got 0"),

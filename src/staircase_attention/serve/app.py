@@ -48,8 +48,6 @@ MOST_CLIENTS = 10_000
 LEEWAY = 5
 
 Endpoint = Callable[[Request], Awaitable[Response]]
-# Of an answer: its index, a piece of text, why that is the last one, and the session it is kept as.
-Piece = tuple[int, str, Finish | None, str | None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,7 +119,7 @@ class Service:
             "/v1/models/{name:path}": ("GET", self.models),
             "/v1/completions": ("POST", partial(self.answer, "completions")),
             "/v1/chat/completions": ("POST", partial(self.answer, "chat")),
-            "/v1/sessions": ("GET", self.list_sessions),
+            "/v1/sessions": ("GET", self.session),
             "/v1/sessions/{name}": ("GET DELETE", self.session),
             "/v1/sessions/{name}/fork": ("POST", self.fork),
         }
@@ -177,11 +175,8 @@ class Service:
         # All keys are compared, so that time tells nothing.
         known = [hmac.compare_digest(key.encode(), one) for one in self.api_keys]
         if known and not any(known):
-            rule, received = (
-                "a request must have the server's API key",
-                "another" if key else "none",
-            )
-            raise RefusedError(401, rule, received, "send it as a bearer token")
+            rule, remedy = "a request must have the server's API key", "send it as a bearer token"
+            raise RefusedError(401, rule, "another" if key else "none", remedy)
         if (rate := self.limits.rate) is None:
             return
         now, client = time.monotonic(), key if known else getattr(request.client, "host", "")
@@ -212,14 +207,11 @@ class Service:
             raise RefusedError(404, f"the model is {self.name}", name, "use this name")
         return JSONResponse(model if name else {"object": "list", "data": [model]})
 
-    async def list_sessions(self, _: Request) -> Response:
-        """All sessions."""
-        found = [session.described(name) for name, session in self.sessions.by_name.items()]
-        return JSONResponse({"object": "list", "data": found})
-
     async def session(self, request: Request) -> Response:
-        """Show a session, or forget it."""
-        name = request.path_params["name"]
+        """List all sessions, show one, or forget it."""
+        if (name := request.path_params.get("name")) is None:
+            found = [one.described(name) for name, one in self.sessions.by_name.items()]
+            return JSONResponse({"object": "list", "data": found})
         session = self.sessions.find(name).described(name)
         if request.method == "DELETE":
             self.sessions.delete(name)
@@ -310,33 +302,34 @@ class Service:
             found.append(first)
         return found
 
-    async def _pieces(self, job: Job) -> AsyncIterator[Piece]:
-        """Text as it is made."""
-        num_left, news = len(job.answers), job.answers[0].news
-        is_first = True
+    async def _choices(self, job: Job) -> AsyncIterator[dict[str, Any]]:
+        """The answers: in pieces as they are made, or each when it is complete."""
+        wanted, news, left = job.wanted, job.answers[0].news, {*range(len(job.answers))}
+        texts, ends, begun = dict[int, str](), dict[int, Finish | None](), set[int]()
         try:
-            while num_left:
+            while left:
                 # Whatever has been made meanwhile goes together.
                 found = [await news.get()]
                 while not news.empty():
                     found.append(news.get_nowait())
-                if is_first:
+                if not texts and not begun:
                     self.metrics.first.observe(time.monotonic() - job.began)
-                    is_first = False
                 self.metrics.tokens.labels("made").inc(len(found))
-                texts: dict[int, tuple[str, Finish | None]] = {}
                 for index, new in found:
                     if isinstance(new, Exception):
                         raise new
-                    texts[index] = (texts.get(index, ("", None))[0] + new.text, new.finish)
-                for index, (text, finish) in texts.items():
-                    num_left -= finish is not None
-                    session = None
-                    if finish is not None and job.wanted.returns_state:
-                        tokens = job.answers[index].tokens
-                        session = self.sessions.put(job.wanted.save_as, tokens)
-                    if text or finish:
-                        yield index, text, finish, session
+                    texts[index], ends[index] = texts.get(index, "") + new.text, new.finish
+                for index in left & {index for index, _ in found}:
+                    session, finish = None, ends[index]
+                    if finish is not None and wanted.returns_state:
+                        session = self.sessions.put(wanted.save_as, job.answers[index].tokens)
+                    if finish is not None or (wanted.is_streamed and texts[index]):
+                        is_first = index not in begun
+                        yield wanted.choice(
+                            index, texts.pop(index), finish, session, is_first=is_first
+                        )
+                        begun.add(index)
+                    left -= {index} if finish else set()
         finally:
             # Whoever is no longer heard is no longer answered.
             for answer in job.answers:
@@ -344,11 +337,8 @@ class Service:
 
     async def _events(self, job: Job) -> AsyncIterator[str]:
         """Server-sent events."""
-        begun: set[int] = set()
         try:
-            async for index, *piece in self._pieces(job):
-                choice = job.wanted.choice(index, *piece, is_first=index not in begun)
-                begun.add(index)
+            async for choice in self._choices(job):
                 yield f"data: {json.dumps(job.wanted.body([choice]))}\n\n"
             if job.wanted.has_usage:
                 yield f"data: {json.dumps(job.wanted.body([], job.usage))}\n\n"
@@ -361,11 +351,7 @@ class Service:
         """All answers, complete, unless the client goes away."""
 
         async def collect() -> list[dict[str, Any]]:
-            texts, choices = [""] * len(job.answers), {}
-            async for index, text, *ending in self._pieces(job):
-                texts[index] += text
-                choices[index] = job.wanted.choice(index, texts[index], *ending, is_first=True)
-            return [choices[index] for index in sorted(choices)]
+            return sorted([one async for one in self._choices(job)], key=lambda one: one["index"])
 
         collecting = asyncio.ensure_future(collect())
         # The body has been read: all that can come is the news that the client has gone.
@@ -398,6 +384,8 @@ def report(error: Exception) -> Response:
         message = f"a request must have a known path and method, got {error.detail}; check both"
     elif isinstance(error, InputError):
         status, message = getattr(error, "status", 400), str(error)
+    elif isinstance(error, UnicodeError):
+        status, message = 400, f"text must be Unicode, got {error}; leave out lone surrogates"
     else:
         logging.getLogger(__name__).error("a request failed", exc_info=error)
     if wait := getattr(error, "wait", None):

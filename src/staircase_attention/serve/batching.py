@@ -138,18 +138,16 @@ class Batch:
                 logits, state = feed(self.model, torch.tensor([piece]), one.tokens.stepper.state)
                 for answer in one.all:
                     answer.tokens.stepper = Stepper(self.model, state)
+                    if not one.unread:
+                        self._extend([answer], logits[:, -1])
             # Only a session from elsewhere can be wrong here, and only its own answers suffer.
             except Exception as error:
                 self._fail(one.all, error)
-            if one.unread and not all(answer.is_gone for answer in one.all):
-                # By turns, so that a short prompt does not wait for a long one.
-                self.reading.rotate(-1)
-                continue
-            for answer in one.all:
-                if not answer.is_gone:
-                    self._extend([answer], logits[:, -1])
-            self.ready += one.all
-            self.reading.popleft()
+            # By turns, so that a short prompt does not wait for a long one.
+            self.reading.rotate(-1)
+            if not one.unread or all(answer.is_gone for answer in one.all):
+                self.ready += one.all
+                self.reading.remove(one)
 
     def _admit(self) -> None:
         """Let answers join that are at the same place of a period as the rows."""
@@ -191,15 +189,7 @@ class Batch:
                 for one, row in zip(streams, rows, strict=True)
             ]
             recent = [one.recent[0] for one in streams]
-            try:
-                found = choose_by(draws, config, logits[places], recent, rows=rows)
-            except ValueError as error:
-                # Logits that are not finite, of a session from elsewhere: whose are they?
-                if len(places) == 1:
-                    self._fail([answers[places[0]]], error)
-                for place in places if len(places) > 1 else ():
-                    self._extend([answers[place]], logits[place : place + 1])
-                continue
+            found = choose_by(draws, config, logits[places], recent, rows=rows)
             for place, token, logprob in zip(places, *(one.split(1) for one in found), strict=True):
                 stream = answers[place].tokens
                 assert stream.decode is not None

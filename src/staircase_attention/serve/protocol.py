@@ -36,14 +36,10 @@ FIELDS = {
 # Fields that do not change an answer.
 IGNORED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
 REASONS = {None: None, "max_tokens": "length", "stop_token": "stop", "stop_string": "stop"}
-# As in OpenAI's completions.
-DEFAULT_TOKENS = 16
-DEFAULT_CHAT_TOKENS = 256
-SEED_BITS = 32
+# The first as OpenAI's.
+DEFAULT_TOKENS = {"completions": 16, "chat": 256}
 SESSION_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
-# OpenAI's names for kinds of errors, by status.
-KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
-KINDS |= {500: "server_error", 503: "server_error"}
+FAILED = 500
 
 
 class RefusedError(InputError):
@@ -70,9 +66,9 @@ class Limits:
     num_sessions: int = 1000
 
     def __post_init__(self) -> None:
-        for name in ("num_streams", "num_body_bytes", "prompt_tokens", "max_tokens"):
+        names = ("num_streams", "num_body_bytes", "prompt_tokens", "max_tokens", "num_sessions")
+        for name in names:
             check_integer(name, getattr(self, name), minimum=1, example=64)
-        check_integer("num_sessions", self.num_sessions, minimum=0, example=1000)
         if self.rate is not None:
             check_number("rate", self.rate, minimum=1, example=60)
 
@@ -100,17 +96,11 @@ class Wanted:
 
     def body(self, choices: Sequence[object], usage: object = None) -> dict[str, Any]:
         """A whole reply, or one event of a stream."""
-        names = ("cmpl", "text_completion")
+        kind = "text_completion"
         if self.kind == "chat":
-            names = ("chatcmpl", f"chat.completion{'.chunk' if self.is_streamed else ''}")
-        return {
-            "id": f"{names[0]}-{self.id}",
-            "object": names[1],
-            "created": self.created,
-            "model": self.model,
-            "choices": choices,
-            **({} if usage is None else {"usage": usage}),
-        }
+            kind = "chat.completion.chunk" if self.is_streamed else "chat.completion"
+        head = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        return {**head, "choices": choices, **({"usage": usage} if usage else {})}
 
     def choice(
         self, index: int, text: str, finish: Finish | None, session: str | None, *, is_first: bool
@@ -135,13 +125,12 @@ def parse(kind: Kind, body: object, *, model: str, separator: str, limits: Limit
         if name not in IGNORED and value:
             check_choice("a field", name, FIELDS[kind])
     check_choice("model", given.get("model", model), [model])
-    check_flag("stream", given.get("stream", False))
-    num_choices = given.get("n", 1)
+    check_flag("stream", is_streamed := given.get("stream", False))
+    num_choices, most = given.get("n", 1), limits.max_tokens
     check_integer("n", num_choices, minimum=1, maximum=limits.num_streams, example=1)
-    default = DEFAULT_TOKENS if kind == "completions" else DEFAULT_CHAT_TOKENS
-    most = limits.max_tokens
-    wanted = given.get("max_completion_tokens", given.get("max_tokens", min(default, most)))
-    check_integer("max_tokens", wanted, minimum=1, maximum=most, example=16)
+    default = min(DEFAULT_TOKENS[kind], most)
+    max_tokens = given.get("max_completion_tokens", given.get("max_tokens", default))
+    check_integer("max_tokens", max_tokens, minimum=1, maximum=most, example=16)
     options = given.get("stream_options", {})
     prompts, stop = _prompts(given.get("prompt", "")), given.get("stop", [])
     stops = as_stop_strings(stop if isinstance(stop, str | list) else [stop])
@@ -160,13 +149,13 @@ def parse(kind: Kind, body: object, *, model: str, separator: str, limits: Limit
         model=model,
         prompts=prompts,
         num_choices=num_choices,
-        max_tokens=wanted,
+        max_tokens=max_tokens,
         sampling=SamplingConfig(
             **{name: given[name] for name in SAMPLING if name in given},
-            seed=given.get("seed", secrets.randbits(SEED_BITS)),
+            seed=given.get("seed", secrets.randbits(32)),
         ),
         stop_strings=stops,
-        is_streamed=given.get("stream", False),
+        is_streamed=is_streamed,
         has_usage=isinstance(options, dict) and options.get("include_usage") is True,
         session=checked_name(given["session"]) if "session" in given else None,
         returns_state=bool(returned),
@@ -206,7 +195,7 @@ def _turns(messages: object) -> list[str]:
 
 def problem(status: int, message: str) -> dict[str, Any]:
     """An error, in one line."""
-    kind = KINDS.get(status, "invalid_request_error")
+    kind = "server_error" if status >= FAILED else "invalid_request_error"
     line = " ".join(message.split())
     return {"error": {"message": line, "type": kind, "param": None, "code": None}}
 
