@@ -14,7 +14,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -37,7 +36,7 @@ from staircase_attention.generation.prompts import as_rows
 from staircase_attention.generation.stepper import Stepper
 from staircase_attention.serve import protocol
 from staircase_attention.serve.batching import Answer, Batch
-from staircase_attention.serve.protocol import Limits, RefusedError, Wanted
+from staircase_attention.serve.protocol import Job, Limits, RefusedError
 from staircase_attention.serve.sessions import Sessions
 from staircase_attention.training import LanguageModel
 
@@ -48,43 +47,6 @@ MOST_CLIENTS = 10_000
 LEEWAY = 5
 
 Endpoint = Callable[[Request], Awaitable[Response]]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
-    """A request whose answers are being made."""
-
-    wanted: Wanted
-    answers: Sequence[Answer]
-    num_read: int
-    """Tokens of all prompts."""
-    num_before: int
-    """Tokens that the sessions they continue had made."""
-    began: float
-
-    @property
-    def usage(self) -> dict[str, int]:
-        """Tokens read and made."""
-        read, made = self.num_read, sum(answer.tokens.num_made for answer in self.answers)
-        made -= self.num_before
-        return {"prompt_tokens": read, "completion_tokens": made, "total_tokens": read + made}
-
-
-class Metrics:
-    """What `/metrics` shows."""
-
-    def __init__(self, batch: Batch, sessions: Sessions) -> None:
-        self.registry = shown = prometheus.CollectorRegistry()
-        names = ["endpoint", "status"]
-        self.requests = prometheus.Counter("staircase_requests", "Requests", names, registry=shown)
-        self.tokens = prometheus.Counter("staircase_tokens", "Tokens", ["kind"], registry=shown)
-        self.first = prometheus.Histogram(
-            "staircase_first_token_seconds", "From request to first token", registry=shown
-        )
-        streams = prometheus.Gauge("staircase_streams", "Answers in the making", registry=shown)
-        streams.set_function(lambda: batch.num_answers)
-        kept = prometheus.Gauge("staircase_sessions", "Sessions in memory", registry=shown)
-        kept.set_function(lambda: len(sessions.by_name))
 
 
 class Service:
@@ -107,7 +69,15 @@ class Service:
         self.sessions = Sessions(
             language.model, language.decode, most=self.limits.num_sessions, folder=folder
         )
-        self.metrics = Metrics(self.batch, self.sessions)
+        self.metrics = metrics = prometheus.CollectorRegistry()
+        labels = ["endpoint", "status"]
+        self.requests = prometheus.Counter("staircase_requests", "", labels, registry=metrics)
+        self.tokens = prometheus.Counter("staircase_tokens", "", ["kind"], registry=metrics)
+        self.first = prometheus.Histogram("staircase_first_token_seconds", "", registry=metrics)
+        streams = prometheus.Gauge("staircase_streams", "", registry=metrics)
+        streams.set_function(lambda: self.batch.num_answers)
+        sessions = prometheus.Gauge("staircase_sessions", "", registry=metrics)
+        sessions.set_function(lambda: len(self.sessions.by_name))
         self.started = int(time.time())
         self.wake = asyncio.Event()
         self.paid_until: dict[str, float] = {}
@@ -164,7 +134,7 @@ class Service:
                 response = Response(status_code=499)
             except Exception as error:
                 response = report(error)
-            self.metrics.requests.labels(path, response.status_code).inc()
+            self.requests.labels(path, response.status_code).inc()
             return response
 
         return guarded
@@ -195,7 +165,7 @@ class Service:
 
     async def show_metrics(self, _: Request) -> Response:
         """Counters in Prometheus' format."""
-        shown = prometheus.generate_latest(self.metrics.registry)
+        shown = prometheus.generate_latest(self.metrics)
         return Response(shown, media_type=prometheus.CONTENT_TYPE_LATEST)
 
     async def models(self, request: Request) -> Response:
@@ -210,9 +180,9 @@ class Service:
     async def session(self, request: Request) -> Response:
         """List all sessions, show one, or forget it."""
         if (name := request.path_params.get("name")) is None:
-            found = [one.described(name) for name, one in self.sessions.by_name.items()]
+            found = [self.sessions.described(name) for name in self.sessions.by_name]
             return JSONResponse({"object": "list", "data": found})
-        session = self.sessions.find(name).described(name)
+        session = self.sessions.described(name)
         if request.method == "DELETE":
             self.sessions.delete(name)
             session["deleted"] = True
@@ -222,56 +192,49 @@ class Service:
         """The same session under a second name: neither changes with the other."""
         body = await self._json(request)
         name = protocol.checked_name(body.get("id") if isinstance(body, dict) else body)
-        session = self.sessions.find(request.path_params["name"])
+        tokens = self.sessions.find(request.path_params["name"])
         self.sessions.check_room(name)
-        self.sessions.put(name, session.tokens)
-        return JSONResponse(self.sessions.find(name).described(name), 201)
+        return JSONResponse(self.sessions.described(self.sessions.put(name, tokens)), 201)
 
     async def answer(self, kind: protocol.Kind, request: Request) -> Response:
         """OpenAI's completions, and chat completions."""
-        began, limits = time.monotonic(), self.limits
-        body, name = await self._json(request), self.name
-        wanted = protocol.parse(kind, body, model=name, separator=self.separator, limits=limits)
-        if wanted.returns_state:
-            self.sessions.check_room(wanted.save_as)
+        body, name, most = await self._json(request), self.name, self.limits.num_streams
+        job = protocol.parse(kind, body, name, separator=self.separator, limits=self.limits)
+        if job.returns_state:
+            self.sessions.check_room(job.save_as)
         # To encode a long text takes a while.
-        reading = await run_in_threadpool(self._answers, wanted)
-        answers = [answer for one in reading for answer in one.all]
-        if self.batch.num_answers + len(answers) > limits.num_streams:
-            rule = f"at most {limits.num_streams} answers are made at the same time"
+        reading = await run_in_threadpool(self._answers, job)
+        job.answers = [answer for one in reading for answer in one.all]
+        if self.batch.num_answers + len(job.answers) > most:
+            rule = f"at most {most} answers are made at the same time"
             raise RefusedError(429, rule, "one more", "try again in a second", wait=1)
-        job = Job(
-            wanted=wanted,
-            answers=answers,
-            num_read=sum(len(one.unread) for one in reading),
-            num_before=sum(answer.tokens.num_made for answer in answers),
-            began=began,
-        )
-        self.metrics.tokens.labels("read").inc(job.num_read)
+        job.num_read = sum(len(one.unread) for one in reading)
+        job.num_before = sum(answer.tokens.num_made for answer in job.answers)
+        self.tokens.labels("read").inc(job.num_read)
         self.batch.reading.extend(reading)
         self.wake.set()
-        if wanted.is_streamed:
+        if job.is_streamed:
             return StreamingResponse(self._events(job), media_type="text/event-stream")
         return JSONResponse(await self._whole(job, request))
 
-    def _answers(self, wanted: Wanted) -> list[Answer]:
+    def _answers(self, job: Job) -> list[Answer]:
         """The first answer to each prompt, with the others as its copies."""
         model, end = self.language.model, self.language.tokeniser.end_symbol
         stop_tokens = () if end is None else (end,)
         # In training a document follows the end of another.
         past, before, state, num_made = "", [*stop_tokens], model.initial_state(1), 0
         recent = before
-        if wanted.session is not None:
-            tokens = self.sessions.find(wanted.session).tokens
+        if job.session is not None:
+            tokens = self.sessions.find(job.session)
             last = int(tokens.pending[0])
             # The model has not read the last token; a stop token is not part of the text.
             before, recent = [] if last in stop_tokens else [last], tokens.recent[0]
             state, num_made = tokens.stepper.state, tokens.num_made
-            if wanted.kind == "chat" and "stop_string" not in tokens.finished.values():
+            if job.kind == "chat" and "stop_string" not in tokens.finished.values():
                 past = self.separator
         found: list[Answer] = []
         news: asyncio.Queue[Any] = asyncio.Queue()
-        for number, prompt in enumerate(wanted.prompts):
+        for number, prompt in enumerate(job.prompts):
             new = self.language.encode(past + prompt) if isinstance(prompt, str) else [*prompt]
             as_rows([[*before, *new]], vocab_size=model.vocab_size, start_token=None)
             if len(new) > self.limits.prompt_tokens:
@@ -279,24 +242,24 @@ class Service:
                 raise input_error(rule, f"{len(new):,}", "send it in parts, with return_state")
             first, *copies = (
                 Answer(
-                    index=number * wanted.num_choices + row,
+                    index=number * job.num_choices + row,
                     tokens=TokenStream(
                         stepper=Stepper(model, state),
                         rows=(row,),
                         pending=torch.tensor([*before, *new][-1:]),
                         recent=[[*recent, *new]],
-                        sampling=wanted.sampling,
-                        max_tokens=num_made + wanted.max_tokens,
+                        sampling=job.sampling,
+                        max_tokens=num_made + job.max_tokens,
                         stop_tokens=stop_tokens,
                         decode=self.language.decode,
-                        stop_strings=wanted.stop_strings,
+                        stop_strings=job.stop_strings,
                         num_made=num_made,
                     ),
                     unread=[*before, *new],
-                    wants_state=wanted.returns_state,
+                    wants_state=job.returns_state,
                     news=news,
                 )
-                for row in range(wanted.num_choices)
+                for row in range(job.num_choices)
             )
             first.copies = copies
             found.append(first)
@@ -304,7 +267,7 @@ class Service:
 
     async def _choices(self, job: Job) -> AsyncIterator[dict[str, Any]]:
         """The answers: in pieces as they are made, or each when it is complete."""
-        wanted, news, left = job.wanted, job.answers[0].news, {*range(len(job.answers))}
+        news, left = job.answers[0].news, {*range(len(job.answers))}
         texts, ends, begun = dict[int, str](), dict[int, Finish | None](), set[int]()
         try:
             while left:
@@ -313,19 +276,19 @@ class Service:
                 while not news.empty():
                     found.append(news.get_nowait())
                 if not texts and not begun:
-                    self.metrics.first.observe(time.monotonic() - job.began)
-                self.metrics.tokens.labels("made").inc(len(found))
+                    self.first.observe(time.time() - job.created)
+                self.tokens.labels("made").inc(len(found))
                 for index, new in found:
                     if isinstance(new, Exception):
                         raise new
                     texts[index], ends[index] = texts.get(index, "") + new.text, new.finish
                 for index in left & {index for index, _ in found}:
                     session, finish = None, ends[index]
-                    if finish is not None and wanted.returns_state:
-                        session = self.sessions.put(wanted.save_as, job.answers[index].tokens)
-                    if finish is not None or (wanted.is_streamed and texts[index]):
+                    if finish is not None and job.returns_state:
+                        session = self.sessions.put(job.save_as, job.answers[index].tokens)
+                    if finish is not None or (job.is_streamed and texts[index]):
                         is_first = index not in begun
-                        yield wanted.choice(
+                        yield job.choice(
                             index, texts.pop(index), finish, session, is_first=is_first
                         )
                         begun.add(index)
@@ -339,9 +302,9 @@ class Service:
         """Server-sent events."""
         try:
             async for choice in self._choices(job):
-                yield f"data: {json.dumps(job.wanted.body([choice]))}\n\n"
-            if job.wanted.has_usage:
-                yield f"data: {json.dumps(job.wanted.body([], job.usage))}\n\n"
+                yield f"data: {json.dumps(job.body([choice]))}\n\n"
+            if job.has_usage:
+                yield f"data: {json.dumps(job.body([], job.usage))}\n\n"
             yield "data: [DONE]\n\n"
         # The status has been sent: only an event can tell.
         except Exception as error:
@@ -361,7 +324,7 @@ class Service:
         if not collecting.done():
             collecting.cancel()
             raise ClientDisconnect
-        return job.wanted.body(collecting.result(), job.usage)
+        return job.body(collecting.result(), job.usage)
 
     async def _json(self, request: Request) -> object:
         """The body of a request, of bounded size."""

@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from staircase_attention.checks import (
     InputError,
@@ -23,6 +23,9 @@ from staircase_attention.checks import (
 )
 from staircase_attention.generation import Finish, SamplingConfig
 from staircase_attention.generation.text import as_stop_strings
+
+if TYPE_CHECKING:
+    from staircase_attention.serve.batching import Answer
 
 Kind = Literal["completions", "chat"]
 
@@ -73,9 +76,9 @@ class Limits:
             check_number("rate", self.rate, minimum=1, example=60)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Wanted:
-    """What a request asks for, and the shape of what it gets."""
+@dataclass(kw_only=True, eq=False, slots=True)
+class Job:
+    """What a request asks for, the answers that are being made, and the shape of the reply."""
 
     kind: Kind
     model: str
@@ -92,14 +95,26 @@ class Wanted:
     returns_state: bool
     save_as: str | None
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    created: int = field(default_factory=lambda: int(time.time()))
+    created: float = field(default_factory=time.time)
+    answers: "Sequence[Answer]" = ()
+    num_read: int = 0
+    """Tokens of all prompts."""
+    num_before: int = 0
+    """Tokens that the continued session had made, for all answers."""
+
+    @property
+    def usage(self) -> dict[str, int]:
+        """Tokens read and made."""
+        made = sum(answer.tokens.num_made for answer in self.answers) - self.num_before
+        counts = {"prompt_tokens": self.num_read, "completion_tokens": made}
+        return {**counts, "total_tokens": self.num_read + made}
 
     def body(self, choices: Sequence[object], usage: object = None) -> dict[str, Any]:
         """A whole reply, or one event of a stream."""
         kind = "text_completion"
         if self.kind == "chat":
             kind = "chat.completion.chunk" if self.is_streamed else "chat.completion"
-        head = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        head = {"id": self.id, "object": kind, "created": int(self.created), "model": self.model}
         return {**head, "choices": choices, **({"usage": usage} if usage else {})}
 
     def choice(
@@ -114,7 +129,7 @@ class Wanted:
         return {"index": index, **content, **end, **({"session": session} if session else {})}
 
 
-def parse(kind: Kind, body: object, *, model: str, separator: str, limits: Limits) -> Wanted:
+def parse(kind: Kind, body: object, model: str, *, separator: str, limits: Limits) -> Job:
     """A request's body, checked, except for its tokens."""
     if not isinstance(body, dict):
         raise input_error("the body must be a JSON object", type(body).__name__, "send one")
@@ -144,7 +159,7 @@ def parse(kind: Kind, body: object, *, model: str, separator: str, limits: Limit
         if len(prompts) * num_choices > 1:
             rule = "return_state must be true or false where there are several answers"
             raise input_error(rule, repr(returned), "use true")
-    return Wanted(
+    return Job(
         kind=kind,
         model=model,
         prompts=prompts,
