@@ -299,7 +299,7 @@ def test_more_streams_than_allowed_are_refused_until_others_have_ended():
 
 
 def test_keys_rates_and_metrics():
-    with serving(api_keys=["one", "two"], rate=3.0) as server:
+    with serving(api_keys=["one", "two"], rate=3) as server:
         assert call(server, "/health")[0] == 200
         for key in (None, "three", "on", "öne"):
             status, _, content = call(

@@ -241,7 +241,7 @@ def serve(
     max_body: Annotated[int, typer.Option(metavar="BYTES", help="Of a request.")] = 1 << 20,
     max_sessions: Annotated[int, typer.Option(metavar="N", help="Sessions in memory.")] = 1000,
     rate: Annotated[
-        float | None, typer.Option(metavar="N", help="Requests per minute of a key or address.")
+        int | None, typer.Option(metavar="N", help="Requests per minute of a key or address.")
     ] = None,
     grace: Annotated[
         float, typer.Option(metavar="SECONDS", help="Time for answers to end after Ctrl-C.")

@@ -148,8 +148,11 @@ class Stepper:
                 self._active = torch.cat([self._active, self._active.new_tensor(free[: len(rows)])])
                 self._is_ahead = True
                 return
-        options = {"shifts": True} if isinstance(state, State) else {}
-        self._state = type(state).join([self.state, state], **options)  # type: ignore[arg-type]
+        present = self.state
+        if isinstance(present, State) and isinstance(state, State):
+            self._state = State.join([present, state], shifts=True)
+        elif isinstance(present, LSTMState) and isinstance(state, LSTMState):
+            self._state = LSTMState.join([present, state])
         self._drop_decoder()
 
     @contextmanager

@@ -155,7 +155,7 @@ class Service:
         until = max(now, self.paid_until.get(client, now)) + MINUTE / rate
         # The requests of a minute may come at once.
         if (wait := until - now - MINUTE) > 1e-6:  # noqa: PLR2004
-            rule = f"a client may send {rate:g} requests per minute"
+            rule = f"a client may send {rate} requests per minute"
             raise RefusedError(429, rule, "more", "wait", wait=wait)
         self.paid_until[client] = until
 

@@ -21,13 +21,7 @@ from torch import Tensor
 from staircase_attention.generation import NewToken, SamplingConfig, TokenStream
 from staircase_attention.generation.prompts import period_of
 from staircase_attention.generation.sampling import choose_by, uniform
-from staircase_attention.generation.stepper import (
-    Model,
-    Stepper,
-    accelerate,
-    feed,
-    inference,
-)
+from staircase_attention.generation.stepper import Model, Stepper, accelerate, feed, inference
 from staircase_attention.models import State
 from staircase_attention.serve.protocol import RefusedError
 
@@ -117,9 +111,9 @@ class Batch:
         """A piece of the prompts, then one token for every row."""
         if time.monotonic() > self.deadline:
             self._cut()
+        self._let_go()
         self._read()
         self._admit()
-        self._let_go()
         if self.stepper is not None:
             pending = torch.cat([answer.tokens.pending for answer in self.rows])
             with self.stepper.step(pending) as logits:
@@ -190,7 +184,7 @@ class Batch:
             ]
             recent = [one.recent[0] for one in streams]
             found = choose_by(draws, config, logits[places], recent, rows=rows)
-            for place, token, logprob in zip(places, *(one.split(1) for one in found), strict=True):
+            for place, token, logprob in zip(places, *(one[:, None] for one in found), strict=True):
                 stream = answers[place].tokens
                 assert stream.decode is not None
                 stream.add(token, logprob, [stream.decode(token.tolist())])
@@ -214,11 +208,10 @@ class Batch:
     def _cut(self) -> None:
         """End every answer with what it has; those without a token fail."""
         for answer in (*self.ready, *self.rows):
-            tokens, why = answer.tokens, "max_tokens"
-            tokens.finished[tokens.rows[0]] = why
-            last = int(tokens.pending[0])
-            new = NewToken(row=tokens.rows[0], token=last, logprob=0.0, finish=why)
-            self._news.append((answer, new))
+            tokens, row = answer.tokens, answer.tokens.rows[0]
+            tokens.finished[row] = "max_tokens"
+            last = NewToken(row=row, token=int(tokens.pending), logprob=0.0, finish="max_tokens")
+            self._news.append((answer, last))
         rule = "a request must come before the server stops"
         self._fail(self._unread(), RefusedError(503, rule, "one after that", "try again"))
 

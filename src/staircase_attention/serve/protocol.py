@@ -10,7 +10,7 @@ import secrets
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from staircase_attention.checks import (
@@ -18,7 +18,6 @@ from staircase_attention.checks import (
     check_choice,
     check_flag,
     check_integer,
-    check_number,
     input_error,
 )
 from staircase_attention.generation import Finish, SamplingConfig
@@ -61,7 +60,7 @@ class Limits:
 
     num_streams: int = 64
     """Answers in the making."""
-    rate: float | None = None
+    rate: int | None = None
     """Requests per minute of each key or, where there is no key, each address."""
     num_body_bytes: int = 1 << 20
     prompt_tokens: int = 100_000
@@ -69,11 +68,9 @@ class Limits:
     num_sessions: int = 1000
 
     def __post_init__(self) -> None:
-        names = ("num_streams", "num_body_bytes", "prompt_tokens", "max_tokens", "num_sessions")
-        for name in names:
-            check_integer(name, getattr(self, name), minimum=1, example=64)
-        if self.rate is not None:
-            check_number("rate", self.rate, minimum=1, example=60)
+        for name, value in asdict(self).items():
+            if value is not None:
+                check_integer(name, value, minimum=1, example=60)
 
 
 @dataclass(kw_only=True, eq=False, slots=True)
@@ -180,7 +177,7 @@ def parse(kind: Kind, body: object, model: str, *, separator: str, limits: Limit
 
 def _prompts(prompt: object) -> list[str | list[int]]:
     """A text, tokens, or several of either."""
-    several = prompt if isinstance(prompt, list) and prompt else [prompt]
+    several: list[Any] = prompt if isinstance(prompt, list) and prompt else [prompt]
     if all(isinstance(one, int) for one in several):
         several = [several]
     for one in several:
@@ -200,8 +197,9 @@ def _turns(messages: object) -> list[str]:
     for message in messages:
         content = message.get("content") if isinstance(message, dict) else None
         if isinstance(content, list):
-            parts = [part.get("text") if isinstance(part, dict) else None for part in content]
-            content = "".join(parts) if all(isinstance(part, str) for part in parts) else None
+            parts = [part.get("text") for part in content if isinstance(part, dict)]
+            texts = [part for part in parts if isinstance(part, str)]
+            content = "".join(texts) if len(texts) == len(content) else None
         if not isinstance(content, str):
             raise input_error(f"{rule} objects with text content", repr(message), f"use {example}")
         turns.append(content)

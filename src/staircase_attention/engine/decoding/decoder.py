@@ -89,8 +89,8 @@ class DecoderMemory:
             held = torch.stack(stream.banks[key]).detach().to(memory)
             memory[:, rows].index_copy_(3, places, held)
         parts = zip(stream.cache, self._cache_parts(books), strict=False)
-        for held, (memory, places) in parts:
-            memory[:, rows].index_copy_(3, places, torch.stack(held).detach().to(memory))
+        for cached, (memory, places) in parts:
+            memory[:, rows].index_copy_(3, places, torch.stack(cached).detach().to(memory))
 
     def replace(self, row: int, stream: Stream, books: Books) -> None:
         """Forget a row, and take in a stream of one row in its place."""
@@ -259,27 +259,6 @@ class Decoder:
             assert self._previous is not None
             self._enter(self._previous)
 
-    def put(self, row: int, stream: Stream) -> bool:
-        """Let a row continue from a stream of one row; False if its past has no place here."""
-        here = self._position
-        books, behind = self._planner.books_at(self._plan, here), here - stream.position
-        layers = [[layer for _, layer in sorted(held)] for held in (books.banks, stream.banks)]
-        if behind < 0 or behind % self._given.chunk_length or layers[0] != layers[1]:
-            return False
-        stream = stream.shifted(here, books.banks)
-        num_held = {key: held.num_tokens for key, held in stream.banks.items()}
-        cached = within(books.cached, stream.cached)
-        num_cached = sum(one.length for one in cached)
-        is_longer = any(number > books.banks[key] for key, number in num_held.items())
-        if is_longer or num_cached < num_positions(stream.cached):
-            return False
-        with torch.no_grad():
-            self._memory.replace(row, stream, Books(num_held, books.regions, cached))
-        starts = list(self._begun.starts)
-        starts[row] = stream.starts[0]
-        self._begun = replace(self._begun, starts=tuple(starts))
-        return True
-
     def state(self) -> State:
         """Where the stream stands, as the model itself would return it: a copy."""
         books = self._planner.books_at(self._plan, self._position)
@@ -325,6 +304,27 @@ class Decoder:
         with torch.inference_mode(mode=False):
             twice = Sizes(*(2 * size for size in plan.sizes))
             self._begin(self.state().streams[0], self._sizes | twice)
+
+    def put(self, row: int, stream: Stream) -> bool:
+        """Let a row continue from a stream of one row; False if its past has no place here."""
+        here = self._position
+        books, behind = self._planner.books_at(self._plan, here), here - stream.position
+        layers = [[layer for _, layer in sorted(held)] for held in (books.banks, stream.banks)]
+        if behind < 0 or behind % self._given.chunk_length or layers[0] != layers[1]:
+            return False
+        stream = stream.shifted(here, books.banks)
+        num_held = {key: held.num_tokens for key, held in stream.banks.items()}
+        cached = within(books.cached, stream.cached)
+        num_cached = sum(one.length for one in cached)
+        is_longer = any(number > books.banks[key] for key, number in num_held.items())
+        if is_longer or num_cached < num_positions(stream.cached):
+            return False
+        with torch.no_grad():
+            self._memory.replace(row, stream, Books(num_held, books.regions, cached))
+        starts = list(self._begun.starts)
+        starts[row] = stream.starts[0]
+        self._begun = replace(self._begun, starts=tuple(starts))
+        return True
 
     def _launches(self, number: int) -> "Launches":
         """What takes `number` tokens of each row to their logits."""
