@@ -131,7 +131,8 @@ def load(run: str, seconds: float, num_clients: int, num_requests: int) -> None:
     print(f"{num_requests} answers computed alone")
     counts: Counter[str] = Counter()
     wrong: list[tuple[dict, str, str]] = []
-    with served(run, "--max-streams", str(num_clients)) as (port, process):
+    # The row of a client that was killed lives on until the next round.
+    with served(run, "--max-streams", str(num_clients + num_clients // 4)) as (port, process):
         stop_at = time.monotonic() + seconds
 
         def client(number: int) -> None:

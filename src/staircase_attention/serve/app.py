@@ -267,32 +267,31 @@ class Service:
 
     async def _choices(self, job: Job) -> AsyncIterator[dict[str, Any]]:
         """The answers: in pieces as they are made, or each when it is complete."""
-        news, left = job.answers[0].news, {*range(len(job.answers))}
-        texts, ends, begun = dict[int, str](), dict[int, Finish | None](), set[int]()
+        texts, begun, num_left = dict[int, str](), set[int](), len(job.answers)
         try:
-            while left:
+            while num_left:
                 # Whatever has been made meanwhile goes together.
-                found = [await news.get()]
-                while not news.empty():
-                    found.append(news.get_nowait())
-                if not texts and not begun:
+                found = [await job.answers[0].news.get()]
+                while not job.answers[0].news.empty():
+                    found.append(job.answers[0].news.get_nowait())
+                if not texts:
                     self.first.observe(time.time() - job.created)
                 self.tokens.labels("made").inc(len(found))
+                ends: dict[int, Finish | None] = {}
                 for index, new in found:
                     if isinstance(new, Exception):
                         raise new
                     texts[index], ends[index] = texts.get(index, "") + new.text, new.finish
-                for index in left & {index for index, _ in found}:
-                    session, finish = None, ends[index]
-                    if finish is not None and job.returns_state:
+                for index, end in ends.items():
+                    num_left -= end is not None
+                    session = None
+                    if end is not None and job.returns_state:
                         session = self.sessions.put(job.save_as, job.answers[index].tokens)
-                    if finish is not None or (job.is_streamed and texts[index]):
-                        is_first = index not in begun
-                        yield job.choice(
-                            index, texts.pop(index), finish, session, is_first=is_first
-                        )
+                    if end is not None or (job.is_streamed and texts[index]):
+                        said = {"is_first": index not in begun, "session": session}
+                        yield job.choice(index, texts[index], end, **said)
                         begun.add(index)
-                    left -= {index} if finish else set()
+                        texts[index] = ""
         finally:
             # Whoever is no longer heard is no longer answered.
             for answer in job.answers:
@@ -360,12 +359,7 @@ class Server(uvicorn.Server):
     """Serves on a socket of its own until it is asked to stop."""
 
     def __init__(
-        self,
-        service: Service,
-        *,
-        host: str = "127.0.0.1",
-        port: int = 8000,
-        grace: float = 10.0,
+        self, service: Service, *, host: str = "127.0.0.1", port: int = 8000, grace: float = 10.0
     ) -> None:
         check_integer("port", port, minimum=0, maximum=65535, example=8000)
         check_number("grace", grace, minimum=0, example=10)
@@ -377,9 +371,9 @@ class Server(uvicorn.Server):
             rule = "a server needs an address and a port that are free"
             raise input_error(rule, f"{host}:{port} ({error})", "choose another --port") from error
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{self.socket.getsockname()[1]}"
-        timeout = math.ceil(grace) + LEEWAY
+        last = math.ceil(grace) + LEEWAY
         super().__init__(
-            uvicorn.Config(service.app, log_config=None, timeout_graceful_shutdown=timeout)
+            uvicorn.Config(service.app, log_config=None, timeout_graceful_shutdown=end)
         )
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:

@@ -115,15 +115,15 @@ class Job:
         return {**head, "choices": choices, **({"usage": usage} if usage else {})}
 
     def choice(
-        self, index: int, text: str, finish: Finish | None, session: str | None, *, is_first: bool
+        self, index: int, text: str, end: Finish | None, *, is_first: bool, session: str | None
     ) -> dict[str, Any]:
         """One answer, or a piece of it."""
         content: dict[str, Any] = {"text": text}
         if self.kind == "chat":
             said = {"role": "assistant"} if is_first else {}
             content = {"delta" if self.is_streamed else "message": {**said, "content": text}}
-        end = {"logprobs": None, "finish_reason": REASONS[finish]}
-        return {"index": index, **content, **end, **({"session": session} if session else {})}
+        ending = {"logprobs": None, "finish_reason": REASONS[end]}
+        return {"index": index, **content, **ending, **({"session": session} if session else {})}
 
 
 def parse(kind: Kind, body: object, model: str, *, separator: str, limits: Limits) -> Job:
