@@ -371,9 +371,9 @@ class Server(uvicorn.Server):
             rule = "a server needs an address and a port that are free"
             raise input_error(rule, f"{host}:{port} ({error})", "choose another --port") from error
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{self.socket.getsockname()[1]}"
-        last = math.ceil(grace) + LEEWAY
+        most = math.ceil(grace) + LEEWAY
         super().__init__(
-            uvicorn.Config(service.app, log_config=None, timeout_graceful_shutdown=end)
+            uvicorn.Config(service.app, log_config=None, timeout_graceful_shutdown=most)
         )
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
