@@ -179,7 +179,7 @@ def test_a_session_continues_forks_and_survives_a_restart(tmp_path):
     with serving(folder=tmp_path / "sessions") as server:
         first, name = ask(server, prompt, 20, return_state="first")
         assert name == "first"
-        assert call(server, "/v1/sessions/first/fork", {"id": "second"})[0] == 201
+        assert call(server, "/v1/sessions/first/fork/second", b"")[0] == 201
         assert call(server, "/v1/sessions/first", method="DELETE")[0] == 200
         second, name = ask(server, "", 20, session="second", return_state=True)
         listed = json.loads(call(server, "/v1/sessions")[2])["data"]

@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -66,24 +66,21 @@ class Service:
         self.limits = Limits() if limits is None else limits
         self.api_keys = [key.encode() for key in api_keys]
         self.batch = Batch(language.model)
-        self.sessions = Sessions(
-            language.model, language.decode, most=self.limits.num_sessions, folder=folder
-        )
+        most = self.limits.num_sessions
+        self.sessions = Sessions(language.model, language.decode, most=most, folder=folder)
         self.metrics = metrics = prometheus.CollectorRegistry()
         labels = ["endpoint", "status"]
         self.requests = prometheus.Counter("staircase_requests", "", labels, registry=metrics)
         self.tokens = prometheus.Counter("staircase_tokens", "", ["kind"], registry=metrics)
         self.first = prometheus.Histogram("staircase_first_token_seconds", "", registry=metrics)
-        streams = prometheus.Gauge("staircase_streams", "", registry=metrics)
-        streams.set_function(lambda: self.batch.num_answers)
-        sessions = prometheus.Gauge("staircase_sessions", "", registry=metrics)
-        sessions.set_function(lambda: len(self.sessions.by_name))
-        self.started = int(time.time())
+        gauges = {"streams": lambda: self.batch.num_answers}
+        gauges["sessions"] = lambda: len(self.sessions.by_name)
+        for what, count in gauges.items():
+            prometheus.Gauge(f"staircase_{what}", "", registry=metrics).set_function(count)
         self.wake = asyncio.Event()
         self.paid_until: dict[str, float] = {}
         """Of each client, when the requests it has sent would have come at the rate."""
         endpoints: dict[str, tuple[str, Endpoint]] = {
-            "/health": ("GET", self.health),
             "/metrics": ("GET", self.show_metrics),
             "/v1/models": ("GET", self.models),
             "/v1/models/{name:path}": ("GET", self.models),
@@ -91,16 +88,14 @@ class Service:
             "/v1/chat/completions": ("POST", partial(self.answer, "chat")),
             "/v1/sessions": ("GET", self.session),
             "/v1/sessions/{name}": ("GET DELETE", self.session),
-            "/v1/sessions/{name}/fork": ("POST", self.fork),
+            "/v1/sessions/{name}/fork/{other}": ("POST", self.fork),
         }
-        self.app = Starlette(
-            routes=[
-                Route(path, self._guarded(path, endpoint), methods=methods.split())
-                for path, (methods, endpoint) in endpoints.items()
-            ],
-            exception_handlers={HTTPException: lambda _, error: report(error)},
-            lifespan=self._lifespan,
-        )
+        # Whoever supervises the server has no key.
+        routes = [Route("/health", lambda _: JSONResponse({"status": "ok"}))]
+        for path, (methods, endpoint) in endpoints.items():
+            routes.append(Route(path, self._guarded(path, endpoint), methods=methods.split()))
+        reports = {HTTPException: lambda _, error: report(error)}
+        self.app = Starlette(routes=routes, exception_handlers=reports, lifespan=self._lifespan)
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
@@ -110,8 +105,6 @@ class Service:
             making = asyncio.create_task(self._make(thread))
             yield
             making.cancel()
-            with suppress(asyncio.CancelledError):
-                await making
         self.sessions.save()
 
     async def _make(self, thread: ThreadPoolExecutor) -> None:
@@ -127,8 +120,7 @@ class Service:
 
         async def guarded(request: Request) -> Response:
             try:
-                if path != "/health":
-                    self._check_client(request)
+                self._check_client(request)
                 response = await endpoint(request)
             except ClientDisconnect:
                 response = Response(status_code=499)
@@ -159,10 +151,6 @@ class Service:
             raise RefusedError(429, rule, "more", "wait", wait=wait)
         self.paid_until[client] = until
 
-    async def health(self, _: Request) -> Response:
-        """Whether the server answers."""
-        return JSONResponse({"status": "ok"})
-
     async def show_metrics(self, _: Request) -> Response:
         """Counters in Prometheus' format."""
         shown = prometheus.generate_latest(self.metrics)
@@ -170,8 +158,7 @@ class Service:
 
     async def models(self, request: Request) -> Response:
         """The model that there is, in a list or by its name."""
-        own = {"created": self.started, "owned_by": "staircase-attention"}
-        model = {"id": self.name, "object": "model", **own}
+        model = {"id": self.name, "object": "model", "created": 0, "owned_by": "you"}
         name = request.path_params.get("name")
         if name not in (None, self.name):
             raise RefusedError(404, f"the model is {self.name}", name, "use this name")
@@ -190,9 +177,8 @@ class Service:
 
     async def fork(self, request: Request) -> Response:
         """The same session under a second name: neither changes with the other."""
-        body = await self._json(request)
-        name = protocol.checked_name(body.get("id") if isinstance(body, dict) else body)
         tokens = self.sessions.find(request.path_params["name"])
+        name = protocol.checked_name(request.path_params["other"])
         self.sessions.check_room(name)
         return JSONResponse(self.sessions.described(self.sessions.put(name, tokens)), 201)
 

@@ -176,13 +176,11 @@ class Batch:
         for place, answer in enumerate(answers):
             groups.setdefault(replace(answer.tokens.sampling, seed=0), []).append(place)
         for config, places in groups.items():
-            streams = [answers[place].tokens for place in places]
-            rows = [one.rows[0] for one in streams]
+            made = [answers[place].tokens for place in places]
             draws = [
-                uniform(seed=one.sampling.seed, row=row, count=one.num_made)
-                for one, row in zip(streams, rows, strict=True)
+                uniform(seed=one.sampling.seed, row=one.rows[0], count=one.num_made) for one in made
             ]
-            recent = [one.recent[0] for one in streams]
+            recent, rows = [one.recent[0] for one in made], [one.rows[0] for one in made]
             found = choose_by(draws, config, logits[places], recent, rows=rows)
             for place, token, logprob in zip(places, *(one[:, None] for one in found), strict=True):
                 stream = answers[place].tokens

@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from staircase_attention.checks import (
     InputError,
@@ -22,9 +22,6 @@ from staircase_attention.checks import (
 )
 from staircase_attention.generation import Finish, SamplingConfig
 from staircase_attention.generation.text import as_stop_strings
-
-if TYPE_CHECKING:
-    from staircase_attention.serve.batching import Answer
 
 Kind = Literal["completions", "chat"]
 
@@ -93,7 +90,8 @@ class Job:
     save_as: str | None
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: float = field(default_factory=time.time)
-    answers: "Sequence[Answer]" = ()
+    answers: Sequence[Any] = ()
+    """See `batching.Answer`."""
     num_read: int = 0
     """Tokens of all prompts."""
     num_before: int = 0
@@ -102,9 +100,9 @@ class Job:
     @property
     def usage(self) -> dict[str, int]:
         """Tokens read and made."""
-        made = sum(answer.tokens.num_made for answer in self.answers) - self.num_before
-        counts = {"prompt_tokens": self.num_read, "completion_tokens": made}
-        return {**counts, "total_tokens": self.num_read + made}
+        read, made = self.num_read, sum(answer.tokens.num_made for answer in self.answers)
+        made -= self.num_before
+        return {"prompt_tokens": read, "completion_tokens": made, "total_tokens": read + made}
 
     def body(self, choices: Sequence[object], usage: object = None) -> dict[str, Any]:
         """A whole reply, or one event of a stream."""

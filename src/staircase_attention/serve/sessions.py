@@ -15,6 +15,7 @@ from staircase_attention.files import locked, make_folder
 from staircase_attention.generation import TokenStream, load_stream, save_stream
 from staircase_attention.generation.stepper import Model
 from staircase_attention.generation.text import Decode
+from staircase_attention.models import State
 from staircase_attention.serve.protocol import RefusedError, checked_name
 
 SUFFIX = ".safetensors"
@@ -90,7 +91,6 @@ class Sessions:
     def described(self, name: str) -> dict[str, Any]:
         """A session as plain data."""
         state = self.find(name).stepper.state
-        # Of an LSTM neither is known. The latest token has not been read.
-        lengths, num_bytes = getattr(state, "lengths", None), getattr(state, "num_bytes", None)
-        length = None if lengths is None else lengths[0] + 1
-        return {"id": name, "object": "session", "num_tokens": length, "num_bytes": num_bytes}
+        # The latest token has not been read. An LSTM does not count.
+        length = state.lengths[0] + 1 if isinstance(state, State) else None
+        return {"id": name, "object": "session", "num_tokens": length}
