@@ -1,6 +1,7 @@
 """A server gives what the model gives alone, to OpenAI's own client, and remembers sessions."""
 
 import json
+import sys
 import threading
 import time
 import urllib.error
@@ -9,13 +10,16 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 import numpy as np
-import openai
 import pytest
 import torch
 
+from commands import call as command
 from staircase_attention import CoreConfig, Ladder, SequenceModel, Staircase
 from staircase_attention.generation import SamplingConfig, stream_text
-from staircase_attention.serve import Limits, Server, Service
+
+openai = pytest.importorskip("openai")
+pytest.importorskip("starlette")
+from staircase_attention.serve import Limits, Server, Service  # noqa: E402
 
 END = 0
 """The token that ends a text, and that texts begin with."""
@@ -330,3 +334,11 @@ def test_sessions_end_where_there_may_be_no_more():
         status, _, content = call(server, "/v1/completions", {**asked, "return_state": True})
         assert status == 409
         assert "there may be 1 sessions" in json.loads(content)["error"]["message"]
+
+
+def test_without_its_packages_the_command_tells_what_to_install(monkeypatch, capsys):
+    for name in [name for name in sys.modules if name.startswith("staircase_attention.serve")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert command("serve", "pretrained:novels-and-talk") == 2
+    assert "pip install 'staircase-attention[serve]'" in capsys.readouterr().err

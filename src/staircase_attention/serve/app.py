@@ -45,6 +45,7 @@ MINUTE = 60.0
 MOST_CLIENTS = 10_000
 # Seconds to end connections in, after the last answer has ended.
 LEEWAY = 5
+FAILED = 500
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -274,8 +275,8 @@ class Service:
                     if end is not None and job.returns_state:
                         session = self.sessions.put(job.save_as, job.answers[index].tokens)
                     if end is not None or (job.is_streamed and texts[index]):
-                        said = {"is_first": index not in begun, "session": session}
-                        yield job.choice(index, texts[index], end, **said)
+                        is_first = index not in begun
+                        yield job.choice(index, texts[index], end, session, is_first=is_first)
                         begun.add(index)
                         texts[index] = ""
         finally:
@@ -293,7 +294,7 @@ class Service:
             yield "data: [DONE]\n\n"
         # The status has been sent: only an event can tell.
         except Exception as error:
-            yield f"data: {json.dumps(protocol.problem(500, str(error)))}\n\n"
+            yield f"data: {bytes(report(error).body).decode()}\n\n"
 
     async def _whole(self, job: Job, request: Request) -> dict[str, Any]:
         """All answers, complete, unless the client goes away."""
@@ -326,7 +327,7 @@ class Service:
 
 def report(error: Exception) -> Response:
     """An error as OpenAI's clients expect it."""
-    status, message, headers = 500, "the server failed; its log tells why", {}
+    status, message, headers = FAILED, "the server failed; its log tells why", {}
     if isinstance(error, HTTPException):
         status = error.status_code
         message = f"a request must have a known path and method, got {error.detail}; check both"
@@ -338,7 +339,9 @@ def report(error: Exception) -> Response:
         logging.getLogger(__name__).error("a request failed", exc_info=error)
     if wait := getattr(error, "wait", None):
         headers["Retry-After"] = str(math.ceil(wait))
-    return JSONResponse(protocol.problem(status, message), status, headers)
+    kind = "server_error" if status >= FAILED else "invalid_request_error"
+    problem = {"message": " ".join(message.split()), "type": kind, "param": None, "code": None}
+    return JSONResponse({"error": problem}, status, headers)
 
 
 class Server(uvicorn.Server):

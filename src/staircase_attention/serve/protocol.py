@@ -38,16 +38,13 @@ REASONS = {None: None, "max_tokens": "length", "stop_token": "stop", "stop_strin
 # The first as OpenAI's.
 DEFAULT_TOKENS = {"completions": 16, "chat": 256}
 SESSION_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
-FAILED = 500
 
 
 class RefusedError(InputError):
     """A request that is refused with another status than 400."""
 
-    def __init__(
-        self, status: int, rule: str, received: object, remedy: str, *, wait: float = 0.0
-    ) -> None:
-        super().__init__(str(input_error(rule, received, remedy)))
+    def __init__(self, status: int, *error: str, wait: float = 0.0) -> None:
+        super().__init__(str(input_error(*error)))
         self.status, self.wait = status, wait
 
 
@@ -113,7 +110,7 @@ class Job:
         return {**head, "choices": choices, **({"usage": usage} if usage else {})}
 
     def choice(
-        self, index: int, text: str, end: Finish | None, *, is_first: bool, session: str | None
+        self, index: int, text: str, end: Finish | None, session: str | None, *, is_first: bool
     ) -> dict[str, Any]:
         """One answer, or a piece of it."""
         content: dict[str, Any] = {"text": text}
@@ -202,13 +199,6 @@ def _turns(messages: object) -> list[str]:
             raise input_error(f"{rule} objects with text content", repr(message), f"use {example}")
         turns.append(content)
     return turns
-
-
-def problem(status: int, message: str) -> dict[str, Any]:
-    """An error, in one line."""
-    kind = "server_error" if status >= FAILED else "invalid_request_error"
-    line = " ".join(message.split())
-    return {"error": {"message": line, "type": kind, "param": None, "code": None}}
 
 
 def checked_name(name: object) -> str:
