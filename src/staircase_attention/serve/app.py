@@ -41,11 +41,6 @@ from staircase_attention.serve.sessions import Sessions
 from staircase_attention.training import LanguageModel
 
 MINUTE = 60.0
-# Clients whose rates are known before those are forgotten that have been silent for a minute.
-MOST_CLIENTS = 10_000
-# Seconds to end connections in, after the last answer has ended.
-LEEWAY = 5
-FAILED = 500
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -143,8 +138,7 @@ class Service:
         if (rate := self.limits.rate) is None:
             return
         now, client = time.monotonic(), key if known else getattr(request.client, "host", "")
-        if len(self.paid_until) > MOST_CLIENTS:
-            self.paid_until = {one: at for one, at in self.paid_until.items() if at > now}
+        self.paid_until = {one: at for one, at in self.paid_until.items() if at > now}
         until = max(now, self.paid_until.get(client, now)) + MINUTE / rate
         # The requests of a minute may come at once.
         if (wait := until - now - MINUTE) > 1e-6:  # noqa: PLR2004
@@ -190,22 +184,21 @@ class Service:
         if job.returns_state:
             self.sessions.check_room(job.save_as)
         # To encode a long text takes a while.
-        reading = await run_in_threadpool(self._answers, job)
-        job.answers = [answer for one in reading for answer in one.all]
+        job.answers = await run_in_threadpool(self._answers, job)
         if self.batch.num_answers + len(job.answers) > most:
             rule = f"at most {most} answers are made at the same time"
             raise RefusedError(429, rule, "one more", "try again in a second", wait=1)
-        job.num_read = sum(len(one.unread) for one in reading)
+        job.num_read = sum(len(one.unread) for one in job.answers) // job.num_choices
         job.num_before = sum(answer.tokens.num_made for answer in job.answers)
         self.tokens.labels("read").inc(job.num_read)
-        self.batch.reading.extend(reading)
+        self.batch.reading.extend(job.answers)
         self.wake.set()
         if job.is_streamed:
             return StreamingResponse(self._events(job), media_type="text/event-stream")
         return JSONResponse(await self._whole(job, request))
 
     def _answers(self, job: Job) -> list[Answer]:
-        """The first answer to each prompt, with the others as its copies."""
+        """The answers that are to be made: `num_choices` to each prompt."""
         model, end = self.language.model, self.language.tokeniser.end_symbol
         stop_tokens = () if end is None else (end,)
         # In training a document follows the end of another.
@@ -227,7 +220,7 @@ class Service:
             if len(new) > self.limits.prompt_tokens:
                 rule = f"a prompt must have at most {self.limits.prompt_tokens:,} tokens"
                 raise input_error(rule, f"{len(new):,}", "send it in parts, with return_state")
-            first, *copies = (
+            found += [
                 Answer(
                     index=number * job.num_choices + row,
                     tokens=TokenStream(
@@ -247,9 +240,7 @@ class Service:
                     news=news,
                 )
                 for row in range(job.num_choices)
-            )
-            first.copies = copies
-            found.append(first)
+            ]
         return found
 
     async def _choices(self, job: Job) -> AsyncIterator[dict[str, Any]]:
@@ -327,7 +318,7 @@ class Service:
 
 def report(error: Exception) -> Response:
     """An error as OpenAI's clients expect it."""
-    status, message, headers = FAILED, "the server failed; its log tells why", {}
+    status, message, headers = 500, "the server failed; its log tells why", {}
     if isinstance(error, HTTPException):
         status = error.status_code
         message = f"a request must have a known path and method, got {error.detail}; check both"
@@ -339,7 +330,7 @@ def report(error: Exception) -> Response:
         logging.getLogger(__name__).error("a request failed", exc_info=error)
     if wait := getattr(error, "wait", None):
         headers["Retry-After"] = str(math.ceil(wait))
-    kind = "server_error" if status >= FAILED else "invalid_request_error"
+    kind = "server_error" if status >= 500 else "invalid_request_error"  # noqa: PLR2004
     problem = {"message": " ".join(message.split()), "type": kind, "param": None, "code": None}
     return JSONResponse({"error": problem}, status, headers)
 
@@ -360,7 +351,8 @@ class Server(uvicorn.Server):
             rule = "a server needs an address and a port that are free"
             raise input_error(rule, f"{host}:{port} ({error})", "choose another --port") from error
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{self.socket.getsockname()[1]}"
-        most = math.ceil(grace) + LEEWAY
+        # Five seconds to end connections in, after the last answer has ended.
+        most = math.ceil(grace) + 5
         super().__init__(
             uvicorn.Config(service.app, log_config=None, timeout_graceful_shutdown=most)
         )

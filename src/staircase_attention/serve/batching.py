@@ -12,7 +12,7 @@ import time
 from asyncio import Queue
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -45,8 +45,6 @@ class Answer:
     """A stream of one row. While that row is in the batch, so is its state."""
     unread: list[int]
     """What is left of its prompt."""
-    copies: "list[Answer]" = field(default_factory=list)
-    """Other answers to the same prompt, which is read once."""
     wants_state: bool
     """Whether the state is needed at the end."""
     news: "Queue[tuple[int, News]]"
@@ -58,11 +56,6 @@ class Answer:
     def is_over(self) -> bool:
         """Whether no further token is wanted."""
         return self.is_gone or bool(self.tokens.finished)
-
-    @property
-    def all(self) -> "list[Answer]":
-        """It and its copies."""
-        return [self, *self.copies]
 
 
 class Batch:
@@ -87,8 +80,7 @@ class Batch:
     @property
     def num_answers(self) -> int:
         """Answers in the making; while one moves on it may count twice, but never not at all."""
-        reading = sum(len(answer.all) for answer in tuple(self.reading))
-        return reading + len(self.ready) + len(self.rows)
+        return len(self.reading) + len(self.ready) + len(self.rows)
 
     def work(self) -> list[tuple[Answer, News]]:
         """Make rounds for a few milliseconds, one at least; gives the tokens that were made."""
@@ -130,17 +122,16 @@ class Batch:
             budget -= len(piece)
             try:
                 logits, state = feed(self.model, torch.tensor([piece]), one.tokens.stepper.state)
-                for answer in one.all:
-                    answer.tokens.stepper = Stepper(self.model, state)
-                    if not one.unread:
-                        self._extend([answer], logits[:, -1])
-            # Only a session from elsewhere can be wrong here, and only its own answers suffer.
+                one.tokens.stepper = Stepper(self.model, state)
+                if not one.unread:
+                    self._extend([one], logits[:, -1])
+            # Only a session from elsewhere can be wrong here, and only its own answer suffers.
             except Exception as error:
-                self._fail(one.all, error)
+                self._fail([one], error)
             # By turns, so that a short prompt does not wait for a long one.
             self.reading.rotate(-1)
-            if not one.unread or all(answer.is_gone for answer in one.all):
-                self.ready += one.all
+            if not one.unread or one.is_gone:
+                self.ready.append(one)
                 self.reading.remove(one)
 
     def _admit(self) -> None:
@@ -217,7 +208,7 @@ class Batch:
         """The answers whose prompts are being read, which are dropped."""
         found: list[Answer] = []
         while self.reading:
-            found += self.reading.popleft().all
+            found.append(self.reading.popleft())
         return found
 
     def _fail(self, answers: Sequence[Answer], error: Exception) -> None:
