@@ -93,7 +93,7 @@ class Stream:
         )
         return self.position == other.position and self.cached == other.cached and mine == theirs
 
-    def can_shift_beside(self, other: "Stream", period: int) -> bool:
+    def fits_beside(self, other: "Stream", period: int) -> bool:
         """Whether both can be one stream if one of them is shifted by whole periods."""
         begun = [one for one in (self, other) if min(one.starts) < one.position]
         layers = [[layer for _, layer in sorted(one.banks)] for one in begun]
@@ -231,20 +231,17 @@ class State(TensorState):
             kinds = ", ".join(str(state.model) for state in states) or "none"
             raise input_error("states to join must be of one model", kinds, "join those of one")
         streams: list[Stream] = []
-        num_rows = 0
+        num_rows, period = 0, states[0].chunk_length
         for state in states:
             for stream in state.streams:
                 moved = replace(stream, rows=tuple(row + num_rows for row in stream.rows))
                 # Fewer streams mean fewer, larger steps.
-                twin = next(
-                    (
-                        one
-                        for one in streams
-                        if one.is_in_step_with(moved)
-                        or (shifts and one.can_shift_beside(moved, states[0].chunk_length))
-                    ),
-                    None,
+                twins = (
+                    one
+                    for one in streams
+                    if one.is_in_step_with(moved) or (shifts and one.fits_beside(moved, period))
                 )
+                twin = next(twins, None)
                 if twin is None:
                     streams.append(moved)
                 else:
@@ -308,16 +305,10 @@ def _both(one: KeysValues | None, two: KeysValues | None, num_rows: tuple[int, i
         for part, number in zip((one, two), num_rows, strict=True)
     ]
     longest = max(part.num_tokens for part in held)
-
-    def stacked(tensors: Sequence[Tensor]) -> Tensor:
-        lacking = [longest - tensor.shape[2] for tensor in tensors]
-        return torch.cat(
-            [pad(one, (0, 0, by, 0)) for one, by in zip(tensors, lacking, strict=True)]
-        )
-
-    return KeysValues(
-        stacked([part.keys for part in held]), stacked([part.values for part in held])
-    )
+    padded = [
+        part.map(lambda tensor: pad(tensor, (0, 0, longest - tensor.shape[2], 0))) for part in held
+    ]
+    return KeysValues(*(torch.cat(tensors) for tensors in zip(*padded, strict=True)))
 
 
 def checked_mask(rows: Bool[Tensor, " batch"] | Sequence[bool], batch_size: int) -> Tensor:
