@@ -153,7 +153,7 @@ def test_rows_that_come_to_a_decoder_take_free_places_and_get_what_the_model_giv
                 # Each is at the place of a period at which the others are.
                 steps.add(prompt(row, length + (read[together[0]] - length) % period))
                 together.append(row)
-            for _ in range(2):
+            for _ in range(len(coming)):
                 tokens = torch.stack([batch[row, read[row]] for row in together])
                 with steps.step(tokens) as logits:
                     expected = torch.stack([alone[row, read[row]] for row in together])

@@ -122,7 +122,7 @@ def test_all_passes_of_a_token_of_a_parallel_loop_are_one_batch():
 
 
 @each_kind
-@settings(max_examples=3)
+@settings(max_examples=2)
 @given(data=st.data())
 def test_rows_that_come_and_go_share_streams_and_continue_as_each_would_alone(name, data):
     """A row joins with any history behind it, leaves, and comes back."""

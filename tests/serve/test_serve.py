@@ -108,7 +108,7 @@ def test_each_of_many_answers_is_that_of_the_model_alone(language):
     found, wanted = {}, {}
 
     def ask(server, number):
-        length, max_tokens = generator.integers(1, 40), int(generator.integers(1, 30))
+        length, max_tokens = generator.integers(1, 40), int(generator.integers(1, 20))
         prompt = bytes(generator.integers(97, 122, length).tolist()).decode()
         options = {"temperature": float(number % 3), "seed": number}
         wanted[number] = alone(language, prompt, max_tokens, **options)
@@ -127,7 +127,7 @@ def test_each_of_many_answers_is_that_of_the_model_alone(language):
         found[number] = "".join(event.choices[0].text for event in events)
 
     with serving(language, num_streams=100) as server:
-        threads = [threading.Thread(target=ask, args=(server, number)) for number in range(24)]
+        threads = [threading.Thread(target=ask, args=(server, number)) for number in range(16)]
         for thread in threads:
             thread.start()
         for thread in threads:
