@@ -4,7 +4,7 @@ import pytest
 import torch
 from small_streams import made
 
-from staircase_attention import CoreConfig, Ladder, SequenceModel, Staircase
+from staircase_attention import CachedStaircase, CoreConfig, Ladder, SequenceModel, Staircase
 from staircase_attention.engine import Decoder
 from staircase_attention.generation import SamplingConfig, load_stream, save_stream, stepper, stream
 
@@ -113,3 +113,57 @@ def test_decoders_draft_and_verify_the_tokens_of_the_model(schedule, monkeypatch
     assert 0 < drafted.speculation.num_accepted < drafted.speculation.num_drafted
     assert drafted.speculation.drafts._decoder
     assert drafted.stepper._decoder
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        Ladder(num_passes=2, span=4),
+        CachedStaircase(chunk_size=2, num_window_chunks=3, num_passes=2),
+    ],
+    ids=lambda schedule: schedule.name,
+)
+def test_rows_that_come_to_a_decoder_take_free_places_and_get_what_the_model_gives(
+    schedule, with_decoders
+):
+    """Also one with a longer past than all others, for which there is a new decoder."""
+    torch.manual_seed(0)
+    core = CoreConfig(width=32, num_layers=1, num_heads=2)
+    model = SequenceModel(vocab_size=9, core=core, schedule=schedule).eval()
+    batch = torch.randint(9, (6, 50))
+    read = [0] * 6
+    alone = model(batch)[0]
+
+    def prompt(row, length):
+        read[row] = length
+        return model(batch[row : row + 1, :length])[1]
+
+    with torch.inference_mode():
+        steps = stepper.Stepper(model, prompt(0, 13), grows=True)
+        together, decoders = [0], []
+        # The rows that come, with the number of tokens behind them, and the places that stay.
+        for coming, staying in (
+            ([(1, 7), (2, 1)], [0, 1, 2]),
+            ([(3, 13)], [0, 3, 1]),
+            ([(4, 2)], [1, 3, 0, 2]),
+            ([(5, 37)], [0, 4]),
+        ):
+            period = schedule.period
+            for row, length in coming:
+                # Each is at the place of a period at which the others are.
+                steps.add(prompt(row, length + (read[together[0]] - length) % period))
+                together.append(row)
+            for _ in range(len(coming)):
+                tokens = torch.stack([batch[row, read[row]] for row in together])
+                with steps.step(tokens) as logits:
+                    expected = torch.stack([alone[row, read[row]] for row in together])
+                    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
+                for row in together:
+                    read[row] += 1
+            decoders.append(steps._decoder)
+            steps.keep(staying)
+            together = [together[place] for place in staying]
+            assert steps.state.lengths == tuple(read[row] for row in together)
+    # Three rows have four places, of which each that is left is taken again.
+    assert decoders[0] is decoders[1] is decoders[2]
+    assert [decoder.batch_size for decoder in decoders] == [4, 4, 4, 8]

@@ -18,7 +18,7 @@ from building import (
     small,
     tokens,
 )
-from staircase_attention import ParallelLoop, Staircase
+from staircase_attention import ParallelLoop, Staircase, State
 
 each_kind = pytest.mark.parametrize("name", ALL_SCHEDULES)
 
@@ -119,3 +119,39 @@ def test_all_passes_of_a_token_of_a_parallel_loop_are_one_batch():
     model.core.register_forward_pre_hook(lambda _, given: sizes.append(tuple(given[0].shape[:2])))
     model(random_tokens(3, 1), state)
     assert sizes == [(4 * 3, 1)]
+
+
+@each_kind
+@settings(max_examples=2)
+@given(data=st.data())
+def test_rows_that_come_and_go_share_streams_and_continue_as_each_would_alone(name, data):
+    """A row joins with any history behind it, leaves, and comes back."""
+    model = data.draw(models(name))
+    batch = random_tokens(3, 40, seed=data.draw(small(0, 99)))
+    alone, _ = model(batch)
+    read, apart = [0] * 3, dict.fromkeys(range(3))
+    together, state = [], None
+    for _ in range(4):
+        newcomers = data.draw(st.sets(small(0, 2)))
+        for row in sorted(newcomers - {*together}):
+            length = data.draw(small(1, 7))
+            piece = batch[row : row + 1, read[row] : read[row] + length]
+            _, apart[row] = model(piece, apart[row])
+            read[row] += piece.shape[1]
+            state = State.join([apart[row]] if state is None else [state, apart[row]], shifts=True)
+            together.append(row)
+        if together:
+            phases = {length % model.schedule.period for length in state.lengths}
+            assert len(state.streams) == len(phases)
+            pieces = torch.stack([batch[row, read[row] : read[row] + 2] for row in together])
+            logits, state = model(pieces, state)
+            for found, row in zip(logits, together, strict=True):
+                expected = alone[row, read[row] : read[row] + 2]
+                torch.testing.assert_close(found, expected, **EXACT)
+                read[row] += 2
+            stays = data.draw(st.lists(st.booleans(), min_size=3, max_size=3))
+            for place, row in enumerate(together):
+                apart[row] = state.select([place])
+            kept = [place for place in range(len(together)) if stays[place]]
+            state = state.select(kept) if kept else None
+            together = [together[place] for place in kept]

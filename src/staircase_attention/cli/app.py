@@ -13,7 +13,7 @@ from staircase_attention.cli.experiments import compare, demo, estimate, quickst
 from staircase_attention.cli.prepare import prepare
 from staircase_attention.cli.runs import export, pack, recipes, resume, train
 from staircase_attention.cli.schedules import describe, draw
-from staircase_attention.cli.text import chat, sample
+from staircase_attention.cli.text import chat, sample, serve
 
 # Exit status for what a user can get wrong.
 USER_ERROR = 2
@@ -61,7 +61,7 @@ def staircase(
 # In the order of `staircase --help`.
 COMMANDS: tuple[Callable[..., int | None], ...] = (
     *(demo, quickstart, draw, describe, recipes, train, resume, evaluate, inspect),
-    *(sample, chat, compare, reproduce, pack, export, estimate),
+    *(sample, chat, serve, compare, reproduce, pack, export, estimate),
 )
 for command in COMMANDS:
     app.command("eval" if command is evaluate else None)(command)

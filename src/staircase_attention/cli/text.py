@@ -1,4 +1,4 @@
-"""`staircase sample` and `staircase chat`: text from a trained language model, as it is made."""
+"""`staircase sample`, `chat` and `serve`: text from a trained language model, as it is made."""
 
 import io
 import signal
@@ -45,6 +45,11 @@ MinP = Annotated[
 Penalty = Annotated[float, typer.Option(help="Above 1 makes recent tokens less likely.")]
 Seed = Annotated[int, typer.Option(help="Random seed.")]
 MaxTokens = Annotated[int, typer.Option(metavar="N", help="Maximum number of new tokens.")]
+
+Separator = Annotated[
+    str, typer.Option(help="Text that ends a turn in the corpus; \\n is a line break.")
+]
+SEPARATOR = "\\n\\n\\n"
 
 # Options that are fields of `SamplingConfig`.
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
@@ -155,9 +160,7 @@ def chat(
     context: typer.Context,
     run: TrainedRun,
     *,
-    separator: Annotated[
-        str, typer.Option(help="Text that ends a turn in the corpus; \\n is a line break.")
-    ] = "\\n\\n\\n",
+    separator: Separator = SEPARATOR,
     max_tokens: MaxTokens = 200,
     temperature: Temperature = 0.8,
     top_k: TopK = None,
@@ -218,6 +221,58 @@ def chat(
                 file.write(f"{words}{ending}{reply}{ending}")
         if request.number not in (0, signal.SIGINT):
             raise typer.Exit(128 + request.number)
+
+
+def serve(
+    run: TrainedRun,
+    *,
+    host: Annotated[str, typer.Option(help="Address; 0.0.0.0 for all.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes any that is free.")] = 8000,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(envvar="STAIRCASE_API_KEY", help="Refuse others; may be repeated."),
+    ] = None,
+    sessions: Annotated[
+        Path | None, typer.Option(help="Folder from which sessions are loaded, and saved to.")
+    ] = None,
+    max_streams: Annotated[int, typer.Option(metavar="N", help="Answers at the same time.")] = 64,
+    max_tokens: Annotated[int, typer.Option(metavar="N", help="New tokens per answer.")] = 4096,
+    max_prompt: Annotated[int, typer.Option(metavar="N", help="Tokens per prompt.")] = 100_000,
+    max_body: Annotated[int, typer.Option(metavar="BYTES", help="Of a request.")] = 1 << 20,
+    max_sessions: Annotated[int, typer.Option(metavar="N", help="Sessions in memory.")] = 1000,
+    rate: Annotated[
+        int | None, typer.Option(metavar="N", help="Requests per minute of a key or address.")
+    ] = None,
+    grace: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Time for answers to end after Ctrl-C.")
+    ] = 10.0,
+    separator: Separator = SEPARATOR,
+    checkpoint: CheckpointName = "best",
+    device: DeviceName = None,
+    trust_code: TrustCode = False,
+) -> None:
+    """Serve a language model, with OpenAI's protocol and sessions, until Ctrl-C."""
+    from staircase_attention.serve import Limits, Server, Service
+
+    limits = Limits(
+        num_streams=max_streams,
+        rate=rate,
+        num_body_bytes=max_body,
+        prompt_tokens=max_prompt,
+        max_tokens=max_tokens,
+        num_sessions=max_sessions,
+    )
+    service = Service(
+        load(run, checkpoint, device=device, trust_code=trust_code),
+        name=str(run),
+        limits=limits,
+        api_keys=api_key or (),
+        separator=separator.replace("\\n", "\n"),
+        folder=sessions,
+    )
+    server = Server(service, host=host, port=port, grace=grace)
+    typer.echo(f"serving {run} at {server.url}/v1", err=True)
+    server.run()
 
 
 def turns() -> Iterator[str]:

@@ -206,11 +206,11 @@ _OPENERS: dict[Compression | None, Callable[[IO[bytes]], Any]] = {
 }
 
 
-def import_extra(name: str, *, needed_for: str) -> Any:  # noqa: ANN401
-    """Import a package of the extra `corpora`, which only some inputs need."""
+def import_extra(name: str, *, needed_for: str, extra: str = "corpora") -> Any:  # noqa: ANN401
+    """Import a package of an extra, which only some inputs or commands need."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
         rule = f"{needed_for} needs the package {name.partition('.')[0]}"
-        remedy = "run pip install 'staircase-attention[corpora]'"
+        remedy = f"run pip install 'staircase-attention[{extra}]'"
         raise input_error(rule, "none installed", remedy) from error

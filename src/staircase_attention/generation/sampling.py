@@ -80,12 +80,24 @@ def choose(
 
     `recent` are each row's latest tokens, `rows` the rows' numbers, `count` the tokens made so far.
     """
+    draws = [uniform(seed=config.seed, row=row, count=count) for row in rows]
+    return choose_by(draws, config, logits, recent, rows=rows)
+
+
+def choose_by(
+    draws: Sequence[float],
+    config: SamplingConfig,
+    logits: Float[Tensor, "rows vocab"],
+    recent: Sequence[Sequence[int]],
+    *,
+    rows: Sequence[int],
+) -> tuple[Int[Tensor, " rows"], Float[Tensor, " rows"]]:
+    """As `choose`, by these draws in place of the config's seed."""
     logits = logits.double()
     scores = scores_to_draw(config, logits, recent, rows=rows)
     if config.temperature == 0:
         tokens = scores.argmax(-1)
     else:
-        draws = [uniform(seed=config.seed, row=row, count=count) for row in rows]
         tokens = pick(scores, torch.tensor(draws).to(logits))
     # Of the logits themselves: what the model believes, not what was drawn from.
     logprobs = logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]

@@ -70,8 +70,10 @@ class Stepper:
     A decoder keeps the state in its own layout. `state` converts it back, only when asked.
     """
 
-    def __init__(self, model: Model, state: ModelState, *, slack: int = 0) -> None:
-        self.model, self.slack = model, slack
+    def __init__(
+        self, model: Model, state: ModelState, *, slack: int = 0, grows: bool = False
+    ) -> None:
+        self.model, self.slack, self.grows = model, slack, grows
         self._state = state
         self._decoder: engine.Decoder | None = None
         self._active: Int[Tensor, " rows"] | None = None
@@ -137,6 +139,22 @@ class Stepper:
         index = torch.tensor(places, device=device_of(self.model))
         self._active = index if self._active is None else self._active[index]
 
+    def add(self, state: ModelState) -> None:
+        """Add the rows of a state behind the present ones, which stand at its place of a period."""
+        if self._decoder is not None and self._active is not None and isinstance(state, State):
+            free = sorted({*range(self._decoder.batch_size)} - {*self._active.tolist()})
+            rows = [state.select([row]).streams[0] for row in range(state.batch_size)]
+            if len(free) >= len(rows) and all(map(self._decoder.put, free, rows)):
+                self._active = torch.cat([self._active, self._active.new_tensor(free[: len(rows)])])
+                self._is_ahead = True
+                return
+        present = self.state
+        if isinstance(present, State) and isinstance(state, State):
+            self._state = State.join([present, state], shifts=True)
+        elif isinstance(present, LSTMState) and isinstance(state, LSTMState):
+            self._state = LSTMState.join([present, state])
+        self._drop_decoder()
+
     @contextmanager
     def step(self, tokens: Int[Tensor, " rows"]) -> Iterator[Float[Tensor, "rows vocab"]]:
         """The logits after one more token per row; the step is undone if the block raises."""
@@ -179,10 +197,17 @@ class Stepper:
         if not self._is_broken and engine.Decoder.fits(model, state):
             try:
                 assert isinstance(state, State)
+                num_used, active = state.batch_size, None
+                if self.grows:
+                    # Free rows, copies at first: a row that is added later needs no new decoder.
+                    num_free = (1 << (num_used - 1).bit_length()) - num_used
+                    state = state.select([*range(num_used), *[0] * num_free])
+                    active = torch.arange(num_used, device=device_of(model))
                 # Packed weights are the largest part of a decoder; all streams share them.
                 self._decoder = engine.Decoder(
                     model, state, weights=_weights.get(model), slack=self.slack
                 )
+                self._active = active
                 _weights[model] = self._decoder.weights
             # A compiler or memory may be missing; the model needs neither.
             except Exception as error:

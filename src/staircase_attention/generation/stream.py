@@ -162,7 +162,7 @@ class TokenStream(Iterator[NewToken]):
                     for stepper in (self.stepper, self.speculation.drafts):
                         stepper.settle(num_made)
             for one in made:
-                self._add(*one)
+                self.add(*one)
             return
         with inference(self.stepper.model), self.stepper.step(self.pending) as logits:
             tokens, logprobs = choose(
@@ -170,9 +170,9 @@ class TokenStream(Iterator[NewToken]):
             )
             pieces = [self._decoded(token) for token in tokens.tolist()]
         # Only now: an exception above leaves the stream as it was.
-        self._add(tokens, logprobs, pieces)
+        self.add(tokens, logprobs, pieces)
 
-    def _add(self, tokens: Tensor, logprobs: Tensor, pieces: Sequence[bytes]) -> None:
+    def add(self, tokens: Tensor, logprobs: Tensor, pieces: Sequence[bytes]) -> None:
         """Add a token to every row; one that ended in this round gets none."""
         self.pending = tokens
         self.num_made += 1

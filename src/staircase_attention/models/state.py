@@ -1,14 +1,16 @@
 """Where a stream stands: everything a model must remember to continue exactly."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from numbers import Integral
 from typing import Any, Self
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from staircase_attention.checks import input_error
 from staircase_attention.layers import KeysValues
@@ -82,7 +84,7 @@ class Stream:
         index = torch.tensor(places, dtype=torch.int64)
         chosen = self.map(lambda tensor: tensor.index_select(0, index.to(tensor.device)))
         starts = tuple(self.starts[place] for place in places)
-        return replace(chosen, rows=tuple(rows), starts=starts)
+        return replace(chosen, rows=tuple(rows), starts=starts)._without_hidden()
 
     def is_in_step_with(self, other: "Stream") -> bool:
         """Whether both hold tokens of the same positions, so that they can be one stream."""
@@ -91,18 +93,44 @@ class Stream:
         )
         return self.position == other.position and self.cached == other.cached and mine == theirs
 
-    def beside(self, other: "Stream") -> "Stream":
-        """The rows of both, as one stream."""
+    def fits_beside(self, other: "Stream", period: int) -> bool:
+        """Whether both can be one stream if one of them is shifted by whole periods."""
+        begun = [one for one in (self, other) if min(one.starts) < one.position]
+        layers = [[layer for _, layer in sorted(one.banks)] for one in begun]
+        return (self.position - other.position) % period == 0 and layers == layers[:1] * len(begun)
 
-        def both(one: KeysValues, two: KeysValues) -> KeysValues:
-            return KeysValues(torch.cat([one.keys, two.keys]), torch.cat([one.values, two.values]))
+    def shifted(self, position: int, banks: Iterable[tuple[int, int]]) -> "Stream":
+        """The same rows at a later position, with banks that are numbered as these, in order.
 
-        together = replace(
+        Only distances matter, and a timetable opens the same banks at the same place of a period.
+        """
+        by = position - self.position
+        return replace(
             self,
-            rows=self.rows + other.rows,
-            starts=self.starts + other.starts,
-            banks={key: both(held, other.banks[key]) for key, held in self.banks.items()},
-            cache=tuple(both(*pair) for pair in zip(self.cache, other.cache, strict=True)),
+            position=position,
+            starts=tuple(start + by for start in self.starts),
+            banks={
+                new: self.banks[old]
+                for new, old in zip(sorted(banks), sorted(self.banks))  # noqa: B905
+            },
+            cached=tuple(range(part.start + by, part.stop + by) for part in self.cached),
+        )
+
+    def beside(self, other: "Stream") -> "Stream":
+        """The rows of both, as one stream, at the later of both positions."""
+        position = max(self.position, other.position)
+        numbers = max(self, other, key=lambda one: (one.position, len(one.banks))).banks
+        one, two = (stream.shifted(position, numbers) for stream in (self, other))
+        num_rows = len(one.rows), len(two.rows)
+        keys = [key for key in numbers if key in one.banks or key in two.banks]
+        together = replace(
+            one,
+            rows=one.rows + two.rows,
+            starts=one.starts + two.starts,
+            banks={key: _both(one.banks.get(key), two.banks.get(key), num_rows) for key in keys},
+            cache=tuple(_both(*pair, num_rows) for pair in zip_longest(one.cache, two.cache)),
+            # Whoever began earlier has cached what the other has, and more.
+            cached=max(one.cached, two.cached, key=num_positions),
         )
         # A stream's rows are in ascending order.
         rows = sorted(together.rows)
@@ -119,11 +147,16 @@ class Stream:
             self.position if is_new else start
             for start, is_new in zip(self.starts, flags, strict=True)
         )
-        # Cached tokens from before all rows began are seen by none.
-        cached = overlap(self.cached, (range(min(starts), self.position),))
+        return replace(cleared, starts=starts)._without_hidden()
+
+    def _without_hidden(self) -> "Stream":
+        """Without cached tokens from before all rows began, which are seen by none."""
+        cached = overlap(self.cached, (range(min(self.starts), self.position),))
         drop = num_positions(self.cached) - num_positions(cached)
-        cache = tuple(held.part(drop, held.num_tokens).map(torch.clone) for held in cleared.cache)
-        return replace(cleared, starts=starts, cache=cache, cached=cached)
+        if not drop:
+            return self
+        cache = tuple(held.part(drop, held.num_tokens).map(torch.clone) for held in self.cache)
+        return replace(self, cache=cache, cached=cached)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,18 +221,27 @@ class State(TensorState):
         return replace(self, streams=tuple(streams))
 
     @classmethod
-    def join(cls, states: Sequence["State"]) -> "State":
-        """The state of a batch made of these batches' rows, one after another."""
+    def join(cls, states: Sequence["State"], *, shifts: bool = False) -> "State":
+        """The state of a batch made of these batches' rows, one after another.
+
+        With `shifts`, all rows at the same place of a period become one stream, which is faster:
+        they are shifted to one position, and what a longer past has before a shorter one is hidden.
+        """
         if not states or any(state.model != states[0].model for state in states):
             kinds = ", ".join(str(state.model) for state in states) or "none"
             raise input_error("states to join must be of one model", kinds, "join those of one")
         streams: list[Stream] = []
-        num_rows = 0
+        num_rows, period = 0, states[0].chunk_length
         for state in states:
             for stream in state.streams:
                 moved = replace(stream, rows=tuple(row + num_rows for row in stream.rows))
                 # Fewer streams mean fewer, larger steps.
-                twin = next((one for one in streams if one.is_in_step_with(moved)), None)
+                twins = (
+                    one
+                    for one in streams
+                    if one.is_in_step_with(moved) or (shifts and one.fits_beside(moved, period))
+                )
+                twin = next(twins, None)
                 if twin is None:
                     streams.append(moved)
                 else:
@@ -251,6 +293,22 @@ class State(TensorState):
     def map(self, change: Callable[[Tensor], Tensor]) -> "State":
         """The same change made to every tensor."""
         return replace(self, streams=tuple(stream.map(change) for stream in self.streams))
+
+
+def _both(one: KeysValues | None, two: KeysValues | None, num_rows: tuple[int, int]) -> KeysValues:
+    """The rows of both, with zeros before what is shorter."""
+    some = one or two
+    assert some is not None
+    # Rows that have not begun hold nothing.
+    held = [
+        part or some.map(lambda tensor: tensor[:1, :, :0].expand(number, -1, -1, -1))  # noqa: B023
+        for part, number in zip((one, two), num_rows, strict=True)
+    ]
+    longest = max(part.num_tokens for part in held)
+    padded = [
+        part.map(lambda tensor: pad(tensor, (0, 0, longest - tensor.shape[2], 0))) for part in held
+    ]
+    return KeysValues(*(torch.cat(tensors) for tensors in zip(*padded, strict=True)))
 
 
 def checked_mask(rows: Bool[Tensor, " batch"] | Sequence[bool], batch_size: int) -> Tensor:

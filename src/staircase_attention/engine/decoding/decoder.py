@@ -21,6 +21,7 @@ from staircase_attention.engine.decoding.plan import (
     Planner,
     Sizes,
     measured,
+    within,
 )
 from staircase_attention.engine.decoding.weights import Weights
 from staircase_attention.engine.kernels.graphs import captured
@@ -29,12 +30,13 @@ from staircase_attention.layers.positions import ROTARY_BASE
 from staircase_attention.models.exits import ExitBackend
 from staircase_attention.models.sequence_model import SequenceModel
 from staircase_attention.models.state import State, Stream
-from staircase_attention.schedules import joined
+from staircase_attention.schedules import joined, num_positions
 
 if TYPE_CHECKING:
     from staircase_attention.engine.decoding.launches import Launch, Launches
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+ALL = slice(None)
 # The first compute capability with programmatic dependent launch.
 HOPPER = 9
 
@@ -81,13 +83,22 @@ class DecoderMemory:
         """The first vector of a layer's cache."""
         return (self._banks[0].numel() + layer * self._caches[0, 0].numel()) // self.head_size
 
-    def fill(self, stream: Stream, books: Books) -> None:
-        """Take in what a stream remembers."""
+    def fill(self, stream: Stream, books: Books, rows: slice = ALL) -> None:
+        """Take in what a stream remembers, as these rows."""
         for key, memory, places in self._bank_parts(books, stream.position):
-            memory.index_copy_(3, places, torch.stack(stream.banks[key]).detach().to(memory))
+            held = torch.stack(stream.banks[key]).detach().to(memory)
+            memory[:, rows].index_copy_(3, places, held)
         parts = zip(stream.cache, self._cache_parts(books), strict=False)
-        for held, (memory, places) in parts:
-            memory.index_copy_(3, places, torch.stack(held).detach().to(memory))
+        for cached, (memory, places) in parts:
+            memory[:, rows].index_copy_(3, places, torch.stack(cached).detach().to(memory))
+
+    def replace(self, row: int, stream: Stream, books: Books) -> None:
+        """Forget a row, and take in a stream of one row in its place."""
+        # What is hidden gets weight zero, but 0 times NaN is NaN.
+        self._banks[:, :, :, row].zero_()
+        self._caches[:, :, row].zero_()
+        self.starts[row] = stream.starts[0]
+        self.fill(stream, books, slice(row, row + 1))
 
     def stream(self, begun: Stream, books: Books, position: int) -> Stream:
         """What the model's own stream would be at a position."""
@@ -293,6 +304,27 @@ class Decoder:
         with torch.inference_mode(mode=False):
             twice = Sizes(*(2 * size for size in plan.sizes))
             self._begin(self.state().streams[0], self._sizes | twice)
+
+    def put(self, row: int, stream: Stream) -> bool:
+        """Let a row continue from a stream of one row; False if its past has no place here."""
+        here = self._position
+        books, behind = self._planner.books_at(self._plan, here), here - stream.position
+        layers = [[layer for _, layer in sorted(held)] for held in (books.banks, stream.banks)]
+        if behind < 0 or behind % self._given.chunk_length or layers[0] != layers[1]:
+            return False
+        stream = stream.shifted(here, books.banks)
+        num_held = {key: held.num_tokens for key, held in stream.banks.items()}
+        cached = within(books.cached, stream.cached)
+        num_cached = sum(one.length for one in cached)
+        is_longer = any(number > books.banks[key] for key, number in num_held.items())
+        if is_longer or num_cached < num_positions(stream.cached):
+            return False
+        with torch.no_grad():
+            self._memory.replace(row, stream, Books(num_held, books.regions, cached))
+        starts = list(self._begun.starts)
+        starts[row] = stream.starts[0]
+        self._begun = replace(self._begun, starts=tuple(starts))
+        return True
 
     def _launches(self, number: int) -> "Launches":
         """What takes `number` tokens of each row to their logits."""

@@ -1,0 +1,225 @@
+"""How soon a restored session answers, and what a server does under load.
+
+    python benchmarks/serving.py restore [--run RUN]     first token after 1, 1,000, 100,000 tokens
+    python benchmarks/serving.py load [--seconds 300]    64 clients, of which some are killed
+
+Both start `staircase serve` as a process of its own, on a free port. `load` first computes every
+answer alone, without a server, and then compares.
+"""
+
+import argparse
+import http.client
+import json
+import random
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from staircase_attention.generation import SamplingConfig, stream_text
+from staircase_attention.training import load_language_model
+
+HISTORIES = (1, 1000, 100_000)
+WORDS = ["the", "old", "man", "looked", "at", "her", "and", "said", "that", "it", "was", "dark"]
+# How many answers have clients that go away.
+KILLED = 0.2
+
+
+@contextmanager
+def served(run: str, *options: str) -> Iterator[tuple[int, int]]:
+    """A server's port and process id."""
+    command = [sys.executable, "-m", "staircase_attention", "serve", run, "--port", "0", *options]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    line = process.stderr.readline()
+    found = re.search(r":(\d+)/v1", line)
+    assert found, line
+    try:
+        yield int(found[1]), process.pid
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def ask(port: int, body: dict[str, object]) -> dict:
+    """A whole answer."""
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    connection.request("POST", "/v1/completions", json.dumps(body))
+    answer = json.loads(connection.getresponse().read())
+    connection.close()
+    assert "error" not in answer, answer
+    return answer
+
+
+def restore(run: str, repeats: int) -> None:
+    """Time the first token after a restore, beyond one decode step: on the clock, and of CPU."""
+    draw = random.Random(0)
+
+    def timed(process: int, body: dict[str, object]) -> tuple[float, float]:
+        begin, begin_cpu = time.perf_counter(), cpu_seconds(process)
+        ask(port, body)
+        return time.perf_counter() - begin, cpu_seconds(process) - begin_cpu
+
+    def report(name: str, process: int) -> None:
+        for history in HISTORIES:
+            # Nothing new to read: the session's last token gives the first one.
+            body = {"prompt": "", "session": f"after-{history}"}
+            # By turns, because the machine may have other work.
+            pairs = [
+                (
+                    timed(process, {**body, "max_tokens": 1}),
+                    timed(process, {**body, "max_tokens": 33}),
+                )
+                for _ in range(repeats)
+            ]
+            for clock, kind in enumerate(("clock", "CPU")):
+                first, longer = (
+                    statistics.median(pair[place][clock] for pair in pairs) for place in (0, 1)
+                )
+                step = (longer - first) / 32
+                print(
+                    f"{name}, {history:>7,} tokens, {kind}: first token {1e3 * first:.1f} ms, "
+                    f"step {1e3 * step:.1f} ms, beyond it {1e3 * (first - step):.1f} ms",
+                    flush=True,
+                )
+
+    with tempfile.TemporaryDirectory() as folder:
+        with served(run, "--sessions", folder) as (port, process):
+            ask(port, {"prompt": "warm up", "max_tokens": 8})
+            for history in HISTORIES:
+                # One token is what texts begin with.
+                prompt = [draw.randrange(100) for _ in range(history - 1)]
+                ask(port, {"prompt": prompt, "max_tokens": 1, "return_state": f"after-{history}"})
+            report("in memory", process)
+        sizes = [path.stat().st_size for path in sorted(Path(folder).iterdir())]
+        print("files of", ", ".join(f"{size:,}" for size in sizes), "bytes")
+        with served(run, "--sessions", folder) as (port, process):
+            ask(port, {"prompt": "warm up", "max_tokens": 8})
+            report("after a restart", process)
+
+
+def load(run: str, seconds: float, num_clients: int, num_requests: int) -> None:
+    """Answer many clients at once, compare every answer, and watch the memory."""
+    draw = random.Random(0)
+    language = load_language_model(run)
+    end = language.tokeniser.end_symbol
+    stops = [] if end is None else [end]
+    cases = []
+    for number in range(num_requests):
+        prompt = " ".join(draw.choices(WORDS, k=draw.randint(1, 60)))
+        options = {"temperature": 0} if number % 2 else {"temperature": 1.0, "top_p": 0.95}
+        max_tokens = draw.randint(4, 48)
+        made = stream_text(
+            language.model,
+            prompt,
+            encode=language.encode,
+            decode=language.decode,
+            max_tokens=max_tokens,
+            sampling=SamplingConfig(**options, seed=number),
+            stop_tokens=stops,
+            start_token=end,
+        )
+        body = {"prompt": prompt, "max_tokens": max_tokens, "seed": number, **options}
+        cases.append((body, "".join(new.text for new in made)))
+    print(f"{num_requests} answers computed alone")
+    counts: Counter[str] = Counter()
+    wrong: list[tuple[dict, str, str]] = []
+    # The row of a client that was killed lives on until the next round.
+    with served(run, "--max-streams", str(num_clients + num_clients // 4)) as (port, process):
+        stop_at = time.monotonic() + seconds
+
+        def client(number: int) -> None:
+            chance = random.Random(number)
+            while time.monotonic() < stop_at:
+                body, expected = chance.choice(cases)
+                is_killed = chance.random() < KILLED
+                text = answer(port, body, chance.randint(0, 8) if is_killed else None)
+                if is_killed or text is None:
+                    counts["killed" if is_killed else "refused"] += 1
+                    continue
+                counts["completed"] += 1
+                counts["tokens"] += body["max_tokens"]
+                if text != expected:
+                    wrong.append((body, expected, text))
+
+        clients = [threading.Thread(target=client, args=(number,)) for number in range(num_clients)]
+        for one in clients:
+            one.start()
+        resident = []
+        while time.monotonic() < stop_at:
+            time.sleep(min(10.0, seconds / 10))
+            resident.append(resident_mib(process))
+            print(f"{dict(counts)} resident {resident[-1]:.0f} MiB, {len(wrong)} wrong", flush=True)
+        for one in clients:
+            one.join()
+    third = len(resident) // 3
+    early, late = (statistics.median(part) for part in (resident[third:-third], resident[-third:]))
+    print(
+        f"{counts['completed']:,} answers ({counts['tokens'] / seconds:.0f} tokens per second at "
+        f"most), {counts['killed']:,} killed, {counts['refused']:,} refused, {len(wrong)} wrong; "
+        f"resident {early:.0f} MiB in the middle third, {late:.0f} MiB in the last"
+    )
+    for body, expected, text in wrong[:5]:
+        print(json.dumps({"asked": body, "alone": expected, "served": text}))
+
+
+def answer(port: int, body: dict[str, object], num_events: int | None) -> str | None:
+    """A streamed answer; after so many events the client goes away."""
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    connection.request("POST", "/v1/completions", json.dumps({**body, "stream": True}))
+    response = connection.getresponse()
+    if response.status != http.client.OK:
+        connection.close()
+        time.sleep(0.1)
+        return None
+    text, num_seen = "", 0
+    for line in response:
+        if num_events is not None and num_seen >= num_events:
+            break
+        if line.startswith(b"data: {"):
+            num_seen += 1
+            text += json.loads(line[6:])["choices"][0]["text"]
+    # Without reading to the end: the server notices a closed socket.
+    connection.close()
+    return text
+
+
+def cpu_seconds(process: int) -> float:
+    """Seconds that all threads of a process have run for."""
+    files = Path(f"/proc/{process}/task").glob("*/schedstat")
+    return sum(int(file.read_text().split()[0]) for file in files) / 1e9
+
+
+def resident_mib(process: int) -> float:
+    """Memory of a process."""
+    status = Path(f"/proc/{process}/status").read_text()
+    found = re.search(r"VmRSS:\s+(\d+)", status)
+    assert found
+    return int(found[1]) / 1024
+
+
+def main() -> None:
+    """Run what was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=["restore", "load"])
+    parser.add_argument("--run", default="pretrained:novels-and-talk")
+    parser.add_argument("--seconds", type=float, default=300)
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--requests", type=int, default=200)
+    parser.add_argument("--repeats", type=int, default=20)
+    given = parser.parse_args()
+    if given.what == "restore":
+        restore(given.run, given.repeats)
+    else:
+        load(given.run, given.seconds, given.clients, given.requests)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,367 @@
+"""The endpoints, and what guards them.
+
+The event loop talks to clients; one thread makes tokens (`Batch.work`). The loop hands prompts
+over, the thread returns tokens, and nothing else is shared.
+"""
+
+import asyncio
+import hmac
+import json
+import logging
+import math
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import prometheus_client as prometheus
+import torch
+import uvicorn
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from staircase_attention.checks import InputError, check_integer, check_number, input_error
+from staircase_attention.files import parse_json
+from staircase_attention.generation import Finish, TokenStream
+from staircase_attention.generation.prompts import as_rows
+from staircase_attention.generation.stepper import Stepper
+from staircase_attention.serve import protocol
+from staircase_attention.serve.batching import Answer, Batch
+from staircase_attention.serve.protocol import Job, Limits, RefusedError
+from staircase_attention.serve.sessions import Sessions
+from staircase_attention.training import LanguageModel
+
+MINUTE = 60.0
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+class Service:
+    """A language model behind endpoints; `app` is an ASGI application."""
+
+    def __init__(
+        self,
+        language: LanguageModel,
+        *,
+        name: str,
+        limits: Limits | None = None,
+        api_keys: Sequence[str] = (),
+        separator: str = "\n\n\n",
+        folder: Path | None = None,
+    ) -> None:
+        self.language, self.name, self.separator = language, name, separator
+        self.limits = Limits() if limits is None else limits
+        self.api_keys = [key.encode() for key in api_keys]
+        self.batch = Batch(language.model)
+        most = self.limits.num_sessions
+        self.sessions = Sessions(language.model, language.decode, most=most, folder=folder)
+        self.metrics = metrics = prometheus.CollectorRegistry()
+        labels = ["endpoint", "status"]
+        self.requests = prometheus.Counter("staircase_requests", "", labels, registry=metrics)
+        self.tokens = prometheus.Counter("staircase_tokens", "", ["kind"], registry=metrics)
+        self.first = prometheus.Histogram("staircase_first_token_seconds", "", registry=metrics)
+        gauges = {"streams": lambda: self.batch.num_answers}
+        gauges["sessions"] = lambda: len(self.sessions.by_name)
+        for what, count in gauges.items():
+            prometheus.Gauge(f"staircase_{what}", "", registry=metrics).set_function(count)
+        self.wake = asyncio.Event()
+        self.paid_until: dict[str, float] = {}
+        """Of each client, when the requests it has sent would have come at the rate."""
+        endpoints: dict[str, tuple[str, Endpoint]] = {
+            "/metrics": ("GET", self.show_metrics),
+            "/v1/models": ("GET", self.models),
+            "/v1/models/{name:path}": ("GET", self.models),
+            "/v1/completions": ("POST", partial(self.answer, "completions")),
+            "/v1/chat/completions": ("POST", partial(self.answer, "chat")),
+            "/v1/sessions": ("GET", self.session),
+            "/v1/sessions/{name}": ("GET DELETE", self.session),
+            "/v1/sessions/{name}/fork/{other}": ("POST", self.fork),
+        }
+        # Whoever supervises the server has no key.
+        routes = [Route("/health", lambda _: JSONResponse({"status": "ok"}))]
+        for path, (methods, endpoint) in endpoints.items():
+            routes.append(Route(path, self._guarded(path, endpoint), methods=methods.split()))
+        reports = {HTTPException: lambda _, error: report(error)}
+        self.app = Starlette(routes=routes, exception_handlers=reports, lifespan=self._lifespan)
+
+    @asynccontextmanager
+    async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        """Make tokens; save sessions."""
+        # One thread: PyTorch's own threads belong to the one that calls it.
+        with ThreadPoolExecutor(1) as thread:
+            making = asyncio.create_task(self._make(thread))
+            yield
+            making.cancel()
+        self.sessions.save()
+
+    async def _make(self, thread: ThreadPoolExecutor) -> None:
+        loop = asyncio.get_running_loop()
+        while await self.wake.wait():
+            self.wake.clear()
+            while self.batch.num_answers:
+                for answer, new in await loop.run_in_executor(thread, self.batch.work):
+                    answer.news.put_nowait((answer.index, new))
+
+    def _guarded(self, path: str, endpoint: Endpoint) -> Endpoint:
+        """An endpoint that answers those who may ask, reports errors, and counts."""
+
+        async def guarded(request: Request) -> Response:
+            try:
+                self._check_client(request)
+                response = await endpoint(request)
+            except ClientDisconnect:
+                response = Response(status_code=499)
+            except Exception as error:
+                response = report(error)
+            self.requests.labels(path, response.status_code).inc()
+            return response
+
+        return guarded
+
+    def _check_client(self, request: Request) -> None:
+        """Refuse who has no key, and who asks too often."""
+        key = request.headers.get("authorization", "").removeprefix("Bearer ")
+        # All keys are compared, so that time tells nothing.
+        known = [hmac.compare_digest(key.encode(), one) for one in self.api_keys]
+        if known and not any(known):
+            rule, remedy = "a request must have the server's API key", "send it as a bearer token"
+            raise RefusedError(401, rule, "another" if key else "none", remedy)
+        if (rate := self.limits.rate) is None:
+            return
+        now, client = time.monotonic(), key if known else getattr(request.client, "host", "")
+        self.paid_until = {one: at for one, at in self.paid_until.items() if at > now}
+        until = max(now, self.paid_until.get(client, now)) + MINUTE / rate
+        # The requests of a minute may come at once.
+        if (wait := until - now - MINUTE) > 1e-6:  # noqa: PLR2004
+            rule = f"a client may send {rate} requests per minute"
+            raise RefusedError(429, rule, "more", "wait", wait=wait)
+        self.paid_until[client] = until
+
+    async def show_metrics(self, _: Request) -> Response:
+        """Counters in Prometheus' format."""
+        shown = prometheus.generate_latest(self.metrics)
+        return Response(shown, media_type=prometheus.CONTENT_TYPE_LATEST)
+
+    async def models(self, request: Request) -> Response:
+        """The model that there is, in a list or by its name."""
+        model = {"id": self.name, "object": "model", "created": 0, "owned_by": "you"}
+        name = request.path_params.get("name")
+        if name not in (None, self.name):
+            raise RefusedError(404, f"the model is {self.name}", name, "use this name")
+        return JSONResponse(model if name else {"object": "list", "data": [model]})
+
+    async def session(self, request: Request) -> Response:
+        """List all sessions, show one, or forget it."""
+        if (name := request.path_params.get("name")) is None:
+            found = [self.sessions.described(name) for name in self.sessions.by_name]
+            return JSONResponse({"object": "list", "data": found})
+        session = self.sessions.described(name)
+        if request.method == "DELETE":
+            self.sessions.delete(name)
+            session["deleted"] = True
+        return JSONResponse(session)
+
+    async def fork(self, request: Request) -> Response:
+        """The same session under a second name: neither changes with the other."""
+        tokens = self.sessions.find(request.path_params["name"])
+        name = protocol.checked_name(request.path_params["other"])
+        self.sessions.check_room(name)
+        return JSONResponse(self.sessions.described(self.sessions.put(name, tokens)), 201)
+
+    async def answer(self, kind: protocol.Kind, request: Request) -> Response:
+        """OpenAI's completions, and chat completions."""
+        body, name, most = await self._json(request), self.name, self.limits.num_streams
+        job = protocol.parse(kind, body, name, separator=self.separator, limits=self.limits)
+        if job.returns_state:
+            self.sessions.check_room(job.save_as)
+        # To encode a long text takes a while.
+        job.answers = await run_in_threadpool(self._answers, job)
+        if self.batch.num_answers + len(job.answers) > most:
+            rule = f"at most {most} answers are made at the same time"
+            raise RefusedError(429, rule, "one more", "try again in a second", wait=1)
+        job.num_read = sum(len(one.unread) for one in job.answers) // job.num_choices
+        job.num_before = sum(answer.tokens.num_made for answer in job.answers)
+        self.tokens.labels("read").inc(job.num_read)
+        self.batch.reading.extend(job.answers)
+        self.wake.set()
+        if job.is_streamed:
+            return StreamingResponse(self._events(job), media_type="text/event-stream")
+        return JSONResponse(await self._whole(job, request))
+
+    def _answers(self, job: Job) -> list[Answer]:
+        """The answers that are to be made: `num_choices` to each prompt."""
+        model, end = self.language.model, self.language.tokeniser.end_symbol
+        stop_tokens = () if end is None else (end,)
+        # In training a document follows the end of another.
+        past, before, state, num_made = "", [*stop_tokens], model.initial_state(1), 0
+        recent = before
+        if job.session is not None:
+            tokens = self.sessions.find(job.session)
+            last = int(tokens.pending[0])
+            # The model has not read the last token; a stop token is not part of the text.
+            before, recent = [] if last in stop_tokens else [last], tokens.recent[0]
+            state, num_made = tokens.stepper.state, tokens.num_made
+            if job.kind == "chat" and "stop_string" not in tokens.finished.values():
+                past = self.separator
+        found: list[Answer] = []
+        news: asyncio.Queue[Any] = asyncio.Queue()
+        for number, prompt in enumerate(job.prompts):
+            new = self.language.encode(past + prompt) if isinstance(prompt, str) else [*prompt]
+            as_rows([[*before, *new]], vocab_size=model.vocab_size, start_token=None)
+            if len(new) > self.limits.prompt_tokens:
+                rule = f"a prompt must have at most {self.limits.prompt_tokens:,} tokens"
+                raise input_error(rule, f"{len(new):,}", "send it in parts, with return_state")
+            found += [
+                Answer(
+                    index=number * job.num_choices + row,
+                    tokens=TokenStream(
+                        stepper=Stepper(model, state),
+                        rows=(row,),
+                        pending=torch.tensor([*before, *new][-1:]),
+                        recent=[[*recent, *new]],
+                        sampling=job.sampling,
+                        max_tokens=num_made + job.max_tokens,
+                        stop_tokens=stop_tokens,
+                        decode=self.language.decode,
+                        stop_strings=job.stop_strings,
+                        num_made=num_made,
+                    ),
+                    unread=[*before, *new],
+                    wants_state=job.returns_state,
+                    news=news,
+                )
+                for row in range(job.num_choices)
+            ]
+        return found
+
+    async def _choices(self, job: Job) -> AsyncIterator[dict[str, Any]]:
+        """The answers: in pieces as they are made, or each when it is complete."""
+        texts, begun, num_left = dict[int, str](), set[int](), len(job.answers)
+        try:
+            while num_left:
+                # Whatever has been made meanwhile goes together.
+                found = [await job.answers[0].news.get()]
+                while not job.answers[0].news.empty():
+                    found.append(job.answers[0].news.get_nowait())
+                if not texts:
+                    self.first.observe(time.time() - job.created)
+                self.tokens.labels("made").inc(len(found))
+                ends: dict[int, Finish | None] = {}
+                for index, new in found:
+                    if isinstance(new, Exception):
+                        raise new
+                    texts[index], ends[index] = texts.get(index, "") + new.text, new.finish
+                for index, end in ends.items():
+                    num_left -= end is not None
+                    session = None
+                    if end is not None and job.returns_state:
+                        session = self.sessions.put(job.save_as, job.answers[index].tokens)
+                    if end is not None or (job.is_streamed and texts[index]):
+                        is_first = index not in begun
+                        yield job.choice(index, texts[index], end, session, is_first=is_first)
+                        begun.add(index)
+                        texts[index] = ""
+        finally:
+            # Whoever is no longer heard is no longer answered.
+            for answer in job.answers:
+                answer.is_gone = True
+
+    async def _events(self, job: Job) -> AsyncIterator[str]:
+        """Server-sent events."""
+        try:
+            async for choice in self._choices(job):
+                yield f"data: {json.dumps(job.body([choice]))}\n\n"
+            if job.has_usage:
+                yield f"data: {json.dumps(job.body([], job.usage))}\n\n"
+            yield "data: [DONE]\n\n"
+        # The status has been sent: only an event can tell.
+        except Exception as error:
+            yield f"data: {bytes(report(error).body).decode()}\n\n"
+
+    async def _whole(self, job: Job, request: Request) -> dict[str, Any]:
+        """All answers, complete, unless the client goes away."""
+
+        async def collect() -> list[dict[str, Any]]:
+            return sorted([one async for one in self._choices(job)], key=lambda one: one["index"])
+
+        collecting = asyncio.ensure_future(collect())
+        # The body has been read: all that can come is the news that the client has gone.
+        leaving = asyncio.ensure_future(request.receive())
+        await asyncio.wait({collecting, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        leaving.cancel()
+        if not collecting.done():
+            collecting.cancel()
+            raise ClientDisconnect
+        return job.body(collecting.result(), job.usage)
+
+    async def _json(self, request: Request) -> object:
+        """The body of a request, of bounded size."""
+        body, most = bytearray(), self.limits.num_body_bytes
+        async for part in request.stream():
+            body += part
+            if len(body) > most:
+                raise RefusedError(413, f"a body has at most {most:,} bytes", "more", "send less")
+        try:
+            return parse_json(bytes(body))
+        except ValueError as error:
+            raise input_error("the body must be JSON", error, "check its quotes") from error
+
+
+def report(error: Exception) -> Response:
+    """An error as OpenAI's clients expect it."""
+    status, message, headers = 500, "the server failed; its log tells why", {}
+    if isinstance(error, HTTPException):
+        status = error.status_code
+        message = f"a request must have a known path and method, got {error.detail}; check both"
+    elif isinstance(error, InputError):
+        status, message = getattr(error, "status", 400), str(error)
+    elif isinstance(error, UnicodeError):
+        status, message = 400, f"text must be Unicode, got {error}; leave out lone surrogates"
+    else:
+        logging.getLogger(__name__).error("a request failed", exc_info=error)
+    if wait := getattr(error, "wait", None):
+        headers["Retry-After"] = str(math.ceil(wait))
+    kind = "server_error" if status >= 500 else "invalid_request_error"  # noqa: PLR2004
+    problem = {"message": " ".join(message.split()), "type": kind, "param": None, "code": None}
+    return JSONResponse({"error": problem}, status, headers)
+
+
+class Server(uvicorn.Server):
+    """Serves on a socket of its own until it is asked to stop."""
+
+    def __init__(
+        self, service: Service, *, host: str = "127.0.0.1", port: int = 8000, grace: float = 10.0
+    ) -> None:
+        check_integer("port", port, minimum=0, maximum=65535, example=8000)
+        check_number("grace", grace, minimum=0, example=10)
+        self.service, self.grace = service, grace
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            self.socket = socket.create_server((host, port), family=family)
+        except OSError as error:
+            rule = "a server needs an address and a port that are free"
+            raise input_error(rule, f"{host}:{port} ({error})", "choose another --port") from error
+        self.url = f"http://{f'[{host}]' if ':' in host else host}:{self.socket.getsockname()[1]}"
+        # Five seconds to end connections in, after the last answer has ended.
+        most = math.ceil(grace) + 5
+        super().__init__(
+            uvicorn.Config(service.app, log_config=None, timeout_graceful_shutdown=most)
+        )
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until SIGINT, SIGTERM or `handle_exit`."""
+        super().run(sockets or [self.socket])
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """As uvicorn, and cut answers short that last longer than the grace."""
+        super().handle_exit(sig, frame)
+        self.service.batch.deadline = time.monotonic() + self.grace

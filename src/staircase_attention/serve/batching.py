@@ -1,0 +1,217 @@
+"""Continuous batching: answers come and go as rows of one state, which one stepper takes on.
+
+Prompts are read in pieces, each by itself; between two pieces every row gets a token. A row joins
+where it is at the same place of the timetable's period as the others: at once in Ladders and other
+token-wise models, else after at most a chunk, its first token being made by then. What a row gets
+depends on its own tokens and draws alone, never on the rows beside it.
+"""
+
+import logging
+import math
+import time
+from asyncio import Queue
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from staircase_attention.generation import NewToken, SamplingConfig, TokenStream
+from staircase_attention.generation.prompts import period_of
+from staircase_attention.generation.sampling import choose_by, uniform
+from staircase_attention.generation.stepper import Model, Stepper, accelerate, feed, inference
+from staircase_attention.models import State
+from staircase_attention.serve.protocol import RefusedError
+
+# Tokens of prompts that are read between two tokens of every other row.
+PIECE = 128
+# Seconds for which rounds are made before their tokens are sent.
+SLICE = 0.005
+
+
+# A token of an answer, or why there will be none.
+News = NewToken | Exception
+
+
+@dataclass(kw_only=True, eq=False, slots=True)
+class Answer:
+    """One answer in the making."""
+
+    index: int
+    """Its number in its request."""
+    tokens: TokenStream
+    """A stream of one row. While that row is in the batch, so is its state."""
+    unread: list[int]
+    """What is left of its prompt."""
+    wants_state: bool
+    """Whether the state is needed at the end."""
+    news: "Queue[tuple[int, News]]"
+    """One for all answers of a request."""
+    is_gone: bool = False
+    """Whether nobody waits for it any more."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no further token is wanted."""
+        return self.is_gone or bool(self.tokens.finished)
+
+
+class Batch:
+    """All answers in the making. One thread calls `work`; others may add to `reading`."""
+
+    def __init__(self, model: Model) -> None:
+        accelerate(model)
+        self.model, self.period = model, period_of(model)
+        self.reading: deque[Answer] = deque()
+        """Answers whose prompts are being read."""
+        self.ready: list[Answer] = []
+        """Answers with a first token, which wait for their place of the period."""
+        self.rows: list[Answer] = []
+        """The rows of the stepper."""
+        self.stepper: Stepper | None = None
+        self.phase = 0
+        """The place of the period at which the stepper is."""
+        self.deadline = math.inf
+        """When, by `time.monotonic`, all answers are cut short."""
+        self._news: list[tuple[Answer, News]] = []
+
+    @property
+    def num_answers(self) -> int:
+        """Answers in the making; while one moves on it may count twice, but never not at all."""
+        return len(self.reading) + len(self.ready) + len(self.rows)
+
+    def work(self) -> list[tuple[Answer, News]]:
+        """Make rounds for a few milliseconds, one at least; gives the tokens that were made."""
+        end = time.monotonic() + SLICE
+        while self.num_answers:
+            try:
+                with inference(self.model):
+                    self._round()
+            # A fault in one round must not be the end of all later ones.
+            except Exception as error:
+                logging.getLogger(__name__).exception("a round failed")
+                self._fail([*self._unread(), *self.ready, *self.rows], error)
+                self.ready, self.rows, self.stepper = [], [], None
+            if time.monotonic() > end:
+                break
+        news, self._news = self._news, []
+        return news
+
+    def _round(self) -> None:
+        """A piece of the prompts, then one token for every row."""
+        if time.monotonic() > self.deadline:
+            self._cut()
+        self._let_go()
+        self._read()
+        self._admit()
+        if self.stepper is not None:
+            pending = torch.cat([answer.tokens.pending for answer in self.rows])
+            with self.stepper.step(pending) as logits:
+                self._extend(self.rows, logits)
+            self.phase = (self.phase + 1) % self.period
+            self._let_go()
+
+    def _read(self) -> None:
+        """Read on in prompts; an answer gets its first token with its prompt's last."""
+        budget = PIECE
+        while self.reading and budget > 0:
+            one = self.reading[0]
+            piece, one.unread = one.unread[:PIECE], one.unread[PIECE:]
+            budget -= len(piece)
+            try:
+                logits, state = feed(self.model, torch.tensor([piece]), one.tokens.stepper.state)
+                one.tokens.stepper = Stepper(self.model, state)
+                if not one.unread:
+                    self._extend([one], logits[:, -1])
+            # Only a session from elsewhere can be wrong here, and only its own answer suffers.
+            except Exception as error:
+                self._fail([one], error)
+            # By turns, so that a short prompt does not wait for a long one.
+            self.reading.rotate(-1)
+            if not one.unread or one.is_gone:
+                self.ready.append(one)
+                self.reading.remove(one)
+
+    def _admit(self) -> None:
+        """Let answers join that are at the same place of a period as the rows."""
+        self.ready = [answer for answer in self.ready if not answer.is_over]
+        if self.ready and self.stepper is None:
+            self.phase = self._phase(self.ready[0])
+        joining = [answer for answer in self.ready if self._phase(answer) == self.phase]
+        if not joining:
+            return
+        # First with one another: to join the rows copies all of them.
+        first, *others = (answer.tokens.stepper.state for answer in joining)
+        together = Stepper(self.model, first, grows=True)
+        for state in others:
+            together.add(state)
+        if self.stepper is None:
+            self.stepper = together
+        else:
+            self.stepper.add(together.state)
+        self.rows += joining
+        self.ready = [answer for answer in self.ready if answer not in joining]
+        for answer in joining:
+            # Its own state would be held in vain.
+            answer.tokens.stepper = self.stepper
+
+    def _phase(self, answer: Answer) -> int:
+        state = answer.tokens.stepper.state
+        return state.streams[0].position % self.period if isinstance(state, State) else 0
+
+    def _extend(self, answers: Sequence[Answer], logits: Float[Tensor, "rows vocab"]) -> None:
+        """Give every answer its next token."""
+        groups: dict[SamplingConfig, list[int]] = {}
+        for place, answer in enumerate(answers):
+            groups.setdefault(replace(answer.tokens.sampling, seed=0), []).append(place)
+        for config, places in groups.items():
+            made = [answers[place].tokens for place in places]
+            draws = [
+                uniform(seed=one.sampling.seed, row=one.rows[0], count=one.num_made) for one in made
+            ]
+            recent, rows = [one.recent[0] for one in made], [one.rows[0] for one in made]
+            found = choose_by(draws, config, logits[places], recent, rows=rows)
+            for place, token, logprob in zip(places, *(one[:, None] for one in found), strict=True):
+                stream = answers[place].tokens
+                assert stream.decode is not None
+                stream.add(token, logprob, [stream.decode(token.tolist())])
+                self._news.append((answers[place], stream.waiting.popleft()))
+
+    def _let_go(self) -> None:
+        """Drop the rows of answers that are over, after taking their states where wanted."""
+        staying = [place for place, answer in enumerate(self.rows) if not answer.is_over]
+        if self.stepper is None or len(staying) == len(self.rows):
+            return
+        for place, answer in enumerate(self.rows):
+            if answer.wants_state and place not in staying and not answer.is_gone:
+                state = self.stepper.state.select([place])
+                answer.tokens.stepper = Stepper(self.model, state)
+        self.rows = [self.rows[place] for place in staying]
+        if staying:
+            self.stepper.keep(staying)
+        else:
+            self.stepper = None
+
+    def _cut(self) -> None:
+        """End every answer with what it has; those without a token fail."""
+        for answer in (*self.ready, *self.rows):
+            tokens, row = answer.tokens, answer.tokens.rows[0]
+            tokens.finished[row] = "max_tokens"
+            last = NewToken(row=row, token=int(tokens.pending), logprob=0.0, finish="max_tokens")
+            self._news.append((answer, last))
+        rule = "a request must come before the server stops"
+        self._fail(self._unread(), RefusedError(503, rule, "one after that", "try again"))
+
+    def _unread(self) -> list[Answer]:
+        """The answers whose prompts are being read, which are dropped."""
+        found: list[Answer] = []
+        while self.reading:
+            found.append(self.reading.popleft())
+        return found
+
+    def _fail(self, answers: Sequence[Answer], error: Exception) -> None:
+        for answer in answers:
+            answer.is_gone = True
+            self._news.append((answer, error))

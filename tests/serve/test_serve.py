@@ -1,0 +1,344 @@
+"""A server gives what the model gives alone, to OpenAI's own client, and remembers sessions."""
+
+import json
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from commands import call as command
+from staircase_attention import CoreConfig, Ladder, SequenceModel, Staircase
+from staircase_attention.generation import SamplingConfig, stream_text
+
+openai = pytest.importorskip("openai")
+pytest.importorskip("starlette")
+from staircase_attention.serve import Limits, Server, Service  # noqa: E402
+
+END = 0
+"""The token that ends a text, and that texts begin with."""
+
+
+class Bytes:
+    """A byte tokeniser whose end symbol is 0."""
+
+    end_symbol = END
+
+
+def language(schedule) -> SimpleNamespace:
+    torch.manual_seed(0)
+    core = CoreConfig(width=16, num_layers=1, num_heads=2)
+    model = SequenceModel(vocab_size=128, core=core, schedule=schedule).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0.0, 0.5)
+    return SimpleNamespace(
+        model=model,
+        tokeniser=Bytes(),
+        encode=lambda text: list(text.encode()),
+        decode=lambda tokens: bytes(int(token) for token in tokens),
+    )
+
+
+LADDER = language(Ladder(num_passes=2, span=6))
+STAIRCASE = language(Staircase(chunk_size=3, num_passes=2))
+
+
+@contextmanager
+def serving(language=LADDER, *, api_keys=(), folder=None, grace=10.0, **limits):
+    service = Service(
+        language,
+        name="small",
+        limits=Limits(**limits),
+        api_keys=api_keys,
+        separator="\n",
+        folder=folder,
+    )
+    server = Server(service, port=0, grace=grace)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.handle_exit(15, None)
+        thread.join()
+
+
+def client_of(server, key="none"):
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0)
+
+
+def call(server, path, body=None, *, method=None, key=None):
+    """Status, headers and content of a response."""
+    content = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    request = urllib.request.Request(f"{server.url}{path}", content, headers=headers, method=method)
+    try:
+        with urllib.request.urlopen(request) as response:
+            return response.status, response.headers, response.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.headers, error.read()
+
+
+def alone(language, prompt, max_tokens, **options):
+    """The text of a stream without a server."""
+    made = stream_text(
+        language.model,
+        prompt,
+        encode=language.encode,
+        decode=language.decode,
+        max_tokens=max_tokens,
+        sampling=SamplingConfig(**options),
+        stop_tokens=[END],
+        start_token=END,
+    )
+    return "".join(new.text for new in made)
+
+
+@pytest.mark.parametrize("language", [LADDER, STAIRCASE], ids=["ladder", "staircase"])
+def test_each_of_many_answers_is_that_of_the_model_alone(language):
+    """Prompts of many lengths, greedy and sampled, streamed and whole, that come and go."""
+    generator = np.random.default_rng(0)
+    found, wanted = {}, {}
+
+    def ask(server, number):
+        length, max_tokens = generator.integers(1, 40), int(generator.integers(1, 20))
+        prompt = bytes(generator.integers(97, 122, length).tolist()).decode()
+        options = {"temperature": float(number % 3), "seed": number}
+        wanted[number] = alone(language, prompt, max_tokens, **options)
+        client = client_of(server)
+        asked = {"model": "small", "prompt": prompt, "max_tokens": max_tokens, **options}
+        if number % 2:
+            found[number] = client.completions.create(**asked).choices[0].text
+            return
+        events = client.completions.create(**asked, stream=True)
+        if number % 8 == 0:
+            # A client that goes away.
+            next(iter(events))
+            events.close()
+            del wanted[number]
+            return
+        found[number] = "".join(event.choices[0].text for event in events)
+
+    with serving(language, num_streams=100) as server:
+        threads = [threading.Thread(target=ask, args=(server, number)) for number in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert found == wanted
+        deadline = time.monotonic() + 10
+        while server.service.batch.num_answers and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert server.service.batch.num_answers == 0
+
+
+def test_the_client_of_openai_completes_chats_and_lists():
+    with serving() as server:
+        client = client_of(server)
+        assert [model.id for model in client.models.list()] == ["small"]
+        assert client.models.retrieve("small").id == "small"
+        asked = {"model": "small", "messages": [{"role": "user", "content": "hello"}], "seed": 3}
+        whole = client.chat.completions.create(**asked, max_completion_tokens=30, n=2)
+        assert [choice.index for choice in whole.choices] == [0, 1]
+        assert len({choice.message.content for choice in whole.choices}) == 2
+        assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens
+        options = {"stream": True, "stream_options": {"include_usage": True}}
+        *events, last = client.chat.completions.create(**asked, max_tokens=30, **options)
+        text = "".join(event.choices[0].delta.content for event in events)
+        assert text == whole.choices[0].message.content
+        assert events[0].choices[0].delta.role == "assistant"
+        assert events[-1].choices[0].finish_reason in ("stop", "length")
+        assert last.usage.prompt_tokens == len("\0hello\n")
+        texts = client.completions.create(
+            model="small", prompt=["ab", [99, 100]], max_tokens=9, temperature=0
+        )
+        assert [choice.text for choice in texts.choices] == [
+            alone(LADDER, prompt, 9, temperature=0) for prompt in ("ab", "cd")
+        ]
+        with pytest.raises(openai.NotFoundError):
+            client.models.retrieve("large")
+
+
+def test_a_session_continues_forks_and_survives_a_restart(tmp_path):
+    prompt, options = "once upon a time", {"temperature": 1.0, "seed": 5}
+    whole = alone(LADDER, prompt, 60, **options)
+
+    def ask(server, prompt, max_tokens, **extra):
+        [choice] = (
+            client_of(server)
+            .completions.create(
+                model="small", prompt=prompt, max_tokens=max_tokens, extra_body=extra, **options
+            )
+            .choices
+        )
+        return choice.text, getattr(choice, "session", None)
+
+    with serving(folder=tmp_path / "sessions") as server:
+        first, name = ask(server, prompt, 20, return_state="first")
+        assert name == "first"
+        assert call(server, "/v1/sessions/first/fork/second", b"")[0] == 201
+        assert call(server, "/v1/sessions/first", method="DELETE")[0] == 200
+        second, name = ask(server, "", 20, session="second", return_state=True)
+        listed = json.loads(call(server, "/v1/sessions")[2])["data"]
+        assert {one["id"] for one in listed} == {"second", name}
+        assert {one["num_tokens"] for one in listed} == {
+            1 + len(prompt) + made for made in (20, 40)
+        }
+    assert len(list((tmp_path / "sessions").iterdir())) == 2
+    (tmp_path / "sessions" / "damaged.safetensors").write_bytes(b"nothing")
+    with serving(folder=tmp_path / "sessions") as server:
+        # A session is a value: it can be continued more than once.
+        for _ in range(2):
+            third, _ = ask(server, "", 20, session=name)
+            assert first + second + third == whole
+        assert call(server, "/v1/sessions/damaged")[0] == 404
+        status, _, content = call(server, "/v1/completions", {"session": "first"})
+        assert status == 404
+        assert "session must be one of" in json.loads(content)["error"]["message"]
+
+
+def test_a_chat_that_continues_a_session_is_that_of_all_messages():
+    turns = [{"role": "user", "content": text} for text in ("hi", "so")]
+    with serving() as server:
+        create = client_of(server).chat.completions.create
+        options = {"model": "small", "temperature": 0, "max_tokens": 12}
+        one = create(messages=turns[:1], extra_body={"return_state": "talk"}, **options)
+        two = create(messages=turns[1:], extra_body={"session": "talk"}, **options)
+        reply = {"role": "assistant", "content": one.choices[0].message.content}
+        whole = create(messages=[turns[0], reply, turns[1]], **options)
+        assert two.choices[0].message.content == whole.choices[0].message.content
+
+
+def test_a_server_that_stops_cuts_answers_short_and_keeps_their_states(tmp_path):
+    with serving(folder=tmp_path, grace=0.0) as server:
+        events = client_of(server).completions.create(
+            model="small", prompt="a", max_tokens=4000, stream=True,
+            temperature=0, extra_body={"return_state": "cut"},
+        )  # fmt: skip
+        text = next(iter(events)).choices[0].text
+        server.handle_exit(15, None)
+        *_, last = events
+        assert last.choices[0].finish_reason == "length"
+    assert (tmp_path / "cut.safetensors").exists()
+    with serving(folder=tmp_path) as server:
+        [session] = json.loads(call(server, "/v1/sessions")[2])["data"]
+        assert len(text) < session["num_tokens"] < 4000
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"{", "the body must be JSON"),
+        ([], "the body must be a JSON object, got list"),
+        ({"model": "large"}, "model must be one of small, got 'large'; use"),
+        ({"promt": "x"}, "got 'promt'; did you mean 'prompt'?"),
+        ({"prompt": {"a": 1}}, "prompt must be a text, a list of token ids"),
+        ({"prompt": "\ud800"}, "text must be Unicode"),
+        ({"prompt": [1, 999]}, "token ids must be from 0 to vocab_size - 1 = 127"),
+        ({"prompt": "x" * 51}, "a prompt must have at most 50 tokens, got 51"),
+        ({"max_tokens": 0}, "max_tokens must be an integer from 1 to 100, got 0"),
+        ({"max_tokens": 101}, "max_tokens must be an integer from 1 to 100, got 101"),
+        ({"n": 5}, "n must be an integer from 1 to 4, got 5"),
+        ({"temperature": -1}, "temperature must be a number of at least 0, got -1"),
+        ({"top_p": "high"}, "top_p must be a number of at least 0, got 'high'"),
+        ({"stop": [1]}, "a stop string must be a string of at least one character"),
+        ({"logprobs": 5}, "a field must be a known name, got 'logprobs'"),
+        ({"session": "../up"}, "a session's name must be up to 64 letters"),
+        ({"return_state": "a/b"}, "a session's name must be up to 64 letters"),
+        ({"n": 2, "return_state": "a"}, "return_state must be true or false where there are"),
+        ({"stream": "yes"}, "stream must be True or False, got 'yes'"),
+    ],
+)
+def test_a_wrong_request_is_refused_in_one_line(body, words, strict):
+    status, _, content = call(strict, "/v1/completions", body)
+    error = json.loads(content)["error"]
+    assert status == 400
+    assert error["type"] == "invalid_request_error"
+    assert words in error["message"]
+    assert "\n" not in error["message"]
+
+
+@pytest.fixture(scope="module")
+def strict():
+    with serving(prompt_tokens=50, max_tokens=100, num_streams=4, num_body_bytes=200) as server:
+        yield server
+
+
+def test_chat_needs_messages_with_text(strict):
+    for messages in (None, [], ["hi"], [{"role": "user"}], [{"content": [{"image": 1}]}]):
+        status, _, content = call(strict, "/v1/chat/completions", {"messages": messages})
+        assert status == 400
+        assert "messages must be a list of" in json.loads(content)["error"]["message"]
+
+
+def test_sizes_paths_and_methods_are_refused(strict):
+    assert call(strict, "/v1/completions", {"prompt": "x" * 300})[0] == 413
+    assert call(strict, "/v1/nothing")[0] == 404
+    assert call(strict, "/v1/completions")[0] == 405
+    assert call(strict, "/v1/sessions/none", method="DELETE")[0] == 404
+    assert call(strict, "/health")[0] == 200
+
+
+def test_more_streams_than_allowed_are_refused_until_others_have_ended():
+    with serving(num_streams=2) as server:
+        client = client_of(server)
+        ask = {"model": "small", "prompt": "a", "max_tokens": 4000, "temperature": 0}
+        streams = [client.completions.create(**ask, stream=True) for _ in range(2)]
+        with pytest.raises(openai.RateLimitError) as error:
+            client.completions.create(**ask)
+        assert error.value.response.headers["retry-after"] == "1"
+        for stream in streams:
+            stream.close()
+        deadline = time.monotonic() + 10
+        while server.service.batch.num_answers and time.monotonic() < deadline:
+            time.sleep(0.01)
+        client.completions.create(**{**ask, "max_tokens": 1})
+
+
+def test_keys_rates_and_metrics():
+    with serving(api_keys=["one", "two"], rate=3) as server:
+        assert call(server, "/health")[0] == 200
+        for key in (None, "three", "on", "öne"):
+            status, _, content = call(
+                server, "/v1/models", key=key and key.encode().decode("latin")
+            )
+            assert status == 401
+            assert "API key" in json.loads(content)["error"]["message"]
+        client_of(server, "one").completions.create(model="small", prompt="a", max_tokens=2)
+        assert [call(server, "/v1/models", key="one")[0] for _ in range(3)] == [200, 200, 429]
+        assert int(call(server, "/v1/models", key="one")[1]["Retry-After"]) in range(1, 61)
+        status, headers, content = call(server, "/metrics", key="two")
+        assert headers["Content-Type"].startswith("text/plain")
+        lines = content.decode().splitlines()
+        assert 'staircase_requests_total{endpoint="/v1/models",status="401"} 4.0' in lines
+        assert 'staircase_tokens_total{kind="read"} 2.0' in lines
+        assert "staircase_first_token_seconds_count 1.0" in lines
+
+
+def test_a_port_that_is_taken_is_refused():
+    with serving() as server, pytest.raises(ValueError, match="a port that are free"):
+        Server(server.service, port=int(server.url.rpartition(":")[2]))
+
+
+def test_sessions_end_where_there_may_be_no_more():
+    with serving(num_sessions=1) as server:
+        asked = {"prompt": "a", "max_tokens": 1, "return_state": "one"}
+        assert [call(server, "/v1/completions", asked)[0] for _ in range(2)] == [200, 200]
+        status, _, content = call(server, "/v1/completions", {**asked, "return_state": True})
+        assert status == 409
+        assert "there may be 1 sessions" in json.loads(content)["error"]["message"]
+
+
+def test_without_its_packages_the_command_tells_what_to_install(monkeypatch, capsys):
+    for name in [name for name in sys.modules if name.startswith("staircase_attention.serve")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert command("serve", "pretrained:novels-and-talk") == 2
+    assert "pip install 'staircase-attention[serve]'" in capsys.readouterr().err
