@@ -5,21 +5,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from building import EXACT, SCHEDULES, VOCAB_SIZE
+from building import ALL_SCHEDULES, EXACT, MODERN, VOCAB_SIZE
 from staircase_attention import CoreConfig, SequenceModel, inspect
 from staircase_attention.generation.onnx import DecodingStep, export_onnx
 from staircase_attention.schedules import make_schedule
 
-MODERN = {
-    "positions": "rotary",
-    "norm": "rms",
-    "feed_forward": "swiglu",
-    "num_key_value_heads": 1,
-    "qk_norm": True,
-    "num_prelude_layers": 1,
-    "num_coda_layers": 1,
-    "injection": "gated",
-}
 LENGTH = 200
 EXPORTED = {
     "staircase": {"chunk_size": 2, "num_passes": 2},
@@ -41,10 +31,12 @@ def model_of(schedule, num_layers=1, **settings):
     return SequenceModel(vocab_size=VOCAB_SIZE, core=core, schedule=schedule).eval()
 
 
-@given(schedule=st.one_of(*SCHEDULES.values()), is_modern=st.booleans())
+@given(schedule=st.one_of(*ALL_SCHEDULES.values()), is_modern=st.booleans())
 @torch.no_grad()
 def test_a_step_gives_the_logits_of_the_model_after_every_token(schedule, is_modern):
-    model = model_of(schedule, 2, **(MODERN if is_modern else {})).double()
+    model = model_of(
+        schedule, 2, **({"positions": "rotary"} | MODERN if is_modern else {})
+    ).double()
     tokens = torch.randint(VOCAB_SIZE, (2, 24))
     seen = inspect.inspect(model, tokens)
     step = DecodingStep(model, num_tokens=None if schedule.is_state_bounded else 24)

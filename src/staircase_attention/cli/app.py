@@ -19,7 +19,7 @@ from staircase_attention.cli.experiments import (
 )
 from staircase_attention.cli.prepare import prepare
 from staircase_attention.cli.runs import export, pack, recipes, resume, train
-from staircase_attention.cli.schedules import describe, draw
+from staircase_attention.cli.schedules import describe, draw, play
 from staircase_attention.cli.text import chat, sample
 
 # Exit status for what a user can get wrong.
@@ -67,7 +67,7 @@ def staircase(
 
 # In the order of `staircase --help`.
 COMMANDS: tuple[Callable[..., int | None], ...] = (
-    *(demo, quickstart, draw, describe, recipes, train, resume, evaluate, inspect),
+    *(demo, quickstart, play, draw, describe, recipes, train, resume, evaluate, inspect),
     *(sample, chat, compare, reproduce, pack, export, bench, estimate),
 )
 for command in COMMANDS:

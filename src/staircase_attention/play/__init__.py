@@ -1,0 +1,69 @@
+"""The playground: a page that any web host can carry, and a server for this machine.
+
+The page is plain files. It runs the models that come with the package in the browser, from the
+weights as they are packed.
+"""
+
+import posixpath
+import shutil
+import webbrowser
+from collections.abc import Callable
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from staircase_attention.checks import check_integer
+from staircase_attention.files import check_can_hold
+
+HERE = Path(__file__).parent
+MODELS = (
+    *("random-walk-staircase", "random-walk-transformer-xl"),
+    *("parity-staircase", "parity-transformer-xl", "novels-and-talk"),
+)
+LAST_PORT = 65_535
+
+
+def page_files() -> dict[str, Path]:
+    """All files of the site, by their place in it."""
+    found = {path.name: path for kind in ("html", "css", "js") for path in HERE.glob(f"*.{kind}")}
+    for model in MODELS:
+        for name in ("config.json", "weights.safetensors", "tokeniser/tokenizer.json"):
+            path = HERE.parent / "pretrained" / model / name
+            if path.is_file():
+                found[f"models/{model}/{name}"] = path
+    return found
+
+
+def write_page(folder: Path) -> int:
+    """Copy the site to a folder; the number of its bytes."""
+    check_can_hold(folder, "the folder of a page")
+    for name, path in page_files().items():
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+    return sum(path.stat().st_size for path in page_files().values())
+
+
+class PageHandler(SimpleHTTPRequestHandler):
+    """Serves the files of the site and nothing else."""
+
+    extensions_map = {**SimpleHTTPRequestHandler.extensions_map, ".js": "text/javascript"}  # noqa: RUF012
+
+    def translate_path(self, path: str) -> str:
+        """The file at this address; one that does not exist for all other addresses."""
+        name = posixpath.normpath(unquote(urlsplit(path).path)).lstrip("/")
+        return str(page_files().get(name or "index.html", HERE / "none"))
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Say nothing: the terminal is the user's."""
+
+
+def serve_page(port: int, *, opens_browser: bool, tell: Callable[[str], None]) -> None:
+    """Serve the site on this machine only, until Ctrl-C."""
+    check_integer("--port", port, minimum=0, maximum=LAST_PORT, example=8000)
+    with ThreadingHTTPServer(("127.0.0.1", port), PageHandler) as server:
+        address = f"http://127.0.0.1:{server.server_port}/"
+        tell(f"the playground is at {address} (Ctrl-C ends it)")
+        if opens_browser:
+            webbrowser.open(address)
+        server.serve_forever()
