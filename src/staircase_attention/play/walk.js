@@ -95,26 +95,28 @@ function tell(walker, logits) {
     drawGrid(small, agent.steps ? best(logits[pass]).chances : null, { isSmall: true }));
 }
 
-// When a model got lost for good, if it is lost now.
+// Since when a model has been lost: wrong at most of any latest steps.
 function lost({ right }) {
-  const latest = right.slice(-WINDOW);
-  if (latest.length < WINDOW || latest.filter(Boolean).length >= LOST * WINDOW) return "";
-  let last = right.length - WINDOW;
-  while (last > 0 && !(right[last] && right[last - 1] && right[last - 2])) last--;
-  return `Lost since about step ${last + 2}.`;
+  const isLost = (end) => right.slice(end - WINDOW, end).filter(Boolean).length < LOST * WINDOW;
+  let end = right.length;
+  while (end >= WINDOW && isLost(end)) end--;
+  return end < right.length && right.length >= WINDOW ? `Lost since about step ${end - WINDOW / 2}.` : "";
 }
 
+// The latest answers, a line per model: right ones are tall and green.
 function drawHistory() {
   const context = history.getContext("2d");
+  const [label, most] = [110, 425];
   context.clearRect(0, 0, history.width, history.height);
-  const most = 480;
-  walkers.forEach(({ right }, row) => {
+  context.font = "14px system-ui, sans-serif";
+  walkers.forEach(({ title, right }, row) => {
+    context.fillStyle = colour("--soft");
+    context.fillText(title, 0, row * 32 + 18);
     right.slice(-most).forEach((isRight, at) => {
       context.fillStyle = colour(isRight ? "--good" : "--bad");
-      context.fillRect(at * 2, row * 32 + (isRight ? 0 : 8), 1.6, 26 - (isRight ? 0 : 8));
+      context.fillRect(label + at * 2, row * 32 + (isRight ? 0 : 14), 2, isRight ? 26 : 12);
     });
   });
-  history.setAttribute("aria-label", "Right and wrong answers, a line per model, step by step");
 }
 
 function take(action) {
@@ -127,18 +129,18 @@ function take(action) {
   agent.steps += action === START ? 0 : 1;
   const began = performance.now();
   const said = walkers.map(({ model }) => model.step(action));
-  const rate = 1000 / (performance.now() - began);
+  agent.seconds += (performance.now() - began) / 1000;
   drawGrid(board.querySelector("canvas"), null);
   walkers.forEach((walker, number) => tell(walker, said[number]));
   drawHistory();
   status.textContent = agent.steps
-    ? `Step ${agent.steps}. Both models together: ${rate.toFixed(0)} steps per second.`
+    ? `Step ${agent.steps}. Both models together: ${((agent.steps + 1) / agent.seconds).toFixed(0)} steps per second.`
     : "Steer with the arrow keys or the buttons, or let the agent wander as in training.";
 }
 
 function restart() {
   wander(false);
-  agent = { cell: 0, heading: 1, steps: 0 };
+  agent = { cell: 0, heading: 1, steps: 0, seconds: 0 };
   for (const walker of walkers) {
     walker.model.reset();
     walker.right = [];
