@@ -9,10 +9,9 @@ lies before its first token is hidden.
 
 import os
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
-from itertools import chain
+from itertools import accumulate, chain
 from pathlib import Path
 
 import torch
@@ -21,12 +20,11 @@ from torch import Tensor, nn
 
 from staircase_attention.attention import View
 from staircase_attention.checks import check_integer, input_error
-from staircase_attention.files import check_can_write
 from staircase_attention.generation.stepper import inference
 from staircase_attention.layers import KeysValues
 from staircase_attention.layers.keys_values import join
 from staircase_attention.models import SequenceModel
-from staircase_attention.schedules import OUTSIDE, Step, joined, overlap
+from staircase_attention.schedules import OUTSIDE, Ledger, Step
 
 # What a step sees: by distance, the number of the step that made it, or CACHED for the cache.
 Sight = dict[int, int]
@@ -73,18 +71,24 @@ class DecodingStep(nn.Module):
         # What a token leaves in the cache at each step, in any phase.
         every = zip(*phases, strict=True)
         self.cached = [{step.cells[0].cached for step in steps} - {None} for steps in every]
-        sights = followed(model, num_tokens)
+        sights = list(zip(*followed(model, num_tokens), strict=True))
+        self.makers = [sorted({made for one in seen for made in one.values()}) for seen in sights]
+        """For each step, the steps of earlier tokens whose keys and values it sees."""
         self.lengths: dict[tuple[int, int], int] = {}
         """By step and layer: how many of the latest tokens' keys and values are kept."""
-        for number in range(len(self.steps)):
-            for far, made in chain.from_iterable(sight[number].items() for sight in sights):
+        for number, seen in enumerate(sights):
+            for far, made in chain.from_iterable(one.items() for one in seen):
                 for source in self._sources(number, made):
                     self.lengths[source] = max(self.lengths.get(source, 0), far)
-        self.widths: list[int] = []
-        for number in range(len(self.steps)):
-            width = max((far for sight in sights for far in sight[number]), default=0)
-            self.widths.append(width)
-            places = [self._places(number, sight[number], width) for sight in sights]
+        self.widths = [max((far for one in seen for far in one), default=0) for seen in sights]
+        for number, seen in enumerate(sights):
+            # By phase and distance, the farthest first: the place among the makers, or -1.
+            lengths = [self.lengths[self._sources(number, made)[0]] for made in self.makers[number]]
+            ends = dict(zip(self.makers[number], accumulate(lengths), strict=True))
+            distances = range(self.widths[number], 0, -1)
+            places = [
+                [ends[one[far]] - far if far in one else -1 for far in distances] for one in seen
+            ]
             table = torch.tensor(places, dtype=torch.int64, device=model.output.weight.device)
             self.register_buffer(f"places_{number}", table)
 
@@ -166,30 +170,17 @@ class DecodingStep(nn.Module):
             mask=mask[None, None, None],
             device=table.device,
         )
-        index, every = places.clamp(min=0), self._all_sources(number)
         past: list[list[KeysValues]] = [[] for _ in step.layers]
-        for place, pieces in enumerate(past if every else ()):
-            together = join([held[sources[place]] for sources in every])
-            pieces.append(together.map(lambda part: part.index_select(2, index)))
+        every = [self._sources(number, made) for made in self.makers[number]]
+        for pieces, sources in zip(past, zip(*every, strict=True), strict=False):
+            together = join([held[source] for source in sources])
+            pieces.append(together.map(lambda part: part.index_select(2, places.clamp(min=0))))
         return past, view
 
     def _sources(self, number: int, made: int) -> list[tuple[int, int]]:
         """Where each layer of a step finds what a step made, or what is cached."""
         is_shared = made == CACHED and self.model.core.shared is not None
         return [(made, 0 if is_shared else layer) for layer in self.steps[number].layers]
-
-    def _all_sources(self, number: int) -> list[list[tuple[int, int]]]:
-        """All that a step may see, in the order of its table."""
-        every = [self._sources(number, made) for made in range(CACHED, len(self.steps))]
-        return [sources for sources in every if sources[0] in self.lengths]
-
-    def _places(self, number: int, sight: Sight, width: int) -> list[int]:
-        """By distance, from the farthest: where it lies among the sources side by side, or -1."""
-        start, last = 0, {}
-        for sources in self._all_sources(number):
-            start += self.lengths[sources[0]]
-            last[sources[0][0]] = start
-        return [last[sight[far]] - far if far in sight else -1 for far in range(width, 0, -1)]
 
 
 def token_steps(model: SequenceModel, position: int) -> list[Step]:
@@ -200,44 +191,31 @@ def token_steps(model: SequenceModel, position: int) -> list[Step]:
 
 
 def followed(model: SequenceModel, num_tokens: int | None) -> list[list[Sight]]:
-    """For each phase, what each step sees once the stream is long enough."""
+    """For each phase, what each step of a token sees once the stream is long enough."""
     schedule, period = model.schedule, model.schedule.period
-    if num_tokens is None and not schedule.is_state_bounded:
+    if num_tokens is not None:
+        check_integer("num_tokens", num_tokens, minimum=1, example=1024)
+    elif schedule.is_state_bounded:
+        num_tokens = 2 * (max(schedule.default_max_distance, model.outside_span or 0) + period)
+    else:
         rule = "a state that grows is exported for a number of tokens"
         raise input_error(rule, "none", "pass num_tokens, as 1024")
-    if num_tokens is None:
-        reach = max(schedule.default_max_distance, model.outside_span or 0)
-        num_tokens = 2 * (reach + period)
-    else:
-        check_integer("num_tokens", num_tokens, minimum=1, example=1024)
-    latest: list[list[Sight]] = [[] for _ in range(period)]
-    for position, sights in enumerate(walk(model, -(-num_tokens // period) * period)):
-        before = latest[position % period]
-        for old, new in zip(before, sights, strict=bool(before)):
-            # A shorter stream sees the same, as far as it reaches.
-            assert old == {far: made for far, made in new.items() if far <= position - period}
+    ledger, latest = Ledger(), [list[Sight]() for _ in range(period)]
+    made: dict[tuple[int, int, int], int] = {}
+    for position in range(-(-num_tokens // period) * period):
+        sights: list[Sight] = []
+        for number, (step, held) in enumerate(ledger.follow(token_steps(model, position))):
+            span = step.span or schedule.attention_span or num_tokens
+            made[step.bank, step.layers.start, position] = number
+            sight = {position - at: CACHED for part in step.frozen for at in part}
+            for at in held if model.core.attends_self or step.span else ():
+                sight[position - at] = made[step.bank, step.layers.start, at]
+            sights.append({far: one for far, one in sight.items() if far < span})
+        # A shorter stream sees the same, as far as it reaches.
+        for old, new in zip(latest[position % period], sights, strict=False):
+            assert old == {far: one for far, one in new.items() if far <= position - period}
         latest[position % period] = sights
     return latest
-
-
-def walk(model: SequenceModel, num_tokens: int) -> Iterator[list[Sight]]:
-    """What each step of each token sees, by the steps' own bookkeeping."""
-    banks: dict[tuple[int, int], list[int]] = {}
-    cached: tuple[range, ...] = ()
-    for position in range(num_tokens):
-        sights = []
-        for number, step in enumerate(token_steps(model, position)):
-            span = step.span or model.schedule.attention_span or num_tokens
-            held = banks.pop((step.bank, step.layers.start), [])
-            frozen = overlap(step.frozen, cached)
-            sight = {position - at: CACHED for part in frozen for at in part}
-            sight |= {len(held) - place: made for place, made in enumerate(held)}
-            sights.append({far: made for far, made in sight.items() if far < span})
-            if step.retained != 0 and (model.core.attends_self or step.span is not None):
-                banks[step.bank, step.layers.start] = [*held, number][-(step.retained or 0) :]
-            new = [step.tokens] if step.cells[0].cached else []
-            cached = overlap(joined((*cached, *new)), step.kept)
-        yield sights
 
 
 def export_onnx(
@@ -255,8 +233,6 @@ def export_onnx(
     if find_spec("onnx") is None:
         remedy = "run pip install 'staircase-attention[onnx]'"
         raise input_error("an ONNX file needs the package onnx", "none", remedy)
-    target = Path(file)
-    check_can_write(target, "the file of an export")
     step = DecodingStep(model, num_tokens=num_tokens)
     names, state = step.state_names, step.initial_state(1)
     after = [f"next_{name}" for name in names]
@@ -268,11 +244,11 @@ def export_onnx(
         torch.onnx.export(
             step.eval(),
             (torch.zeros(1, dtype=torch.int64, device=state[0].device), *state),
-            target,
+            Path(file),
             input_names=["tokens", *names],
             output_names=["logits", "passes", *after],
             dynamic_axes={name: {0: "rows"} for name in by_row},
             opset_version=OPSET,
             dynamo=False,
         )
-    return target
+    return Path(file)

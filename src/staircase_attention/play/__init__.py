@@ -16,22 +16,16 @@ from staircase_attention.checks import check_integer
 from staircase_attention.files import check_can_hold
 
 HERE = Path(__file__).parent
-MODELS = (
-    *("random-walk-staircase", "random-walk-transformer-xl"),
-    *("parity-staircase", "parity-transformer-xl", "novels-and-talk"),
-)
-LAST_PORT = 65_535
+# Of the runs that come with the package; the page asks for some of them.
+OF_MODELS = ("config.json", "weights.safetensors", "tokenizer.json")
 
 
 def page_files() -> dict[str, Path]:
     """All files of the site, by their place in it."""
+    runs = HERE.parent / "pretrained"
     found = {path.name: path for kind in ("html", "css", "js") for path in HERE.glob(f"*.{kind}")}
-    for model in MODELS:
-        for name in ("config.json", "weights.safetensors", "tokeniser/tokenizer.json"):
-            path = HERE.parent / "pretrained" / model / name
-            if path.is_file():
-                found[f"models/{model}/{name}"] = path
-    return found
+    models = (path for name in OF_MODELS for path in runs.rglob(name))
+    return found | {f"models/{path.relative_to(runs).as_posix()}": path for path in models}
 
 
 def write_page(folder: Path) -> int:
@@ -60,7 +54,7 @@ class PageHandler(SimpleHTTPRequestHandler):
 
 def serve_page(port: int, *, opens_browser: bool, tell: Callable[[str], None]) -> None:
     """Serve the site on this machine only, until Ctrl-C."""
-    check_integer("--port", port, minimum=0, maximum=LAST_PORT, example=8000)
+    check_integer("--port", port, minimum=0, maximum=65_535, example=8000)
     with ThreadingHTTPServer(("127.0.0.1", port), PageHandler) as server:
         address = f"http://127.0.0.1:{server.server_port}/"
         tell(f"the playground is at {address} (Ctrl-C ends it)")
