@@ -5,7 +5,7 @@ import { describe, Ledger, makeSchedule, SCHEDULES, size } from "./timetable.js"
 // The core of `staircase describe`; a Universal Transformer has one layer.
 const CORE = { width: 512, numLayers: 8, numHeads: 8, vocabSize: 256, segment: 256 };
 const CELL = [46, 26];
-const LABEL = 66;
+const LABEL = 70;
 const MARGIN = 22;
 const NAMES = {
   chunk_size: "C: tokens per chunk",
@@ -132,7 +132,7 @@ function draw() {
     const [first, end] = [boxes[0].column, boxes.at(-1).column + 1];
     const parts = size(step.layers) < 2 ? `step ${row + 1} · L${step.layers[1]}` : `step ${row + 1}`;
     const group = element("g", { "data-row": row },
-      element("text", { class: "label", x: 0, y: top(row) + 17 }, parts),
+      element("text", { class: "label", x: 5, y: top(row) + 17 }, parts),
       ...boxes.map((box, place) => cellOf(box, row, place, top(row), most)),
       element("rect", {
         class: "frame", rx: 5, x: LABEL + first * width, y: top(row),
