@@ -188,8 +188,9 @@ def export(
 
         load = load_language_model if tokeniser.is_dir() else load_run
         model = load(run, checkpoint=checkpoint, trust_code=trust_code).model
-        folder.mkdir(parents=True)
-        typer.echo(f"wrote {export_onnx(model, folder / 'step.onnx', num_tokens=num_tokens)}")
+        file = folder / "step.onnx"
+        export_onnx(model, file, num_tokens=num_tokens)  # type: ignore[arg-type]
+        typer.echo(f"wrote {file}")
         return
     from staircase_attention.huggingface import export as export_model
 

@@ -39,7 +39,7 @@ class StepView(View):
     mask: Bool[Tensor, "1 1 1 keys"]
 
     @property
-    def hidden(self) -> Bool[Tensor, "1 1 1 keys"]:  # type: ignore[override]
+    def hidden(self) -> Bool[Tensor, "1 1 1 keys"]:
         """The keys that the query must not see."""
         return self.mask
 
@@ -236,6 +236,7 @@ def export_onnx(
     step = DecodingStep(model, num_tokens=num_tokens)
     names, state = step.state_names, step.initial_state(1)
     after = [f"next_{name}" for name in names]
+    Path(file).parent.mkdir(parents=True, exist_ok=True)
     by_row = {"tokens", "logits", "passes", *names[1:], *after[1:]}
     with inference(model), warnings.catch_warnings():
         # The exporter by tracing: a step has no branches, and the newer one takes ten times longer.

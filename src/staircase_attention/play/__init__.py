@@ -12,7 +12,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from staircase_attention.checks import check_integer
+from staircase_attention.checks import check_integer, input_error
 from staircase_attention.files import check_can_hold
 
 HERE = Path(__file__).parent
@@ -55,7 +55,11 @@ class PageHandler(SimpleHTTPRequestHandler):
 def serve_page(port: int, *, opens_browser: bool, tell: Callable[[str], None]) -> None:
     """Serve the site on this machine only, until Ctrl-C."""
     check_integer("--port", port, minimum=0, maximum=65_535, example=8000)
-    with ThreadingHTTPServer(("127.0.0.1", port), PageHandler) as server:
+    try:
+        server = ThreadingHTTPServer(("127.0.0.1", port), PageHandler)
+    except OSError as error:
+        raise input_error("--port must be free", f"{port} ({error})", "use --port 0") from error
+    with server:
         address = f"http://127.0.0.1:{server.server_port}/"
         tell(f"the playground is at {address} (Ctrl-C ends it)")
         if opens_browser:
