@@ -59,7 +59,7 @@ def request_of_all():
     """What both engines are asked: costs and steps of drawn schedules, models, texts."""
     generator = random.Random(0)
     asked, steps = [], []
-    for name in [*SCHEDULES] * 3:
+    for name in [*SCHEDULES] * 2:
         core = CORE | {"numLayers": 1 if name == "universal-transformer" else 3}
         core["segment"] = generator.choice([1, 7, 16, 48])
         asked.append({"name": name, "core": core, **drawn_options(name, generator)})
@@ -70,8 +70,8 @@ def request_of_all():
         )
     word = [0, *(1 + place // 3 % 2 for place in range(WORD))]
     models = {
-        "random-walk-staircase": walked(130),
-        "random-walk-transformer-xl": walked(300),
+        "random-walk-staircase": walked(80),
+        "random-walk-transformer-xl": walked(280),
         "parity-staircase": word,
         "parity-transformer-xl": word,
         "novels-and-talk": [1023, *range(40, 40 + WORD)],

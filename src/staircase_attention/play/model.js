@@ -38,7 +38,7 @@ function transposed({ data, shape: [rows, columns] }) {
 
 // A matrix times a vector, plus a bias: eight columns at a time, the fastest in plain JavaScript.
 function multiply({ matrix: { data, rows }, bias }, vector) {
-  const result = bias ? Float64Array.from(bias.data) : new Float64Array(rows);
+  const result = bias ? new Float64Array(bias.data) : new Float64Array(rows);
   // Where the vector is not zero; filled up to eight with factors of zero.
   const starts = new Int32Array(vector.length + 7);
   const factors = new Float64Array(vector.length + 7);
