@@ -170,8 +170,7 @@ def export(
         str, typer.Option(help="`transformers`, or `onnx`: one decoding step of any model.")
     ] = "transformers",
     num_tokens: Annotated[
-        int | None,
-        typer.Option(help="onnx: longest stream, for a schedule whose state grows."),
+        int | None, typer.Option(help="onnx: longest stream, for a schedule whose state grows.")
     ] = None,
     checkpoint: arguments.CheckpointName = "best",
     trust_code: arguments.TrustCode = False,

@@ -50,14 +50,6 @@ class DecodingStep(nn.Module):
     `step(tokens, *state)` gives the logits, those after each step of the recurrence (without a
     coda, what each pass would say), and the next state, whose first tensor is the position. A
     schedule whose state grows is followed for `num_tokens` tokens.
-
-    >>> from staircase_attention import CoreConfig, Staircase
-    >>> core = CoreConfig(width=16, num_layers=2, num_heads=2)
-    >>> schedule = Staircase(chunk_size=4, num_passes=3)
-    >>> step = DecodingStep(SequenceModel(vocab_size=10, core=core, schedule=schedule))
-    >>> logits, passes, *state = step(torch.tensor([3, 1]), *step.initial_state(2))
-    >>> logits.shape, passes.shape
-    (torch.Size([2, 10]), torch.Size([2, 3, 10]))
     """
 
     def __init__(self, model: SequenceModel, *, num_tokens: int | None = None) -> None:
@@ -125,19 +117,15 @@ class DecodingStep(nn.Module):
         hidden = first = model.embedding(tokens[:, None])
         for number, step in enumerate(self.steps):
             is_first = step.cells[0].pass_number == 1
-            query = hidden
-            if step.lags:
-                carried.append(hidden)
-                query = next(parts)
+            query = next(parts) if step.lags else hidden
+            carried += [hidden] if step.lags else []
             if step.lags or (core.injects and not is_first):
                 query = (core.inject if core.injects else torch.add)(query, first)
             past, view = self._seen(number, position, held)
             trip = core(query, layers=step.layers, past=past, view=view)
             hidden = trip.hidden if is_first else core.settle(hidden, trip.hidden)
-            if step.bank == OUTSIDE:
-                first = hidden
-            else:
-                said.append(hidden)
+            said += [] if step.bank == OUTSIDE else [hidden]
+            first = hidden if step.bank == OUTSIDE else first
             layers = zip(step.layers, trip.contexts, strict=True)
             new = {(number, layer): context for layer, context in layers}
             for kind in self.cached[number]:
@@ -155,8 +143,8 @@ class DecodingStep(nn.Module):
         self, number: int, position: Tensor, held: dict[tuple[int, int], KeysValues]
     ) -> tuple[list[list[KeysValues]], StepView]:
         """What each layer of a step sees of earlier tokens, the oldest first, and the view."""
-        step, table = self.steps[number], self.get_buffer(f"places_{number}")
-        num_past = self.widths[number]
+        step, num_past = self.steps[number], self.widths[number]
+        table = self.get_buffer(f"places_{number}")
         places = table.index_select(0, (position % self.period)[None])[0]
         distances = torch.arange(num_past, 0, -1, device=table.device)
         mask = (places < 0) | (distances > position)
@@ -224,9 +212,7 @@ def export_onnx(
     """Write one decoding step as an ONNX file.
 
     Inputs: tokens [rows], position and the tensors of a state, all zero at first. Outputs: logits
-    [rows, symbols], passes [rows, passes, symbols], and the same state with `next_` before its
-    names. All rows are at the same position. A schedule whose state grows needs `num_tokens`, the
-    number of tokens for which the file is exact.
+    [rows, symbols], passes [rows, passes, symbols], and the state with `next_` before its names.
     """
     if not isinstance(model, SequenceModel):
         raise input_error("an exported model is a SequenceModel", type(model).__name__, "use one")

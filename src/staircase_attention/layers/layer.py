@@ -25,9 +25,8 @@ class RMSNorm(nn.RMSNorm):
         weight = self.weight.to(vectors.dtype)
         # Only the latest ONNX has an operator for it.
         if torch.onnx.is_in_onnx_export():
-            assert self.eps is not None
-            scale = torch.rsqrt(vectors.square().mean(-1, keepdim=True) + self.eps)
-            return vectors * scale * weight
+            spread = vectors.square().mean(-1, keepdim=True) + NORM_EPSILON
+            return vectors * torch.rsqrt(spread) * weight
         return functional.rms_norm(vectors, self.normalized_shape, weight, self.eps)
 
 

@@ -1,7 +1,6 @@
 """The playground: a page that any web host can carry, and a server for this machine.
 
-The page is plain files. It runs the models that come with the package in the browser, from the
-weights as they are packed.
+It runs models that come with the package in the browser, from the weights as they are packed.
 """
 
 import posixpath
