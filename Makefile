@@ -9,7 +9,7 @@ TEST_PROCESSES ?= 2
 # A process that imports PyTorch takes half the time if an earlier one has kept what it compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint types imports unit fuzz elastic test-gpu docs release setup clean
+.PHONY: demo test lint types imports unit fuzz elastic test-gpu test-page docs release setup clean
 
 setup: $(READY)
 
@@ -59,6 +59,11 @@ elastic: $(READY)
 # are tested there as they are compiled, elsewhere by an interpreter.
 test-gpu:
 	PYTHONPATH=src $(PYTHON) -m pytest tests/gpu tests/engine/kernels
+
+# Tries the page in Chromium, which it installs where it can: on Debian, as root.
+test-page: $(READY)
+	command -v chromium >/dev/null || apt-get install --yes --no-install-recommends chromium
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/play -rs
 
 # The documentation as a site in build/site, with API pages; a broken link fails.
 docs: $(READY)

@@ -26,7 +26,8 @@ def attend(
     dropout: float,
 ) -> Float[Tensor, "batch heads queries size"]:
     """Attention as in `reference.attend`; without a table it is PyTorch's own."""
-    if table is None:
+    # An ONNX graph has no operator for this that gives zero where a query sees nothing.
+    if table is None and not torch.onnx.is_in_onnx_export():
         seen = None if view.hidden is None else ~view.hidden
         is_grouped = keys.shape[1] < queries.shape[1]
         return functional.scaled_dot_product_attention(
@@ -35,8 +36,10 @@ def attend(
     keys, values = (for_every_head(one, queries.shape[1]) for one in (keys, values))
     # Scaled here, once, queries scale both terms of the score.
     queries = queries / math.sqrt(queries.shape[-1])
-    by_distance = queries @ farthest_first(table, view.num_distances).T
-    scores = torch.matmul(queries, keys.transpose(-1, -2)) + skew(by_distance, view)
+    scores = torch.matmul(queries, keys.transpose(-1, -2))
+    if table is not None:
+        by_distance = queries @ farthest_first(table, view.num_distances).T
+        scores = scores + skew(by_distance, view)
     weights = functional.dropout(softmax_over_visible(scores, view), dropout)
     return weights @ values
 

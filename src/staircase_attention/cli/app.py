@@ -12,7 +12,7 @@ from staircase_attention.cli.evaluate import evaluate, inspect
 from staircase_attention.cli.experiments import compare, demo, estimate, quickstart, reproduce
 from staircase_attention.cli.prepare import prepare
 from staircase_attention.cli.runs import export, pack, recipes, resume, train
-from staircase_attention.cli.schedules import describe, draw
+from staircase_attention.cli.schedules import describe, draw, play
 from staircase_attention.cli.text import chat, sample, serve
 
 # Exit status for what a user can get wrong.
@@ -60,7 +60,7 @@ def staircase(
 
 # In the order of `staircase --help`.
 COMMANDS: tuple[Callable[..., int | None], ...] = (
-    *(demo, quickstart, draw, describe, recipes, train, resume, evaluate, inspect),
+    *(demo, quickstart, play, draw, describe, recipes, train, resume, evaluate, inspect),
     *(sample, chat, serve, compare, reproduce, pack, export, estimate),
 )
 for command in COMMANDS:

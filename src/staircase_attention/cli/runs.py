@@ -176,17 +176,35 @@ def export(
     run: arguments.TrainedRun,
     folder: arguments.NewFolder,
     *,
+    format: Annotated[
+        str, typer.Option(help="`transformers`, or `onnx`: one decoding step of any model.")
+    ] = "transformers",
+    num_tokens: Annotated[
+        int | None, typer.Option(help="onnx: longest stream, for a schedule whose state grows.")
+    ] = None,
     checkpoint: arguments.CheckpointName = "best",
     trust_code: arguments.TrustCode = False,
 ) -> None:
-    """Export a language model to Hugging Face Transformers."""
+    """Export a model: to Hugging Face Transformers, or to ONNX."""
     check_can_hold(folder, "the folder of an export")
-    from staircase_attention.huggingface import export as export_model
-    from staircase_attention.training import load_language_model, run_path
+    check_choice("--format", format, ("transformers", "onnx"))
+    from staircase_attention.training import load_language_model, load_run, run_path
     from staircase_attention.training.run_folder import RunFolder
 
+    tokeniser = RunFolder(run_path(run)).tokeniser
+    if format == "onnx":
+        from staircase_attention.generation.onnx import export_onnx
+
+        load = load_language_model if tokeniser.is_dir() else load_run
+        model = load(run, checkpoint=checkpoint, trust_code=trust_code).model
+        file = folder / "step.onnx"
+        export_onnx(model, file, num_tokens=num_tokens)  # type: ignore[arg-type]
+        typer.echo(f"wrote {file}")
+        return
+    from staircase_attention.huggingface import export as export_model
+
     language = load_language_model(run, checkpoint=checkpoint, trust_code=trust_code)
-    file = RunFolder(run_path(run)).tokeniser / "tokenizer.json"
+    file = tokeniser / "tokenizer.json"
     written = export_model(
         language.model,  # type: ignore[arg-type]
         folder,

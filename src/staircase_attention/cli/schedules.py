@@ -1,4 +1,4 @@
-"""`staircase draw` and `describe`: what a timetable computes when, and what it costs."""
+"""`staircase draw`, `describe` and `play`: what is computed when, what it costs, and a page."""
 
 import json
 from dataclasses import asdict
@@ -141,3 +141,20 @@ def print_costs(plan: Schedule, facts: dict[str, Any], dtype: str) -> None:
         # The paper prints a dash where a model has no such number.
         grid.add_row(name, "-" if number is None else f"{number:,.0f}", remark)
     Console().print(grid)
+
+
+def play(
+    *,
+    output: Annotated[
+        Path | None, typer.Option(help="Write the page to this folder, for any web host.")
+    ] = None,
+    port: Annotated[int, typer.Option(help="Port on this machine; 0 takes a free one.")] = 8000,
+    browser: Annotated[bool, typer.Option(help="Open a browser.")] = True,
+) -> None:
+    """Open a page that shows schedules and runs the shipped models."""
+    from staircase_attention.play import serve_page, write_page
+
+    if output is not None:
+        typer.echo(f"wrote {output}, {write_page(output) / 1e6:.1f} MB")
+        return
+    serve_page(port, opens_browser=browser, tell=typer.echo)

@@ -23,6 +23,10 @@ class RMSNorm(nn.RMSNorm):
     def forward(self, vectors: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """Vectors x: x / sqrt(mean(x²) + eps) * weight."""
         weight = self.weight.to(vectors.dtype)
+        # Only the latest ONNX has an operator for it.
+        if torch.onnx.is_in_onnx_export():
+            spread = vectors.square().mean(-1, keepdim=True) + NORM_EPSILON
+            return vectors * torch.rsqrt(spread) * weight
         return functional.rms_norm(vectors, self.normalized_shape, weight, self.eps)
 
 
