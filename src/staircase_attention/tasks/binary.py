@@ -1,0 +1,103 @@
+"""Binary numbers, of the Chomsky-hierarchy study: three context-sensitive tasks."""
+
+import math
+import operator
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+
+from staircase_attention.tasks.strings import Drawn, StringTask, ended
+from staircase_attention.tasks.task import Integers
+
+SIGN = 2
+
+
+def to_numbers(bits: Integers) -> list[int]:
+    """The numbers of rows of bits, the lowest first, of any size."""
+    packed = np.packbits(bits.astype(np.uint8), axis=1, bitorder="little")
+    return [int.from_bytes(row.tobytes(), "little") for row in packed]
+
+
+def to_bits(numbers: list[int], num_bits: int) -> Integers:
+    """(numbers, num_bits) rows of bits, the lowest first."""
+    size = -(-num_bits // 8)
+    packed = b"".join(number.to_bytes(size, "little") for number in numbers)
+    rows = np.frombuffer(packed, dtype=np.uint8).reshape(len(numbers), size)
+    return np.unpackbits(rows, axis=1, count=num_bits, bitorder="little").astype(np.int64)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BinaryOperation(StringTask):
+    """Two positive numbers joined by a sign, their lowest bits first; then the result, and END."""
+
+    answers = ("0", "1", "END")
+    fewest = 3
+
+    @abstractmethod
+    def result(self, left: int, right: int) -> int:
+        """The result of the operation."""
+
+    def draw(self, generator: np.random.Generator, length: int, count: int) -> Drawn:
+        """Numbers whose shares of the length are random; a number of no ones becomes its top."""
+        middle = generator.integers(1, length - 1, size=(count, 1))
+        bits, place = generator.integers(2, size=(count, length)), np.arange(length)
+        parts = []
+        for is_part, top in ((place < middle, middle - 1), (place > middle, [[length - 1]])):
+            is_zero = ~(bits & is_part).any(axis=1, keepdims=True)
+            bits |= is_zero & (place == top)
+            parts.append(bits & is_part)
+        left, right = map(to_numbers, parts)
+        # Shifted left by its place in the string: the second number starts after the sign.
+        pairs = zip(left, right, middle[:, 0].tolist(), strict=True)
+        results = [self.result(one, other >> (sign + 1)) for one, other, sign in pairs]
+        sizes = np.array([number.bit_length() for number in results])
+        return np.where(place == middle, SIGN, bits), ended(to_bits(results, length), sizes, 2)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BinaryAddition(BinaryOperation):
+    """The sum of two binary numbers.
+
+    >>> task = BinaryAddition(length=8)
+    >>> print(task.show(*task.with_length(8).generate(np.random.default_rng(1), 1)[0]))
+    START 1 1 1 + 0 1 1 0 ? [1] ? [0] ? [1] ? [1] ? [END]
+    """
+
+    letters = ("0", "1", "+")
+    result = staticmethod(operator.add)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BinaryMultiplication(BinaryOperation):
+    """The product of two binary numbers.
+
+    >>> task = BinaryMultiplication(length=8)
+    >>> print(task.show(*task.with_length(8).generate(np.random.default_rng(1), 1)[0]))
+    START 1 1 1 * 0 1 1 0 ? [0] ? [1] ? [0] ? [1] ? [0] ? [1] ? [END]
+    """
+
+    letters = ("0", "1", "*")
+    result = staticmethod(operator.mul)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ComputeSqrt(StringTask):
+    """The integer part of the square root of a positive number of n bits: half as many, rounded up.
+
+    The highest bits come first, as in the study's code.
+
+    >>> task = ComputeSqrt(length=6)
+    >>> print(task.show(*task.with_length(6).generate(np.random.default_rng(1), 1)[0]))
+    START 0 1 1 1 0 0 ? [1] ? [0] ? [1]
+    """
+
+    letters = ("0", "1")
+    answers = ("0", "1")
+
+    def draw(self, generator: np.random.Generator, length: int, count: int) -> Drawn:
+        """Random bits; of a number of no ones, the lowest becomes one."""
+        bits = generator.integers(2, size=(count, length))
+        bits[:, -1] |= ~bits.any(axis=1)
+        roots = [math.isqrt(number) for number in to_numbers(bits[:, ::-1])]
+        return bits, to_bits(roots, (length + 1) // 2)[:, ::-1]

@@ -1,0 +1,107 @@
+"""Tasks that read a whole string before they are asked: START, the string, then `?` per answer.
+
+This is the form of "Neural Networks and the Chomsky Hierarchy" (Delétang et al., 2023): an answer
+may have several symbols, and the model does not see those that it has given.
+"""
+
+from abc import abstractmethod
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
+
+import numpy as np
+
+from staircase_attention.batches import IGNORED
+from staircase_attention.checks import check_integer
+from staircase_attention.tasks.task import Episodes, Integers, SizedTask
+
+# Strings and answers of several episodes.
+Drawn = tuple[Integers, Integers]
+
+BITS = ("a", "b")
+MODULUS = 5
+DIGITS = tuple(str(digit) for digit in range(MODULUS))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StringTask(SizedTask):
+    """Strings whose lengths are drawn uniformly from `shortest` to `length`.
+
+    A subclass names its `letters` and `answers` and draws strings of one length. Strings that are
+    too short to differ, such as the two of one bit, end up in valid and test.
+    """
+
+    length: int = 40
+    """Symbols of the longest string; an episode also has START and a `?` per answer."""
+    shortest: int | None = None
+    """Symbols of the shortest string; None: as few as the task allows."""
+
+    letters: ClassVar[tuple[str, ...]]
+    answers: ClassVar[tuple[str, ...]]
+    fewest: ClassVar[int] = 1
+    """Symbols without which there is nothing to ask."""
+
+    def __post_init__(self) -> None:
+        check_integer("length", self.length, minimum=self.fewest, example=40)
+        if self.shortest is not None:
+            least, most = self.fewest, self.length
+            check_integer("shortest", self.shortest, minimum=least, maximum=most, example=most)
+        SizedTask.__post_init__(self)
+
+    @property
+    def input_symbols(self) -> tuple[str, ...]:
+        """START, the letters, and `?`, which asks for the next answer."""
+        return ("START", *self.letters, "?")
+
+    @property
+    def output_symbols(self) -> tuple[str, ...]:
+        """The answers."""
+        return self.answers
+
+    def with_length(self, length: int) -> Self:
+        """The same task with strings of exactly this length."""
+        return replace(self, length=length, shortest=length)
+
+    @abstractmethod
+    def draw(self, generator: np.random.Generator, length: int, count: int) -> Drawn:
+        """Strings of about one length, and their answers.
+
+        Returns:
+            (count, about length) letters, and (count, any number) answers, IGNORED after the end.
+        """
+
+    def generate(self, generator: np.random.Generator, num_episodes: int) -> Episodes:
+        """Independent strings: those of one length are drawn together, then put in random order."""
+        shortest = self.fewest if self.shortest is None else self.shortest
+        lengths = generator.integers(shortest, self.length + 1, size=num_episodes)
+        parts = [
+            asked(*self.draw(generator, length, count), ask=len(self.letters) + 1)
+            for length, count in zip(*np.unique(lengths, return_counts=True), strict=True)
+        ]
+        # The lengths are in random order, so their ranks are one.
+        return Episodes.concatenate(parts).take(np.argsort(np.argsort(lengths, kind="stable")))
+
+
+def asked(strings: Integers, answers: Integers, *, ask: int) -> Episodes:
+    """Episodes of START, input 0, then letter l as input l + 1, then `ask` for each answer."""
+    # [episodes, 1 + letters + answers]; episodes end where their answers do.
+    before = np.pad(strings + 1, ((0, 0), (1, 0)))
+    inputs = np.hstack([before, np.full_like(answers, ask)])
+    targets = np.hstack([np.full_like(before, IGNORED), answers])
+    is_kept = inputs != ask
+    is_kept[:, before.shape[1] :] = answers != IGNORED
+    lengths = is_kept.sum(axis=1)
+    return Episodes(
+        inputs=inputs[is_kept], targets=targets[is_kept], starts=np.cumsum(lengths) - lengths
+    )
+
+
+def ended(columns: Integers, lengths: Integers, end: int) -> Integers:
+    """Answers of these lengths, each followed by the symbol `end` and then by IGNORED.
+
+    >>> ended(np.array([[1, 0, 1], [0, 0, 0]]), np.array([3, 1]), 2).tolist()
+    [[1, 0, 1, 2], [0, 2, -1, -1]]
+    """
+    place = np.arange(columns.shape[1] + 1)
+    padded = np.pad(columns, ((0, 0), (0, 1)))
+    left = np.where(place < lengths[:, None], padded, IGNORED)
+    return np.where(place == lengths[:, None], end, left)
