@@ -16,6 +16,7 @@ from staircase_attention.cli.experiments import (
     estimate,
     quickstart,
     reproduce,
+    suite,
 )
 from staircase_attention.cli.prepare import prepare
 from staircase_attention.cli.runs import export, pack, recipes, resume, train
@@ -68,7 +69,7 @@ def staircase(
 # In the order of `staircase --help`.
 COMMANDS: tuple[Callable[..., int | None], ...] = (
     *(demo, quickstart, draw, describe, recipes, train, resume, evaluate, inspect),
-    *(sample, chat, compare, reproduce, pack, export, bench, estimate),
+    *(sample, chat, compare, reproduce, suite, pack, export, bench, estimate),
 )
 for command in COMMANDS:
     app.command("eval" if command is evaluate else None)(command)

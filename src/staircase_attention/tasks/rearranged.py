@@ -1,33 +1,14 @@
 """Strings reordered or copied, of the Chomsky-hierarchy study."""
 
-from abc import abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
 
-from staircase_attention.tasks.strings import BITS, DIGITS, Drawn, StringTask
-from staircase_attention.tasks.task import Integers
+from staircase_attention.tasks.strings import BITS, DIGITS, MODULUS, Drawn, StringTask
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rearranged(StringTask):
-    """Random letters; `rearranged` gives the answer."""
-
-    letters = BITS
-    answers = BITS
-
-    @abstractmethod
-    def rearranged(self, strings: Integers) -> Integers:
-        """(count, any number) the answers to (count, length) strings."""
-
-    def draw(self, generator: np.random.Generator, length: int, count: int) -> Drawn:
-        """Random letters."""
-        strings = generator.integers(len(self.letters), size=(count, length))
-        return strings, self.rearranged(strings)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReverseString(Rearranged):
+class ReverseString(StringTask):
     """The string backwards; deterministic context-free.
 
     >>> task = ReverseString(length=3)
@@ -35,13 +16,17 @@ class ReverseString(Rearranged):
     START b b ? [b] ? [b]
     """
 
-    def rearranged(self, strings: Integers) -> Integers:
-        """Last letter first."""
-        return strings[:, ::-1]
+    letters = BITS
+    answers = BITS
+
+    def draw(self, generator: np.random.Generator, length: int, count: int) -> Drawn:
+        """Random letters."""
+        strings = generator.integers(2, size=(count, length))
+        return strings, strings[:, ::-1]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DuplicateString(Rearranged):
+class DuplicateString(StringTask):
     """The string twice; context-sensitive, as are the following.
 
     >>> task = DuplicateString(length=3)
@@ -49,13 +34,17 @@ class DuplicateString(Rearranged):
     START b b ? [b] ? [b] ? [b] ? [b]
     """
 
-    def rearranged(self, strings: Integers) -> Integers:
-        """Once, and again."""
-        return np.hstack([strings, strings])
+    letters = BITS
+    answers = BITS
+
+    def draw(self, generator: np.random.Generator, length: int, count: int) -> Drawn:
+        """Random letters."""
+        strings = generator.integers(2, size=(count, length))
+        return strings, np.hstack([strings, strings])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OddsFirst(Rearranged):
+class OddsFirst(StringTask):
     """The first, third, fifth, ... letter, then the second, fourth, ...
 
     >>> task = OddsFirst(length=3)
@@ -63,13 +52,17 @@ class OddsFirst(Rearranged):
     START a b b ? [a] ? [b] ? [b]
     """
 
-    def rearranged(self, strings: Integers) -> Integers:
-        """Every other letter, twice."""
-        return np.hstack([strings[:, ::2], strings[:, 1::2]])
+    letters = BITS
+    answers = BITS
+
+    def draw(self, generator: np.random.Generator, length: int, count: int) -> Drawn:
+        """Random letters."""
+        strings = generator.integers(2, size=(count, length))
+        return strings, np.hstack([strings[:, ::2], strings[:, 1::2]])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BucketSort(Rearranged):
+class BucketSort(StringTask):
     """The five digits in increasing order.
 
     >>> task = BucketSort(length=3)
@@ -80,9 +73,10 @@ class BucketSort(Rearranged):
     letters = DIGITS
     answers = DIGITS
 
-    def rearranged(self, strings: Integers) -> Integers:
-        """Sorted."""
-        return np.sort(strings, axis=1)
+    def draw(self, generator: np.random.Generator, length: int, count: int) -> Drawn:
+        """Random letters."""
+        strings = generator.integers(MODULUS, size=(count, length))
+        return strings, np.sort(strings, axis=1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -59,9 +59,9 @@ class Boxes(StringTask):
     ring in the black one. `put key in red` moves an object, `pour red in blue` all that a box
     holds, and `swap red with blue` exchanges what two boxes hold.
 
-    >>> task = Boxes(length=12)
-    >>> print(task.show(*task.with_length(12).generate(np.random.default_rng(1), 1)[0]))
-    START pour black in blue pour red in black swap red with green ? [black] ? [red] ? [blue] ? [blue]
+    >>> task = Boxes(length=8)
+    >>> print(task.show(*task.with_length(8).generate(np.random.default_rng(1), 1)[0]))
+    START pour black in red pour black in red ? [red] ? [green] ? [blue] ? [red]
     """
 
     letters = ("put", "pour", "swap", "in", "with", *OBJECTS, *BOXES)

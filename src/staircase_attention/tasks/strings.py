@@ -4,6 +4,7 @@ This is the form of "Neural Networks and the Chomsky Hierarchy" (Delétang et al
 may have several symbols, and the model does not see those that it has given.
 """
 
+import math
 from abc import abstractmethod
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
@@ -24,10 +25,13 @@ DIGITS = tuple(str(digit) for digit in range(MODULUS))
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StringTask(SizedTask):
-    """Strings whose lengths are drawn uniformly from `shortest` to `length`.
+    """Strings of `shortest` to `length` symbols, half as often where they are twice as long.
 
-    A subclass names its `letters` and `answers` and draws strings of one length. Strings that are
-    too short to differ, such as the two of one bit, end up in valid and test.
+    The study draws lengths uniformly; with many short strings its tasks are learnt from far fewer
+    tokens. Valid and test have strings of half the length or more: shorter ones are so few that
+    none would be left to train on.
+
+    A subclass names its `letters` and `answers` and draws strings of one length.
     """
 
     length: int = 40
@@ -61,6 +65,16 @@ class StringTask(SizedTask):
         """The same task with strings of exactly this length."""
         return replace(self, length=length, shortest=length)
 
+    @property
+    def held_out(self) -> Self:
+        """The same task with the longer half of the lengths."""
+        return replace(self, shortest=max(self.least, (self.length + 1) // 2))
+
+    @property
+    def least(self) -> int:
+        """Symbols of the shortest string."""
+        return self.fewest if self.shortest is None else self.shortest
+
     @abstractmethod
     def draw(self, generator: np.random.Generator, length: int, count: int) -> Drawn:
         """Strings of about one length, and their answers.
@@ -71,8 +85,9 @@ class StringTask(SizedTask):
 
     def generate(self, generator: np.random.Generator, num_episodes: int) -> Episodes:
         """Independent strings: those of one length are drawn together, then put in random order."""
-        shortest = self.fewest if self.shortest is None else self.shortest
-        lengths = generator.integers(shortest, self.length + 1, size=num_episodes)
+        # Log-uniform, as 1 / n is the derivative of log n.
+        logs = generator.uniform(math.log(self.least), math.log(self.length + 1), num_episodes)
+        lengths = np.exp(logs).astype(np.int64).clip(self.least, self.length)
         parts = [
             asked(*self.draw(generator, length, count), ask=len(self.letters) + 1)
             for length, count in zip(*np.unique(lengths, return_counts=True), strict=True)

@@ -250,6 +250,11 @@ class Task(ABC):
         return SplitSizes()
 
     @property
+    def held_out(self) -> "Task":
+        """The task that draws valid and test: this one unless overridden."""
+        return self
+
+    @property
     def name(self) -> str:
         """The class name in lower case with hyphens: RandomWalk is random-walk."""
         return task_name(type(self))
