@@ -2,31 +2,16 @@
 
 import json
 import re
-import types
-from pathlib import Path
 
 import pytest
 
 from commands import call
 from staircase_attention.experiments import runner, suite
-from staircase_attention.experiments.results import score_lengths
 from staircase_attention.training.dataset import build_dataset
-from staircase_attention.training.learner import build_model, check_recipe
+from staircase_attention.training.learner import build_model
 
-
-class Inline:
-    """Stands for a process of the package: trains or scores here, where all is imported."""
-
-    def __init__(self, command, **_):
-        is_training = command[: len(runner.STAIRCASE)] == runner.STAIRCASE
-        words = command[len(runner.STAIRCASE if is_training else runner.LENGTHS) :]
-        if is_training:
-            self.status = call(*words)
-        else:
-            self.status = score_lengths(Path(words[0]), [int(word) for word in words[1:]]) or 0
-
-    def poll(self):
-        return self.status
+SCORE = {"loss": 1, "error": 0.5, "num_answers": 2}
+SCORES = {41: SCORE, 194: SCORE, 347: SCORE, 500: {**SCORE, "error": 0.9}}
 
 
 @pytest.mark.parametrize("budget", [suite.FULL, suite.SMALL])
@@ -44,34 +29,56 @@ def test_every_task_can_be_trained_on():
     for task, recipes in suite.suite_recipes(suite.SMALL, models=["lstm"]).items():
         [recipe] = recipes
         assert recipe.task.reference == task
-        check_recipe(recipe)
+        build_dataset(recipe).check()
 
 
-def test_cells_are_trained_once_and_reported(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(runner, "subprocess", types.SimpleNamespace(Popen=Inline))
-    settings = ("training.num_updates=2", "task.options.num_test=9", "task.options.num_valid=9")
-    words = ["suite", *settings, "--small", "--models", "lstm", "--quiet"]
-    words += ["--own", "parity/lstm", "--own", "model.width=8", "--output", str(tmp_path / "out")]
+def test_cells_are_trained_once_and_reported(tmp_path, fake, monkeypatch, capsys):
+    script = f"echo '{json.dumps(SCORES)}' > $0/lengths.json"
+    monkeypatch.setattr(runner, "LENGTHS", ["/bin/sh", "-c", script])
+    words = ["suite", "training.num_updates=2", "--small", "--models", "staircase,lstm", "--quiet"]
+    words += ["--own", "parity/lstm", "--output", str(tmp_path)]
     assert call(*words, "--tasks", "even-pairs") == 0
-    result = tmp_path / "out" / "even-pairs" / "lstm" / "seed-0" / "result.json"
-    written = result.stat().st_mtime_ns
+    fake.forget()
     assert call(*words, "--tasks", "even-pairs,boxes") == 0
-    assert result.stat().st_mtime_ns == written
-    assert "even-pairs" in capsys.readouterr().out
-    found = json.loads((tmp_path / "out" / "suite.json").read_text())
+    assert sorted(name for _, name, _ in fake.calls) == ["lstm", "own", "staircase"]
+    assert "74.9 / 40.0" in capsys.readouterr().out
+    found = json.loads((tmp_path / "suite.json").read_text())
     assert [*found["cells"]] == ["even-pairs", "boxes"]
     for cells in found["cells"].values():
-        assert [*cells] == ["LSTM", "own"]
+        assert [*cells] == ["Staircase", "LSTM", "own"]
         for cell in cells.values():
-            assert 0 <= cell["trained"] <= 100
+            assert cell["trained"] == pytest.approx(74.9)
             assert [*cell["lengths"]] == ["41", "194", "347", "500"]
+            assert cell["longer"] == pytest.approx(40)
             assert cell["budget"]["num_tokens"] == 2 * 32 * 32
-            assert cell["longer"] == pytest.approx(sum(cell["lengths"].values()) / 4)
-        assert cells["own"]["budget"]["num_parameters"] < cells["LSTM"]["budget"]["num_parameters"]
-    page = (tmp_path / "out" / "suite.md").read_text()
+    page = (tmp_path / "suite.md").read_text()
     assert "| even-pairs | 100.0 | 100.0 | 100.0 |  | 100.0 |" in page
     for name in ("heat-map.png", "lengths.png"):
-        assert (tmp_path / "out" / name).stat().st_size > 10_000
+        assert (tmp_path / name).stat().st_size > 10_000
+
+
+def test_a_cell_that_fails_is_empty_and_the_others_go_on(tmp_path, fake, monkeypatch, capsys):
+    monkeypatch.setattr(runner, "LENGTHS", ["/bin/sh", "-c", "echo {} > $0/lengths.json; exit 1"])
+    fake.let(trouble={"lstm, 0": "fail"})
+    words = ["--small", "--models", "lstm,ladder", "--quiet", "--output", str(tmp_path)]
+    assert call("suite", *words, "--tasks", "boxes") == 1
+    cells = json.loads((tmp_path / "suite.json").read_text())["cells"]["boxes"]
+    assert cells["LSTM"]["trained"] is None
+    assert cells["Ladder"]["trained"] == pytest.approx(74.9)
+    assert cells["Ladder"]["longer"] is None
+
+
+def test_a_model_of_the_users_is_a_recipe_or_the_staircase_with_settings_changed():
+    def own(**options):
+        return suite.suite_recipes(suite.SMALL, tasks=["boxes"], **options)["boxes"][-1]
+
+    changed = own(own={"model.schedule.num_passes": 3})
+    assert changed.name == "own"
+    assert changed.model.schedule.num_passes == 3
+    named = own(own_recipe="parity/lstm", own={"model.width": 7})
+    assert (named.model.kind, named.model.width) == ("lstm", 7)
+    assert named.training == changed.training
+    assert own().name == "lstm"
 
 
 def test_published_scores_are_of_tasks_of_the_suite():
@@ -81,8 +88,8 @@ def test_published_scores_are_of_tasks_of_the_suite():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--tasks", "parity"], "a task of the suite must be one of .* got 'parity'; did you mean"),
-        (["--models", "gru"], "a model of the suite must be one of .* got 'gru'"),
+        (["--tasks", "parity"], "a task of the suite must be .* did you mean 'parity-check'"),
+        (["--models", "gru"], "a model of the suite must be .* got 'gru'"),
         (["--own", "parity/lstm", "--own", "parity/ladder"], "--own takes one recipe, got"),
         (["--show", "--tasks", "boxs"], "a task of the suite must be .* did you mean 'boxes'"),
     ],

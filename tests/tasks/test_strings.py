@@ -76,8 +76,14 @@ def test_dyck_words_have_the_kinds_and_the_depth_of_their_options():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"length": 0}, "length must be an integer of at least 1, got 0; use for example length=40"),
-        ({"shortest": 50}, "shortest must be an integer from 1 to 40, got 50; use for example shortest=40"),
+        (
+            {"length": 0},
+            "length must be an integer of at least 1, got 0; use for example length=40",
+        ),
+        (
+            {"shortest": 50},
+            "shortest must be an integer from 1 to 40, got 50; use for example shortest=40",
+        ),
         ({"depth": 3}, "options of parity-check must be among .* got 'depth'"),
     ],
 )

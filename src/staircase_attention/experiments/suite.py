@@ -248,7 +248,7 @@ def write_suite(cells: Cells, folder: Path) -> None:
     facts = {"format": FORMAT, "environment": environment(), "published": published()}
     write_json(folder / "suite.json", {**facts, "cells": plain})
     write_whole(folder / "suite.md", page(cells).encode())
-    save(heat_map(cells, published()["scores"]), folder / "heat-map.png")
+    save(heat_map(cells, published()), folder / "heat-map.png")
     save(length_curves(cells), folder / "lengths.png")
 
 
@@ -267,8 +267,7 @@ def page(cells: Cells) -> str:
     for task, row in cells.items():
         known = (cell.budget for cell in row.values())
         costs.append([task, *(_cost(budget) if budget else "-" for budget in known)])
-    scores = published()["scores"]
-    networks = [*dict.fromkeys(name for row in scores.values() for name in row)]
+    scores, networks = published()["scores"], published()["networks"]
     study = [["Task", *networks]]
     study += [
         [task, *(str(scores[task].get(name, "")) for name in networks)]

@@ -1,7 +1,7 @@
 """The figures of the suite: a heat map of models against tasks, and accuracy against length."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -19,10 +19,10 @@ DARK = 55
 TRAINED_LENGTH, LONGEST_TRAINED = 30, 40
 
 
-def heat_map(cells: "Cells", published: Mapping[str, Mapping[str, float]]) -> Figure:
+def heat_map(cells: "Cells", published: Mapping[str, Any]) -> Figure:
     """Accuracies at trained lengths, at longer ones, and of the study at longer ones."""
     models = [*next(iter(cells.values()))]
-    networks = [*dict.fromkeys(name for row in published.values() for name in row)]
+    networks, scores = published["networks"], published["scores"]
     rows = [[*row.values()] for row in cells.values()]
     panels = {
         "Trained lengths": (
@@ -32,7 +32,7 @@ def heat_map(cells: "Cells", published: Mapping[str, Mapping[str, float]]) -> Fi
         "41 to 500": (models, [[cell.longer for cell in row] for row in rows]),
         "Published, 41 to 500": (
             networks,
-            [[published.get(task, {}).get(name) for name in networks] for task in cells],
+            [[scores.get(task, {}).get(name) for name in networks] for task in cells],
         ),
     }
     widths = [len(columns) for columns, _ in panels.values()]
