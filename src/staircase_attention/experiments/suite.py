@@ -227,7 +227,7 @@ def constant_accuracy(recipe: Recipe) -> float:
     return float(100 * counts.max() / counts.sum())
 
 
-def episodes(tasks: Sequence[str], length: int = 8) -> Iterator[tuple[str, str]]:
+def episodes(tasks: Sequence[str], length: int = 12) -> Iterator[tuple[str, str]]:
     """One episode of each task, in words."""
     for name in tasks or TASKS:
         check_choice("a task of the suite", name, TASKS)

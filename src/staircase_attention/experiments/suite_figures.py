@@ -52,8 +52,9 @@ def _draw_panel(
     axes.imshow(shown, vmin=0, vmax=100, cmap="cividis", aspect="auto")
     for (row, column), value in np.ndenumerate(shown):
         if not np.isnan(value):
-            style = {"color": "white" if value < DARK else "black", "fontsize": 8}
-            axes.text(column, row, f"{value:.0f}", ha="center", va="center", **style)
+            colour = "white" if value < DARK else "black"
+            place = {"ha": "center", "va": "center"}
+            axes.text(column, row, f"{value:.0f}", place, color=colour, fontsize=8)
     axes.set_facecolor(LIGHT_GREY)
     axes.set_xticks(range(len(columns)), columns, rotation=40, ha="right", fontsize=8)
     axes.set_title(title, fontsize=10, loc="left")

@@ -2,8 +2,9 @@
 
 import math
 import operator
-from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -33,10 +34,7 @@ class BinaryOperation(StringTask):
 
     answers = ("0", "1", "END")
     fewest = 3
-
-    @abstractmethod
-    def result(self, left: int, right: int) -> int:
-        """The result of the operation."""
+    operation: ClassVar[Callable[[int, int], int]]
 
     def draw(self, generator: np.random.Generator, length: int, count: int) -> Drawn:
         """Numbers whose shares of the length are random; a number of no ones becomes its top."""
@@ -50,7 +48,7 @@ class BinaryOperation(StringTask):
         left, right = map(to_numbers, parts)
         # Shifted left by its place in the string: the second number starts after the sign.
         pairs = zip(left, right, middle[:, 0].tolist(), strict=True)
-        results = [self.result(one, other >> (sign + 1)) for one, other, sign in pairs]
+        results = [type(self).operation(one, other >> (sign + 1)) for one, other, sign in pairs]
         sizes = np.array([number.bit_length() for number in results])
         return np.where(place == middle, SIGN, bits), ended(to_bits(results, length), sizes, 2)
 
@@ -65,7 +63,7 @@ class BinaryAddition(BinaryOperation):
     """
 
     letters = ("0", "1", "+")
-    result = staticmethod(operator.add)
+    operation = operator.add
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,7 +76,7 @@ class BinaryMultiplication(BinaryOperation):
     """
 
     letters = ("0", "1", "*")
-    result = staticmethod(operator.mul)
+    operation = operator.mul
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
