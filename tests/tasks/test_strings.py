@@ -1,5 +1,7 @@
 """The suite's tasks: every answer is that of a slow twin, and splits share nothing."""
 
+import re
+
 import numpy as np
 import pytest
 import string_oracles
@@ -82,7 +84,7 @@ def test_dyck_words_have_the_kinds_and_the_depth_of_their_options():
         ),
         (
             {"shortest": 50},
-            "shortest must be an integer from 1 to 40, got 50; use for example shortest=40",
+            "shortest must be an integer from 1 to 40, got 50; use for example",
         ),
         ({"depth": 3}, "options of parity-check must be among .* got 'depth'"),
     ],
@@ -92,6 +94,10 @@ def test_impossible_lengths_are_refused(options, message):
         load_task("parity-check", **options)
 
 
-def test_all_tasks_of_the_suite_are_built_in():
+def test_the_episode_in_the_description_of_each_task_is_one_of_its_own():
     assert len(NAMES) == 19
-    assert {*NAMES} < {*BUILT_IN}
+    for name in NAMES:
+        [shown] = re.findall(r"^ *START (.*)$", BUILT_IN[name].__doc__, re.MULTILINE)
+        string, *answers = shown.split(" ? ")
+        assert {*string.split()} <= {*load_task(name).letters}
+        assert [answer[1:-1] for answer in answers] == TWINS[name](string.split())

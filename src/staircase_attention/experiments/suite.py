@@ -21,7 +21,7 @@ from staircase_attention.cores import available_cores
 from staircase_attention.display import clock
 from staircase_attention.experiments.catalog import cached, find_recipe, our_training
 from staircase_attention.experiments.comparisons import compare
-from staircase_attention.experiments.experiment import Row, model_name
+from staircase_attention.experiments.experiment import Row
 from staircase_attention.experiments.report import short
 from staircase_attention.files import write_json, write_whole
 from staircase_attention.layers.config import CoreConfig
@@ -172,15 +172,11 @@ def run_suite(
     folder: Path,
     jobs: int | None = None,
     progress: bool = False,
-) -> tuple[Cells, bool]:
-    """Train and score what is not done yet, one task after another; write the results so far.
-
-    Returns the cells, and whether every run ended well.
-    """
+) -> Cells:
+    """Train and score what is not done yet, one task after another; write the results so far."""
     # Small models are too small for two threads to help.
     default, threads = (min(2, available_cores()), 1) if budget is SMALL else (1, None)
     cells: dict[str, dict[str, Cell]] = {}
-    is_well = True
     for task, chosen in recipes.items():
         report = compare(
             chosen,
@@ -192,15 +188,11 @@ def run_suite(
             progress=progress,
         )
         guess = constant_accuracy(chosen[0])
-        cells[task] = {display_name(row): cell_of(row, guess) for row in report.rows}
-        is_well &= not report.failures
+        names = [OWN if row.name == OWN else row.model for row in report.rows]
+        found = [cell_of(row, guess) for row in report.rows]
+        cells[task] = dict(zip(names, found, strict=True))
         write_suite(cells, folder)
-    return cells, is_well
-
-
-def display_name(row: Row) -> str:
-    """The name of a model; the user's is called by its row."""
-    return OWN if row.name == OWN else model_name(row.recipe)
+    return cells
 
 
 def cell_of(row: Row, guess: float) -> Cell:
@@ -253,57 +245,42 @@ def write_suite(cells: Cells, folder: Path) -> None:
 
 
 def score_table(cells: Cells) -> list[list[str]]:
-    """The headings, then a row for each task."""
+    """The headings, then a row for each task, then what the cells of a model cost on average."""
     rows = [["Task", "Class", "Guess", *next(iter(cells.values()))]]
     for task, row in cells.items():
         guess = next(iter(row.values())).guess
         rows.append([task, TASKS[task], f"{guess:.1f}", *(cell.score for cell in row.values())])
-    return rows
+    budgets = [[row[model].budget for row in cells.values()] for model in rows[0][3:]]
+    return [*rows, ["tokens, time", "per cell", "", *map(_cost, budgets)]]
 
 
 def page(cells: Cells) -> str:
-    """The results in Markdown: scores, what they cost, and the study's scores."""
-    costs = [["Task", *next(iter(cells.values()))]]
-    for task, row in cells.items():
-        known = (cell.budget for cell in row.values())
-        costs.append([task, *(_cost(budget) if budget else "-" for budget in known)])
-    scores, networks = published()["scores"], published()["networks"]
-    study = [["Task", *networks]]
-    study += [
-        [task, *(str(scores[task].get(name, "")) for name in networks)]
-        for task in cells
-        if task in scores
-    ]
+    """The results in Markdown: our scores, and the study's beside them."""
+    rows, networks = score_table(cells), published()["networks"]
+    rows[0] += [f"{name}, published" for name in networks]
+    for row in rows[1:]:
+        known = published()["scores"].get(row[0], {})
+        row += [str(known.get(name, "")) for name in networks]
+    grid = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
+    table = "\n".join(f"| {' | '.join(line)} |" for line in grid)
     return f"""# Suite
 
 Percent of answers that are right, at trained lengths (test strings of 20 to 40 symbols) / mean \
-over longer ones, up to 500. Guess: the best constant answer. One seed.
+over longer ones, up to 500. Guess: the best constant answer. One seed. The budget of \
+each cell is in suite.json.
 
-{_grid(score_table(cells))}
+Published: Delétang et al. (2023), lengths 41 to 500, after {published()["budget"]}. Cells that \
+could not be confirmed are empty.
+
+{table}
 
 ![Accuracy of models on tasks](heat-map.png)
 
 ![Accuracy against length](lengths.png)
-
-## Budget
-
-Tokens and time of training of each cell; raw data in suite.json.
-
-{_grid(costs)}
-
-## Published
-
-Mean over lengths 41 to 500, of Delétang et al. (2023), after {published()["budget"]}. Cells that \
-could not be confirmed are empty.
-
-{_grid(study)}
 """
 
 
-def _cost(budget: Mapping[str, Any]) -> str:
-    return f"{short(budget['num_tokens'])}, {clock(budget['wall_seconds'])}"
-
-
-def _grid(rows: Sequence[Sequence[str]]) -> str:
-    lines = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+def _cost(budgets: Sequence[Mapping[str, Any]]) -> str:
+    known = [(one["num_tokens"], one["wall_seconds"]) for one in budgets if one]
+    tokens, seconds = zip(*known, strict=True) if known else ((0,), (0.0,))
+    return f"{short(round(fmean(tokens)))}, {clock(fmean(seconds))}"

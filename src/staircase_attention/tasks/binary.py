@@ -3,7 +3,6 @@
 import math
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -28,7 +27,6 @@ def to_bits(numbers: list[int], num_bits: int) -> Integers:
     return np.unpackbits(rows, axis=1, count=num_bits, bitorder="little").astype(np.int64)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class BinaryOperation(StringTask):
     """Two positive numbers joined by a sign, their lowest bits first; then the result, and END."""
 
@@ -36,8 +34,7 @@ class BinaryOperation(StringTask):
     fewest = 3
     operation: ClassVar[Callable[[int, int], int]]
 
-    def draw(self, generator: np.random.Generator, length: int, count: int) -> Drawn:
-        """Numbers whose shares of the length are random; a number of no ones becomes its top."""
+    def _draw(self, generator: np.random.Generator, length: int, count: int) -> Drawn:
         middle = generator.integers(1, length - 1, size=(count, 1))
         bits, place = generator.integers(2, size=(count, length)), np.arange(length)
         parts = []
@@ -53,12 +50,9 @@ class BinaryOperation(StringTask):
         return np.where(place == middle, SIGN, bits), ended(to_bits(results, length), sizes, 2)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class BinaryAddition(BinaryOperation):
     """The sum of two binary numbers.
 
-    >>> task = BinaryAddition(length=8)
-    >>> print(task.show(*task.with_length(8).generate(np.random.default_rng(1), 1)[0]))
     START 1 1 1 + 0 1 1 0 ? [1] ? [0] ? [1] ? [1] ? [END]
     """
 
@@ -66,12 +60,9 @@ class BinaryAddition(BinaryOperation):
     operation = operator.add
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class BinaryMultiplication(BinaryOperation):
     """The product of two binary numbers.
 
-    >>> task = BinaryMultiplication(length=8)
-    >>> print(task.show(*task.with_length(8).generate(np.random.default_rng(1), 1)[0]))
     START 1 1 1 * 0 1 1 0 ? [0] ? [1] ? [0] ? [1] ? [0] ? [1] ? [END]
     """
 
@@ -79,22 +70,18 @@ class BinaryMultiplication(BinaryOperation):
     operation = operator.mul
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ComputeSqrt(StringTask):
     """The integer part of the square root of a positive number of n bits: half as many, rounded up.
 
     The highest bits come first, as in the study's code.
 
-    >>> task = ComputeSqrt(length=6)
-    >>> print(task.show(*task.with_length(6).generate(np.random.default_rng(1), 1)[0]))
     START 0 1 1 1 0 0 ? [1] ? [0] ? [1]
     """
 
     letters = ("0", "1")
     answers = ("0", "1")
 
-    def draw(self, generator: np.random.Generator, length: int, count: int) -> Drawn:
-        """Random bits; of a number of no ones, the lowest becomes one."""
+    def _draw(self, generator: np.random.Generator, length: int, count: int) -> Drawn:
         bits = generator.integers(2, size=(count, length))
         bits[:, -1] |= ~bits.any(axis=1)
         roots = [math.isqrt(number) for number in to_numbers(bits[:, ::-1])]

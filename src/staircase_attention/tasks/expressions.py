@@ -5,9 +5,6 @@ right), where the length of `left` is drawn uniformly. All expressions of one le
 once: first those at the top, then both their parts, and so on.
 """
 
-from dataclasses import dataclass
-from typing import NamedTuple
-
 import numpy as np
 
 from staircase_attention.tasks.strings import DIGITS, MODULUS, Drawn, StringTask
@@ -15,15 +12,6 @@ from staircase_attention.tasks.task import Integers
 
 PLUS, MINUS, TIMES, OPEN, CLOSE, UNKNOWN, EQUALS = range(MODULUS, MODULUS + 7)
 LONGEST_LEAF = 4
-
-
-class Pairs(NamedTuple):
-    """Expressions (left op right): their row, first column, the column of op, and op."""
-
-    row: Integers
-    start: Integers
-    middle: Integers
-    sign: Integers
 
 
 def draw_expressions(
@@ -40,15 +28,13 @@ def draw_expressions(
         row, start, size = row[~is_leaf], start[~is_leaf], size[~is_leaf]
         left = generator.integers(1, size - 3)
         sign = generator.integers(PLUS, PLUS + num_signs, size=row.size)
-        level = Pairs(row, start, start + 1 + left, sign)
-        tokens[row, start], tokens[row, level.middle] = OPEN, sign
+        middle = start + 1 + left
+        tokens[row, start], tokens[row, middle] = OPEN, sign
         tokens[row, start + size - 1] = CLOSE
-        levels.append(level)
-        row = np.concatenate([row, row])
-        start, size = (
-            np.concatenate([start + 1, level.middle + 1]),
-            np.concatenate([left, size - 3 - left]),
-        )
+        levels.append((row, start, middle, sign))
+        # Both parts: their rows, first columns and sizes.
+        row, start = np.concatenate([row, row]), np.concatenate([start + 1, middle + 1])
+        size = np.concatenate([left, size - 3 - left])
     for row, start, middle, sign in reversed(levels):
         left, right = values[row, start + 1], values[row, middle + 1]
         result = np.choose(sign - PLUS, [left + right, left - right, left * right])
@@ -69,29 +55,22 @@ def _write_leaves(
     tokens[row, start], tokens[row, start + size - 1] = OPEN, CLOSE
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ModularArithmetic(StringTask):
     """The value of an expression with brackets, modulo 5.
 
-    >>> task = ModularArithmetic(length=12)
-    >>> print(task.show(*task.with_length(12).generate(np.random.default_rng(1), 1)[0]))
     START ( ( 3 ) * ( 4 - - 1 ) ) ? [0]
     """
 
     letters = (*DIGITS, "+", "-", "*", "(", ")")
     answers = DIGITS
 
-    def draw(self, generator: np.random.Generator, length: int, count: int) -> Drawn:
-        """Expressions with all three signs."""
+    def _draw(self, generator: np.random.Generator, length: int, count: int) -> Drawn:
         return draw_expressions(generator, length, count, num_signs=3)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class SolveEquation(StringTask):
     """The digit z that makes an equation modulo 5 true; without `*`, there is exactly one.
 
-    >>> task = SolveEquation(length=12)
-    >>> print(task.show(*task.with_length(12).generate(np.random.default_rng(1), 1)[0]))
     START ( ( 3 - - 0 ) + z ) = 4 ? [1]
     """
 
@@ -99,8 +78,7 @@ class SolveEquation(StringTask):
     answers = DIGITS
     fewest = 3
 
-    def draw(self, generator: np.random.Generator, length: int, count: int) -> Drawn:
-        """Expressions in which z takes the place of a random digit, and their values."""
+    def _draw(self, generator: np.random.Generator, length: int, count: int) -> Drawn:
         left, value = draw_expressions(generator, length - 2, count, num_signs=2)
         # Of the digits, the one with the highest random number.
         luck = generator.random(left.shape) * (left < MODULUS)

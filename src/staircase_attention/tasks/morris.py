@@ -1,7 +1,5 @@
 """Morris: the board of a small game from its list of moves."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from staircase_attention.tasks.strings import Drawn, StringTask
@@ -21,7 +19,6 @@ FROM, TO = np.array(
 PASS = len(CELLS)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Morris(StringTask):
     """What is on each cell after a game of three men's morris, played without an end.
 
@@ -37,16 +34,13 @@ class Morris(StringTask):
     follows from the number of moves, or from the board. The answers are the cells from a1, b1, c1
     to c3.
 
-    >>> task = Morris(length=4)
-    >>> print(task.show(*task.with_length(4).generate(np.random.default_rng(1), 1)[0]))
     START a1 a2 c3 c2 ? [.] ? [white] ? [white] ? [white] ? [.] ? [black] ? [black] ? [black] ? [.]
     """
 
     letters = (*CELLS, "pass")
     answers = (".", "white", "black")
 
-    def draw(self, generator: np.random.Generator, length: int, count: int) -> Drawn:
-        """Games of half as many moves as tokens, rounded up."""
+    def _draw(self, generator: np.random.Generator, length: int, count: int) -> Drawn:
         num_moves, rows = -(-length // 2), np.arange(count)
         board = np.full((count, SIDE**2), EMPTY)
         board[:, :SIDE], board[:, -SIDE:] = WHITE, BLACK

@@ -2,39 +2,30 @@
 
 from staircase_attention.checks import InputError, input_error, one_line, suggestion
 from staircase_attention.references import check_options, load_reference
+from staircase_attention.tasks import binary, expressions, rearranged, regular, stories
 from staircase_attention.tasks.algorithm import Algorithm
-from staircase_attention.tasks.binary import BinaryAddition, BinaryMultiplication, ComputeSqrt
-from staircase_attention.tasks.dyck import Dyck
-from staircase_attention.tasks.expressions import ModularArithmetic, SolveEquation
 from staircase_attention.tasks.morris import Morris
 from staircase_attention.tasks.permutations import Permutations
 from staircase_attention.tasks.random_walk import RandomWalk
-from staircase_attention.tasks.rearranged import (
-    BucketSort,
-    DuplicateString,
-    MissingDuplicate,
-    OddsFirst,
-    ReverseString,
-)
-from staircase_attention.tasks.regular import (
-    CycleNavigation,
-    EvenPairs,
-    ModularArithmeticSimple,
-    ParityCheck,
-)
-from staircase_attention.tasks.stack_manipulation import StackManipulation
-from staircase_attention.tasks.stories import Boxes, SwapProgram
+from staircase_attention.tasks.stacks import Dyck, StackManipulation
 from staircase_attention.tasks.task import Task, task_name
 
 # The tasks of `staircase suite` by their class in the Chomsky hierarchy, then our own.
 SUITE: dict[str, tuple[type[Task], ...]] = {
-    "regular": (EvenPairs, ModularArithmeticSimple, ParityCheck, CycleNavigation),
-    "context-free": (StackManipulation, ReverseString, ModularArithmetic, SolveEquation),
-    "context-sensitive": (
-        *(DuplicateString, MissingDuplicate, OddsFirst, BinaryAddition),
-        *(BinaryMultiplication, ComputeSqrt, BucketSort),
+    "regular": (
+        *(regular.EvenPairs, regular.ModularArithmeticSimple),
+        *(regular.ParityCheck, regular.CycleNavigation),
     ),
-    "state": (Dyck, SwapProgram, Boxes, Morris),
+    "context-free": (
+        *(StackManipulation, rearranged.ReverseString),
+        *(expressions.ModularArithmetic, expressions.SolveEquation),
+    ),
+    "context-sensitive": (
+        *(rearranged.DuplicateString, rearranged.MissingDuplicate, rearranged.OddsFirst),
+        *(binary.BinaryAddition, binary.BinaryMultiplication, binary.ComputeSqrt),
+        rearranged.BucketSort,
+    ),
+    "state": (Dyck, stories.SwapProgram, stories.Boxes, Morris),
 }
 BUILT_IN: dict[str, type[Task]] = {
     task_name(one): one

@@ -1,7 +1,5 @@
 """The regular tasks of the Chomsky-hierarchy study: a finite automaton solves each of them."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from staircase_attention.tasks.strings import BITS, DIGITS, MODULUS, Drawn, StringTask
@@ -9,77 +7,61 @@ from staircase_attention.tasks.strings import BITS, DIGITS, MODULUS, Drawn, Stri
 PLUS, MINUS, TIMES = range(MODULUS, MODULUS + 3)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class EvenPairs(StringTask):
     """Whether `ab` and `ba` together occur an even number of times: first and last letter agree.
 
-    >>> task = EvenPairs(length=5)
-    >>> print(task.show(*task.generate(np.random.default_rng(1), 1)[0]))
     START b b b ? [even]
     """
 
     letters = BITS
     answers = ("odd", "even")
 
-    def draw(self, generator: np.random.Generator, length: int, count: int) -> Drawn:
-        """Random letters."""
+    def _draw(self, generator: np.random.Generator, length: int, count: int) -> Drawn:
         strings = generator.integers(2, size=(count, length))
         return strings, 1 * (strings[:, :1] == strings[:, -1:])
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ParityCheck(StringTask):
     """Whether the number of `b` is even.
 
-    >>> task = ParityCheck(length=5)
-    >>> print(task.show(*task.generate(np.random.default_rng(1), 1)[0]))
     START b b b ? [odd]
     """
 
     letters = BITS
     answers = ("even", "odd")
 
-    def draw(self, generator: np.random.Generator, length: int, count: int) -> Drawn:
-        """Random letters."""
+    def _draw(self, generator: np.random.Generator, length: int, count: int) -> Drawn:
         strings = generator.integers(2, size=(count, length))
         return strings, strings.sum(axis=1, keepdims=True) % 2
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class CycleNavigation(StringTask):
     """Where a walk on a circle of five places ends, which starts at place 0.
 
-    >>> task = CycleNavigation(length=5)
-    >>> print(task.show(*task.generate(np.random.default_rng(1), 1)[0]))
     START on back back ? [4]
     """
 
     letters = ("stay", "on", "back")
     answers = DIGITS
 
-    def draw(self, generator: np.random.Generator, length: int, count: int) -> Drawn:
-        """Random steps."""
+    def _draw(self, generator: np.random.Generator, length: int, count: int) -> Drawn:
         strings = generator.integers(3, size=(count, length))
         steps = np.array([0, 1, -1])[strings]
         return strings, steps.sum(axis=1, keepdims=True) % MODULUS
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ModularArithmeticSimple(StringTask):
     """The value of digits joined by `+`, `-` and `*`, modulo 5; `*` binds tighter.
 
     The length is odd: that of an even length is one less.
 
-    >>> task = ModularArithmeticSimple(length=5)
-    >>> print(task.show(*task.with_length(5).generate(np.random.default_rng(1), 1)[0]))
     START 2 + 3 * 0 ? [2]
     """
 
     letters = (*DIGITS, "+", "-", "*")
     answers = DIGITS
 
-    def draw(self, generator: np.random.Generator, length: int, count: int) -> Drawn:
-        """Random digits and operators."""
+    def _draw(self, generator: np.random.Generator, length: int, count: int) -> Drawn:
         strings = generator.integers(MODULUS, size=(count, length - (length + 1) % 2))
         strings[:, 1::2] = generator.integers(PLUS, TIMES + 1, size=strings[:, 1::2].shape)
         # The terms so far, and the term that further factors may extend.

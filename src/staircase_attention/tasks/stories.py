@@ -1,7 +1,5 @@
 """State in words: variables that a program swaps, and objects that a story puts into boxes."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from staircase_attention.tasks.strings import DIGITS, Drawn, StringTask
@@ -15,22 +13,18 @@ def num_sentences(length: int) -> int:
     return -(-length // SENTENCE)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class SwapProgram(StringTask):
     """Words of S5 as program text: five variables hold 0 to 4, and every statement swaps two.
 
     The answers are the values of a, b, c, d and e at the end.
 
-    >>> task = SwapProgram(length=8)
-    >>> print(task.show(*task.with_length(8).generate(np.random.default_rng(1), 1)[0]))
     START swap c b ; swap c b ; ? [0] ? [1] ? [2] ? [3] ? [4]
     """
 
     letters = ("a", "b", "c", "d", "e", "swap", ";")
     answers = DIGITS
 
-    def draw(self, generator: np.random.Generator, length: int, count: int) -> Drawn:
-        """Statements with two different variables each."""
+    def _draw(self, generator: np.random.Generator, length: int, count: int) -> Drawn:
         shape, num_names, rows = (num_sentences(length), count), len(DIGITS), np.arange(count)
         one = generator.integers(num_names, size=shape)
         other = (one + generator.integers(1, num_names, size=shape)) % num_names
@@ -51,7 +45,6 @@ FIRST_OBJECT = 5
 FIRST_BOX = FIRST_OBJECT + len(OBJECTS)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Boxes(StringTask):
     """Which object is in which box after a story: the boxes of key, coin, ball and ring.
 
@@ -59,16 +52,13 @@ class Boxes(StringTask):
     ring in the black one. `put key in red` moves an object, `pour red in blue` all that a box
     holds, and `swap red with blue` exchanges what two boxes hold.
 
-    >>> task = Boxes(length=8)
-    >>> print(task.show(*task.with_length(8).generate(np.random.default_rng(1), 1)[0]))
     START pour black in red pour black in red ? [red] ? [green] ? [blue] ? [red]
     """
 
     letters = ("put", "pour", "swap", "in", "with", *OBJECTS, *BOXES)
     answers = BOXES
 
-    def draw(self, generator: np.random.Generator, length: int, count: int) -> Drawn:
-        """Sentences of the three kinds with equal chance; the two boxes of a sentence differ."""
+    def _draw(self, generator: np.random.Generator, length: int, count: int) -> Drawn:
         shape, num_boxes = (num_sentences(length), count), len(BOXES)
         kind, first = generator.integers(3, size=shape), generator.integers(num_boxes, size=shape)
         last = (first + generator.integers(1, num_boxes, size=shape)) % num_boxes

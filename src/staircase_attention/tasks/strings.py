@@ -36,8 +36,8 @@ class StringTask(SizedTask):
 
     length: int = 40
     """Symbols of the longest string; an episode also has START and a `?` per answer."""
-    shortest: int | None = None
-    """Symbols of the shortest string; None: as few as the task allows."""
+    shortest: int = 1
+    """Symbols of the shortest string, where the task allows so few."""
 
     letters: ClassVar[tuple[str, ...]]
     answers: ClassVar[tuple[str, ...]]
@@ -46,9 +46,7 @@ class StringTask(SizedTask):
 
     def __post_init__(self) -> None:
         check_integer("length", self.length, minimum=self.fewest, example=40)
-        if self.shortest is not None:
-            least, most = self.fewest, self.length
-            check_integer("shortest", self.shortest, minimum=least, maximum=most, example=most)
+        check_integer("shortest", self.shortest, minimum=1, maximum=self.length, example=1)
         SizedTask.__post_init__(self)
 
     @property
@@ -68,15 +66,10 @@ class StringTask(SizedTask):
     @property
     def held_out(self) -> Self:
         """The same task with the longer half of the lengths."""
-        return replace(self, shortest=max(self.least, (self.length + 1) // 2))
-
-    @property
-    def least(self) -> int:
-        """Symbols of the shortest string."""
-        return self.fewest if self.shortest is None else self.shortest
+        return replace(self, shortest=max(self.shortest, (self.length + 1) // 2))
 
     @abstractmethod
-    def draw(self, generator: np.random.Generator, length: int, count: int) -> Drawn:
+    def _draw(self, generator: np.random.Generator, length: int, count: int) -> Drawn:
         """Strings of about one length, and their answers.
 
         Returns:
@@ -86,10 +79,11 @@ class StringTask(SizedTask):
     def generate(self, generator: np.random.Generator, num_episodes: int) -> Episodes:
         """Independent strings: those of one length are drawn together, then put in random order."""
         # Log-uniform, as 1 / n is the derivative of log n.
-        logs = generator.uniform(math.log(self.least), math.log(self.length + 1), num_episodes)
-        lengths = np.exp(logs).astype(np.int64).clip(self.least, self.length)
+        least, most = max(self.fewest, self.shortest), self.length
+        logs = generator.uniform(math.log(least), math.log(most + 1), num_episodes)
+        lengths = np.exp(logs).astype(np.int64).clip(least, most)
         parts = [
-            asked(*self.draw(generator, length, count), ask=len(self.letters) + 1)
+            asked(*self._draw(generator, length, count), ask=len(self.letters) + 1)
             for length, count in zip(*np.unique(lengths, return_counts=True), strict=True)
         ]
         # The lengths are in random order, so their ranks are one.
