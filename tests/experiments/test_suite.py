@@ -91,7 +91,7 @@ def test_published_scores_are_of_tasks_of_the_suite():
         (["--tasks", "parity"], "a task of the suite must be .* did you mean 'parity-check'"),
         (["--models", "gru"], "a model of the suite must be .* got 'gru'"),
         (["--own", "parity/lstm", "--own", "parity/ladder"], "--own takes one recipe, got"),
-        (["--show", "--tasks", "boxs"], "a task of the suite must be .* did you mean 'boxes'"),
+        (["--show", "--tasks", "boxs"], "a task must be one of .* did you mean 'boxes'"),
     ],
 )
 def test_what_the_suite_does_not_have_is_refused(words, message, capsys):

@@ -13,9 +13,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import numpy as np
-
-from staircase_attention.batches import IGNORED
 from staircase_attention.checks import check_choice
 from staircase_attention.cores import available_cores
 from staircase_attention.display import clock
@@ -27,10 +24,11 @@ from staircase_attention.files import write_json, write_whole
 from staircase_attention.layers.config import CoreConfig
 from staircase_attention.plain import to_plain
 from staircase_attention.schedules import FeedbackTransformer, Ladder, Staircase, TransformerXL
-from staircase_attention.tasks import load_task, split
+from staircase_attention.tasks import load_task
 from staircase_attention.tasks.registry import SUITE
 from staircase_attention.tasks.splits import random_generator
 from staircase_attention.tasks.task import task_name
+from staircase_attention.training.dataset import TaskData, build_dataset
 from staircase_attention.training.recipe import FamilyModel, LSTMModel, Recipe, TaskChoice
 from staircase_attention.training.run_folder import environment
 
@@ -48,20 +46,22 @@ OWN = "own"
 class Budget:
     """Sizes of the models, and how each cell is trained and scored."""
 
-    training: str
+    training: str = "suite"
     """The group of our training settings."""
-    core: CoreConfig
-    lstm_width: int
+    width: int = 128
+    num_layers: int = 4
+    lstm_width: int = 156
     """So that it has about the parameters of the others."""
-    chunk_size: int
-    lengths: tuple[int, ...]
+    chunk_size: int = 4
+    lengths: tuple[int, ...] = tuple(range(41, 501, 51))
     """Equally spaced, so that their mean stands for that over 41 to 500, which the study has."""
-    num_held_out: int
+    num_held_out: int = 500
     """Episodes in valid, in test and at each length."""
 
     @property
     def models(self) -> dict[str, FamilyModel | LSTMModel]:
         """The models, the slowest first, so that the last runs of a task are short."""
+        core = CoreConfig(width=self.width, num_layers=self.num_layers, num_heads=4)
         schedules = {
             "feedback": FeedbackTransformer(span=SPAN // 3),
             "cached-staircase": cached(self.chunk_size, SPAN // 3),
@@ -69,22 +69,15 @@ class Budget:
             "ladder": Ladder(num_passes=2, span=SPAN),
             "transformer-xl": TransformerXL(span=SPAN),
         }
-        family = {name: FamilyModel(core=self.core, schedule=s) for name, s in schedules.items()}
-        lstm = LSTMModel(width=self.lstm_width, num_layers=self.core.num_layers)
-        return {**family, "lstm": lstm}
+        family = {name: FamilyModel(core=core, schedule=s) for name, s in schedules.items()}
+        return {**family, "lstm": LSTMModel(width=self.lstm_width, num_layers=self.num_layers)}
 
 
-FULL = Budget(
-    training="suite",
-    core=CoreConfig(width=128, num_layers=4, num_heads=4),
-    lstm_width=156,
-    chunk_size=4,
-    lengths=tuple(range(41, 501, 51)),
-    num_held_out=500,
-)
+FULL = Budget()
 SMALL = Budget(
     training="suite-small",
-    core=CoreConfig(width=48, num_layers=1, num_heads=4),
+    width=48,
+    num_layers=1,
     lstm_width=59,
     chunk_size=2,
     lengths=tuple(range(41, 501, 153)),
@@ -187,10 +180,12 @@ def run_suite(
             threads=threads,
             progress=progress,
         )
-        guess = constant_accuracy(chosen[0])
-        names = [OWN if row.name == OWN else row.model for row in report.rows]
-        found = [cell_of(row, guess) for row in report.rows]
-        cells[task] = dict(zip(names, found, strict=True))
+        data = build_dataset(chosen[0])
+        assert isinstance(data, TaskData)
+        guess = 100 * (1 - data.constant_error("test"))
+        cells[task] = {
+            OWN if row.name == OWN else row.model: cell_of(row, guess) for row in report.rows
+        }
         write_suite(cells, folder)
     return cells
 
@@ -210,19 +205,9 @@ def cell_of(row: Row, guess: float) -> Cell:
     )
 
 
-def constant_accuracy(recipe: Recipe) -> float:
-    """Percent of the test answers that the best constant guess gets right."""
-    assert isinstance(recipe.task, TaskChoice)
-    task = load_task(recipe.task.reference, **recipe.task.options)
-    targets = split(task, "test", recipe.data_seed).targets
-    counts = np.bincount(targets[targets != IGNORED])
-    return float(100 * counts.max() / counts.sum())
-
-
 def episodes(tasks: Sequence[str], length: int = 12) -> Iterator[tuple[str, str]]:
     """One episode of each task, in words."""
     for name in tasks or TASKS:
-        check_choice("a task of the suite", name, TASKS)
         task = load_task(name).with_length(length)
         yield name, task.show(*task.generate(random_generator(1), 1)[0])
 
@@ -281,6 +266,6 @@ could not be confirmed are empty.
 
 
 def _cost(budgets: Sequence[Mapping[str, Any]]) -> str:
-    known = [(one["num_tokens"], one["wall_seconds"]) for one in budgets if one]
-    tokens, seconds = zip(*known, strict=True) if known else ((0,), (0.0,))
-    return f"{short(round(fmean(tokens)))}, {clock(fmean(seconds))}"
+    known = [one for one in budgets if one] or [{"num_tokens": 0, "wall_seconds": 0}]
+    tokens, seconds = (fmean(one[name] for one in known) for name in ("num_tokens", "wall_seconds"))
+    return f"{short(round(tokens))}, {clock(seconds)}"

@@ -24,16 +24,13 @@ def heat_map(cells: "Cells", published: Mapping[str, Any]) -> Figure:
     models = [*next(iter(cells.values()))]
     networks, scores = published["networks"], published["scores"]
     rows = [[*row.values()] for row in cells.values()]
+    trained = [[row[0].guess, *(cell.trained for cell in row)] for row in rows]
+    longer = [[cell.longer for cell in row] for row in rows]
+    study = [[scores.get(task, {}).get(name) for name in networks] for task in cells]
     panels = {
-        "Trained lengths": (
-            ["Best guess", *models],
-            [[row[0].guess, *(cell.trained for cell in row)] for row in rows],
-        ),
-        "41 to 500": (models, [[cell.longer for cell in row] for row in rows]),
-        "Published, 41 to 500": (
-            networks,
-            [[scores.get(task, {}).get(name) for name in networks] for task in cells],
-        ),
+        "Trained lengths": (["Best guess", *models], trained),
+        "41 to 500": (models, longer),
+        "Published, 41 to 500": (networks, study),
     }
     widths = [len(columns) for columns, _ in panels.values()]
     size = (3 + 0.55 * sum(widths), 2.2 + 0.33 * len(cells))
@@ -83,8 +80,8 @@ def length_curves(cells: "Cells") -> Figure:
         axes.minorticks_off()
     for axes in grid.flat[len(cells) :]:
         axes.set_visible(False)
-    handles, labels = grid[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=7, frameon=False, fontsize=8)
+    lines = grid[0, 0].get_lines()[: len(row)]
+    figure.legend(handles=lines, loc="outside upper center", ncols=7, frameon=False, fontsize=8)
     figure.supylabel("Answers that are right, %", fontsize=9)
     figure.supxlabel("Length of test strings", fontsize=9)
     return figure

@@ -11,9 +11,6 @@ class ReverseString(StringTask):
     START b b ? [b] ? [b]
     """
 
-    letters = BITS
-    answers = BITS
-
     def _draw(self, generator: np.random.Generator, length: int, count: int) -> Drawn:
         strings = generator.integers(2, size=(count, length))
         return strings, strings[:, ::-1]
@@ -25,9 +22,6 @@ class DuplicateString(StringTask):
     START b b ? [b] ? [b] ? [b] ? [b]
     """
 
-    letters = BITS
-    answers = BITS
-
     def _draw(self, generator: np.random.Generator, length: int, count: int) -> Drawn:
         strings = generator.integers(2, size=(count, length))
         return strings, np.hstack([strings, strings])
@@ -38,9 +32,6 @@ class OddsFirst(StringTask):
 
     START a b b ? [a] ? [b] ? [b]
     """
-
-    letters = BITS
-    answers = BITS
 
     def _draw(self, generator: np.random.Generator, length: int, count: int) -> Drawn:
         strings = generator.integers(2, size=(count, length))
@@ -70,7 +61,6 @@ class MissingDuplicate(StringTask):
     """
 
     letters = (*BITS, "_")
-    answers = BITS
     fewest = 2
 
     def _draw(self, generator: np.random.Generator, length: int, count: int) -> Drawn:

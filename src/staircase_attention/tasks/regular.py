@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from staircase_attention.tasks.strings import BITS, DIGITS, MODULUS, Drawn, StringTask
+from staircase_attention.tasks.strings import DIGITS, MODULUS, Drawn, StringTask
 
 PLUS, MINUS, TIMES = range(MODULUS, MODULUS + 3)
 
@@ -13,7 +13,6 @@ class EvenPairs(StringTask):
     START b b b ? [even]
     """
 
-    letters = BITS
     answers = ("odd", "even")
 
     def _draw(self, generator: np.random.Generator, length: int, count: int) -> Drawn:
@@ -27,7 +26,6 @@ class ParityCheck(StringTask):
     START b b b ? [odd]
     """
 
-    letters = BITS
     answers = ("even", "odd")
 
     def _draw(self, generator: np.random.Generator, length: int, count: int) -> Drawn:

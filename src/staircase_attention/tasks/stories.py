@@ -8,11 +8,6 @@ from staircase_attention.tasks.strings import DIGITS, Drawn, StringTask
 SENTENCE = 4
 
 
-def num_sentences(length: int) -> int:
-    """Sentences that have at least this many tokens."""
-    return -(-length // SENTENCE)
-
-
 class SwapProgram(StringTask):
     """Words of S5 as program text: five variables hold 0 to 4, and every statement swaps two.
 
@@ -25,7 +20,7 @@ class SwapProgram(StringTask):
     answers = DIGITS
 
     def _draw(self, generator: np.random.Generator, length: int, count: int) -> Drawn:
-        shape, num_names, rows = (num_sentences(length), count), len(DIGITS), np.arange(count)
+        shape, num_names, rows = (-(-length // SENTENCE), count), len(DIGITS), np.arange(count)
         one = generator.integers(num_names, size=shape)
         other = (one + generator.integers(1, num_names, size=shape)) % num_names
         values = np.tile(np.arange(num_names), (count, 1))
@@ -39,7 +34,6 @@ class SwapProgram(StringTask):
 
 OBJECTS = ("key", "coin", "ball", "ring")
 BOXES = ("red", "green", "blue", "black")
-# Each takes what its second word names to or from what its last word names.
 PUT, POUR, SWAP = range(3)
 FIRST_OBJECT = 5
 FIRST_BOX = FIRST_OBJECT + len(OBJECTS)
@@ -59,7 +53,7 @@ class Boxes(StringTask):
     answers = BOXES
 
     def _draw(self, generator: np.random.Generator, length: int, count: int) -> Drawn:
-        shape, num_boxes = (num_sentences(length), count), len(BOXES)
+        shape, num_boxes = (-(-length // SENTENCE), count), len(BOXES)
         kind, first = generator.integers(3, size=shape), generator.integers(num_boxes, size=shape)
         last = (first + generator.integers(1, num_boxes, size=shape)) % num_boxes
         # The first word of `put` is an object, of which there are as many as boxes.

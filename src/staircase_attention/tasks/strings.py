@@ -39,8 +39,8 @@ class StringTask(SizedTask):
     shortest: int = 1
     """Symbols of the shortest string, where the task allows so few."""
 
-    letters: ClassVar[tuple[str, ...]]
-    answers: ClassVar[tuple[str, ...]]
+    letters: ClassVar[tuple[str, ...]] = BITS
+    answers: ClassVar[tuple[str, ...]] = BITS
     fewest: ClassVar[int] = 1
     """Symbols without which there is nothing to ask."""
 
@@ -96,8 +96,7 @@ def asked(strings: Integers, answers: Integers, *, ask: int) -> Episodes:
     before = np.pad(strings + 1, ((0, 0), (1, 0)))
     inputs = np.hstack([before, np.full_like(answers, ask)])
     targets = np.hstack([np.full_like(before, IGNORED), answers])
-    is_kept = inputs != ask
-    is_kept[:, before.shape[1] :] = answers != IGNORED
+    is_kept = (inputs != ask) | (targets != IGNORED)
     lengths = is_kept.sum(axis=1)
     return Episodes(
         inputs=inputs[is_kept], targets=targets[is_kept], starts=np.cumsum(lengths) - lengths
