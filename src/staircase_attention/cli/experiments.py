@@ -222,7 +222,7 @@ def suite(
     """Train models on the tasks of the suite, and score them at longer lengths."""
     from rich import box
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from staircase_attention.experiments import suite as whole
 
@@ -246,7 +246,8 @@ def suite(
     folder = output or Path("results") / budget.training
     cells = whole.run_suite(recipes, budget, folder=folder, jobs=jobs, progress=not quiet)
     headings, *rows = whole.score_table(cells)
-    grid = Table(*headings, box=box.SIMPLE_HEAD, caption="% right at trained / longer lengths")
+    columns = (Column("Task", no_wrap=True), *headings[1:])
+    grid = Table(*columns, box=box.SIMPLE_HEAD, caption="% right at trained / longer lengths")
     for row in rows:
         grid.add_row(*row)
     Console().print(grid)
