@@ -246,8 +246,8 @@ def suite(
     folder = output or Path("results") / budget.training
     cells = whole.run_suite(recipes, budget, folder=folder, jobs=jobs, progress=not quiet)
     headings, *rows = whole.score_table(cells)
-    columns = (Column("Task", no_wrap=True), *headings[1:])
-    grid = Table(*columns, box=box.SIMPLE_HEAD, caption="% right at trained / longer lengths")
+    caption, first = "% right at trained / longer lengths", Column("Task", no_wrap=True)
+    grid = Table(first, *headings[1:], box=box.SIMPLE_HEAD, caption=caption)
     for row in rows:
         grid.add_row(*row)
     Console().print(grid)
