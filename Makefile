@@ -9,7 +9,7 @@ TEST_PROCESSES ?= 2
 # A process that imports PyTorch takes half the time if an earlier one has kept what it compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint types imports unit fuzz elastic test-gpu setup clean
+.PHONY: demo test lint types imports unit fuzz elastic test-gpu docs release setup clean
 
 setup: $(READY)
 
@@ -60,5 +60,19 @@ elastic: $(READY)
 test-gpu:
 	PYTHONPATH=src $(PYTHON) -m pytest tests/gpu tests/engine/kernels
 
+# The documentation as a site in build/site, with API pages; a broken link fails.
+docs: $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# Everything but the upload. Wheel and source archive are installed and tried outside this folder,
+# with each extra alone.
+release: test docs
+	rm -rf dist
+	$(BIN)/python -m pip install --quiet build twine
+	$(BIN)/python -m build
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/python tests/release.py dist
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf build dist $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -72,7 +72,6 @@ def collected(run: Path) -> dict[str, Any]:
         "command": " ".join(environment.pop("command", [])),
         "recipe": recipe,
         "environment": environment,
-        "num_starts": record.num_starts,
         "is_shared": record.is_shared,
         "result": read_json(place.result) if place.is_finished else None,
         "train": columns(lines, "train", TRAIN, {}),

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from staircase_attention.experiments.figures import BLUE, LIGHT_GREY, ORANGE, save
+from staircase_attention.experiments.figures import FAMILIES, LIGHT_GREY, save
 
 RESULTS = Path(__file__).parent / "results"
 OURS = "2026-11-16-random-walk-fast.json"
@@ -43,10 +43,16 @@ def recipes_figure() -> Figure:
     for number, run in enumerate(rows["staircase-n4-c16"]["runs"]):
         label = None if number else "settings of our own, three seeds"
         points = [(point["update"], point["valid"]) for point in run["curve"]]
-        draw(axes, OURS, points, colour=BLUE, label=label)
+        draw(axes, OURS, points, colour=FAMILIES["Staircase"][0], label=label)
     papers = next(iter(read(THE_PAPERS).values()))
     points = [(update, 100 * error) for update, error in papers["valid"]["rows"]]
-    draw(axes, THE_PAPERS, points, colour=ORANGE, label="the paper's settings, one seed")
+    draw(
+        axes,
+        THE_PAPERS,
+        points,
+        colour=FAMILIES["Cached Staircase"][0],
+        label="the paper's settings, one seed",
+    )
     axes.set(xscale="log", yscale="log", xlabel="Tokens", ylabel="Validation error (%)")
     axes.xaxis.set_major_formatter(FuncFormatter(in_words))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

@@ -4,21 +4,23 @@
 
 Without a file: twelve stored measurements and the first two sets of
 `benchmarks/estimate_recipes.py`. They gave the constants of `Machine`, with the
-time of one attention of Reddit's size; `--fit` fits them again. With a file of `staircase bench` or
-`estimate_recipes.py`: its rows.
+time of one attention of Reddit's size; `--fit` fits them again. Memory is that of a fresh
+process where that was measured: libraries keep up to half a gigabyte of earlier recipes. With a
+file of `bench.py` or `estimate_recipes.py`: its rows.
 """
 
 import argparse
+import functools
 import json
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from staircase_attention.experiments.bench import NumSymbols, Subject
 from staircase_attention.experiments.catalog import find_recipe
 from staircase_attention.experiments.estimate import BFLOAT16, Kernel, Machine, Work, estimate
 from staircase_attention.training import Recipe
+from staircase_attention.training.learner import NumSymbols
 
 RESULTS = Path(__file__).parent / "results"
 TIMES = ("latency", "bandwidth_share", "attention_share", "attention_dropout")
@@ -33,7 +35,8 @@ class Measured:
     """One row."""
 
     name: str
-    subject: Subject
+    recipe: Recipe
+    symbols: NumSymbols
     seconds: float
     memory: float | None = None
 
@@ -53,16 +56,20 @@ def stored() -> list[Measured]:
     ):
         recipe = find_recipe(name).override({"training.precision": "bfloat16"} | overrides)
         symbols = NumSymbols(num_inputs=4, num_outputs=64)
-        found.append(Measured(name, Subject(recipe=recipe, symbols=symbols), seconds))
+        found.append(Measured(name, recipe, symbols, seconds))
     for file in ("2026-11-17-estimate-recipes", "2026-11-17-estimate-recipes-second"):
         found += from_bench(RESULTS / f"{file}.json")
     return found
 
 
 def from_bench(file: Path) -> list[Measured]:
-    """The updates in a file of `staircase bench`."""
+    """The updates in a file of `bench.py`."""
     rows = json.loads(file.read_text())["rows"]
-    return [measured(row["name"], row, row) for row in rows if "mean_seconds" in row]
+    return [
+        measured(row["name"], row, row)
+        for row in rows
+        if row["what"] == "updates" and "failure" not in row
+    ]
 
 
 def measured(name: str, config: dict[str, Any], times: dict[str, Any]) -> Measured:
@@ -71,13 +78,22 @@ def measured(name: str, config: dict[str, Any], times: dict[str, Any]) -> Measur
     name += " recompute" if recipe.training.recompute else ""
     name += " float32" if recipe.training.precision == "float32" else ""
     symbols = NumSymbols(num_inputs=config["num_inputs"], num_outputs=config["num_outputs"])
-    subject = Subject(recipe=recipe, symbols=symbols)
-    return Measured(name, subject, times["mean_seconds"], times["peak_memory_bytes"])
+    memory = times["peak_memory_bytes"]
+    if "memory_before_bytes" not in times:
+        memory = fresh_memory().get(name, memory)
+    return Measured(name, recipe, symbols, times["mean_seconds"], memory)
+
+
+@functools.cache
+def fresh_memory() -> dict[str, int]:
+    """Peaks of fresh processes, for rows that did not record what earlier rows had left."""
+    rows = json.loads((RESULTS / "2026-11-17-estimate-memory.json").read_text())["rows"]
+    return {row["name"]: row["peak_memory_bytes"] for row in rows}
 
 
 def fit(rows: list[Measured]) -> Machine:
     """Constants with the least squared errors, one after another by ever smaller steps."""
-    works = [(row, Work(row.subject)) for row in rows]
+    works = [(row, Work(row.recipe, row.symbols)) for row in rows]
     kernels = [list(work.kernels()) for _, work in works]
     (reddit,) = (work for row, work in works if row.name == "engine/reddit")
     window = max(reddit.cost.steps, key=lambda step: step.num_queries)
@@ -117,7 +133,7 @@ def seconds(kernels: list[Kernel], machine: Machine, work: Work) -> float:
 def main() -> None:
     """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("file", type=Path, nargs="?", help="JSON file of staircase bench")
+    parser.add_argument("file", type=Path, nargs="?", help="JSON file of bench.py")
     parser.add_argument("--fit", action="store_true", help="fit the constants again")
     options = parser.parse_args()
     rows, machine = stored(), Machine()
@@ -129,7 +145,7 @@ def main() -> None:
     print("| recipe | ms | estimated | error | GiB | estimated | error |")
     print("|---" * 7 + "|")
     for row in rows:
-        result = estimate(row.subject, machine=machine)
+        result = estimate(row.recipe, row.symbols, machine=machine)
         memory = result["memory_bytes"]
         sizes = "- | - | -"
         if row.memory:

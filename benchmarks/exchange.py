@@ -2,19 +2,18 @@
 
     python benchmarks/exchange.py --output exchange.json
 
-The four sizes of `staircase bench engine`, random tokens. A process group of one exchanges with
+The four sizes of `benchmarks/bench.py engine`, random tokens. A process group of one exchanges with
 itself, so this is the overhead of a captured exchange, not how training scales. One to two minutes
 on an H200; on a CPU it uses gloo, and says nothing about GPUs.
 """
 
 import argparse
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+import bench
 import torch.distributed as dist
 
-from staircase_attention.experiments import bench
 from staircase_attention.files import write_json
 from staircase_attention.training.processes import Processes, choose_device
 
@@ -32,19 +31,18 @@ def main() -> None:
     # Not alone, as far as the learner knows; the exchange is with the group, which has one process.
     kinds = {"alone": Processes(), "in a group": Processes(count=2)}
     rows: list[dict[str, Any]] = []
-    for subject in bench.find_subjects(options.only.split(","), overrides={}, device=device):
+    for recipe in bench.find(options.only.split(","), {}, device):
         times: dict[str, list[float]] = {name: [] for name in kinds}
         for name in [*kinds, *reversed(kinds)]:
-            bench.Processes = lambda name=name: kinds[name]  # type: ignore[misc, assignment]
             found = bench.attempt(
-                partial(bench.time_updates, subject, device, options.repeats, print)
+                bench.time_updates, recipe, device, options.repeats, print, kinds[name]
             )
             times[name].append(1e3 * found.get("median_seconds", float("nan")))
             if "failure" in found:
                 print(found["traceback"])
         ratio = min(times["in a group"]) / min(times["alone"])
-        rows.append({"name": subject.recipe.name, "ms": times, "ratio": ratio})
-        print(subject.recipe.name, times, f"{ratio:.3f}", flush=True)
+        rows.append({"name": recipe.name, "ms": times, "ratio": ratio})
+        print(recipe.name, times, f"{ratio:.3f}", flush=True)
         write_json(options.output, {"environment": bench.environment(), "rows": rows})
     dist.destroy_process_group()
 

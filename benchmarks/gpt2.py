@@ -1,4 +1,4 @@
-"""Updates of a GPT-2 of Hugging Face Transformers, at the size of `staircase bench relative`.
+"""Updates of a GPT-2 of Hugging Face Transformers, at the size of `benchmarks/bench.py relative`.
 
     python benchmarks/gpt2.py
 
@@ -9,11 +9,10 @@ autocast, Adam: as a user of that library would train it, on random tokens.
 import argparse
 
 import torch
+from bench import laps
 from torch import nn
 from torch.nn import functional
 from transformers import GPT2Config, GPT2LMHeadModel
-
-from staircase_attention.experiments.bench import laps
 
 
 def main() -> None:

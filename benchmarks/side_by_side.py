@@ -2,7 +2,7 @@
 
     python benchmarks/side_by_side.py --old ../old/src --new src --output comparison.json
 
-Trains the four sizes of `staircase bench engine`, and a Feedback Transformer, on synthetic tokens.
+Trains the four sizes of `bench.py engine`, and a Feedback Transformer, on synthetic tokens.
 Every turn is a process of its own, in the order old, new, new, old, so that a machine that gets
 slower favours neither. In the first turn of each version every size makes 200 updates, whose losses
 are compared; later turns are shorter. A time is the median of the updates after the warm-up. About

@@ -17,6 +17,8 @@ documents (Reddit: of the threads) are for valid and 5% for test.
 import argparse
 from pathlib import Path
 
+from wikipedia import Articles
+
 from staircase_attention.data import (
     BytePairTraining,
     Corpus,
@@ -27,9 +29,8 @@ from staircase_attention.data import (
     prepare,
 )
 from staircase_attention.data.compression import open_decompressed
-from staircase_attention.data.enwik8 import SPLIT_BYTES
+from staircase_attention.data.preparation import ENWIK8_BYTES
 from staircase_attention.data.reddit import RedditOptions, RedditSource
-from staircase_attention.data.wikipedia import FIRST_BYTES
 
 HELD_OUT = HeldOut(valid=0.05, test=0.05)
 VOCABULARY = BytePairTraining(vocab_size=8_000)
@@ -76,16 +77,17 @@ def main() -> None:
         print_counts(corpus)
 
 
-def articles(data: Path, output: Path) -> list[TextSource]:
+def articles(data: Path, output: Path) -> list[Articles]:
     """Enwik8 as three dumps, one per split."""
     folder = output / "words.articles"
     folder.mkdir(parents=True, exist_ok=True)
     with open_decompressed(data / "enwik8.xz") as file:
-        for split, size in SPLIT_BYTES.items():
+        for split, size in ENWIK8_BYTES.items():
             content = file.read(size)
-            start = b"" if content.startswith(FIRST_BYTES) else FIRST_BYTES + b">\n"
+            # The order of documents goes by the sizes of files: these are the published ones.
+            start = b"" if content.startswith(b"<mediawiki") else b"<mediawiki>\n"
             (folder / f"{split}.xml").write_bytes(start + content)
-    return [TextSource(folder / f"{split}.xml", split=split) for split in SPLIT_BYTES]
+    return [Articles(folder / f"{split}.xml", split) for split in ENWIK8_BYTES]
 
 
 def print_counts(corpus: Corpus) -> None:

@@ -66,6 +66,14 @@ def pytest_exception_interact(call):
         pytest.exit(f"asked to stop: {error}", returncode=error.exit_status)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_waiting_for_the_disk():
+    """It matters only if the machine itself stops, which test_power_loss.py simulates."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
 @pytest.fixture
 def unwritten_is_nan():
     """Let memory hold NaN where nobody has written, so that it shows where it is read."""

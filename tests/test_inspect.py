@@ -84,13 +84,9 @@ def test_looking_changes_no_bit_of_logits_state_or_gradients(model, order):
 
 
 @each_model
-def test_a_chunk_is_a_slice_and_cached_keys_are_those_of_the_state(model):
+def test_cached_keys_are_those_of_the_state(model):
     batch = random_tokens(2, 8)
     seen = inspect(model, batch[:, 3:], model(batch[:, :3])[1])
-    length = model.schedule.chunk_length
-    places = [at for number in range(8) for at in range(5)[seen.chunk(number)]]
-    assert places == list(range(5))
-    assert len(range(5)[seen.chunk(7 // length)]) == 7 % length + 1
     [stream] = seen.state.streams
     for number, held in enumerate(stream.cache):
         kept = [at - 3 for part in stream.cached for at in part if at >= 3]
@@ -113,7 +109,8 @@ def test_the_lens_has_every_pass_of_every_token():
     seen = inspect(model, batch)
     words = [f"in{token}" for token in batch[0].tolist()]
     answers = [None, *(token % 5 for token in batch[0, 1:].tolist())]
-    places = lens(seen, words, answers, "abcde")
+    logits = [seen.logits_after(number) for number in range(1, seen.num_passes + 1)]
+    places = lens(logits, words, answers, "abcde")
     assert [place.token for place in places] == words
     assert places[0].answer is None
     for at, place in list(enumerate(places))[1:]:

@@ -64,6 +64,20 @@ def watch_input() -> None:
         threading.Thread(target=watch, daemon=True).start()
 
 
+def in_background(function: Callable[[Task], Result], task: Task) -> Future[Result]:
+    """The result of a call, by a thread that a process does not wait for when it ends."""
+    future: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function(task))
+        except Exception as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
 def in_order(
     pool: Executor | None,
     function: Callable[[Task], Result],
@@ -112,16 +126,15 @@ def worker_pool(num_workers: int) -> Iterator[Executor | None]:
 
 
 def _start_worker() -> None:
-    # Ctrl-C reaches all processes; only the parent handles it.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
-
-
-def _exit_with_parent() -> None:
-    """Without this, the workers of a killed process would wait for a task forever."""
+    """Exit with the parent: the workers of a killed process would wait for a task forever."""
     from multiprocessing import connection, parent_process
 
-    parent = parent_process()
-    assert parent is not None
-    connection.wait([parent.sentinel])
-    os._exit(1)
+    def watch() -> None:
+        parent = parent_process()
+        assert parent is not None
+        connection.wait([parent.sentinel])
+        os._exit(1)
+
+    # Ctrl-C reaches all processes; only the parent handles it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=watch, daemon=True).start()

@@ -1,13 +1,12 @@
-"""Loss and error of a trained model, in total and by place.
+"""Loss and error of a trained model, in total and by position.
 
 Every answer is counted once, and state is carried through every lane.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,10 +18,6 @@ from staircase_attention.batches import IGNORED, Batch
 from staircase_attention.checks import input_error
 from staircase_attention.data import TokenSplit
 from staircase_attention.tasks import Episodes, evaluation_batches
-
-# The place of an answer: the number of its episode in the lane, counted from 1, or its position in
-# the episode, counted from 0. The first episode of a lane starts from an empty state.
-Place = Literal["episode", "position"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,20 +35,6 @@ class Score:
         """From sums over the answers."""
         count = max(num_answers, 1)
         return cls(loss=loss / count, error=num_wrong / count, num_answers=num_answers)
-
-    @classmethod
-    def together(cls, parts: Iterable["Score"]) -> "Score":
-        """The score over the answers of all parts.
-
-        >>> Score.together([Score.of(2.0, 1, 1), Score.of(2.0, 0, 3)])
-        Score(loss=1.0, error=0.25, num_answers=4)
-        """
-        known = list(parts)
-        return cls.of(
-            sum(part.loss * part.num_answers for part in known),
-            sum(part.error * part.num_answers for part in known),
-            sum(part.num_answers for part in known),
-        )
 
     def to_plain(self) -> dict[str, Any]:
         """The score as plain data."""
@@ -104,33 +85,49 @@ def evaluate(
     return Score.of(loss, wrong, num_answers)
 
 
-def score_by_place(
+def score_by_position(
     model: nn.Module,
-    episodes: Episodes,
-    places: Sequence[Place],
+    batches: Iterable[Batch],
+    positions: Iterable[NDArray[np.int64]],
     *,
-    num_lanes: int,
-    segment_length: int,
-    device: torch.device | str,
+    device: torch.device,
     precision: torch.dtype = torch.float32,
-) -> dict[Place, dict[int, Score]]:
-    """For each kind of place, the scores of the answers at places 0, 1, 2 to 3, 4 to 7, ...
+    carries_state: bool = True,
+) -> dict[int, Score]:
+    """The scores of the answers at positions 0, 1, 2 to 3, 4 to 7, ...
 
-    The key is the lower bound of each range. Every answer is counted once, as in `evaluate`.
+    `positions` gives, for every batch, an array of its shape. The key is the lower bound of each
+    range. Every answer is counted once, as in `evaluate`.
     """
-    if isinstance(places, str) or not {*places} <= {*get_args(Place)}:
-        known = " or ".join(map(repr, get_args(Place)))
-        raise input_error(f"places must be a list of {known}", repr(places), "use ['position']")
-    deal = partial(evaluation_batches, num_lanes=num_lanes, segment_length=segment_length)
-    numbers: dict[Place, NDArray[np.int64]] = {
-        "episode": np.repeat(1 + np.arange(len(episodes)) // num_lanes, episodes.lengths),
-        "position": np.arange(len(episodes.inputs)) - np.repeat(episodes.starts, episodes.lengths),
+    # Per range the sums of loss, wrong answers and answers.
+    sums: dict[int, Any] = defaultdict(float)
+    answers = answered(
+        model, batches, device=device, precision=precision, carries_state=carries_state
+    )
+    for (batch, logits, targets), places in zip(answers, positions, strict=True):
+        asked = batch.targets != IGNORED
+        losses = token_losses(logits, targets, reduction="none").view(targets.shape)
+        wrong = logits.argmax(-1) != targets
+        facts = np.stack([part.double().cpu().numpy()[asked] for part in (losses, wrong)], -1)
+        bounds = doubling(places[asked])
+        for bound in np.unique(bounds).tolist():
+            here = facts[bounds == bound]
+            sums[bound] += np.array([*here.sum(0), len(here)])
+    return {
+        bound: Score.of(loss, wrong, round(count))
+        for bound, (loss, wrong, count) in sorted((one, sums[one].tolist()) for one in sums)
     }
-    # Places are dealt into lanes in the same way as the tokens they belong to.
-    dealt = {place: deal(replace(episodes, inputs=doubling(numbers[place]))) for place in places}
-    answers = answered(model, deal(episodes), device=torch.device(device), precision=precision)
-    found = score_by(answers, {place: (batch.inputs for batch in dealt[place]) for place in places})
-    return {place: found[place] for place in places}
+
+
+def episode_positions(
+    episodes: Episodes, *, num_lanes: int, segment_length: int
+) -> Iterator[NDArray[np.int64]]:
+    """Where tokens stand in their episodes, counted from 0, by batch."""
+    # Dealt into lanes in the same way as the tokens.
+    places = np.arange(len(episodes.inputs)) - np.repeat(episodes.starts, episodes.lengths)
+    numbered = replace(episodes, inputs=places)
+    for batch in evaluation_batches(numbered, num_lanes=num_lanes, segment_length=segment_length):
+        yield batch.inputs
 
 
 class Indices:
@@ -149,62 +146,19 @@ class Indices:
         return (starts[:, None] + np.arange(length)) % self.num_tokens
 
 
-def score_by_position(
-    model: nn.Module,
-    split: TokenSplit,
-    deal: Callable[[Any], Iterable[Batch]],
-    *,
-    device: torch.device,
-    precision: torch.dtype = torch.float32,
-    carries_state: bool = True,
-) -> dict[int, Score]:
-    """The scores of the tokens at distances 1, 2-3, 4-7, ... from their document's first.
+def document_positions(
+    split: TokenSplit, deal: Callable[[Any], Iterable[Batch]]
+) -> Iterator[NDArray[np.int64]]:
+    """How far the answers of each batch are from the first token of their document.
 
-    `deal` gives the batches of a split. The key is the lower bound of each range. A document's
-    first token, which is predicted from the document before it, is under 0.
+    `deal` gives the batches of a split. A document's first token, which is predicted from the
+    document before it, is at 0.
     """
     starts = np.asarray(split.document_starts, dtype=np.int64)
-
-    def positions(batch: Batch) -> NDArray[np.int64]:
+    for batch in deal(Indices(split)):
         # The number of the document that each token [rows, time] belongs to.
         documents = np.searchsorted(starts, batch.targets, side="right") - 1
-        return doubling(batch.targets - starts[np.maximum(documents, 0)])
-
-    answers = answered(
-        model, deal(split), device=device, precision=precision, carries_state=carries_state
-    )
-    return score_by(answers, {"position": map(positions, deal(Indices(split)))})["position"]
-
-
-def score_by(
-    answers: Iterable[tuple[Batch, Tensor, Tensor]],
-    groups: Mapping[Any, Iterable[NDArray[np.int64]]],
-) -> dict[Any, dict[int, Score]]:
-    """For each kind of group, the scores of its groups.
-
-    `groups` gives, for every batch, an array of its shape with the group of each token.
-    """
-    # Per kind and group the sums of loss, wrong answers and answers.
-    sums: dict[Any, dict[int, Any]] = {kind: defaultdict(float) for kind in groups}
-    for (batch, logits, targets), *numbers in zip(answers, *groups.values(), strict=True):
-        asked = batch.targets != IGNORED
-        losses = token_losses(logits, targets, reduction="none").view(targets.shape)
-        wrong = logits.argmax(-1) != targets
-        facts = np.stack([part.double().cpu().numpy()[asked] for part in (losses, wrong)], -1)
-        for found, number in zip(sums.values(), numbers, strict=True):
-            of_answers = number[asked]
-            for group in np.unique(of_answers).tolist():
-                here = facts[of_answers == group]
-                found[group] += np.array([*here.sum(0), len(here)])
-    return {
-        kind: {
-            group: Score.of(loss, wrong, round(count))
-            for group, (loss, wrong, count) in sorted(
-                (group, total.tolist()) for group, total in found.items()
-            )
-        }
-        for kind, found in sums.items()
-    }
+        yield batch.targets - starts[np.maximum(documents, 0)]
 
 
 def answered(

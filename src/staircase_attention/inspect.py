@@ -118,12 +118,6 @@ class Inspection:
         """The pass and layer of everything that a token goes through, in order."""
         return [at for at in self.cells if at[0] != "cached"]
 
-    def chunk(self, number: int) -> slice:
-        """Which tokens of the call are in a chunk, counted from the start of the stream."""
-        length = self.model.schedule.chunk_length
-        first = number * length - next(iter(self.streams.values())).position
-        return slice(max(0, first), max(0, first + length))
-
     def inputs(self, at: Pass, layer: int = 0) -> Float[Tensor, "batch time width"]:
         """What a layer takes in; for a later pass, with what was injected."""
         return self._gather(at, layer, lambda seen: seen.trip.levels[seen.place])
@@ -245,14 +239,16 @@ class Place(NamedTuple):
 
 
 def lens(
-    seen: Inspection,
+    logits: Sequence[Float[Tensor, "batch time output"]],
     tokens: Sequence[str],
     answers: Sequence[int | None],
     names: Sequence[str],
 ) -> list[Place]:
-    """The logit lens by pass: of the first batch row, with the three likeliest answers by name."""
-    passes = range(1, seen.num_passes + 1)
-    chances = torch.stack([seen.logits_after(number)[0].softmax(-1) for number in passes], dim=1)
+    """The logit lens, from the logits after each pass.
+
+    Of the first batch row, with the three likeliest answers by name.
+    """
+    chances = torch.stack([one[0].softmax(-1) for one in logits], dim=1)
     most = chances.topk(min(3, chances.shape[-1]))
     places = []
     for at, (token, answer) in enumerate(zip(tokens, answers, strict=True)):

@@ -38,7 +38,7 @@ for command in sys.argv[1:]:
 
 def test_a_command_imports_only_what_it_needs(tmp_path):
     """One after the other, in one process: imports are what takes its time."""
-    commands = ["--help", "--version", "recipes", "train --help", "bench --help"]
+    commands = ["--help", "--version", "recipes", "train --help", "estimate --help"]
     commands += ["train parity/stairs", "draw transformer-xl span=4"]
     needs_matplotlib = f"draw transformer-xl span=4 --output {tmp_path}/a.svg"
     program = [sys.executable, "-c", HEAVY, *commands, needs_matplotlib]

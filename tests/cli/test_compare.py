@@ -61,7 +61,7 @@ def test_reproduce_runs_rows_and_shows_what_failed(staircase, tmp_path, fake):
     assert status == 1
     assert "run 1 of 2: random-walk/ladder-2, seed 0" in err
     assert "lstm, seed 0: failed (CUDA out of memory); the next call tries again" in out
-    assert out.splitlines()[-1] == f"wrote {tmp_path / 'runs' / 'report.md'}"
+    assert out.splitlines()[-1] == f"wrote {tmp_path / 'runs' / 'report.html'}"
     assert staircase(*words)[0] == 0
 
 
@@ -91,6 +91,6 @@ def test_ctrl_c_saves_the_runs_under_way_and_leaves_no_process(tmp_path):
     assert "Traceback" not in err
     last = err.strip().splitlines()[-1]
     assert last.startswith("staircase: stopped with 0 of 1 runs finished")
-    assert "parity/lstm, seed 0: unfinished" in (tmp_path / "runs" / "report.md").read_text()
+    assert "parity/lstm, seed 0: unfinished" in (tmp_path / "runs" / "report.html").read_text()
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)

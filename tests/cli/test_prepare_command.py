@@ -28,24 +28,19 @@ def test_text_is_cut_into_paragraphs_and_validated_on_its_own_files(tmp_path, ca
     assert "valid: 6 tokens, 5 bytes, 1 document\n" in capsys.readouterr().out
 
 
-def test_reddit_has_gaps_depth_filters_and_speakers(tmp_path):
+def test_reddit_has_forms_depth_and_filters(tmp_path):
     chain = [
-        comment("c1", body="[deleted]"),
+        comment("c1", body="The first."),
         comment("c2", "c1", body="The second."),
         comment("c3", "c2", body="The third."),
-        comment("c4", "c3", body="The fourth."),
-        comment("c5", "gone", body="An orphan."),
-        comment("c6", body="Hm."),
+        comment("c4", "gone", body="An orphan."),
+        comment("c5", body="Hm."),
     ]
     dump = write_dump(tmp_path / "dump", chain)
-    gaps = ("--removed", "placeholder", "--missing", "cut", "--depth", "3", "--filters", "roller")
+    options = ("--form", "leaves", "--depth", "2", "--filters", "roller")
     output = ("--valid", "0", "--test", "0", "--output", tmp_path / "corpus")
-    corpus = prepared("reddit", dump, *gaps, "--speakers", *output)
-    assert sorted(texts_of(corpus, "train")) == [
-        b"A: An orphan.",
-        b"A: [removed]\n\n\nA: The second.",
-        b"A: [removed]\n\n\nA: The second.\n\n\nA: The third.",
-    ]
+    corpus = prepared("reddit", dump, *options, *output)
+    assert texts_of(corpus, "train") == [b"The first.\n\n\nThe second."]
 
 
 @pytest.mark.parametrize("kind", ["text", "reddit"])
@@ -58,10 +53,7 @@ def test_damage_is_refused_by_one_rule_for_all(kind, tmp_path, capsys):
     options += ["--text-field", "body"] if kind == "text" else []
     assert call("prepare", kind, dump, *options) == 2
     assert "a file must be whole, got" in capsys.readouterr().err
-    assert call("prepare", kind, dump, *options, "--allow-damaged") == 0
-    shown = capsys.readouterr()
-    assert "as stored is lost) in a.jsonl.gz: 1\n" in shown.out
-    assert "skipped" not in shown.err
+    assert not (tmp_path / "corpus").exists()
 
 
 def test_dumps_without_comments_are_refused_with_a_remedy_that_exists(tmp_path, capsys):

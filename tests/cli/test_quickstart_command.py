@@ -3,14 +3,18 @@
 import shlex
 import shutil
 
+from staircase_attention.experiments import page, quickstart
 
-def test_its_commands_do_what_it_did(output_of, tmp_path):
+
+def test_its_commands_do_what_it_did(output_of, tmp_path, monkeypatch):
+    for module in (page, quickstart):
+        monkeypatch.setattr(module, "SAMPLE_TOKENS", 20)
+    monkeypatch.setattr(quickstart, "seconds_per_update", lambda *_: 1.0)
     text = tmp_path / "my text.txt"
     text.write_text("".join(f"Line {n} is about the old house by the sea.\n" for n in range(400)))
     folder = tmp_path / "out"
     out = output_of("quickstart", text, "--output", folder, "--minutes", "0.002", "--quiet")
-    assert "% of the words in the samples occur in the text\n" in out
-    assert f"curve: {folder / 'curve.png'}" in out
+    assert f"more: staircase sample (or chat, eval, export) {folder / 'run'}" in out
     commands = [shlex.split(line)[2:] for line in out.splitlines() if line.startswith("$ ")]
     assert [command[0] for command in commands] == ["prepare", "train", "sample"]
     for name in ("corpus", "run"):

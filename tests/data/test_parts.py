@@ -21,19 +21,14 @@ from staircase_attention.data import (
     prepare_text,
 )
 
-WIKI = (
-    '<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/">\n'
-    "<page><title>{0}</title><ns>0</ns><id>1</id><revision><id>2</id>"
-    "<text>{1} [[link|words]]</text></revision></page>\n</mediawiki>\n"
-)
 BPE = small_bpe()
 texts = st.lists(
     st.one_of(st.text(max_size=30), st.integers(0, 99).map(lambda n: text_of(n, 30))), max_size=6
 )
 
 
-def write_files(folder, files, wiki):
-    """Lines, of which some are broken, plain texts and a dump."""
+def write_files(folder, files, text):
+    """Lines, of which some are broken, and plain texts."""
     folder.mkdir()
     for number, lines in enumerate(files):
         path = write_lines(folder / f"{number:02d}.jsonl", lines)
@@ -41,13 +36,13 @@ def write_files(folder, files, wiki):
             path.write_text(path.read_text() + "broken\n")
         if number % 3 == 2:
             (folder / f"{number:02d}.txt").write_text("\n".join(lines))
-    (folder / "wiki.xml").write_text(WIKI.format("Walk", wiki))
+    (folder / "text.md").write_text(text)
 
 
 @settings(max_examples=10, deadline=None)
 @given(
     files=st.lists(texts, min_size=1, max_size=6),
-    wiki=st.text("abc \n", min_size=1, max_size=40),
+    text=st.text("abc \n", min_size=1, max_size=40),
     count=st.integers(1, 6),
     order=st.randoms(use_true_random=False),
     shard_tokens=st.sampled_from([50, 400, 1 << 20]),
@@ -55,10 +50,10 @@ def write_files(folder, files, wiki):
     uses_bytes=st.booleans(),
 )
 def test_joined_parts_have_the_bytes_of_one_preparation(
-    tmp_path_factory, files, wiki, count, order, shard_tokens, weight, uses_bytes
+    tmp_path_factory, files, text, count, order, shard_tokens, weight, uses_bytes
 ):
     folder = tmp_path_factory.mktemp("parts")
-    write_files(folder / "raw", files, f"{wiki} an article")
+    write_files(folder / "raw", files, f"{text} and so on")
     settings = {"tokeniser": ByteTokeniser() if uses_bytes else BPE, "weights": [weight]}
     settings["held_out"] = ALL_TRAIN
     with storing(shard_tokens=shard_tokens):

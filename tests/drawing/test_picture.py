@@ -78,13 +78,12 @@ def test_rows_are_labelled_by_step_layer_and_part():
     assert [row.label for row in drawn.rows] == labels
 
 
-def test_a_ladder_is_one_block_per_row_and_shows_what_its_last_token_sees():
+def test_a_ladder_is_one_block_per_row_and_notes_what_a_token_sees():
     drawn = picture(Ladder(num_passes=2, span=3), num_tokens=4)
     first = Box(kind="query", columns=range(4), pass_number=1)
     second = Box(kind="query", columns=range(4), pass_number=2, leaves=True)
     assert [row.boxes for row in drawn.rows] == [(first,), (second,)]
-    assert drawn.sight == range(1, 4)
-    assert picture(Ladder(num_passes=1, span=2), num_tokens=3, order="chunk").sight is None
+    assert "A token sees 3 positions, its own the last." in drawn.notes
 
 
 @st.composite

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from staircase_attention import CoreConfig, SequenceModel, Staircase
 from staircase_attention.data import evaluation_batches
-from staircase_attention.evaluation import score_by_position
+from staircase_attention.evaluation import document_positions, score_by_position
 from staircase_attention.training.dataset import EpisodeLanes
 
 STARTS = [0, 10, 13]
@@ -49,7 +49,9 @@ def build(dropout=0.0):
     return model.eval()
 
 
-positions_of = partial(score_by_position, device=torch.device("cpu"))
+def positions_of(model, text, deal, **options):
+    positions = document_positions(text, deal)
+    return score_by_position(model, deal(text), positions, device=torch.device("cpu"), **options)
 
 
 @torch.no_grad()

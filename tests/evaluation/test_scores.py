@@ -5,7 +5,12 @@ import pytest
 import torch
 from torch import nn
 
-from staircase_attention.evaluation import Score, evaluate, loss_and_wrong, score_by_place
+from staircase_attention.evaluation import (
+    episode_positions,
+    evaluate,
+    loss_and_wrong,
+    score_by_position,
+)
 from staircase_attention.tasks import IGNORED, Episodes, evaluation_batches
 
 CPU = torch.device("cpu")
@@ -35,6 +40,11 @@ class SoonLost(nn.Module):
         return logits, place
 
 
+def by_position(model, episodes, **dealt):
+    batches = evaluation_batches(episodes, **dealt)
+    return score_by_position(model, batches, episode_positions(episodes, **dealt), device=CPU)
+
+
 @pytest.fixture
 def episodes():
     """Forty-three of 1 to 6 tokens, of which the first asks nothing."""
@@ -47,26 +57,9 @@ def episodes():
 
 
 @pytest.mark.parametrize(("num_lanes", "segment_length"), [(1, 7), (4, 5), (5, 64), (50, 3)])
-def test_errors_are_found_in_the_episodes_where_they_are(episodes, num_lanes, segment_length):
-    dealt = {"num_lanes": num_lanes, "segment_length": segment_length}
-    found = score_by_place(SlowStarter(), episodes, ["episode"], device=CPU, **dealt)["episode"]
-    numbers = 1 + np.arange(43) // num_lanes
-    asked = episodes.lengths - 1
-    ranges = [(1, 2), (2, 4), (4, 8), (8, 16), (16, 32), (32, 64)]
-    for first, end in ranges:
-        here = (numbers >= first) & (numbers < end)
-        if not asked[here].sum():
-            assert first not in found
-            continue
-        assert found[first].num_answers == asked[here].sum()
-        wrong = asked[here & (numbers < 3)].sum()
-        assert found[first].error == pytest.approx(wrong / asked[here].sum(), rel=1e-12)
-
-
-@pytest.mark.parametrize(("num_lanes", "segment_length"), [(1, 7), (4, 5), (5, 64), (50, 3)])
 def test_errors_are_found_in_the_positions_where_they_are(episodes, num_lanes, segment_length):
     dealt = {"num_lanes": num_lanes, "segment_length": segment_length}
-    found = score_by_place(SoonLost(), episodes, ["position"], device=CPU, **dealt)["position"]
+    found = by_position(SoonLost(), episodes, **dealt)
     reach = {place: int((episodes.lengths > place).sum()) for place in range(1, 6)}
     assert {place: score.num_answers for place, score in found.items()} == {
         1: reach[1],
@@ -81,22 +74,12 @@ def test_errors_are_found_in_the_positions_where_they_are(episodes, num_lanes, s
 def test_the_parts_make_up_the_whole(episodes, model):
     dealt = {"num_lanes": 4, "segment_length": 5}
     whole = evaluate(model, evaluation_batches(episodes, **dealt), device=CPU)
-    places = ["episode", "position"]
-    parts = score_by_place(model, episodes, places, device=CPU, **dealt)
-    assert list(parts) == places
-    for place in places:
-        together = Score.together(parts[place].values())
-        assert together.num_answers == whole.num_answers
-        assert together.loss == pytest.approx(whole.loss, rel=1e-12)
-        assert together.error == pytest.approx(whole.error, rel=1e-12)
-        assert parts[place] == score_by_place(model, episodes, [place], device=CPU, **dealt)[place]
+    found = by_position(model, episodes, **dealt).values()
+    assert sum(part.num_answers for part in found) == whole.num_answers
+    for name in ("loss", "error"):
+        total = sum(part.num_answers * getattr(part, name) for part in found)
+        assert total / whole.num_answers == pytest.approx(getattr(whole, name), rel=1e-12)
     assert model.training
-
-
-@pytest.mark.parametrize("places", ["position", ["episodes"], ["position", "episod"]])
-def test_unknown_places_are_refused_in_one_line(episodes, places):
-    with pytest.raises(ValueError, match=r"a list of 'episode' or 'position', got .*; use \["):
-        score_by_place(SoonLost(), episodes, places, device=CPU, num_lanes=2, segment_length=5)
 
 
 def test_batches_that_are_used_up_have_no_score(episodes):

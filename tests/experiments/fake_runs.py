@@ -5,8 +5,9 @@ import sys
 from pathlib import Path
 
 import fake_staircase
+import pytest
 
-from staircase_attention.experiments import figures, runner
+from staircase_attention.experiments import compare, figures, runner
 from staircase_attention.training import run_folder
 
 
@@ -44,3 +45,10 @@ class FakeStaircase:
     def _read(self):
         text = self._calls.read_text() if self._calls.exists() else ""
         return [json.loads(line) for line in text.splitlines()]
+
+
+def compare_fakes(recipe, folder, trouble):
+    """A comparison, to be killed, whose calls are listed in its folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        FakeStaircase(patch, folder / "calls").let(trouble=trouble)
+        compare([recipe], folder=folder)

@@ -44,6 +44,10 @@ def main():
         signal.signal(signal.SIGTERM, ignore)
         Path(os.environ["FAKE_CALLS"] + ".waiting").touch()
         time.sleep(60)
+    if trouble == "end of input":
+        Path(os.environ["FAKE_CALLS"] + ".waiting").touch()
+        os.read(0, 1)
+        Path(os.environ["FAKE_CALLS"] + ".ended").touch()
     if trouble == "slow":
         time.sleep(0.5)
     if trouble in ("SIGKILL", "SIGSEGV"):

@@ -9,14 +9,12 @@ from staircase_attention.experiments import find_recipe, paper_tables, table_row
 from staircase_attention.experiments.comparisons import labelled_rows
 from staircase_attention.experiments.figures import (
     FAMILIES,
-    IN_FIGURE_2,
     OTHER_FAMILIES,
-    cost_figure,
     curve_figure,
     draw_figures,
-    recurrence_figure,
-    recurrence_rows,
+    image,
     row_styles,
+    steps_figure,
 )
 from staircase_attention.experiments.results import RunRecord
 from staircase_attention.training import RunResult
@@ -47,23 +45,20 @@ WALKS = table("random-walk", ["staircase-n8-c8", "staircase-n4-c16", "lstm"])
 
 
 @pytest.mark.parametrize(
-    ("rows", "files"),
+    ("rows", "words"),
     [
-        ([summary(LSTM)], {"learning-curves.png"}),
-        (
-            table("algorithm", ["ladder-2"], seeds=1),
-            {"figure-2.png", "learning-curves.png"},
-        ),
-        (table("permutations", ["lstm"], seeds=1), {"learning-curves.png"}),
-        (table("words", ["ladder-2"], seeds=1), {"figure-3.png", "learning-curves.png"}),
+        ([summary(LSTM)], ["updates"]),
+        (table("algorithm", ["ladder-2"], seeds=1), ["steps", "updates"]),
+        (table("algorithm", [], seeds=1), []),
+        (table("words", ["ladder-2"], seeds=1), ["steps", "updates"]),
     ],
 )
-def test_a_report_has_the_figures_for_which_there_is_data(tmp_path, rows, files):
-    (tmp_path / "lengths.png").write_text("of an earlier report")
-    assert set(draw_figures(rows, tmp_path, title="T")) == files
-    assert {path.name for path in tmp_path.iterdir()} == files
-    for name in files:
-        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+def test_a_report_has_the_figures_for_which_there_is_data(rows, words):
+    figures = draw_figures(rows, title="T")
+    assert len(figures) == len(words)
+    for word, (caption, figure) in zip(words, figures.items(), strict=True):
+        assert word in caption
+        assert image(figure, "<a>").startswith('<figure><img alt="&lt;a&gt;" src="data:image/svg')
 
 
 def test_every_family_has_its_own_colour_and_marker():
@@ -77,33 +72,24 @@ def test_every_family_has_its_own_colour_and_marker():
     assert len({style.dashes for style in (drawn[0], drawn[3])}) == 2
 
 
-def test_figure_2_has_a_place_for_every_row_of_its_models_and_names_short_runs():
-    rows = recurrence_rows(WALKS)
-    assert {row.model for row in rows} == set(IN_FIGURE_2)
-    [axes] = recurrence_figure(WALKS).axes
-    ticks = [text.get_text() for text in axes.get_xticklabels()]
-    assert len(ticks) == len(rows) == 11
-    assert ticks == sorted(ticks, key=lambda text: int(text.split()[0]))
-    assert "4\nC=16" in ticks
-    assert {"ours, from fewer updates", "the paper's"} <= set(legend(axes))
+def test_scores_stand_against_steps_beside_the_papers_and_against_minutes():
+    left, right = steps_figure(WALKS).axes
+    run = {"Staircase": 2, "LSTM": 1}
+    assert legend(right) == [*run]
+    # Markers of ours, and of the paper's, which has all rows but the LSTM's.
+    ours = [bars.lines[0] for bars in right.containers]
+    assert [len(line.get_xdata()) for line in ours if len(line.get_xdata())] == [*run.values()]
+    faces = [
+        (bars.lines[0].get_markerfacecolor(), len(bars.lines[0].get_xdata()))
+        for bars in left.containers
+    ]
+    assert sum(count for face, count in faces if face == "white") == 14
+    assert sum(count for face, count in faces if face != "white") == 3
 
 
-def test_without_the_papers_numbers_figure_2_shows_the_rows_that_were_run():
-    run = ["cached-staircase-c4", "global-cached-staircase-c8", "ladder-2", "lstm"]
-    [axes] = recurrence_figure(table("permutations-fast", run, seeds=1, updates=3000)).axes
-    assert legend(axes) == ["Cached Staircase", "Ladder"]
-
-
-def test_figure_3_has_a_marker_for_every_run_row_and_a_line_through_the_best_of_a_model():
-    run = ["ladder-2", "ladder-4", "aabb", "transformer-xl"]
-    left, right = cost_figure(table("words", run, seeds=1)).axes
-    joined, marked = (
-        [list(line.get_xdata()) for line in right.get_lines() if line.get_linestyle() == style]
-        for style in ("-", "None")
-    )
-    assert (joined, marked) == ([[1], [2, 4]], [[1], [2, 2, 4]])
-    assert legend(right) == ["Transformer-XL", "Ladder"]
-    assert len(left.get_lines()) == len(right.get_lines())
+def test_perplexities_of_another_vocabulary_are_not_drawn():
+    left, _ = steps_figure(table("words", ["ladder-2", "ladder-4"], seeds=1)).axes
+    assert sum(len(bars.lines[0].get_xdata()) for bars in left.containers) == 2
 
 
 def test_learning_curves_have_a_line_per_row_and_a_thin_one_per_seed():
@@ -115,7 +101,7 @@ def test_learning_curves_have_a_line_per_row_and_a_thin_one_per_seed():
 
 @pytest.mark.parametrize(
     ("curve", "low", "high"),
-    [(((10, 50.0), (20, 0.0)), -2, 52), (((10, 48.0), (20, 44.0)), 43, 49), (((5, 0.0),), -1, 1)],
+    [(((10, 50.0), (20, 0.0)), -3, 53), (((10, 48.0), (20, 44.0)), 43, 49), (((5, 0.0),), -1, 1)],
 )
 def test_the_axis_of_a_curve_shows_its_data_and_not_more(curve, low, high):
     run = RunRecord(seed=0, status="finished", curve=curve)

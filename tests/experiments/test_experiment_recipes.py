@@ -14,7 +14,7 @@ from staircase_attention.experiments import (
     table_rows,
 )
 from staircase_attention.experiments.catalog import NO_DROPOUT, WORDS_TABLES
-from staircase_attention.experiments.experiment import model_name, table_words
+from staircase_attention.experiments.comparisons import labelled_rows, model_name
 from staircase_attention.training import CorpusChoice, Recipe
 from staircase_attention.training.dataset import build_dataset
 from staircase_attention.training.learner import NumSymbols, build_model
@@ -27,7 +27,7 @@ WORD_PIECES = NumSymbols(num_inputs=8008, num_outputs=8008)
 def test_a_recipe_describes_itself_in_the_words_of_its_row(table):
     for name, printed in paper_tables()[table].rows.items():
         recipe = find_recipe(f"{table}/{name}")
-        words = table_words(recipe)
+        [words] = [row.words for row in labelled_rows([recipe])]
         # The Global model's window is as wide as its printed step size, so that it is a Cached one.
         assert model_name(recipe) == printed.model.removeprefix("Global ").removesuffix(" (2x)")
         assert recipe.training.num_updates == printed.num_updates

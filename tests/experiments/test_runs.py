@@ -1,19 +1,23 @@
 """Runs of an experiment: their order, how they are resumed, stopped and failed, what is refused."""
 
+import contextlib
 import dataclasses
 import fcntl
 import json
 import os
+import runpy
 import shlex
 import signal
 import sys
 import threading
 import time
+import types
+import warnings
 
 import pytest
-from small_runs import FORKS, small_recipe
+from fake_runs import compare_fakes
+from small_runs import FORKS, small_recipe, train_watching
 
-from commands import call_in_group
 from staircase_attention.experiments import (
     TABLES,
     compare,
@@ -108,12 +112,12 @@ def test_a_signal_stops_all_runs_and_the_next_call_resumes_them(
     assert signal.getsignal(number) is before
     assert fake.calls == [("train", "a", 0)]
     assert not any(is_alive(pid) for pid in fake.processes)
-    assert "a, seed 0: unfinished; the next call" in (tmp_path / "report.md").read_text()
+    assert "a, seed 0: unfinished; the next call" in (tmp_path / "report.html").read_text()
 
     report = compare(named("a", "b", "c"), folder=tmp_path)
     assert fake.calls[1:] == [("resume", "a", 0), ("train", "b", 0), ("train", "c", 0)]
     assert [len(row.results) for row in report.rows] == [1, 1, 1]
-    assert "unfinished" not in (tmp_path / "report.md").read_text()
+    assert "unfinished" not in (tmp_path / "report.html").read_text()
 
 
 def test_a_second_interrupt_stops_at_once_and_leaves_a_report_and_no_process(tmp_path, fake):
@@ -134,7 +138,7 @@ def test_a_failed_run_is_listed_and_tried_again_while_the_others_go_on(tmp_path,
     assert (row, run.seed, run.status) == ("staircase-n8-c8", 0, "failed")
     assert run.failure == "CUDA out of memory"
     line = "staircase-n8-c8, seed 0: failed (CUDA out of memory)"
-    assert line in (tmp_path / "report.md").read_text()
+    assert line in (tmp_path / "report.html").read_text()
     shown = capsys.readouterr().err
     assert f"run 1 of 4: {STAIRCASE}, seed 0\n" in shown
     assert f"{STAIRCASE}, seed 0: failed (CUDA out of memory)\n" in shown
@@ -193,9 +197,8 @@ def test_times_of_runs_beside_others_are_marked_until_a_run_starts_again(tmp_pat
     fake.let(trouble={"a, 0": "slow", "b, 0": "slow"})
     report = compare(named("a", "b"), folder=tmp_path, jobs=2)
     assert all(run.is_shared for row in report.rows for run in row.runs)
-    text = (tmp_path / "report.md").read_text()
-    assert "| 1:02:05 (shared) |" in text
-    assert "Times marked (shared) are of runs that shared the machine" in text
+    text = (tmp_path / "report.html").read_text()
+    assert "<td>1:02:05 (shared)</td>" in text
     for path in (tmp_path / "a" / "seed-0").iterdir():
         path.unlink()
     report = compare(named("a", "b"), folder=tmp_path, jobs=2)
@@ -225,7 +228,7 @@ def test_overrides_change_the_runs_and_are_reported_and_short_runs_have_a_curve(
     report = go(tmp_path, rows=["ladder-2"], seeds=1, updates=100, overrides=overrides)
     config = json.loads((tmp_path / "ladder-2" / "seed-0" / "config.json").read_text())
     assert config["recipe"]["training"]["num_lanes"] == 8
-    assert "`training.num_lanes=8`" in (tmp_path / "report.md").read_text()
+    assert "&quot;num_lanes&quot;: 8," in (tmp_path / "report.html").read_text()
     assert len(rows_of(report)["ladder-2"].runs[0].curve) == 20
 
 
@@ -239,7 +242,7 @@ def test_every_row_is_checked_before_any_is_run(tmp_path, fake):
 
 def test_permutations_are_a_table_without_the_papers_numbers(tmp_path, fake):
     report = go(tmp_path, table="permutations", rows=["ladder-2"], seeds=1)
-    assert "paper" not in (tmp_path / "report.md").read_text().lower()
+    assert "paper" not in (tmp_path / "report.html").read_text().lower()
     assert {row.name for row in report.rows} >= {"staircase-n4-c16", "ladder-8", "lstm"}
 
 
@@ -312,8 +315,8 @@ def test_any_recipes_can_be_compared(tmp_path, fake, monkeypatch):
     ]
     assert (tmp_path / "parity" / "staircase" / "seed-1").is_dir()
     assert [row.model for row in report.rows] == ["Staircase", "Transformer-XL"]
-    text = (tmp_path / "report.md").read_text()
-    assert text.startswith("# Parity\n")
+    text = (tmp_path / "report.html").read_text()
+    assert "<h1>Parity</h1>" in text
     assert "paper" not in text
     assert shlex.split(report.command) == ["staircase", "compare", "random walk"]
     with pytest.raises(ValueError, match="different names, got 'parity/staircase' twice; rename"):
@@ -327,10 +330,10 @@ def test_rows_are_labelled_by_the_task_that_they_really_use():
     text = find_recipe("enwik8-small/lstm").override({"task.folder": "corpora/mine"})
     rows = labelled_rows([*chosen, text, find_recipe("base-small/lstm"), small_recipe()])
     assert [row.label for row in rows] == [
-        "Clock/staircase (parity/staircase)",
-        "Clock/staircase (permutations-small/staircase)",
-        "Clock/lstm",
-        "mine/lstm",
+        "parity/staircase (Clock)",
+        "permutations-small/staircase (Clock)",
+        "parity/lstm (Clock)",
+        "enwik8-small/lstm (mine)",
         "base-small/lstm",
         "small",
     ]
@@ -366,8 +369,29 @@ def test_episodes_grow_in_proportion_to_a_shorter_run():
     assert with_updates(usual, 500).training.growth == usual.training.growth
 
 
-@pytest.mark.slow
-def test_real_runs_are_trained_scored_at_other_lengths_and_drawn(tmp_path):
+class Inline:
+    """Stands for a process: runs its module here, where all is imported."""
+
+    def __init__(self, command, *, stdout, **_):
+        python, _, _, module, *words = command
+        assert python == sys.executable
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            open(stdout.fileno(), "w", closefd=False) as log,
+            contextlib.redirect_stdout(log),
+        ):
+            patch.setattr(sys, "argv", [module.partition("_")[0], *words])
+            with contextlib.suppress(SystemExit), warnings.catch_warnings():
+                # The module that scores lengths is imported already.
+                warnings.simplefilter("ignore", RuntimeWarning)
+                runpy.run_module(module, run_name="__main__")
+
+    def poll(self):
+        return 0
+
+
+def test_real_runs_are_trained_scored_at_other_lengths_and_drawn(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "subprocess", types.SimpleNamespace(Popen=Inline))
     recipe = small_recipe(training__evaluate_every=3)
     report = compare([recipe], folder=tmp_path, lengths=[10, 30])
     assert not report.failures
@@ -378,23 +402,30 @@ def test_real_runs_are_trained_scored_at_other_lengths_and_drawn(tmp_path):
     assert [update for update, _ in run.curve] == list(run.seconds) == [3, 6, 9, 12]
     assert run.result.wall_seconds == pytest.approx(run.seconds[12], abs=1e-3)
     assert run.environment["command"][:2] == ["staircase", "train"]
-    text = (tmp_path / "report.md").read_text()
-    assert "| Row | 10 | 30 | Seeds |" in text
-    for name in ("learning-curves.png", "lengths.png"):
-        assert f"({name})" in text
-        assert (tmp_path / name).exists()
+    text = (tmp_path / "report.html").read_text()
+    assert "<th>Row</th><th>10</th><th>30</th><th>Seeds</th>" in text
+    for caption in ("Validation score against updates", "Test error against episode length"):
+        assert f"<figcaption>{caption}" in text
 
 
-@pytest.mark.slow
-def test_runs_save_themselves_and_stop_when_their_comparison_is_killed(tmp_path):
-    recipe = small_recipe(training__num_updates=10**6, training__checkpoint_every=10**6)
-    (tmp_path / "long.json").write_text(json.dumps(recipe.to_plain()))
-    words = ["compare", tmp_path / "long.json", "--output", tmp_path, "--quiet"]
-    comparison = FORKS.Process(target=call_in_group, args=[os.devnull, *words])
+def test_the_input_of_runs_ends_when_their_comparison_is_killed(tmp_path):
+    trouble = {"small, 0": "end of input"}
+    comparison = FORKS.Process(target=compare_fakes, args=[small_recipe(), tmp_path, trouble])
     comparison.start()
-    run = tmp_path / recipe.name / "seed-0"
-    wait_until(lambda: latest_facts(run)[0] > 0)
+    wait_until((tmp_path / "calls.waiting").exists)
     comparison.kill()
     comparison.join()
-    wait_until(lambda: "resume with" in (tmp_path / recipe.name / "seed-0.log").read_text())
-    assert list((run / "checkpoints").iterdir())
+    wait_until((tmp_path / "calls.ended").exists)
+
+
+def test_a_run_saves_itself_and_stops_when_its_input_ends(tmp_path):
+    reader, writer = FORKS.Pipe(duplex=False)
+    plain = small_recipe(training__num_updates=10**6).to_plain()
+    run = FORKS.Process(target=train_watching, args=[tmp_path / "run", plain, reader])
+    run.start()
+    reader.close()
+    wait_until(lambda: latest_facts(tmp_path / "run")[0] > 0)
+    writer.close()
+    run.join()
+    assert run.exitcode
+    assert list((tmp_path / "run" / "checkpoints").iterdir())

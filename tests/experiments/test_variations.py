@@ -54,8 +54,7 @@ def test_names_say_what_differs_as_shortly_as_they_can():
     names = [recipe.name for recipe in variations(STAIRCASE, varied)]
     rest = "recompute=true,keep_every=none,length=24"
     assert names == [
-        f"parity/staircase/optimizer.kind=muon,num_lanes=64,chunk_size={size},{rest}"
-        for size in (2, 4)
+        f"parity/staircase/kind=muon,num_lanes=64,chunk_size={size},{rest}" for size in (2, 4)
     ]
 
 
@@ -85,7 +84,7 @@ def test_whole_groups_can_be_varied():
             {"training.optimizer.warm_up": [0], "training.optimizer": [{}]},
             "contain each other, got training.optimizer and training.optimizer.warm_up; vary one",
         ),
-        ({"task.reference": ["a:b", "a/b"]}, "got two that make task.reference=a-b; change"),
+        ({"task.reference": ["a:b", "a/b"]}, "got two that make reference=a-b; change"),
     ],
 )
 def test_mistakes_are_one_line(varied, message):

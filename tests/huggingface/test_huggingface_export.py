@@ -1,6 +1,10 @@
 """A folder is all that Transformers needs: model, tokeniser, pipeline."""
 
 import json
+import os
+import runpy
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -68,6 +72,39 @@ def test_the_pipeline_generates_text_alone_and_in_batches(byte_folder):
     for made, text in zip(alone, texts, strict=True):
         expected = greedy(model, torch.tensor([list(text.encode())]), 6)[0].tolist()
         assert made == bytes(expected).decode(errors="replace")
+
+
+LOAD = """
+import sys
+from transformers import AutoModelForCausalLM, pipeline
+
+folder, copy = sys.argv[1:]
+generator = pipeline("text-generation", model=folder, trust_remote_code=True)
+generator.model.save_pretrained(copy)
+again = AutoModelForCausalLM.from_pretrained(copy, trust_remote_code=True)
+[made] = generator("the cat", max_new_tokens=8, do_sample=False)
+text = generator.tokenizer("the cat", return_tensors="pt")
+tokens = again.generate(**text, max_new_tokens=8, do_sample=False)[0]
+print(made["generated_text"] == generator.tokenizer.decode(tokens))
+print(tokens.tolist())
+"""
+
+
+def test_an_export_loads_where_the_package_was_not_imported(byte_folder, byte_model, tmp_path):
+    command = [sys.executable, "-c", LOAD, str(byte_folder), str(tmp_path / "copy")]
+    environment = os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    is_same, tokens = done.stdout.splitlines()
+    assert is_same == "True"
+    text = torch.tensor([[*b"the cat"]])
+    assert json.loads(tokens) == greedy(byte_model, text, 8)[0].tolist()
+
+
+def test_the_code_of_an_export_says_what_to_install(byte_folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "staircase_attention.huggingface", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'staircase-attention\[huggingface"):
+        runpy.run_path(str(byte_folder / "modeling_staircase.py"))
 
 
 def test_an_export_has_a_chat_template_and_a_model_card(byte_folder):

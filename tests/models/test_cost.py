@@ -52,7 +52,7 @@ def draw_cost(data, schedule, **segment):
 
 
 @pytest.mark.parametrize("name", ALL_SCHEDULES)
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(data=st.data(), start=small(0, 12), segment=small(1, 12))
 def test_costs_agree_with_the_running_model(name, data, start, segment):
     schedule = data.draw(ALL_SCHEDULES[name])

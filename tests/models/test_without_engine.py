@@ -28,10 +28,6 @@ for model in example_models():
     assert isinstance(model.backend, PlainBackend)
     for pieces in ([batch], batch.split([4, 1, 6], dim=1)):
         torch.testing.assert_close(feed(model, list(pieces))[0], expected, **EXACT)
-    model.recompute = True
-    again, _ = model(batch)
-    torch.testing.assert_close(again, expected, **EXACT)
-    again.sum().backward()
     print(model.schedule.name)
 
 assert not [name for name in sys.modules if "staircase_attention.engine" in name]

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from staircase_attention import CoreConfig, Staircase
+from staircase_attention.cores import STOP_AT_END_OF_INPUT, watch_input
 from staircase_attention.display import Display, Lines
 from staircase_attention.training import (
     FamilyModel,
@@ -114,6 +115,14 @@ def train_or_resume(folder, plain):
     """Begin a run, or go on with it, and print how far it is."""
     torch.set_num_threads(1)
     train(Recipe.from_plain(plain), folder, resume=True, progress=Lines(every_seconds=0))
+
+
+def train_watching(folder, plain, reader):
+    """Begin a run that stops when nobody can write to its standard input."""
+    os.dup2(reader.fileno(), 0)
+    os.environ[STOP_AT_END_OF_INPUT] = "1"
+    watch_input()
+    train_or_resume(folder, plain)
 
 
 def fork_process(folder, recipe, **environment):

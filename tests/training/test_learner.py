@@ -1,11 +1,9 @@
 """One update is the same however its batch is cut, and gradients stop at segments only."""
 
-import socket
-
 import pytest
 import torch
 from safetensors.torch import load_file
-from small_runs import fork_process, lstm_recipe, metrics_of, output_of, small_recipe
+from small_runs import lstm_recipe, small_recipe
 
 from staircase_attention.tasks import IGNORED, Lanes, training_source
 from staircase_attention.training import train
@@ -182,22 +180,3 @@ def test_beside_muon_adamw_has_a_fraction_of_the_rate(fraction):
         )
         if not is_muon_s:
             assert move.abs().mean().item() == pytest.approx(1e-2 * fraction, rel=1e-2)
-
-
-def test_two_processes_give_the_loss_curve_of_one(tmp_path):
-    recipe = small_recipe(**STILL, training__num_updates=20)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = str(server.getsockname()[1])
-    # As torchrun would start them, which imports everything once more for each.
-    settings = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    ranks = [{"RANK": number, "LOCAL_RANK": number} for number in "01"]
-    processes = [fork_process(tmp_path / "two", recipe, **settings, **rank) for rank in ranks]
-    train(recipe, tmp_path / "one")
-    for process in processes:
-        process.join()
-        assert process.exitcode == 0, output_of(tmp_path / "two").read_text()
-    one, two = (metrics_of(tmp_path / name) for name in ("one", "two"))
-    assert len(one) == len(two) > 12
-    for mine, other in zip(one, two, strict=True):
-        assert mine["update"] == other["update"]
-        assert other["loss"] == pytest.approx(mine["loss"], rel=1e-4)

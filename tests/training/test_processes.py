@@ -34,23 +34,26 @@ def unset(monkeypatch):
 
 
 @pytest.mark.parametrize(("idle", "expected"), [(0.2, 1), (1.9, 2), (16.0, 4)])
-def test_a_run_has_a_thread_for_every_idle_core_and_keeps_their_number(
-    tmp_path, monkeypatch, unset, idle, expected
-):
-    seen = []
+def test_there_is_a_thread_for_every_idle_core(monkeypatch, unset, idle, expected):
+    said = []
     monkeypatch.setattr(processes, "idle_cores", lambda: idle)
-    display = Interrupting(3, lambda: seen.append(torch.get_num_threads()))
-    train(small_recipe(), tmp_path / "run", progress=display)
-    assert seen == [expected] == [RunFolder(tmp_path / "run").num_threads]
-    assert display.said[0].startswith(f"training with {expected} of ")
+    with processes.chosen_threads(torch.device("cpu"), None, said.append):
+        assert torch.get_num_threads() == expected
+    assert said[0].startswith(f"training with {expected} of ")
     assert torch.get_num_threads() == 4
-    # Another load must not change the bytes of a run that is resumed.
+
+
+def test_a_run_keeps_its_number_of_threads(tmp_path, monkeypatch, unset):
+    """Another load must not change the bytes of a run that is resumed."""
+    monkeypatch.setattr(processes, "idle_cores", lambda: 1.9)
+    train(small_recipe(), tmp_path / "run")
+    assert RunFolder(tmp_path / "run").num_threads == 2
     monkeypatch.setattr(processes, "idle_cores", lambda: 4.0)
     whole = final_bytes(tmp_path / "run")
     (tmp_path / "run" / "result.json").unlink()
     display = Interrupting()
     resume(tmp_path / "run", progress=display)
-    assert display.said[0].startswith(f"training with {expected} of ")
+    assert display.said[0].startswith("training with 2 of ")
     assert final_bytes(tmp_path / "run") == whole
 
 
@@ -72,10 +75,10 @@ def test_a_run_that_was_rolled_back_to_before_its_resumption_has_no_time_left(ca
     assert after.endswith(" left")
 
 
-def test_a_run_trains_on_the_device_that_is_named(tmp_path):
-    assert train(small_recipe(), tmp_path / "run", device="cpu").status == "finished"
+def test_a_device_that_is_not_there_is_refused():
+    assert processes.choose_device("cpu") == torch.device("cpu")
     with pytest.raises(ValueError, match="a device must be one that this machine has, got 'cuda:9"):
-        resume(tmp_path / "run", num_updates=20, device="cuda:99")
+        processes.choose_device("cuda:99")
 
 
 @pytest.fixture

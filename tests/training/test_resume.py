@@ -55,11 +55,11 @@ GROWTH = RESTARTS | {
 def test_a_run_that_dies_after_every_update_ends_bit_for_bit_the_same(
     tmp_path, make_recipe, changes
 ):
-    recipe = make_recipe(**changes, training__num_updates=13)
+    recipe = make_recipe(**changes, training__num_updates=9)
     train(recipe, tmp_path / "whole")
     with pytest.raises(KilledError):
         train(recipe, tmp_path / "broken", progress=Interrupting(1))
-    for update in range(2, 13):
+    for update in range(2, 9):
         with pytest.raises(KilledError):
             resume(tmp_path / "broken", progress=Interrupting(update))
     assert resume(tmp_path / "broken").status == "finished"

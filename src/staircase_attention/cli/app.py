@@ -10,7 +10,6 @@ import typer
 from staircase_attention.cli import INTERRUPTED
 from staircase_attention.cli.evaluate import evaluate, inspect
 from staircase_attention.cli.experiments import (
-    bench,
     compare,
     demo,
     estimate,
@@ -69,7 +68,7 @@ def staircase(
 # In the order of `staircase --help`.
 COMMANDS: tuple[Callable[..., int | None], ...] = (
     *(demo, quickstart, draw, describe, recipes, train, resume, evaluate, inspect),
-    *(sample, chat, compare, reproduce, suite, pack, export, bench, estimate),
+    *(sample, chat, compare, reproduce, suite, pack, export, estimate),
 )
 for command in COMMANDS:
     app.command("eval" if command is evaluate else None)(command)

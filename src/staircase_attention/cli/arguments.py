@@ -53,7 +53,7 @@ TrustCode = Annotated[
     bool,
     typer.Option("--trust-code", help="Run code that the run folder names, whoever wrote it."),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress, write no page.")]
 Passes = Annotated[
     str | None,
     typer.Option(metavar="N,N,...", help="Numbers of passes to compare, as 1,2,4,8."),

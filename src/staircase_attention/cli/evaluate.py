@@ -1,11 +1,9 @@
 """`staircase eval` and `inspect`: the score of a trained model, and its guesses pass by pass."""
 
 import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from staircase_attention.batches import IGNORED
 from staircase_attention.checks import check_choice, check_integer, input_error
 from staircase_attention.cli.arguments import (
     AsJson,
@@ -30,7 +27,6 @@ from staircase_attention.cli.arguments import (
 from staircase_attention.files import check_can_write
 
 if TYPE_CHECKING:
-    from staircase_attention.evaluation import Place
     from staircase_attention.models import ExitBackend
     from staircase_attention.training import LoadedRun
     from staircase_attention.training.dataset import CorpusData, SplitName, TaskData
@@ -48,14 +44,6 @@ MEASURES = {
 }
 # Tokens of --text in one lane, at least.
 TEXT_LANE_TOKENS = 1024
-# How the parts of a score are labelled.
-PLACES: "dict[Place, str]" = {
-    "episode": "episode of its lane from",
-    "position": "position in the episode from",
-}
-
-# White space that would not be seen.
-VISIBLE = str.maketrans({" ": "␣", "\n": "↵", "\t": "⇥"})
 
 
 def evaluate(
@@ -78,20 +66,12 @@ def evaluate(
         list[int] | None,
         typer.Option(metavar="N", help="Evaluate at this episode length instead; may be repeated."),
     ] = None,
-    by_episode: Annotated[
-        bool,
-        typer.Option("--by-episode", help="Also score by the number of the episode in its lane."),
-    ] = False,
     by_position: Annotated[
         bool,
         typer.Option("--by-position", help="Also score by position in the episode or document."),
     ] = False,
     passes: Passes = None,
     exit_rule: ExitRule = None,
-    figure: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.png", help="Draw the loss against --passes."),
-    ] = None,
     checkpoint: CheckpointName = "best",
     precision: Annotated[
         str | None,
@@ -110,20 +90,26 @@ def evaluate(
     if text and corpus:
         raise input_error("a model is scored on one text", "--corpus and --text", "leave one out")
     depths: list[int | None] = [*parse_passes(passes)] or [None]
-    if figure is not None:
-        if passes is None:
-            raise input_error("--figure draws scores by --passes", "none", "add --passes 1,2,4,8")
-        check_can_write(figure, "--figure")
+    from staircase_attention.data import HeldOut, prepare_text
+    from staircase_attention.experiments.page import loss_by_position
     from staircase_attention.training import load_run
     from staircase_attention.training.dataset import TaskData
+    from staircase_attention.training.loading import run_tokeniser
+    from staircase_attention.training.trainer import score_split
 
     with ExitStack() as stack:
         if text:
-            corpus = prepared_text(run, text, stack)
-            split = "train"
+            # A corpus of one split, train, in a folder that the stack deletes.
+            corpus, split = Path(stack.enter_context(TemporaryDirectory())) / "corpus", "train"
+            nothing = HeldOut(valid=0.0, test=0.0)
+            prepare_text(text, corpus, tokeniser=run_tokeniser(run), held_out=nothing)
         loaded = load_run(run, checkpoint=checkpoint, trust_code=trust_code, corpus=corpus)
         if text and lanes is None:
-            lanes = lanes_of_text(loaded, tokens)
+            # A lane starts without context, so a short text has one.
+            total = cast("CorpusData", loaded.data).corpus.split("train").num_tokens
+            num_read = total if tokens is None else min(tokens, total)
+            most = loaded.recipe.training.evaluation_lanes
+            lanes = max(1, min(most, num_read // TEXT_LANE_TOKENS))
         runs = [
             prepared(
                 replace(loaded, model=with_exit(with_passes(loaded.model, depth), exit_rule)),
@@ -134,50 +120,28 @@ def evaluate(
             for depth in depths
         ]
         data, name = loaded.data, cast("SplitName", split)
-        if isinstance(data, TaskData):
-            check_for_task(data, name, tokens=tokens)
-        else:
-            check_for_corpus(data, by_episode=by_episode, length=length, tokens=tokens)
-        asked: dict[Place, bool] = {"episode": by_episode, "position": by_position}
-        places = [place for place, is_asked in asked.items() if is_asked]
+        check_kind(data, split, length=length, tokens=tokens)
         sizes: list[int | None] = [*length] if length else [None]
-        curves: dict[str, dict[int, Facts]] = {}
         for size, (one, depth) in product(sizes, zip(runs, depths, strict=True)):
             sized = data
             if isinstance(data, TaskData) and size is not None:
                 sized = data.with_length(size)
-            found = scored(one, sized, name, places, tokens)
+            place = one.model.output.weight.device
+            score = score_split(
+                one.model, sized, name, recipe=one.recipe, device=place, num_tokens=tokens
+            )
+            whole = score.to_plain() | sized.facts(name, score, tokens)
+            whole |= sized.extent(name, tokens)
             if exit_rule is not None:
                 exits = cast("ExitBackend", one.model.backend)
-                found[0]["mean_passes"] = exits.num_passes / exits.num_tokens
+                whole["mean_passes"] = exits.num_passes / exits.num_tokens
             of = {"split": "text" if text else split, "length": size, "passes": depth}
-            show(*found, as_json, of=of, loaded=loaded)
-            label = split if size is None else f"length {size:,}"
-            curves.setdefault(label, {})[depth or 0] = found[0]
-        if figure is not None:
-            draw_passes(curves, figure, title=loaded.recipe.name)
-            typer.echo(f"wrote {figure}", err=as_json)
+            parts = loss_by_position(one, sized, name, tokens) if by_position else ("", {})
+            show(whole, *parts, as_json, of=of, loaded=loaded)
     if not as_json:
         # For two people to compare; with --json the scores have it.
         facts = "  ".join(f"{name} {checksum}" for name, checksum in loaded.checksums.items())
         typer.echo(f"checksum: {facts}" + ("" if loaded.is_verified else "  (no checksums.json)"))
-
-
-def prepared_text(run: Path, text: list[Path], stack: ExitStack) -> Path:
-    """Raw text as a corpus of one split, train, in a folder that the stack deletes."""
-    from staircase_attention.data import HeldOut, prepare_text
-    from staircase_attention.training.loading import run_tokeniser
-
-    folder = Path(stack.enter_context(TemporaryDirectory())) / "corpus"
-    prepare_text(text, folder, tokeniser=run_tokeniser(run), held_out=HeldOut(valid=0.0, test=0.0))
-    return folder
-
-
-def lanes_of_text(loaded: "LoadedRun", num_tokens: int | None) -> int:
-    """The run's lanes, or fewer: a lane starts without context, so a short text has one."""
-    total = cast("CorpusData", loaded.data).corpus.split("train").num_tokens
-    num_read = total if num_tokens is None else min(num_tokens, total)
-    return max(1, min(loaded.recipe.training.evaluation_lanes, num_read // TEXT_LANE_TOKENS))
 
 
 def prepared(
@@ -204,89 +168,36 @@ def prepared(
     return replace(loaded, model=model, recipe=loaded.recipe.override(overrides))
 
 
-def check_for_task(data: "TaskData", split: "SplitName", *, tokens: int | None) -> None:
-    """Refuse what only a corpus has, and a split without end."""
-    if tokens is not None:
-        raise input_error("--tokens is for language models", "a run on a task", "leave it out")
-    if split == "train" and data.task.split_sizes.train is None:
-        raise input_error(
-            "--split must be finite",
-            f"train of {data.task.name}, whose training episodes are endless",
-            "use valid or test",
-        )
-
-
-def check_for_corpus(
-    data: "CorpusData", *, by_episode: bool, length: list[int] | None, tokens: int | None
+def check_kind(
+    data: "TaskData | CorpusData",
+    split: str,
+    *,
+    length: list[int] | None,
+    tokens: int | None,
 ) -> None:
-    """Refuse what only a task has, and a score of nothing."""
+    """Refuse what only a task or only a corpus has, a split without end, and a score of nothing."""
+    from staircase_attention.training.dataset import TaskData
+
+    if isinstance(data, TaskData):
+        if tokens is not None:
+            raise input_error("--tokens is for language models", "a run on a task", "leave it out")
+        if split == "train" and data.task.split_sizes.train is None:
+            received = f"train of {data.task.name}, whose training episodes are endless"
+            raise input_error("--split must be finite", received, "use valid or test")
+        return
+    if length:
+        rule = "--length is for tasks with episodes"
+        raise input_error(rule, "a run on a corpus", "leave it out")
     if tokens is not None:
         # The first token of an episode is not predicted.
         fewest = 1 if data.carries_state else 2
         check_integer("--tokens", tokens, minimum=fewest, example=1_000_000)
-    if by_episode:
-        raise input_error(
-            "--by-episode is for tasks with episodes", "a run on a corpus", "use --by-position"
-        )
-    if length:
-        raise input_error(
-            "--length is for tasks with episodes", "a run on a corpus", "leave it out"
-        )
-
-
-def scored(
-    loaded: "LoadedRun",
-    data: "TaskData | CorpusData",
-    split: "SplitName",
-    places: "Sequence[Place]",
-    num_tokens: int | None,
-) -> tuple[Facts, dict[str, dict[int, Facts]]]:
-    """A model's score on a split, with bits and perplexity of text; and its parts by place."""
-    from staircase_attention.evaluation import Score, score_by_place, score_by_position
-    from staircase_attention.training.dataset import TaskData
-    from staircase_attention.training.learner import precision_of
-    from staircase_attention.training.trainer import score_split
-
-    model, config, parts = loaded.model, loaded.recipe.training, dict[str, dict[int, Facts]]()
-    device, precision = model.output.weight.device, precision_of(loaded.recipe)
-    lanes: dict[str, Any] = {"num_lanes": config.evaluation_lanes}
-    lanes["segment_length"] = config.segment_length
-    if places and isinstance(data, TaskData):
-        episodes = data.episodes(split)
-        by_place = score_by_place(
-            model, episodes, places, **lanes, device=device, precision=precision
-        )
-        for place, found in by_place.items():
-            parts[PLACES[place]] = {number: part.to_plain() for number, part in found.items()}
-        # Every kind of place counts every answer once, so any of them gives the whole.
-        return Score.together(by_place[places[0]].values()).to_plain(), parts
-    if places and not isinstance(data, TaskData):
-        by_position = score_by_position(
-            model,
-            data.corpus.split(split),
-            partial(data.batches, **lanes, num_tokens=num_tokens),
-            carries_state=data.carries_state,
-            device=device,
-            precision=precision,
-        )
-        parts["position in the document from"] = {
-            number: {
-                "loss": one.loss,
-                "bits": one.loss / math.log(2),
-                "num_tokens": one.num_answers,
-            }
-            for number, one in by_position.items()
-        }
-    whole = score_split(
-        model, data, split, recipe=loaded.recipe, device=device, num_tokens=num_tokens
-    )
-    facts = data.facts(split, whole, num_tokens) | data.extent(split, num_tokens)
-    return whole.to_plain() | facts, parts
 
 
 def show(
     whole: Facts,
-    parts: Mapping[str, Mapping[int, Facts]],
+    label: str,
+    parts: Mapping[int, Facts],
     as_json: bool,
     *,
     of: Facts,
@@ -309,27 +220,13 @@ def show(
             f"{title(of['split'], whole)}{at}: {measures(whole)}  "
             f"({whole['num_answers']:,} answers, weights of update {update:,})"
         )
-    for label, facts_by_number in parts.items():
-        for number, facts in facts_by_number.items():
-            if as_json:
-                typer.echo(json.dumps(of | {label.replace(" ", "_"): number} | facts))
-            else:
-                [count] = [name for name in facts if name.startswith("num_")]
-                unit = count.removeprefix("num_")
-                typer.echo(f"{label} {number:,}: {measures(facts)}  ({facts[count]:,} {unit})")
-
-
-def draw_passes(curves: Mapping[str, Mapping[int, Facts]], path: Path, *, title: str) -> None:
-    """Draw scores against the number of passes: of text bits per byte, else the loss."""
-    from staircase_attention.experiments.figures import passes_figure, save
-
-    facts = next(iter(next(iter(curves.values())).values()))
-    measure = "bits_per_byte" if "bits_per_byte" in facts else "loss"
-    points = {
-        label: {passes: facts[measure] for passes, facts in curve.items()}
-        for label, curve in curves.items()
-    }
-    save(passes_figure(points, title=title, measure=measure.replace("_", " ")), path)
+    for number, facts in parts.items():
+        if as_json:
+            typer.echo(json.dumps(of | {f"{label} from".replace(" ", "_"): number} | facts))
+        else:
+            [count] = [name for name in facts if name.startswith("num_")]
+            unit = count.removeprefix("num_")
+            typer.echo(f"{label} from {number:,}: {measures(facts)}  ({facts[count]:,} {unit})")
 
 
 def measures(facts: Facts) -> str:
@@ -363,42 +260,24 @@ def inspect(
         raise input_error("a model reads --text or --episode", found, "give one of them")
     if figure is not None:
         check_can_write(figure, "--figure")
-    import torch
     from rich import print as show
 
     from staircase_attention.experiments.figures import save
-    from staircase_attention.inspect import inspect, lens, lens_figure, lens_table
-    from staircase_attention.models import SequenceModel
-    from staircase_attention.training import LanguageModel, load_language_model, load_run
-    from staircase_attention.training.dataset import TaskData
+    from staircase_attention.experiments.page import read_episode, read_text
+    from staircase_attention.inspect import lens_figure, lens_table
+    from staircase_attention.training import load_language_model, load_run
     from staircase_attention.training.processes import choose_device
 
+    def changed(loaded: Any) -> Any:  # noqa: ANN401
+        return replace(loaded, model=with_passes(loaded.model, passes).to(choose_device(device)))
+
     options: dict[str, Any] = {"checkpoint": checkpoint, "trust_code": trust_code}
-    loaded: LanguageModel | LoadedRun
     if text is not None:
-        loaded = language = load_language_model(run, **options)
-        tokeniser, start = language.tokeniser, language.tokeniser.end_symbol
-        tokens = ([] if start is None else [start]) + language.encode(text)
-        parts = (language.decode([token]) for token in range(tokeniser.vocab_size))
-        names = [part.decode(errors="replace").translate(VISIBLE) or "·" for part in parts]
-        words, answers = [names[token] for token in tokens], [*tokens[1:], None]
+        loaded = changed(load_language_model(run, **options))
+        places = read_text(loaded, text)
     else:
-        loaded = load_run(run, **options)
-        if not isinstance(loaded.data, TaskData):
-            raise input_error("--episode is for tasks", "a run on a corpus", "use --text")
-        episodes, task = loaded.data.episodes("test"), loaded.data.task
-        check_integer("--episode", episode, minimum=0, maximum=len(episodes) - 1, example=0)
-        inputs, targets = episodes[episode or 0]
-        tokens, words = inputs.tolist(), [task.input_symbols[symbol] for symbol in inputs]
-        answers = [None if answer == IGNORED else int(answer) for answer in targets]
-        names = [*task.output_symbols]
-    model = with_passes(loaded.model, passes).to(choose_device(device))
-    if not isinstance(model, SequenceModel) or not tokens:
-        rule = "inspect needs a model of the family, and a token"
-        raise input_error(rule, f"{type(model).__name__} and {text!r}", "use others")
-    with torch.no_grad():
-        seen = inspect(model, torch.tensor([tokens], device=model.output.weight.device))
-        places = lens(seen, words, answers, names)
+        loaded = changed(load_run(run, **options))
+        places = read_episode(loaded, episode or 0)
     if as_json:
         typer.echo("\n".join(json.dumps(place._asdict()) for place in places))
     else:

@@ -1,4 +1,4 @@
-"""`staircase demo`, `quickstart`, `compare`, `reproduce`, `suite`, `bench`, `estimate`."""
+"""`staircase demo`, `quickstart`, `compare`, `reproduce`, `suite`, `estimate`: runs and reports."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -57,7 +57,6 @@ def demo(*, seeds: Seeds = 1, output: Output = Path("demo")) -> int:
         chosen, folder=output, seeds=seeds, title="Parity over 24 steps", threads=1, progress=True
     )
     status = show_report(report)
-    typer.echo(f"learning curves: {output / 'learning-curves.png'}")
     typer.echo(f"Remove {output} to train again.")
     return status
 
@@ -78,7 +77,7 @@ def quickstart(
     from staircase_attention.experiments.quickstart import Quickstart
     from staircase_attention.training import choose_display
 
-    result, samples, share = Quickstart(
+    result, samples = Quickstart(
         files=files,
         folder=output,
         minutes=minutes,
@@ -88,10 +87,9 @@ def quickstart(
     ).run()
     for row, sample in enumerate(samples):
         typer.echo(f"--- {row}\n{sample}")
-    status = show(result, output / "run")
-    typer.echo(f"{100 * share:.1f}% of the words in the samples occur in the text")
-    typer.echo(f"curve: {output / 'curve.png'}; remove {output} to start again")
+    status = show(result, output / "run", with_page=not quiet)
     typer.echo(f"more: staircase sample (or chat, eval, export) {output / 'run'}")
+    typer.echo(f"Remove {output} to start again.")
     return status
 
 
@@ -266,69 +264,13 @@ def show_report(report: "Report") -> int:
     console.print(screen_table(report))
     for line in [*orders(report.rows), *troubles(report.rows)]:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
-    typer.echo(f"wrote {report.folder / 'report.md'}")
+    typer.echo(f"wrote {report.folder / 'report.html'}")
     return 1 if report.failures else 0
-
-
-def bench(
-    words: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="RECIPE|PATH=VALUE",
-            help="recipes, the sets `engine` and `relative`, or rows of these, as engine/reddit; "
-            "and settings to change, as training.num_lanes=8",
-        ),
-    ],
-    *,
-    updates: Annotated[bool, typer.Option(help="Time updates.")] = True,
-    decode: Annotated[bool, typer.Option("--decode", help="Time decoding as well.")] = False,
-    batch: Annotated[
-        list[int] | None,
-        typer.Option(help="Rows decoded together; may be repeated. [default: 1, 64]"),
-    ] = None,
-    repeats: Annotated[
-        int | None,
-        typer.Option(help="Updates, or tokens, to time; by default about 3 seconds of them."),
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option(help="JSON file for all numbers, as bench.json.")
-    ] = None,
-    quiet: Quiet = False,
-) -> int:
-    """Time recipes on this machine, with random tokens."""
-    from rich.console import Console
-
-    from staircase_attention.experiments import bench as timing
-    from staircase_attention.training.processes import choose_device
-
-    if batch and not decode:
-        raise input_error("--batch is the number of rows to decode", "no --decode", "add it")
-    device = choose_device()
-    names = [word for word in words if "=" not in word]
-    overrides = parse_assignments([word for word in words if "=" in word])
-    subjects = timing.find_subjects(names, overrides=overrides, device=device)
-    progress = Console(stderr=True, quiet=quiet)
-    report = timing.run_bench(
-        subjects,
-        device=device,
-        updates=updates,
-        decode=decode,
-        batches=batch or (1, 64),
-        repeats=repeats,
-        output=output,
-        say=lambda text: progress.print(text, highlight=False, markup=False),
-    )
-    if output is not None:
-        typer.echo(f"wrote {output}", err=True)
-    console = Console()
-    console.print(timing.describe_machine(report), highlight=False, markup=False)
-    console.print(timing.result_table(report))
-    return 1 if timing.failures(report) else 0
 
 
 def estimate(
     recipe: Annotated[
-        str, typer.Argument(metavar="RECIPE", help="as for `bench`: reddit/ladder-8, engine/reddit")
+        str, typer.Argument(metavar="RECIPE", help="one of `staircase recipes`, or a JSON file")
     ],
     overrides: Annotated[
         list[str] | None,
@@ -341,20 +283,17 @@ def estimate(
     as_json: AsJson = False,
 ) -> None:
     """Estimate memory, time and cost of a run on H200 GPUs, without one."""
-    import torch
-
-    from staircase_attention.experiments.bench import find_subjects
+    from staircase_attention.experiments.catalog import find_recipe
     from staircase_attention.experiments.estimate import Machine
     from staircase_attention.experiments.estimate import estimate as estimate_recipe
 
-    settings = parse_assignments(overrides or [])
-    (subject,) = find_subjects([recipe], overrides=settings, device=torch.device("cuda"))
+    chosen = find_recipe(recipe).override(parse_assignments(overrides or []))
     nodes = -(-gpus // 8) if nodes is None else nodes
-    found = estimate_recipe(subject, num_gpus=gpus, num_nodes=nodes, price=price or 0.0)
+    found = estimate_recipe(chosen, num_gpus=gpus, num_nodes=nodes, price=price or 0.0)
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return
-    training, machine = subject.recipe.training, Machine()
+    training, machine = chosen.training, Machine()
     fits = "" if found["memory_bytes"] < machine.memory else ", TOO MUCH: see training.recompute"
     cost = "" if price is None else f", cost {found['cost']:,.0f}"
     held = "the whole model in every GPU; captured updates"

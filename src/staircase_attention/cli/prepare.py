@@ -28,10 +28,6 @@ TokeniserName = Annotated[
 ]
 Valid = Annotated[float, typer.Option(help="Fraction of the documents for validation.")]
 Test = Annotated[float, typer.Option(help="Fraction of the documents for the final test.")]
-AllowDamaged = Annotated[
-    bool, typer.Option("--allow-damaged", help="Use what comes before the damage of a file.")
-]
-
 PartOf = Annotated[
     str | None,
     typer.Option("--part", metavar="I/N", help="Prepare part I of N only; `join` joins all N."),
@@ -77,7 +73,6 @@ def text(
     test_file: Annotated[
         list[Path] | None, typer.Option(help="File or folder for the test, instead of --test.")
     ] = None,
-    allow_damaged: AllowDamaged = False,
     part: PartOf = None,
     quiet: Quiet = False,
 ) -> None:
@@ -87,9 +82,7 @@ def text(
     from staircase_attention.display import choose_display
 
     options = data.ReadingOptions(
-        text_field=text_field,
-        text_unit="paragraphs" if paragraphs else "files",
-        allow_damaged=allow_damaged,
+        text_field=text_field, text_unit="paragraphs" if paragraphs else "files"
     )
     held_out = [
         data.TextSource(path, options=options, split=split)
@@ -116,26 +109,16 @@ def reddit(
     ],
     *,
     form: Annotated[
-        str, typer.Option(help="What a document is: paths, leaves or threads.")
+        str, typer.Option(help="What a document is: paths, or leaves, paths to a last answer.")
     ] = "paths",
-    removed: Annotated[
-        str, typer.Option(help="Below a comment without text: drop, cut or placeholder.")
-    ] = "drop",
-    missing: Annotated[
-        str, typer.Option(help="Below a comment that is in no dump: drop, cut or placeholder.")
-    ] = "drop",
     depth: Annotated[int | None, typer.Option(help="Comments in the longest path.")] = None,
     filters: Annotated[
         str, typer.Option(help="Which texts to leave out: none, or roller (Roller et al., 2020).")
     ] = "none",
-    speakers: Annotated[
-        bool, typer.Option("--speakers", help="Mark authors as A:, B: and so on.")
-    ] = False,
     tokeniser: TokeniserName = "bpe-8008",
     output: Output = Path("corpora/reddit"),
     valid: Valid = 0.005,
     test: Test = 0.005,
-    allow_damaged: AllowDamaged = False,
     part: PartOf = None,
     quiet: Quiet = False,
 ) -> None:
@@ -143,24 +126,21 @@ def reddit(
     check_can_hold(output, "--output")
     from staircase_attention.data import HeldOut, Part, named_tokeniser
     from staircase_attention.data import prepare as prepare_corpus
-    from staircase_attention.data.reddit import Cleaning, RedditOptions, RedditSource
+    from staircase_attention.data.reddit import RedditOptions, RedditSource
     from staircase_attention.display import choose_display
 
     held_out = HeldOut(valid=valid, test=test)
     # The options themselves check the words.
     options = RedditOptions(
         form=form,  # type: ignore[arg-type]
-        removed=removed,  # type: ignore[arg-type]
-        missing=missing,  # type: ignore[arg-type]
         maximum_depth=depth,
-        speakers=speakers,
-        cleaning=Cleaning(filters=filters),  # type: ignore[arg-type]
+        filters=filters,  # type: ignore[arg-type]
         held_out=held_out,
     )
     # Threads are kept beside the corpus, so that a stopped preparation continues.
     work = output.with_name(f"{output.name}.threads")
     progress = choose_display(quiet=quiet, has_bar=False)
-    source = RedditSource(dumps, work, options, allow_damaged=allow_damaged, progress=progress)
+    source = RedditSource(dumps, work, options, progress=progress)
     corpus = prepare_corpus(
         [Part(source=source)],
         output,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
-from staircase_attention.checks import check_choice, input_error
+from staircase_attention.checks import check_choice, input_error, one_line
 from staircase_attention.cli import arguments
 from staircase_attention.files import check_can_hold
 
@@ -92,7 +92,7 @@ def train(
         device=device,
         progress=choose_display(quiet=quiet),
     )
-    return show(result, output)
+    return show(result, output, device=device, with_page=not quiet)
 
 
 def resume(
@@ -117,11 +117,13 @@ def resume(
         trust_code=trust_code,
         progress=choose_display(quiet=quiet),
     )
-    return show(result, run)
+    return show(result, run, device=device, with_page=not quiet)
 
 
-def show(result: "RunResult", folder: Path) -> int:
-    """Print the result of a run; a run that diverged is a failure."""
+def show(
+    result: "RunResult", folder: Path, *, device: str | None = None, with_page: bool = True
+) -> int:
+    """Print the result of a run, and write its page; a run that diverged is a failure."""
     from staircase_attention.evaluation import title
     from staircase_attention.training import is_first_process
 
@@ -142,6 +144,14 @@ def show(result: "RunResult", folder: Path) -> int:
     )
     if result.outcome == "did not learn":
         typer.echo("did not learn: the test score is no better than the best constant guess")
+    if with_page and result.best_update is not None:
+        from staircase_attention.experiments.page import write_page
+
+        try:
+            typer.echo(f"wrote {write_page(folder, device=device)}")
+        # A run that is finished stays so, whatever its page lacks.
+        except Exception as error:
+            typer.echo(f"staircase: no report.html: {one_line(error)}", err=True)
     return status
 
 

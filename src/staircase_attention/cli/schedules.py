@@ -58,13 +58,6 @@ def describe(
     width: Annotated[int, typer.Option(help="Width of the model.")] = 512,
     num_layers: Annotated[int, typer.Option(help="Layers of the core.")] = 8,
     num_heads: Annotated[int, typer.Option(help="Attention heads per layer.")] = 8,
-    feed_forward_width: Annotated[
-        int | None, typer.Option(help="Width of the feed-forward sublayer; 4 x width by default.")
-    ] = None,
-    positions: Annotated[str, typer.Option(help="`relative` or `rotary`.")] = "relative",
-    max_distance: Annotated[
-        int | None, typer.Option(help="Rows of the relative table; by default the schedule's.")
-    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--core", help="Another setting of the core, such as norm=rms; repeatable."),
@@ -92,9 +85,6 @@ def describe(
         "width": width,
         "num_layers": num_layers,
         "num_heads": num_heads,
-        "feed_forward_width": feed_forward_width,
-        "positions": positions,
-        "max_distance": max_distance,
     } | arguments.parse_assignments(settings or [])
     check_options("--core", CoreConfig, shape)
     core = CoreConfig(**shape)

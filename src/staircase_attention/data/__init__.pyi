@@ -6,13 +6,13 @@ from staircase_attention.data.documents import Cursor as Cursor
 from staircase_attention.data.documents import Document as Document
 from staircase_attention.data.documents import DocumentSource as DocumentSource
 from staircase_attention.data.documents import HeldOut as HeldOut
-from staircase_attention.data.enwik8 import prepare_enwik8 as prepare_enwik8
 from staircase_attention.data.lanes import TokenLanes as TokenLanes
 from staircase_attention.data.lanes import TokenPosition as TokenPosition
 from staircase_attention.data.lanes import evaluation_batches as evaluation_batches
 from staircase_attention.data.mixture import Part as Part
 from staircase_attention.data.preparation import join as join
 from staircase_attention.data.preparation import prepare as prepare
+from staircase_attention.data.preparation import prepare_enwik8 as prepare_enwik8
 from staircase_attention.data.preparation import prepare_text as prepare_text
 from staircase_attention.data.readers import ReadingOptions as ReadingOptions
 from staircase_attention.data.readers import TextSource as TextSource

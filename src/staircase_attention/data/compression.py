@@ -54,10 +54,8 @@ class DamagedFileError(InputError):
     """A file that ends early or is corrupt."""
 
     def __init__(self, path: str | Path, why: object) -> None:
-        self.why = why
         super().__init__(
-            f"a file must be whole, got {path} ({why}); fetch it again, leave it out, or use what "
-            "comes before the damage by --allow-damaged (in Python allow_damaged=True)"
+            f"a file must be whole, got {path} ({why}); fetch it again or leave it out"
         )
 
 
@@ -68,12 +66,8 @@ def compression_of(path: Path) -> Compression | None:
     return next((name for magic, name in MAGIC_BYTES.items() if start.startswith(magic)), None)
 
 
-def open_decompressed(path: Path, *, allow_damaged: bool = False) -> "DecompressedFile":
-    """Open a file for reading its content from front to back, as bytes.
-
-    A damaged file gives all content before the damage; then it raises DamagedFileError, or ends if
-    that is allowed.
-    """
+def open_decompressed(path: Path) -> "DecompressedFile":
+    """Open a file for reading its content from front to back, as bytes."""
     compression = compression_of(path)
     stored = path.open("rb")
     try:
@@ -82,7 +76,7 @@ def open_decompressed(path: Path, *, allow_damaged: bool = False) -> "Decompress
         # A zip is checked when it is opened, the others when they are read.
         stored.close()
         raise error if isinstance(error, InputError) else DamagedFileError(path, error) from error
-    return DecompressedFile(_DecompressedBlocks(stored, content, allow_damaged), BLOCK_BYTES)
+    return DecompressedFile(_DecompressedBlocks(stored, content), BLOCK_BYTES)
 
 
 class DecompressedFile(io.BufferedReader):
@@ -94,14 +88,12 @@ class DecompressedFile(io.BufferedReader):
 class _DecompressedBlocks(io.RawIOBase):
     """The content in blocks of BLOCK_BYTES; only the last one may be shorter."""
 
-    def __init__(self, stored: IO[bytes], content: Any, allow_damaged: bool) -> None:  # noqa: ANN401
-        self._stored, self._content, self._allow_damaged = stored, content, allow_damaged
+    def __init__(self, stored: IO[bytes], content: Any) -> None:  # noqa: ANN401
+        self._stored, self._content = stored, content
         self.name = stored.name
-        self.num_stored_read = self._num_content = 0
+        self.num_stored_read = 0
         """Bytes of the file, as stored, that were read to get here. It depends only on the
         position, since content is always decompressed in the same blocks."""
-        self.damage: str | None = None
-        """What is wrong at the place up to which the file was read, if anything is."""
 
     def readable(self) -> bool:
         return True
@@ -109,26 +101,16 @@ class _DecompressedBlocks(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:  # noqa: ANN401
         view, num_bytes = memoryview(buffer)[:BLOCK_BYTES], 0
         try:
-            # Unlike read, read1 loses nothing of what comes before damage.
-            while (
-                self.damage is None
-                and num_bytes < len(view)
-                and (piece := self._content.read1(len(view) - num_bytes))
-            ):
+            while num_bytes < len(view) and (piece := self._content.read1(len(view) - num_bytes)):
                 view[num_bytes : num_bytes + len(piece)] = piece
                 num_bytes += len(piece)
         except DAMAGE as error:
             if getattr(error, "errno", None) is not None:
                 # The system failed, not the file.
                 raise
-            stored_bytes = os.fstat(self._stored.fileno()).st_size
-            self.damage = (
-                f"{error}, after {self._num_content + num_bytes:,} bytes of content; what follows "
-                f"byte {self._stored.tell():,} of {stored_bytes:,} as stored is lost"
-            )
-        if self.damage is not None and not num_bytes and not self._allow_damaged:
-            raise DamagedFileError(self.name, self.damage)
-        self._num_content += num_bytes
+            size = os.fstat(self._stored.fileno()).st_size
+            why = f"{error}, before byte {self._stored.tell():,} of {size:,} as stored"
+            raise DamagedFileError(self.name, why) from error
         self.num_stored_read = self._stored.tell()
         return num_bytes
 

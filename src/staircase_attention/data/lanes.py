@@ -66,10 +66,6 @@ class TokenLanes:
         after = replace(position, update=position.update + 1, offset=offset)
         return Batch(inputs=inputs, targets=targets), after
 
-    def restarted(self, position: TokenPosition) -> TokenPosition:
-        """The same position: text continues even where a state is reset."""
-        return position
-
 
 def lane_starts(num_tokens: int, num_lanes: int) -> NDArray[np.int64]:
     """Where lanes start, at distances that differ by at most one.

@@ -3,6 +3,7 @@
 Bounded memory: documents are read ahead in batches, encoded on all cores and written in order.
 """
 
+import hashlib
 import io
 import json
 import os
@@ -13,11 +14,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from staircase_attention.checks import InputError, check_integer, input_error
 from staircase_attention.cores import in_order
+from staircase_attention.data.compression import open_decompressed
 from staircase_attention.data.corpus import (
     Corpus,
     FileRecord,
@@ -28,9 +31,10 @@ from staircase_attention.data.corpus import (
 )
 from staircase_attention.data.documents import HeldOut, pieces
 from staircase_attention.data.mixture import Mixture, MixturePosition, Part, Piece
-from staircase_attention.data.readers import ReadingOptions, TextSource
+from staircase_attention.data.readers import ReadingOptions, SplitFile, TextSource
 from staircase_attention.data.tokenisers import (
     BytePairTraining,
+    ByteTokeniser,
     Tokeniser,
     Tokens,
     load_tokeniser,
@@ -51,6 +55,9 @@ COMMIT_SECONDS = 5.0
 BATCH_BYTES = min(max(1 << 20, (os.cpu_count() or 1) << 17), 1 << 22)
 # Calls at the same time: while one hands over its result, the library's threads serve another.
 NUM_ENCODERS = 2
+# Enwik8's splits, in the order of the file.
+ENWIK8_BYTES = {"train": 90_000_000, "valid": 5_000_000, "test": 5_000_000}
+ENWIK8_MD5 = "a1fa5ffddb56f4953e226637dabbb36a"
 
 
 def prepare_text(
@@ -102,6 +109,34 @@ def prepare_text(
         held_out=held_out,
         progress=progress,
         part=part,
+    )
+
+
+def prepare_enwik8(
+    path: str | Path,
+    folder: str | Path,
+    *,
+    progress: Display | None = None,
+) -> Corpus:
+    """Enwik8 as in the paper: 256 symbols; 90, 5 and 5 million bytes; no end symbol.
+
+    The file may be plain or compressed: .zip, .gz, .bz2, .xz or .zst. `folder` must not exist.
+    """
+    source = SplitFile(path, ENWIK8_BYTES)
+    # Before anything is written: another file would give other numbers than the paper's.
+    with open_decompressed(Path(path)) as file:
+        md5 = hashlib.file_digest(file, partial(hashlib.md5, usedforsecurity=False)).hexdigest()
+    if md5 != ENWIK8_MD5:
+        rule = f"{path} must be enwik8, of md5 {ENWIK8_MD5}"
+        remedy = "fetch enwik8 again: mattmahoney.net/dc/enwik8.zip"
+        raise input_error(rule, f"one of md5 {md5}", remedy)
+    return prepare(
+        [Part(source=source)],
+        folder,
+        kind="enwik8",
+        tokeniser=ByteTokeniser(has_end_symbol=False),
+        held_out=HeldOut(valid=0, test=0),
+        progress=progress,
     )
 
 

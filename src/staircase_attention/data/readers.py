@@ -1,7 +1,6 @@
-"""Files and folders of text as a source of documents: text, JSON lines, Parquet, tar, Wikipedia.
+"""Files and folders as sources of documents: text, JSON lines, Parquet, tar; and Enwik8.
 
-Each format has a function that gives the records of one file, and one that makes a document of a
-record. Reading resumes by skipping records, of which no documents are made.
+Each format has a function that gives the documents of one file. Reading resumes by skipping them.
 """
 
 import codecs
@@ -14,12 +13,11 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, Literal, NamedTuple, get_args
+from typing import IO, Any, Literal, get_args
 
 from staircase_attention.checks import check_choice, input_error
 from staircase_attention.data import compression
-from staircase_attention.data.documents import Cursor, Document, pieces
-from staircase_attention.data.wikipedia import FIRST_BYTES, article, pages
+from staircase_attention.data.documents import LONGEST_PIECE, Cursor, Document, pieces
 
 Unit = Literal["files", "paragraphs"]
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
@@ -47,20 +45,14 @@ class ReadingOptions:
     text_unit: Unit = "files"
     """A document of plain text: the whole file, or each of its 'paragraphs', which blank lines
     separate."""
-    allow_damaged: bool = False
-    """Whether a damaged file is read up to the damage; else it is refused."""
 
     def __post_init__(self) -> None:
         check_choice("text_unit", self.text_unit, get_args(Unit))
 
 
-class FileFormat(NamedTuple):
-    """How the files of one format are read."""
-
-    records: Callable[[Path, ReadingOptions], Iterator[tuple[Any, int]]]
-    """The records of a file, each with how many bytes of the file, as stored, were read for it."""
-    document: Callable[[Any, ReadingOptions], Document | str] = lambda record, options: record
-    """The document of a record; or, in words, what records are that cannot be used."""
+# The documents of a file; or, in words, what something is that cannot be used. Each comes with how
+# many bytes of the file, as stored, were read for it.
+FileFormat = Callable[[Path, ReadingOptions], Iterator[tuple[Document | str, int]]]
 
 
 class TextSource:
@@ -87,18 +79,14 @@ class TextSource:
         """
         self.name, self.split = str(path), split
         self.options = options or ReadingOptions()
-        parameters = asdict(self.options) | {"split": split}
-        if not self.options.allow_damaged:
-            # So that manifests are as before this option.
-            del parameters["allow_damaged"]
-        self.parameters: Mapping[str, Any] = parameters
+        self.parameters: Mapping[str, Any] = asdict(self.options) | {"split": split}
         found, self.others = _find_files(Path(path), self.options)
         self.files: Sequence[Path] = tuple(found)
         """In the order in which they are read."""
         self._formats = tuple(found.values())
         for file, file_format in found.items():
             # A file that cannot be read is refused before any work is done.
-            next(file_format.records(file, self.options), None)
+            next(file_format(file, self.options), None)
         self._sizes = [file.stat().st_size for file in self.files]
         self.total_bytes = sum(self._sizes)
 
@@ -118,12 +106,8 @@ class TextSource:
         for number in range(place["file"], len(self.files)):
             path, file_format = self.files[number], self._formats[number]
             first_byte = sum(self._sizes[:number])
-            records = enumerate(file_format.records(path, self.options), start=1)
-            for index, (record, num_read) in islice(records, num_before, None):
-                if isinstance(record, compression.DamagedFileError):
-                    document: Document | str = f"damage ({record.why})"
-                else:
-                    document = file_format.document(record, self.options)
+            found = enumerate(file_format(path, self.options), start=1)
+            for index, (document, num_read) in islice(found, num_before, None):
                 if isinstance(document, str):
                     key = f"{document} in {path.name}"
                     skipped = skipped | {key: skipped.get(key, 0) + 1}
@@ -134,6 +118,35 @@ class TextSource:
                 place = {"file": number, "record": index}
                 yield document, Cursor(place=place, num_read=num_read, skipped=skipped)
             num_before = 0
+
+
+class SplitFile:
+    """A file that holds the splits one after another, one document each."""
+
+    def __init__(self, path: str | Path, split_bytes: Mapping[str, int]) -> None:
+        self.name = str(path)
+        self._path, self._split_bytes = Path(path), split_bytes
+        if not self._path.is_file():
+            raise input_error("an input must be a file", f"{path}, not there", "check the name")
+        self.parameters: Mapping[str, Any] = {"split_bytes": dict(split_bytes)}
+        self.files: Sequence[Path] = (self._path,)
+        self.total_bytes = self._path.stat().st_size
+
+    def documents(self, cursor: Cursor | None) -> Iterator[tuple[Document, Cursor]]:
+        """Parts of each split, up to its last byte."""
+        first = 0 if cursor is None else cursor.place["part"]
+        return islice(self._parts(), first, None)
+
+    def _parts(self) -> Iterator[tuple[Document, Cursor]]:
+        number = 0
+        with compression.open_decompressed(self._path) as file:
+            for split, num_left in self._split_bytes.items():
+                while num_left:
+                    data = file.read(min(LONGEST_PIECE, num_left))
+                    num_left -= len(data)
+                    number += 1
+                    after = Cursor(place={"part": number}, num_read=file.raw.num_stored_read)
+                    yield Document(text=data, split=split, is_continued=num_left > 0), after
 
 
 def _find_files(
@@ -153,9 +166,7 @@ def _find_files(
         else:
             known[file] = file_format
     if not known:
-        rule = (
-            "an input must be or hold .txt, .md, code, .jsonl, .parquet, .tar or a Wikipedia dump"
-        )
+        rule = "an input must be or hold .txt, .md, code, .jsonl, .parquet or .tar"
         raise input_error(rule, path, "name another, or convert it to one of these")
     return known, tuple(others)
 
@@ -189,41 +200,26 @@ def _suffix(path: Path) -> str:
 
 
 def _format_of(path: Path, options: ReadingOptions) -> FileFormat | None:
-    """The format of a file, by its name; None if it is unknown.
-
-    A file without a suffix, or an .xml file, is a Wikipedia dump if it starts like one.
-    """
+    """The format of a file, by its name; None if it is unknown."""
     suffix = _suffix(path)
-    if suffix in ("", ".xml"):
-        with compression.open_decompressed(path, allow_damaged=options.allow_damaged) as file:
-            if file.read(len(FIRST_BYTES)) == FIRST_BYTES:
-                return WIKIPEDIA
     if not suffix or suffix in PROSE + CODE:
-        return TEXT if options.text_unit == "files" else PARAGRAPHS
-    return {
-        ".jsonl": JSON_LINES,
-        ".ndjson": JSON_LINES,
-        ".parquet": PARQUET,
-        ".tar": TAR,
-    }.get(suffix)
+        return partial(_of_file, _text_parts if options.text_unit == "files" else _paragraphs)
+    if suffix in (".jsonl", ".ndjson"):
+        return partial(_of_file, partial(_json_lines, options=options))
+    if suffix == ".tar":
+        return partial(_of_file, _members)
+    return _rows if suffix == ".parquet" else None
 
 
 def _of_file(
-    records: Callable[[compression.DecompressedFile], Iterator[Any]],
+    content: Callable[[compression.DecompressedFile], Iterator[Document | str]],
     path: Path,
     options: ReadingOptions,
-) -> Iterator[tuple[Any, int]]:
-    """The records of a file that is read from front to back; the last may be its damage."""
-    with compression.open_decompressed(path, allow_damaged=options.allow_damaged) as file:
-        try:
-            for record in records(file):
-                yield record, file.raw.num_stored_read
-            if file.raw.damage is not None:
-                raise compression.DamagedFileError(path, file.raw.damage)
-        except compression.DamagedFileError as damage:
-            if not options.allow_damaged:
-                raise
-            yield damage, file.raw.num_stored_read
+) -> Iterator[tuple[Document | str, int]]:
+    """The documents of a file that is read from front to back."""
+    with compression.open_decompressed(path) as file:
+        for document in content(file):
+            yield document, file.raw.num_stored_read
 
 
 def _text_parts(file: IO[bytes]) -> Iterator[Document]:
@@ -232,7 +228,7 @@ def _text_parts(file: IO[bytes]) -> Iterator[Document]:
         yield Document(text=data, is_continued=not is_last)
 
 
-def _paragraphs(file: compression.DecompressedFile) -> Iterator[Document]:
+def _paragraphs(file: IO[bytes]) -> Iterator[Document]:
     """Runs of lines that are not blank; one of over LONGEST_LINE bytes is cut into several."""
     lines: list[bytes] = []
     size = 0
@@ -249,18 +245,18 @@ def _paragraphs(file: compression.DecompressedFile) -> Iterator[Document]:
             return
 
 
-def _json_document(line: bytes | None, options: ReadingOptions) -> Document | str:
-    if line is None:
-        return compression.OVERLONG
-    if line.isspace():
-        return Document(text="")
-    try:
-        # Some programs start a file with a byte order mark, which is not part of its content.
-        fields = json.loads(line.removeprefix(codecs.BOM_UTF8).decode())
-        text = _dialogue(fields, options) or _flattened(fields[options.text_field])
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        text = None
-    return "broken lines" if text is None else Document(text=text)
+def _json_lines(file: IO[bytes], options: ReadingOptions) -> Iterator[Document | str]:
+    for line in compression.whole_lines(file):
+        if line is None:
+            yield compression.OVERLONG
+            continue
+        try:
+            # Some programs start a file with a byte order mark, which is not part of its content.
+            fields = json.loads(line.removeprefix(codecs.BOM_UTF8).decode())
+            text = _dialogue(fields, options) or _flattened(fields[options.text_field])
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            text = "" if line.isspace() else None
+        yield "broken lines" if text is None else Document(text=text)
 
 
 def _dialogue(fields: Mapping[str, Any], options: ReadingOptions) -> str | None:
@@ -293,7 +289,7 @@ def _flattened(value: object, separators: tuple[str, ...] = ("\n", ": ")) -> str
     return None if None in items else separators[0].join(map(str, items))
 
 
-def _rows(path: Path, options: ReadingOptions) -> Iterator[tuple[Any, int]]:
+def _rows(path: Path, options: ReadingOptions) -> Iterator[tuple[Document | str, int]]:
     """The values of the text column."""
     parquet = compression.import_extra("pyarrow.parquet", needed_for="a .parquet file")
     try:
@@ -309,14 +305,10 @@ def _rows(path: Path, options: ReadingOptions) -> Iterator[tuple[Any, int]]:
         bytes_each = path.stat().st_size / max(file.metadata.num_rows, 1)
         num_rows = 0
         for batch in file.iter_batches(PARQUET_ROWS, columns=[options.text_field]):
-            for value in batch.column(0):
+            for text in map(_flattened, batch.column(0).to_pylist()):
                 num_rows += 1
-                yield value, int(bytes_each * num_rows)
-
-
-def _row_document(value: Any, options: ReadingOptions) -> Document | str:  # noqa: ANN401
-    text = _flattened(value.as_py())
-    return "rows without text" if text is None else Document(text=text)
+                document = "rows without text" if text is None else Document(text=text)
+                yield document, int(bytes_each * num_rows)
 
 
 def _members(file: compression.DecompressedFile) -> Iterator[Document | str]:
@@ -346,16 +338,3 @@ def _is_text(name: str) -> bool:
     """
     path = PurePosixPath(name)
     return all(map(_is_visible, path.parts)) and path.suffix.lower() in PROSE + CODE
-
-
-def _article_document(page: bytes, options: ReadingOptions) -> Document | str:
-    text = article(page)
-    return Document(text=text) if text else "redirects and pages without text"
-
-
-TEXT = FileFormat(partial(_of_file, _text_parts))
-PARAGRAPHS = FileFormat(partial(_of_file, _paragraphs))
-JSON_LINES = FileFormat(partial(_of_file, compression.whole_lines), _json_document)
-WIKIPEDIA = FileFormat(partial(_of_file, pages), _article_document)
-TAR = FileFormat(partial(_of_file, _members))
-PARQUET = FileFormat(_rows, _row_document)

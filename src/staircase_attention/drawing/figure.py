@@ -168,7 +168,7 @@ def draw_box(axes: Axes, box: Box, middle: float, *, num_passes: int) -> None:
 
 
 def draw_inputs(axes: Axes, picture: Picture) -> float:
-    """The names of the columns, lines to the rows where they enter, and what the last one sees.
+    """The names of the columns, and lines to the rows where they enter.
 
     Returns where the next line of text goes.
     """
@@ -187,13 +187,6 @@ def draw_inputs(axes: Axes, picture: Picture) -> float:
         for column, numbers in enumerate(tokens):
             write(axes, column + 0.5, bottom, numbers, size=TINY, color=GREY, ha="center")
         bottom -= LINE
-    if picture.sight is not None:
-        left, right = picture.sight.start + INSET, picture.sight.stop - INSET
-        places = [bottom + 0.1, bottom, bottom, bottom + 0.1]
-        axes.plot([left, left, right, right], places, color=DARK, linewidth=1, clip_on=False)
-        words = f"seen by {name('x', picture.sight.stop)}"
-        write(axes, (left + right) / 2, bottom - 0.17, words, size=SMALL, ha="center")
-        bottom -= 1.5 * LINE
     return bottom - LINE / 2
 
 

@@ -6,13 +6,14 @@ change here.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Literal
 
 from staircase_attention.checks import check_choice, check_integer, input_error
-from staircase_attention.schedules import Cell, Ledger, Order, Schedule, Step, num_positions
+from staircase_attention.schedules import Cell, Ledger, Order, Schedule, Step
 
 # A `query` goes through the core in this step. A `cached` chunk is seen as it was cached. A `kept`
 # one was a query in an earlier part of the same step, whose keys and values are still there.
@@ -69,8 +70,6 @@ class Picture:
     """The tokens in each column."""
     rows: tuple[Row, ...]
     """In the order in which they are computed, so the first is drawn at the bottom."""
-    sight: range | None
-    """The columns that the very last query sees, where they are fewer than its row outlines."""
 
     @property
     def boxes(self) -> tuple[Box, ...]:
@@ -101,9 +100,18 @@ def picture(
     >>> [[(box.columns.start, box.pass_number) for box in row.boxes] for row in drawn.rows]
     [[(0, 1)], [(0, 2), (1, 1)], [(1, 2)]]
     """
-    num_tokens = _default_num_tokens(schedule) if num_tokens is None else num_tokens
-    num_layers = _default_num_layers(schedule) if num_layers is None else num_layers
     chunk = schedule.chunk_length
+    if num_tokens is None:
+        # Until the window is full and moves by two columns; six where that would be too many.
+        num_columns = -(-schedule.default_max_distance // chunk) + 2
+        is_short = schedule.is_state_bounded and num_columns <= DEFAULT_COLUMNS
+        num_tokens = chunk * (num_columns if is_short else 6)
+    if num_layers is None:
+        # Two are enough to tell orders apart; some schedules drive a single one only.
+        num_layers = 1
+        with suppress(ValueError):
+            schedule.check_core(num_layers=2)
+            num_layers = 2
     check_integer("num_tokens", num_tokens, minimum=1, example=4 * chunk)
     check_integer("num_layers", num_layers, minimum=1, example=2)
     check_choice("order", order, ("window", "chunk"))
@@ -132,7 +140,6 @@ def picture(
         notes=tuple(_notes(schedule, columns)),
         columns=columns,
         rows=rows,
-        sight=_sight(schedule, rows[-1].outline, num_tokens),
     )
 
 
@@ -141,39 +148,6 @@ def _check_at_most(most: int, what: str, number: int, schedule: Schedule) -> Non
         received = f"{number if what != 'rows' else 'more'} for {schedule}"
         remedy = "draw fewer tokens, or a schedule with fewer passes"
         raise input_error(f"a picture has at most {most} {what}", received, remedy)
-
-
-def _default_num_tokens(schedule: Schedule) -> int:
-    """Enough that the window is full and moves by two columns; six where it keeps growing."""
-    for num_columns in range(1, DEFAULT_COLUMNS - 1):
-        if not _is_growing(schedule, num_columns):
-            return (num_columns + 2) * schedule.chunk_length
-    return 6 * schedule.chunk_length
-
-
-def _default_num_layers(schedule: Schedule) -> int:
-    """Two layers are enough to tell orders apart; some schedules drive a single one only."""
-    try:
-        schedule.check_core(num_layers=2)
-    except ValueError:
-        return 1
-    return 2
-
-
-def _is_growing(schedule: Schedule, num_columns: int) -> bool:
-    """Whether one more period would let some query see more positions than any does so far."""
-
-    def most_seen(num_tokens: int) -> int:
-        steps = schedule.steps(range(num_tokens), num_layers=1, order="window")
-        follow = Ledger().follow(islice(steps, MAX_ROWS))
-        most = max(
-            num_positions(step.frozen) + step.tokens.stop - held.start for step, held in follow
-        )
-        return most if schedule.attention_span is None else min(most, schedule.attention_span)
-
-    chunk = schedule.chunk_length
-    num_tokens = num_columns * chunk
-    return most_seen(num_tokens + schedule.period) > most_seen(num_tokens)
 
 
 def _columns_of(tokens: range, chunk: int) -> range:
@@ -219,14 +193,6 @@ def _boxes_of(steps: Sequence[Step], chunk: int) -> Iterator[tuple[Step, tuple[B
         yield step, tuple(boxes)
 
 
-def _sight(schedule: Schedule, outline: range, stop: int) -> range | None:
-    span = schedule.attention_span
-    if span is None:
-        return None
-    seen = _columns_of(range(max(0, stop - span), stop), schedule.chunk_length)
-    return seen if seen.start > outline.start else None
-
-
 def _notes(schedule: Schedule, columns: Sequence[range]) -> Iterator[str]:
     """What the columns are and what queries see, where the boxes do not show it."""
     chunk, last, span = schedule.chunk_length, len(columns), schedule.attention_span
@@ -239,7 +205,7 @@ def _notes(schedule: Schedule, columns: Sequence[range]) -> Iterator[str]:
         yield "A token does not see itself."
     if getattr(schedule, "lags", False):
         yield "Pass n begins with pass n-1 of the token before, and the token."
-    if _is_growing(schedule, last):
+    if not schedule.is_state_bounded or last * chunk < schedule.default_max_distance:
         yield f"The window is still growing at {name('x', last)}."
 
 

@@ -79,12 +79,6 @@ def _grid(picture: Picture, width: int) -> Iterator[Text]:
     names = [name("x", column + 1) for column in range(0, num_columns, every)]
     centred_names = (centred(one, pitch - 1).ljust(every * pitch) for one in names)
     yield line("", Text(f" {''.join(centred_names)}".rstrip()))
-    if picture.sight is not None:
-        # A bracket under the columns that the last token sees; too narrow for words, it is a line.
-        inner = len(picture.sight) * pitch - 3
-        words = f" seen by {name('x', picture.sight.stop)} "
-        bracket = f"╰{words if len(words) <= inner else '':─^{inner}}╯"
-        yield line("", Text(" " * (picture.sight.start * pitch + 1) + bracket, style="dim"))
 
 
 def _row(row: Row, pitch: int, picture: Picture) -> Text:

@@ -1,10 +1,10 @@
 from staircase_attention.experiments.catalog import find_recipe as find_recipe
 from staircase_attention.experiments.catalog import recipes as recipes
+from staircase_attention.experiments.comparisons import TABLES as TABLES
 from staircase_attention.experiments.comparisons import compare as compare
 from staircase_attention.experiments.comparisons import reproduce as reproduce
+from staircase_attention.experiments.comparisons import table_rows as table_rows
 from staircase_attention.experiments.comparisons import variations as variations
-from staircase_attention.experiments.experiment import TABLES as TABLES
-from staircase_attention.experiments.experiment import table_rows as table_rows
 from staircase_attention.experiments.paper import paper_summary as paper_summary
 from staircase_attention.experiments.paper import paper_tables as paper_tables
 from staircase_attention.experiments.paper import paper_training as paper_training

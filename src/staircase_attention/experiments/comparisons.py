@@ -3,24 +3,44 @@
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from staircase_attention.checks import check_choice, check_integer, input_error
-from staircase_attention.experiments.catalog import recipes
-from staircase_attention.experiments.experiment import (
-    TABLES,
-    Row,
-    model_name,
-    table_rows,
-)
+from staircase_attention.experiments.catalog import WORDS_TABLES, recipes
 from staircase_attention.experiments.paper import paper_tables
 from staircase_attention.experiments.report import Report
+from staircase_attention.experiments.results import Row
 from staircase_attention.experiments.runner import carry_out
-from staircase_attention.training import Recipe, TaskChoice
+from staircase_attention.training import FamilyModel, Recipe, TaskChoice
 
+# The tables that can be run: their titles, and the paper's tables that have numbers for them.
+TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "random-walk": ("Random Walk: our runs and the paper's", ("random-walk",)),
+    "algorithm": ("Algorithm: our runs and the paper's", ("algorithm",)),
+    "random-walk-fast": ("Random Walk: our own settings, and the paper's runs", ("random-walk",)),
+    "algorithm-fast": ("Algorithm: our own settings, and the paper's runs", ("algorithm",)),
+    "enwik8": ("Enwik8: our runs and the paper's", ("enwik8",)),
+    "enwik8-fast": ("Enwik8: our own settings, and the paper's runs", ("enwik8",)),
+    "words": ("Words: our runs, and the paper's on Reddit", WORDS_TABLES),
+    "words-episodic": ("Episodes: our runs, and the paper's on Reddit", ("reddit-episodic",)),
+    "permutations": ("Permutations of five elements: the models of the Random Walk table", ()),
+    "permutations-fast": ("Permutations of five elements with our own settings", ()),
+}
+# The paper's names of the schedules.
+MODEL_NAMES = {
+    "staircase": "Staircase",
+    "cached-staircase": "Cached Staircase",
+    "global-cached-staircase": "Global Cached Staircase",
+    "ladder": "Ladder",
+    "transformer-xl": "Transformer-XL",
+    "universal-transformer": "Universal Transformer",
+    "parallel-loop": "Parallel Loop",
+    "feedback-transformer": "Feedback Transformer",
+    "memory-network": "Memory Network",
+}
 # Points of a learning curve, however short the run.
 LEAST_EVALUATIONS = 20
 NOT_VARIED = {
@@ -112,9 +132,44 @@ def reproduce(
         num_seeds=seeds,
         tables=tuple(paper_tables()[name] for name in paper_names),
         lengths=tuple(lengths),
-        overrides=overrides or {},
     )
     return carry_out(report, jobs=jobs, processes=processes, progress=progress)
+
+
+def table_rows(table: str) -> tuple[Row, ...]:
+    """The rows of a table, those of the paper first, then an LSTM."""
+    check_choice("a table to reproduce", table, TABLES)
+    # Of a row that is in several tables, the first one counts.
+    tables = [paper_tables()[name].rows for name in reversed(TABLES[table][1])]
+    printed = {name: row for rows in tables for name, row in rows.items()}
+    # Tasks have the models of this table. By its recipe alone, a Global Cached Staircase would be
+    # called a Cached one, as it has a window.
+    named = {**paper_tables()["random-walk"].rows, **printed}
+    models = {name: row.model for name, row in named.items()}
+    rows = []
+    for full_name, recipe in recipes().items():
+        group, name = full_name.split("/", 1)
+        if group == table:
+            config = recipe.training
+            num_tokens = config.num_updates * config.num_lanes * config.segment_length
+            row = Row(
+                name=name,
+                label=name,
+                model=models.get(name, model_name(recipe)),
+                recipe=recipe,
+                budget=(config.num_updates, num_tokens),
+                paper=printed.get(name),
+            )
+            rows.append(row)
+    return tuple(rows)
+
+
+def model_name(recipe: Recipe) -> str:
+    """The paper's name of a recipe's model."""
+    if not isinstance(recipe.model, FamilyModel):
+        return "LSTM"
+    name = recipe.model.schedule.name
+    return MODEL_NAMES.get(name, name)
 
 
 def with_updates(recipe: Recipe, num_updates: int) -> Recipe:
@@ -144,46 +199,33 @@ def chosen_names(names: Sequence[str] | None, rows: Sequence[Row]) -> tuple[str,
 
 
 def labelled_rows(chosen: Sequence[Recipe]) -> tuple[Row, ...]:
-    """A row for each recipe, labelled by the task that it really uses."""
-    labels = [task_label(recipe) for recipe in chosen]
-    return tuple(
-        Row(
-            name=recipe.name,
-            label=label if labels.count(label) == 1 else f"{label} ({recipe.name})",
-            model=model_name(recipe),
-            recipe=recipe,
-        )
-        for recipe, label in zip(chosen, labels, strict=True)
-    )
+    """A row for each recipe; its label names the task where another one was chosen.
 
-
-def task_label(recipe: Recipe) -> str:
-    """A recipe's name, with the task in place of the group where the task was overridden.
-
-    >>> from staircase_attention.experiments.catalog import find_recipe
-    >>> lstm = find_recipe("parity/lstm")
+    >>> lstm = recipes()["parity/lstm"]
     >>> clock = lstm.override({"task.reference": "tasks/clock.py:Clock"})
-    >>> task_label(lstm), task_label(clock)
-    ('parity/lstm', 'Clock/lstm')
+    >>> [row.label for row in labelled_rows([lstm, clock])]
+    ['parity/lstm', 'parity/lstm (Clock)']
     """
-
-    def task_name(one: Recipe) -> str:
-        if isinstance(one.task, TaskChoice):
-            return one.task.reference.rpartition(":")[2]
-        return Path(one.task.folder).name
-
-    # A variation has the name of its recipe and a third part.
-    group, row, *_ = [*recipe.name.split("/"), ""]
-    named, used = recipes().get(f"{group}/{row}"), task_name(recipe)
-    if named is None or used == task_name(named):
-        return recipe.name
-    return f"{used}/{recipe.name.partition('/')[2]}"
+    rows = []
+    for recipe in chosen:
+        # A variation has the name of its recipe and a third part.
+        named = recipes().get("/".join(recipe.name.split("/")[:2]), recipe)
+        used, usual = (
+            one.task.reference.rpartition(":")[2]
+            if isinstance(one.task, TaskChoice)
+            else Path(one.task.folder).name
+            for one in (recipe, named)
+        )
+        label = recipe.name if used == usual else f"{recipe.name} ({used})"
+        rows.append(Row(name=recipe.name, label=label, model=model_name(recipe), recipe=recipe))
+    return tuple(rows)
 
 
 def variations(recipe: Recipe, varied: Mapping[str, Sequence[Any]]) -> list[Recipe]:
     """The recipe with every combination of some settings, each named by its path.
 
-    The names end in the shortest form of each path that no other setting of the recipe shares.
+    The names end in what varies: each setting by the last part of its path, or by the whole path
+    where another that varies ends alike.
 
     >>> from staircase_attention.training.recipe import EXAMPLE
     >>> rates = {"training.optimizer.learning_rate": [1e-3, 3e-3]}
@@ -195,8 +237,8 @@ def variations(recipe: Recipe, varied: Mapping[str, Sequence[Any]]) -> list[Reci
     if not varied:
         return [recipe]
     _check_varied(varied)
-    known = list(_paths(recipe.to_plain()))
-    short = [shortest_tail(path, known) for path in varied]
+    ends = [path.rpartition(".")[2] for path in varied]
+    short = [end if ends.count(end) == 1 else path for path, end in zip(varied, ends, strict=True)]
     made: dict[str, Recipe] = {}
     for values in itertools.product(*varied.values()):
         pairs = zip(short, values, strict=True)
@@ -209,20 +251,6 @@ def variations(recipe: Recipe, varied: Mapping[str, Sequence[Any]]) -> list[Reci
     return list(made.values())
 
 
-def shortest_tail(path: str, known: Sequence[str]) -> str:
-    """The shortest end of a path that no other path has.
-
-    >>> shortest_tail("optimizer.kind", ["optimizer.kind", "model.kind", "model.width"])
-    'optimizer.kind'
-    >>> shortest_tail("model.width", ["optimizer.kind", "model.kind", "model.width"])
-    'width'
-    """
-    others = [f".{other}" for other in known if other != path]
-    parts = path.split(".")
-    tails = (".".join(parts[-count:]) for count in range(1, len(parts)))
-    return next((tail for tail in tails if not any(o.endswith(f".{tail}") for o in others)), path)
-
-
 def value_words(value: Any) -> str:  # noqa: ANN401
     """A value as part of a folder's name.
 
@@ -233,14 +261,6 @@ def value_words(value: Any) -> str:  # noqa: ANN401
         return str(value).lower()
     # What a shell or a file system gives a meaning to becomes a hyphen.
     return re.sub(r"[^\w.+-]+", "-", str(value), flags=re.ASCII).strip("-")
-
-
-def _paths(plain: Mapping[str, Any], before: str = "") -> Iterator[str]:
-    """The paths of all settings and groups of settings."""
-    for name, value in plain.items():
-        yield f"{before}{name}"
-        if isinstance(value, Mapping):
-            yield from _paths(value, f"{before}{name}.")
 
 
 def _check_varied(varied: Mapping[str, Sequence[Any]]) -> None:

@@ -9,13 +9,13 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from staircase_attention.checks import check_integer, input_error
-from staircase_attention.experiments.bench import Plain, Subject
-from staircase_attention.models.cost import StepSize
-from staircase_attention.training import FamilyModel
-from staircase_attention.training.learner import MANY_OUTPUTS, precision_of
+from staircase_attention.models.cost import Cost, StepSize, measure_cost
+from staircase_attention.tasks import load_task
+from staircase_attention.training import FamilyModel, Recipe, TaskChoice
+from staircase_attention.training.learner import MANY_OUTPUTS, NumSymbols, precision_of
 
 # Rows below which the engine joins the inputs of several steps for the gradient of a weight.
 ENOUGH_ROWS = 4096
@@ -61,8 +61,8 @@ class Machine:
     bandwidth_share: float = 0.763
     attention_share: float = 0.168
     attention_dropout: float = 1.76
-    state_copies: float = 3.32
-    scratch: float = 61.9
+    state_copies: float = 3.08
+    scratch: float = 44.8
 
     def link(self, num_gpus: int, num_nodes: int) -> float:
         """A ring within the node; between nodes, all links of a node side by side."""
@@ -91,20 +91,50 @@ class Kernel(NamedTuple):
     """Whether attention draws what it drops."""
 
 
+def num_symbols(recipe: Recipe) -> NumSymbols:
+    """The symbols of a recipe's task; for text the paper's, so that no corpus is needed."""
+    choice = recipe.task
+    if isinstance(choice, TaskChoice):
+        task = load_task(choice.reference, **choice.options)
+        return NumSymbols(num_inputs=task.num_inputs, num_outputs=task.num_outputs)
+    size = 256 if "enwik8" in choice.folder else 8008
+    return NumSymbols(num_inputs=size, num_outputs=size)
+
+
+def carries_state(recipe: Recipe) -> bool:
+    """Whether an update continues from the state of the one before."""
+    return isinstance(recipe.task, TaskChoice) or recipe.task.form == "stream"
+
+
+def lane_cost(recipe: Recipe, symbols: NumSymbols) -> Cost:
+    """What one lane of an update of the family costs."""
+    model = recipe.model
+    assert isinstance(model, FamilyModel)
+    return measure_cost(
+        vocab_size=symbols.num_inputs,
+        core=model.core,
+        schedule=model.schedule,
+        output_size=symbols.num_outputs,
+        start=None if carries_state(recipe) else 0,
+        segment=recipe.training.segment_length,
+    )
+
+
 def estimate(
-    subject: Subject,
+    recipe: Recipe,
+    symbols: NumSymbols | None = None,
     *,
     num_gpus: int = 1,
     num_nodes: int = 1,
     price: float = 0.0,
     machine: Machine | None = None,
-) -> Plain:
+) -> dict[str, Any]:
     """What a recipe takes on each GPU with the fast engine, for `training.parallel` in PARALLEL.
 
     Lanes are shared out among GPUs. Weights are gathered, if they are sharded, and gradients summed
     once per update, before and after all else. `price` is that of a GPU per hour.
     """
-    machine, work = machine or Machine(), Work(subject, num_gpus, num_nodes)
+    machine, work = machine or Machine(), Work(recipe, symbols, num_gpus, num_nodes)
     memory, num_parameters = work.memory(machine), work.cost.num_parameters
     # By what takes the time, and by what bounds each kernel.
     seconds: defaultdict[str, float] = defaultdict(float)
@@ -124,7 +154,7 @@ def estimate(
     if num_gpus > 1:
         seconds["collectives"] = bounds["links"] = work.collectives(machine, num_gpus, num_nodes)
         memory["buckets of gradients"] = 4.0 * num_parameters
-    update, training = sum(seconds.values()), subject.recipe.training
+    update, training = sum(seconds.values()), recipe.training
     gpu_hours = num_gpus * update * training.num_updates / 3600
     flops = 3 * work.cost.flops * work.num_lanes * work.num_parts
     return {
@@ -146,9 +176,15 @@ def estimate(
 class Work:
     """What one GPU does in an update: `num_lanes` lanes, as often as there are micro-batches."""
 
-    def __init__(self, subject: Subject, num_gpus: int = 1, num_nodes: int = 1) -> None:
-        self.training, self.symbols = subject.recipe.training, subject.symbols
-        model, self.num_parts = subject.recipe.model, self.training.num_micro_batches
+    def __init__(
+        self,
+        recipe: Recipe,
+        symbols: NumSymbols | None = None,
+        num_gpus: int = 1,
+        num_nodes: int = 1,
+    ) -> None:
+        self.training, self.symbols = recipe.training, symbols or num_symbols(recipe)
+        model, self.num_parts = recipe.model, self.training.num_micro_batches
         check_integer("gpus", num_gpus, minimum=1, example=8)
         check_integer("nodes", num_nodes, minimum=1, example=1)
         if num_gpus % num_nodes:
@@ -164,15 +200,15 @@ class Work:
                 "estimates are for the family with the paper's core, training.engine=fast and "
                 f"training.parallel in {', '.join(PARALLEL)}"
             )
-            raise input_error(rule, subject.recipe.name, "time it with staircase bench")
+            raise input_error(rule, recipe.name, "time it with benchmarks/bench.py")
         self.num_lanes = self.training.num_lanes // least
         sharing = {"ddp": 1, "fsdp": num_gpus, "hsdp": num_gpus // num_nodes}
         self.num_sharing = sharing[self.training.parallel]
         """GPUs that share one copy of the float32 weights, gradients and moments."""
         self.core, self.schedule = model.core, model.schedule
         # Bytes of a number in products.
-        self.size = precision_of(subject.recipe).itemsize
-        self.cost = subject.cost(model)
+        self.size = precision_of(recipe).itemsize
+        self.cost = lane_cost(recipe, self.symbols)
         # Queries, and keys and values unless all layers share those of the past.
         self.projected = (3 if model.schedule.attends_self else 1) * model.core.width
         self.num_pairs = 1 if model.schedule.shares_keys_values else model.core.num_layers

@@ -140,8 +140,15 @@ def paper_tables() -> Mapping[str, PaperTable]:
     >>> print(paper_tables()["random-walk"].rows["ladder-8"].test)
     3.2 ± 1.6
     """
-    tables = [_table(data) for data in _data()["tables"]]
-    return MappingProxyType({table.name: table for table in tables})
+    tables = {}
+    for data in _data()["tables"]:
+        shared = {"table": data["name"]}
+        shared |= {key: data.pop(key) for key in ("num_updates", "num_seeds")}
+        rows = {row["name"]: _row(shared | row) for row in data.pop("rows")}
+        notes = tuple(data.pop("notes"))
+        table = PaperTable(**data, notes=notes, rows=MappingProxyType(rows))
+        tables[table.name] = table
+    return MappingProxyType(tables)
 
 
 @cache
@@ -169,13 +176,6 @@ def _data() -> dict[str, Any]:
     text = (files("staircase_attention.experiments") / FILE).read_text(encoding="utf-8")
     data: dict[str, Any] = json.loads(text)
     return data
-
-
-def _table(data: dict[str, Any]) -> PaperTable:
-    shared = {"table": data["name"], **{key: data.pop(key) for key in ("num_updates", "num_seeds")}}
-    rows = {row["name"]: _row(shared | row) for row in data.pop("rows")}
-    notes = tuple(data.pop("notes"))
-    return PaperTable(**data, notes=notes, rows=MappingProxyType(rows))
 
 
 def _row(data: dict[str, Any]) -> PaperResult:

@@ -9,12 +9,16 @@ import re
 import shlex
 import shutil
 import signal
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
+from staircase_attention.batches import Batch
 from staircase_attention.checks import check_number, input_error
 from staircase_attention.data import (
     BytePairTraining,
@@ -23,17 +27,15 @@ from staircase_attention.data import (
     TextSource,
     prepare_text,
 )
-from staircase_attention.experiments.bench import Subject, time_updates
 from staircase_attention.experiments.catalog import find_recipe
-from staircase_attention.experiments.figures import save, time_figure
-from staircase_attention.experiments.results import BITS, read_lines
+from staircase_attention.experiments.page import SAMPLE_TOKENS, SAMPLING, prompts, samples
+from staircase_attention.experiments.results import read_lines
 from staircase_attention.files import publish_folder, read_json, write_json
-from staircase_attention.generation import SamplingConfig, stream_text
 from staircase_attention.training import Display, Recipe, RunResult, load_language_model
 from staircase_attention.training import resume as resume_run
 from staircase_attention.training import train as train_recipe
-from staircase_attention.training.learner import NumSymbols
-from staircase_attention.training.processes import StopRequested, choose_device
+from staircase_attention.training.learner import Learner, NumSymbols, build_model
+from staircase_attention.training.processes import Processes, StopRequested, choose_device
 from staircase_attention.training.recipe import OptimizerConfig
 from staircase_attention.training.run_folder import RunFolder
 
@@ -48,12 +50,9 @@ MOST_EPOCHS = 30
 SIZES = ((512, 8, 8), (256, 6, 4), (192, 4, 6), (128, 3, 4), (128, 2, 4), (64, 2, 4))
 LARGEST_ON_CPU = 192
 MOST_WEIGHTS, LEAST_UPDATES = 10, 1_500
-MEASURED_UPDATES = 10
+WARM_UP_UPDATES, MEASURED_UPDATES = 8, 10
 # The share of the time for test and samples; and that of the time to train for scores.
 LAST_SHARE, SCORING_SHARE, MOST_SCORED = 0.1, 0.1, 1 << 16
-NUM_SAMPLES, SAMPLE_TOKENS, PROMPT_WORDS = 3, 200, 3
-SAMPLING = SamplingConfig(temperature=0.7, top_p=0.8)
-WORD = re.compile(r"[^\W\d_]+(?:['\u2019][^\W\d_]+)*")
 # A CPU makes too few passes over the text for dropout to help, and its bfloat16, in which Muon
 # works, may be far slower than float32.
 ON_CPU = {
@@ -82,17 +81,14 @@ class Quickstart:
     def __post_init__(self) -> None:
         check_number("minutes", self.minutes, minimum=0.001, example=8)
 
-    def run(self) -> tuple[RunResult, list[str], float]:
-        """All steps: the result, samples, and the share of their words that are in the text."""
+    def run(self) -> tuple[RunResult, list[str]]:
+        """All steps: the result, and samples."""
         end_time = time.monotonic() + (1 - LAST_SHARE) * 60 * self.minutes
         sources = [TextSource(path) for path in self.files]
         self._claim([str(file.resolve()) for source in sources for file in source.files])
-        sizes, words = _survey(sources)
-        corpus = self._prepared(sources, sizes)
+        corpus = self._prepared(sources, [len(data) for data in _whole_documents(sources)])
         result = self._trained(corpus, max(end_time, time.monotonic() + 30 * self.minutes))
-        draw_curve(self.folder / "run", corpus, self.folder / "curve.png")
-        samples, made = self._samples(_prompts(corpus))
-        return result, samples, sum(word in words for word in made) / max(1, len(made))
+        return result, self._samples(corpus)
 
     def _claim(self, files: list[str]) -> None:
         """Refuse a folder that has the quickstart of other files, or of another time."""
@@ -165,31 +161,15 @@ class Quickstart:
         write_json(path, run.recipe().to_plain())
         return result
 
-    def _samples(self, prompts: list[str]) -> tuple[list[str], list[str]]:
-        """Continued prompts, and the words that the model made, without those that may be cut."""
-        options = [word for prompt in prompts for word in ("--prompt", prompt)]
+    def _samples(self, corpus: Corpus) -> list[str]:
+        """Continued prompts from the validation text."""
+        given = prompts(corpus)
+        options = [word for prompt in given for word in ("--prompt", prompt)]
         options += ["--temperature", str(SAMPLING.temperature), "--top-p", str(SAMPLING.top_p)]
         self._command("sample", self.folder / "run", *options, "--max-tokens", SAMPLE_TOKENS)
         language = load_language_model(self.folder / "run")
         language.model.to(choose_device())
-        end = language.tokeniser.end_symbol
-        assert end is not None
-        texts = list(prompts)
-        for new in stream_text(
-            language.model,
-            prompts,
-            encode=language.encode,
-            decode=language.decode,
-            max_tokens=SAMPLE_TOKENS,
-            sampling=SAMPLING,
-            stop_tokens=[end],
-            start_token=end,
-        ):
-            texts[new.row] += new.text
-        made: list[str] = []
-        for prompt, text in zip(prompts, texts, strict=True):
-            made += WORD.findall(text.casefold())[len(WORD.findall(prompt)) : -1]
-        return texts, made
+        return samples(language, given)
 
 
 def vocabulary(num_bytes: int) -> int:
@@ -250,9 +230,17 @@ def planned(recipe: Recipe, corpus: Corpus, num_updates: int) -> Recipe:
 def seconds_per_update(recipe: Recipe, vocab_size: int) -> float:
     """The median of some updates with random tokens, after a warm-up."""
     symbols = NumSymbols(num_inputs=vocab_size, num_outputs=vocab_size)
-    subject = Subject(recipe=recipe, symbols=symbols)
-    found = time_updates(subject, choose_device(), MEASURED_UPDATES, say=lambda _: None)
-    return float(found["median_seconds"])
+    learner = Learner(recipe, build_model(recipe, symbols), choose_device(), Processes())
+    lanes, seconds = recipe.training.num_lanes, list[float]()
+    shape = (lanes, recipe.training.segment_length)
+    tokens = np.random.default_rng(0).integers(vocab_size, size=shape)
+    for _ in range(WARM_UP_UPDATES + MEASURED_UPDATES):
+        began = time.perf_counter()
+        batch = Batch(inputs=tokens, targets=tokens)
+        # It returns a loss, so the device has finished.
+        learner.update(batch, lanes=range(lanes), rate=1e-6, wants_stop=False)
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds[WARM_UP_UPDATES:])
 
 
 class Pace(Display):
@@ -310,15 +298,6 @@ def _whole_documents(sources: Sequence[TextSource]) -> Iterator[bytes]:
                 parts = []
 
 
-def _survey(sources: Sequence[TextSource]) -> tuple[list[int], set[str]]:
-    """The size of each document, and all words."""
-    sizes, words = list[int](), set[str]()
-    for data in _whole_documents(sources):
-        sizes.append(len(data))
-        words.update(WORD.findall(data.decode(errors="replace").casefold()))
-    return sizes, words
-
-
 def write_splits(sources: Sequence[TextSource], folder: Path, *, ends: tuple[int, int]) -> None:
     """Copies of all documents in three folders, unless they are there.
 
@@ -349,32 +328,3 @@ def _cut(data: bytes, start: int, reach: int) -> int:
     near = data[start : start + reach] if start else b""
     found = (re.search(end, near) for end in (rb"\n", rb" ", rb"(?![\x80-\xbf])"))
     return start + next(filter(None, found)).end()
-
-
-def _prompts(corpus: Corpus) -> list[str]:
-    """Some words from places that are spread over the validation text."""
-    split, found = corpus.split("valid"), []
-    for number in range(NUM_SAMPLES):
-        start = number * split.num_tokens // NUM_SAMPLES
-        tokens = split.tokens(start, min(start + 16 * PROMPT_WORDS, split.num_tokens))
-        ends = [place for place, token in enumerate(tokens) if token == corpus.tokeniser.end_symbol]
-        text = corpus.tokeniser.decode(tokens[: ends[0]] if ends else tokens)
-        # The first word may lack its beginning.
-        words = text.decode(errors="ignore").split()[1 : PROMPT_WORDS + 1]
-        found.append(" ".join(words))
-    return found
-
-
-def draw_curve(run: Path, corpus: Corpus, path: Path) -> None:
-    """Draw bits per byte against minutes, from the metrics of a run."""
-    folder, split = RunFolder(run), corpus.manifest.splits["train"]
-    minutes = {line["update"]: line["wall_seconds"] / 60 for line in read_lines(folder.timing)}
-    # From nats per token.
-    bits = split.num_tokens / split.num_bytes / math.log(2)
-    train, valid = dict[float, float](), dict[float, float]()
-    for line in read_lines(folder.metrics):
-        if line["kind"] == "train":
-            train[minutes[line["update"]]] = line["loss"] * bits
-        elif line["kind"] == "valid":
-            valid[minutes[line["update"]]] = BITS.of(line)
-    save(time_figure({"training": train, "validation": valid}), path)

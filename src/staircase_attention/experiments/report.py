@@ -1,11 +1,12 @@
-"""The report of an experiment: as data, as a Markdown page with figures, as a terminal table."""
+"""The report of an experiment: as data, as a page of HTML with figures, as a terminal table."""
 
 import datetime
 import itertools
 import shlex
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from html import escape
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -13,9 +14,18 @@ from typing import TYPE_CHECKING, Any
 from staircase_attention.checks import check_integer
 from staircase_attention.display import clock
 from staircase_attention.evaluation import title
-from staircase_attention.experiments.experiment import SOLVED, Row, Split, unit
+from staircase_attention.experiments.page import folded, listing, page, table
 from staircase_attention.experiments.paper import PaperTable, Spread, paper_summary
-from staircase_attention.experiments.results import ERROR, LAST_PART, RunRecord, read_runs
+from staircase_attention.experiments.results import (
+    ERROR,
+    LAST_PART,
+    SOLVED,
+    Row,
+    RunRecord,
+    Split,
+    read_runs,
+    unit,
+)
 from staircase_attention.files import write_json, write_whole
 from staircase_attention.plain import to_plain
 from staircase_attention.training.run_folder import environment
@@ -30,8 +40,16 @@ MARK = "†"
 # Marks times of runs that did not have the machine to themselves.
 SHARED = "(shared)"
 NONE = "-"
-# The columns about the runs.
-BUDGET = ("Seeds", "Updates", "Tokens", "Time per run", "Solved after", "Parameters", "Device")
+# Of every page.
+EXPLANATION = f"""\
+Scores are mean ± sample standard deviation over seeds, of the weights with the best validation \
+score. The best seed has the lowest validation score; its test score is shown. Seeds change \
+initial weights and dropout, not the data. Train is the mean training error of the last \
+{LAST_PART:.0%} of the updates, with dropout: far below Valid, a model has memorised its data, \
+fails on empty states (staircase eval --lanes 9999) or was best long before the end. Solved: a \
+validation error of {SOLVED:.0f}% or less, in every run. {MARK}: fewer updates or tokens than in \
+the recipe, not like for like. {SHARED}: other runs used the machine at the same time. \
+Perplexities of different vocabularies compare in their order only."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,8 +65,6 @@ class Report:
     num_seeds: int
     tables: tuple[PaperTable, ...] = ()
     """The paper's tables that the rows are compared with."""
-    overrides: Mapping[str, Any] = field(default_factory=dict)
-    """Settings in which the runs differ from the named recipes."""
     lengths: tuple[int, ...] = ()
     written: str = ""
     environment: Mapping[str, Any] = field(default_factory=dict)
@@ -76,7 +92,6 @@ class Report:
             "table": ", ".join(table.label for table in self.tables) or None,
             "unit": unit(self.rows),
             "command": self.command,
-            "overrides": to_plain(self.overrides),
             "written": self.written,
             "environment": to_plain(self.environment),
             "order": orders(self.rows),
@@ -85,17 +100,13 @@ class Report:
 
 
 def write_report(report: Report) -> Report:
-    """Write report.json, report.md and the figures; each file is whole or as it was before."""
-    # Imported late: matplotlib takes a second.
-    from staircase_attention.experiments.figures import draw_figures
-
+    """Write report.json and report.html; each file is whole or as it was before."""
     folder = report.folder
     rows = [replace(row, runs=read_runs(folder / row.name, row.measure)) for row in report.rows]
     written = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
     report = replace(report, rows=tuple(rows), written=written, environment=environment())
-    figures = draw_figures(report.rows, folder, title=report.title)
     write_json(folder / "report.json", report.to_plain())
-    write_whole(folder / "report.md", page(report, figures).encode())
+    write_whole(folder / "report.html", page(report.title, _sections(report)))
     return report
 
 
@@ -116,60 +127,24 @@ def _plain_row(row: Row) -> dict[str, Any]:
     }
 
 
-def page(report: Report, figures: Mapping[str, str]) -> str:
-    """The report in Markdown; `figures` maps the names of PNG files to captions."""
-    rows, table = report.rows, table_cells(report)
-    # The first two columns and the last are text, the others are numbers.
-    rule = ["---", "---", *["--:"] * (len(table[0]) - 3), "---"]
-    notes = [note for one in report.tables for note in one.notes]
-    parts = [
-        f"# {report.title}",
-        _introduction(report),
-        _grid([[*table[0]], rule, *([*cells.values()] for cells in table)]),
-        _list("The paper's order", orders(rows)),
-        _lengths(rows),
-        _list("Runs that failed, diverged, did not learn or are unfinished", troubles(rows)),
-        "\n\n".join(f"![{caption}]({name})" for name, caption in figures.items()),
-        _list("Notes on the paper's numbers", notes),
-        _list("Origin", _origin(report)),
-    ]
-    return "\n\n".join(part for part in parts if part) + "\n"
+def _sections(report: Report) -> list[str]:
+    """The parts of the page, some of them empty."""
+    # Imported late: matplotlib takes a second.
+    from staircase_attention.experiments import figures
 
-
-def _introduction(report: Report) -> str:
     rows = report.rows
-    lines = [
-        f"Scores in {unit(rows)}: mean ± sample standard deviation over seeds, of the weights with "
-        "the best validation score. The best seed has the lowest validation score; its test score "
-        "is shown. Seeds change initial weights and dropout, not the data."
+    drawn = figures.draw_figures(rows, title=report.title)
+    return [
+        f"<p>In {escape(unit(rows))}. {escape(EXPLANATION)}</p>",
+        table(table_cells(report)),
+        *(figures.image(figure, caption) for caption, figure in drawn.items()),
+        listing("The paper's order", orders(rows)),
+        table(_lengths(rows), "Test error in percent by episode length, of the same weights"),
+        listing("Runs that failed, diverged, did not learn or are unfinished", troubles(rows)),
+        *(listing(f"The paper's numbers ({one.label})", one.notes) for one in report.tables),
+        listing("Origin", _origin(report)),
+        *(folded(f"Recipe of {row.label}", row.recipe.to_plain()) for row in rows if row.runs),
     ]
-    if any(row.measure is ERROR for row in rows):
-        lines.append(
-            f"A row is solved when its validation error is {SOLVED:.0f}% or less; the mean time "
-            "until then is shown where every run got there. Train is the mean training error of "
-            f"the last {LAST_PART:.0%} of the updates, with dropout. If it is far below Valid, a "
-            "model has memorised its training data, or fails on empty states (see "
-            "`staircase eval --by-episode`), or was best long before the end."
-        )
-    if report.tables:
-        labels = ", ".join(f"`{table.label}`" for table in report.tables)
-        lines.append(
-            f"The paper's numbers are those of {labels}; its best seeds are those of "
-            "`tab:main-results`."
-        )
-    if unit(rows) == "perplexity":
-        lines.append(
-            "Perplexity is per token, and the paper has other texts and another vocabulary: the "
-            "order of the rows compares, the numbers do not."
-        )
-    if any(row.is_shared for row in rows):
-        lines.append(
-            f"Times marked {SHARED} are of runs that shared the machine with other runs; alone "
-            "they would have been shorter."
-        )
-    if any(row.is_shortened for row in rows):
-        lines.append(f"**{MARK} Fewer updates or tokens than in the recipe: not like for like.**")
-    return "\n\n".join(lines)
 
 
 def table_cells(report: Report) -> list[dict[str, str]]:
@@ -178,111 +153,80 @@ def table_cells(report: Report) -> list[dict[str, str]]:
 
 
 def _cells(row: Row, *, with_paper: bool) -> dict[str, str]:
-    digits, best = row.measure.digits, row.best
-    mark = f" {MARK}" if row.is_shortened else ""
+    """What is known of a row."""
+    digits, best, results, paper = row.measure.digits, row.best, row.results, row.paper
+    mark, shared = f" {MARK}" * row.is_shortened, f" {SHARED}" * row.is_shared
     cells = {"Model": row.model + mark, "Row": row.label}
     for name, size in to_plain(row.words).items():
         cells[name.replace("_", " ").capitalize()] = NONE if size is None else str(size)
-    cells |= {
-        "Train, ours": _spread(row.train_error, digits),
-        "Valid, ours": _spread(row.score("valid"), digits),
-        "Test, ours": _spread(row.score("test"), digits),
-        "Best seed, ours": NONE,
-    }
+    unscored = "no score" if any(run.status == "diverged" for run in row.runs) else "not run"
+    cells["Train, ours"] = _spread(row.train_error, digits)
+    cells["Valid, ours"] = _spread(row.score("valid"), digits) if results else unscored
+    cells["Test, ours"] = _spread(row.score("test"), digits)
     if best is not None:
         cells["Best seed, ours"] = f"{row.value(best, 'test'):.{digits}f} (seed {best.seed})"
-    else:
-        is_diverged = any(run.status == "diverged" for run in row.runs)
-        cells["Valid, ours"] = "no score" if is_diverged else "not run"
-    if with_paper:
-        cells |= _paper(row)
-    budget = _budget(row) if row.results else [NONE] * len(BUDGET)
-    return cells | dict(zip(BUDGET, budget, strict=True))
+    if with_paper and paper is not None:
+        digits = row.measure.paper_digits
+        summary = {entry.row: f"{entry.value:.{digits}f}" for entry in paper_summary()}
+        cells["Valid, paper"] = _spread(paper.valid, digits)
+        cells["Test, paper"] = _spread(paper.test, digits)
+        cells["Best seed, paper"] = summary.get(paper.identifier, NONE)
+    if results:
+        num_updates, num_tokens = row.budget or (None, None)
+        cells["Seeds"] = str(len(results)) + (f" of {paper.num_seeds}" if paper else "")
+        cells["Updates"] = _range([one.num_updates for one in results], num_updates) + mark
+        cells["Tokens"] = _range([one.num_tokens for one in results], num_tokens)
+        cells["Parameters"] = _range([one.num_parameters for one in results], None)
+        cells["Time per run"] = clock(fmean(one.wall_seconds for one in results)) + shared
+        if row.seconds_to_solve is not None:
+            cells["Solved after"] = clock(row.seconds_to_solve.mean) + shared
+    return cells
 
 
-def _paper(row: Row) -> dict[str, str]:
-    digits, paper = row.measure.paper_digits, row.paper
-    best = {entry.row: f"{entry.value:.{digits}f}" for entry in paper_summary()}
-    return {
-        "Valid, paper": _spread(paper.valid if paper else None, digits),
-        "Test, paper": _spread(paper.test if paper else None, digits),
-        "Best seed, paper": best.get(paper.identifier, NONE) if paper else NONE,
-    }
+def _range(counts: Sequence[int], due: int | None) -> str:
+    """Fewest and most, one number where they agree; and how many there should be."""
+    found = " to ".join(map(short, sorted({min(counts), max(counts)})))
+    return found if due is None else f"{found} of {short(due)}"
 
 
-def _budget(row: Row) -> list[str]:
-    results, solved = row.results, row.seconds_to_solve
-    mark = f"{MARK} " if row.is_shortened else ""
-    shared = f" {SHARED}" if row.is_shared else ""
-    updates, tokens = "", ""
-    if row.budget is not None:
-        updates, tokens = f" of {row.budget[0]:,}", f" of {short(row.budget[1])}"
+def _lengths(rows: Sequence[Row]) -> list[dict[str, str]]:
+    """Test errors on episodes of other lengths, for the rows that have some."""
+    lengths = sorted({length for row in rows for length in row.lengths})
     return [
-        str(len(results)) + (f" of {row.paper.num_seeds}" if row.paper else ""),
-        mark + _extremes([one.num_updates for one in results], "{:,}".format) + updates,
-        _extremes([one.num_tokens for one in results], short) + tokens,
-        clock(fmean(one.wall_seconds for one in results)) + shared,
-        NONE if solved is None else clock(solved.mean) + shared,
-        _extremes([one.num_parameters for one in results], "{:,}".format),
-        # A vertical bar would end the cell.
-        ", ".join(sorted({one.device for one in results})).replace("|", "/"),
+        {
+            "Row": row.label,
+            **{f"{one:,}": _spread(row.length_error(one), ERROR.digits) for one in lengths},
+            "Seeds": str(sum(bool(run.lengths) for run in row.runs)),
+        }
+        for row in rows
+        if row.lengths
     ]
 
 
-def _extremes(counts: Sequence[int], written: Callable[[int], str]) -> str:
-    """Fewest and most; one number where they agree."""
-    return " to ".join(map(written, sorted({min(counts), max(counts)})))
-
-
-def _lengths(rows: Sequence[Row]) -> str:
-    """Test errors on episodes of other lengths, for the rows that have some."""
-    lengths = sorted({length for row in rows for length in row.lengths})
-    if not lengths:
-        return ""
-    headings = ["Row", *(f"{length:,}" for length in lengths), "Seeds"]
-    lines = [headings, ["---", *["--:"] * (len(lengths) + 1)]]
-    for row in (row for row in rows if row.lengths):
-        errors = [_spread(row.length_error(length), ERROR.digits) for length in lengths]
-        counts = [str(sum(length in run.lengths for run in row.runs)) for length in lengths]
-        seeds = counts[0] if len(set(counts)) == 1 else ", ".join(counts)
-        lines.append([row.label, *errors, seeds])
-    words = "Test error in percent of the same weights on episodes of these lengths."
-    return "\n\n".join(["## Other lengths", words, _grid(lines)])
-
-
 def orders(rows: Sequence[Row]) -> list[str]:
-    """The paper's order of the rows of a corpus, and where ours differs.
+    """For each model of a corpus, the paper's order of its rows and Transformer-XL's, and ours.
 
-    One line for each model, whose rows are compared with each other and with Transformer-XL, and
-    one for the best rows of all models; by test scores, where the paper has them for all rows.
+    By test scores, where the paper has them for all rows.
     """
     known = [(row, row.paper) for row in rows if row.paper and row.measure is not ERROR]
     split: Split = "test" if all(paper.test for _, paper in known) else "valid"
-    # The paper's score, the row's label and our score.
-    models: dict[str, list[tuple[float, str, float | None]]] = {}
-    for row, paper in known:
-        printed, ours = paper.test if split == "test" else paper.valid, row.score(split)
-        assert printed is not None, "the language tables have validation scores for all rows"
-        label = f"{row.label} {MARK}" if row.is_shortened else row.label
-        entry = printed.mean, label, None if ours is None else ours.mean
-        models.setdefault(row.model, []).append(entry)
-    baseline = models.pop("Transformer-XL", [])
-    models["Best of each"] = [min(chain) for chain in models.values()]
-    chains = {name: sorted([*chain, *baseline]) for name, chain in models.items() if chain}
-    return [f"{name}, {split}: {_order(chain)}" for name, chain in chains.items()]
-
-
-def _order(chain: Sequence[tuple[float, str, float | None]]) -> str:
-    """Rows in the paper's order, and whether it holds for those that were run."""
-    text = chain[0][1]
-    for (before, _, _), (printed, label, _) in itertools.pairwise(chain):
-        text += f" {'<' if before < printed else '='} {label}"
-    run = [(printed, f"{label} {ours:.3f}", ours) for printed, label, ours in chain if ours]
-    pairs = [(one, other) for one, other in itertools.combinations(run, 2) if one[0] < other[0]]
-    broken = "; ".join(f"{one[1]}, {other[1]}" for one, other in pairs if one[2] >= other[2])
-    absent = ", ".join(label for _, label, ours in chain if ours is None)
-    verdicts = [f"does not hold ({broken})"] if broken else ["holds"] if pairs else []
-    return f"{text}: " + "; ".join([*verdicts, *([f"not run: {absent}"] if absent else [])])
+    lines = []
+    for model in dict.fromkeys(row.model for row, _ in known if row.model != "Transformer-XL"):
+        # The paper's score, the row's label, and our score.
+        chain: list[tuple[float, str, Spread | None]] = []
+        for row, paper in known:
+            printed = paper.test if split == "test" else paper.valid
+            if printed and row.model in (model, "Transformer-XL"):
+                label = f"{row.label} {MARK}" if row.is_shortened else row.label
+                chain.append((printed.mean, label, row.score(split)))
+        chain.sort(key=lambda one: one[:2])
+        run = [(printed, label, ours.mean) for printed, label, ours in chain if ours]
+        pairs = [(a, b) for a, b in itertools.combinations(run, 2) if a[0] < b[0]]
+        broken = [f"{a[1]} {a[2]:.3f}, {b[1]} {b[2]:.3f}" for a, b in pairs if a[2] >= b[2]]
+        verdict = f"does not hold ({'; '.join(broken)})" if broken else "holds"
+        names = " < ".join(label for _, label, _ in chain)
+        lines.append(f"{model}, {split}: {names}: {verdict if pairs else 'not run'}")
+    return lines
 
 
 def troubles(rows: Sequence[Row]) -> list[str]:
@@ -314,17 +258,8 @@ def _origin(report: Report) -> list[str]:
         for machine, count in counts.most_common()
     ]
     lines += [f"Scores are of {part}" for part in partial_scores(runs)]
-    lines += [
-        f"{row.label}, seed {run.seed}: stopped and resumed ({run.num_starts} starts)"
-        for row in report.rows
-        for run in row.runs
-        if run.num_starts > 1
-    ]
     lines.append(f"Written {report.written} on {_machine(report.environment)}")
-    if report.overrides:
-        changed = ", ".join(f"`{path}={value}`" for path, value in report.overrides.items())
-        lines.append(f"Settings other than the recipes': {changed}")
-    return [*lines, f"Command: `{report.command}`"]
+    return [*lines, f"Command: {report.command}"]
 
 
 def partial_scores(runs: Sequence[RunRecord]) -> list[str]:
@@ -344,14 +279,6 @@ def _machine(known: Mapping[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in packages.items())
     machine = f"{known.get('device')}, {known.get('platform')}"
     return f"{machine}; Python {known.get('python')}, {versions}"
-
-
-def _grid(lines: Sequence[Sequence[str]]) -> str:
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _list(heading: str, lines: Sequence[str]) -> str:
-    return "\n".join([f"## {heading}", "", *(f"- {line}" for line in lines)]) if lines else ""
 
 
 def _spread(spread: Spread | None, digits: int) -> str:
@@ -382,12 +309,12 @@ def screen_table(report: Report) -> "Table":
     from rich import box
     from rich.table import Table
 
-    table = table_cells(report)
-    shown = [name for name in SCREEN if name in table[0]]
+    cells_by_row = table_cells(report)
+    shown = [name for name in SCREEN if any(name in cells for cells in cells_by_row)]
     grid = Table(title=report.title, box=box.SIMPLE_HEAD, caption=unit(report.rows))
     for name in shown:
         grid.add_column(name, justify="left" if name == "Row" else "right", no_wrap=name == "Row")
-    for row, cells in zip(report.rows, table, strict=True):
+    for row, cells in zip(report.rows, cells_by_row, strict=True):
         if row.runs:
-            grid.add_row(*(cells[name] for name in shown))
+            grid.add_row(*(cells.get(name, NONE) for name in shown))
     return grid

@@ -1,4 +1,4 @@
-"""What a run folder shows: status, result, learning curve, and scores at other episode lengths.
+"""What run folders show: status, result and learning curve of a run, and what a row of runs has.
 
 Scores are errors in percent for a task, bits per byte or perplexity for a corpus.
 
@@ -16,16 +16,22 @@ from statistics import fmean
 from typing import Any, Literal
 
 from staircase_attention.evaluation import Score
+from staircase_attention.experiments.paper import PaperResult, Spread, paper_tables
 from staircase_attention.files import as_written, opened, parse_json, read_json, read_summed
 from staircase_attention.plain import convert, from_plain
+from staircase_attention.schedules import PaperRow
 from staircase_attention.training import RunResult, load_run
 from staircase_attention.training.dataset import TaskData
 from staircase_attention.training.processes import choose_device
+from staircase_attention.training.recipe import FamilyModel, Recipe, TaskChoice
 from staircase_attention.training.run_folder import RunFolder
 from staircase_attention.training.trainer import score_split
 
 # Failed: an error ended it; unfinished: it was stopped. Both are resumed by the next call.
 Status = Literal["finished", "diverged", "failed", "unfinished"]
+Split = Literal["valid", "test"]
+# Validation error in percent at which a task counts as solved, where times are compared.
+SOLVED = 1.0
 # The training error is the mean over this last fraction of the updates.
 #
 # Long enough that some lanes restart in it, which is when errors are highest.
@@ -56,6 +62,7 @@ ERROR = Measure(key="error", unit="error %", scale=100, digits=2, paper_digits=1
 BITS = Measure(key="bits_per_byte", unit="bits per byte", digits=3, paper_digits=2)
 # Per token: only rows of one vocabulary compare.
 PERPLEXITY = Measure(key="perplexity", unit="perplexity", digits=2, paper_digits=1)
+LOSS = Measure(key="loss", unit="loss in nats", digits=4, paper_digits=4)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,8 +85,6 @@ class RunRecord:
     """Test errors in percent on episodes of other lengths."""
     is_shared: bool = False
     """Whether other runs ran at the same time, so that its times are not its own."""
-    num_starts: int = 0
-    """1, and 1 for every time it was resumed; 0 where its TensorBoard files are gone."""
     environment: Mapping[str, Any] = field(default_factory=dict)
     """The machine, the packages and the command with which it began."""
 
@@ -94,6 +99,122 @@ class RunRecord:
         """
         reached = [update for update, found in self.curve if found <= score]
         return self.seconds.get(reached[0]) if reached else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """A recipe, its runs with several seeds, and what a report shows of them.
+
+    A run that diverged counts with the score of its best weights, if it has one: leaving it out
+    would flatter the row.
+    """
+
+    name: str
+    """Also the folder of its runs."""
+    label: str
+    """What reports and figures call it."""
+    model: str
+    """The name of the model: as printed, where the paper has it."""
+    recipe: Recipe
+    """As it is run, apart from the seed."""
+    budget: tuple[int, int] | None = None
+    """Updates and tokens that a table's row should have; None for a row that is in no table."""
+    paper: PaperResult | None = None
+    runs: tuple[RunRecord, ...] = ()
+    """All its runs that are in the experiment's folder, whenever they were run."""
+
+    @property
+    def words(self) -> PaperRow:
+        """Recurrent steps, step size and forward size: as printed, where the paper has the row."""
+        if self.paper is not None:
+            return self.paper.words
+        if isinstance(self.recipe.model, FamilyModel):
+            return self.recipe.model.schedule.paper_row
+        # The tables have no words for an LSTM.
+        return PaperRow(recurrent_steps=None, step_size=None, forward_size=None)
+
+    @property
+    def measure(self) -> Measure:
+        """What its scores are."""
+        if isinstance(self.recipe.task, TaskChoice):
+            return ERROR
+        is_printed = self.paper and paper_tables()[self.paper.table].unit == PERPLEXITY.unit
+        return PERPLEXITY if is_printed else BITS
+
+    @property
+    def scored(self) -> list[RunRecord]:
+        """The runs that ended with a score."""
+        return [run for run in self.runs if run.result and run.result.valid and run.result.test]
+
+    @property
+    def results(self) -> list[RunResult]:
+        """Their results."""
+        return [run.result for run in self.scored if run.result is not None]
+
+    def value(self, result: RunResult, split: Split) -> float:
+        """The score of a result on a split."""
+        scores = result.valid if split == "valid" else result.test
+        assert scores is not None, "only results with scores are summarised"
+        return self.measure.of(scores)
+
+    def score(self, split: Split) -> Spread | None:
+        """Mean and deviation over the seeds; None where nothing was run."""
+        return Spread.over([self.value(result, split) for result in self.results])
+
+    @property
+    def train_error(self) -> Spread | None:
+        """Mean and deviation over the seeds of the error at the end of training."""
+        return Spread.over([run.train for run in self.scored if run.train is not None])
+
+    @property
+    def best(self) -> RunResult | None:
+        """The seed with the lowest validation score, by which the paper chose; then by loss."""
+        return min(
+            self.results,
+            key=lambda one: (self.value(one, "valid"), (one.valid or {})["loss"]),
+            default=None,
+        )
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether some of these times were taken while other runs ran at the same time."""
+        return any(run.is_shared for run in self.scored)
+
+    @property
+    def seconds_to_solve(self) -> Spread | None:
+        """Mean time until the validation error was SOLVED or less; None unless every run got there.
+
+        A mean over only the runs that solved the task would flatter the row.
+        """
+        if self.measure is not ERROR:
+            return None
+        times = [run.seconds_to(SOLVED) for run in self.scored]
+        known = [seconds for seconds in times if seconds is not None]
+        return Spread.over(known) if len(known) == len(times) else None
+
+    @property
+    def lengths(self) -> list[int]:
+        """Other episode lengths for which there are scores."""
+        return sorted({length for run in self.runs for length in run.lengths})
+
+    def length_error(self, length: int) -> Spread | None:
+        """Mean and deviation over seeds of the test error at a length."""
+        return Spread.over([run.lengths[length] for run in self.runs if length in run.lengths])
+
+    @property
+    def is_shortened(self) -> bool:
+        """Whether some run had fewer updates or tokens than it should have."""
+        if self.budget is None:
+            return False
+        num_updates, num_tokens = self.budget
+        return any(
+            one.num_updates < num_updates or one.num_tokens < num_tokens for one in self.results
+        )
+
+
+def unit(rows: Sequence[Row]) -> str:
+    """What the scores of some rows are: the units of tasks and corpora."""
+    return " and ".join(dict.fromkeys(row.measure.unit for row in rows))
 
 
 def seed_folder(row: Path, seed: int) -> Path:
@@ -140,8 +261,6 @@ def read_run(path: Path, seed: int, measure: Measure = ERROR) -> RunRecord:
         seconds=seconds,
         lengths={length: 100 * score.error for length, score in read_lengths(path).items()},
         is_shared=beside(path, "shared.txt").exists(),
-        # Every process that trains writes a file of its own.
-        num_starts=len(list(folder.tensorboard.glob("events*"))),
         environment=environment,
     )
     if folder.is_finished:
@@ -152,6 +271,15 @@ def read_run(path: Path, seed: int, measure: Measure = ERROR) -> RunRecord:
         reason = failure.read_text(encoding="utf-8").partition("\n")[0]
         record = replace(record, status="failed", failure=reason)
     return record
+
+
+def curves(folder: RunFolder, measure: Measure) -> dict[str, dict[int, float]]:
+    """Scores in training and on the validation data, by update."""
+    lines = list(parse_lines(folder.read_metrics()))
+    return {
+        "training": dict(_scores(lines, "train", measure)),
+        "validation": dict(_scores(lines, "valid", measure)),
+    }
 
 
 def latest_facts(path: Path) -> tuple[int, dict[str, float]]:

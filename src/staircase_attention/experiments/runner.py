@@ -23,7 +23,6 @@ from staircase_attention.checks import check_integer, input_error
 from staircase_attention.cores import STOP_AT_END_OF_INPUT, available_cores
 from staircase_attention.display import clock, progress_bars, words
 from staircase_attention.experiments import results
-from staircase_attention.experiments.experiment import Row
 from staircase_attention.experiments.report import Report, write_report
 from staircase_attention.files import FolderInUseError, check_can_hold, write_json, write_whole
 from staircase_attention.tasks import load_task, split, with_length
@@ -220,7 +219,7 @@ def planned_runs(report: Report) -> list[Run]:
     """
     folder, chosen = report.folder, [r for r in report.rows if r.name in report.wanted]
 
-    def run(row: Row, seed: int) -> Run:
+    def run(row: results.Row, seed: int) -> Run:
         recipe = replace(row.recipe, seed=seed)
         place = results.seed_folder(folder / row.name, seed)
         return Run(recipe, place, report.lengths)

@@ -18,8 +18,8 @@ from staircase_attention.cores import available_cores
 from staircase_attention.display import clock
 from staircase_attention.experiments.catalog import cached, find_recipe, our_training
 from staircase_attention.experiments.comparisons import compare
-from staircase_attention.experiments.experiment import Row
 from staircase_attention.experiments.report import short
+from staircase_attention.experiments.results import Row
 from staircase_attention.files import write_json, write_whole
 from staircase_attention.layers.config import CoreConfig
 from staircase_attention.plain import to_plain

@@ -1,5 +1,6 @@
 """A model's shape as a config of Transformers: the JSON file beside the weights."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -15,6 +16,25 @@ from staircase_attention.schedules import Schedule, schedule_from_dict
 # Those that a file of a stranger's may have: blocks of a user's own would be code.
 CORE_FIELDS = [one.name for one in fields(CoreConfig) if one.name not in ("reference", "options")]
 DEFAULT_SCHEDULE = {"name": "staircase", "chunk_size": 64, "num_passes": 4}
+# Code in the folder, so that Auto classes find the model where this package was not imported.
+CODE_NAME = "modeling_staircase"
+CODE = '''\
+"""The classes of this model, for Auto classes with trust_remote_code=True."""
+
+try:
+    from staircase_attention.huggingface import StaircaseConfig, StaircaseForCausalLM
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "this model needs staircase-attention; "
+        "install it: pip install 'staircase-attention[huggingface]'"
+    ) from error
+
+__all__ = ["StaircaseConfig", "StaircaseForCausalLM"]
+'''
+AUTO_MAP = {
+    "AutoConfig": f"{CODE_NAME}.StaircaseConfig",
+    "AutoModelForCausalLM": f"{CODE_NAME}.StaircaseForCausalLM",
+}
 
 
 class StaircaseConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
@@ -66,7 +86,7 @@ class StaircaseConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
                 if number is not None:
                     check_integer(name, number, minimum=0, maximum=vocab_size - 1, example=0)
         # Input and output embeddings are separate in this family.
-        super().__init__(**others | tokens | {"tie_word_embeddings": False})
+        super().__init__(**others | tokens | {"tie_word_embeddings": False, "auto_map": AUTO_MAP})
 
     @classmethod
     def from_dict(
@@ -84,6 +104,15 @@ class StaircaseConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
         if trust_code:
             config_dict = config_dict | {"schedule": schedule_from_dict(config_dict["schedule"])}
         return super().from_dict(config_dict, **others)
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], **others: Any) -> None:  # noqa: ANN401
+        """Write config.json, and beside it the code that it names."""
+        super().save_pretrained(save_directory, **others)
+        (Path(save_directory) / f"{CODE_NAME}.py").write_text(CODE)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
+        """Nothing: Transformers would copy this file into every folder that it writes."""
 
     @property
     def core(self) -> CoreConfig:

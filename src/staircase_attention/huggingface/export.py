@@ -34,11 +34,13 @@ tags: [staircase-attention]
 
 A language model of {number:,} parameters, exported by staircase-attention: {facts}.
 
+With `pip install 'staircase-attention[huggingface]'`:
+
 ```python
-import staircase_attention.huggingface  # pip install 'staircase-attention[huggingface]'
 from transformers import pipeline
 
-print(pipeline("text-generation", model="{name}")("Once upon a time"))
+writer = pipeline("text-generation", model="{name}", trust_remote_code=True)
+print(writer("Once upon a time"))
 ```
 """
 TokenizerSource = Tokenizer | str | os.PathLike[str]
@@ -93,7 +95,7 @@ def export(
     eos_token_id: int | list[int] | None = None,
     pad_token_id: int | None = None,
 ) -> Path:
-    """Write a model to a folder that `from_pretrained` reads: config, weights, tokeniser.
+    """Write a model to a folder that `from_pretrained` reads: config, weights, tokeniser, code.
 
     The tokeniser is an object or its JSON file. Without one, a model of 256 tokens gets the byte
     tokeniser, one of 257 the byte tokeniser with an end token, and any other none. Bytes without an

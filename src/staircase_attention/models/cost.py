@@ -78,7 +78,9 @@ def measure_cost(
     Without a start, enough came before for the window to be full.
     """
     check_integer("segment", segment, minimum=1, example=256)
-    start = warm_up_length(schedule, segment) if start is None else start
+    if start is None:
+        # In whole segments: the next one costs what any later one does.
+        start = -(-schedule.default_max_distance // segment) * segment
     # On the meta device parameters take no memory.
     with torch.device("meta"):
         model = SequenceModel(
@@ -105,11 +107,6 @@ def measure_cost(
         state_numbers=_state_numbers(sizes, core, schedule, ledger),
         most_state_numbers=_most_state_numbers(sizes, core, schedule, ledger, start + segment),
     )
-
-
-def warm_up_length(schedule: Schedule, segment: int) -> int:
-    """Tokens, in whole segments, after which the next segment costs what any later one does."""
-    return -(-schedule.default_max_distance // segment) * segment
 
 
 def _walk(
@@ -157,14 +154,11 @@ def _step_flops(core: CoreConfig, schedule: Schedule, step: StepSize) -> int:
     per_query = projected + num_matrices * core.inner_width + num_columns
     layer = step.num_queries * 2 * core.width * per_query
     gates = step.num_injected * 2 * core.width**2 if core.injection == "gated" else 0
-    return step.num_layers * layer + step.num_cached * _caching_flops(core, schedule) + gates
-
-
-def _caching_flops(core: CoreConfig, schedule: Schedule) -> int:
-    """Per cached token: keys and values, for each layer or once for all, and the mixture."""
+    # Per cached token: keys and values, for each layer or once for all, and the mixture.
     num_pairs = 1 if schedule.shares_keys_values else core.num_layers
     mixture = 2 * core.width * (core.num_layers + 1) if schedule.mixes_layers else 0
-    return 2 * 2 * core.width * core.key_value_width * num_pairs + mixture
+    caching = 2 * 2 * core.width * core.key_value_width * num_pairs + mixture
+    return step.num_layers * layer + step.num_cached * caching + gates
 
 
 def _counted_flops(model: SequenceModel, start: int, segment: int) -> int:

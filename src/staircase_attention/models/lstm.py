@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from staircase_attention.checks import check_integer, input_error
+from staircase_attention.checks import input_error
 from staircase_attention.layers.embedding import Embedding, check_tokens
 from staircase_attention.models.state import STATE_RULE, TensorState, checked_mask, checked_rows
 
@@ -64,10 +64,6 @@ class LSTMSequenceModel(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        check_integer("vocab_size", vocab_size, minimum=1, example=256)
-        check_integer("output_size", output_size, minimum=1, example=256)
-        check_integer("width", width, minimum=1, example=512)
-        check_integer("num_layers", num_layers, minimum=1, example=2)
         self.vocab_size = vocab_size
         self.output_size = output_size
         self.dropout = dropout

@@ -107,7 +107,17 @@ def take_apart(state: State | LSTMState) -> Parts:
         "kind": "family",
         "model": dict(state.model),
         "chunk_length": state.chunk_length,
-        "streams": [_plain(stream) for stream in state.streams],
+        "streams": [
+            {
+                "rows": stream.rows,
+                "position": stream.position,
+                "starts": stream.starts,
+                "banks": [list(key) for key in stream.banks],
+                "num_caches": len(stream.cache),
+                "cached": [[part.start, part.stop] for part in stream.cached],
+            }
+            for stream in state.streams
+        ],
     }
     return header, _contiguous(tensors)
 
@@ -133,17 +143,6 @@ def put_together(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> St
 def _contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     # safetensors writes no views.
     return {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-
-
-def _plain(stream: Stream) -> dict[str, Any]:
-    return {
-        "rows": stream.rows,
-        "position": stream.position,
-        "starts": stream.starts,
-        "banks": [list(key) for key in stream.banks],
-        "num_caches": len(stream.cache),
-        "cached": [[part.start, part.stop] for part in stream.cached],
-    }
 
 
 def _stream(plain: Mapping[str, Any], number: int, tensors: Mapping[str, Tensor]) -> Stream:

@@ -1,38 +1,30 @@
 """What is computed when: every model of the family as a timetable of plain data."""
 
-from staircase_attention.schedules.ladder import (
-    Ladder,
-    ParallelLoop,
-    TransformerXL,
-    UniversalTransformer,
-)
-from staircase_attention.schedules.schedule import (
-    OUTSIDE,
-    SCHEDULES,
-    PaperRow,
-    Schedule,
-    make_schedule,
-    schedule_from_dict,
-)
-from staircase_attention.schedules.stairs import (
-    CachedStaircase,
-    FeedbackTransformer,
-    GlobalCachedStaircase,
-    MemoryNetwork,
-    Staircase,
-)
-from staircase_attention.schedules.timetable import (
-    CARRIED,
-    Cell,
-    Depth,
-    Ledger,
-    Order,
-    Step,
-    joined,
-    num_positions,
-    overlap,
-    pieces,
-)
+from staircase_attention.schedules.ladder import Ladder as Ladder
+from staircase_attention.schedules.ladder import ParallelLoop as ParallelLoop
+from staircase_attention.schedules.ladder import TransformerXL as TransformerXL
+from staircase_attention.schedules.ladder import UniversalTransformer as UniversalTransformer
+from staircase_attention.schedules.schedule import OUTSIDE as OUTSIDE
+from staircase_attention.schedules.schedule import SCHEDULES as SCHEDULES
+from staircase_attention.schedules.schedule import PaperRow as PaperRow
+from staircase_attention.schedules.schedule import Schedule as Schedule
+from staircase_attention.schedules.schedule import make_schedule as make_schedule
+from staircase_attention.schedules.schedule import schedule_from_dict as schedule_from_dict
+from staircase_attention.schedules.stairs import CachedStaircase as CachedStaircase
+from staircase_attention.schedules.stairs import FeedbackTransformer as FeedbackTransformer
+from staircase_attention.schedules.stairs import GlobalCachedStaircase as GlobalCachedStaircase
+from staircase_attention.schedules.stairs import MemoryNetwork as MemoryNetwork
+from staircase_attention.schedules.stairs import Staircase as Staircase
+from staircase_attention.schedules.timetable import CARRIED as CARRIED
+from staircase_attention.schedules.timetable import Cell as Cell
+from staircase_attention.schedules.timetable import Depth as Depth
+from staircase_attention.schedules.timetable import Ledger as Ledger
+from staircase_attention.schedules.timetable import Order as Order
+from staircase_attention.schedules.timetable import Step as Step
+from staircase_attention.schedules.timetable import joined as joined
+from staircase_attention.schedules.timetable import num_positions as num_positions
+from staircase_attention.schedules.timetable import overlap as overlap
+from staircase_attention.schedules.timetable import pieces as pieces
 
 for _kind in (
     Staircase,
@@ -46,31 +38,3 @@ for _kind in (
     MemoryNetwork,
 ):
     SCHEDULES[_kind.name] = _kind
-
-__all__ = [
-    "CARRIED",
-    "OUTSIDE",
-    "SCHEDULES",
-    "CachedStaircase",
-    "Cell",
-    "Depth",
-    "FeedbackTransformer",
-    "GlobalCachedStaircase",
-    "Ladder",
-    "Ledger",
-    "MemoryNetwork",
-    "Order",
-    "PaperRow",
-    "ParallelLoop",
-    "Schedule",
-    "Staircase",
-    "Step",
-    "TransformerXL",
-    "UniversalTransformer",
-    "joined",
-    "make_schedule",
-    "num_positions",
-    "overlap",
-    "pieces",
-    "schedule_from_dict",
-]

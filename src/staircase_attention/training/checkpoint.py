@@ -8,7 +8,6 @@ import contextlib
 import glob
 import json
 import math
-import os
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -166,13 +165,6 @@ class TrainingProgress:
         """The name of a checkpoint taken now."""
         return CheckpointName(num_rollbacks=self.num_rollbacks, update=self.update)
 
-    @property
-    def best(self) -> CheckpointName | None:
-        """The checkpoint with the best validation score."""
-        return best_checkpoint(
-            {"best_update": self.best_update, "best_rollbacks": self.best_rollbacks}
-        )
-
 
 def best_checkpoint(progress: Mapping[str, Any]) -> CheckpointName | None:
     """The checkpoint with the best validation score, by a progress as plain data."""
@@ -190,12 +182,6 @@ class Checkpoint:
 
     trainer: dict[str, Any]
     tensors: dict[str, dict[str, Tensor]]
-
-    @property
-    def metrics(self) -> dict[str, Any]:
-        """Length of the metrics when it was taken, and their checksum if it was noted."""
-        sha256 = self.trainer.get("metrics_sha256")
-        return {"num_bytes": int(self.trainer["metrics_bytes"]), "sha256": sha256}
 
     def restore(self, learner: Learner) -> None:
         """Put a learner where the checkpoint was taken."""
@@ -260,7 +246,7 @@ class CheckpointFolder:
         self.path.mkdir(exist_ok=True)
         scratch.mkdir(exist_ok=True)
         jobs: list[Callable[[], object]] = []
-        write_own = partial(_write_all, {scratch / _process_file(processes.rank): _own(learner)})
+        write_own = partial(_write, scratch / _process_file(processes.rank), _own(learner))
         if processes.count == 1:
             jobs.append(write_own)
         else:
@@ -271,8 +257,8 @@ class CheckpointFolder:
             jobs += _save_shards(scratch, learner)
         elif processes.is_first:
             weights, optimizer = learner.model.state_dict(), learner.optimizer.tensors()
-            parts = {scratch / WEIGHTS: _copies(weights), scratch / OPTIMIZER: _copies(optimizer)}
-            jobs.append(partial(_write_all, parts))
+            jobs.append(partial(_write, scratch / WEIGHTS, _copies(weights)))
+            jobs.append(partial(_write, scratch / OPTIMIZER, _copies(optimizer)))
         if processes.is_first:
             plain = {**trainer, "num_processes": processes.count}
             jobs += [partial(self._publish, name, scratch, plain), prune]
@@ -297,11 +283,11 @@ class CheckpointFolder:
 
     def _publish(self, name: CheckpointName, scratch: Path, trainer: Mapping[str, Any]) -> None:
         """Let a checkpoint appear, after all its parts have been written."""
-        _write(scratch / TRAINER, json.dumps(trainer).encode())
+        (scratch / TRAINER).write_text(json.dumps(trainer))
         sums = {
             entry.name: files.checksum(entry.read_bytes()) for entry in sorted(scratch.iterdir())
         }
-        _write(scratch / MANIFEST, json.dumps(sums).encode())
+        (scratch / MANIFEST).write_text(json.dumps(sums))
         files.publish_folder(scratch, self.path / str(name))
 
     def abandon(self) -> None:
@@ -426,7 +412,7 @@ def _save_shards(scratch: Path, learner: Learner) -> list[Callable[[], object]]:
         shutil.rmtree(parts)
         (scratch / "model.safetensors.index.json").unlink()
         # Before its first step an optimiser has no state.
-        _write_all({scratch / OPTIMIZER: {}})
+        _write(scratch / OPTIMIZER, {})
         for file, name in zip(sorted(scratch.glob("model-*")), (WEIGHTS, OPTIMIZER), strict=False):
             file.rename(scratch / name)
 
@@ -472,14 +458,6 @@ def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: copy.contiguous() for name, copy in copies.items()}
 
 
-def _write_all(parts: Mapping[Path, Mapping[str, Tensor]]) -> None:
-    for path, tensors in parts.items():
-        _write(path, save({**tensors}))
-
-
-def _write(path: Path, content: bytes) -> None:
-    # The rename may reach the disk before the content does, unless the content is flushed first.
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+def _write(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Write tensors; `publish_folder` makes them durable."""
+    path.write_bytes(save(tensors))

@@ -6,9 +6,9 @@ are scored whole.
 
 import math
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Thread
 from typing import Literal, get_args
 
 import numpy as np
@@ -17,6 +17,7 @@ from staircase_attention import data as corpora
 from staircase_attention import tasks
 from staircase_attention.batches import IGNORED, Batch
 from staircase_attention.checks import input_error
+from staircase_attention.cores import in_background
 from staircase_attention.evaluation import Score
 from staircase_attention.tasks.splits import try_out
 from staircase_attention.training.processes import is_first_process
@@ -110,7 +111,8 @@ class CorpusData:
         self.carries_state = choice.form == "stream"
         """Whether a lane's segment continues the one before it."""
         self.seed = seed
-        self._verifications: dict[str, Verification] = {}
+        self._verifications: dict[str, Future[None]] = {}
+        """Of each split that is used: whether it is whole."""
 
     def check(self) -> None:
         """Refuse a corpus that lacks a split to train or to score on."""
@@ -184,8 +186,8 @@ class CorpusData:
         """Bits and perplexity; those per byte compare models of different tokenisers."""
         for split, verification in self._verifications.items():
             # The test ends a run: by then all that it was trained on is verified, too.
-            if name in (split, "test") or not verification.is_alive():
-                verification.finish()
+            if name in (split, "test") or verification.done():
+                verification.result()
         num_tokens = self.extent(name, num_tokens)["num_tokens"]
         tokens_per_byte = num_tokens / max(1, self.corpus.num_bytes(name, num_tokens))
         # The loss is per token, in nats. exp overflows beyond 709, where a diverged loss may be.
@@ -199,33 +201,7 @@ class CorpusData:
     def _verify(self, name: str) -> None:
         """Check a split's checksums in the background, once."""
         if name not in self._verifications and is_first_process():
-            self._verifications[name] = Verification(self.corpus, name)
-
-
-class Verification(Thread):
-    """Reads a split while it is used, and says before its scores are reported whether it is whole.
-
-    A daemon: a process that ends for another reason does not wait for it.
-    """
-
-    def __init__(self, corpus: corpora.Corpus, split: str) -> None:
-        super().__init__(daemon=True)
-        self.corpus, self.split = corpus, split
-        self.error: Exception | None = None
-        self.start()
-
-    def run(self) -> None:
-        """Check the checksums."""
-        try:
-            self.corpus.verify_split(self.split)
-        except Exception as error:
-            self.error = error
-
-    def finish(self) -> None:
-        """Wait for the end, and report what was found."""
-        self.join()
-        if self.error is not None:
-            raise self.error
+            self._verifications[name] = in_background(self.corpus.verify_split, name)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -280,10 +256,6 @@ class EpisodeLanes:
             update=position.update + 1
         )
 
-    def restarted(self, position: EpisodePosition) -> EpisodePosition:
-        """The same position: every segment starts with an empty state anyway."""
-        return position
-
     def once(self) -> Iterator[Batch]:
         """Every episode once, in segments that are no longer than the longest."""
         count = len(self.starts)
@@ -303,16 +275,14 @@ class EpisodeLanes:
         return int(self._order[place])
 
     def _fill(self, episodes: list[int], length: int) -> Batch:
-        shape = (len(episodes), length)
-        inputs = np.zeros(shape, dtype=np.int64)
-        targets = np.full(shape, IGNORED, dtype=np.int64)
-        for row, episode in enumerate(episodes):
-            start, count = int(self.starts[episode]), int(self.lengths[episode])
-            tokens = self.split.tokens(start, start + count)
-            inputs[row, :count] = tokens
+        # [episodes, length + 1], of which only what belongs to the episode is used.
+        tokens = self.split.rows(self.starts[episodes], length + 1).astype(np.int64)
+        places, lengths = np.arange(length), self.lengths[episodes][:, None]
+        return Batch(
+            inputs=np.where(places < lengths, tokens[:, :-1], 0),
             # The last token has no target: what follows is in another segment or document.
-            targets[row, : count - 1] = tokens[1:]
-        return Batch(inputs=inputs, targets=targets)
+            targets=np.where(places < lengths - 1, tokens[:, 1:], IGNORED),
+        )
 
 
 Dataset = TaskData | CorpusData

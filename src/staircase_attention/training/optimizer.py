@@ -156,6 +156,8 @@ class Optimizer:
                 on_cpu = key == "step" and not self.is_on_device
                 value = value.clone().to("cpu" if on_cpu else parameter.device)
                 kept[key] = part_like(value, parameter) if key != "step" else value
+        if any(len({*map(frozenset, part.state.values())}) > 1 for part in self.parts):
+            raise ValueError("some parameters have other optimiser states than others")
 
 
 def _local_parts(tensors: Iterable[Any]) -> list[Tensor]:

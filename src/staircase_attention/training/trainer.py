@@ -14,7 +14,7 @@ from staircase_attention.checks import input_error
 from staircase_attention.display import Display
 from staircase_attention.evaluation import Score, evaluate, title
 from staircase_attention.files import as_written
-from staircase_attention.tasks import lanes_of_process
+from staircase_attention.tasks import Lanes, lanes_of_process
 from staircase_attention.training.checkpoint import (
     WEIGHTS,
     Checkpoint,
@@ -179,7 +179,8 @@ class Trainer:
             self.progress = TrainingProgress.from_plain(
                 checkpoint.trainer["progress"], type(self.progress.position)
             )
-            return checkpoint.metrics
+            noted = checkpoint.trainer
+            return {"num_bytes": int(noted["metrics_bytes"]), "sha256": noted.get("metrics_sha256")}
 
     def _read(self, name: CheckpointName, *, otherwise: str) -> Checkpoint | None:
         """A checkpoint; a damaged one is reported and set aside."""
@@ -203,7 +204,8 @@ class Trainer:
         if self._prefetched is not None and self._prefetched[0] is position:
             return self._prefetched[1]
         batch, after = self.lanes.batch(position)
-        if self._restarts_after(after.update):
+        # Text continues even where states are reset.
+        if self._restarts_after(after.update) and isinstance(self.lanes, Lanes):
             after = self.lanes.restarted(after)
         return batch, after
 
@@ -373,7 +375,7 @@ class Trainer:
         self.folder.checkpoints.wait(self.processes)
         progress, scores = self.progress, {}
         ending: Literal["learnt", "did not learn", "diverged"] = "diverged"
-        best, best_update = progress.best, progress.best_update
+        best, best_update = best_checkpoint(asdict(progress)), progress.best_update
         if best is not None:
             now = f"the weights of update {progress.update:,} are scored instead"
             checkpoint = self._read(best, otherwise=f"it was the best, and {now}")

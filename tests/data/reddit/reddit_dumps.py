@@ -51,16 +51,12 @@ def random_comments(seed, num_comments, num_threads=7):
     return comments
 
 
-def naive_paths(comments, *, removed="drop", missing="drop"):
+def naive_paths(comments):
     """{(thread, id): [text, ...]} for each example: one comment at a time, step by step."""
     first = {}
     for fields in comments:
         first.setdefault((fields["link_id"], fields["id"]), fields)
-    return {
-        key: path
-        for key, fields in first.items()
-        if is_alive(fields) and (path := _climb(first, fields, removed, missing)) is not None
-    }
+    return {key: path for key, fields in first.items() if (path := _climb(first, fields))}
 
 
 def is_alive(fields):
@@ -68,30 +64,13 @@ def is_alive(fields):
     return body not in ("", "[deleted]", "[removed]") and fields["author"] != "AutoModerator"
 
 
-def _climb(first, fields, removed, missing):
-    above, seen = [], set()
-    path = [fields["body"]]
-    while True:
-        key = (fields["link_id"], fields["id"])
-        if key in seen:
-            return None
-        seen.add(key)
+def _climb(first, fields):
+    path, seen = [], set()
+    while fields is not None and is_alive(fields) and fields["id"] not in seen:
+        seen.add(fields["id"])
+        path.insert(0, fields["body"])
         if fields["parent_id"].startswith("t3_"):
-            break
-        parent = first.get((fields["link_id"], fields["parent_id"].removeprefix("t1_")))
-        if parent is None:
-            above.append((missing, "[missing]"))
-            break
-        if is_alive(parent):
-            above.append((None, parent["body"]))
-        else:
-            above.append((removed, "[removed]"))
-        fields = parent
-    for kind, text in above:
-        if kind == "drop":
-            return None
-        if kind == "cut":
-            break
-        path.append(text)
-    # A cycle further up leaves no path, even beyond a cut: nobody can say where it began.
-    return path[::-1]
+            return path
+        fields = first.get((fields["link_id"], fields["parent_id"].removeprefix("t1_")))
+    # A gap or a cycle.
+    return None

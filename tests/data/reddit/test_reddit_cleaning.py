@@ -2,12 +2,16 @@
 
 import pytest
 
-from staircase_attention.data.reddit import Cleaning
-from staircase_attention.data.reddit.comments import Status, clean_text, is_allowed_by_roller
+from staircase_attention.data.reddit import (
+    RedditOptions,
+    Status,
+    clean_text,
+    is_allowed_by_roller,
+)
 
 
 def status(body, author="someone", **rules):
-    return Cleaning(**rules).clean(author, body)[0]
+    return RedditOptions(**rules).clean(author, body)[0]
 
 
 @pytest.mark.parametrize(
@@ -27,13 +31,12 @@ def status(body, author="someone", **rules):
     ],
 )
 def test_a_body_becomes_what_its_readers_saw(body, text):
-    assert clean_text(body, "paragraphs") == text
-    assert clean_text(text, "line") == " ".join(text.split())
+    assert clean_text(body) == text
 
 
 def test_no_cleaned_text_has_a_blank_line_twice():
     for body in ("a\n \n \nb", "a\n\u200b\n\u200b\nb", "a\n\x00\n\n\nb", "a\n&#10;&#10;\nb"):
-        assert "\n\n\n" not in clean_text(body, "paragraphs")
+        assert "\n\n\n" not in clean_text(body)
 
 
 @pytest.mark.parametrize(
@@ -77,10 +80,8 @@ def test_bots_are_recognised_by_their_names(author, is_bot):
 def test_the_rules_can_be_changed_and_bad_ones_are_refused():
     assert status("Beep.", "gifv-bot", bots=None) is Status.LIVING
     assert status("Beep.", "talbot", bots=".*bot") is Status.BOTS
-    with pytest.raises(ValueError, match="whitespace must be one of paragraphs, line, got 'none'"):
-        Cleaning(whitespace="none")
     with pytest.raises(ValueError, match="filters must be one of none, roller, got 'all'"):
-        Cleaning(filters="all")
+        RedditOptions(filters="all")
 
 
 def test_the_filters_of_roller_reject_what_they_document():

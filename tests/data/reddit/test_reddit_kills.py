@@ -8,13 +8,11 @@ import pytest
 from reddit_dumps import random_comments, write_dump
 from small_corpora import killed, started, wait_until
 
-from staircase_attention.data.reddit import RedditSource, source
+from staircase_attention.data import reddit
 
 
 @pytest.fixture(autouse=True)
 def _no_waiting_for_the_disk(monkeypatch):
-    """Waiting takes most of the time, and matters only if the machine itself stops."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     monkeypatch.setattr(os, "sync", lambda: None)
 
 
@@ -25,9 +23,9 @@ class KilledError(BaseException):
 @pytest.fixture
 def dumps(tmp_path, monkeypatch):
     """Two dumps with many batches and commits."""
-    monkeypatch.setattr(source, "BLOCK_BYTES", 1_500)
-    monkeypatch.setattr(source, "BUFFER_BYTES", 1_000)
-    monkeypatch.setattr(source, "FEWEST_PARTITIONS", 3)
+    monkeypatch.setattr(reddit, "BLOCK_BYTES", 1_500)
+    monkeypatch.setattr(reddit, "BUFFER_BYTES", 1_000)
+    monkeypatch.setattr(reddit, "FEWEST_PARTITIONS", 3)
     comments = random_comments(0, 100)
     return [
         write_dump(tmp_path / "first.xz", comments[:60], "xz"),
@@ -36,8 +34,8 @@ def dumps(tmp_path, monkeypatch):
 
 
 def everything(dumps, folder, **choices):
-    prepared = RedditSource(dumps, folder, **{"num_workers": 1} | choices)
-    return list(prepared.documents(None)), prepared.report
+    prepared = reddit.RedditSource(dumps, folder, **{"num_workers": 1} | choices)
+    return list(prepared.documents(None))
 
 
 class Saboteur:
@@ -80,8 +78,8 @@ def test_a_kill_at_any_moment_of_writing_changes_nothing(tmp_path, dumps, monkey
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for processes in /proc")
 def test_a_killed_process_leaves_no_workers_and_the_next_one_resumes(tmp_path, monkeypatch):
-    monkeypatch.setattr(source, "BLOCK_BYTES", 5_000)
-    monkeypatch.setattr(source, "BUFFER_BYTES", 5_000)
+    monkeypatch.setattr(reddit, "BLOCK_BYTES", 5_000)
+    monkeypatch.setattr(reddit, "BUFFER_BYTES", 5_000)
     comments = random_comments(1, 4_000, num_threads=300)
     dumps = [
         write_dump(tmp_path / "first.gz", comments[:2_000], "gz"),

@@ -1,12 +1,15 @@
-"""Wikipedia dumps: the pages of an XML dump, and the plain text of an article's markup."""
+"""Articles of a Wikipedia dump as documents, for `words.py`: a source of your own, in one file."""
 
 import html
 import re
 from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
 from typing import IO
 
-# How a dump starts.
-FIRST_BYTES = b"<mediawiki"
+from staircase_attention.data import Cursor, Document
+from staircase_attention.data.compression import open_decompressed
+
 # Bytes of a page that are read; the rest of a longer page is dropped.
 LONGEST_PAGE = 1 << 25
 TEXT = re.compile(rb"<text[^>]*?(/?)>")
@@ -29,6 +32,24 @@ SIGNS = re.compile(r"'{2,5}|__[A-Z]+__|^(?:[*#:;]+[ \t]*|-{4,})", re.MULTILINE)
 BLANK_LINES = re.compile(r"[ \t]*\n(?:[ \t]*\n)+")
 # Nested templates, tables and links are removed from the inside out, at most this often.
 MAX_DEPTH = 12
+
+
+class Articles:
+    """Every article of a dump that is not a redirect, without its markup."""
+
+    def __init__(self, path: Path, split: str) -> None:
+        self.name, self.split, self.files = str(path), split, (path,)
+        self.parameters = {"split": split}
+        self.total_bytes = path.stat().st_size
+
+    def documents(self, cursor: Cursor | None) -> Iterator[tuple[Document, Cursor]]:
+        """The articles after a cursor; a page without one has no text."""
+        first = 0 if cursor is None else cursor.place["page"]
+        with open_decompressed(self.files[0]) as file:
+            for number, page in enumerate(islice(pages(file), first, None), start=first + 1):
+                num_read = min(file.raw.num_stored_read, self.total_bytes)
+                after = Cursor(place={"page": number}, num_read=num_read)
+                yield Document(text=article(page), split=self.split), after
 
 
 def article(page: bytes) -> str:
