@@ -15,7 +15,7 @@ from staircase_attention.cli import main
 from staircase_attention.cli.app import app
 from staircase_attention.cli.arguments import parse_assignments
 from staircase_attention.cli.experiments import chosen_recipes
-from staircase_attention.experiments import find_recipe, runner, table_rows
+from staircase_attention.experiments import find_recipe, runner, suite, table_rows
 from staircase_attention.experiments.comparisons import chosen_names
 from staircase_attention.training import TaskChoice
 from staircase_attention.training.learner import check_recipe
@@ -138,6 +138,15 @@ def test_commands_that_take_long_name_what_is_there(block, folder):
             # Corpora are not at hand, so that only a task's data can be looked at.
             if isinstance(recipe.task, TaskChoice):
                 check_recipe(recipe)
+        if name == "suite":
+            own = given["own"] or []
+            recipes = suite.suite_recipes(
+                suite.SMALL,
+                own_recipe=next((word for word in own if "=" not in word), None),
+                own=parse_assignments(word for word in own if "=" in word),
+                overrides=overrides,
+            )
+            check_recipe(recipes["parity-check"][-1])
         if name == "compare":
             for recipe in chosen_recipes(given["words"], given["vary"] or []):
                 check_recipe(recipe)

@@ -17,7 +17,7 @@ from staircase_attention.tasks import (
     split,
 )
 
-DOCS = Path(__file__).parents[2] / "docs" / "tasks.md"
+DOCS = Path(__file__).parents[2] / "docs" / "tutorials" / "task.md"
 
 USER_FILE = """
 from dataclasses import dataclass

@@ -9,7 +9,14 @@ import typer
 
 from staircase_attention.cli import INTERRUPTED
 from staircase_attention.cli.evaluate import evaluate, inspect
-from staircase_attention.cli.experiments import compare, demo, estimate, quickstart, reproduce
+from staircase_attention.cli.experiments import (
+    compare,
+    demo,
+    estimate,
+    quickstart,
+    reproduce,
+    suite,
+)
 from staircase_attention.cli.prepare import prepare
 from staircase_attention.cli.runs import export, pack, recipes, resume, train
 from staircase_attention.cli.schedules import describe, draw, play
@@ -61,7 +68,7 @@ def staircase(
 # In the order of `staircase --help`.
 COMMANDS: tuple[Callable[..., int | None], ...] = (
     *(demo, quickstart, play, draw, describe, recipes, train, resume, evaluate, inspect),
-    *(sample, chat, serve, compare, reproduce, pack, export, estimate),
+    *(sample, chat, serve, compare, reproduce, suite, pack, export, estimate),
 )
 for command in COMMANDS:
     app.command("eval" if command is evaluate else None)(command)

@@ -1,4 +1,4 @@
-"""`staircase demo`, `quickstart`, `compare`, `reproduce`, `estimate`: runs and reports."""
+"""`staircase demo`, `quickstart`, `compare`, `reproduce`, `suite`, `estimate`: runs and reports."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -193,6 +193,65 @@ def reproduce(
         progress=not quiet,
     )
     return show_report(report)
+
+
+def suite(
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[PATH=VALUE]...", help="settings to change in every cell"),
+    ] = None,
+    *,
+    small: Annotated[bool, typer.Option("--small", help="For an hour of two CPU cores.")] = False,
+    tasks: Annotated[str | None, typer.Option(help="Tasks, separated by commas.")] = None,
+    models: Annotated[str | None, typer.Option(help="Models, separated by commas.")] = None,
+    own: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="RECIPE|PATH=VALUE",
+            help="Add a model of yours: that of a recipe, or the Staircase with settings changed, "
+            "as model.core.reference=block.py:Block; may be repeated.",
+        ),
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(help="Runs at a time; 1, with --small 2.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder; results/suite by default.")] = None,
+    show: Annotated[bool, typer.Option("--show", help="Only print episodes of the tasks.")] = False,
+    quiet: Quiet = False,
+) -> int:
+    """Train models on the tasks of the suite, and score them at longer lengths."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Column, Table
+
+    from staircase_attention.experiments import suite as whole
+
+    chosen_tasks = tasks.split(",") if tasks else []
+    if show:
+        for name, text in whole.episodes(chosen_tasks):
+            typer.echo(f"{name}: {text}")
+        return 0
+    named = [word for word in own or [] if "=" not in word]
+    if len(named) > 1:
+        raise input_error("--own takes one recipe", ", ".join(named), "run the suite for each")
+    budget = whole.SMALL if small else whole.FULL
+    recipes = whole.suite_recipes(
+        budget,
+        tasks=chosen_tasks,
+        models=models.split(",") if models else [],
+        own_recipe=named[0] if named else None,
+        own=parse_assignments(word for word in own or [] if "=" in word),
+        overrides=parse_assignments(overrides or []),
+    )
+    folder = output or Path("results") / budget.training
+    cells = whole.run_suite(recipes, budget, folder=folder, jobs=jobs, progress=not quiet)
+    headings, *rows = whole.score_table(cells)
+    caption, first = "% right at trained / longer lengths", Column("Task", no_wrap=True)
+    grid = Table(first, *headings[1:], box=box.SIMPLE_HEAD, caption=caption)
+    for row in rows:
+        grid.add_row(*row)
+    Console().print(grid)
+    typer.echo(f"wrote {folder / 'suite.md'}, suite.json, heat-map.png, lengths.png")
+    states = {cell.status for row in cells.values() for cell in row.values()}
+    return 0 if states == {"finished"} else 1
 
 
 def show_report(report: "Report") -> int:

@@ -65,7 +65,7 @@ def split(task: Task, name: Split, seed: int) -> Episodes:
 def held_out(task: Task, seed: int) -> tuple[Episodes, Episodes]:
     """Valid and test; all their episodes differ."""
     nothing = np.empty(0, dtype=np.uint64)
-    sizes = sizes_of(task)
+    sizes, task = sizes_of(task), task.held_out
     valid = _draw(task, seed, (VALID_STREAM,), sizes.valid, nothing, distinct=True)
     test = _draw(task, seed, (TEST_STREAM,), sizes.test, fingerprints(valid), distinct=True)
     _check_asks(task, "valid", valid)

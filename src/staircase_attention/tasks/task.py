@@ -250,9 +250,14 @@ class Task(ABC):
         return SplitSizes()
 
     @property
+    def held_out(self) -> "Task":
+        """The task that draws valid and test: this one unless overridden."""
+        return self
+
+    @property
     def name(self) -> str:
         """The class name in lower case with hyphens: RandomWalk is random-walk."""
-        return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", type(self).__name__).lower()
+        return task_name(type(self))
 
     @property
     def num_inputs(self) -> int:
@@ -272,6 +277,11 @@ class Task(ABC):
             if answer != IGNORED:
                 words.append(f"[{self.output_symbols[answer]}]")
         return " ".join(words)
+
+
+def task_name(kind: type[Task]) -> str:
+    """The name of a class in lower case with hyphens."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", kind.__name__).lower()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -83,10 +83,14 @@ class TaskData:
 
     def beats_constant(self, name: SplitName, score: Score) -> bool:
         """Whether the error is below that of the best constant answer, by 3 standard errors."""
+        guess, count = self.constant_error(name), self.episodes(name).num_answers
+        return bool(score.error < guess - 3 * math.sqrt(guess * (1 - guess) / count))
+
+    def constant_error(self, name: SplitName) -> float:
+        """The error of the best constant answer."""
         targets = self.episodes(name).targets
         counts = np.bincount(targets[targets != IGNORED])
-        guess = 1 - counts.max() / counts.sum()
-        return bool(score.error < guess - 3 * math.sqrt(guess * (1 - guess) / counts.sum()))
+        return float(1 - counts.max() / counts.sum())
 
     def extent(self, name: SplitName, num_tokens: int | None) -> dict[str, int]:
         """How much of a split is scored, in tokens of a corpus: nothing to report here."""

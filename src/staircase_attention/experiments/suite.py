@@ -1,0 +1,271 @@
+"""The suite: every model on every task, trained at lengths up to 40 and scored at 41 to 500.
+
+Each task is a comparison of its own in the suite's folder, so that cells that are done are not run
+again. The suite adds one table, a heat map and length curves of all cells, and their raw data.
+"""
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from staircase_attention.checks import check_choice
+from staircase_attention.cores import available_cores
+from staircase_attention.display import clock
+from staircase_attention.experiments.catalog import cached, find_recipe, our_training
+from staircase_attention.experiments.comparisons import compare
+from staircase_attention.experiments.report import short
+from staircase_attention.experiments.results import Row
+from staircase_attention.files import write_json, write_whole
+from staircase_attention.layers.config import CoreConfig
+from staircase_attention.plain import to_plain
+from staircase_attention.schedules import FeedbackTransformer, Ladder, Staircase, TransformerXL
+from staircase_attention.tasks import load_task
+from staircase_attention.tasks.registry import SUITE
+from staircase_attention.tasks.splits import random_generator
+from staircase_attention.tasks.task import task_name
+from staircase_attention.training.dataset import TaskData, build_dataset
+from staircase_attention.training.recipe import FamilyModel, LSTMModel, Recipe, TaskChoice
+from staircase_attention.training.run_folder import environment
+
+# Incremented when the layout of suite.json changes.
+FORMAT = 1
+# The tasks, with their class in the Chomsky hierarchy or, if the study has them not, 'state'.
+TASKS = {task_name(kind): level for level, kinds in SUITE.items() for kind in kinds}
+# For Transformer-XL and Ladder: whole strings and answers, but for some of duplicate-string.
+SPAN = 96
+# The name of the user's model.
+OWN = "own"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Budget:
+    """Sizes of the models, and how each cell is trained and scored."""
+
+    training: str = "suite"
+    """The group of our training settings."""
+    width: int = 128
+    num_layers: int = 4
+    lstm_width: int = 156
+    """So that it has about the parameters of the others."""
+    chunk_size: int = 4
+    lengths: tuple[int, ...] = tuple(range(41, 501, 51))
+    """Equally spaced, so that their mean stands for that over 41 to 500, which the study has."""
+    num_held_out: int = 500
+    """Episodes in valid, in test and at each length."""
+
+    @property
+    def models(self) -> dict[str, FamilyModel | LSTMModel]:
+        """The models, the slowest first, so that the last runs of a task are short."""
+        core = CoreConfig(width=self.width, num_layers=self.num_layers, num_heads=4)
+        schedules = {
+            "feedback": FeedbackTransformer(span=SPAN // 3),
+            "cached-staircase": cached(self.chunk_size, SPAN // 3),
+            "staircase": Staircase(chunk_size=self.chunk_size, num_passes=2),
+            "ladder": Ladder(num_passes=2, span=SPAN),
+            "transformer-xl": TransformerXL(span=SPAN),
+        }
+        family = {name: FamilyModel(core=core, schedule=s) for name, s in schedules.items()}
+        return {**family, "lstm": LSTMModel(width=self.lstm_width, num_layers=self.num_layers)}
+
+
+FULL = Budget()
+SMALL = Budget(
+    training="suite-small",
+    width=48,
+    num_layers=1,
+    lstm_width=59,
+    chunk_size=2,
+    lengths=tuple(range(41, 501, 153)),
+    num_held_out=100,
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cell:
+    """A model's accuracies in percent on a task, and what they cost."""
+
+    status: str
+    guess: float
+    """Of the best constant answer, at trained lengths."""
+    trained: float | None = None
+    """On test strings of trained lengths, 20 to 40."""
+    lengths: Mapping[int, float] = field(default_factory=dict)
+    """On strings of each length."""
+    budget: Mapping[str, Any] = field(default_factory=dict)
+    """Updates, tokens and seconds of training, parameters, device, seed."""
+
+    @property
+    def longer(self) -> float | None:
+        """The mean over the lengths beyond the trained ones."""
+        return fmean(self.lengths.values()) if self.lengths else None
+
+    @property
+    def score(self) -> str:
+        """Both accuracies."""
+        known = [one for one in (self.trained, self.longer) if one is not None]
+        return " / ".join(f"{one:.1f}" for one in known) or "-"
+
+
+# By task, then by model; all tasks have the same models.
+Cells = Mapping[str, Mapping[str, Cell]]
+
+
+@cache
+def published() -> dict[str, Any]:
+    """The study's scores by task and network, as far as they are confirmed, and its budget."""
+    text = (files("staircase_attention.experiments") / "chomsky.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+def suite_recipes(
+    budget: Budget,
+    *,
+    tasks: Sequence[str] = (),
+    models: Sequence[str] = (),
+    own_recipe: str | None = None,
+    own: Mapping[str, Any] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> dict[str, list[Recipe]]:
+    """The recipes of each task, named after their models.
+
+    A further model is that of `own_recipe` or, without one, the Staircase, with the settings `own`.
+    """
+    for chosen, known, kind in ((tasks, TASKS, "a task"), (models, budget.models, "a model")):
+        for name in chosen:
+            check_choice(f"{kind} of the suite", name, known)
+    sizes = dict.fromkeys(("num_valid", "num_test"), budget.num_held_out)
+    base = Recipe(
+        name=OWN,
+        task=TaskChoice(reference="parity-check", options=sizes),
+        model=find_recipe(own_recipe).model if own_recipe else budget.models["staircase"],
+        training=our_training(budget.training),
+    )
+    known_models = {name: budget.models[name] for name in models or budget.models}
+    if own_recipe or own:
+        known_models[OWN] = base.override(own or {}).model
+    changes = {"task.options": sizes, **(overrides or {})}
+    return {
+        task: [
+            replace(base, name=name, model=model).override({"task.reference": task} | changes)
+            for name, model in known_models.items()
+        ]
+        for task in tasks or TASKS
+    }
+
+
+def run_suite(
+    recipes: Mapping[str, Sequence[Recipe]],
+    budget: Budget,
+    *,
+    folder: Path,
+    jobs: int | None = None,
+    progress: bool = False,
+) -> Cells:
+    """Train and score what is not done yet, one task after another; write the results so far."""
+    # Small models are too small for two threads to help.
+    default, threads = (min(2, available_cores()), 1) if budget is SMALL else (1, None)
+    cells: dict[str, dict[str, Cell]] = {}
+    for task, chosen in recipes.items():
+        report = compare(
+            chosen,
+            folder=folder / task,
+            lengths=budget.lengths,
+            title=f"Suite: {task}",
+            jobs=default if jobs is None else jobs,
+            threads=threads,
+            progress=progress,
+        )
+        data = build_dataset(chosen[0])
+        assert isinstance(data, TaskData)
+        guess = 100 * (1 - data.constant_error("test"))
+        cells[task] = {
+            OWN if row.name == OWN else row.model: cell_of(row, guess) for row in report.rows
+        }
+        write_suite(cells, folder)
+    return cells
+
+
+def cell_of(row: Row, guess: float) -> Cell:
+    """What the run of a row shows."""
+    [run] = row.runs
+    if run.result is None or run.result.test is None:
+        return Cell(status=run.status, guess=guess)
+    names = ("num_updates", "num_tokens", "num_parameters", "wall_seconds", "device", "seed")
+    return Cell(
+        status=run.status,
+        guess=guess,
+        trained=100 - row.value(run.result, "test"),
+        lengths={length: 100 - error for length, error in sorted(run.lengths.items())},
+        budget={name: getattr(run.result, name) for name in names} | {"shared": run.is_shared},
+    )
+
+
+def episodes(tasks: Sequence[str], length: int = 12) -> Iterator[tuple[str, str]]:
+    """One episode of each task, in words."""
+    for name in tasks or TASKS:
+        task = load_task(name).with_length(length)
+        yield name, task.show(*task.generate(random_generator(1), 1)[0])
+
+
+def write_suite(cells: Cells, folder: Path) -> None:
+    """Write suite.json, suite.md and the two figures."""
+    # Imported late: matplotlib takes a second.
+    from staircase_attention.experiments.figures import save
+    from staircase_attention.experiments.suite_figures import heat_map, length_curves
+
+    plain = {
+        task: {name: {**to_plain(cell), "longer": cell.longer} for name, cell in row.items()}
+        for task, row in cells.items()
+    }
+    facts = {"format": FORMAT, "environment": environment(), "published": published()}
+    write_json(folder / "suite.json", {**facts, "cells": plain})
+    write_whole(folder / "suite.md", page(cells).encode())
+    save(heat_map(cells, published()), folder / "heat-map.png")
+    save(length_curves(cells), folder / "lengths.png")
+
+
+def score_table(cells: Cells) -> list[list[str]]:
+    """The headings, then a row for each task, then what the cells of a model cost on average."""
+    rows = [["Task", "Class", "Guess", *next(iter(cells.values()))]]
+    for task, row in cells.items():
+        guess = next(iter(row.values())).guess
+        rows.append([task, TASKS[task], f"{guess:.1f}", *(cell.score for cell in row.values())])
+    budgets = [[row[model].budget for row in cells.values()] for model in rows[0][3:]]
+    return [*rows, ["tokens, time", "per cell", "", *map(_cost, budgets)]]
+
+
+def page(cells: Cells) -> str:
+    """The results in Markdown: our scores, and the study's beside them."""
+    rows, networks = score_table(cells), published()["networks"]
+    rows[0] += [f"{name}, published" for name in networks]
+    for row in rows[1:]:
+        known = published()["scores"].get(row[0], {})
+        row += [str(known.get(name, "")) for name in networks]
+    grid = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
+    table = "\n".join(f"| {' | '.join(line)} |" for line in grid)
+    return f"""# Suite
+
+Percent of answers that are right, at trained lengths (test strings of 20 to 40 symbols) / mean \
+over longer ones, up to 500. Guess: the best constant answer. One seed. The budget of \
+each cell is in suite.json.
+
+Published: Delétang et al. (2023), lengths 41 to 500, after {published()["budget"]}. Cells that \
+could not be confirmed are empty.
+
+{table}
+
+![Accuracy of models on tasks](heat-map.png)
+
+![Accuracy against length](lengths.png)
+"""
+
+
+def _cost(budgets: Sequence[Mapping[str, Any]]) -> str:
+    known = [one for one in budgets if one] or [{"num_tokens": 0, "wall_seconds": 0}]
+    tokens, seconds = (fmean(one[name] for one in known) for name in ("num_tokens", "wall_seconds"))
+    return f"{short(round(tokens))}, {clock(seconds)}"

@@ -1,0 +1,99 @@
+"""The suite: one cell per model and task, resumed, reported, and open to the user's model."""
+
+import json
+import re
+
+import pytest
+
+from commands import call
+from staircase_attention.experiments import runner, suite
+from staircase_attention.training.dataset import build_dataset
+from staircase_attention.training.learner import build_model
+
+SCORE = {"loss": 1, "error": 0.5, "num_answers": 2}
+SCORES = {41: SCORE, 194: SCORE, 347: SCORE, 500: {**SCORE, "error": 0.9}}
+
+
+@pytest.mark.parametrize("budget", [suite.FULL, suite.SMALL])
+def test_models_of_a_budget_have_about_as_many_parameters(budget):
+    recipes = suite.suite_recipes(budget, tasks=["parity-check"])["parity-check"]
+    assert [recipe.name for recipe in recipes] == [*budget.models]
+    sizes = [
+        sum(one.numel() for one in build_model(recipe, build_dataset(recipe)).parameters())
+        for recipe in recipes
+    ]
+    assert max(sizes) < 1.2 * min(sizes)
+
+
+def test_every_task_can_be_trained_on():
+    for task, recipes in suite.suite_recipes(suite.SMALL, models=["lstm"]).items():
+        [recipe] = recipes
+        assert recipe.task.reference == task
+        build_dataset(recipe).check()
+
+
+def test_cells_are_trained_once_and_reported(tmp_path, fake, monkeypatch, capsys):
+    script = f"echo '{json.dumps(SCORES)}' > $0/lengths.json"
+    monkeypatch.setattr(runner, "LENGTHS", ["/bin/sh", "-c", script])
+    words = ["suite", "training.num_updates=2", "--small", "--models", "staircase,lstm", "--quiet"]
+    words += ["--own", "parity/lstm", "--output", str(tmp_path)]
+    assert call(*words, "--tasks", "even-pairs") == 0
+    fake.forget()
+    assert call(*words, "--tasks", "even-pairs,boxes") == 0
+    assert sorted(name for _, name, _ in fake.calls) == ["lstm", "own", "staircase"]
+    assert "74.9 / 40.0" in capsys.readouterr().out
+    found = json.loads((tmp_path / "suite.json").read_text())
+    assert [*found["cells"]] == ["even-pairs", "boxes"]
+    for cells in found["cells"].values():
+        assert [*cells] == ["Staircase", "LSTM", "own"]
+        for cell in cells.values():
+            assert cell["trained"] == pytest.approx(74.9)
+            assert [*cell["lengths"]] == ["41", "194", "347", "500"]
+            assert cell["longer"] == pytest.approx(40)
+            assert cell["budget"]["num_tokens"] == 2 * 32 * 32
+    page = (tmp_path / "suite.md").read_text()
+    assert re.search(r"\| even-pairs \|.*\| 100.0 \| 100.0 \| 100.0 \|  \| 100.0 \|\n", page)
+    for name in ("heat-map.png", "lengths.png"):
+        assert (tmp_path / name).stat().st_size > 10_000
+
+
+def test_a_cell_that_fails_is_empty_and_the_others_go_on(tmp_path, fake, monkeypatch, capsys):
+    monkeypatch.setattr(runner, "LENGTHS", ["/bin/sh", "-c", "echo {} > $0/lengths.json; exit 1"])
+    fake.let(trouble={"lstm, 0": "fail"})
+    words = ["--small", "--models", "lstm,ladder", "--quiet", "--output", str(tmp_path)]
+    assert call("suite", *words, "--tasks", "boxes") == 1
+    cells = json.loads((tmp_path / "suite.json").read_text())["cells"]["boxes"]
+    assert cells["LSTM"]["trained"] is None
+    assert cells["Ladder"]["trained"] == pytest.approx(74.9)
+    assert cells["Ladder"]["longer"] is None
+
+
+def test_a_model_of_the_users_is_a_recipe_or_the_staircase_with_settings_changed():
+    def own(**options):
+        return suite.suite_recipes(suite.SMALL, tasks=["boxes"], **options)["boxes"][-1]
+
+    changed = own(own={"model.schedule.num_passes": 3})
+    assert changed.name == "own"
+    assert changed.model.schedule.num_passes == 3
+    named = own(own_recipe="parity/lstm", own={"model.width": 7})
+    assert (named.model.kind, named.model.width) == ("lstm", 7)
+    assert named.training == changed.training
+    assert own().name == "lstm"
+
+
+def test_published_scores_are_of_tasks_of_the_suite():
+    assert {*suite.published()["scores"]} < {*suite.TASKS}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--tasks", "parity"], "a task of the suite must be .* did you mean 'parity-check'"),
+        (["--models", "gru"], "a model of the suite must be .* got 'gru'"),
+        (["--own", "parity/lstm", "--own", "parity/ladder"], "--own takes one recipe, got"),
+        (["--show", "--tasks", "boxs"], "a task must be one of .* did you mean 'boxes'"),
+    ],
+)
+def test_what_the_suite_does_not_have_is_refused(words, message, capsys):
+    assert call("suite", *words) == 2
+    assert re.search(message, capsys.readouterr().err)
