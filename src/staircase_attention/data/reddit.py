@@ -9,6 +9,7 @@ lengths and reading resumes, so that every line is stored exactly once.
 import hashlib
 import html
 import json
+import math
 import os
 import re
 import time
@@ -345,23 +346,24 @@ def texts_of(rows: Sequence[Comment], options: RedditOptions) -> tuple[list[str]
         answers[parent].append(place)
     # What comes before a comment in its document; None at the start.
     before = dict[int, int | None]()
-    depths: dict[int | None, int] = {None: 0, MISSING: 1}
+    # Comments in a path; without end where it is dropped.
+    depths: dict[int | None, float] = {None: 0, MISSING: 1}
     # From the post downwards, which reaches no comment in a cycle.
-    examples, reached = list[int](), answers[None]
-    reached += [] if options.missing == "drop" else answers[MISSING]
+    examples, reached = list[int](), answers[None] + answers[MISSING]
     for place in reached:
-        parent, has_text = parents[place], rows[place].text is not None
+        reached += answers[place]
+        parent = parents[place]
         gap: Gap | None = None
         if parent == MISSING:
             gap = options.missing
         elif parent is not None and rows[parent].text is None:
             gap = options.removed
         before[place] = None if gap == "cut" else parent
-        depths[place] = depths[before[place]] + 1
-        if has_text and depths[place] <= (options.maximum_depth or len(rows) + 1):
+        depths[place] = math.inf if gap == "drop" else depths[before[place]] + 1
+        if rows[place].text is not None and depths[place] <= (
+            options.maximum_depth or len(rows) + 1
+        ):
             examples.append(place)
-        if has_text or options.removed != "drop":
-            reached += answers[place]
     counts = Counter(Status(row.status).name.lower() for row in rows if row.text is None)
     counts["no whole path"] = sum(row.text is not None for row in rows) - len(examples)
     inner = set[int]()

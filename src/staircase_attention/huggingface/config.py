@@ -105,7 +105,11 @@ class StaircaseConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
             config_dict = config_dict | {"schedule": schedule_from_dict(config_dict["schedule"])}
         return super().from_dict(config_dict, **others)
 
-    def save_pretrained(self, save_directory: str | os.PathLike[str], **others: Any) -> None:  # noqa: ANN401
+    def save_pretrained(  # type: ignore[override]
+        self,
+        save_directory: str | os.PathLike[str],
+        **others: Any,  # noqa: ANN401
+    ) -> None:
         """Write config.json, and beside it the code that it names."""
         super().save_pretrained(save_directory, **others)
         (Path(save_directory) / f"{CODE_NAME}.py").write_text(CODE)
