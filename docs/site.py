@@ -30,6 +30,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for name in PAGES:
         text = re.sub(r'((?:\]\(|src="))docs/', r"\1", (ROOT / name).read_text())
         text = text.replace("](decisions)", "](decisions/0001-timetables-and-one-executor.md)")
+        text = text.replace("](tutorials)", "](tutorials/loop.md)")
         page = "index.md" if name == "README.md" else name
         files.append(File.generated(config, page, content=text))
     for linked in LINKED:

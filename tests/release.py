@@ -15,6 +15,8 @@ EXTRAS = {
     "": "cli",
     "corpora": "data.reddit",
     "huggingface": "huggingface",
+    "onnx": "generation.onnx",
+    "serve": "serve",
 }
 
 
