@@ -2,9 +2,15 @@
 
 import sys
 import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 
 from rich import progress
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+# Bars of a curve: no height to a whole line, in eighths.
+BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
 class Display:
@@ -64,9 +70,45 @@ def words(facts: dict[str, float]) -> str:
     return "  ".join(shown)
 
 
-def progress_bars() -> progress.Progress:
+def sketch(losses: Mapping[int, float], *, width: int = 60, height: int = 6) -> str:
+    """Losses by update as bars, the mean of all in a column, from the lowest to the highest.
+
+    >>> print(sketch({1: 4.0, 2: 3.0, 3: 2.0, 4: 0.0}, width=4, height=2))
+    4.0000 █▄▁
+    0.0000 ███▁
+           1  4
+    """
+    first, last = min(losses), max(losses)
+    columns = defaultdict[int, list[float]](list)
+    for update, loss in losses.items():
+        columns[(update - first) * (width - 1) // max(last - first, 1)].append(loss)
+    means = [sum(columns[number]) / len(columns[number]) for number in sorted(columns)]
+    low, high = min(means), max(means)
+    levels = [1 + round((mean - low) / ((high - low) or 1) * (8 * height - 1)) for mean in means]
+    labels = {height - 1: f"{high:.4f}", 0: f"{low:.4f}"}
+    margin, lines = max(map(len, labels.values())), []
+    for row in reversed(range(height)):
+        bars = "".join(BLOCKS[min(max(level - 8 * row, 0), 8)] for level in levels)
+        lines.append(f"{labels.get(row, ''):>{margin}} {bars}".rstrip())
+    end = f"{last:,}"
+    return "\n".join([*lines, f"{'':{margin}} {first:<{max(len(levels) - len(end), 1)},}{end}"])
+
+
+class CurveProgress(progress.Progress):
+    """A progress bar, and below it the curve of the losses so far."""
+
+    losses: Mapping[int, float] = {}
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """The bar, and the curve once it has a shape."""
+        yield from super().get_renderables()
+        if len(self.losses) > 2:  # noqa: PLR2004
+            yield Text(sketch(self.losses))
+
+
+def progress_bars() -> CurveProgress:
     """Bars on standard error, each with the facts of its run and the time left."""
-    return progress.Progress(
+    return CurveProgress(
         progress.TextColumn("{task.description}"),
         progress.BarColumn(bar_width=None),
         progress.TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
@@ -77,11 +119,12 @@ def progress_bars() -> progress.Progress:
 
 
 class Terminal(Display):
-    """A progress bar with the latest facts and the time left."""
+    """A progress bar with the latest facts and the time left, and the curve of a run."""
 
     def __init__(self) -> None:
         self._progress = progress_bars()
         self._facts: dict[str, float] = {}
+        self._progress.losses = self._losses = dict[int, float]()
 
     def begin(self, name: str, done: int, total: int) -> None:
         """Show the bar."""
@@ -91,6 +134,8 @@ class Terminal(Display):
     def advance(self, done: int, **facts: float) -> None:
         """Move the bar."""
         self._facts |= facts
+        if "loss" in facts:
+            self._losses[done] = facts["loss"]
         self._progress.update(self._bar, completed=done, facts=words(self._facts))
 
     def say(self, text: str) -> None:

@@ -46,6 +46,9 @@ NewFolder = Annotated[Path, typer.Argument(metavar="FOLDER", help="output folder
 CheckpointName = Annotated[
     str, typer.Option(help="`best` on the validation data, `latest`, or an update.")
 ]
+Logger = Annotated[
+    str | None, typer.Option(help="Also log to wandb or mlflow, by their own packages.")
+]
 DeviceName = Annotated[
     str | None, typer.Option("--device", help="As cpu or cuda:1; by default a GPU if there is one.")
 ]

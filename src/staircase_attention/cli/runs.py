@@ -1,18 +1,25 @@
 """`staircase recipes`, `train`, `resume`, `pack`, `export`: from a recipe to weights to share."""
 
+import hashlib
+import importlib
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
 from staircase_attention.checks import check_choice, input_error, one_line
 from staircase_attention.cli import arguments
+from staircase_attention.display import Display, choose_display
 from staircase_attention.files import check_can_hold
 
 if TYPE_CHECKING:
     from staircase_attention.training import RunResult
+
+LOGGERS = ("wandb", "mlflow")
+PROJECT = "staircase-attention"
 
 
 def recipes(
@@ -65,6 +72,7 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Resume the run in --output if there is one.")
     ] = False,
+    logger: arguments.Logger = None,
     device: arguments.DeviceName = None,
     quiet: arguments.Quiet = False,
 ) -> int:
@@ -73,7 +81,7 @@ def train(
 
     chosen = find_recipe(recipe).override(arguments.parse_assignments(overrides or []))
     # After a recipe that is not known has been refused: these import PyTorch.
-    from staircase_attention.training import choose_display, default_folder
+    from staircase_attention.training import default_folder
     from staircase_attention.training import train as train_recipe
     from staircase_attention.training.learner import check_recipe
 
@@ -90,7 +98,7 @@ def train(
         init=init,
         resume=resume,
         device=device,
-        progress=choose_display(quiet=quiet),
+        progress=watched(logger, output, chosen.to_plain(), quiet=quiet),
     )
     return show(result, output, device=device, with_page=not quiet)
 
@@ -102,12 +110,12 @@ def resume(
         int | None,
         typer.Option(metavar="N", help="Total number of updates; also continues a finished run."),
     ] = None,
+    logger: arguments.Logger = None,
     device: arguments.DeviceName = None,
     trust_code: arguments.TrustCode = False,
     quiet: arguments.Quiet = False,
 ) -> int:
     """Resume a run that was stopped, or continue a finished one."""
-    from staircase_attention.training import choose_display
     from staircase_attention.training import resume as resume_run
 
     result = resume_run(
@@ -115,9 +123,68 @@ def resume(
         num_updates=updates,
         device=device,
         trust_code=trust_code,
-        progress=choose_display(quiet=quiet),
+        progress=watched(logger, run, {}, quiet=quiet),
     )
     return show(result, run, device=device, with_page=not quiet)
+
+
+class Logged(Display):
+    """Another display, and the same facts for Weights & Biases or MLflow."""
+
+    def __init__(
+        self, display: Display, logger: str, folder: Path, config: Mapping[str, Any]
+    ) -> None:
+        check_choice("--logger", logger, LOGGERS)
+        try:
+            self._package: Any = importlib.import_module(logger)
+        except ModuleNotFoundError:
+            remedy = f"install it: pip install 'staircase-attention[{logger}]'"
+            raise input_error(
+                "--logger needs its package", f"{logger}, not there", remedy
+            ) from None
+        self._display, self._logger = display, logger
+        self._folder, self._config = folder.resolve(), dict(config)
+        self._failed = False
+        self.say = display.say  # type: ignore[method-assign]
+
+    def begin(self, name: str, done: int, total: int) -> None:
+        """Open a run there; Weights & Biases continues that of the same folder."""
+        self._display.begin(name, done, total)
+        if self._logger == "wandb":
+            number = hashlib.sha256(str(self._folder).encode()).hexdigest()[:16]
+            options = {"id": number, "name": name, "resume": "allow", "config": self._config}
+            self._package.init(project=PROJECT, dir=str(self._folder), **options)
+        else:
+            self._package.set_experiment(PROJECT)
+            self._package.start_run(run_name=name, tags={"folder": str(self._folder)})
+            self._package.log_dict(self._config, "recipe.json")
+
+    def advance(self, done: int, **facts: float) -> None:
+        """Pass on scores; the speed comes with them. A logger that fails costs no training."""
+        self._display.advance(done, **facts)
+        if self._failed or not facts.keys() - {"tokens_per_second"}:
+            return
+        try:
+            log = self._package.log if self._logger == "wandb" else self._package.log_metrics
+            log(facts, step=done)
+        except Exception as error:
+            self._failed = True
+            self.say(f"{self._logger} is no longer logged to: {one_line(error)}")
+
+    def end(self) -> None:
+        """Close the run."""
+        self._display.end()
+        (self._package.finish if self._logger == "wandb" else self._package.end_run)()
+
+
+def watched(logger: str | None, folder: Path, config: Mapping[str, Any], *, quiet: bool) -> Display:
+    """What shows a run, and logs it where the first process is asked to."""
+    from staircase_attention.training import is_first_process
+
+    display = choose_display(quiet=quiet)
+    if logger is None or not is_first_process():
+        return display
+    return Logged(display, logger, folder, config)
 
 
 def show(

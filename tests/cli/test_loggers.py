@@ -1,0 +1,83 @@
+"""Runs are logged by the packages of others, and drawn in a terminal."""
+
+import sys
+import types
+
+import pytest
+from rich.console import Console
+
+from commands import call
+from staircase_attention.display import Terminal, progress_bars
+
+TINY = ("training.num_updates=4", "training.log_every=2", "training.evaluate_every=4")
+
+
+class Recorded(types.ModuleType):
+    """A package that notes what is called."""
+
+    def __init__(self):
+        super().__init__("recorded")
+        self.calls = []
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *values, **named: self.calls.append((name, values, named))
+
+
+@pytest.mark.parametrize(
+    ("logger", "names"),
+    [
+        ("wandb", ["init", "log", "log", "log", "finish"]),
+        (
+            "mlflow",
+            ["set_experiment", "start_run", "log_dict", *["log_metrics"] * 3, "end_run"],
+        ),
+    ],
+)
+def test_a_run_is_logged_with_its_recipe_and_scores(logger, names, monkeypatch, tmp_path):
+    package = Recorded()
+    monkeypatch.setitem(sys.modules, logger, package)
+    options = ("--output", tmp_path / "run", "--quiet", "--logger", logger)
+    assert call("train", "parity/staircase", *TINY, *options) == 0
+    assert [name for name, _, _ in package.calls] == names
+    steps = [(named.get("step"), values) for _, values, named in package.calls]
+    logged = [(step, set(values[0])) for step, values in steps if step]
+    train = {"loss", "error", "tokens_per_second"}
+    assert logged == [(2, train), (4, train), (4, {"valid_error"})]
+    assert "training" in str(package.calls)
+
+
+def test_a_logger_that_fails_costs_no_training(monkeypatch, tmp_path, capsys):
+    package = Recorded()
+    package.log = lambda *_, **__: 1 / 0
+    monkeypatch.setitem(sys.modules, "wandb", package)
+    options = ("--output", tmp_path / "run", "--logger", "wandb")
+    assert call("train", "parity/staircase", *TINY, *options) == 0
+    assert capsys.readouterr().err.count("wandb is no longer logged to: division by zero") == 1
+
+
+def test_a_logger_that_is_not_there_is_refused_before_training(monkeypatch, tmp_path, capsys):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    for logger, line in (
+        ("wandb", "install it: pip install 'staircase-attention[wandb]'"),
+        ("comet", "--logger must be one of wandb, mlflow, got 'comet'"),
+    ):
+        options = ("--output", tmp_path / "run", "--logger", logger)
+        assert call("train", "parity/staircase", *TINY, *options) == 2
+        assert line in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_terminal_shows_the_curve_below_the_bar():
+    terminal = Terminal()
+    terminal._progress = progress_bars()
+    terminal._progress.live.console = console = Console(record=True, width=100, force_terminal=True)
+    terminal._progress.losses = terminal._losses
+    terminal.begin("run", 0, 100)
+    for update in range(1, 101):
+        terminal.advance(update, loss=100 / update, tokens_per_second=1.0)
+    terminal.end()
+    text = console.export_text()
+    assert "100/100" in text
+    assert "██▄▁" in text
