@@ -54,7 +54,7 @@ def test_a_logger_that_fails_costs_no_training(monkeypatch, tmp_path, capsys):
     monkeypatch.setitem(sys.modules, "wandb", package)
     options = ("--output", tmp_path / "run", "--logger", "wandb")
     assert call("train", "parity/staircase", *TINY, *options) == 0
-    assert capsys.readouterr().err.count("wandb is no longer logged to: division by zero") == 1
+    assert capsys.readouterr().err.count("wandb is no longer logged to: ") == 1
 
 
 def test_a_logger_that_is_not_there_is_refused_before_training(monkeypatch, tmp_path, capsys):
