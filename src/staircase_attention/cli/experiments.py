@@ -249,7 +249,7 @@ def suite(
     for row in rows:
         grid.add_row(*row)
     Console().print(grid)
-    typer.echo(f"wrote {folder / 'suite.md'}, suite.json, heat-map.png, lengths.png")
+    typer.echo(f"wrote {folder / 'report.html'}, suite.json")
     states = {cell.status for row in cells.values() for cell in row.values()}
     return 0 if states == {"finished"} else 1
 

@@ -40,6 +40,12 @@ TASKS = {task_name(kind): level for level, kinds in SUITE.items() for kind in ki
 SPAN = 96
 # The name of the user's model.
 OWN = "own"
+EXPLAINED = (
+    "Percent of answers that are right, at trained lengths (test strings of 20 to 40 symbols) / "
+    "mean over longer ones, up to 500. Guess: the best constant answer. One seed. The budget of "
+    "each cell is in suite.json. Published: Delétang et al. (2023), lengths 41 to 500, after {}. "
+    "Cells that could not be confirmed are empty."
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -213,9 +219,10 @@ def episodes(tasks: Sequence[str], length: int = 12) -> Iterator[tuple[str, str]
 
 
 def write_suite(cells: Cells, folder: Path) -> None:
-    """Write suite.json, suite.md and the two figures."""
+    """Write suite.json, and report.html with the scores, the study's beside them, and figures."""
     # Imported late: matplotlib takes a second.
-    from staircase_attention.experiments.figures import save
+    from staircase_attention.experiments.figures import image
+    from staircase_attention.experiments.page import page, table
     from staircase_attention.experiments.suite_figures import heat_map, length_curves
 
     plain = {
@@ -224,9 +231,25 @@ def write_suite(cells: Cells, folder: Path) -> None:
     }
     facts = {"format": FORMAT, "environment": environment(), "published": published()}
     write_json(folder / "suite.json", {**facts, "cells": plain})
-    write_whole(folder / "suite.md", page(cells).encode())
-    save(heat_map(cells, published()), folder / "heat-map.png")
-    save(length_curves(cells), folder / "lengths.png")
+    names, *rows = score_table(cells)
+    # The last row is of costs, which the study's have none of.
+    scores = [
+        dict(zip(names, row, strict=True))
+        | {f"{name}, published": str(score) for name, score in _published_scores(row[0])}
+        for row in rows
+    ]
+    figures = {
+        "Accuracy of models on tasks": heat_map(cells, published()),
+        "Accuracy against length": length_curves(cells),
+    }
+    parts = [f"<p>{EXPLAINED.format(published()['budget'])}</p>", table(scores)]
+    parts += [image(figure, caption) for caption, figure in figures.items()]
+    write_whole(folder / "report.html", page("Suite", parts))
+
+
+def _published_scores(task: str) -> list[tuple[str, object]]:
+    known = published()["scores"].get(task, {})
+    return [(name, known.get(name, "")) for name in published()["networks"]]
 
 
 def score_table(cells: Cells) -> list[list[str]]:
@@ -237,32 +260,6 @@ def score_table(cells: Cells) -> list[list[str]]:
         rows.append([task, TASKS[task], f"{guess:.1f}", *(cell.score for cell in row.values())])
     budgets = [[row[model].budget for row in cells.values()] for model in rows[0][3:]]
     return [*rows, ["tokens, time", "per cell", "", *map(_cost, budgets)]]
-
-
-def page(cells: Cells) -> str:
-    """The results in Markdown: our scores, and the study's beside them."""
-    rows, networks = score_table(cells), published()["networks"]
-    rows[0] += [f"{name}, published" for name in networks]
-    for row in rows[1:]:
-        known = published()["scores"].get(row[0], {})
-        row += [str(known.get(name, "")) for name in networks]
-    grid = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
-    table = "\n".join(f"| {' | '.join(line)} |" for line in grid)
-    return f"""# Suite
-
-Percent of answers that are right, at trained lengths (test strings of 20 to 40 symbols) / mean \
-over longer ones, up to 500. Guess: the best constant answer. One seed. The budget of \
-each cell is in suite.json.
-
-Published: Delétang et al. (2023), lengths 41 to 500, after {published()["budget"]}. Cells that \
-could not be confirmed are empty.
-
-{table}
-
-![Accuracy of models on tasks](heat-map.png)
-
-![Accuracy against length](lengths.png)
-"""
 
 
 def _cost(budgets: Sequence[Mapping[str, Any]]) -> str:
