@@ -94,7 +94,8 @@ def choose_by(
 ) -> tuple[Int[Tensor, " rows"], Float[Tensor, " rows"]]:
     """As `choose`, by these draws in place of the config's seed."""
     logits = logits.double()
-    scores = scores_to_draw(config, logits, recent, rows=rows)
+    check_logits(logits, rows)
+    scores = scores_to_draw(config, logits, recent)
     if config.temperature == 0:
         tokens = scores.argmax(-1)
     else:
@@ -108,12 +109,9 @@ def scores_to_draw(
     config: SamplingConfig,
     logits: Float[Tensor, "rows vocab"],
     recent: Sequence[Sequence[int]],
-    *,
-    rows: Sequence[int],
 ) -> Float[Tensor, "rows vocab"]:
     """Whose softmax a token is drawn from, in float64; at temperature 0 one token is left."""
     logits = logits.double()
-    check_logits(logits, rows)
     recent = [row[-config.repetition_window :] for row in recent]
     scores = penalised(logits, recent, penalty=config.repetition_penalty)
     if config.temperature == 0:
