@@ -7,14 +7,19 @@ happens to a token depends on those before it and on its three draws alone: neit
 drafts nor the other rows matter.
 """
 
-from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from staircase_attention.checks import check_integer, input_error
-from staircase_attention.generation.sampling import check_logits, pick, scores_to_draw, uniform
+from staircase_attention.generation.sampling import (
+    check_logits,
+    likeliest,
+    pick,
+    scores_to_draw,
+    uniform,
+)
 from staircase_attention.generation.stepper import Stepper, device_of
 from staircase_attention.models import SequenceModel, State, at_depth
 
@@ -47,46 +52,51 @@ class Speculation:
         limits = (self.num_tokens, most, self.drafts.room, stream.stepper.room)
         number = min(limit for limit in limits if limit is not None)
         device = device_of(stream.stepper.model)
+        is_greedy = config.temperature == 0
         # All draws of the round at once, [purposes, places, rows]: nothing waits for the host.
+        purposes = () if is_greedy else ("", "accept", "rest")
         draws = torch.tensor(
             [
                 [
                     [uniform(seed=config.seed, row=row, count=count, purpose=why) for row in rows]
                     for count in range(stream.num_made, stream.num_made + number)
                 ]
-                for why in ("", "accept", "rest")
+                for why in purposes
             ],
             dtype=torch.float64,
         ).to(device)
         fed, proposed = [stream.pending.to(device)], []
         recent = [[*row] for row in stream.recent]
-        recents: list[list[list[int]]] = []
+        recents: list[list[int]] = []
         for place in range(number):
-            recents.append([[*row] for row in recent])
+            recents += [[*row] for row in recent]
             logits = self.drafts.ahead(fed[-1][:, None])[:, -1]
-            proposed.append(scores_to_draw(config, logits, recent))
-            if config.temperature == 0:
-                fed.append(proposed[-1].argmax(-1))
+            if is_greedy:
+                fed.append(likeliest(config, logits, recent))
             else:
-                # Damaged weights leave nothing to pick; the logits of all passes are checked below.
+                proposed.append(scores_to_draw(config, logits, recent))
                 drawn = pick(proposed[-1], draws[0, place])
+                # Damaged weights leave nothing to pick; the logits of all passes are checked below.
                 fed.append(drawn.clamp_max_(logits.shape[-1] - 1))
             if config.repetition_penalty != 1:
                 for row, token in zip(recent, fed[-1].tolist(), strict=True):
                     row.append(token)
         # From here on places are rows: [places * rows, ...].
         verified = stream.stepper.ahead(torch.stack(fed[:-1], dim=1)).transpose(0, 1)
-        logits = verified.flatten(0, 1).double()
+        logits, drafts = verified.flatten(0, 1).double(), torch.cat(fed[1:])
         check_logits(logits, [*rows] * number)
-        wanted = scores_to_draw(config, logits, list(chain(*recents))).softmax(-1)
-        given, drafts = torch.cat(proposed).softmax(-1), torch.cat(fed[1:])[:, None]
-        share = wanted.gather(-1, drafts) / given.gather(-1, drafts)
-        is_accepted = draws[1].flatten() < share[:, 0]
-        rest = (wanted - given).clamp_min(0)
-        # Where both are the same but for rounding there is no rest.
-        rest = torch.where(rest.sum(-1, keepdim=True) > 0, rest, wanted)
-        other = pick(rest.log(), draws[2].flatten())
-        tokens = torch.where(is_accepted, drafts[:, 0], other)
+        if is_greedy:
+            tokens = likeliest(config, logits, recents)
+            is_accepted = tokens == drafts
+        else:
+            given = torch.cat(proposed).softmax(-1)
+            wanted = scores_to_draw(config, logits, recents).softmax(-1)
+            share = (wanted / given).gather(-1, drafts[:, None])[:, 0]
+            is_accepted = draws[1].flatten() < share
+            rest = (wanted - given).clamp_min(0)
+            # Where both are the same but for rounding there is no rest.
+            rest = torch.where(rest.sum(-1, keepdim=True) > 0, rest, wanted)
+            tokens = torch.where(is_accepted, drafts, pick(rest.log(), draws[2].flatten()))
         logprobs = logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
         # One copy to the host per round.
         facts = torch.stack([tokens.double(), is_accepted.double(), logprobs]).cpu()
