@@ -38,6 +38,14 @@ def test_a_number_that_is_listed_twice_is_drawn_twice_as_often():
     assert drawn == {1: 200, 4: 100, 8: 100}
 
 
+@pytest.mark.parametrize("kind", ["uniform", "poisson"])
+def test_a_number_is_held_for_as_many_updates_as_asked_for(kind):
+    held, one = (PassesConfig(kind=kind, most=8, hold=hold) for hold in (5, 1))
+    drawn = [held.draw(update, 200, seed=1) for update in range(200)]
+    assert drawn[::5] == [one.draw(update, 200, seed=1) for update in range(40)]
+    assert drawn == [number for number in drawn[::5] for _ in range(5)]
+
+
 def test_poisson_numbers_have_the_mean_that_is_asked_for():
     config = PassesConfig(kind="poisson", mean=4.0, most=64)
     drawn = [config.draw(update, 4000, seed=0) for update in range(4000)]

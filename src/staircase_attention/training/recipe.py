@@ -165,6 +165,9 @@ class PassesConfig:
     """Standard deviation of the logarithm of a Poisson draw's rate."""
     growth_part: float = 0.0
     """The first part of the updates, in which the largest number, or the mean, grows from least."""
+    hold: int = 1
+    """Updates in a row that make the number drawn. A state that is converted to more passes is not
+    what they would have left: the more updates follow, the fewer of them see it."""
     gradient_passes: int | None = None
     """Gradients flow through this many last passes only; None: through all."""
     loss: Literal["last", "every"] = "last"
@@ -172,7 +175,7 @@ class PassesConfig:
     through which gradients flow, each that of a model with that number of passes."""
 
     def __post_init__(self) -> None:
-        check(self, "at least 1", lambda value: value >= 1, "least")
+        check(self, "at least 1", lambda value: value >= 1, "least", "hold")
         rule = f"from least = {self.least} to {MOST_PASSES:,}"
         check(self, rule, lambda value: self.least <= value <= MOST_PASSES, "most")
         check(self, "over 1", lambda value: 1 < value < math.inf, "mean")
@@ -207,14 +210,15 @@ class PassesConfig:
             return None
         first, last = self.numbers[0], self.numbers[-1]
         grown = min(1.0, (update + 1) / max(1.0, self.growth_part * num_updates))
+        held = update // self.hold
         if self.kind == "poisson":
-            generator = np.random.default_rng((seed, update))
+            generator = np.random.default_rng((seed, held))
             # The mean of a log-normal number is exp(mu + deviation² / 2).
             mu = math.log(grown * (self.mean - 1)) - self.deviation**2 / 2
             rate = generator.lognormal(mu, self.deviation)
             return int(np.clip(1 + generator.poisson(rate), first, last))
         allowed = [number for number in self.numbers if number <= first + grown * (last - first)]
-        turn, place = divmod(update, len(allowed))
+        turn, place = divmod(held, len(allowed))
         return int(np.random.default_rng((seed, turn)).permutation(allowed)[place])
 
 
