@@ -18,9 +18,10 @@ from itertools import chain
 from typing import NamedTuple
 
 from staircase_attention.models.state import Stream
-from staircase_attention.schedules import Depth, Schedule, Step
+from staircase_attention.schedules import CARRIED, Depth, Schedule, Step
 
-# Numbers of a row before its segments: region and shift of the bank, 0 and shift of the cache.
+# Numbers of a row before its segments: first row of the bank's region, and shift; 0, and shift of
+# the cache.
 #
 # A token at position p is written to place p + shift.
 HEADER = 4
@@ -38,6 +39,8 @@ class FormStep(NamedTuple):
     """How many of the latest keys a token sees, itself included; None: all."""
     injects: bool = False
     """Whether it sees again what entered the recurrence."""
+    lags: bool = False
+    """Whether it is taken along with the first pass, as rows of the same launches."""
 
 
 # All steps of a token: what a graph depends on.
@@ -69,6 +72,10 @@ class Sizes(NamedTuple):
     """Keys that a token sees, itself included."""
     reach: int = 1
     """Distances between a token and the keys it sees, 0 included."""
+    num_passes: int = 1
+    """Passes of a token that are taken at once: the first, and those that lag."""
+    num_carried: int = 2
+    """Latest tokens of which lagged passes may begin; with two, one can be taken back."""
 
     def __or__(self, other: "Sizes") -> "Sizes":
         """Room for both."""
@@ -90,7 +97,8 @@ class Books:
     def of(cls, stream: Stream) -> "Books":
         """Books of a stream whose regions and slots are taken in order."""
         banks = {key: held.num_tokens for key, held in stream.banks.items()}
-        regions = {bank: number for number, bank in enumerate(sorted({key[0] for key in banks}))}
+        open_banks = {bank for bank, layer in banks if layer != CARRIED}
+        regions = {bank: number for number, bank in enumerate(sorted(open_banks))}
         cached, place = [], 0
         for part in stream.cached:
             cached.append(Segment(part.start, place, len(part)))
@@ -138,6 +146,8 @@ class Books:
                     self.banks[step.bank, layer] = num_held
                 else:
                     self.banks.pop((step.bank, layer), None)
+            if step.lags:
+                self.banks[step.bank, CARRIED] = 1
             if num_held == 0:
                 closed.append(step.bank)
             new = [Segment(tokens.start, place, len(tokens))] if cell.cached else []
@@ -186,9 +196,10 @@ class DecodingPlan:
             num_frozen=max(map(len, frozen)),
             num_keys=num_keys,
             reach=reach,
+            num_passes=1 + sum(step.lags for step in self.form),
         )
 
-    def rows(self, sizes: Sizes) -> list[list[int]]:
+    def rows(self, sizes: Sizes, num_rows: int) -> list[list[int]]:
         """For each step its header and, for every segment, three integers.
 
         Keys are numbered from the oldest one. Key k of a segment lies at place k + (second integer)
@@ -200,7 +211,7 @@ class DecodingPlan:
         wrap = self.run.start // sizes.capacity * sizes.capacity
         return [
             [
-                *(region, -wrap, 0, self.place - self.run.start),
+                *(region * num_rows, -wrap, 0, self.place - self.run.start),
                 *(0,) * (3 * (sizes.num_frozen - len(frozen))),
                 *numbered([*frozen, *(self._bank(held, wrap, sizes.capacity))]),
             ]
@@ -276,6 +287,7 @@ class Planner:
                     cached=step.cells[0].cached,
                     span=step.span or self.span,
                     injects=step.cells[0].pass_number > 1,
+                    lags=step.lags,
                 )
                 for step in steps
             ),

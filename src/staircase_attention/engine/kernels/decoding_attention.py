@@ -90,7 +90,7 @@ def attend_segments(queries, keys, values, table, starts, position, plan, attend
     now, owner = tl.load(position) + row % TOKENS, row // TOKENS
     start_of_row = (now - tl.load(starts + owner)).to(tl.int32)
     group = head // (HEADS // GROUPS)
-    bank = ((tl.load(plan) * (rows // TOKENS) + owner) * GROUPS + group) * CAPACITY + bank_base
+    bank = ((tl.load(plan) + owner) * GROUPS + group) * CAPACITY + bank_base
     cache = (tl.cast(owner, tl.int64) * GROUPS + group) * SLOTS + cache_base
     ends, places, reaches = segments_of(plan, now, bank, cache, SEGMENTS, FROZEN, SPAN)
     keys += bank * SIZE
