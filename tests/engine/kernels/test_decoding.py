@@ -86,7 +86,6 @@ def test_attention_to_segments_is_the_reference(num_frozen, start, shares):
         counts,
         0,
         2 * HEADS * CAPACITY,
-        1,
         SIZE**-0.5,
         HEADS=HEADS,
         GROUPS=HEADS,

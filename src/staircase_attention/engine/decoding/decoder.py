@@ -1,7 +1,7 @@
 """A stream that takes one token of every row at a time, as fast as the device allows."""
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -30,7 +30,7 @@ from staircase_attention.layers.positions import ROTARY_BASE
 from staircase_attention.models.exits import ExitBackend
 from staircase_attention.models.sequence_model import SequenceModel
 from staircase_attention.models.state import State, Stream
-from staircase_attention.schedules import CARRIED, Step, joined, num_positions
+from staircase_attention.schedules import CARRIED, Cell, joined, num_positions
 
 if TYPE_CHECKING:
     from staircase_attention.engine.decoding.launches import Launch, Launches
@@ -48,7 +48,7 @@ class DecoderMemory:
         self, model: SequenceModel, stream: Stream, sizes: Sizes, dtype: torch.dtype
     ) -> None:
         config, schedule = model.config, model.schedule
-        self.sizes, self.capacity = sizes, sizes.capacity
+        self.sizes = sizes
         self.num_rows, self.num_heads = len(stream.rows), config.num_heads
         self.num_groups, self.head_size = config.key_value_heads, config.head_size
         device = model.output.weight.device
@@ -70,7 +70,7 @@ class DecoderMemory:
         # The rows of every pass that is taken at once.
         starts = [stream.starts] * sizes.num_passes
         self.starts = torch.tensor(starts, dtype=torch.int64, device=device)
-        # What lagged passes begin with. The token at position p left it at place p modulo the last.
+        # Hidden vectors that lagged passes begin with, in rings: that of position p at place p.
         shape = (sizes.num_passes - 1, self.num_rows, sizes.num_carried)
         self.carried: Float[Tensor, "lagged rows places width"] = torch.zeros(
             *shape, config.width, device=device
@@ -135,7 +135,7 @@ class DecoderMemory:
                 yield (bank, layer), (memory, memory[..., :0]), held % self.sizes.num_carried
             else:
                 memory = self._banks[:, layer, books.regions[bank]]
-                yield (bank, layer), memory, held % self.capacity
+                yield (bank, layer), memory, held % self.sizes.capacity
 
     def _cache_parts(self, books: Books) -> Iterator[tuple[Tensor, Tensor]]:
         """The memory of each layer's cache, and the places of its tokens."""
@@ -400,20 +400,16 @@ def can_decode(model: SequenceModel) -> bool:
     # The launches of such layers are those of layers that see themselves by their own projections.
     is_usual = schedule.attends_self and not (schedule.shares_keys_values or schedule.mixes_layers)
     steps = list(schedule.steps(range(2), num_layers=config.num_layers, order="window"))
-    lags = any(step.lags for step in steps)
+    if any(step.lags for step in steps):
+        # One batch: all passes but the first lag, and else they are as it is.
+        first, is_outer = steps[0], True
+        cells = [Cell(chunk=0, pass_number=n + 1, tokens=range(2)) for n in range(len(steps))]
+        is_usual &= steps == [
+            replace(first, index=n, bank=first.bank + n, cells=(cell,), lags=n > 0)
+            for n, cell in enumerate(cells)
+        ]
     is_other = config.qk_norm or isinstance(model.backend, ExitBackend)
-    return (
-        not is_other and (is_usual or not (is_outer or lags)) and (are_at_once(steps) or not lags)
-    )
-
-
-def are_at_once(steps: Sequence[Step]) -> bool:
-    """Whether steps can be one batch: passes that lag behind the first and else are as it is."""
-    first = steps[0]
-    return not any(len(step.tokens) == 1 or step.cells[0].cached for step in steps) and all(
-        step == replace(first, index=step.index, bank=first.bank + n, cells=step.cells, lags=n > 0)
-        for n, step in enumerate(steps)
-    )
+    return not is_other and (is_usual or not is_outer)
 
 
 def _run_all(launches: "list[Launch]") -> None:

@@ -108,7 +108,7 @@ class Launches:
         self.logits = scratch(self.rows, len(weights.logits))
         # Between layers hidden vectors stay in float32; only what products read is in their dtype.
         self._hidden, self._mix, self._entered, self._gates = scratch(4, num_rows, self.width)
-        self._normed = scratch(weights.num_layers, num_rows, self.width, dtype=dtype)
+        self._normed = scratch(len(weights.output), num_rows, self.width, dtype=dtype)
         self._queries, self._attended = scratch(2, num_rows, self.width, dtype=dtype)
         self._inner = scratch(num_rows, weights.expand.shape[1], dtype=dtype)
         # Parts of sums, and how many programs have left theirs: kernels set counts back to zero.
@@ -133,7 +133,9 @@ class Launches:
             is_inside = layers.start < weights.num_recurring
             hidden = self._hidden if is_inside else first if number < entry else last
             if is_inside and is_batch:
-                yield from self._begin_lagged(first)
+                yield self._carry(back=1)
+                if weights.gate is not None:
+                    yield from self._inject(self._hidden[self.rows :], first)
             elif weights.injects and number == entry:
                 yield partial(torch.add, hidden, 0.0, out=self._entered)
             elif weights.injects and injects:
@@ -188,13 +190,8 @@ class Launches:
         each = (-1, *entered.shape)
         yield partial(hidden.view(each).lerp_, entered, gates.view(each))
 
-    def _begin_lagged(self, first: Tensor) -> Iterator[Launch]:
-        """Passes after the first see what entered it, and what the token before left."""
-        yield self._carry(back=1)
-        if self.weights.gate is not None:
-            yield from self._inject(self._hidden[self.rows :], first)
-
     def _carry(self, *, back: int) -> Launch:
+        """Leave what lagged passes of the next token begin with; or begin, one token back."""
         return self._launch(
             kernels.carry_rows,
             (len(self._hidden) - self.rows,),
@@ -400,7 +397,6 @@ class Launches:
             self._counts,
             memory.bank_base(layer),
             memory.cache_base(0 if self.weights.shared is not None else layer),
-            rows,
             self.size**-0.5,
             HEADS=self.num_heads,
             GROUPS=memory.num_groups,

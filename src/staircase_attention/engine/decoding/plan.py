@@ -7,7 +7,8 @@ lies on the device. So the same launches, and the same captured graph, serve any
 state is bounded.
 
 Keys and values lie in two kinds of memory. Each open bank has a *region* of the same size, a ring:
-the token at position p lies at place p modulo its capacity. Cached tokens have *slots*: a run that
+the token at position p lies at place p modulo its capacity. Passes that lag are one batch with the
+first: their regions are those behind its region. Cached tokens have *slots*: a run that
 is cached gets neighbouring ones, which are free again when the timetable drops its tokens.
 """
 
@@ -75,7 +76,7 @@ class Sizes(NamedTuple):
     num_passes: int = 1
     """Passes of a token that are taken at once: the first, and those that lag."""
     num_carried: int = 2
-    """Latest tokens of which lagged passes may begin; with two, one can be taken back."""
+    """Latest tokens that lagged passes may begin with; with two, one can be taken back."""
 
     def __or__(self, other: "Sizes") -> "Sizes":
         """Room for both."""
@@ -276,6 +277,7 @@ class Planner:
                 steps, place=place, attends_self=self.attends_self
             )
         )
+        assert all(seen[n][0] == seen[n - 1][0] + 1 for n, step in enumerate(steps) if step.lags)
         return DecodingPlan(
             run=range(position, stop),
             place=place,

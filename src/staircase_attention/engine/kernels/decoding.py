@@ -4,8 +4,9 @@ Everything that changes from token to token follows from two things on the devic
 of the present token, and a `plan` of integers that the host derives from the timetable for a run
 of tokens (see `engine.decoding.plan`). So the same launches serve every token and can be captured
 once. Keys and values lie in memory of shape [layers, regions, rows, heads, CAPACITY, SIZE], banks
-first and the cache behind them; a plan gives the region and, added to the position, the place.
-Rows of vectors may be TOKENS successive tokens of each row of that memory, from the position on.
+first and the cache behind them; a plan gives a region's first row and, added to the position, the
+place. Rows of vectors may be TOKENS successive tokens of each row of that memory, from the position
+on; or, behind the rows of the first pass, those of passes that lag, each with a region of its own.
 
 Hidden vectors between layers are float32 [rows, width]. Products multiply in the precision of the
 weights and sum in float32. `few` kernels are for batches of a few rows and multiply without tensor
@@ -65,8 +66,8 @@ def keep(result, row, columns, valid, queries, keys, values, base, position, pla
     """Queries to rows, keys and values to memory: queries, keys, values; or only the last two.
 
     Keys and values have HEADS heads each, queries all other columns. `plan` points to the first row
-    of a region and to what is added to the position; rows of lagged passes are in the regions
-    behind it. `number` counts layers from `base` on, which counts vectors of SIZE.
+    of a region and to what is added to the position. `number` counts layers from `base` on, which
+    counts vectors of SIZE.
     """
     EACH: tl.constexpr = HEADS * SIZE
     WIDTH: tl.constexpr = COLUMNS - 2 * EACH
