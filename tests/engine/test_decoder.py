@@ -14,6 +14,7 @@ from staircase_attention import (
     GlobalCachedStaircase,
     Ladder,
     MemoryNetwork,
+    ParallelLoop,
     SequenceModel,
     Staircase,
     TransformerXL,
@@ -50,6 +51,14 @@ class Sinks(CachedStaircase):
                 for cell in step.cells
             )
             yield replace(step, cells=cells, frozen=cached(step.frozen), kept=cached(step.kept))
+
+
+class LaggedLayers(ParallelLoop):
+    """Each layer in turn: not all of its passes can be taken at once."""
+
+    @property
+    def rungs(self):
+        return self.num_passes, "AABB"
 
 
 def build(schedule, *, num_layers=1, heads=2, **settings):
@@ -139,6 +148,13 @@ CASES = {
     "transformer-xl, three heads": (TransformerXL(span=66), {"heads": 3}),
     "ladder ABAB": (Ladder(num_passes=2, span=3), {"num_layers": 2}),
     "ladder AABB": (Ladder(num_passes=2, span=3, order="AABB"), {"num_layers": 2}),
+    "loop": (ParallelLoop(num_passes=3, span=3), {"num_layers": 2}),
+    "loop, a span of one": (ParallelLoop(num_passes=2, span=1), OUTER),
+    "loop, one pass": (ParallelLoop(num_passes=1, span=3), {}),
+    "modern loop": (
+        ParallelLoop(num_passes=3, span=4),
+        MODERN | OUTER | {"injection": "gated"},
+    ),
     "universal": (UniversalTransformer(num_passes=2, span=4), {"max_distance": 2}),
     "staircase": (Staircase(chunk_size=2, num_passes=3), {}),
     "staircase, two layers": (Staircase(chunk_size=2, num_passes=2), {"num_layers": 2}),
@@ -222,7 +238,9 @@ def test_a_decoder_makes_room_for_what_a_timetable_needs_later(monkeypatch):
     follow(model, model.initial_state(1), random_tokens(1, 24))
 
 
-@pytest.mark.parametrize("name", ["transformer-xl, three heads", "cached, M = 2", "feedback"])
+@pytest.mark.parametrize(
+    "name", ["transformer-xl, three heads", "cached, M = 2", "feedback", "loop"]
+)
 @torch.no_grad()
 def test_programs_that_share_the_keys_of_a_head(name, monkeypatch):
     monkeypatch.setattr(launches, "MOST_SHARES", 4)
@@ -243,6 +261,7 @@ def test_programs_that_share_the_keys_of_a_head(name, monkeypatch):
         "memory network",
         "modern ladder",
         "modern cached",
+        "modern loop",
     ],
 )
 @torch.no_grad()
@@ -267,7 +286,10 @@ def test_products_in_parts(name, monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "batch_size"),
-    [("transformer-xl", 3), ("staircase", 3), ("cached", 5), ("feedback", 5), ("modern cached", 2)],
+    [
+        *[("transformer-xl", 3), ("staircase", 3), ("cached", 5), ("feedback", 5)],
+        *[("modern cached", 2), ("loop", 3)],
+    ],
 )
 @torch.no_grad()
 def test_rows_that_began_at_different_times(name, batch_size):
@@ -281,11 +303,11 @@ def test_rows_that_began_at_different_times(name, batch_size):
     follow(model, state, tokens[:, length:])
 
 
-@pytest.mark.parametrize("batch_size", [1, 5])
+@pytest.mark.parametrize(("name", "batch_size"), [("cached", 1), ("cached", 5), ("loop", 1)])
 @torch.no_grad()
-def test_products_in_half_precision(batch_size):
+def test_products_in_half_precision(name, batch_size):
     # Not in bfloat16: Triton's interpreter takes its bits for whole numbers in `tl.dot`.
-    schedule, options = CASES["cached"]
+    schedule, options = CASES[name]
     model = build(schedule, **options).half()
     tokens = random_tokens(batch_size, 7)
     _, state = model(tokens[:, :4])
@@ -311,6 +333,34 @@ def test_the_latest_step_can_be_taken_back():
         torch.testing.assert_close(found, expected[:, 0], **CLOSE)
 
 
+@pytest.mark.parametrize("name", ["loop", "loop, a span of one"])
+@torch.no_grad()
+def test_lagged_passes_begin_again_with_what_was_left_before_tokens_were_taken_back(name):
+    schedule, options = CASES[name]
+    model, tokens = build(schedule, **options), random_tokens(2, 11)
+    whole = model(tokens)[0]
+    decoder, position = Decoder(model, model(tokens[:, :2])[1], slack=2), 2
+    assert decoder.room == 1
+    while position < 8:
+        number = 1 + position % 3
+        for token in tokens[:, position + 1 : position + 1 + number].T:
+            decoder.step(token)
+        decoder.undo(number)
+        assert_same(decoder.state(), model(tokens[:, :position])[1])
+        for _ in range(2):
+            found = decoder.step(tokens[:, position])
+            torch.testing.assert_close(found, whole[:, position], **CLOSE)
+            position += 1
+
+
+def test_all_passes_of_a_parallel_loop_take_as_many_kernels_as_one_and_two_more():
+    def number(schedule):
+        model = build(schedule, num_layers=2)
+        return Decoder(model, model.initial_state(1)).num_kernels
+
+    assert number(ParallelLoop(num_passes=4, span=3)) == number(TransformerXL(span=3)) + 2
+
+
 @torch.no_grad()
 def test_a_state_of_a_decoder_is_a_copy_fit_for_gradients():
     model = build(TransformerXL(span=3))
@@ -334,6 +384,7 @@ def test_what_does_not_fit_is_refused():
         (TransformerXL(span=3), {"qk_norm": True}),
         (FeedbackTransformer(span=3), {"num_coda_layers": 1}),
         (FeedbackTransformer(span=3, attend_self=True), {"injection": "add"}),
+        (LaggedLayers(num_passes=2, span=3), {"num_layers": 2}),
     ):
         other = build(schedule, **settings)
         assert not Decoder.fits(other, other.initial_state(1))

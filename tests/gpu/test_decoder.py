@@ -10,6 +10,7 @@ from staircase_attention import (
     FeedbackTransformer,
     Ladder,
     MemoryNetwork,
+    ParallelLoop,
     SequenceModel,
     Staircase,
     TransformerXL,
@@ -24,6 +25,7 @@ pytestmark = [
 SCHEDULES = {
     "transformer-xl": TransformerXL(span=24),
     "ladder AABB": Ladder(num_passes=2, span=24, order="AABB"),
+    "loop": ParallelLoop(num_passes=4, span=24),
     "staircase": Staircase(chunk_size=8, num_passes=3),
     "cached": CachedStaircase(chunk_size=8, num_window_chunks=4, num_passes=2),
     "feedback": FeedbackTransformer(span=24),
@@ -108,7 +110,7 @@ def test_capture_and_early_kernels_change_nothing(schedule, batch_size):
         assert torch.equal(found, plain)
 
 
-@pytest.mark.parametrize("name", ["transformer-xl", "ladder AABB", "staircase", "cached"])
+@pytest.mark.parametrize("name", ["transformer-xl", "ladder AABB", "loop", "staircase", "cached"])
 @each_batch
 @torch.no_grad()
 def test_decoders_of_modern_cores_agree_and_may_be_captured(name, batch_size):
@@ -120,11 +122,12 @@ def test_decoders_of_modern_cores_agree_and_may_be_captured(name, batch_size):
     assert (found - exact[:, 9:]).norm() / exact[:, 9:].norm() < 4e-2
 
 
+@pytest.mark.parametrize("name", ["cached", "loop"])
 @each_batch
 @torch.no_grad()
-def test_a_captured_decoder_writes_to_no_memory_but_its_own(batch_size):
+def test_a_captured_decoder_writes_to_no_memory_but_its_own(name, batch_size):
     # At 8 rows its scratch memory grows while launches are made.
-    model = build(SCHEDULES["cached"], torch.bfloat16, **MODERN)
+    model = build(SCHEDULES[name], torch.bfloat16, **MODERN)
     tokens = random_tokens(batch_size, 40)
     decoder = Decoder(model, model(tokens[:, :9])[1])
     # They take every block that is free, of each size that scratch memory may have had.

@@ -11,6 +11,7 @@ from staircase_attention import (
     CachedStaircase,
     CoreConfig,
     FeedbackTransformer,
+    ParallelLoop,
     SequenceModel,
     Staircase,
     TransformerXL,
@@ -250,10 +251,14 @@ def main() -> None:
     modern = {"norm": "rms", "feed_forward": "swiglu", "num_key_value_heads": 2, "bias": False}
     decode(TransformerXL(span=256), 1, torch.bfloat16, "rotary", **modern)
     decode(TransformerXL(span=256), 64, torch.bfloat16, "rotary", **modern)
+    loop = ParallelLoop(num_passes=4, span=256)
+    decode(loop, 1, torch.bfloat16, "relative")
+    decode(loop, 8, torch.bfloat16, "rotary", **modern, injection="gated", num_coda_layers=1)
     assert compiled == {
         "activation._backward_kernel",
         "activation._forward_kernel",
         "activation._gated_product_kernel",
+        "decoding.carry_rows",
         "decoding.embed_rows",
         "decoding.norm_rows",
         "decoding.product_few",
