@@ -98,7 +98,7 @@ def drafts(
         tokens = stream(model, prompts, max_tokens=None, sampling=greedy)
         if draft is not None:
             tokens.speculate(*draft)
-        warm = [new.token for new in tokens.take(max(64, num_tokens // 4))]
+        warm = [new.token for new in tokens.take(max(64, num_tokens // 2))]
         start = now()
         found = [new.token for new in tokens.take(num_tokens)]
         speed = num_tokens / (now() - start)

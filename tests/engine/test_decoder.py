@@ -194,6 +194,7 @@ def test_several_tokens_at_once_are_those_tokens_one_by_one_and_can_be_taken_bac
     model, batch = build(schedule, **settings), random_tokens(2, 24)
     state = model(batch[:, :5])[1]
     decoder, position = Decoder(model, state, slack=4), 5
+    single = Decoder(model, state)
     while position < 17:
         number = min(decoder.room, 1 + position % 4)
         wrong = (batch[:, position : position + number] + 1) % VOCAB_SIZE
@@ -201,12 +202,17 @@ def test_several_tokens_at_once_are_those_tokens_one_by_one_and_can_be_taken_bac
         decoder.step(wrong)
         # The first token stays; the others are taken back and come right.
         decoder.undo(number - 1)
+        single.step(batch[:, position])
         position += 1
         number = min(decoder.room, 3)
         tokens = batch[:, position : position + number]
         state = model(batch[:, :position])[1]
         expected, state = model(tokens, state)
-        torch.testing.assert_close(decoder.step(tokens), expected, **CLOSE)
+        found = decoder.step(tokens)
+        torch.testing.assert_close(found, expected, **CLOSE)
+        # Bit for bit: the same sums in the same order.
+        alone = torch.stack([single.step(token).clone() for token in tokens.T], dim=1)
+        assert torch.equal(found, alone)
         position += number
         assert_same(decoder.state(), state)
 

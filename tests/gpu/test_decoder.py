@@ -110,6 +110,20 @@ def test_capture_and_early_kernels_change_nothing(schedule, batch_size):
         assert torch.equal(found, plain)
 
 
+@pytest.mark.parametrize("name", ["transformer-xl", "ladder AABB", "staircase", "cached"])
+@pytest.mark.parametrize("options", [{}, MODERN], ids=["paper", "modern"])
+@torch.no_grad()
+def test_several_tokens_of_a_row_get_the_bits_that_they_get_one_by_one(name, options):
+    model, tokens = build(SCHEDULES[name], torch.bfloat16, **options), random_tokens(1, 60)
+    expected, _ = decoded(model, tokens, length=9)
+    decoder, position = Decoder(model, model(tokens[:, :9])[1], slack=8), 9
+    while position < 60:
+        number = min(decoder.room, 8, 60 - position)
+        found = decoder.step(tokens[:, position : position + number])
+        assert torch.equal(found, expected[:, position - 9 : position - 9 + number])
+        position += number
+
+
 @pytest.mark.parametrize("name", ["transformer-xl", "ladder AABB", "loop", "staircase", "cached"])
 @each_batch
 @torch.no_grad()

@@ -49,8 +49,11 @@ class Speculation:
         stream by all drafts but the last, until they settle.
         """
         config, rows = stream.sampling, stream.rows
-        limits = (self.num_tokens, most, self.drafts.room, stream.stepper.room)
-        number = min(limit for limit in limits if limit is not None)
+        # A decoder has a program for each number of tokens: halves keep them few.
+        number = self.num_tokens
+        for room in (self.drafts.room, stream.stepper.room):
+            while room is not None and number > room:
+                number //= 2
         device = device_of(stream.stepper.model)
         is_greedy = config.temperature == 0
         # All draws of the round at once, [purposes, places, rows]: nothing waits for the host.
@@ -105,6 +108,6 @@ class Speculation:
             made.append((token.long(), logprob))
             self.num_drafted += len(rows)
             self.num_accepted += int(accepted.sum())
-            if not accepted.all():
+            if len(made) == most or not accepted.all():
                 break
         return made

@@ -18,8 +18,10 @@ from staircase_attention.engine.kernels.decoding_attention import attend_segment
 if TYPE_CHECKING:
     from staircase_attention.engine.decoding.decoder import DecoderMemory
 
-# Up to this many rows products are made without tensor cores.
+# Up to this many rows products are made without tensor cores. Several tokens of such rows are, too,
+# up to a number that is still fast: they get the very numbers that they would get one by one.
 MOST_FEW_ROWS = 4
+MOST_FEW_TOKENS = 16
 # About the number of multiprocessors of a large GPU.
 ENOUGH_PROGRAMS = 128
 # Programs that share the keys of one head, at most.
@@ -91,8 +93,9 @@ class Launches:
         num_rows = self.rows * memory.sizes.num_passes
         self.num_heads, self.size = memory.num_heads, memory.head_size
         self.width = self.num_heads * self.size
+        # As for one token: the sums of several are then made in the same order.
         self.attention = attention_tiles(
-            num_rows,
+            num_rows // num_tokens,
             self.num_heads,
             memory.sizes.num_keys,
             self.size,
@@ -277,7 +280,7 @@ class Launches:
 
     def _product(self, product: Product) -> Iterator[Launch]:
         norm, rows = product.norm, len(product.target)
-        if rows <= MOST_FEW_ROWS:
+        if rows // self.num_tokens <= MOST_FEW_ROWS and rows <= MOST_FEW_TOKENS:
             # Each program has whole rows of the source, and norms them itself.
             yield self._few(product)
         elif norm is None:
