@@ -131,7 +131,7 @@ def note_layers(num_keys: int, size: int, *, heads: int) -> None:
 
 def launch_row_kernels(num_rows: int, width: int) -> None:
     """Norms, activation and cross-entropy."""
-    from staircase_attention.engine.kernels import activation, norm, rows
+    from staircase_attention.engine.kernels import activation, cross_entropy, norm
 
     hidden, vector = torch.zeros(num_rows, width), torch.zeros(width)
     addend = hidden.bfloat16()
@@ -161,7 +161,7 @@ def launch_row_kernels(num_rows: int, width: int) -> None:
     activation.backward(inner, inner, vector.repeat(4), sums=sums, **dropped)
     losses, wrong = torch.zeros(num_rows), torch.zeros(num_rows, dtype=torch.int8)
     targets = torch.zeros(num_rows, dtype=torch.int64)
-    rows.score_rows(inner, targets, losses, wrong, ignore_index=-1, overwrites=True)
+    cross_entropy.score_rows(inner, targets, losses, wrong, ignore_index=-1, overwrites=True)
 
 
 def launch_gated_product(num_rows: int, width: int) -> None:
@@ -254,6 +254,7 @@ def main() -> None:
         "activation._backward_kernel",
         "activation._forward_kernel",
         "activation._gated_product_kernel",
+        "cross_entropy._score_kernel",
         "decoding.embed_rows",
         "decoding.norm_rows",
         "decoding.product_few",
@@ -270,7 +271,6 @@ def main() -> None:
         "relative_single.backward_kernel",
         "relative_single.forward_kernel",
         "rotary.rotate_kernel",
-        "rows._score_kernel",
         "rows._sum_columns_kernel",
         "single_query.forward_kernel",
         "single_query.keys_kernel",
