@@ -25,8 +25,8 @@ from staircase_attention.engine.kernels.rows import add_to, load_float, tile_at
 NUM_PROGRAMS = 132
 
 # Rows of one block; a program works on four blocks, one for each number of a Philox call.
-ROWS = 4
-COLUMNS = 256
+ROWS = tl.constexpr(4)
+COLUMNS = tl.constexpr(256)
 
 RELU, GELU, SWIGLU = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 KINDS = {"relu": RELU, "gelu": GELU, "swiglu": SWIGLU}
@@ -87,9 +87,8 @@ def random_bits(
     block: tl.tensor,
     column: tl.tensor,
     WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
 ) -> tl.tuple:
-    counter = (block * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None] * WIDTH
+    counter = (tl.arange(0, ROWS) + block * ROWS).to(tl.int64)[:, None] * WIDTH
     return tl.randint4x(tl.load(seed_ptr), counter + column[None, :])
 
 
@@ -108,8 +107,6 @@ def _forward_kernel(
     scale: tl.tensor,
     WIDTH: tl.constexpr,
     KIND: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
 ) -> None:
     block = tl.program_id(0)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -121,7 +118,7 @@ def _forward_kernel(
         for part in blocks
     ]
     if seed_ptr is not None:
-        bits = random_bits(seed_ptr, block, column, WIDTH, ROWS)
+        bits = random_bits(seed_ptr, block, column, WIDTH)
     for part in tl.static_range(4):
         value = values[part]
         if seed_ptr is not None:
@@ -153,8 +150,6 @@ def _backward_kernel(
     scale: tl.tensor,
     WIDTH: tl.constexpr,
     KIND: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
 ) -> None:
     TOTAL: tl.constexpr = 2 * WIDTH if KIND == SWIGLU else WIDTH
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -162,9 +157,9 @@ def _backward_kernel(
     value_sum = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
     for block in tl.range(tl.program_id(0), tl.cdiv(rows, 4 * ROWS), tl.num_programs(0)):
         if seed_ptr is not None:
-            bits = random_bits(seed_ptr, block, column, WIDTH, ROWS)
+            bits = random_bits(seed_ptr, block, column, WIDTH)
         for part in tl.static_range(4):
-            row = block * (4 * ROWS) + part * ROWS + tl.arange(0, ROWS)
+            row = tl.arange(0, ROWS) + (block * 4 + part) * ROWS
             inner, by_gate, by_value = activated(
                 before_ptr, bias_ptr, row, column, rows, WIDTH, KIND
             )
@@ -212,13 +207,11 @@ def forward(
     assert dropout == 0 or seed is not None
     rows, width = len(before), before.shape[1] // (2 if kind == "swiglu" else 1)
     inner = before if kind == "relu" else before.new_empty(rows, width)
-    grid = (triton.cdiv(rows, 4 * ROWS), triton.cdiv(width, COLUMNS))
+    grid = (triton.cdiv(rows, 4 * ROWS.value), triton.cdiv(width, COLUMNS.value))
     _forward_kernel[grid](
         *(before, bias, seed if dropout > 0 else None, inner, rows, *_limits(dropout)),
         WIDTH=width,
         KIND=KINDS[kind].value,
-        ROWS=ROWS,
-        COLUMNS=COLUMNS,
         num_warps=4,
     )
     return inner
@@ -241,14 +234,12 @@ def backward(
     rows, width = d_inner.shape
     inner = before if kind == "relu" else torch.empty_like(d_inner)
     d_before = torch.empty_like(before)
-    grid = (NUM_PROGRAMS if sums is None else len(sums), triton.cdiv(width, COLUMNS))
+    grid = (NUM_PROGRAMS if sums is None else len(sums), triton.cdiv(width, COLUMNS.value))
     _backward_kernel[grid](
         *(before, bias, seed if dropout > 0 else None, d_inner.contiguous()),
         *(inner, d_before, sums, rows, *_limits(dropout)),
         WIDTH=width,
         KIND=KINDS[kind].value,
-        ROWS=ROWS,
-        COLUMNS=COLUMNS,
         num_warps=4,
     )
     return inner, d_before

@@ -73,8 +73,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
                     torch.mm(hidden[part], weight.T, out=logits)
                 else:
                     torch.addmm(bias, hidden[part], weight.T, out=logits)
-                options = {"ignore_index": ignore_index, "overwrites": any(wanted)}
-                score_rows(logits, targets[part], losses[part], wrong[part], **options)
+                score_rows(
+                    *(logits, targets[part], losses[part], wrong[part]),
+                    ignore_index=ignore_index,
+                    overwrites=any(wanted),
+                )
                 # From here on `logits` are the gradients of the loss with respect to the logits.
                 if d_hidden is not None:
                     torch.mm(logits, weight, out=d_hidden[part])

@@ -17,13 +17,13 @@ NUM_PROGRAMS = 264
 
 # Elements that a program reads of a matrix at once, if a row has no more.
 FORWARD_ELEMENTS = 4096
-BACKWARD_ELEMENTS = 2048
+BACKWARD_ELEMENTS = tl.constexpr(2048)
 FORWARD_PER_WARP = 512
 BACKWARD_PER_WARP = 256
 MAX_ROWS = 64
 MAX_WARPS = 16
 # Blocks of rows in use or on their way from memory in a backward pass.
-STAGES = 3
+STAGES = tl.constexpr(3)
 
 
 # Equation: total = hidden + addend + addend_bias; normed = (total - mean) rstd weight + bias, with
@@ -106,7 +106,6 @@ def _backward_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     HAS_ADDEND: tl.constexpr,
-    STAGES: tl.constexpr,
 ) -> None:
     program = tl.program_id(0)
     column = tl.arange(0, COLUMNS)
@@ -118,7 +117,8 @@ def _backward_kernel(
     d_addend_bias = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
     # Blocks of rows in turn: neighbours in memory are read at the same time.
     step = tl.num_programs(0) * ROWS
-    for start in tl.range(program * ROWS, rows, step, num_stages=STAGES):
+    stages: tl.constexpr = STAGES if COLUMNS <= BACKWARD_ELEMENTS else 1
+    for start in tl.range(program * ROWS, rows, step, num_stages=stages):
         row = start + tl.arange(0, ROWS)
         offset, inside = tile_at(row, column, rows, WIDTH)
         d_normed = load_float(d_normed_ptr + offset, inside)
@@ -217,7 +217,7 @@ def backward(
         d_addend = d_hidden
     elif addend_dtype is not None:
         d_addend = apart = torch.empty_like(total, dtype=addend_dtype)
-    num_rows, columns, num_warps = _tile(rows, width, BACKWARD_ELEMENTS, BACKWARD_PER_WARP)
+    num_rows, columns, num_warps = _tile(rows, width, BACKWARD_ELEMENTS.value, BACKWARD_PER_WARP)
     _backward_kernel[(sums.shape[0],)](
         None if d_total is None else d_total.contiguous(),
         None if d_more is None else d_more.contiguous(),
@@ -234,7 +234,6 @@ def backward(
         ROWS=num_rows,
         COLUMNS=columns,
         HAS_ADDEND=addend_dtype is not None,
-        STAGES=STAGES if columns <= BACKWARD_ELEMENTS else 1,
         num_warps=num_warps,
     )
     return d_hidden, d_addend

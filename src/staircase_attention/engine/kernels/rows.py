@@ -7,11 +7,11 @@ import triton.language as tl
 from torch import Tensor
 
 # Columns that one program sums.
-COLUMNS = 256
+COLUMNS = tl.constexpr(256)
 # Rows that it reads at once.
-ROWS = 8
+ROWS = tl.constexpr(8)
 # Blocks of rows in use or on their way from memory.
-STAGES = 3
+STAGES = tl.constexpr(3)
 
 
 # Where elements (row, column) of a (rows, WIDTH) matrix lie, and which of them it has:
@@ -48,9 +48,6 @@ def _sum_columns_kernel(
     sums_ptr: tl.tensor,
     rows: tl.tensor,
     WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    STAGES: tl.constexpr,
 ) -> None:
     program = tl.program_id(0)
     step = tl.num_programs(0) * ROWS
@@ -74,15 +71,5 @@ def sum_columns(source: Tensor, *, sums: Tensor, out: Tensor | None = None) -> N
     What is summed is also written to `out`, in its dtype.
     """
     rows, width = source.shape
-    grid = (sums.shape[0], triton.cdiv(width, COLUMNS))
-    _sum_columns_kernel[grid](
-        source,
-        out,
-        sums,
-        rows,
-        WIDTH=width,
-        ROWS=ROWS,
-        COLUMNS=COLUMNS,
-        STAGES=STAGES,
-        num_warps=4,
-    )
+    grid = (sums.shape[0], triton.cdiv(width, COLUMNS.value))
+    _sum_columns_kernel[grid](source, out, sums, rows, WIDTH=width, num_warps=4)
