@@ -173,7 +173,8 @@ def launch_gated_product(num_rows: int, width: int) -> None:
         for shape in ((num_rows, width), (width, 4 * width), (num_rows, 4 * width))
     )
     sums = torch.zeros(activation.NUM_PROGRAMS, 4 * width)
-    activation.launch_gated_product(gradients, weights, inner, scale=1.0, sums=sums)
+    activation.fits = lambda *_: True
+    activation.gated_product(gradients, weights, inner, dropout=0.0, sums=sums)
 
 
 def rotate(num_heads: int) -> None:

@@ -32,6 +32,7 @@ from staircase_attention.engine.kernels.relative_several_kernels import (
     scores_kernel,
     table_kernel,
 )
+from staircase_attention.engine.kernels.rows import is_describable
 
 Kernel = Literal["scores", "attend", "keys", "queries by table", "queries by key", "table"]
 
@@ -331,9 +332,3 @@ def described_vectors(tensor: Tensor, rows: int) -> TensorDescriptor:
     elif not is_describable(tensor):
         tensor = tensor.clone(memory_format=torch.contiguous_format)
     return TensorDescriptor.from_tensor(tensor, block)
-
-
-def is_describable(tensor: Tensor) -> bool:
-    """Whether its address and the steps between its rows are as descriptors need them."""
-    steps = (step * tensor.element_size() for step in tensor.stride()[:-1])
-    return tensor.data_ptr() % 16 == 0 and all(step > 0 and step % 16 == 0 for step in steps)

@@ -65,6 +65,14 @@ def _sum_columns_kernel(
         add_to(sums_ptr + program * WIDTH + column, tl.sum(total, 0), column < WIDTH)
 
 
+def is_describable(tensor: Tensor) -> bool:
+    """Whether its address and the steps between its rows are as bulk copies need them."""
+    *steps, last = tensor.stride()
+    in_bytes = [step * tensor.element_size() for step in steps]
+    is_aligned = tensor.data_ptr() % 16 == 0 and all(one > 0 and one % 16 == 0 for one in in_bytes)
+    return last == 1 and is_aligned
+
+
 def sum_columns(source: Tensor, *, sums: Tensor, out: Tensor | None = None) -> None:
     """Add the sums of columns to `sums` (programs, width), each row of it by its own program.
 
