@@ -91,7 +91,7 @@ def attend(
     if not plain:
         options |= {"dropout": 0.1, "seed": torch.zeros(1, dtype=torch.int64)}
         options["first_visible"] = torch.zeros(1, dtype=torch.int64)
-    call = Call.of(queries, keys, values, table, **options)
+    call = Call(queries=queries, keys=keys, values=values, table=table, **options)
     out, logsumexp = relative_attention.forward(call)
     gradients = Gradients(
         queries=queries,
@@ -112,11 +112,11 @@ def note_layers(num_keys: int, size: int, *, heads: int) -> None:
 
     keys = torch.zeros(1, heads, num_keys, size, dtype=torch.bfloat16)
     first_visible, seed = torch.zeros(2, 1, dtype=torch.int64)
-    call = Call.of(
-        keys[:, :, :1],
-        keys,
-        keys,
-        torch.zeros(99, size, dtype=torch.bfloat16),
+    call = Call(
+        queries=keys[:, :, :1],
+        keys=keys,
+        values=keys,
+        table=torch.zeros(99, size, dtype=torch.bfloat16),
         first_query=num_keys,
         first_visible=first_visible,
         dropout=0.1,

@@ -141,12 +141,12 @@ class Route:
             if past is not None:
                 turned = rotary.rotate(past.keys, turns, first=0, out=_by_time(past.keys))
                 past = KeysValues(turned, past.values)
-        return Call.of(
-            queries,
-            keys,
-            values,
-            self.shared.table,
-            past=past,
+        return Call(
+            queries=queries,
+            keys=keys,
+            values=values,
+            table=self.shared.table,
+            past=past if past is not None and past.num_tokens else None,
             first_query=self.view.first_query,
             span=self.view.span,
             first_visible=self.view.first_visible,

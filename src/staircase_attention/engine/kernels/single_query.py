@@ -465,10 +465,11 @@ class Notes:
         """Add what all layers give to the table, as if each were some more heads of a batch row."""
         call, shape = self._call, self._call.shape()
         nearest = max(call.first_query - call.num_keys + 1, 0)
-        if nearest >= call.span:
+        if nearest >= call.num_distances:
             return  # no key is in sight
         last = shape.num_rows - 1
-        num_blocks = -(-(min(call.span - 1, last) - min(nearest, last) + 1) // DISTANCES)
+        farthest = min(call.num_distances - 1, last)
+        num_blocks = -(-(farthest - min(nearest, last) + 1) // DISTANCES)
         num_matrices = shape.num_matrices * self._num_layers
         num_groups = min(-(-num_matrices // MATRICES_AT_ONCE), MOST_GROUPS, len(table_sums))
         table_kernel[(num_blocks * num_groups,)](
