@@ -74,10 +74,8 @@ class FusedCore:
         """Pieces as one: in place, if there is only one and it lies in a buffer; else a copy."""
         if len(pieces) == 1 and isinstance(pieces[0], Lent):
             return pieces[0]
-        return join([_tracked(piece) for piece in pieces]).map(self._cast)
-
-    def _cast(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self.shared.dtype)
+        joined = join([_tracked(piece) for piece in pieces])
+        return joined.map(lambda tensor: tensor.to(self.shared.dtype))
 
     def new_cache(
         self, held: Sequence[KeysValues], positions: tuple[range, ...], *, num_new: int

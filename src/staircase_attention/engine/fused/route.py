@@ -223,7 +223,8 @@ class PastGradients:
         if seen is None or not self._is_wanted:
             return None
         if self._route.slots:
-            return self._route.slots[number].gradients
+            slot = self._route.slots[number]
+            return slot.buffer.gradients(slot)
         # A past may be a slice: kernels want its gradients in one piece.
         empty = partial(torch.empty_like, memory_format=torch.contiguous_format)
         self._new[number] = seen.map(empty)
