@@ -9,7 +9,7 @@ summed in float32.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -99,29 +99,11 @@ def _tracked(piece: KeysValues) -> KeysValues:
     return piece.tracked() if isinstance(piece, Lent) else piece
 
 
-class Saved(NamedTuple):
-    """What the backward pass needs of one layer; the first is enough to compute the others."""
-
-    total: Float[Tensor, "rows width"]
-    """The hidden state below the layer,"""
-    normed: Float[Tensor, "rows width"]
-    """its norm,"""
-    mean: Float[Tensor, " rows"] | None
-    scale: Float[Tensor, " rows"]
-    middle: Float[Tensor, "rows width"]
-    """The hidden state between the sublayers,"""
-    middle_normed: Float[Tensor, "rows width"]
-    """its norm,"""
-    middle_mean: Float[Tensor, " rows"] | None
-    middle_scale: Float[Tensor, " rows"]
-    inner: Float[Tensor, "rows inner"]
-    """What the feed-forward sublayer keeps."""
-    projected: Float[Tensor, "rows projections"] | None
-    """Queries, keys and values; None where there was nothing to attend to."""
-    found: Float[Tensor, "rows width"] | None
-    """What attention found."""
-    logsumexp: Float[Tensor, "batch heads queries"] | None
-    """Of the scores."""
+# What the backward pass needs of one layer: the level below it, the level between its sublayers,
+# what the feed-forward sublayer keeps, and what attention leaves, if there is anything to see.
+Saved: TypeAlias = tuple[Level, Level, Tensor, Attended | None]
+# Its tensors, and what stands for the last three where there is nothing to attend to.
+SIZE, NOTHING = 12, (None, None, None)
 
 
 class FusedTrip(torch.autograd.Function):
@@ -152,14 +134,16 @@ class FusedTrip(torch.autograd.Function):
         level = layers[0].attention_norm.forward(flat)
         for number, (layer, seen) in enumerate(zip(layers, route.pasts(past), strict=True)):
             seed = None if seeds is None else seeds[number]
-            saved, addend = _through(route, layer, level, seen, seed)
-            kept += saved[:1] if shared.recompute else saved
-            contexts += route.own_keys_values(saved.projected)
+            (_, between, inner, attended), addend = _through(route, layer, level, seen, seed)
+            # The rest can be computed from the hidden state below the layer again.
+            rest = () if shared.recompute else (*level[1:], *between, inner, *(attended or NOTHING))
+            kept += [level[0], *rest]
+            contexts += route.own_keys_values(attended)
             if number + 1 < len(layers):
-                level = layers[number + 1].attention_norm.forward(saved.middle, addend)
+                level = layers[number + 1].attention_norm.forward(between[0], addend)
                 total = level[0]
             else:
-                total = norm.add(saved.middle, addend, layer.feed_forward.last_bias)
+                total = norm.add(between[0], addend, layer.feed_forward.last_bias)
             outputs.append(total.view(hidden.shape))
         ctx.route, ctx.num_past = route, len(past)
         ctx.save_for_backward(*kept, *past)
@@ -174,7 +158,7 @@ class FusedTrip(torch.autograd.Function):
         shared.join_backward_pass()
         seeds, *kept = ctx.saved_tensors
         past = kept[len(kept) - ctx.num_past :]
-        size = 1 if shared.recompute else len(Saved._fields)
+        size = 1 if shared.recompute else SIZE
         levels, contexts = gradients[: len(layers)], gradients[len(layers) :]
         # Slots of a buffer are wanted through their handle, other pasts for themselves.
         wants_past = ctx.needs_input_grad[2] or any(ctx.needs_input_grad[4:])
@@ -189,7 +173,8 @@ class FusedTrip(torch.autograd.Function):
                 level = layer.attention_norm.forward(*own)
                 saved, _ = _through(route, layer, level, pasts.seen[number], seed)
             else:
-                saved = Saved(*own)
+                attended = None if own[9] is None else own[9:]
+                saved = own[:4], own[4:8], own[8], attended
             # d_total: gradient of the hidden state [rows, width]; d_addend: its copy in the dtype
             # of products, from which those of this layer's weights are summed.
             assert d_addend is not None
@@ -201,7 +186,7 @@ class FusedTrip(torch.autograd.Function):
                 d_below = d_below.reshape(d_total.shape)
             if d_normed is not None:
                 d_total, d_addend = layer.attention_norm.backward(
-                    d_total, d_normed, saved[:4], has_addend=number > 0, d_more=d_below
+                    d_total, d_normed, saved[0], has_addend=number > 0, d_more=d_below
                 )
             elif number:
                 d_total = d_total if d_below is None else d_total + d_below
@@ -221,7 +206,7 @@ def _through(
     addend = None if attended is None else attended[1] @ layer.output.weight.T
     between = layer.feed_forward_norm.forward(level[0], addend)
     inner, addend = layer.feed_forward.forward(between[1], None if seed is None else seed[1:])
-    return Saved(*level, *between, inner, *(attended or (None, None, None))), addend
+    return (level, between, inner, attended), addend
 
 
 def _back(
@@ -239,20 +224,19 @@ def _back(
     `d_total` is the gradient of the output, `d_addend` the same in the dtype of products, and
     `d_own` are those of the layer's own keys and values. None: there was nothing to attend to.
     """
-    layer = route.own_layers[number]
+    layer, (below, between, inner, attended) = route.own_layers[number], saved
     # y = total + out(attention(norm(total))); output = y + feed_forward(norm(y)): from the last
     # product to the first, each adds its weights' gradient and passes its input's on.
     d_normed = layer.feed_forward.backward(
-        saved.inner, saved.middle_normed, d_addend, None if seed is None else seed[1:]
+        inner, between[1], d_addend, None if seed is None else seed[1:]
     )
     d_total, d_attended = layer.feed_forward_norm.backward(
-        d_total, d_normed, saved[4:8], has_addend=saved.found is not None
+        d_total, d_normed, between, has_addend=attended is not None
     )
-    if d_attended is None:
+    if attended is None or d_attended is None:
         return d_total, None
-    attended = cast(Attended, saved[9:])
     layer.output.add(attended[1], d_attended)
     d_found = d_attended @ layer.output.weight
     d_projected = route.attend_backward(number, attended, d_found, d_own, seed, pasts)
-    layer.projection.add(saved.normed, d_projected)
+    layer.projection.add(below[1], d_projected)
     return d_total, d_projected @ layer.projection.weight

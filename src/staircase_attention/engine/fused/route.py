@@ -65,13 +65,11 @@ class Route:
         found, logsumexp = relative_attention.forward(self._call(projected, past, seed))
         return projected, found.transpose(1, 2).reshape(normed.shape), logsumexp
 
-    def own_keys_values(
-        self, projected: Float[Tensor, "rows projections"] | None
-    ) -> tuple[Tensor | None, Tensor | None]:
+    def own_keys_values(self, attended: Attended | None) -> tuple[Tensor | None, Tensor | None]:
         """The queries' own keys and values, if they see themselves."""
-        if not self.shared.attends_self or projected is None:
+        if not self.shared.attends_self or attended is None:
             return None, None
-        _, keys, values = self._parts(projected)
+        _, keys, values = self._parts(attended[0])
         return keys, values
 
     def attend_backward(
