@@ -110,7 +110,7 @@ def test_tokens_of_a_detached_state_get_no_gradients_and_no_room_for_them(monkey
     loaded, new = pairs(1, 6, seed=1, tracked=False), pairs(1, 2, seed=2)
     cache = buffered(loaded, (range(6),), num_new=2)
     (before,) = cache.part(0, [range(2, 6)])
-    assert before.slot.gradients is None
+    assert before.slot.buffer.gradients(before.slot) is None
     cache.add(new, range(6, 8))
     (lent,) = cache.part(0, [range(2, 8)])
     total = sum(part.sum() for part in lent.tracked())
