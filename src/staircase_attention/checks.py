@@ -1,7 +1,9 @@
 """Checks of values that a user gives: one line with the rule, what was received, and a remedy."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from typing import Any, Literal, get_args, get_origin
 
 # An error lists up to this many choices; of more it names the nearest only.
 MOST_LISTED = 10
@@ -81,6 +83,31 @@ got 'random-wlak'; did you mean 'random-walk'?
     names = [str(choice) for choice in known]
     listed = f"one of {', '.join(names)}" if len(names) <= MOST_LISTED else "a known name"
     raise input_error(f"{name} must be {listed}", repr(value), suggestion(str(value), names))
+
+
+def check_fields(config: Any, prefix: str = "", *, examples: Mapping[str, int] = {}) -> None:  # noqa: ANN401
+    """Refuse a dataclass with a value that its field's type, or its metadata, does not allow.
+
+    An integer must be at least 1, a number at least 0, unless the metadata have a `minimum`; they
+    may also have a `maximum`, or what a number is `below`.
+    """
+    for option in fields(config):
+        name, value, kind = option.name, getattr(config, option.name), option.type
+        least = option.metadata.get("minimum", 1)
+        # An optional value: a union of its kind with None.
+        if type(None) in get_args(kind):
+            kind = None if value is None else get_args(kind)[0]
+        if get_origin(kind) is Literal:
+            check_choice(f"{prefix}{name}", value, get_args(kind))
+        elif kind is bool:
+            check_flag(f"{prefix}{name}", value)
+        elif kind is float:
+            below = option.metadata.get("below")
+            check_number(f"{prefix}{name}", value, minimum=0, below=below, example=0.1)
+        elif kind is int:
+            usual = option.default if isinstance(option.default, int) else 4
+            example, most = examples.get(name, max(usual, least)), option.metadata.get("maximum")
+            check_integer(f"{prefix}{name}", value, minimum=least, maximum=most, example=example)
 
 
 def suggestion(word: str, choices: Iterable[str]) -> str:

@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, Literal, get_args
+from typing import IO, Any, Literal
 
-from staircase_attention.checks import check_choice, input_error
+from staircase_attention.checks import check_fields, input_error
 from staircase_attention.data import compression
 from staircase_attention.data.documents import LONGEST_PIECE, Cursor, Document, pieces
 
@@ -49,7 +49,7 @@ class ReadingOptions:
     """Whether a damaged file is read up to the damage; else it is refused."""
 
     def __post_init__(self) -> None:
-        check_choice("text_unit", self.text_unit, get_args(Unit))
+        check_fields(self)
 
 
 # The documents of a file; or, in words, what something is that cannot be used. Each comes with how

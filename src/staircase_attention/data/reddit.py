@@ -23,11 +23,11 @@ from functools import cached_property, partial
 from itertools import groupby, islice
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from staircase_attention.checks import check_choice, check_integer, input_error
+from staircase_attention.checks import check_fields, check_integer, input_error
 from staircase_attention.cores import available_cores, in_order, worker_pool
 from staircase_attention.data import compression
 from staircase_attention.data.documents import Cursor, Document, HeldOut
@@ -136,15 +136,7 @@ class RedditOptions:
     """Fractions of the threads in valid and test."""
 
     def __post_init__(self) -> None:
-        for name, choices in (
-            ("form", Form),
-            ("removed", Gap),
-            ("missing", Gap),
-            ("filters", Filters),
-        ):
-            check_choice(name, getattr(self, name), get_args(choices))
-        if self.maximum_depth is not None:
-            check_integer("maximum_depth", self.maximum_depth, minimum=1, example=7)
+        check_fields(self, examples={"maximum_depth": 7})
 
     def clean(self, author: str, body: str) -> tuple[Status, str | None]:
         """The status of a comment, and its text, which is None unless the status is LIVING.

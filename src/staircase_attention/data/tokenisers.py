@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from staircase_attention.checks import check_integer, input_error
+from staircase_attention.checks import check_fields, check_integer, input_error
 from staircase_attention.data.documents import pieces
 from staircase_attention.files import as_written, parse_json, read_file
 from staircase_attention.plain import convert
@@ -122,7 +122,9 @@ class BytePairTraining:
     The same corpus always gives the same tokeniser.
     """
 
-    vocab_size: int = 8_008
+    vocab_size: int = field(
+        default=8_008, metadata={"minimum": NUM_BYTES + 1, "maximum": MOST_SYMBOLS}
+    )
     """Symbols in all: 256 bytes, merges, the end symbol. The paper's models of Reddit and BASE
     have 8,008. A small corpus may give fewer."""
     sample_bytes: int = 32_000_000
@@ -130,9 +132,7 @@ class BytePairTraining:
     there are more distinct words than prose has (see MOST_WORD_BYTES)."""
 
     def __post_init__(self) -> None:
-        fewest, most = NUM_BYTES + 1, MOST_SYMBOLS
-        check_integer("vocab_size", self.vocab_size, minimum=fewest, maximum=most, example=8_008)
-        check_integer("sample_bytes", self.sample_bytes, minimum=1, example=32_000_000)
+        check_fields(self)
 
 
 class BytePairTokeniser:

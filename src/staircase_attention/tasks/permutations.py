@@ -4,12 +4,12 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import permutations as all_orders
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from staircase_attention.checks import check_choice, check_integer, input_error
+from staircase_attention.checks import input_error
 from staircase_attention.tasks.task import Episodes, SizedTask, reset_episodes, run_automaton
 
 Inputs = Literal["elements", "generators"]
@@ -46,8 +46,6 @@ class Permutations(SizedTask):
 
     def __post_init__(self) -> None:
         group_elements(self.group)
-        check_integer("length", self.length, minimum=1, example=64)
-        check_choice("inputs", self.inputs, get_args(Inputs))
         SizedTask.__post_init__(self)
 
     @property

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from staircase_attention.batches import IGNORED
-from staircase_attention.checks import check_integer, input_error
+from staircase_attention.checks import check_fields, input_error
 
 # An array of integers of any width.
 Integers = NDArray[np.signedinteger]
@@ -199,10 +199,7 @@ class SplitSizes:
     test: int = 1_000
 
     def __post_init__(self) -> None:
-        if self.train is not None:
-            check_integer("num_train", self.train, minimum=1, example=10_000)
-        check_integer("num_valid", self.valid, minimum=1, example=1_000)
-        check_integer("num_test", self.test, minimum=1, example=1_000)
+        check_fields(self, "num_")
 
 
 class Task(ABC):
@@ -294,7 +291,7 @@ class SizedTask(Task):
     num_test: int = 1_000
 
     def __post_init__(self) -> None:
-        _ = self.split_sizes
+        check_fields(self)
 
     @property
     def split_sizes(self) -> SplitSizes:
