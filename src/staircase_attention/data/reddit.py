@@ -14,7 +14,7 @@ import os
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from copy import copy
 from dataclasses import asdict, dataclass, field, replace
@@ -146,22 +146,19 @@ class RedditOptions:
         >>> RedditOptions().clean("AutoModerator", "Welcome!")
         (<Status.BOTS: 4>, None)
         """
-        text = clean_text(body)
-        status = self._status(author, text)
-        return status, text if status is Status.LIVING else None
-
-    def _status(self, author: str, text: str) -> Status:
+        text, status = clean_text(body), Status.LIVING
+        marker = text.casefold() if text.endswith("]") else text
         if not text:
-            return Status.EMPTY
-        if text[0] == "[" and text[-1] == "]":
-            if text.casefold() in DELETED_BODIES:
-                return Status.DELETED
-            if text.casefold() in REMOVED_BODIES:
-                return Status.REMOVED
-        if self.bots is not None and re.fullmatch(self.bots, author):
-            return Status.BOTS
-        is_rejected = self.filters == "roller" and not is_allowed_by_roller(text)
-        return Status.FILTERED if is_rejected else Status.LIVING
+            status = Status.EMPTY
+        elif marker in DELETED_BODIES:
+            status = Status.DELETED
+        elif marker in REMOVED_BODIES:
+            status = Status.REMOVED
+        elif self.bots is not None and re.fullmatch(self.bots, author):
+            status = Status.BOTS
+        elif self.filters == "roller" and not is_allowed_by_roller(text):
+            status = Status.FILTERED
+        return status, text if status is Status.LIVING else None
 
     def split_of(self, thread: int) -> str:
         """The split of a thread, given the number of its post.
@@ -223,17 +220,33 @@ class Comment(NamedTuple):
     text: str | None  # None unless the status is LIVING.
 
 
-def parse_lines(
-    lines: Iterable[bytes | None], options: RedditOptions
-) -> tuple[Counter[str], pa.RecordBatch]:
-    """Count lines as 'comments' or by their flaws, and give the comments. None is overlong."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DumpPosition:
+    """How far a dump has been read."""
+
+    lines: Mapping[str, int] = field(default_factory=dict)
+    """Every line once: 'comments', 'blank', 'overlong' or 'broken'."""
+    num_stored: int = 0
+    """Bytes of the file as stored, approximately."""
+    is_done: bool = False
+    damage: str | None = None
+    """Why the rest of the file was not read."""
+
+
+# Lines, of which an overlong one is None, and the position after them, without their counts.
+Batch = tuple[list[bytes | None], DumpPosition]
+
+
+def parse_lines(batch: Batch, options: RedditOptions) -> tuple[DumpPosition, pa.RecordBatch]:
+    """The position after a batch, with its lines by kind, and the comments in it."""
+    lines, after = batch
     parsed = ["overlong" if line is None else parse_comment(line, options) for line in lines]
     comments = [comment for comment in parsed if isinstance(comment, Comment)]
     counts = Counter(flaw for flaw in parsed if isinstance(flaw, str))
     counts["comments"] = len(comments)
     columns = zip(*comments, strict=True) if comments else [()] * len(SCHEMA)
     arrays = [pa.array(column, kind) for column, kind in zip(columns, SCHEMA.types, strict=True)]
-    return counts, pa.record_batch(arrays, schema=SCHEMA)
+    return replace(after, lines=dict(counts)), pa.record_batch(arrays, schema=SCHEMA)
 
 
 def parse_comment(line: bytes, options: RedditOptions) -> Comment | str:
@@ -249,54 +262,32 @@ def parse_comment(line: bytes, options: RedditOptions) -> Comment | str:
         return "blank"
     try:
         values = json.loads(line.removeprefix(BYTE_ORDER_MARK).decode())
-        link_id = _bare(values["link_id"], "t3_")
-        author, body = values.get("author"), values["body"]
+        link_id = values["link_id"].removeprefix("t3_")
+        body = "" if values["body"] is None else values["body"]
+        # JSON can encode lone surrogates, which UTF-8 cannot.
+        text = body.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        seconds = int(float(values["created_utc"]))
+        if isinstance(values["created_utc"], bool) or not 0 <= seconds < LATEST:
+            return "broken"
         return Comment(
             number_of(link_id),
-            number_of(_bare(values["id"], "t1_")),
+            number_of(values["id"].removeprefix("t1_")),
             _parent(values["parent_id"], link_id),
-            _seconds(values["created_utc"]),
-            *options.clean(str(author or ""), "" if body is None else _text(body)),
+            seconds,
+            *options.clean(str(values.get("author") or ""), text),
         )
-    except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
+    # Fields of other types lack the methods of strings.
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError):
         return "broken"
 
 
-def _bare(value: object, prefix: str) -> str:
-    if not isinstance(value, str):
-        raise TypeError(value)
-    bare = value.removeprefix(prefix)
-    if not bare:
-        raise ValueError(value)
-    return bare
-
-
-def _parent(value: object, link_id: str) -> int | None:
+def _parent(value: Any, link_id: str) -> int | None:  # noqa: ANN401
     """Pushshift's later interface gives null for the post and a number for a comment."""
-    if value is None:
-        return None
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return number_of(np.base_repr(value, 36).lower())
     # A comment and a post may have the same digits: only the prefix tells them apart.
-    bare = _bare(value, "t1_")
-    is_post = bare.startswith("t3_") or value == link_id
-    return None if is_post else number_of(bare)
-
-
-def _seconds(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise TypeError(value)
-    seconds = int(float(value))
-    if not 0 <= seconds < LATEST:
-        raise ValueError(value)
-    return seconds
-
-
-def _text(value: object) -> str:
-    """A string without lone surrogates, which JSON can encode and UTF-8 cannot."""
-    if not isinstance(value, str):
-        raise TypeError(value)
-    return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    bare = "t3_" if value is None else value.removeprefix("t1_")
+    return None if bare.startswith("t3_") or value == link_id else number_of(bare)
 
 
 def number_of(identity: str) -> int:
@@ -307,6 +298,8 @@ def number_of(identity: str) -> int:
     >>> number_of("c13"), number_of("C13") > 2**63
     (15591, True)
     """
+    if not identity:
+        raise ValueError("an id is empty")
     if USUAL_ID.fullmatch(identity):
         return int(identity, 36)
     digest = hashlib.blake2b(identity.encode("utf-8", "surrogatepass"), digest_size=8).digest()
@@ -374,19 +367,6 @@ def texts_of(rows: Sequence[Comment], options: RedditOptions) -> tuple[list[str]
     return texts, counts
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DumpPosition:
-    """How far a dump has been read."""
-
-    lines: Mapping[str, int] = field(default_factory=dict)
-    """Every line once: 'comments', 'blank', 'overlong' or 'broken'."""
-    num_stored: int = 0
-    """Bytes of the file as stored, approximately."""
-    is_done: bool = False
-    damage: str | None = None
-    """Why the rest of the file was not read."""
-
-
 class Partitions:
     """Comments on disk, as of the last commit."""
 
@@ -435,11 +415,8 @@ class Partitions:
             return pa.ipc.open_stream(file).read_all()
 
 
-Batch = tuple[list[bytes | None], DumpPosition]
-
-
 def line_batches(path: Path, num_done: int, *, allow_damaged: bool = False) -> Iterator[Batch]:
-    """Lines after the first `num_done`, and the position after them, without their counts."""
+    """Lines after the first `num_done`."""
     with compression.open_decompressed(path, allow_damaged=allow_damaged) as file:
         batch: list[bytes | None] = []
         num_bytes = 0
@@ -451,12 +428,6 @@ def line_batches(path: Path, num_done: int, *, allow_damaged: bool = False) -> I
                 batch, num_bytes = [], 0
         num_stored = path.stat().st_size
         yield batch, DumpPosition(num_stored=num_stored, is_done=True, damage=file.raw.damage)
-
-
-def _parse(batch: Batch, options: RedditOptions) -> tuple[DumpPosition, pa.RecordBatch]:
-    lines, after = batch
-    counts, comments = parse_lines(lines, options)
-    return replace(after, lines=dict(counts)), comments
 
 
 class RedditSource:
@@ -595,7 +566,7 @@ class RedditSource:
         num_done = sum(dump.num_stored for dump in partitions.dumps)
         self.progress.begin("", num_done, self.total_bytes)
         num_comments = sum(dump.lines.get("comments", 0) for dump in partitions.dumps)
-        parse = partial(_parse, options=self.options)
+        parse = partial(parse_lines, options=self.options)
         for number, path in enumerate(self.files):
             dump, last_commit = partitions.dumps[number], time.monotonic()
             if dump.is_done:
