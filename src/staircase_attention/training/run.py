@@ -11,7 +11,7 @@ from staircase_attention.checks import check_integer, input_error
 from staircase_attention.display import Display
 from staircase_attention.references import record_code
 from staircase_attention.training import loading
-from staircase_attention.training.checkpoint import WEIGHTS
+from staircase_attention.training.checkpoint import DAMAGE, WEIGHTS
 from staircase_attention.training.dataset import CorpusData, build_dataset
 from staircase_attention.training.learner import check_recipe
 from staircase_attention.training.processes import (
@@ -147,7 +147,7 @@ def _check_size(
     shapes = None if weights is None else weights.shapes
     for name in run_folder.checkpoints.names():
         # A damaged checkpoint is reported, and set aside, where it is read.
-        with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+        with contextlib.suppress(*DAMAGE):
             shapes = files.tensor_shapes(run_folder.checkpoints.path / str(name) / WEIGHTS)
     if shapes is not None:
         remedy = "take config.json from its run"
