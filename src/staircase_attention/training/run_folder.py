@@ -115,7 +115,6 @@ class RunFolder:
 
         The tokeniser of a language model is saved with it, so that it works without its corpus.
         """
-        # The process that torchrun numbers 0 starts the run.
         if not is_first_process():
             yield
             return
@@ -142,14 +141,10 @@ class RunFolder:
                 self.starting.unlink()
             yield
 
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> contextlib.AbstractContextManager[object]:
         """Keep other runs out of this folder."""
-        if not is_first_process():
-            yield
-            return
-        with files.locked(self.path):
-            yield
+        # The process that torchrun numbers 0 does this for all.
+        return files.locked(self.path) if is_first_process() else contextlib.nullcontext()
 
     def clear(self) -> None:
         """Delete what killed processes have left unfinished."""
@@ -175,21 +170,17 @@ class RunFolder:
             rule = "a run folder holds a config.json that `staircase train` wrote"
             raise input_error(rule, self.path, "check the path")
         with files.as_written("a run's config.json", self.config, "restore it from a copy"):
-            config: dict[str, Any] = files.parse_json(
-                files.read_summed(self.path, self.config.name)
-            )
-        recipe = config.get("recipe") if isinstance(config, dict) else None
-        if not isinstance(recipe, dict) or config.get("format") not in (1, FORMAT):
+            content = files.read_summed(self.path, self.config.name)
+            config: dict[str, Any] = files.parse_json(content)
+            version, task = config["format"], config["recipe"]["task"]
+            if version == 1 and task.get("reference") == "algorithm":
+                task["options"] = {"distribution": "redraw", **task.get("options", {})}
+        if version not in (1, FORMAT):
             raise input_error(
                 f"a run folder's config.json has format {FORMAT} or 1",
-                f"{self.path} without it",
+                f"{self.path} with {version}",
                 "use the version of staircase-attention that wrote it",
             )
-        if config["format"] == 1:
-            with files.as_written("a run's config.json", self.config, "restore it from a copy"):
-                task = recipe["task"]
-                if task.get("reference") == "algorithm":
-                    task["options"] = {"distribution": "redraw", **task.get("options", {})}
         return config
 
     def recipe(self, *, trust_code: bool = False) -> Recipe:
