@@ -1,7 +1,7 @@
 """The shape of a Transformer core."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from staircase_attention.checks import check_fields, input_error
@@ -121,7 +121,3 @@ class CoreConfig:
     def depth(self) -> Depth:
         """How many layers recur, and how many come before and after."""
         return Depth(self.num_layers, self.num_prelude_layers, self.num_coda_layers)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The config as plain data."""
-        return asdict(self)
