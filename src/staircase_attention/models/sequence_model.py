@@ -214,11 +214,8 @@ class SequenceModel(nn.Module):
 
     def initial_state(self, batch_size: int) -> State:
         """The state of streams that have not begun."""
-        return State.fresh(
-            model=self.signature,
-            chunk_length=self.schedule.period,
-            batch_size=batch_size,
-        )
+        streams = (Stream.fresh(range(batch_size)),)
+        return State(model=self.signature, chunk_length=self.schedule.period, streams=streams)
 
     @property
     def num_cut(self) -> int:

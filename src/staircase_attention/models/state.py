@@ -173,12 +173,6 @@ class State(TensorState):
     """The schedule's period: rows that begin at its multiples can share a stream."""
     streams: tuple[Stream, ...]
 
-    @classmethod
-    def fresh(cls, *, model: Mapping[str, Any], chunk_length: int, batch_size: int) -> "State":
-        """The state of streams that have not begun."""
-        streams = (Stream.fresh(range(batch_size)),)
-        return cls(model=model, chunk_length=chunk_length, streams=streams)
-
     @property
     def batch_size(self) -> int:
         """Rows in the batch."""

@@ -8,7 +8,6 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from typing import Literal
 
@@ -36,6 +35,7 @@ from staircase_attention.training.run_folder import RunFolder
 
 # Prefix of the names of runs that come with the package.
 PRETRAINED = "pretrained:"
+PRETRAINED_FOLDER = Path(__file__).parents[1] / "pretrained"
 Numbers = Literal["bfloat16", "float32"]
 
 
@@ -353,7 +353,7 @@ def pretrained_names() -> list[str]:
     >>> "parity-staircase" in pretrained_names()
     True
     """
-    return sorted(entry.name for entry in _pretrained_folder().iterdir() if entry.is_dir())
+    return sorted(entry.name for entry in PRETRAINED_FOLDER.iterdir() if entry.is_dir())
 
 
 def run_path(run: str | os.PathLike[str]) -> Path:
@@ -362,8 +362,4 @@ def run_path(run: str | os.PathLike[str]) -> Path:
     if not text.startswith(PRETRAINED):
         return Path(text)
     check_choice("a pretrained run", text, [f"{PRETRAINED}{name}" for name in pretrained_names()])
-    return _pretrained_folder() / text.removeprefix(PRETRAINED)
-
-
-def _pretrained_folder() -> Path:
-    return Path(str(resources.files("staircase_attention") / "pretrained"))
+    return PRETRAINED_FOLDER / text.removeprefix(PRETRAINED)
