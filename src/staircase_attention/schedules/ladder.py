@@ -25,8 +25,8 @@ class RungSchedule(Schedule):
 
     @property
     def rungs(self) -> tuple[int, LayerOrder]:
-        """N, and the order of the layers."""
-        return 1, "ABAB"
+        """N, and the order of the layers, if a schedule has these options."""
+        return getattr(self, "num_passes", 1), getattr(self, "order", "ABAB")
 
     def steps(self, tokens: range, *, num_layers: int, order: Order) -> Iterator[Step]:
         """A run of tokens pass by pass, then the next; in chunk order every token is a run.
@@ -78,11 +78,6 @@ class Ladder(RungSchedule):
     order: LayerOrder = "ABAB"
     """ABAB repeats the core, AABB repeats each layer before the next one's turn."""
 
-    @property
-    def rungs(self) -> tuple[int, LayerOrder]:
-        """The options."""
-        return self.num_passes, self.order
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransformerXL(RungSchedule):
@@ -103,12 +98,7 @@ class UniversalTransformer(RungSchedule):
     name: ClassVar[str] = "universal-transformer"
 
     num_passes: int
-    """N: how often the layer is applied."""
-
-    @property
-    def rungs(self) -> tuple[int, LayerOrder]:
-        """With one layer both orders are the same."""
-        return self.num_passes, "ABAB"
+    """N: how often the layer is applied; with one layer both orders are the same."""
 
     def check_core(self, *, num_layers: int) -> None:
         """Refuse a core of more than one layer."""
@@ -140,9 +130,4 @@ class ParallelLoop(RungSchedule):
     lags: ClassVar[bool] = True
 
     num_passes: int
-    """N: how often the core is applied."""
-
-    @property
-    def rungs(self) -> tuple[int, LayerOrder]:
-        """A lag needs whole passes."""
-        return self.num_passes, "ABAB"
+    """N: how often the core is applied, whole: a lag needs whole passes."""
