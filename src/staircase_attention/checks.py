@@ -1,6 +1,8 @@
 """Checks of values that a user gives: one line with the rule, what was received, and a remedy."""
 
 import difflib
+import math
+import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any, Literal, get_args, get_origin
@@ -9,6 +11,13 @@ from typing import Any, Literal, get_args, get_origin
 MOST_LISTED = 10
 # An error shows this many characters of a value, which may be a whole file.
 MOST_SHOWN = 400
+# Bounds of a number, in words and as a comparison.
+BOUNDS = {
+    "minimum": ("of at least", operator.ge),
+    "above": ("over", operator.gt),
+    "maximum": ("of at most", operator.le),
+    "below": ("under", operator.lt),
+}
 
 
 class InputError(ValueError):
@@ -44,23 +53,18 @@ def check_integer(
     )
 
 
-def check_number(
-    name: str,
-    value: object,
-    *,
-    minimum: float,
-    below: float | None = None,
-    example: float,
-) -> None:
-    """Refuse anything but a finite number of at least `minimum` and, if given, under `below`."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        limit = float("inf") if below is None else below
-        if minimum <= value < limit:
-            return
-    bounds = f"of at least {minimum:g}" + ("" if below is None else f" and under {below:g}")
-    raise input_error(
-        f"{name} must be a number {bounds}", repr(value), f"use for example {name}={example:g}"
-    )
+def check_number(name: str, value: object, *, example: float, **bounds: float) -> None:
+    """Refuse anything but a finite number within these BOUNDS."""
+    if (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and abs(value) < math.inf
+        and all(BOUNDS[kind][1](value, bound) for kind, bound in bounds.items())
+    ):
+        return
+    words = " and ".join(f"{BOUNDS[kind][0]} {bound:g}" for kind, bound in bounds.items())
+    rule = f"{name} must be a number {words}"
+    raise input_error(rule, repr(value), f"use for example {name}={example:g}")
 
 
 def check_flag(name: str, value: object) -> None:
@@ -88,12 +92,11 @@ got 'random-wlak'; did you mean 'random-walk'?
 def check_fields(config: Any, prefix: str = "", *, examples: Mapping[str, int] = {}) -> None:  # noqa: ANN401
     """Refuse a dataclass with a value that its field's type, or its metadata, does not allow.
 
-    An integer must be at least 1, a number at least 0, unless the metadata have a `minimum`; they
-    may also have a `maximum`, or what a number is `below`.
+    An integer must be at least 1, a number at least 0, unless the metadata have other BOUNDS.
     """
     for option in fields(config):
         name, value, kind = option.name, getattr(config, option.name), option.type
-        least = option.metadata.get("minimum", 1)
+        bounds = {bound: option.metadata[bound] for bound in BOUNDS if bound in option.metadata}
         # An optional value: a union of its kind with None.
         if type(None) in get_args(kind):
             kind = None if value is None else get_args(kind)[0]
@@ -102,12 +105,14 @@ def check_fields(config: Any, prefix: str = "", *, examples: Mapping[str, int] =
         elif kind is bool:
             check_flag(f"{prefix}{name}", value)
         elif kind is float:
-            below = option.metadata.get("below")
-            check_number(f"{prefix}{name}", value, minimum=0, below=below, example=0.1)
+            bounds = bounds if "above" in bounds else {"minimum": 0} | bounds
+            usual = option.default if isinstance(option.default, float) else 0.1
+            check_number(f"{prefix}{name}", value, **bounds, example=usual)
         elif kind is int:
+            bounds = {"minimum": 1} | bounds
             usual = option.default if isinstance(option.default, int) else 4
-            example, most = examples.get(name, max(usual, least)), option.metadata.get("maximum")
-            check_integer(f"{prefix}{name}", value, minimum=least, maximum=most, example=example)
+            example = examples.get(name, max(usual, bounds["minimum"]))
+            check_integer(f"{prefix}{name}", value, **bounds, example=example)
 
 
 def suggestion(word: str, choices: Iterable[str]) -> str:

@@ -80,7 +80,7 @@ def test_a_schedule_of_one_s_own_trains_by_reference(tmp_path, changes):
         ("training.num_updates", True),
         ("training.recompute", 1),
         ("training.precision", "bf16"),
-        ("training.optimizer", OptimizerConfig(kind="Adam")),
+        ("training.optimizer", {"kind": "Adam"}),
         ("training.evaluation_tokens", 64),
         ("seed", -1),
         ("data_seed", 2**70),
@@ -100,11 +100,15 @@ def test_a_wrong_setting_is_refused_in_one_line(setting, value):
 
 
 @pytest.mark.parametrize("changes", [{"precision": "bf16"}, {"num_updates": 1e1}])
-def test_a_recipe_that_could_not_be_read_again_is_not_trained(tmp_path, changes):
+def test_a_wrong_setting_is_refused_where_a_config_is_made(changes):
+    with pytest.raises(ValueError, match=r"TrainingConfig\.\w+ must be .*, got"):
+        replace(small_recipe().training, **changes)
+
+
+def test_a_recipe_that_could_not_be_read_again_is_not_trained(tmp_path):
     recipe = small_recipe()
-    recipe = replace(recipe, training=replace(recipe.training, **changes))
-    with pytest.raises(ValueError, match=r"recipe\.training\.\w+ must be .*, got"):
-        train(recipe, tmp_path / "run")
+    with pytest.raises(ValueError, match=r"recipe\.task\.options must be .*, got"):
+        train(replace(recipe, task=replace(recipe.task, options=5)), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
