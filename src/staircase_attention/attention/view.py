@@ -88,20 +88,15 @@ class View:
         queries = torch.arange(self.num_queries, device=self.device)
         return self.first_query + queries[:, None] - self.key_places[None, :]
 
-    @property
-    def sees_everything(self) -> bool:
-        """Whether every query sees every key, so that no mask is needed."""
-        last = self.num_keys - 1 if self.places is None else self.places[-1].stop - 1
-        reaches_first = self.span is None or self.num_distances <= self.span
-        return self.first_query >= last and reaches_first and self.first_visible is None
-
     @cached_property
     def hidden(self) -> Bool[Tensor, "#batch 1 queries keys"] | None:
         """The keys that a query must not see; None where it sees all."""
-        if self.sees_everything:
+        last = self.num_keys - 1 if self.places is None else self.places[-1].stop - 1
+        is_out_of_span = self.span is not None and self.num_distances > self.span
+        if self.first_query >= last and not is_out_of_span and self.first_visible is None:
             return None
         hidden = self.distances < 0
-        if self.span is not None and self.num_distances > self.span:
+        if is_out_of_span:
             hidden = hidden | (self.distances >= self.span)
         hidden = hidden[None, None]  # [1, 1, queries, keys]: the same for all rows and heads
         if self.first_visible is not None:

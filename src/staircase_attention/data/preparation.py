@@ -412,21 +412,17 @@ def _batches(mixture: Mixture, start: MixturePosition) -> Iterator[_Batch]:
     batch: list[Piece] = []
     size, position = 0, start
     for piece, position in mixture.read(start):
-        for part in _cut(piece) if piece else ():
+        for data, is_last in pieces(io.BytesIO(piece.data).read) if piece else ():
             if size >= BATCH_BYTES:
                 yield batch, None
                 batch, size = [], 0
-            batch.append(part)
-            size += len(part.data)
+            assert piece is not None
+            batch.append(replace(piece, data=data, is_last=is_last and piece.is_last))
+            size += len(data)
         if size >= BATCH_BYTES:
             yield batch, position
             batch, size = [], 0
     yield batch, position
-
-
-def _cut(piece: Piece) -> Iterator[Piece]:
-    for data, is_last in pieces(io.BytesIO(piece.data).read):
-        yield replace(piece, data=data, is_last=is_last and piece.is_last)
 
 
 def _check_splits(manifest: Manifest, names: Sequence[str]) -> None:

@@ -67,13 +67,6 @@ def split_heads(
     return torch.unflatten(vectors, -1, (num_heads, -1)).transpose(1, 2)
 
 
-def merge_heads(
-    vectors: Float[Tensor, "batch heads time size"],
-) -> Float[Tensor, "batch time width"]:
-    """Put the heads side by side again."""
-    return vectors.transpose(1, 2).flatten(-2)
-
-
 class Cache(ABC):
     """Keys and values of cached tokens: for each layer, or one pair for all.
 

@@ -83,7 +83,10 @@ class Executor:
                 trip = self.core(queries, layers=steps[0].layers, past=past, view=view)
                 for number, step in enumerate(steps):
                     own = trip if len(steps) == 1 else trip.rows(number, len(entered))
-                    self._carry(step, hidden)
+                    if step.lags:
+                        # The next token enters with the present one after the pass before.
+                        last = hidden[step.tokens][:, None, -1:]
+                        self.banks[step.bank, CARRIED] = KeysValues(last, last[..., :0])
                     sizes = [len(cell.tokens) for cell in step.cells]
                     after = (
                         [own.hidden] if len(sizes) == 1 else torch.split(own.hidden, sizes, dim=1)
@@ -107,12 +110,6 @@ class Executor:
             steps = list(group)
             is_free = len(tokens) == 1 and all(step.lags for step in steps[1:])
             yield from [steps] if is_free and not self.num_cut else [[step] for step in steps]
-
-    def _carry(self, step: Step, hidden: Mapping[range, Tensor]) -> None:
-        """Keep what the next token enters this pass with: the present one after the pass before."""
-        if step.lags:
-            last = hidden[step.tokens][:, None, -1:]
-            self.banks[step.bank, CARRIED] = KeysValues(last, last[..., :0])
 
     def _query(
         self, step: Step, cell: Cell, hidden: Mapping[range, Tensor], first: Mapping[range, Tensor]

@@ -264,7 +264,7 @@ class Trainer:
         self.display.advance(progress.update, **facts, tokens_per_second=self.speed)
 
     def _evaluate(self) -> bool:
-        """Score the validation data; whether that is the best score so far."""
+        """Score the validation data; whether that is the best score so far, which is then noted."""
         started = time.perf_counter()
         (score, facts), progress = self.score("valid"), self.progress
         progress.wall_seconds += time.perf_counter() - started
@@ -272,20 +272,14 @@ class Trainer:
         self._write("valid", loss=score.loss, error=score.error, **facts)
         name, value = next(iter(facts.items()), ("error", score.error))
         self.display.advance(progress.update, **{f"valid_{name}": value})
-        return self._is_best(score)
-
-    def _is_best(self, score: Score) -> bool:
-        """Whether a validation score is the best so far, which is then noted."""
-        progress, rank = self.progress, self.data.rank(score)
-        is_first = progress.best_update is None
+        rank, is_first = self.data.rank(score), progress.best_update is None
         is_better = math.isfinite(score.loss) and (is_first or rank < progress.best_rank)
         # All processes follow the first one, so that rounding cannot make them disagree.
-        if not self.processes.agree(is_better):
-            return False
-        progress.best_rank = rank
-        progress.best_update = progress.update
-        progress.best_rollbacks = progress.num_rollbacks
-        return True
+        is_best = self.processes.agree(is_better)
+        if is_best:
+            progress.best_rank, progress.best_update = rank, progress.update
+            progress.best_rollbacks = progress.num_rollbacks
+        return is_best
 
     def _write(self, kind: str, **values: Any) -> None:  # noqa: ANN401
         if self.log is not None:
