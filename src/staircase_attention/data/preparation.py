@@ -373,8 +373,20 @@ def _describe(
         dtype=writer.dtype.name,
         splits=splits,
     )
-    if "part" not in plan.parameters:
-        _check_splits(manifest, HeldOut(**plan.parameters["held_out"]).names)
+    if "part" in plan.parameters:
+        return manifest
+    if not splits:
+        found = [f"{what}: {n:,}" for source in sources for what, n in source.skipped.items()]
+        remedy = "name other files, or the field of their text with --text-field (text_field)"
+        if plan.kind == "reddit":
+            remedy = "name Pushshift dumps of comments, such as RC_2019-07.zst"
+        raise input_error("a corpus must have text", ", ".join(["none", *found]), remedy)
+    for name in HeldOut(**plan.parameters["held_out"]).names:
+        if name not in splits:
+            num_documents = sum(split.num_documents for split in splits.values())
+            received = f"none, with {counted(num_documents, 'documents')} in all"
+            remedy = "hold out more, or 0 for no such split, or cut texts into smaller documents"
+            raise input_error(f"the split {name} must have tokens", received, remedy)
     return manifest
 
 
@@ -423,20 +435,3 @@ def _batches(mixture: Mixture, start: MixturePosition) -> Iterator[_Batch]:
             yield batch, position
             batch, size = [], 0
     yield batch, position
-
-
-def _check_splits(manifest: Manifest, names: Sequence[str]) -> None:
-    """Refuse a corpus without text, or without a split that was asked for."""
-    sources = manifest.preparation.sources
-    if not manifest.splits:
-        found = [f"{what}: {n:,}" for source in sources for what, n in source.skipped.items()]
-        remedy = "name other files, or the field of their text with --text-field (text_field)"
-        if manifest.preparation.kind == "reddit":
-            remedy = "name Pushshift dumps of comments, such as RC_2019-07.zst"
-        raise input_error("a corpus must have text", ", ".join(["none", *found]), remedy)
-    for name in names:
-        if name not in manifest.splits:
-            num_documents = sum(split.num_documents for split in manifest.splits.values())
-            received = f"none, with {counted(num_documents, 'documents')} in all"
-            remedy = "hold out more, or 0 for no such split, or cut texts into smaller documents"
-            raise input_error(f"the split {name} must have tokens", received, remedy)

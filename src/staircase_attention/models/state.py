@@ -261,21 +261,18 @@ class State(TensorState):
                 streams.append(stream)
             elif stay:
                 streams.append(stream.select(stay, [stream.rows[place] for place in stay]))
-        if unassigned:
-            self._assign(streams, sorted(unassigned))
+        # They begin in a stream where a period begins now, or in one of their own.
+        aligned = [number for number, stream in enumerate(streams) if self._is_aligned(stream)]
+        if unassigned and aligned:
+            stream = streams[aligned[0]]
+            place_of = {row: place for place, row in enumerate(stream.rows)}
+            rows = sorted([*stream.rows, *unassigned])
+            # New rows begin as copies of any other one; restarting clears them.
+            together = stream.select([place_of.get(row, 0) for row in rows], rows)
+            streams[aligned[0]] = together.restart([row not in place_of for row in rows])
+        elif unassigned:
+            streams.append(Stream.fresh(sorted(unassigned)))
         return replace(self, streams=tuple(streams))
-
-    def _assign(self, streams: list[Stream], new: list[int]) -> None:
-        """Let rows begin in a stream where a period begins now, or in one of their own."""
-        for number, stream in enumerate(streams):
-            if self._is_aligned(stream):
-                place_of = {row: place for place, row in enumerate(stream.rows)}
-                rows = sorted([*stream.rows, *new])
-                # New rows begin as copies of any other one; restarting clears them.
-                together = stream.select([place_of.get(row, 0) for row in rows], rows)
-                streams[number] = together.restart([row not in place_of for row in rows])
-                return
-        streams.append(Stream.fresh(new))
 
     def _is_aligned(self, stream: Stream) -> bool:
         return stream.position % self.chunk_length == 0

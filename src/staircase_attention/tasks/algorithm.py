@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from staircase_attention.batches import IGNORED
 from staircase_attention.tasks.task import Episodes, Integers, SizedTask
@@ -97,7 +96,15 @@ class Algorithm(SizedTask):
         for number in range(self.num_statements):
             statement = _next_statement(generator, values, self.distribution)
             tokens[:, number], targets[:, number, -1] = statement
-        return _concatenated(tokens, targets)
+        # Remove the padding, and close each program with END.
+        close = ((0, 0), (0, 1))
+        tokens = np.pad(tokens.reshape(num_episodes, -1), close, constant_values=END)
+        targets = np.pad(targets.reshape(num_episodes, -1), close, constant_values=IGNORED)
+        is_token = tokens != PAD
+        lengths = is_token.sum(axis=1)
+        return Episodes(
+            inputs=tokens[is_token], targets=targets[is_token], starts=np.cumsum(lengths) - lengths
+        )
 
 
 def _next_statement(
@@ -184,16 +191,3 @@ def _choose(generator: np.random.Generator, shares: Integers) -> Integers:
     upto = np.cumsum(shares, axis=0)
     chosen: Integers = (upto <= generator.integers(upto[-1])).sum(axis=0)
     return chosen
-
-
-def _concatenated(tokens: NDArray[np.int8], targets: NDArray[np.int8]) -> Episodes:
-    """Remove the padding, and close each program with END."""
-    num_programs = len(tokens)
-    close = ((0, 0), (0, 1))
-    tokens = np.pad(tokens.reshape(num_programs, -1), close, constant_values=END)
-    targets = np.pad(targets.reshape(num_programs, -1), close, constant_values=IGNORED)
-    is_token = tokens != PAD
-    lengths = is_token.sum(axis=1)
-    return Episodes(
-        inputs=tokens[is_token], targets=targets[is_token], starts=np.cumsum(lengths) - lengths
-    )

@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import combinations
 from itertools import permutations as all_orders
 from typing import Literal
 
@@ -84,7 +85,12 @@ def group_elements(group: str) -> tuple[Permutation, ...]:
         rule = f"group must be S2 to S{MAXIMUM_POINTS} or A3 to A{MAXIMUM_POINTS}"
         raise input_error(rule, repr(group), "use for example group='S5'")
     orders = all_orders(range(int(parts[2])))
-    return tuple(order for order in orders if parts[1] == "S" or _is_even(order))
+    # An even permutation has an even number of pairs out of order.
+    return tuple(
+        order
+        for order in orders
+        if parts[1] == "S" or sum(one > other for one, other in combinations(order, 2)) % 2 == 0
+    )
 
 
 @lru_cache(maxsize=16)
@@ -125,13 +131,6 @@ def _cycle(points: tuple[int, ...], num_points: int) -> Permutation:
     for point, image in zip(points, points[1:] + points[:1], strict=True):
         images[point] = image
     return tuple(images)
-
-
-def _is_even(order: Permutation) -> bool:
-    inversions = sum(
-        earlier > later for place, earlier in enumerate(order) for later in order[place + 1 :]
-    )
-    return inversions % 2 == 0
 
 
 def _written(permutation: Permutation) -> str:

@@ -71,13 +71,10 @@ class RandomWalk(SizedTask):
         shape = (self.length, num_episodes)
         actions = generator.integers(len(ACTIONS), size=shape, dtype=np.int8)
         transitions = walk_transitions(self.height, self.width, self.walls)
-        states = run_automaton(transitions, self._start_state, actions)
-        return reset_episodes(actions, states // len(HEADINGS))
-
-    @property
-    def _start_state(self) -> int:
         row, column = (0, 0) if self.start == "corner" else (self.height // 2, self.width // 2)
-        return (row * self.width + column) * len(HEADINGS) + HEADINGS.index(self.heading)
+        first = (row * self.width + column) * len(HEADINGS) + HEADINGS.index(self.heading)
+        states = run_automaton(transitions, first, actions)
+        return reset_episodes(actions, states // len(HEADINGS))
 
 
 @lru_cache(maxsize=8)

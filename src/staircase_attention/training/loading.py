@@ -214,7 +214,13 @@ def read_weights(run_folder: RunFolder, checkpoint: str | int) -> SavedWeights:
     """The weights of a run's checkpoint, or of a packed run."""
     wanted = str(checkpoint)
     if run_folder.is_packed:
-        saved = _read_packed(run_folder)
+        with files.as_written("a packed run", run_folder.path, "pack it again"):
+            packing = files.parse_json(files.read_summed(run_folder.path, run_folder.packing.name))
+            content, checksum = files.read_file(run_folder.weights, most=None), packing["checksum"]
+            if files.checksum(content) != checksum:
+                raise ValueError("its checksum differs")
+            update = convert(int, packing["update"], "update")
+            saved = SavedWeights(update=update, tensors=load(content), checksum=checksum)
         if wanted not in ("best", str(saved.update)):
             raise input_error(
                 f"a packed run has the weights of update {saved.update} only",
@@ -331,20 +337,6 @@ def pack(
     finally:
         shutil.rmtree(scratch.path, ignore_errors=True)
     return path
-
-
-def _read_packed(run_folder: RunFolder) -> SavedWeights:
-    """The weights of a packed run."""
-    with files.as_written("a packed run", run_folder.path, "pack it again"):
-        packing = files.parse_json(files.read_summed(run_folder.path, run_folder.packing.name))
-        content = files.read_file(run_folder.weights, most=None)
-        if files.checksum(content) != packing["checksum"]:
-            raise ValueError("its checksum differs")
-        return SavedWeights(
-            update=convert(int, packing["update"], "update"),
-            tensors=load(content),
-            checksum=packing["checksum"],
-        )
 
 
 def pretrained_names() -> list[str]:

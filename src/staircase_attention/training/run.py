@@ -135,23 +135,17 @@ def _resume(
                 weights = loading.read_weights(
                     RunFolder(loading.run_path(init["run"])), init["update"]
                 )
-        _check_size(run_folder, recipe, weights)
+        shapes = None if weights is None else weights.shapes
+        for name in run_folder.checkpoints.names():
+            # A damaged checkpoint is reported, and set aside, where it is read.
+            with contextlib.suppress(*DAMAGE):
+                shapes = files.tensor_shapes(run_folder.checkpoints.path / str(name) / WEIGHTS)
+        if shapes is not None:
+            # Before a model of the recipe's size is built.
+            remedy = "take config.json from its run"
+            loading.check_fit(recipe, build_dataset(recipe), shapes, run_folder.path, remedy)
         with _trainer(recipe, run_folder, progress, weights, device) as trainer:
             return trainer.run()
-
-
-def _check_size(
-    run_folder: RunFolder, recipe: Recipe, weights: loading.SavedWeights | None
-) -> None:
-    """Refuse a recipe that does not fit the weights, before a model of its size is built."""
-    shapes = None if weights is None else weights.shapes
-    for name in run_folder.checkpoints.names():
-        # A damaged checkpoint is reported, and set aside, where it is read.
-        with contextlib.suppress(*DAMAGE):
-            shapes = files.tensor_shapes(run_folder.checkpoints.path / str(name) / WEIGHTS)
-    if shapes is not None:
-        remedy = "take config.json from its run"
-        loading.check_fit(recipe, build_dataset(recipe), shapes, run_folder.path, remedy)
 
 
 def _extend(run_folder: RunFolder, recipe: Recipe, num_updates: int) -> Recipe:
