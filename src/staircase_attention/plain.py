@@ -141,7 +141,12 @@ def convert(hint: Any, value: Any, path: str) -> Any:  # noqa: ANN401
         return schedule_from_dict(_group(value, path))
     if dataclasses.is_dataclass(hint):
         return from_plain(typing.cast("type[Any]", hint), value, path)
-    return _convert_scalar(hint, value, path)
+    # NumPy's numbers are numbers too; True and False are not.
+    wider = {int: Integral, float: Real}.get(hint, hint)
+    if isinstance(value, wider) and (hint is bool or not isinstance(value, bool)):
+        return hint(value)
+    received = f"{value!r} ({type(value).__name__})"
+    raise input_error(f"{path} must be {SCALARS[hint]}", received, "use such a value")
 
 
 def _convert_union(hints: tuple[Any, ...], value: Any, path: str) -> Any:  # noqa: ANN401
@@ -156,12 +161,3 @@ def _convert_union(hints: tuple[Any, ...], value: Any, path: str) -> Any:  # noq
     kind = _group(value, path).get("kind")
     check_choice(f"{path}.kind", kind, kinds)
     return from_plain(kinds[kind], value, path)
-
-
-def _convert_scalar(hint: Any, value: Any, path: str) -> Any:  # noqa: ANN401
-    # NumPy's numbers are numbers too; True and False are not.
-    wider = {int: Integral, float: Real}.get(hint, hint)
-    if isinstance(value, wider) and (hint is bool or not isinstance(value, bool)):
-        return hint(value)
-    received = f"{value!r} ({type(value).__name__})"
-    raise input_error(f"{path} must be {SCALARS[hint]}", received, "use such a value")

@@ -334,20 +334,13 @@ def _members(file: compression.DecompressedFile) -> Iterator[Document | str]:
                 archive.members = []  # type: ignore[attr-defined]
                 if not member.isfile():
                     continue
-                if not _is_text(member.name):
+                # By its name, as in a folder: neither hidden nor a LICENSE.
+                path = PurePosixPath(member.name)
+                is_visible = all(map(_is_visible, path.parts))
+                if not is_visible or path.suffix.lower() not in PROSE + CODE:
                     yield "members that are not text"
                 elif content := archive.extractfile(member):
                     yield from _text_parts(content)
     except tarfile.TarError as error:
         why = f"{error}, at byte {file.raw.num_stored_read:,} as stored"
         raise compression.DamagedFileError(file.name, why) from error
-
-
-def _is_text(name: str) -> bool:
-    """Whether a member of an archive is a document, by its name, as in a folder.
-
-    >>> _is_text("./novels/Woolf_1919.txt"), _is_text(".hidden/a.txt"), _is_text("LICENSE")
-    (True, False, False)
-    """
-    path = PurePosixPath(name)
-    return all(map(_is_visible, path.parts)) and path.suffix.lower() in PROSE + CODE

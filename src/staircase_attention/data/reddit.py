@@ -6,6 +6,7 @@ was read, and how long every partition was then. After a kill, partitions are cu
 lengths and reading resumes, so that every line is stored exactly once.
 """
 
+import codecs
 import hashlib
 import html
 import json
@@ -75,7 +76,6 @@ HALF = np.uint64(32)
 
 # Seconds; a later time is invalid.
 LATEST = 1 << 53
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # Up to 36^12 < 2^63. With a leading zero two ids would have one number.
 USUAL_ID = re.compile(r"[1-9a-z][0-9a-z]{0,11}")
 DELETED_BODIES = frozenset({"[deleted]", "[deleted by user]"})
@@ -261,7 +261,7 @@ def parse_comment(line: bytes, options: RedditOptions) -> Comment | str:
     if not line or line.isspace():
         return "blank"
     try:
-        values = json.loads(line.removeprefix(BYTE_ORDER_MARK).decode())
+        values = json.loads(line.removeprefix(codecs.BOM_UTF8).decode())
         link_id = values["link_id"].removeprefix("t3_")
         body = "" if values["body"] is None else values["body"]
         # JSON can encode lone surrogates, which UTF-8 cannot.

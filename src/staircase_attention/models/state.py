@@ -252,7 +252,8 @@ class State(TensorState):
             flags = [mask[row] for row in stream.rows]
             # Where a period begins, restarted rows can stay: a mask hides the past from them. A
             # stream of which no row is left is dropped instead, and its memory with it.
-            if any(flags) and not all(flags) and self._is_aligned(stream):
+            is_aligned = stream.position % self.chunk_length == 0
+            if any(flags) and not all(flags) and is_aligned:
                 streams.append(stream.restart(flags))
                 continue
             stay = [place for place, is_new in enumerate(flags) if not is_new]
@@ -262,7 +263,7 @@ class State(TensorState):
             elif stay:
                 streams.append(stream.select(stay, [stream.rows[place] for place in stay]))
         # They begin in a stream where a period begins now, or in one of their own.
-        aligned = [number for number, stream in enumerate(streams) if self._is_aligned(stream)]
+        aligned = [at for at, one in enumerate(streams) if one.position % self.chunk_length == 0]
         if unassigned and aligned:
             stream = streams[aligned[0]]
             place_of = {row: place for place, row in enumerate(stream.rows)}
@@ -273,9 +274,6 @@ class State(TensorState):
         elif unassigned:
             streams.append(Stream.fresh(sorted(unassigned)))
         return replace(self, streams=tuple(streams))
-
-    def _is_aligned(self, stream: Stream) -> bool:
-        return stream.position % self.chunk_length == 0
 
     @property
     def _tensors(self) -> list[Tensor]:

@@ -319,7 +319,7 @@ class Learner:
     ) -> tuple[Tensor, list[Carried]]:
         """The device's part of an update: loss, wrong answers, stop requests, gradient norm."""
         tokens, targets, (share, rate, wants_stop) = inputs
-        self.optimizer.zero_grad()
+        self.model.zero_grad()
         totals = torch.zeros(2, dtype=torch.float64, device=self.device)
         count = len(states)
         parts = zip(tokens.tensor_split(count), states, targets.tensor_split(count), strict=True)

@@ -113,11 +113,6 @@ class Optimizer:
                     group["lr"] = float(rate) * group[FRACTION]
                 part.step()
 
-    def zero_grad(self) -> None:
-        """Drop the gradients."""
-        for part in self.parts:
-            part.zero_grad(set_to_none=True)
-
     def _new_rate(self) -> Tensor | float:
         """A rate before the first step: on a GPU a tensor that steps write to."""
         return torch.zeros((), device=next(iter(self.names)).device) if self.is_on_device else 0.0
