@@ -13,7 +13,6 @@ them in the proportions of the whole.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
 
 from staircase_attention.checks import check_choice, input_error
 from staircase_attention.data.documents import SPLITS, Cursor, DocumentSource, HeldOut, hashed
@@ -65,11 +64,6 @@ class PartPosition:
     """Whether the current document is used in this pass."""
     skipped: Mapping[str, int] = field(default_factory=dict)
     """What could not be used in the previous pass."""
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> Self:
-        """The position that `asdict` turned into plain data."""
-        return cls(**{**plain, "cursor": plain["cursor"] and Cursor(**plain["cursor"])})
 
 
 # How far each source has been read: all that is needed to resume.

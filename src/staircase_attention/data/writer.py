@@ -34,7 +34,7 @@ from staircase_attention.data.corpus import (
 from staircase_attention.data.documents import SPLITS
 from staircase_attention.data.mixture import MixturePosition, PartPosition, Piece
 from staircase_attention.data.tokenisers import Tokeniser, Tokens
-from staircase_attention.plain import to_plain
+from staircase_attention.plain import from_plain, to_plain
 
 JOURNAL = "journal.json"
 PREPARATION = "preparation.json"
@@ -131,7 +131,7 @@ class CorpusWriter:
         """Where to resume the mixture; None for its start."""
         self._is_inside_document = False
         if is_resumed:
-            self.position = tuple(map(PartPosition.from_plain, state["mixture"]))
+            self.position = tuple(from_plain(PartPosition, at) for at in state["mixture"])
             self._is_inside_document = state["is_inside_document"]
         new = {"counts": [{}] * num_sources, "crc32": 0, "shards": [], "num_open_tokens": 0}
         self._writers = {

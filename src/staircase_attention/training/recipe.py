@@ -297,13 +297,10 @@ class Recipe:
                 tokens,
                 "use more, since the first token of an episode is not predicted",
             )
-        self._check_passes()
         # Runs without a folder of their own are kept under this name.
         path = PurePosixPath(self.name)
         if path.is_absolute() or ".." in path.parts or not path.parts:
             raise input_error("Recipe.name must be a folder's name", repr(self.name), "rename it")
-
-    def _check_passes(self) -> None:
         passes, model = self.training.passes, self.model
         if passes == PassesConfig():
             return
