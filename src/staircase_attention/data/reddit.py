@@ -46,16 +46,6 @@ Filters = Literal["none", "roller"]
 
 # Changes when files in a work folder get another meaning.
 FORMAT = 4
-SCHEMA = pa.schema(
-    [
-        ("thread", pa.uint64()),
-        ("id", pa.uint64()),
-        ("parent", pa.uint64()),
-        ("created", pa.int64()),
-        ("status", pa.uint8()),
-        ("text", pa.large_string()),
-    ]
-)
 FEWEST_PARTITIONS, MOST_PARTITIONS = 16, 1 << 14
 # Comments in a partition, if the estimate of their total size is right. It is held in memory.
 PARTITION_BYTES = 32 << 20
@@ -210,7 +200,7 @@ def clean_text(body: str) -> str:
 
 
 class Comment(NamedTuple):
-    """A row of SCHEMA."""
+    """A row of a partition."""
 
     thread: int  # The id of the post, as a number.
     id: int
@@ -218,6 +208,10 @@ class Comment(NamedTuple):
     created: int  # Seconds since 1970.
     status: int
     text: str | None  # None unless the status is LIVING.
+
+
+KINDS = (*3 * (pa.uint64(),), pa.int64(), pa.uint8(), pa.large_string())
+SCHEMA = pa.schema(zip(Comment._fields, KINDS, strict=True))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
