@@ -53,7 +53,7 @@ PLAIN = {
     "reproduce algorithm --seeds 0": "got 0",
     "prepare enwik8 absent.xz": "absent.xz",
     "prepare text absent": "absent",
-    "prepare text FILE --weights one": "a weight must be a number above 0, got 'one'",
+    "prepare text FILE --weights one": "weight must be a number over 0, got 'one'",
     "prepare reddit absent.zst": "absent.zst",
     "prepare text . --tokeniser absent.json": "absent.json",
     "prepare text FILE --tokeniser bpe-99999999999999": "to 1000000, got 99999999999999",

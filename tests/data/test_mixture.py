@@ -95,7 +95,7 @@ def test_fractions_that_leave_nothing_to_train_on_are_refused(shares):
 
 @pytest.mark.parametrize("weight", [0, -1.5, math.nan, math.inf, True, "2"])
 def test_a_weight_that_is_not_a_number_above_0_is_refused(weight):
-    with pytest.raises(InputError, match="a weight must be a number above 0, got"):
+    with pytest.raises(InputError, match="weight must be a number over 0, got"):
         Part(source=ListedSource([]), weight=weight)
 
 

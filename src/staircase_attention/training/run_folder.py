@@ -21,6 +21,7 @@ from torch.utils.tensorboard import SummaryWriter
 from staircase_attention import files
 from staircase_attention.checks import input_error
 from staircase_attention.data import Tokeniser
+from staircase_attention.display import counted
 from staircase_attention.plain import differences, from_plain
 from staircase_attention.references import require_trusted_code
 from staircase_attention.training.checkpoint import WEIGHTS, CheckpointFolder
@@ -343,10 +344,14 @@ def environment() -> dict[str, Any]:
     # The kernel's build is left out, since it may name a machine.
     library = "".join(platform.libc_ver())
     system = f"{platform.system()} {platform.machine()}" + (f", {library}" if library else "")
+    versions = {}
+    for name in packages:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
     return {
         "python": platform.python_version(),
         "platform": system,
-        "packages": {name: version for name in packages if (version := _version(name))},
+        "packages": versions,
         "device": device_name(),
         "num_threads": torch.get_num_threads(),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
@@ -357,12 +362,4 @@ def device_name() -> str:
     """The GPU, or the processor."""
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
-    count = torch.get_num_threads()
-    return f"{platform.machine()} CPU, {count} thread{'s' if count > 1 else ''}"
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+    return f"{platform.machine()} CPU, {counted(torch.get_num_threads(), 'threads')}"
