@@ -335,17 +335,9 @@ class Recipe:
 
         A dictionary changes only the settings that it names.
 
-        >>> from staircase_attention.training.recipe import EXAMPLE
-        >>> EXAMPLE.override({"training.num_updates": 7}).training.num_updates
+        >>> from staircase_attention.training import load_run
+        >>> recipe = load_run("pretrained:parity-staircase").recipe
+        >>> recipe.override({"training.num_updates": 7}).training.num_updates
         7
         """
         return Recipe.from_plain(override(self.to_plain(), assignments))
-
-
-# A recipe that trains in a second.
-EXAMPLE = Recipe(
-    name="example",
-    task=TaskChoice(reference="permutations", options={"group": "S2", "length": 16}),
-    model=LSTMModel(width=16, num_layers=1),
-    training=TrainingConfig(num_updates=10, num_lanes=4, segment_length=17),
-)
