@@ -140,19 +140,16 @@ class SplitFile:
 
     def documents(self, cursor: Cursor | None) -> Iterator[tuple[Document, Cursor]]:
         """Parts of each split, up to its last byte."""
-        first = 0 if cursor is None else cursor.place["part"]
-        return islice(self._parts(), first, None)
-
-    def _parts(self) -> Iterator[tuple[Document, Cursor]]:
-        number = 0
+        number, num_before = 0, 0 if cursor is None else cursor.place["part"]
         with compression.open_decompressed(self._path) as file:
             for split, num_left in self._split_bytes.items():
                 while num_left:
                     data = file.read(min(LONGEST_PIECE, num_left))
                     num_left -= len(data)
                     number += 1
-                    after = Cursor(place={"part": number}, num_read=file.raw.num_stored_read)
-                    yield Document(text=data, split=split, is_continued=num_left > 0), after
+                    if number > num_before:
+                        after = Cursor(place={"part": number}, num_read=file.raw.num_stored_read)
+                        yield Document(text=data, split=split, is_continued=num_left > 0), after
 
 
 def _find_files(

@@ -103,12 +103,17 @@ def group_generators(group: str) -> tuple[Permutation, ...]:
     ['1234', '2314', '2431']
     """
     num_points = len(group_elements(group)[0])
-    identity = tuple(range(num_points))
+    found = [tuple(range(num_points))]
     if group.startswith("S"):
         cycles = [(point, point + 1) for point in range(num_points - 1)]
     else:
         cycles = [(0, 1, point) for point in range(2, num_points)]  # type: ignore[misc]
-    return tuple(sorted([identity, *(_cycle(cycle, num_points) for cycle in cycles)]))
+    for cycle in cycles:
+        images = list(found[0])
+        for point, image in zip(cycle, (*cycle[1:], cycle[0]), strict=True):
+            images[point] = image
+        found.append(tuple(images))
+    return tuple(sorted(found))
 
 
 @lru_cache(maxsize=16)
@@ -124,13 +129,6 @@ def multiplication_table(group: str, drawn: tuple[Permutation, ...]) -> NDArray[
     products = np.array(drawn)[:, elements]
     table: NDArray[np.int64] = index_of_number[products @ digits].T
     return table
-
-
-def _cycle(points: tuple[int, ...], num_points: int) -> Permutation:
-    images = list(range(num_points))
-    for point, image in zip(points, points[1:] + points[:1], strict=True):
-        images[point] = image
-    return tuple(images)
 
 
 def _written(permutation: Permutation) -> str:
