@@ -92,12 +92,13 @@ class View:
     def hidden(self) -> Bool[Tensor, "#batch 1 queries keys"] | None:
         """The keys that a query must not see; None where it sees all."""
         last = self.num_keys - 1 if self.places is None else self.places[-1].stop - 1
-        is_out_of_span = self.span is not None and self.num_distances > self.span
-        if self.first_query >= last and not is_out_of_span and self.first_visible is None:
+        # Of use only where some distance is beyond it.
+        span = self.span if self.span and self.num_distances > self.span else None
+        if self.first_query >= last and span is None and self.first_visible is None:
             return None
         hidden = self.distances < 0
-        if is_out_of_span:
-            hidden = hidden | (self.distances >= self.span)
+        if span is not None:
+            hidden = hidden | (self.distances >= span)
         hidden = hidden[None, None]  # [1, 1, queries, keys]: the same for all rows and heads
         if self.first_visible is not None:
             keys = torch.arange(self.num_keys, device=self.device)

@@ -511,8 +511,9 @@ class RedditSource:
             new = Counter({f"comments: {kind}": count for kind, count in found.items()})
             num_before, skipped = 0, dict(Counter(skipped) + new)
             # Without text it only reports a position.
-            place, num_read = {"partition": number + 1, "document": 0}, bytes_each * (number + 1)
-            yield Document(text=""), Cursor(place=place, num_read=int(num_read), skipped=skipped)
+            num_read = int(bytes_each * (number + 1))
+            place = {"partition": number + 1, "document": 0}
+            yield Document(text=""), Cursor(place=place, num_read=num_read, skipped=skipped)
 
     def _skipped_lines(self) -> dict[str, int]:
         """The lines of the dumps that could not be used, in words."""

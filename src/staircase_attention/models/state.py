@@ -267,10 +267,10 @@ class State(TensorState):
         if unassigned and aligned:
             stream = streams[aligned[0]]
             place_of = {row: place for place, row in enumerate(stream.rows)}
-            rows = sorted([*stream.rows, *unassigned])
+            every = sorted([*stream.rows, *unassigned])
             # New rows begin as copies of any other one; restarting clears them.
-            together = stream.select([place_of.get(row, 0) for row in rows], rows)
-            streams[aligned[0]] = together.restart([row not in place_of for row in rows])
+            together = stream.select([place_of.get(row, 0) for row in every], every)
+            streams[aligned[0]] = together.restart([row not in place_of for row in every])
         elif unassigned:
             streams.append(Stream.fresh(sorted(unassigned)))
         return replace(self, streams=tuple(streams))

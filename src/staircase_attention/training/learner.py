@@ -4,7 +4,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -52,11 +52,7 @@ def build_model(recipe: Recipe, data: Dataset | NumSymbols) -> Model:
     model = recipe.model
     if isinstance(model, LSTMModel):
         return LSTMSequenceModel(
-            vocab_size=data.num_inputs,
-            output_size=data.num_outputs,
-            width=model.width,
-            num_layers=model.num_layers,
-            dropout=model.dropout,
+            vocab_size=data.num_inputs, output_size=data.num_outputs, **asdict(model)
         )
     core, schedule, passes = model.core, model.schedule, recipe.training.passes
     deepest = schedule.with_passes(passes.numbers[-1]) if passes.numbers else schedule
