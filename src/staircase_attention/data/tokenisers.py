@@ -194,10 +194,10 @@ class BytePairTokeniser:
         return tokens
 
 
-# Turns text into token numbers and back. Every token is below `vocab_size`. The end symbol follows
-# every document, and no text is encoded to it; it is None if there is none. `is_lossless`: whether
-# decode(encode(x)) == x is certain for all bytes, UTF-8 or not.
 Tokeniser: TypeAlias = ByteTokeniser | BytePairTokeniser
+"""Turns text into token numbers and back. Every token is below `vocab_size`. The end symbol follows
+every document, and no text is encoded to it; it is None if there is none. `is_lossless`: whether
+decode(encode(x)) == x is certain for all bytes, UTF-8 or not."""
 
 
 def bytes_of(token: str) -> bytes:
