@@ -374,12 +374,6 @@ class Partitions:
             self.sizes = record["sizes"]
             self.dumps = [DumpPosition(**dump) for dump in record["dumps"]]
 
-    def truncate(self) -> None:
-        """Remove what was appended after the last commit."""
-        for path, size in zip(self.paths, self.sizes, strict=True):
-            if path.exists():
-                os.truncate(path, size)
-
     def commit(self, batches: Sequence[pa.RecordBatch], number: int, dump: DumpPosition) -> None:
         """Append comments, then record how far their dump was read."""
         comments = pa.Table.from_batches(batches, SCHEMA)
@@ -553,7 +547,10 @@ class RedditSource:
 
     def _read_dumps(self, partitions: Partitions, pool: Executor | None) -> None:
         """Store the comments of all dumps, from where an earlier process stopped."""
-        partitions.truncate()
+        for path, size in zip(partitions.paths, partitions.sizes, strict=True):
+            if path.exists():
+                # What was appended after the last commit.
+                os.truncate(path, size)
         self.progress.say("reading the dumps")
         num_done = sum(dump.num_stored for dump in partitions.dumps)
         self.progress.begin("", num_done, self.total_bytes)

@@ -186,7 +186,10 @@ class Learner:
         if self.is_sharded:
             self._shard(config.parallel)
         else:
-            processes.share(self.model.to(device))
+            self.model.to(device)
+            # All processes begin with the first one's weights.
+            for tensor in self.model.state_dict().values() if processes.count > 1 else ():
+                dist.broadcast(tensor, src=0)
         self.optimizer = Optimizer(self.model, config.optimizer)
         self.states: list[Carried] = [None] * config.num_micro_batches
         """The lane states, one per micro-batch."""

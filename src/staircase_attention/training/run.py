@@ -22,7 +22,7 @@ from staircase_attention.training.processes import (
     stop_requests,
 )
 from staircase_attention.training.recipe import Recipe
-from staircase_attention.training.run_folder import RunFolder, RunResult
+from staircase_attention.training.run_folder import FORMAT, RunFolder, RunResult
 from staircase_attention.training.trainer import Trainer
 
 
@@ -161,7 +161,10 @@ def _extend(run_folder: RunFolder, recipe: Recipe, num_updates: int) -> Recipe:
         )
     recipe = recipe.override({"training.num_updates": num_updates})
     if is_first_process():
-        run_folder.extend(recipe)
+        config = run_folder.read_config() | {"format": FORMAT, "recipe": recipe.to_plain()}
+        # In this order, a kill in between leaves a run that is scored again.
+        run_folder.result.unlink(missing_ok=True)
+        run_folder.write({run_folder.config.name: config})
     return recipe
 
 

@@ -147,12 +147,6 @@ class RunFolder:
         # The process that torchrun numbers 0 does this for all.
         return files.locked(self.path) if is_first_process() else contextlib.nullcontext()
 
-    def clear(self) -> None:
-        """Delete what killed processes have left unfinished."""
-        self.checkpoints.abandon()
-        for path in self.path.glob(f".*{files.PARTIAL}"):
-            path.unlink()
-
     def clear_full_disk(self) -> str:
         """Leave nothing half-written on a full disk; what to do then."""
         # The half-written checkpoint takes the space that is missing.
@@ -199,14 +193,6 @@ class RunFolder:
         with files.as_written("a run's environment.json", self.environment, "delete it"):
             plain = files.parse_json(files.read_summed(self.path, self.environment.name))
             return None if "num_threads" not in plain else int(plain["num_threads"])
-
-    def extend(self, recipe: Recipe) -> None:
-        """Give the run the budget of this recipe."""
-        config = self.read_config()
-        # In this order, a kill in between leaves a run that is scored again.
-        self.result.unlink(missing_ok=True)
-        config |= {"format": FORMAT, "recipe": recipe.to_plain()}
-        self.write({self.config.name: config})
 
     def write(self, contents: Mapping[str, Any], also: Iterable[str] = ()) -> None:
         """Write plain data to files by name, and record their checksums and those of others."""

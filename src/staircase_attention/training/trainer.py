@@ -9,11 +9,11 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from staircase_attention import files
 from staircase_attention.batches import Batch
 from staircase_attention.checks import input_error
 from staircase_attention.display import Display
 from staircase_attention.evaluation import Score, evaluate, title
-from staircase_attention.files import as_written
 from staircase_attention.tasks import Lanes, lanes_of_process
 from staircase_attention.training.checkpoint import (
     WEIGHTS,
@@ -146,7 +146,10 @@ class Trainer:
         """Restore the latest checkpoint that is whole, and continue the metrics from there."""
         metrics: dict[str, Any] = {"num_bytes": 0}
         if self.processes.is_first:
-            self.folder.clear()
+            # What killed processes have left unfinished.
+            self.folder.checkpoints.abandon()
+            for path in self.folder.path.glob(f".*{files.PARTIAL}"):
+                path.unlink()
         # Nobody writes before the rest of an earlier process is gone.
         self.processes.wait()
         for name in reversed(self.folder.checkpoints.names()):
@@ -174,7 +177,7 @@ class Trainer:
     def _restore(self, checkpoint: Checkpoint) -> dict[str, Any]:
         """Continue from a checkpoint; the extent of the metrics when it was taken."""
         remedy = "delete it, and the run resumes from the one before it"
-        with as_written("a checkpoint", self.folder.checkpoints.path, remedy):
+        with files.as_written("a checkpoint", self.folder.checkpoints.path, remedy):
             checkpoint.restore(self.learner)
             self.progress = TrainingProgress.from_plain(
                 checkpoint.trainer["progress"], type(self.progress.position)
