@@ -228,7 +228,20 @@ def read_weights(run_folder: RunFolder, checkpoint: str | int) -> SavedWeights:
                 "leave --checkpoint out",
             )
         return saved
-    name, checkpoints = _choose_checkpoint(run_folder, wanted), run_folder.checkpoints
+    run_folder.read_config()
+    checkpoints, names = run_folder.checkpoints, run_folder.checkpoints.names()
+    if not names:
+        raise input_error(
+            "a run must have saved a checkpoint to be loaded",
+            f"{run_folder.path} with none",
+            f"resume it: {run_folder.resume_command}",
+        )
+    if wanted == "best":
+        name = _best(run_folder)
+    else:
+        known = {str(name.update): name for name in names} | {"latest": names[-1]}
+        check_choice("a checkpoint", wanted, ["best", *known])
+        name = known[wanted]
     try:
         tensors = checkpoints.read(name, only=[WEIGHTS]).tensors[WEIGHTS]
     except DamagedCheckpointError as error:
@@ -237,23 +250,6 @@ def read_weights(run_folder: RunFolder, checkpoint: str | int) -> SavedWeights:
         ) from error
     sums = files.read_json(checkpoints.path / str(name) / MANIFEST)
     return SavedWeights(update=name.update, tensors=tensors, checksum=sums[WEIGHTS])
-
-
-def _choose_checkpoint(run_folder: RunFolder, wanted: str) -> CheckpointName:
-    run_folder.read_config()
-    names = run_folder.checkpoints.names()
-    if not names:
-        raise input_error(
-            "a run must have saved a checkpoint to be loaded",
-            f"{run_folder.path} with none",
-            f"resume it: {run_folder.resume_command}",
-        )
-    if wanted == "latest":
-        return names[-1]
-    if wanted == "best":
-        return _best(run_folder)
-    check_choice("a checkpoint", wanted, ["best", "latest", *(str(name.update) for name in names)])
-    return [name for name in names if str(name.update) == wanted][-1]
 
 
 def _best(run_folder: RunFolder) -> CheckpointName:
