@@ -54,11 +54,11 @@ def check_integer(
 
 
 def check_number(name: str, value: object, *, example: float, **bounds: float) -> None:
-    """Refuse anything but a finite number within these BOUNDS."""
+    """Refuse anything but a number within these BOUNDS, finite unless a maximum is given."""
     if (
         isinstance(value, int | float)
         and not isinstance(value, bool)
-        and abs(value) < math.inf
+        and (value < math.inf or "maximum" in bounds)
         and all(BOUNDS[kind][1](value, bound) for kind, bound in bounds.items())
     ):
         return
@@ -92,7 +92,8 @@ got 'random-wlak'; did you mean 'random-walk'?
 def check_fields(config: Any, prefix: str = "", *, examples: Mapping[str, int] = {}) -> None:  # noqa: ANN401
     """Refuse a dataclass with a value that its field's type, or its metadata, does not allow.
 
-    An integer must be at least 1, a number at least 0, unless the metadata have other BOUNDS.
+    An integer must be at least 1, and a number that has BOUNDS at least 0, unless the metadata
+    have another minimum.
     """
     for option in fields(config):
         name, value, kind = option.name, getattr(config, option.name), option.type
@@ -104,7 +105,7 @@ def check_fields(config: Any, prefix: str = "", *, examples: Mapping[str, int] =
             check_choice(f"{prefix}{name}", value, get_args(kind))
         elif kind is bool:
             check_flag(f"{prefix}{name}", value)
-        elif kind is float:
+        elif kind is float and bounds:
             bounds = bounds if "above" in bounds else {"minimum": 0} | bounds
             usual = option.default if isinstance(option.default, float) else 0.1
             check_number(f"{prefix}{name}", value, **bounds, example=usual)

@@ -1,5 +1,7 @@
 """A recipe is plain data and back, and settings are changed by their paths."""
 
+import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +10,7 @@ import pytest
 from small_runs import small_recipe
 
 from staircase_attention import Ladder, Staircase
-from staircase_attention.training import OptimizerConfig, load_run, train
+from staircase_attention.training import OptimizerConfig, Recipe, load_run, train
 
 ALTERNATE = f"{Path(__file__).parents[1]}/examples/alternate.py:AlternateCached"
 
@@ -110,6 +112,15 @@ def test_a_recipe_that_could_not_be_read_again_is_not_trained(tmp_path):
     with pytest.raises(ValueError, match=r"recipe\.task\.options must be .*, got"):
         train(replace(recipe, task=replace(recipe.task, options=5)), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_may_do_without_clipping_and_rollbacks_by_infinite_bounds():
+    recipe = small_recipe(
+        training__optimizer__gradient_clip=math.inf, training__divergence__jump_factor=math.inf
+    )
+    assert Recipe.from_plain(json.loads(json.dumps(recipe.to_plain()))) == recipe
+    with pytest.raises(ValueError, match="learning_rate must be a number over 0, got inf"):
+        small_recipe(training__optimizer__learning_rate=math.inf)
 
 
 def test_settings_may_be_numbers_of_numpy():

@@ -25,7 +25,6 @@ from staircase_attention.training.checkpoint import (
     MANIFEST,
     WEIGHTS,
     CheckpointName,
-    DamagedCheckpointError,
     best_checkpoint,
 )
 from staircase_attention.training.dataset import CorpusData, Dataset, build_dataset
@@ -242,13 +241,9 @@ def read_weights(run_folder: RunFolder, checkpoint: str | int) -> SavedWeights:
         known = {str(name.update): name for name in names} | {"latest": names[-1]}
         check_choice("a checkpoint", wanted, ["best", *known])
         name = known[wanted]
-    try:
+    with files.as_written("a checkpoint", checkpoints.path, "name another with --checkpoint"):
         tensors = checkpoints.read(name, only=[WEIGHTS]).tensors[WEIGHTS]
-    except DamagedCheckpointError as error:
-        raise input_error(
-            "a checkpoint must be as it was written", error, "name another with --checkpoint"
-        ) from error
-    sums = files.read_json(checkpoints.path / str(name) / MANIFEST)
+        sums = files.read_json(checkpoints.path / str(name) / MANIFEST)
     return SavedWeights(update=name.update, tensors=tensors, checksum=sums[WEIGHTS])
 
 

@@ -81,7 +81,7 @@ class OptimizerConfig:
     """With Muon: AdamW's rate as a fraction of `learning_rate`, which is Muon's."""
     beta1: float = field(default=0.9, metadata={"below": 1})
     beta2: float = field(default=0.999, metadata={"below": 1})
-    weight_decay: float = 0.0
+    weight_decay: float = field(default=0.0, metadata={"minimum": 0})
     warm_up: int = field(default=1000, metadata={"minimum": 0})
     """Updates of linear warm-up."""
     decay: Literal["constant", "linear", "cosine"] = "constant"
@@ -90,7 +90,7 @@ class OptimizerConfig:
     """The last part of those updates, in which the rate decays; before it the rate is constant."""
     final_fraction: float = field(default=0.0, metadata={"maximum": 1})
     """The last rate of a decay, as a fraction of `learning_rate`."""
-    gradient_clip: float | None = field(default=0.1, metadata={"above": 0})
+    gradient_clip: float | None = field(default=0.1, metadata={"above": 0, "maximum": math.inf})
     """Maximum norm of all gradients together; None: no clipping."""
 
     def __post_init__(self) -> None:
@@ -107,9 +107,9 @@ class OptimizerConfig:
 class DivergenceConfig:
     """When a run has diverged, and what follows."""
 
-    jump_factor: float = field(default=1.5, metadata={"above": 1})
+    jump_factor: float = field(default=1.5, metadata={"above": 1, "maximum": math.inf})
     """The smoothed loss is high above this many times its lowest value."""
-    loss_floor: float = 0.1
+    loss_floor: float = field(default=0.1, metadata={"minimum": 0, "maximum": math.inf})
     """Lower losses count as this: near zero, noise is many times the lowest."""
     patience: int = 200
     """Consecutive updates with a high loss that mean divergence."""
@@ -145,7 +145,7 @@ class PassesConfig:
     """A number that is repeated is drawn more often."""
     mean: float = field(default=4.0, metadata={"above": 1})
     """Of a Poisson draw, before it is cut to `least` and `most`."""
-    deviation: float = 0.5
+    deviation: float = field(default=0.5, metadata={"minimum": 0})
     """Standard deviation of the logarithm of a Poisson draw's rate."""
     growth_part: float = field(default=0.0, metadata={"maximum": 1})
     """The first part of the updates, in which the largest number, or the mean, grows from least."""
