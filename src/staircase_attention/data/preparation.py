@@ -381,8 +381,8 @@ def _describe(
         if plan.kind == "reddit":
             remedy = "name Pushshift dumps of comments, such as RC_2019-07.zst"
         raise input_error("a corpus must have text", ", ".join(["none", *found]), remedy)
-    for name in HeldOut(**plan.parameters["held_out"]).names:
-        if name not in splits:
+    for name, share in {"train": 1.0, **plan.parameters["held_out"]}.items():
+        if share > 0 and name not in splits:
             num_documents = sum(split.num_documents for split in splits.values())
             received = f"none, with {counted(num_documents, 'documents')} in all"
             remedy = "hold out more, or 0 for no such split, or cut texts into smaller documents"
