@@ -16,7 +16,7 @@ from staircase_attention.engine.fused.cache import (
     read,
     write,
 )
-from staircase_attention.layers import JoinedCache, KeysValues, join
+from staircase_attention.layers import Cache, KeysValues, join
 from staircase_attention.schedules import joined
 
 SIZE = 2
@@ -91,7 +91,7 @@ def test_any_history_gives_what_joining_gives(history, has_state, num_pairs, tra
     sources = [part for part in tensors(given_pairs) if part.requires_grad]
     outcomes = []
     positions = joined([tokens])
-    for cache in (JoinedCache(loaded, positions), buffered(loaded, positions, num_new=sum(sizes))):
+    for cache in (Cache(loaded, positions), buffered(loaded, positions, num_new=sum(sizes))):
         seen, held = follow(cache, events, list(new))
         total = sum((one.sin().sum() for one in (*seen, *held, *held)), torch.zeros(()))
         total = total + sum(one.sum() for one in sources)

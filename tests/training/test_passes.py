@@ -171,7 +171,7 @@ def test_a_run_of_many_depths_is_scored_at_its_schedule_and_loads(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"training__passes__most": 0}, "most must be from least = 1 to 1,024, got 0"),
+        ({"training__passes__most": 0}, "most must be an integer from 1 to 1024, got 0"),
         (
             {"training__passes__kind": "list"},
             r"choices are for kind = list or parts, .* got \[\] with list",

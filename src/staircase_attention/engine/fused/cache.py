@@ -189,7 +189,7 @@ class BufferedCache(Cache):
         dtype: torch.dtype,
         tap: Tensor,
     ) -> None:
-        super().__init__(positions)
+        super().__init__((), positions)
         self._loaded = list(loaded)
         self._num_loaded = loaded[0].num_tokens if loaded else 0
         self._capacity = self._num_loaded + num_new

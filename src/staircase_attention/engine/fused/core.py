@@ -22,7 +22,7 @@ from staircase_attention.engine.fused.route import Attended, PastGradients, Rout
 from staircase_attention.engine.fused.weights import FusedFreezing, Level, SharedCore, SharedLayer
 from staircase_attention.engine.kernels import norm
 from staircase_attention.layers.core import Core, Trip
-from staircase_attention.layers.keys_values import Cache, JoinedCache, KeysValues, join
+from staircase_attention.layers.keys_values import Cache, KeysValues, join
 from staircase_attention.models.backend import RecomputedCore
 
 
@@ -82,7 +82,7 @@ class FusedCore:
     ) -> Cache:
         """The cache of a stream, to which at most `num_new` tokens will be added."""
         if not torch.is_grad_enabled():
-            return JoinedCache(held, positions)
+            return Cache(held, positions)
         return BufferedCache(
             held, positions, num_new=num_new, dtype=self.shared.dtype, tap=self.tap
         )
