@@ -243,14 +243,14 @@ def suite(
     )
     folder = output or Path("results") / budget.training
     cells = whole.run_suite(recipes, budget, folder=folder, jobs=jobs, progress=not quiet)
-    headings, *rows = whole.score_table(cells)
+    rows = whole.score_table(cells)
     caption, first = "% right at trained / longer lengths", Column("Task", no_wrap=True)
-    grid = Table(first, *headings[1:], box=box.SIMPLE_HEAD, caption=caption)
+    grid = Table(first, *[*rows[0]][1:], box=box.SIMPLE_HEAD, caption=caption)
     for row in rows:
-        grid.add_row(*row)
+        grid.add_row(*row.values())
     Console().print(grid)
     typer.echo(f"wrote {folder / 'report.html'}, suite.json")
-    states = {cell.status for row in cells.values() for cell in row.values()}
+    states = {cell["status"] for row in cells.values() for cell in row.values()}
     return 0 if states == {"finished"} else 1
 
 
