@@ -29,18 +29,6 @@ TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
     "permutations": ("Permutations of five elements: the models of the Random Walk table", ()),
     "permutations-fast": ("Permutations of five elements with our own settings", ()),
 }
-# The paper's names of the schedules.
-MODEL_NAMES = {
-    "staircase": "Staircase",
-    "cached-staircase": "Cached Staircase",
-    "global-cached-staircase": "Global Cached Staircase",
-    "ladder": "Ladder",
-    "transformer-xl": "Transformer-XL",
-    "universal-transformer": "Universal Transformer",
-    "parallel-loop": "Parallel Loop",
-    "feedback-transformer": "Feedback Transformer",
-    "memory-network": "Memory Network",
-}
 # Points of a learning curve, however short the run.
 LEAST_EVALUATIONS = 20
 NOT_VARIED = {
@@ -165,11 +153,11 @@ def table_rows(table: str) -> tuple[Row, ...]:
 
 
 def model_name(recipe: Recipe) -> str:
-    """The paper's name of a recipe's model."""
+    """The paper's name of a recipe's model: a schedule is called after its class."""
     if not isinstance(recipe.model, FamilyModel):
         return "LSTM"
-    name = recipe.model.schedule.name
-    return MODEL_NAMES.get(name, name)
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(recipe.model.schedule).__name__)
+    return words.replace(" XL", "-XL")
 
 
 def with_updates(recipe: Recipe, num_updates: int) -> Recipe:

@@ -167,7 +167,7 @@ def _cells(row: Row, *, with_paper: bool) -> dict[str, str]:
         cells["Best seed, ours"] = f"{row.value(best, 'test'):.{digits}f} (seed {best.seed})"
     if with_paper and paper is not None:
         digits = row.measure.paper_digits
-        summary = {entry.row: f"{entry.value:.{digits}f}" for entry in paper_summary()}
+        summary = {one["row"]: f"{one['value']:.{digits}f}" for one in paper_summary()}
         cells["Valid, paper"] = _spread(paper.valid, digits)
         cells["Test, paper"] = _spread(paper.test, digits)
         cells["Best seed, paper"] = summary.get(paper.identifier, NONE)
