@@ -61,6 +61,8 @@ def words(facts: dict[str, float]) -> str:
     for name, value in facts.items():
         if name.endswith("error"):
             shown.append(f"{name.replace('_', ' ')} {100 * value:.2f}%")
+        elif name == "bits":
+            shown.append(f"bits per token {value:.4f}")
         elif name == "tokens_per_second":
             shown.append(f"{value:,.0f} tokens/s")
         elif isinstance(value, int):

@@ -17,6 +17,7 @@ from torch.nn import functional
 from staircase_attention.batches import IGNORED, Batch
 from staircase_attention.checks import input_error
 from staircase_attention.data import TokenSplit
+from staircase_attention.display import words
 from staircase_attention.tasks import Episodes, evaluation_batches
 
 
@@ -51,6 +52,16 @@ def title(split: str, score: Mapping[str, Any]) -> str:
     return (
         split if whole is None or part == whole else f"{split} (first {part:,} of {whole:,} tokens)"
     )
+
+
+def measures(score: Mapping[str, Any]) -> str:
+    """The measures of a score in words: what is no count.
+
+    >>> measures({"loss": 0.5, "error": 0.25, "num_answers": 8})
+    'error 25.00%  loss 0.5000'
+    """
+    known = {name: value for name, value in score.items() if isinstance(value, float)}
+    return words({name: known[name] for name in ("mean_passes", "error") if name in known} | known)
 
 
 def evaluate(

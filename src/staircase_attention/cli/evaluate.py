@@ -33,15 +33,6 @@ if TYPE_CHECKING:
 
 # A score as plain data.
 Facts = dict[str, Any]
-MEASURES = {
-    "mean_passes": "mean passes {:.3f}",
-    "error": "error {:.2%}",
-    "loss": "loss {:.4f}",
-    "bits": "bits per token {:.4f}",
-    "bits_per_byte": "bits per byte {:.4f}",
-    "perplexity": "perplexity {:.4f}",
-    "byte_perplexity": "byte perplexity {:.4f}",
-}
 # Tokens of --text in one lane, at least.
 TEXT_LANE_TOKENS = 1024
 
@@ -222,7 +213,7 @@ def show(
     loaded: "LoadedRun",
 ) -> None:
     """Print a score, and its parts, one per line."""
-    from staircase_attention.evaluation import title
+    from staircase_attention.evaluation import measures, title
 
     length, passes, update = of["length"], of["passes"], loaded.update
     if passes is None:
@@ -245,15 +236,6 @@ def show(
             [count] = [name for name in facts if name.startswith("num_")]
             unit = count.removeprefix("num_")
             typer.echo(f"{label} from {number:,}: {measures(facts)}  ({facts[count]:,} {unit})")
-
-
-def measures(facts: Facts) -> str:
-    """The measures of a score in words.
-
-    >>> measures({"loss": 0.5, "error": 0.25, "num_answers": 8})
-    'error 25.00%  loss 0.5000'
-    """
-    return "  ".join(words.format(facts[name]) for name, words in MEASURES.items() if name in facts)
 
 
 def inspect(

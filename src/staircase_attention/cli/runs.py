@@ -191,7 +191,7 @@ def show(
     result: "RunResult", folder: Path, *, device: str | None = None, with_page: bool = True
 ) -> int:
     """Print the result of a run, and write its page; a run that diverged is a failure."""
-    from staircase_attention.evaluation import title
+    from staircase_attention.evaluation import measures, title
     from staircase_attention.training import is_first_process
 
     status = 0 if result.status == "finished" else 1
@@ -199,11 +199,7 @@ def show(
         return status
     for name, score in (("valid", result.valid), ("test", result.test)):
         if score is not None:
-            bits = (
-                f"  bits per byte {score['bits_per_byte']:.4f}" if "bits_per_byte" in score else ""
-            )
-            error = f"error {100 * score['error']:.2f}%  loss {score['loss']:.4f}"
-            typer.echo(f"{title(name, score)}: {error}{bits}")
+            typer.echo(f"{title(name, score)}: {measures(score)}")
     typer.echo(
         f"{result.status} after {result.num_updates:,} updates, {result.num_tokens:,} tokens, "
         f"{result.wall_seconds:.1f} s on {result.device}; best at update {result.best_update}; "

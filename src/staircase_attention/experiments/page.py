@@ -17,6 +17,7 @@ from staircase_attention.display import clock
 from staircase_attention.evaluation import (
     document_positions,
     episode_positions,
+    measures,
     score_by_position,
     title,
 )
@@ -133,8 +134,7 @@ def write_page(run: Path, *, device: str | None = None) -> Path:
 def _facts(result: RunResult, loaded: LoadedRun) -> list[dict[str, str]]:
     """Scores and cost, a row each."""
     facts = {
-        title(split, score): f"error {score['error']:.2%}, loss {score['loss']:.4f}"
-        + (f", bits per byte {score['bits_per_byte']:.4f}" if "bits_per_byte" in score else "")
+        title(split, score): measures(score)
         for split, score in (("valid", result.valid), ("test", result.test))
         if score is not None
     }
