@@ -27,7 +27,7 @@ from transformers.models.auto import AutoConfig, AutoModelForCausalLM
 from staircase_attention.attention import View
 from staircase_attention.checks import check_choice, input_error
 from staircase_attention.huggingface.config import StaircaseConfig, plain_schedule
-from staircase_attention.huggingface.model import StaircaseForCausalLM, mark_initialised
+from staircase_attention.huggingface.model import StaircaseForCausalLM
 from staircase_attention.layers import Block, Core, CoreConfig, KeysValues, join
 from staircase_attention.layers.positions import rotate
 from staircase_attention.models import SequenceModel, Stream
@@ -316,11 +316,7 @@ def recurrent(
         dtype=model.dtype,
         attn_implementation=model.config._attn_implementation,
     )
-    with torch.device("meta"):
-        wrapped = RecurrentForCausalLM(config)
-    wrapped.sequence_model = RecurrentModel(model, layers=layers, schedule=schedule)
-    for parameter in wrapped.sequence_model.parameters():
-        mark_initialised(parameter)
+    parts = RecurrentModel(model, layers=layers, schedule=schedule)
+    wrapped = RecurrentForCausalLM.around(parts, config)
     wrapped.generation_config = copy.deepcopy(model.generation_config)
-    wrapped.training = model.training
     return wrapped
