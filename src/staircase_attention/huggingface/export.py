@@ -136,11 +136,6 @@ def read_tokenizer(source: TokenizerSource, vocab_size: int) -> Tokenizer:
     """A copy of a tokeniser, or of the one in a JSON file, that only encodes."""
     if isinstance(source, Tokenizer):
         tokenizer = Tokenizer.from_str(source.to_str())
-    elif not Path(source).is_file():
-        raise FileNotFoundError(
-            f"a tokeniser is read from a JSON file, got {source}, which is not a file; "
-            "check the path"
-        )
     else:
         try:
             tokenizer = Tokenizer.from_file(os.fspath(source))
@@ -167,15 +162,10 @@ def read_tokenizer(source: TokenizerSource, vocab_size: int) -> Tokenizer:
 
 def for_transformers(tokenizer: Tokenizer, config: StaircaseConfig) -> PreTrainedTokenizerFast:
     """The tokeniser as one of Transformers, with the special tokens of the config."""
-    ids = {
-        "bos_token": config.bos_token_id,
-        "eos_token": config.eos_token_id,
-        "pad_token": config.pad_token_id,
-    }
     special = {
         role: AddedToken(name_of(number, tokenizer), normalized=False, special=True)
-        for role, number in ids.items()
-        if isinstance(number, int)
+        for role in ("bos_token", "eos_token", "pad_token")
+        if isinstance(number := getattr(config, f"{role}_id"), int)
     }
     # A byte model without an end token was trained without a start, too.
     if "bos_token" in special and config.vocab_size != NUM_BYTES:
