@@ -7,8 +7,7 @@ import torch
 from staircase_attention.generation.prompts import read
 from staircase_attention.generation.sampling import SamplingConfig
 from staircase_attention.generation.stepper import Model, Stepper, accelerate, inference
-from staircase_attention.generation.stream import TokenStream
-from staircase_attention.generation.text import Decode, Encode, as_stop_strings
+from staircase_attention.generation.stream import Decode, Encode, TokenStream, as_stop_strings
 
 
 class Conversation:

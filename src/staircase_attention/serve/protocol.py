@@ -21,7 +21,7 @@ from staircase_attention.checks import (
     input_error,
 )
 from staircase_attention.generation import Finish, SamplingConfig
-from staircase_attention.generation.text import as_stop_strings
+from staircase_attention.generation.stream import as_stop_strings
 
 Kind = Literal["completions", "chat"]
 
