@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from staircase_attention.checks import input_error
-from staircase_attention.cli.arguments import AsJson, Quiet, parse_assignments, parse_variations
+from staircase_attention.cli.arguments import AsJson, Quiet, parse_assignments, parse_values
 from staircase_attention.files import check_can_hold
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def chosen_recipes(words: Sequence[str], vary: Sequence[str]) -> "list[Recipe]":
     from staircase_attention.experiments.comparisons import variations
 
     settings = parse_assignments(word for word in words if "=" in word)
-    varied = parse_variations(vary)
+    varied = parse_assignments(vary, parse_values)
     if "seed" in settings:
         raise input_error("rows are run with the seeds 0, 1, ...", "seed=...", "use --seeds")
     for path in settings:
