@@ -24,7 +24,7 @@ from staircase_attention.evaluation import (
 from staircase_attention.experiments.estimate import lane_cost
 from staircase_attention.experiments.results import ERROR, LOSS, curves, read_run
 from staircase_attention.files import write_whole
-from staircase_attention.generation import SamplingConfig, stream_text
+from staircase_attention.generation import SamplingConfig, TokenStream, stream_text
 from staircase_attention.inspect import Place as LensPlace
 from staircase_attention.inspect import inspect, lens, lens_figure
 from staircase_attention.models import SequenceModel
@@ -233,19 +233,29 @@ def prompts(corpus: Corpus) -> list[str]:
     return found
 
 
-def samples(language: LanguageModel, prompts: Sequence[str]) -> list[str]:
-    """Prompts, each with its continuation."""
-    end, texts = language.tokeniser.end_symbol, list(prompts)
-    for new in stream_text(
+def continued(
+    language: LanguageModel,
+    prompts: Sequence[str],
+    **options: Any,  # noqa: ANN401
+) -> TokenStream:
+    """The texts by which a model continues prompts; see `stream_text` for the options."""
+    end = language.tokeniser.end_symbol
+    return stream_text(
         language.model,
         # A text without an end symbol has no beginning either: start a line.
-        [prompt or "\n" for prompt in prompts],
+        [prompt or "\n" for prompt in prompts] if end is None else prompts,
         encode=language.encode,
         decode=language.decode,
-        max_tokens=SAMPLE_TOKENS,
-        sampling=SAMPLING,
         stop_tokens=[] if end is None else [end],
+        # In training a document follows the end of another.
         start_token=end,
-    ):
+        **options,
+    )
+
+
+def samples(language: LanguageModel, prompts: Sequence[str]) -> list[str]:
+    """Prompts, each with its continuation."""
+    texts = list(prompts)
+    for new in continued(language, prompts, max_tokens=SAMPLE_TOKENS, sampling=SAMPLING):
         texts[new.row] += new.text
     return texts
