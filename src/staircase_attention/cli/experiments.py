@@ -40,7 +40,7 @@ def demo(*, seeds: Seeds = 1, output: Output = Path("demo")) -> int:
     """Train two small models on parity and compare them."""
     from rich.console import Console
 
-    from staircase_attention.drawing import picture, render_terminal
+    from staircase_attention.drawing import TerminalPicture, picture
     from staircase_attention.experiments.catalog import find_recipe
     from staircase_attention.experiments.comparisons import compare
     from staircase_attention.training.recipe import FamilyModel
@@ -50,7 +50,7 @@ def demo(*, seeds: Seeds = 1, output: Output = Path("demo")) -> int:
     console.print(INTRODUCTION)
     for recipe in chosen:
         assert isinstance(recipe.model, FamilyModel)
-        console.print(render_terminal(picture(recipe.model.schedule, num_tokens=10)))
+        console.print(TerminalPicture(picture(recipe.model.schedule, num_tokens=10)))
         console.print()
     # These models are too small for two threads to help.
     report = compare(

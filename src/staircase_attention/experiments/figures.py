@@ -140,7 +140,7 @@ def steps_figure(rows: Sequence[Row]) -> Figure | None:
         for axes, place, scores, face in (
             (left, num_steps, printed, "white"),
             (left, num_steps, ours, style.colour),
-            (right, num_minutes, ours, style.colour),
+            (right, lambda row: row.seconds / 60, ours, style.colour),
         ):
             places = [place(row) for row, _ in scores]
             axes.errorbar(
@@ -170,11 +170,6 @@ def steps_figure(rows: Sequence[Row]) -> Figure | None:
 def num_steps(row: Row) -> float:
     """Recurrent steps; a Transformer-XL, for which the tables print a dash, makes one pass."""
     return row.words.recurrent_steps or 1
-
-
-def num_minutes(row: Row) -> float:
-    """Minutes of training, mean over the runs."""
-    return fmean(one.wall_seconds for one in row.results) / 60
 
 
 def curve_figure(rows: Sequence[Row], against: Literal["updates", "length"]) -> Figure | None:

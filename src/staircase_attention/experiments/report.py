@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from staircase_attention.checks import check_integer
@@ -177,7 +176,7 @@ def _cells(row: Row, *, with_paper: bool) -> dict[str, str]:
         cells["Updates"] = _range([one.num_updates for one in results], num_updates) + mark
         cells["Tokens"] = _range([one.num_tokens for one in results], num_tokens)
         cells["Parameters"] = _range([one.num_parameters for one in results], None)
-        cells["Time per run"] = clock(fmean(one.wall_seconds for one in results)) + shared
+        cells["Time per run"] = clock(row.seconds) + shared
         if row.seconds_to_solve is not None:
             cells["Solved after"] = clock(row.seconds_to_solve.mean) + shared
     return cells

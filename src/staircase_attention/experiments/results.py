@@ -195,6 +195,11 @@ class Row:
         return Spread.over(known) if len(known) == len(times) else None
 
     @property
+    def seconds(self) -> float:
+        """Mean time of training."""
+        return fmean(one.wall_seconds for one in self.results)
+
+    @property
     def lengths(self) -> list[int]:
         """Other episode lengths for which there are scores."""
         return sorted({length for run in self.runs for length in run.lengths})
