@@ -16,13 +16,12 @@ from typing import Any
 from staircase_attention.checks import check_choice
 from staircase_attention.cores import available_cores
 from staircase_attention.display import clock
-from staircase_attention.experiments.catalog import cached, find_recipe, our_training
+from staircase_attention.experiments.catalog import find_recipe, our_training, small_models
 from staircase_attention.experiments.comparisons import compare
 from staircase_attention.experiments.report import short
 from staircase_attention.experiments.results import Row
 from staircase_attention.files import write_json, write_whole
 from staircase_attention.layers.config import CoreConfig
-from staircase_attention.schedules import FeedbackTransformer, Ladder, Staircase, TransformerXL
 from staircase_attention.tasks import load_task
 from staircase_attention.tasks.registry import SUITE
 from staircase_attention.tasks.splits import random_generator
@@ -67,15 +66,9 @@ class Budget:
     def models(self) -> dict[str, FamilyModel | LSTMModel]:
         """The models, the slowest first, so that the last runs of a task are short."""
         core = CoreConfig(width=self.width, num_layers=self.num_layers, num_heads=4)
-        schedules = {
-            "feedback": FeedbackTransformer(span=SPAN // 3),
-            "cached-staircase": cached(self.chunk_size, SPAN // 3),
-            "staircase": Staircase(chunk_size=self.chunk_size, num_passes=2),
-            "ladder": Ladder(num_passes=2, span=SPAN),
-            "transformer-xl": TransformerXL(span=SPAN),
-        }
-        family = {name: FamilyModel(core=core, schedule=s) for name, s in schedules.items()}
-        return {**family, "lstm": LSTMModel(width=self.lstm_width, num_layers=self.num_layers)}
+        sizes = {"window": SPAN // 3, "span": SPAN, "near": SPAN // 3}
+        models = small_models(core, lstm_width=self.lstm_width, chunk_size=self.chunk_size, **sizes)
+        return {name: models[name] for name in ("feedback", "cached-staircase")} | models
 
 
 FULL = Budget()
