@@ -60,7 +60,7 @@ def test_a_logger_that_fails_costs_no_training(monkeypatch, tmp_path, capsys):
 def test_a_logger_that_is_not_there_is_refused_before_training(monkeypatch, tmp_path, capsys):
     monkeypatch.setitem(sys.modules, "wandb", None)
     for logger, line in (
-        ("wandb", "install it: pip install 'staircase-attention[wandb]'"),
+        ("wandb", "run pip install 'staircase-attention[wandb]'"),
         ("comet", "--logger must be one of wandb, mlflow, got 'comet'"),
     ):
         options = ("--output", tmp_path / "run", "--logger", logger)

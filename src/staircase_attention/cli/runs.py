@@ -1,7 +1,6 @@
 """`staircase recipes`, `train`, `resume`, `pack`, `export`: from a recipe to weights to share."""
 
 import hashlib
-import importlib
 import json
 import os
 from collections.abc import Mapping
@@ -135,13 +134,9 @@ class Logged(Display):
         self, display: Display, logger: str, folder: Path, config: Mapping[str, Any]
     ) -> None:
         check_choice("--logger", logger, LOGGERS)
-        try:
-            self._package: Any = importlib.import_module(logger)
-        except ModuleNotFoundError:
-            remedy = f"install it: pip install 'staircase-attention[{logger}]'"
-            raise input_error(
-                "--logger needs its package", f"{logger}, not there", remedy
-            ) from None
+        from staircase_attention.data.compression import import_extra
+
+        self._package = import_extra(logger, needed_for="--logger", extra=logger)
         self._display, self._logger = display, logger
         self._folder, self._config = folder.resolve(), dict(config)
         self._failed = False

@@ -14,7 +14,7 @@ from staircase_attention.experiments.paper import paper_tables
 from staircase_attention.experiments.report import Report
 from staircase_attention.experiments.results import Row
 from staircase_attention.experiments.runner import carry_out
-from staircase_attention.training import FamilyModel, Recipe, TaskChoice
+from staircase_attention.training import FamilyModel, Recipe
 
 # The tables that can be run: their titles, and the paper's tables that have numbers for them.
 TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -198,13 +198,10 @@ def labelled_rows(chosen: Sequence[Recipe]) -> tuple[Row, ...]:
     for recipe in chosen:
         # A variation has the name of its recipe and a third part.
         named = recipes().get("/".join(recipe.name.split("/")[:2]), recipe)
-        used, usual = (
-            one.task.reference.rpartition(":")[2]
-            if isinstance(one.task, TaskChoice)
-            else Path(one.task.folder).name
-            for one in (recipe, named)
-        )
-        label = recipe.name if used == usual else f"{recipe.name} ({used})"
+        tasks = [getattr(one.task, "reference", "") or one.task.folder for one in (recipe, named)]
+        label = recipe.name
+        if tasks[0] != tasks[1]:
+            label += f" ({re.split('[:/]', tasks[0])[-1]})"
         rows.append(Row(name=recipe.name, label=label, model=model_name(recipe), recipe=recipe))
     return tuple(rows)
 
