@@ -100,21 +100,16 @@ def score_by_position(
     model: nn.Module,
     batches: Iterable[Batch],
     positions: Iterable[NDArray[np.int64]],
-    *,
-    device: torch.device,
-    precision: torch.dtype = torch.float32,
-    carries_state: bool = True,
+    **options: Any,  # noqa: ANN401
 ) -> dict[int, Score]:
-    """The scores of the answers at positions 0, 1, 2 to 3, 4 to 7, ...
+    """The scores of the answers at positions 0, 1, 2 to 3, 4 to 7, ...; options as of `answered`.
 
     `positions` gives, for every batch, an array of its shape. The key is the lower bound of each
     range. Every answer is counted once, as in `evaluate`.
     """
     # Per range the sums of loss, wrong answers and answers.
     sums: dict[int, Any] = defaultdict(float)
-    answers = answered(
-        model, batches, device=device, precision=precision, carries_state=carries_state
-    )
+    answers = answered(model, batches, **options)
     for (batch, logits, targets), places in zip(answers, positions, strict=True):
         asked = batch.targets != IGNORED
         losses = token_losses(logits, targets, reduction="none").view(targets.shape)

@@ -111,7 +111,7 @@ def write_report(report: Report) -> Report:
 
 def _plain_row(row: Row) -> dict[str, Any]:
     lengths = {str(length): to_plain(row.length_error(length)) for length in row.lengths}
-    ours = {"train": row.train_error, "valid": row.score("valid"), "test": row.score("test")}
+    ours = {split: row.score(split) for split in ("train", "valid", "test")}
     return {
         "name": row.name,
         "label": row.label,
@@ -159,7 +159,7 @@ def _cells(row: Row, *, with_paper: bool) -> dict[str, str]:
     for name, size in to_plain(row.words).items():
         cells[name.replace("_", " ").capitalize()] = NONE if size is None else str(size)
     unscored = "no score" if any(run.status == "diverged" for run in row.runs) else "not run"
-    cells["Train, ours"] = _spread(row.train_error, digits)
+    cells["Train, ours"] = _spread(row.score("train"), digits)
     cells["Valid, ours"] = _spread(row.score("valid"), digits) if results else unscored
     cells["Test, ours"] = _spread(row.score("test"), digits)
     if best is not None:

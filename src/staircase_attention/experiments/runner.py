@@ -221,7 +221,7 @@ def planned_runs(report: Report) -> list[Run]:
 
     def run(row: results.Row, seed: int) -> Run:
         recipe = replace(row.recipe, seed=seed)
-        place = results.seed_folder(folder / row.name, seed)
+        place = folder / row.name / f"{results.PREFIX}{seed}"
         return Run(recipe, place, report.lengths)
 
     runs = [run(row, seed) for seed in range(report.num_seeds) for row in chosen]

@@ -44,7 +44,8 @@ class Conversation:
 
     def read(self, turn: str) -> None:
         """Add a turn of either side as it stands."""
-        self.unread += self._encoded(f"{turn}{self.separator}")
+        # A tokeniser may give an array of numbers of its own kind.
+        self.unread += map(int, self.encode(f"{turn}{self.separator}"))
 
     def reply(self, text: str) -> Iterator[str]:
         """The model's reply to a turn of the user's, as it is made.
@@ -81,8 +82,4 @@ class Conversation:
         # The model has not read the last token; a stop token is not part of the text.
         self.unread = [] if last in self.stop_tokens else [last]
         if "stop_string" not in tokens.finished.values():
-            self.unread += self._encoded(self.separator)
-
-    def _encoded(self, text: str) -> list[int]:
-        # A tokeniser may give an array of numbers of its own kind.
-        return [int(token) for token in self.encode(text)]
+            self.read("")
