@@ -5,7 +5,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -215,6 +215,7 @@ def chat(
 
 
 def serve(
+    context: typer.Context,
     run: TrainedRun,
     *,
     host: Annotated[str, typer.Option(help="Address; 0.0.0.0 for all.")] = "127.0.0.1",
@@ -245,14 +246,7 @@ def serve(
     """Serve a language model, with OpenAI's protocol and sessions, until Ctrl-C."""
     from staircase_attention.serve import Limits, Server, Service
 
-    limits = Limits(
-        num_streams=max_streams,
-        rate=rate,
-        num_body_bytes=max_body,
-        prompt_tokens=max_prompt,
-        max_tokens=max_tokens,
-        num_sessions=max_sessions,
-    )
+    limits = Limits(**{one.name: context.params[one.name] for one in fields(Limits)})
     service = Service(
         load(run, checkpoint, device=device, trust_code=trust_code),
         name=str(run),
