@@ -198,10 +198,9 @@ def labelled_rows(chosen: Sequence[Recipe]) -> tuple[Row, ...]:
     for recipe in chosen:
         # A variation has the name of its recipe and a third part.
         named = recipes().get("/".join(recipe.name.split("/")[:2]), recipe)
-        tasks = [getattr(one.task, "reference", "") or one.task.folder for one in (recipe, named)]
-        label = recipe.name
-        if tasks[0] != tasks[1]:
-            label += f" ({re.split('[:/]', tasks[0])[-1]})"
+        plain = [one.to_plain()["task"] for one in (recipe, named)]
+        used, usual = (one.get("reference") or one["folder"] for one in plain)
+        label = recipe.name if used == usual else f"{recipe.name} ({re.split('[:/]', used)[-1]})"
         rows.append(Row(name=recipe.name, label=label, model=model_name(recipe), recipe=recipe))
     return tuple(rows)
 

@@ -7,6 +7,7 @@ is padded or truncated, and a text that spells the name of a special token is on
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
@@ -45,7 +46,7 @@ print(writer("Once upon a time"))
 TokenizerSource = Tokenizer | str | os.PathLike[str]
 
 
-def wrap(model: SequenceModel, **tokens: int | list[int] | None) -> StaircaseForCausalLM:
+def wrap(model: SequenceModel, **tokens: Any) -> StaircaseForCausalLM:  # noqa: ANN401
     """The same model, with the same weights, as a model of Transformers; nothing is copied.
 
     Special tokens are named as in its config: eos_token_id=3.
