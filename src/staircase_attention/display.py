@@ -61,6 +61,8 @@ def words(facts: dict[str, float]) -> str:
     for name, value in facts.items():
         if name.endswith("error"):
             shown.append(f"{name.replace('_', ' ')} {100 * value:.2f}%")
+        elif name == "bits":
+            shown.append(f"bits per token {value:.4f}")
         elif name == "tokens_per_second":
             shown.append(f"{value:,.0f} tokens/s")
         elif isinstance(value, int):
@@ -106,23 +108,18 @@ class CurveProgress(progress.Progress):
             yield Text(sketch(self.losses))
 
 
-def progress_bars() -> CurveProgress:
-    """Bars on standard error, each with the facts of its run and the time left."""
-    return CurveProgress(
-        progress.TextColumn("{task.description}"),
-        progress.BarColumn(bar_width=None),
-        progress.TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
-        progress.TextColumn("{task.fields[facts]}"),
-        progress.TimeRemainingColumn(),
-        console=Console(stderr=True),
-    )
-
-
 class Terminal(Display):
     """A progress bar with the latest facts and the time left, and the curve of a run."""
 
     def __init__(self) -> None:
-        self._progress = progress_bars()
+        self._progress = CurveProgress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(bar_width=None),
+            progress.TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
+            progress.TextColumn("{task.fields[facts]}"),
+            progress.TimeRemainingColumn(),
+            console=Console(stderr=True),
+        )
         self._facts: dict[str, float] = {}
         self._progress.losses = self._losses = dict[int, float]()
 

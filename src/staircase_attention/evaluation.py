@@ -17,6 +17,7 @@ from torch.nn import functional
 from staircase_attention.batches import IGNORED, Batch
 from staircase_attention.checks import input_error
 from staircase_attention.data import TokenSplit
+from staircase_attention.display import words
 from staircase_attention.tasks import Episodes, evaluation_batches
 
 
@@ -51,6 +52,16 @@ def title(split: str, score: Mapping[str, Any]) -> str:
     return (
         split if whole is None or part == whole else f"{split} (first {part:,} of {whole:,} tokens)"
     )
+
+
+def measures(score: Mapping[str, Any]) -> str:
+    """The measures of a score in words: what is no count.
+
+    >>> measures({"loss": 0.5, "error": 0.25, "num_answers": 8})
+    'error 25.00%  loss 0.5000'
+    """
+    known = {name: value for name, value in score.items() if isinstance(value, float)}
+    return words({name: known[name] for name in ("mean_passes", "error") if name in known} | known)
 
 
 def evaluate(
@@ -89,21 +100,16 @@ def score_by_position(
     model: nn.Module,
     batches: Iterable[Batch],
     positions: Iterable[NDArray[np.int64]],
-    *,
-    device: torch.device,
-    precision: torch.dtype = torch.float32,
-    carries_state: bool = True,
+    **options: Any,  # noqa: ANN401
 ) -> dict[int, Score]:
-    """The scores of the answers at positions 0, 1, 2 to 3, 4 to 7, ...
+    """The scores of the answers at positions 0, 1, 2 to 3, 4 to 7, ...; options as of `answered`.
 
     `positions` gives, for every batch, an array of its shape. The key is the lower bound of each
     range. Every answer is counted once, as in `evaluate`.
     """
     # Per range the sums of loss, wrong answers and answers.
     sums: dict[int, Any] = defaultdict(float)
-    answers = answered(
-        model, batches, device=device, precision=precision, carries_state=carries_state
-    )
+    answers = answered(model, batches, **options)
     for (batch, logits, targets), places in zip(answers, positions, strict=True):
         asked = batch.targets != IGNORED
         losses = token_losses(logits, targets, reduction="none").view(targets.shape)

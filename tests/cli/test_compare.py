@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from small_runs import FORKS
 
 from commands import call_in_group
-from staircase_attention.cli.arguments import parse_variations
+from staircase_attention.cli.arguments import parse_assignments, parse_values
 
 WORDS = st.text(alphabet="abcxyz_-./:", min_size=1)
 PLAIN = st.recursive(
@@ -24,12 +24,13 @@ PLAIN = st.recursive(
 
 @given(st.lists(PLAIN, min_size=1, max_size=4))
 def test_values_survive_the_splitting_at_commas(values):
-    assert parse_variations([f"a.b={','.join(map(repr, values))}"]) == {"a.b": values}
+    words = [f"a.b={','.join(map(repr, values))}"]
+    assert parse_assignments(words, parse_values) == {"a.b": values}
 
 
 @given(st.lists(WORDS, min_size=1, max_size=4))
 def test_bare_words_survive_too(words):
-    assert parse_variations([f"path={','.join(words)}"]) == {"path": words}
+    assert parse_assignments([f"path={','.join(words)}"], parse_values) == {"path": words}
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from commands import call
-from staircase_attention.display import Terminal, progress_bars
+from staircase_attention.display import Terminal
 
 TINY = ("training.num_updates=4", "training.log_every=2", "training.evaluate_every=4")
 
@@ -60,7 +60,7 @@ def test_a_logger_that_fails_costs_no_training(monkeypatch, tmp_path, capsys):
 def test_a_logger_that_is_not_there_is_refused_before_training(monkeypatch, tmp_path, capsys):
     monkeypatch.setitem(sys.modules, "wandb", None)
     for logger, line in (
-        ("wandb", "install it: pip install 'staircase-attention[wandb]'"),
+        ("wandb", "run pip install 'staircase-attention[wandb]'"),
         ("comet", "--logger must be one of wandb, mlflow, got 'comet'"),
     ):
         options = ("--output", tmp_path / "run", "--logger", logger)
@@ -71,9 +71,7 @@ def test_a_logger_that_is_not_there_is_refused_before_training(monkeypatch, tmp_
 
 def test_a_terminal_shows_the_curve_below_the_bar():
     terminal = Terminal()
-    terminal._progress = progress_bars()
     terminal._progress.live.console = console = Console(record=True, width=100, force_terminal=True)
-    terminal._progress.losses = terminal._losses
     terminal.begin("run", 0, 100)
     for update in range(1, 101):
         terminal.advance(update, loss=100 / update, tokens_per_second=1.0)

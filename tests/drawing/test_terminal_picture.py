@@ -7,7 +7,7 @@ import pytest
 from gallery import GALLERY, ORDERS, name_of
 from rich.console import Console
 
-from staircase_attention.drawing import Picture, picture, render_terminal
+from staircase_attention.drawing import Picture, TerminalPicture, picture
 from staircase_attention.schedules import (
     CachedStaircase,
     Ladder,
@@ -20,7 +20,7 @@ from staircase_attention.schedules import (
 def printed(drawn: Picture, *, width: int = 80, **options: object) -> list[str]:
     file = io.StringIO()
     settings = {"color_system": None, "force_terminal": True, **options}
-    Console(file=file, width=width, **settings).print(render_terminal(drawn))
+    Console(file=file, width=width, **settings).print(TerminalPicture(drawn))
     return file.getvalue().splitlines()
 
 

@@ -104,7 +104,10 @@ def with_bits(recipe, score):
 
 
 def write(path, plain):
-    path.write_text(json.dumps(plain))
+    """Whole, as a report may be written while another run ends."""
+    scratch = path.with_name(f".{path.name}")
+    scratch.write_text(json.dumps(plain))
+    scratch.replace(path)
 
 
 if __name__ == "__main__":

@@ -106,18 +106,18 @@ def test_global_cached_rows_were_trained_for_longer_and_cached_ones_less_often()
 
 
 def test_summary_has_five_models_on_five_tasks_and_points_at_their_rows():
-    summary = {(entry.task, entry.model): entry for entry in paper_summary()}
+    summary = {(entry["task"], entry["model"]): entry for entry in paper_summary()}
     assert len(summary) == 25
-    assert summary["algorithm", "Ladder"].value == 45.1
-    assert summary["base", "Staircase"].value == 23.0
-    assert summary["base", "Staircase"].split == "valid"
-    assert summary["random-walk", "Ladder"].span == 512
+    assert summary["algorithm", "Ladder"]["value"] == 45.1
+    assert summary["base", "Staircase"]["value"] == 23.0
+    assert summary["base", "Staircase"]["split"] == "valid"
+    assert summary["random-walk", "Ladder"]["span"] == 512
     for entry in summary.values():
-        assert (entry.row is None) == (entry.task == "base")
-        if entry.row is not None:
-            assert find_paper_row(entry.row).model == entry.model
-        if entry.task in ("reddit", "enwik8"):
-            assert find_paper_row(entry.row).test.mean == entry.value
+        assert (entry["row"] is None) == (entry["task"] == "base")
+        if entry["row"] is not None:
+            assert find_paper_row(entry["row"]).model == entry["model"]
+        if entry["task"] in ("reddit", "enwik8"):
+            assert find_paper_row(entry["row"]).test.mean == entry["value"]
 
 
 def test_training_facts_are_the_appendix_s():

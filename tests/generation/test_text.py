@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from small_streams import FUNCTIONS, WILD, decode, encode, lstm, made, name, some_models
 
 from staircase_attention.generation import stream, stream_text
-from staircase_attention.generation.text import show
+from staircase_attention.generation.stream import show
 
 each_model = pytest.mark.parametrize("model", some_models(), ids=name)
 stop_strings = st.lists(st.text("abé", min_size=1, max_size=4), max_size=3).map(tuple)

@@ -126,7 +126,7 @@ def test_each_of_many_answers_is_that_of_the_model_alone(language):
             return
         found[number] = "".join(event.choices[0].text for event in events)
 
-    with serving(language, num_streams=100) as server:
+    with serving(language, max_streams=100) as server:
         threads = [threading.Thread(target=ask, args=(server, number)) for number in range(16)]
         for thread in threads:
             thread.start()
@@ -267,7 +267,7 @@ def test_a_wrong_request_is_refused_in_one_line(body, words, strict):
 
 @pytest.fixture(scope="module")
 def strict():
-    with serving(prompt_tokens=50, max_tokens=100, num_streams=4, num_body_bytes=200) as server:
+    with serving(max_prompt=50, max_tokens=100, max_streams=4, max_body=200) as server:
         yield server
 
 
@@ -287,7 +287,7 @@ def test_sizes_paths_and_methods_are_refused(strict):
 
 
 def test_more_streams_than_allowed_are_refused_until_others_have_ended():
-    with serving(num_streams=2) as server:
+    with serving(max_streams=2) as server:
         client = client_of(server)
         ask = {"model": "small", "prompt": "a", "max_tokens": 4000, "temperature": 0}
         streams = [client.completions.create(**ask, stream=True) for _ in range(2)]
@@ -328,7 +328,7 @@ def test_a_port_that_is_taken_is_refused():
 
 
 def test_sessions_end_where_there_may_be_no_more():
-    with serving(num_sessions=1) as server:
+    with serving(max_sessions=1) as server:
         asked = {"prompt": "a", "max_tokens": 1, "return_state": "one"}
         assert [call(server, "/v1/completions", asked)[0] for _ in range(2)] == [200, 200]
         status, _, content = call(server, "/v1/completions", {**asked, "return_state": True})

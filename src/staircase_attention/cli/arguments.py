@@ -72,22 +72,27 @@ ExitRule = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def parse_assignments(words: Iterable[str]) -> dict[str, Any]:
+def parse_assignments(
+    words: Iterable[str], parse: Callable[[str], Any] | None = None
+) -> dict[str, Any]:
     """Settings from name=value words; values are Python literals, or else plain text.
 
     >>> parse_assignments(["num_passes=4", "order=AABB", "attend_self=true"])
     {'num_passes': 4, 'order': 'AABB', 'attend_self': True}
-    """
-    return _parse(words, parse_value)
-
-
-def parse_variations(words: Iterable[str]) -> dict[str, list[Any]]:
-    """Values to try, from name=value,value,... words.
-
-    >>> parse_variations(["num_passes=2,4", "order=ABAB,AABB", "sizes=[1,2],[3]"])
+    >>> parse_assignments(["num_passes=2,4", "order=ABAB,AABB", "sizes=[1,2],[3]"], parse_values)
     {'num_passes': [2, 4], 'order': ['ABAB', 'AABB'], 'sizes': [[1, 2], [3]]}
     """
-    return _parse(words, parse_values)
+    options: dict[str, Any] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not equals or not all(part.isidentifier() for part in name.split(".")):
+            raise input_error(
+                "a setting is written name=value", repr(word), "use for example chunk_size=64"
+            )
+        if name in options:
+            raise input_error("a setting is given once", f"{name} twice", "leave one of them out")
+        options[name] = (parse or parse_value)(text)
+    return options
 
 
 def parse_passes(text: str | None) -> list[int]:
@@ -121,20 +126,6 @@ def with_exit(model: "Model", text: str | None) -> "Model":
 
     [(rule, threshold)] = parse_assignments([text]).items()
     return with_exits(model, rule, threshold)  # type: ignore[arg-type]
-
-
-def _parse(words: Iterable[str], parse: Callable[[str], Any]) -> dict[str, Any]:
-    options: dict[str, Any] = {}
-    for word in words:
-        name, equals, text = word.partition("=")
-        if not equals or not all(part.isidentifier() for part in name.split(".")):
-            raise input_error(
-                "a setting is written name=value", repr(word), "use for example chunk_size=64"
-            )
-        if name in options:
-            raise input_error("a setting is given once", f"{name} twice", "leave one of them out")
-        options[name] = parse(text)
-    return options
 
 
 def parse_value(text: str) -> Any:  # noqa: ANN401

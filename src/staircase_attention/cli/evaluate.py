@@ -33,15 +33,6 @@ if TYPE_CHECKING:
 
 # A score as plain data.
 Facts = dict[str, Any]
-MEASURES = {
-    "mean_passes": "mean passes {:.3f}",
-    "error": "error {:.2%}",
-    "loss": "loss {:.4f}",
-    "bits": "bits per token {:.4f}",
-    "bits_per_byte": "bits per byte {:.4f}",
-    "perplexity": "perplexity {:.4f}",
-    "byte_perplexity": "byte perplexity {:.4f}",
-}
 # Tokens of --text in one lane, at least.
 TEXT_LANE_TOKENS = 1024
 
@@ -101,9 +92,11 @@ def evaluate(
     from staircase_attention.data import HeldOut, prepare_text
     from staircase_attention.experiments.figures import Curve, lines_figure, save
     from staircase_attention.experiments.page import loss_by_position
+    from staircase_attention.generation.stepper import accelerate
     from staircase_attention.training import load_run
     from staircase_attention.training.dataset import TaskData
     from staircase_attention.training.loading import run_tokeniser
+    from staircase_attention.training.processes import choose_device
     from staircase_attention.training.trainer import score_split
 
     with ExitStack() as stack:
@@ -119,32 +112,29 @@ def evaluate(
             num_read = total if tokens is None else min(tokens, total)
             most = loaded.recipe.training.evaluation_lanes
             lanes = max(1, min(most, num_read // TEXT_LANE_TOKENS))
-        runs = [
-            prepared(
-                replace(loaded, model=with_exit(with_passes(loaded.model, depth), exit_rule)),
-                precision=precision,
-                lanes=lanes,
-                device=device,
-            )
-            for depth in depths
-        ]
-        data, name = loaded.data, cast("SplitName", split)
+        overrides: dict[str, Any] = {} if lanes is None else {"training.evaluation_lanes": lanes}
+        place = choose_device(device)
+        # Many CPUs are slow at bfloat16, and none needs it.
+        if precision is not None or place.type != "cuda":
+            overrides["training.precision"] = precision or "float32"
+        data, recipe = loaded.data, loaded.recipe.override(overrides)
+        name = cast("SplitName", split)
         check_kind(data, split, length=length, tokens=tokens)
         sizes: list[int | None] = [*length] if length else [None]
         curves: dict[str, dict[int, float]] = {}
         measure = "loss" if isinstance(data, TaskData) else "bits_per_byte"
-        for size, (one, depth) in product(sizes, zip(runs, depths, strict=True)):
+        for size, depth in product(sizes, depths):
             sized = data
             if isinstance(data, TaskData) and size is not None:
                 sized = data.with_length(size)
-            place = one.model.output.weight.device
-            score = score_split(
-                one.model, sized, name, recipe=one.recipe, device=place, num_tokens=tokens
-            )
+            model = with_exit(with_passes(loaded.model, depth), exit_rule).to(place)
+            accelerate(model)
+            one = replace(loaded, recipe=recipe, model=model)
+            score = score_split(model, sized, name, recipe=recipe, device=place, num_tokens=tokens)
             whole = score.to_plain() | sized.facts(name, score, tokens)
             whole |= sized.extent(name, tokens)
             if exit_rule is not None:
-                exits = cast("ExitBackend", one.model.backend)
+                exits = cast("ExitBackend", model.backend)
                 whole["mean_passes"] = exits.num_passes / exits.num_tokens
             of = {"split": "text" if text else split, "length": size, "passes": depth}
             parts = loss_by_position(one, sized, name, tokens) if by_position else ("", {})
@@ -160,30 +150,6 @@ def evaluate(
         # For two people to compare; with --json the scores have it.
         facts = "  ".join(f"{name} {checksum}" for name, checksum in loaded.checksums.items())
         typer.echo(f"checksum: {facts}" + ("" if loaded.is_verified else "  (no checksums.json)"))
-
-
-def prepared(
-    loaded: "LoadedRun",
-    *,
-    precision: str | None,
-    lanes: int | None,
-    device: str | None,
-) -> "LoadedRun":
-    """The run on its device, with the settings to evaluate it with."""
-    from staircase_attention import engine
-    from staircase_attention.training.processes import choose_device
-
-    place = choose_device(device)
-    model = loaded.model.to(place)
-    if place.type == "cuda":
-        engine.accelerate(model)
-    overrides: dict[str, Any] = {}
-    # Many CPUs are slow at bfloat16, and none needs it.
-    if precision is not None or place.type != "cuda":
-        overrides["training.precision"] = precision or "float32"
-    if lanes is not None:
-        overrides["training.evaluation_lanes"] = lanes
-    return replace(loaded, model=model, recipe=loaded.recipe.override(overrides))
 
 
 def check_kind(
@@ -222,7 +188,7 @@ def show(
     loaded: "LoadedRun",
 ) -> None:
     """Print a score, and its parts, one per line."""
-    from staircase_attention.evaluation import title
+    from staircase_attention.evaluation import measures, title
 
     length, passes, update = of["length"], of["passes"], loaded.update
     if passes is None:
@@ -245,15 +211,6 @@ def show(
             [count] = [name for name in facts if name.startswith("num_")]
             unit = count.removeprefix("num_")
             typer.echo(f"{label} from {number:,}: {measures(facts)}  ({facts[count]:,} {unit})")
-
-
-def measures(facts: Facts) -> str:
-    """The measures of a score in words.
-
-    >>> measures({"loss": 0.5, "error": 0.25, "num_answers": 8})
-    'error 25.00%  loss 0.5000'
-    """
-    return "  ".join(words.format(facts[name]) for name, words in MEASURES.items() if name in facts)
 
 
 def inspect(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from staircase_attention.checks import input_error
-from staircase_attention.cli.arguments import AsJson, Quiet, parse_assignments, parse_variations
+from staircase_attention.cli.arguments import AsJson, Quiet, parse_assignments, parse_values
 from staircase_attention.files import check_can_hold
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def demo(*, seeds: Seeds = 1, output: Output = Path("demo")) -> int:
     """Train two small models on parity and compare them."""
     from rich.console import Console
 
-    from staircase_attention.drawing import picture, render_terminal
+    from staircase_attention.drawing import TerminalPicture, picture
     from staircase_attention.experiments.catalog import find_recipe
     from staircase_attention.experiments.comparisons import compare
     from staircase_attention.training.recipe import FamilyModel
@@ -50,7 +50,7 @@ def demo(*, seeds: Seeds = 1, output: Output = Path("demo")) -> int:
     console.print(INTRODUCTION)
     for recipe in chosen:
         assert isinstance(recipe.model, FamilyModel)
-        console.print(render_terminal(picture(recipe.model.schedule, num_tokens=10)))
+        console.print(TerminalPicture(picture(recipe.model.schedule, num_tokens=10)))
         console.print()
     # These models are too small for two threads to help.
     report = compare(
@@ -133,7 +133,7 @@ def chosen_recipes(words: Sequence[str], vary: Sequence[str]) -> "list[Recipe]":
     from staircase_attention.experiments.comparisons import variations
 
     settings = parse_assignments(word for word in words if "=" in word)
-    varied = parse_variations(vary)
+    varied = parse_assignments(vary, parse_values)
     if "seed" in settings:
         raise input_error("rows are run with the seeds 0, 1, ...", "seed=...", "use --seeds")
     for path in settings:
@@ -243,14 +243,14 @@ def suite(
     )
     folder = output or Path("results") / budget.training
     cells = whole.run_suite(recipes, budget, folder=folder, jobs=jobs, progress=not quiet)
-    headings, *rows = whole.score_table(cells)
+    rows = whole.score_table(cells)
     caption, first = "% right at trained / longer lengths", Column("Task", no_wrap=True)
-    grid = Table(first, *headings[1:], box=box.SIMPLE_HEAD, caption=caption)
+    grid = Table(first, *[*rows[0]][1:], box=box.SIMPLE_HEAD, caption=caption)
     for row in rows:
-        grid.add_row(*row)
+        grid.add_row(*row.values())
     Console().print(grid)
     typer.echo(f"wrote {folder / 'report.html'}, suite.json")
-    states = {cell.status for row in cells.values() for cell in row.values()}
+    states = {cell["status"] for row in cells.values() for cell in row.values()}
     return 0 if states == {"finished"} else 1
 
 

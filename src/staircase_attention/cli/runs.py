@@ -1,7 +1,6 @@
 """`staircase recipes`, `train`, `resume`, `pack`, `export`: from a recipe to weights to share."""
 
 import hashlib
-import importlib
 import json
 import os
 from collections.abc import Mapping
@@ -135,13 +134,9 @@ class Logged(Display):
         self, display: Display, logger: str, folder: Path, config: Mapping[str, Any]
     ) -> None:
         check_choice("--logger", logger, LOGGERS)
-        try:
-            self._package: Any = importlib.import_module(logger)
-        except ModuleNotFoundError:
-            remedy = f"install it: pip install 'staircase-attention[{logger}]'"
-            raise input_error(
-                "--logger needs its package", f"{logger}, not there", remedy
-            ) from None
+        from staircase_attention.data.compression import import_extra
+
+        self._package = import_extra(logger, needed_for="--logger", extra=logger)
         self._display, self._logger = display, logger
         self._folder, self._config = folder.resolve(), dict(config)
         self._failed = False
@@ -191,7 +186,7 @@ def show(
     result: "RunResult", folder: Path, *, device: str | None = None, with_page: bool = True
 ) -> int:
     """Print the result of a run, and write its page; a run that diverged is a failure."""
-    from staircase_attention.evaluation import title
+    from staircase_attention.evaluation import measures, title
     from staircase_attention.training import is_first_process
 
     status = 0 if result.status == "finished" else 1
@@ -199,11 +194,7 @@ def show(
         return status
     for name, score in (("valid", result.valid), ("test", result.test)):
         if score is not None:
-            bits = (
-                f"  bits per byte {score['bits_per_byte']:.4f}" if "bits_per_byte" in score else ""
-            )
-            error = f"error {100 * score['error']:.2f}%  loss {score['loss']:.4f}"
-            typer.echo(f"{title(name, score)}: {error}{bits}")
+            typer.echo(f"{title(name, score)}: {measures(score)}")
     typer.echo(
         f"{result.status} after {result.num_updates:,} updates, {result.num_tokens:,} tokens, "
         f"{result.wall_seconds:.1f} s on {result.device}; best at update {result.best_update}; "

@@ -38,12 +38,12 @@ def draw(
     """Draw what a model computes when."""
     from rich.console import Console
 
-    from staircase_attention.drawing import picture, render_terminal
+    from staircase_attention.drawing import TerminalPicture, picture
 
     plan = make_schedule(schedule, arguments.parse_assignments(options or []))
     drawn = picture(plan, num_tokens=tokens, num_layers=layers, order=cast(Order, order))
     if output is None:
-        Console().print(render_terminal(drawn))
+        Console().print(TerminalPicture(drawn))
     else:
         from staircase_attention.drawing import save_picture
 

@@ -3,11 +3,11 @@
 import io
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -24,7 +24,6 @@ from staircase_attention.cli.arguments import (
 from staircase_attention.files import check_can_write
 
 if TYPE_CHECKING:
-    from staircase_attention.generation import SamplingConfig
     from staircase_attention.training import LanguageModel
 
 Temperature = Annotated[
@@ -103,7 +102,8 @@ def sample(
     check_integer("--max-tokens", max_tokens, minimum=1, example=200)
     if save is not None:
         check_can_write(save, "--save")
-    from staircase_attention.generation import load_stream, save_stream, stream_text
+    from staircase_attention.experiments.page import continued
+    from staircase_attention.generation import SamplingConfig, load_stream, save_stream
     from staircase_attention.training.processes import stop_requests
 
     language = load(run, checkpoint, device=device, trust_code=trust_code)
@@ -116,20 +116,10 @@ def sample(
         if not stream.waiting and set(stream.rows) <= set(stream.finished):
             typer.echo(f"every text of {resume} has ended", err=True)
     else:
-        stream = stream_text(
-            language.model,
-            # A text without an end symbol has no beginning either: start a line.
-            prompts if end_tokens(language) else [text or "\n" for text in prompts],
-            encode=language.encode,
-            decode=language.decode,
-            # `take` counts the tokens, so that a saved stream can be resumed.
-            max_tokens=None,
-            sampling=sampling_config(context.params),
-            stop_strings=stop or (),
-            stop_tokens=end_tokens(language),
-            # In training a document follows the end of another.
-            start_token=language.tokeniser.end_symbol,
-        )
+        sampling = SamplingConfig(**{name: context.params[name] for name in SAMPLING})
+        # `take` counts the tokens, so that a saved stream can be resumed.
+        options = {"max_tokens": None, "sampling": sampling, "stop_strings": stop or ()}
+        stream = continued(language, prompts, **options)
     if draft_passes is not None:
         stream.speculate(draft_passes, draft_tokens)
     if save is None:
@@ -181,18 +171,19 @@ def chat(
     check_integer("--max-tokens", max_tokens, minimum=1, example=200)
     if save is not None:
         check_can_write(save, "--save")
-    from staircase_attention.generation import Conversation
+    from staircase_attention.generation import Conversation, SamplingConfig
     from staircase_attention.training.processes import stop_requests
 
     language = load(run, checkpoint, device=device, trust_code=trust_code)
+    end = language.tokeniser.end_symbol
     dialogue = Conversation(
         language.model,
         encode=language.encode,
         decode=language.decode,
         separator=ending,
-        start_token=language.tokeniser.end_symbol,
-        stop_tokens=end_tokens(language),
-        sampling=sampling_config(context.params),
+        start_token=end,
+        stop_tokens=[] if end is None else [end],
+        sampling=SamplingConfig(**{name: context.params[name] for name in SAMPLING}),
         max_tokens=max_tokens,
     )
     typer.echo("An empty line or Ctrl-D ends the dialogue, Ctrl-C cuts a reply short.", err=True)
@@ -224,6 +215,7 @@ def chat(
 
 
 def serve(
+    context: typer.Context,
     run: TrainedRun,
     *,
     host: Annotated[str, typer.Option(help="Address; 0.0.0.0 for all.")] = "127.0.0.1",
@@ -254,14 +246,7 @@ def serve(
     """Serve a language model, with OpenAI's protocol and sessions, until Ctrl-C."""
     from staircase_attention.serve import Limits, Server, Service
 
-    limits = Limits(
-        num_streams=max_streams,
-        rate=rate,
-        num_body_bytes=max_body,
-        prompt_tokens=max_prompt,
-        max_tokens=max_tokens,
-        num_sessions=max_sessions,
-    )
+    limits = Limits(**{one.name: context.params[one.name] for one in fields(Limits)})
     service = Service(
         load(run, checkpoint, device=device, trust_code=trust_code),
         name=str(run),
@@ -294,13 +279,6 @@ def turns() -> Iterator[str]:
             raise
 
 
-def sampling_config(options: Mapping[str, Any]) -> "SamplingConfig":
-    """The sampling options of a command line."""
-    from staircase_attention.generation import SamplingConfig
-
-    return SamplingConfig(**{name: options[name] for name in SAMPLING})
-
-
 def load(run: Path, checkpoint: str, *, device: str | None, trust_code: bool) -> "LanguageModel":
     """A trained language model, by default on the fastest device."""
     from staircase_attention.training import load_language_model
@@ -310,12 +288,6 @@ def load(run: Path, checkpoint: str, *, device: str | None, trust_code: bool) ->
     language = load_language_model(run, checkpoint=checkpoint, trust_code=trust_code)
     language.model.to(where)
     return language
-
-
-def end_tokens(language: "LanguageModel") -> list[int]:
-    """The token that ends a text, if the tokeniser has one."""
-    end = language.tokeniser.end_symbol
-    return [] if end is None else [end]
 
 
 def check_fixed(context: typer.Context) -> None:

@@ -3,4 +3,4 @@ from staircase_attention.drawing.picture import Box as Box
 from staircase_attention.drawing.picture import Picture as Picture
 from staircase_attention.drawing.picture import Row as Row
 from staircase_attention.drawing.picture import picture as picture
-from staircase_attention.drawing.terminal import render_terminal as render_terminal
+from staircase_attention.drawing.terminal import TerminalPicture as TerminalPicture

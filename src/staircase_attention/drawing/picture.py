@@ -123,10 +123,13 @@ def picture(
     steps = tuple(islice(timetable, MAX_ROWS + 1))
     _check_at_most(MAX_ROWS, "rows", len(steps), schedule)
     columns = tuple(tokens[start : start + chunk] for start in tokens[::chunk])
-    rows = tuple(
-        Row(label=_label(step, number, num_layers=num_layers, order=order), boxes=boxes)
-        for number, (step, boxes) in enumerate(_boxes_of(steps, chunk), start=1)
-    )
+    rows = []
+    for number, (step, boxes) in enumerate(_boxes_of(steps, chunk), start=1):
+        # In chunk order a step is computed in several parts, with parts of other steps in between.
+        label = f"go {number} · " * (order == "chunk") + f"step {step.index + 1}"
+        if step.layers != range(num_layers):
+            label += f" · layer {counted_from_one(step.layers)}"
+        rows.append(Row(label=label, boxes=boxes))
     words, options = schedule.paper_row, schedule.to_dict()
     facts = [words.recurrent_steps, words.step_size, words.forward_size]
     # The paper's tables print dashes for what a model does not have.
@@ -139,7 +142,7 @@ def picture(
         caption="recurrent steps {}, step size {}, forward size {}".format(*shown),
         notes=tuple(_notes(schedule, columns)),
         columns=columns,
-        rows=rows,
+        rows=tuple(rows),
     )
 
 
@@ -207,16 +210,6 @@ def _notes(schedule: Schedule, columns: Sequence[range]) -> Iterator[str]:
         yield "Pass n begins with pass n-1 of the token before, and the token."
     if not schedule.is_state_bounded or last * chunk < schedule.default_max_distance:
         yield f"The window is still growing at {name('x', last)}."
-
-
-def _label(step: Step, number: int, *, num_layers: int, order: Order) -> str:
-    label = f"step {step.index + 1}"
-    if order == "chunk":
-        # In chunk order a step is computed in several parts, with parts of other steps in between.
-        label = f"go {number} · {label}"
-    if step.layers != range(num_layers):
-        label += f" · layer {counted_from_one(step.layers)}"
-    return label
 
 
 def counted_from_one(numbers: range) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from staircase_attention.checks import input_error
@@ -29,14 +29,9 @@ FILLS: dict[Kind, str] = {"query": " ", "cached": "░", "kept": "·"}
 ARROW = "↑"
 
 
-def render_terminal(picture: Picture) -> RenderableType:
-    """The picture for a rich console, as wide as the console allows."""
-    return TerminalPicture(picture)
-
-
 @dataclass(frozen=True, slots=True)
 class TerminalPicture:
-    """A picture that lays itself out when it is printed."""
+    """A picture for a rich console, as wide as the console allows when it is printed."""
 
     picture: Picture
 
@@ -53,7 +48,11 @@ class TerminalPicture:
 def _grid(picture: Picture, width: int) -> Iterator[Text]:
     """The rows from top to bottom, and what is below them."""
     num_columns, margin = len(picture.columns), max(len(row.label) for row in picture.rows) + 1
-    outputs = {row: _outputs(row) for row in picture.rows}
+    # The outputs that leave a row, written to its right.
+    outputs = dict.fromkeys(picture.rows, "")
+    for row in picture.rows:
+        if leaving := [output_names(box) for box in row.boxes if box.leaves]:
+            outputs[row] = f" {ARROW} {', '.join(leaving)}"
     needed = margin + max(map(len, outputs.values())) + 1
     # Characters from one column to the next.
     pitch = min(WIDEST_PITCH, (width - needed) // num_columns)
@@ -118,12 +117,6 @@ def centred(text: str, width: int, *, fill: str = " ", room: bool = False) -> st
     if room:
         before = min(before, width - len(text) - 1)
     return (fill * before + text).ljust(width, fill)
-
-
-def _outputs(row: Row) -> str:
-    """The outputs that leave a row, written to its right."""
-    leaving = ", ".join(output_names(box) for box in row.boxes if box.leaves)
-    return f" {ARROW} {leaving}" if leaving else ""
 
 
 def _legend(picture: Picture) -> Iterator[Text]:

@@ -80,8 +80,7 @@ def recipes() -> Mapping[str, Recipe]:
         *_state_tracking(),
         *(language := [*_language()]),
         *_beside({recipe.name: recipe for recipe in language}),
-        *_small_state_tracking(),
-        *_small_language(),
+        *_small(),
     ]
     return MappingProxyType({recipe.name: recipe for recipe in everything})
 
@@ -235,7 +234,6 @@ def _beside(known: Mapping[str, Recipe]) -> Iterator[Recipe]:
         yield known[f"enwik8-fast/{row}"].override(changes)
 
 
-SMALL_CORE = CoreConfig(width=64, num_layers=2, num_heads=4)
 # By group: the task and its options.
 SMALL_TASKS: dict[str, tuple[str, dict[str, Any]]] = {
     "parity": ("permutations", {"group": "S2", "length": 24}),
@@ -248,39 +246,40 @@ SMALL_TASKS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def _small_models(
-    core: CoreConfig, *, lstm_width: int, chunk_size: int, span: int, feedback_span: int
+def small_models(
+    core: CoreConfig, *, lstm_width: int, chunk_size: int, window: int, span: int, near: int
 ) -> dict[str, FamilyModel | LSTMModel]:
-    """One core driven by several schedules, and an LSTM with about its parameters."""
+    """One core driven by several schedules, and an LSTM with about its parameters.
+
+    `window` is that of the Cached Staircase, `near` the span of the Feedback Transformer.
+    """
     schedules: dict[str, Schedule] = {
         "staircase": Staircase(chunk_size=chunk_size, num_passes=2),
-        "cached-staircase": cached(chunk_size, 4 * chunk_size),
+        "cached-staircase": cached(chunk_size, window),
         "ladder": Ladder(num_passes=2, span=span),
         "transformer-xl": TransformerXL(span=span),
-        "feedback": FeedbackTransformer(span=feedback_span),
+        "feedback": FeedbackTransformer(span=near),
     }
     family = {name: FamilyModel(core=core, schedule=one) for name, one in schedules.items()}
     return {**family, "lstm": LSTMModel(width=lstm_width, num_layers=core.num_layers)}
 
 
-def _small_state_tracking() -> Iterator[Recipe]:
-    sizes = {"chunk_size": 2, "span": 32, "feedback_span": 8}
-    models = _small_models(SMALL_CORE, lstm_width=78, **sizes)
-    parity_core = CoreConfig(width=48, num_layers=1, num_heads=4)
-    parity_models = _small_models(parity_core, lstm_width=59, **sizes)
-    for group, (reference, options) in SMALL_TASKS.items():
-        task, training = TaskChoice(reference=reference, options=options), our_training(group)
-        for row, model in (parity_models if group == "parity" else models).items():
+def _small() -> Iterator[Recipe]:
+    tasks: dict[str, TaskChoice | CorpusChoice] = {
+        group: TaskChoice(reference=reference, options=options)
+        for group, (reference, options) in SMALL_TASKS.items()
+    }
+    tasks["enwik8-small"] = CorpusChoice(folder="corpora/enwik8")
+    tasks["reddit-small"] = CorpusChoice(folder="corpora/reddit")
+    tasks["reddit-episodic-small"] = CorpusChoice(folder="corpora/reddit", form="episodic")
+    tasks["base-small"] = CorpusChoice(folder="corpora/base")
+    for group, task in tasks.items():
+        width, lstm_width, num_layers = (48, 59, 1) if group == "parity" else (64, 78, 2)
+        sizes = {"chunk_size": 2, "window": 8, "span": 32, "near": 8}
+        if isinstance(task, CorpusChoice):
+            width, lstm_width = 128, 156
+            sizes = {"chunk_size": 16, "window": 64, "span": 64, "near": 32}
+        core = CoreConfig(width=width, num_layers=num_layers, num_heads=4)
+        for row, model in small_models(core, lstm_width=lstm_width, **sizes).items():
+            training = our_training(group)
             yield Recipe(name=f"{group}/{row}", task=task, model=model, training=training)
-
-
-def _small_language() -> Iterator[Recipe]:
-    core = replace(SMALL_CORE, width=128)
-    models = _small_models(core, lstm_width=156, chunk_size=16, span=64, feedback_span=32)
-    for group in ("enwik8", "reddit", "reddit-episodic", "base"):
-        task, training = CorpusChoice(folder=f"corpora/{group}"), our_training("text-small")
-        if group == "reddit-episodic":
-            task = CorpusChoice(folder="corpora/reddit", form="episodic")
-            training = our_training("reddit-episodic-small")
-        for row, model in models.items():
-            yield Recipe(name=f"{group}-small/{row}", task=task, model=model, training=training)

@@ -14,7 +14,7 @@ from staircase_attention.experiments.paper import paper_tables
 from staircase_attention.experiments.report import Report
 from staircase_attention.experiments.results import Row
 from staircase_attention.experiments.runner import carry_out
-from staircase_attention.training import FamilyModel, Recipe, TaskChoice
+from staircase_attention.training import FamilyModel, Recipe
 
 # The tables that can be run: their titles, and the paper's tables that have numbers for them.
 TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -28,18 +28,6 @@ TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
     "words-episodic": ("Episodes: our runs, and the paper's on Reddit", ("reddit-episodic",)),
     "permutations": ("Permutations of five elements: the models of the Random Walk table", ()),
     "permutations-fast": ("Permutations of five elements with our own settings", ()),
-}
-# The paper's names of the schedules.
-MODEL_NAMES = {
-    "staircase": "Staircase",
-    "cached-staircase": "Cached Staircase",
-    "global-cached-staircase": "Global Cached Staircase",
-    "ladder": "Ladder",
-    "transformer-xl": "Transformer-XL",
-    "universal-transformer": "Universal Transformer",
-    "parallel-loop": "Parallel Loop",
-    "feedback-transformer": "Feedback Transformer",
-    "memory-network": "Memory Network",
 }
 # Points of a learning curve, however short the run.
 LEAST_EVALUATIONS = 20
@@ -165,11 +153,11 @@ def table_rows(table: str) -> tuple[Row, ...]:
 
 
 def model_name(recipe: Recipe) -> str:
-    """The paper's name of a recipe's model."""
+    """The paper's name of a recipe's model: a schedule is called after its class."""
     if not isinstance(recipe.model, FamilyModel):
         return "LSTM"
-    name = recipe.model.schedule.name
-    return MODEL_NAMES.get(name, name)
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(recipe.model.schedule).__name__)
+    return words.replace(" XL", "-XL")
 
 
 def with_updates(recipe: Recipe, num_updates: int) -> Recipe:
@@ -210,13 +198,9 @@ def labelled_rows(chosen: Sequence[Recipe]) -> tuple[Row, ...]:
     for recipe in chosen:
         # A variation has the name of its recipe and a third part.
         named = recipes().get("/".join(recipe.name.split("/")[:2]), recipe)
-        used, usual = (
-            one.task.reference.rpartition(":")[2]
-            if isinstance(one.task, TaskChoice)
-            else Path(one.task.folder).name
-            for one in (recipe, named)
-        )
-        label = recipe.name if used == usual else f"{recipe.name} ({used})"
+        plain = [one.to_plain()["task"] for one in (recipe, named)]
+        used, usual = (one.get("reference") or one["folder"] for one in plain)
+        label = recipe.name if used == usual else f"{recipe.name} ({re.split('[:/]', used)[-1]})"
         rows.append(Row(name=recipe.name, label=label, model=model_name(recipe), recipe=recipe))
     return tuple(rows)
 

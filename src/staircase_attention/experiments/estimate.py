@@ -64,11 +64,6 @@ class Machine:
     state_copies: float = 3.08
     scratch: float = 44.8
 
-    def link(self, num_gpus: int, num_nodes: int) -> float:
-        """A ring within the node; between nodes, all links of a node side by side."""
-        outside = self.network * num_gpus / num_nodes if num_nodes > 1 else math.inf
-        return min(self.nvlink, outside) * self.link_share
-
     def parts(self, kernel: "Kernel", *, peak: float) -> dict[str, float]:
         """Seconds of a kernel's operations, of its bytes, and of its start."""
         factor = self.attention_dropout if kernel.has_dropout else 1
@@ -101,21 +96,18 @@ def num_symbols(recipe: Recipe) -> NumSymbols:
     return NumSymbols(num_inputs=size, num_outputs=size)
 
 
-def carries_state(recipe: Recipe) -> bool:
-    """Whether an update continues from the state of the one before."""
-    return isinstance(recipe.task, TaskChoice) or recipe.task.form == "stream"
-
-
 def lane_cost(recipe: Recipe, symbols: NumSymbols) -> Cost:
     """What one lane of an update of the family costs."""
     model = recipe.model
     assert isinstance(model, FamilyModel)
+    # An update continues from the state of the one before, unless episodes fill their segments.
+    carries_state = isinstance(recipe.task, TaskChoice) or recipe.task.form == "stream"
     return measure_cost(
         vocab_size=symbols.num_inputs,
         core=model.core,
         schedule=model.schedule,
         output_size=symbols.num_outputs,
-        start=None if carries_state(recipe) else 0,
+        start=None if carries_state else 0,
         segment=recipe.training.segment_length,
     )
 
@@ -336,7 +328,10 @@ class Work:
             # The momentum of whole matrices.
             per_weight += 4
         sharing = self.num_sharing if is_sharded else num_gpus
-        link = machine.link(sharing, 1 if is_hybrid else num_nodes)
+        # A ring within the node; between nodes, all links of a node side by side.
+        is_inside = is_hybrid or num_nodes == 1
+        outside = math.inf if is_inside else machine.network * sharing / num_nodes
+        link = min(machine.nvlink, outside) * machine.link_share
         moved = per_weight * num_parameters * (sharing - 1) / sharing
         taken = moved / link + machine.hop * math.log2(sharing)
         if is_hybrid and num_nodes > 1:

@@ -17,13 +17,14 @@ from staircase_attention.display import clock
 from staircase_attention.evaluation import (
     document_positions,
     episode_positions,
+    measures,
     score_by_position,
     title,
 )
 from staircase_attention.experiments.estimate import lane_cost
 from staircase_attention.experiments.results import ERROR, LOSS, curves, read_run
 from staircase_attention.files import write_whole
-from staircase_attention.generation import SamplingConfig, stream_text
+from staircase_attention.generation import SamplingConfig, TokenStream, stream_text
 from staircase_attention.inspect import Place as LensPlace
 from staircase_attention.inspect import inspect, lens, lens_figure
 from staircase_attention.models import SequenceModel
@@ -133,8 +134,7 @@ def write_page(run: Path, *, device: str | None = None) -> Path:
 def _facts(result: RunResult, loaded: LoadedRun) -> list[dict[str, str]]:
     """Scores and cost, a row each."""
     facts = {
-        title(split, score): f"error {score['error']:.2%}, loss {score['loss']:.4f}"
-        + (f", bits per byte {score['bits_per_byte']:.4f}" if "bits_per_byte" in score else "")
+        title(split, score): measures(score)
         for split, score in (("valid", result.valid), ("test", result.test))
         if score is not None
     }
@@ -233,19 +233,29 @@ def prompts(corpus: Corpus) -> list[str]:
     return found
 
 
-def samples(language: LanguageModel, prompts: Sequence[str]) -> list[str]:
-    """Prompts, each with its continuation."""
-    end, texts = language.tokeniser.end_symbol, list(prompts)
-    for new in stream_text(
+def continued(
+    language: LanguageModel,
+    prompts: Sequence[str],
+    **options: Any,  # noqa: ANN401
+) -> TokenStream:
+    """The texts by which a model continues prompts; see `stream_text` for the options."""
+    end = language.tokeniser.end_symbol
+    return stream_text(
         language.model,
         # A text without an end symbol has no beginning either: start a line.
-        [prompt or "\n" for prompt in prompts],
+        [prompt or "\n" for prompt in prompts] if end is None else prompts,
         encode=language.encode,
         decode=language.decode,
-        max_tokens=SAMPLE_TOKENS,
-        sampling=SAMPLING,
         stop_tokens=[] if end is None else [end],
+        # In training a document follows the end of another.
         start_token=end,
-    ):
+        **options,
+    )
+
+
+def samples(language: LanguageModel, prompts: Sequence[str]) -> list[str]:
+    """Prompts, each with its continuation."""
+    texts = list(prompts)
+    for new in continued(language, prompts, max_tokens=SAMPLE_TOKENS, sampling=SAMPLING):
         texts[new.row] += new.text
     return texts

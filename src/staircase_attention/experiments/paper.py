@@ -102,24 +102,6 @@ class PaperTable:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SummaryEntry:
-    """A cell of the paper's summary table: the best that a model did on a task."""
-
-    task: str
-    model: str
-    value: float
-    unit: Unit
-    split: Literal["valid", "test"]
-    row: str | None
-    """The row of a detail table whose settings were best, as random-walk/ladder-8."""
-    # The best settings, as printed; the baselines have none.
-    recurrent_steps: int | None = None
-    step_size: int | None = None
-    forward_size: int | None = None
-    span: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class PaperTraining:
     """How the paper trained all models on a task."""
 
@@ -152,12 +134,13 @@ def paper_tables() -> Mapping[str, PaperTable]:
 
 
 @cache
-def paper_summary() -> tuple[SummaryEntry, ...]:
-    """The table of the best result of each model.
+def paper_summary() -> tuple[dict[str, Any], ...]:
+    """The table of the best result of each model: task, model, value, unit, split and settings.
 
     For Random Walk and Algorithm it is the test error of the seed that was best on validation data.
+    `row` is the row of a detail table whose settings were best, as random-walk/ladder-8, or None.
     """
-    return tuple(SummaryEntry(**data) for data in _data()["summary"]["entries"])
+    return tuple(_data()["summary"]["entries"])
 
 
 @cache

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from staircase_attention.checks import check_integer
@@ -112,7 +111,7 @@ def write_report(report: Report) -> Report:
 
 def _plain_row(row: Row) -> dict[str, Any]:
     lengths = {str(length): to_plain(row.length_error(length)) for length in row.lengths}
-    ours = {"train": row.train_error, "valid": row.score("valid"), "test": row.score("test")}
+    ours = {split: row.score(split) for split in ("train", "valid", "test")}
     return {
         "name": row.name,
         "label": row.label,
@@ -160,14 +159,14 @@ def _cells(row: Row, *, with_paper: bool) -> dict[str, str]:
     for name, size in to_plain(row.words).items():
         cells[name.replace("_", " ").capitalize()] = NONE if size is None else str(size)
     unscored = "no score" if any(run.status == "diverged" for run in row.runs) else "not run"
-    cells["Train, ours"] = _spread(row.train_error, digits)
+    cells["Train, ours"] = _spread(row.score("train"), digits)
     cells["Valid, ours"] = _spread(row.score("valid"), digits) if results else unscored
     cells["Test, ours"] = _spread(row.score("test"), digits)
     if best is not None:
         cells["Best seed, ours"] = f"{row.value(best, 'test'):.{digits}f} (seed {best.seed})"
     if with_paper and paper is not None:
         digits = row.measure.paper_digits
-        summary = {entry.row: f"{entry.value:.{digits}f}" for entry in paper_summary()}
+        summary = {one["row"]: f"{one['value']:.{digits}f}" for one in paper_summary()}
         cells["Valid, paper"] = _spread(paper.valid, digits)
         cells["Test, paper"] = _spread(paper.test, digits)
         cells["Best seed, paper"] = summary.get(paper.identifier, NONE)
@@ -177,7 +176,7 @@ def _cells(row: Row, *, with_paper: bool) -> dict[str, str]:
         cells["Updates"] = _range([one.num_updates for one in results], num_updates) + mark
         cells["Tokens"] = _range([one.num_tokens for one in results], num_tokens)
         cells["Parameters"] = _range([one.num_parameters for one in results], None)
-        cells["Time per run"] = clock(fmean(one.wall_seconds for one in results)) + shared
+        cells["Time per run"] = clock(row.seconds) + shared
         if row.seconds_to_solve is not None:
             cells["Solved after"] = clock(row.seconds_to_solve.mean) + shared
     return cells

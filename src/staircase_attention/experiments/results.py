@@ -159,14 +159,11 @@ class Row:
         assert scores is not None, "only results with scores are summarised"
         return self.measure.of(scores)
 
-    def score(self, split: Split) -> Spread | None:
-        """Mean and deviation over the seeds; None where nothing was run."""
+    def score(self, split: Split | Literal["train"]) -> Spread | None:
+        """Mean and deviation over the seeds, in training at its end; None where nothing was run."""
+        if split == "train":
+            return Spread.over([run.train for run in self.scored if run.train is not None])
         return Spread.over([self.value(result, split) for result in self.results])
-
-    @property
-    def train_error(self) -> Spread | None:
-        """Mean and deviation over the seeds of the error at the end of training."""
-        return Spread.over([run.train for run in self.scored if run.train is not None])
 
     @property
     def best(self) -> RunResult | None:
@@ -195,6 +192,11 @@ class Row:
         return Spread.over(known) if len(known) == len(times) else None
 
     @property
+    def seconds(self) -> float:
+        """Mean time of training."""
+        return fmean(one.wall_seconds for one in self.results)
+
+    @property
     def lengths(self) -> list[int]:
         """Other episode lengths for which there are scores."""
         return sorted({length for run in self.runs for length in run.lengths})
@@ -219,11 +221,6 @@ def unit(rows: Sequence[Row]) -> str:
     return " and ".join(dict.fromkeys(row.measure.unit for row in rows))
 
 
-def seed_folder(row: Path, seed: int) -> Path:
-    """The run folder of a row with this seed."""
-    return row / f"{PREFIX}{seed}"
-
-
 def beside(run: Path, suffix: str) -> Path:
     """A file about a run, beside its folder, which must be new or empty for the run to start."""
     return run.with_name(f"{run.name}.{suffix}")
@@ -238,7 +235,7 @@ def seeds_in(row: Path) -> list[int]:
 
 def read_runs(row: Path, measure: Measure = ERROR) -> tuple[RunRecord, ...]:
     """All runs of a row that have begun."""
-    return tuple(read_run(seed_folder(row, seed), seed, measure) for seed in seeds_in(row))
+    return tuple(read_run(row / f"{PREFIX}{seed}", seed, measure) for seed in seeds_in(row))
 
 
 def read_run(path: Path, seed: int, measure: Measure = ERROR) -> RunRecord:

@@ -12,16 +12,14 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from rich.progress import TaskID
-
 from staircase_attention.checks import check_integer, input_error
 from staircase_attention.cores import STOP_AT_END_OF_INPUT, available_cores
-from staircase_attention.display import clock, progress_bars, words
+from staircase_attention.display import Display, choose_display, clock, words
 from staircase_attention.experiments import results
 from staircase_attention.experiments.report import Report, write_report
 from staircase_attention.files import FolderInUseError, check_can_hold, write_json, write_whole
@@ -37,8 +35,8 @@ LENGTHS = [sys.executable, "-P", "-m", "staircase_attention.experiments.results"
 TORCHRUN = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone"]
 # How often children are asked whether they have ended.
 POLL_SECONDS = 0.05
-# How often the bars move.
-BAR_SECONDS = 0.5
+# How often it is shown how far they are.
+SHOW_SECONDS = 0.5
 
 
 def carry_out(
@@ -65,8 +63,10 @@ def carry_out(
     report = write_report(report)
     waiting = deque((place, run) for place, run in enumerate(runs, 1) if not run.is_over)
     environment = child_environment(jobs * processes, threads)
-    monitor = Monitor(is_shown=progress)
-    with stop_requests() as stop, _children(report, monitor) as (active, stdin):
+    display, last_shown = choose_display(quiet=not progress), time.monotonic()
+    total = sum(run.recipe.training.num_updates for run in runs)
+    display.begin("", total - num_updates_left(waiting, [])[0], total)
+    with stop_requests() as stop, _children(report, display) as (active, stdin):
         while waiting or active:
             # After a stop request the loop continues until all runs have saved themselves.
             if stop.number:
@@ -75,16 +75,19 @@ def carry_out(
                     run.stop()
             while waiting and len(active) < jobs:
                 place, run = waiting.popleft()
-                monitor.say(f"run {place} of {len(runs)}: {run.title}")
-                if not _is_in_use(run, monitor):
+                display.say(f"run {place} of {len(runs)}: {run.title}")
+                if not _is_in_use(run, display):
                     active[run] = run.work(
                         processes=processes, environment=environment, stdin=stdin
                     )
             for run in [run for run, work in active.items() if next(work, True)]:
                 del active[run]
-                monitor.end(run)
+                display.say(f"{run.title}: {outcome(run)}")
                 report = write_report(report)
-            monitor.show([*active])
+            if time.monotonic() - last_shown > SHOW_SECONDS:
+                last_shown = time.monotonic()
+                left, facts = num_updates_left(waiting, active)
+                display.advance(total - left, **facts)
             if len(active) > 1:
                 for run in active:
                     run.note_shared()
@@ -221,7 +224,7 @@ def planned_runs(report: Report) -> list[Run]:
 
     def run(row: results.Row, seed: int) -> Run:
         recipe = replace(row.recipe, seed=seed)
-        place = results.seed_folder(folder / row.name, seed)
+        place = folder / row.name / f"{results.PREFIX}{seed}"
         return Run(recipe, place, report.lengths)
 
     runs = [run(row, seed) for seed in range(report.num_seeds) for row in chosen]
@@ -257,9 +260,7 @@ def check_lengths(recipe: Recipe, lengths: Sequence[int]) -> None:
 
 
 @contextmanager
-def _children(
-    report: Report, monitor: "Monitor"
-) -> Iterator[tuple[dict[Run, Iterator[None]], int]]:
+def _children(report: Report, display: Display) -> Iterator[tuple[dict[Run, Iterator[None]], int]]:
     """The runs under way, of which none outlives an error or a second Ctrl-C; and their input."""
     active: dict[Run, Iterator[None]] = {}
     # A pipe that ends when this process does, even by SIGKILL.
@@ -278,10 +279,10 @@ def _children(
     finally:
         os.close(reader)
         os.close(writer)
-        monitor.close()
+        display.end()
 
 
-def _is_in_use(run: Run, monitor: "Monitor") -> bool:
+def _is_in_use(run: Run, display: Display) -> bool:
     """Whether another process works in the folder, which then finishes the run."""
     if not run.folder.exists():
         return False
@@ -289,7 +290,7 @@ def _is_in_use(run: Run, monitor: "Monitor") -> bool:
         with RunFolder(run.folder).locked():
             return False
     except FolderInUseError as error:
-        monitor.say(str(error))
+        display.say(str(error))
         return True
 
 
@@ -304,45 +305,17 @@ def child_environment(num_processes: int, threads: int | None = None) -> dict[st
     return environment if threads is None else environment | {"OMP_NUM_THREADS": str(threads)}
 
 
-class Monitor:
-    """What a person sees of the runs under way: lines when they start and end, bars in between."""
-
-    def __init__(self, *, is_shown: bool) -> None:
-        self._bars = progress_bars()
-        self._bars.console.quiet = not is_shown
-        self._tasks: dict[str, TaskID] = {}
-        self._last_shown = time.monotonic()
-        # Elsewhere than in a terminal, bars would be empty lines.
-        if self._bars.console.is_terminal:
-            self._bars.start()
-
-    def say(self, text: str) -> None:
-        """Print a line, above the bars if there are any."""
-        self._bars.console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-    def show(self, active: list[Run]) -> None:
-        """Show how far the runs are, if that was some time ago."""
-        if time.monotonic() - self._last_shown < BAR_SECONDS:
-            return
-        self._last_shown = time.monotonic()
-        for run in active:
-            update, facts = results.latest_facts(run.folder)
-            if run.title not in self._tasks:
-                # A terminal may have no room for whole titles: their ends tell runs apart.
-                name, total = run.title.rpartition("/")[2], run.recipe.training.num_updates
-                self._tasks[run.title] = self._bars.add_task(name, total=total, facts="")
-            self._bars.update(self._tasks[run.title], completed=update, facts=words(facts))
-
-    def end(self, run: Run) -> None:
-        """Print how a run ended, and remove its bar."""
-        self.say(f"{run.title}: {outcome(run)}")
-        if run.title in self._tasks:
-            self._bars.remove_task(self._tasks.pop(run.title))
-
-    def close(self) -> None:
-        """Leave the terminal as it was."""
-        if self._bars.console.is_terminal:
-            self._bars.stop()
+def num_updates_left(
+    waiting: Iterable[tuple[int, Run]], active: Iterable[Run]
+) -> tuple[int, dict[str, float]]:
+    """Updates that are still to be made, and the latest facts of one of the runs under way."""
+    left, facts = sum(run.recipe.training.num_updates for _, run in waiting), dict[str, float]()
+    for run in active:
+        update, facts = results.latest_facts(run.folder)
+        left += run.recipe.training.num_updates - update
+    # The losses of several runs are not one curve.
+    facts.pop("loss", None)
+    return left, facts
 
 
 def outcome(run: Run) -> str:

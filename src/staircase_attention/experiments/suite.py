@@ -6,7 +6,7 @@ again. The suite adds one table, a heat map and length curves of all cells, and 
 
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -16,14 +16,12 @@ from typing import Any
 from staircase_attention.checks import check_choice
 from staircase_attention.cores import available_cores
 from staircase_attention.display import clock
-from staircase_attention.experiments.catalog import cached, find_recipe, our_training
+from staircase_attention.experiments.catalog import find_recipe, our_training, small_models
 from staircase_attention.experiments.comparisons import compare
 from staircase_attention.experiments.report import short
 from staircase_attention.experiments.results import Row
 from staircase_attention.files import write_json, write_whole
 from staircase_attention.layers.config import CoreConfig
-from staircase_attention.plain import to_plain
-from staircase_attention.schedules import FeedbackTransformer, Ladder, Staircase, TransformerXL
 from staircase_attention.tasks import load_task
 from staircase_attention.tasks.registry import SUITE
 from staircase_attention.tasks.splits import random_generator
@@ -68,15 +66,9 @@ class Budget:
     def models(self) -> dict[str, FamilyModel | LSTMModel]:
         """The models, the slowest first, so that the last runs of a task are short."""
         core = CoreConfig(width=self.width, num_layers=self.num_layers, num_heads=4)
-        schedules = {
-            "feedback": FeedbackTransformer(span=SPAN // 3),
-            "cached-staircase": cached(self.chunk_size, SPAN // 3),
-            "staircase": Staircase(chunk_size=self.chunk_size, num_passes=2),
-            "ladder": Ladder(num_passes=2, span=SPAN),
-            "transformer-xl": TransformerXL(span=SPAN),
-        }
-        family = {name: FamilyModel(core=core, schedule=s) for name, s in schedules.items()}
-        return {**family, "lstm": LSTMModel(width=self.lstm_width, num_layers=self.num_layers)}
+        sizes = {"window": SPAN // 3, "span": SPAN, "near": SPAN // 3}
+        models = small_models(core, lstm_width=self.lstm_width, chunk_size=self.chunk_size, **sizes)
+        return {name: models[name] for name in ("feedback", "cached-staircase")} | models
 
 
 FULL = Budget()
@@ -91,34 +83,9 @@ SMALL = Budget(
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Cell:
-    """A model's accuracies in percent on a task, and what they cost."""
-
-    status: str
-    guess: float
-    """Of the best constant answer, at trained lengths."""
-    trained: float | None = None
-    """On test strings of trained lengths, 20 to 40."""
-    lengths: Mapping[int, float] = field(default_factory=dict)
-    """On strings of each length."""
-    budget: Mapping[str, Any] = field(default_factory=dict)
-    """Updates, tokens and seconds of training, parameters, device, seed."""
-
-    @property
-    def longer(self) -> float | None:
-        """The mean over the lengths beyond the trained ones."""
-        return fmean(self.lengths.values()) if self.lengths else None
-
-    @property
-    def score(self) -> str:
-        """Both accuracies."""
-        known = [one for one in (self.trained, self.longer) if one is not None]
-        return " / ".join(f"{one:.1f}" for one in known) or "-"
-
-
-# By task, then by model; all tasks have the same models.
-Cells = Mapping[str, Mapping[str, Cell]]
+# By task, then by model, the facts of a cell; all tasks have the same models. Accuracies are in
+# percent: of the best constant answer, at trained lengths, at each longer one, and their mean.
+Cells = Mapping[str, Mapping[str, dict[str, Any]]]
 
 
 @cache
@@ -175,7 +142,7 @@ def run_suite(
     """Train and score what is not done yet, one task after another; write the results so far."""
     # Small models are too small for two threads to help.
     default, threads = (min(2, available_cores()), 1) if budget is SMALL else (1, None)
-    cells: dict[str, dict[str, Cell]] = {}
+    cells: dict[str, dict[str, dict[str, Any]]] = {}
     for task, chosen in recipes.items():
         report = compare(
             chosen,
@@ -196,19 +163,19 @@ def run_suite(
     return cells
 
 
-def cell_of(row: Row, guess: float) -> Cell:
-    """What the run of a row shows."""
+def cell_of(row: Row, guess: float) -> dict[str, Any]:
+    """What the run of a row shows, as plain data."""
     [run] = row.runs
-    if run.result is None or run.result.test is None:
-        return Cell(status=run.status, guess=guess)
-    names = ("num_updates", "num_tokens", "num_parameters", "wall_seconds", "device", "seed")
-    return Cell(
-        status=run.status,
-        guess=guess,
-        trained=100 - row.value(run.result, "test"),
-        lengths={length: 100 - error for length, error in sorted(run.lengths.items())},
-        budget={name: getattr(run.result, name) for name in names} | {"shared": run.is_shared},
-    )
+    cell: dict[str, Any] = {"status": run.status, "guess": guess, "trained": None, "longer": None}
+    cell |= {"lengths": {}, "budget": {}}
+    if run.result is not None and run.result.test is not None:
+        names = ("num_updates", "num_tokens", "num_parameters", "wall_seconds", "device", "seed")
+        cell["trained"] = 100 - row.value(run.result, "test")
+        cell["lengths"] = {length: 100 - error for length, error in sorted(run.lengths.items())}
+        cell["longer"] = fmean(cell["lengths"].values()) if run.lengths else None
+        cell["budget"] = {name: getattr(run.result, name) for name in names}
+        cell["budget"]["shared"] = run.is_shared
+    return cell
 
 
 def episodes(tasks: Sequence[str], length: int = 12) -> Iterator[tuple[str, str]]:
@@ -221,22 +188,16 @@ def episodes(tasks: Sequence[str], length: int = 12) -> Iterator[tuple[str, str]
 def write_suite(cells: Cells, folder: Path) -> None:
     """Write suite.json, and report.html with the scores, the study's beside them, and figures."""
     # Imported late: matplotlib takes a second.
-    from staircase_attention.experiments.figures import image
+    from staircase_attention.experiments.figures import heat_map, image, length_curves
     from staircase_attention.experiments.page import page, table
-    from staircase_attention.experiments.suite_figures import heat_map, length_curves
 
-    plain = {
-        task: {name: {**to_plain(cell), "longer": cell.longer} for name, cell in row.items()}
-        for task, row in cells.items()
-    }
     facts = {"format": FORMAT, "environment": environment(), "published": published()}
-    write_json(folder / "suite.json", {**facts, "cells": plain})
-    names, *rows = score_table(cells)
+    write_json(folder / "suite.json", {**facts, "cells": cells})
     # The last row is of costs, which the study's have none of.
     scores = [
-        dict(zip(names, row, strict=True))
-        | {f"{name}, published": str(score) for name, score in _published_scores(row[0])}
-        for row in rows
+        row | {f"{name}, published": str(known.get(name, "")) for name in published()["networks"]}
+        for row in score_table(cells)
+        for known in [published()["scores"].get(row["Task"], {})]
     ]
     figures = {
         "Accuracy of models on tasks": heat_map(cells, published()),
@@ -247,22 +208,21 @@ def write_suite(cells: Cells, folder: Path) -> None:
     write_whole(folder / "report.html", page("Suite", parts))
 
 
-def _published_scores(task: str) -> list[tuple[str, object]]:
-    known = published()["scores"].get(task, {})
-    return [(name, known.get(name, "")) for name in published()["networks"]]
-
-
-def score_table(cells: Cells) -> list[list[str]]:
-    """The headings, then a row for each task, then what the cells of a model cost on average."""
-    rows = [["Task", "Class", "Guess", *next(iter(cells.values()))]]
+def score_table(cells: Cells) -> list[dict[str, str]]:
+    """A row for each task, then one of what the cells of a model cost on average."""
+    rows, costs = [], {"Task": "tokens, time", "Class": "per cell", "Guess": ""}
     for task, row in cells.items():
-        guess = next(iter(row.values())).guess
-        rows.append([task, TASKS[task], f"{guess:.1f}", *(cell.score for cell in row.values())])
-    budgets = [[row[model].budget for row in cells.values()] for model in rows[0][3:]]
-    return [*rows, ["tokens, time", "per cell", "", *map(_cost, budgets)]]
-
-
-def _cost(budgets: Sequence[Mapping[str, Any]]) -> str:
-    known = [one for one in budgets if one] or [{"num_tokens": 0, "wall_seconds": 0}]
-    tokens, seconds = (fmean(one[name] for one in known) for name in ("num_tokens", "wall_seconds"))
-    return f"{short(round(tokens))}, {clock(seconds)}"
+        guess = next(iter(row.values()))["guess"]
+        shown = {"Task": task, "Class": TASKS[task], "Guess": f"{guess:.1f}"}
+        for model, cell in row.items():
+            known = [one for one in (cell["trained"], cell["longer"]) if one is not None]
+            shown[model] = " / ".join(f"{one:.1f}" for one in known) or "-"
+        rows.append(shown)
+    for model in row:
+        budgets = [one[model]["budget"] for one in cells.values() if one[model]["budget"]]
+        tokens, seconds = (
+            fmean(one[name] for one in budgets) if budgets else 0
+            for name in ("num_tokens", "wall_seconds")
+        )
+        costs[model] = f"{short(round(tokens))}, {clock(seconds)}"
+    return [*rows, costs]

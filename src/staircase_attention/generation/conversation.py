@@ -7,8 +7,7 @@ import torch
 from staircase_attention.generation.prompts import read
 from staircase_attention.generation.sampling import SamplingConfig
 from staircase_attention.generation.stepper import Model, Stepper, accelerate, inference
-from staircase_attention.generation.stream import TokenStream
-from staircase_attention.generation.text import Decode, Encode, as_stop_strings
+from staircase_attention.generation.stream import Decode, Encode, TokenStream, as_stop_strings
 
 
 class Conversation:
@@ -45,7 +44,8 @@ class Conversation:
 
     def read(self, turn: str) -> None:
         """Add a turn of either side as it stands."""
-        self.unread += self._encoded(f"{turn}{self.separator}")
+        # A tokeniser may give an array of numbers of its own kind.
+        self.unread += map(int, self.encode(f"{turn}{self.separator}"))
 
     def reply(self, text: str) -> Iterator[str]:
         """The model's reply to a turn of the user's, as it is made.
@@ -82,8 +82,4 @@ class Conversation:
         # The model has not read the last token; a stop token is not part of the text.
         self.unread = [] if last in self.stop_tokens else [last]
         if "stop_string" not in tokens.finished.values():
-            self.unread += self._encoded(self.separator)
-
-    def _encoded(self, text: str) -> list[int]:
-        # A tokeniser may give an array of numbers of its own kind.
-        return [int(token) for token in self.encode(text)]
+            self.read("")

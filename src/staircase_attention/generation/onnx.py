@@ -10,7 +10,6 @@ lies before its first token is hidden.
 import os
 import warnings
 from dataclasses import dataclass
-from importlib.util import find_spec
 from itertools import accumulate, chain
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 
 from staircase_attention.attention import View
 from staircase_attention.checks import check_integer, input_error
+from staircase_attention.data.compression import import_extra
 from staircase_attention.generation.stepper import inference
 from staircase_attention.layers import KeysValues
 from staircase_attention.layers.keys_values import join
@@ -216,9 +216,7 @@ def export_onnx(
     """
     if not isinstance(model, SequenceModel):
         raise input_error("an exported model is a SequenceModel", type(model).__name__, "use one")
-    if find_spec("onnx") is None:
-        remedy = "run pip install 'staircase-attention[onnx]'"
-        raise input_error("an ONNX file needs the package onnx", "none", remedy)
+    import_extra("onnx", needed_for="an ONNX file", extra="onnx")
     step = DecodingStep(model, num_tokens=num_tokens)
     names, state = step.state_names, step.initial_state(1)
     after = [f"next_{name}" for name in names]

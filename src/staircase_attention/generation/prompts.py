@@ -8,8 +8,7 @@ per group for each token it makes. Ladders, Feedback Transformers, memory networ
 periods of one token, so a single group.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -33,17 +32,6 @@ MAX_LOGITS_AT_ONCE = 1 << 25
 EXAMPLE = "pass [3, 1, 4], a 1-D integer tensor, or a list of these; for text use stream_text"
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A prompt of a group."""
-
-    place: int
-    """Its index among all prompts."""
-    tokens: Int[Tensor, " time"]
-    start: int
-    """The position, in its group, at which it starts."""
-
-
 def prefill(
     model: Model, prompts: Sequence[Int[Tensor, " time"]], *, keep: Keep | None = None
 ) -> ModelState:
@@ -51,46 +39,40 @@ def prefill(
 
     Without `keep` a long prompt is run in pieces, so that memory is bounded.
     """
-    groups = group_by_end(prompts, period_of(model))
-    states = [_run_group(model, group, keep) for group in groups]
+    groups: dict[int, dict[int, Tensor]] = {}
+    # The longest first; the rows of a group can end together.
+    for place in sorted(range(len(prompts)), key=lambda place: -len(prompts[place])):
+        groups.setdefault(len(prompts[place]) % period_of(model), {})[place] = prompts[place]
+    states = [_run_group(model, group, keep) for group in groups.values()]
     # `join` keeps the groups as streams of their own, in one state.
     joined: ModelState = type(states[0]).join(states)  # type: ignore[arg-type]
-    places = [entry.place for group in groups for entry in group]
+    places = [place for group in groups.values() for place in group]
     return joined.select(sorted(range(len(places)), key=places.__getitem__))
 
 
-def group_by_end(prompts: Sequence[Int[Tensor, " time"]], period: int) -> list[list[Entry]]:
-    """Groups of prompts that can end together, the longest of each group first."""
-    by_end: dict[int, list[int]] = {}
-    for place, prompt in enumerate(prompts):
-        by_end.setdefault(len(prompt) % period, []).append(place)
-    groups = []
-    for places in by_end.values():
-        end = max(len(prompts[place]) for place in places)
-        entries = [Entry(place, prompts[place], end - len(prompts[place])) for place in places]
-        groups.append(sorted(entries, key=lambda entry: entry.start))
-    return groups
-
-
-def _run_group(model: Model, group: Sequence[Entry], keep: Keep | None) -> ModelState:
-    """Run a group's rows, each from its start to their common end."""
-    starts = [entry.start for entry in group]
-    state = model.initial_state(starts.count(0))
+def _run_group(
+    model: Model, group: Mapping[int, Int[Tensor, " time"]], keep: Keep | None
+) -> ModelState:
+    """Run a group's rows, by their places, each from its start to their common end."""
+    end = max(map(len, group.values()))
+    starts = {place: end - len(tokens) for place, tokens in group.items()}
+    state = model.initial_state([*starts.values()].count(0))
     # An empty prompt starts where the others end, so the last interval may be empty.
-    for start, stop in pairwise([*sorted(set(starts)), len(group[0].tokens)]):
-        running = [entry for entry in group if entry.start <= start]
+    for start, stop in pairwise([*sorted({*starts.values()}), end]):
+        running = [place for place in group if starts[place] <= start]
         num_old, num_new = state.batch_size, len(running) - state.batch_size
         if num_new:
             # New rows are copies of a row, reset: they see nothing of what came before.
             copies = state.select([*range(num_old), *[0] * num_new])
             state = copies.reset([False] * num_old + [True] * num_new)
-        tokens = torch.stack([row.tokens[start - row.start : stop - row.start] for row in running])
+        parts = [group[place][start - starts[place] : stop - starts[place]] for place in running]
+        tokens = torch.stack(parts)
         if keep is None:
             state = read(model, tokens, state)
         elif start < stop:
             logits, state = feed(model, tokens, state)
-            for row, found in zip(running, logits, strict=True):
-                keep(row.place, found)
+            for place, found in zip(running, logits, strict=True):
+                keep(place, found)
     return state
 
 
@@ -119,9 +101,10 @@ def as_rows(
     prompts: Prompt | Sequence[Prompt], *, vocab_size: int, start_token: int | None
 ) -> list[Int[Tensor, " time"]]:
     """One prompt, or several of different lengths, as tokens on the CPU, none of them empty."""
-    is_tensor = isinstance(prompts, Tensor | np.ndarray)
     # An empty list is one empty prompt, which `start_token` may fill.
-    is_batch = prompts.ndim > 1 if is_tensor else _is_batch(prompts)  # type: ignore[union-attr]
+    is_batch = getattr(prompts, "ndim", 0) > 1
+    if isinstance(prompts, list | tuple):
+        is_batch = any(isinstance(one, list | tuple | Tensor | np.ndarray) for one in prompts)
     start = torch.tensor([] if start_token is None else [start_token], dtype=torch.int64)
     rows = [torch.cat([start, _as_row(one)]) for one in (prompts if is_batch else [prompts])]
     if not rows:
@@ -141,12 +124,6 @@ def as_rows(
                 "check the tokeniser",
             )
     return rows
-
-
-def _is_batch(prompts: object) -> bool:
-    return isinstance(prompts, list | tuple) and any(
-        isinstance(one, list | tuple | Tensor | np.ndarray) for one in prompts
-    )
 
 
 def _as_row(prompt: object) -> Int[Tensor, " time"]:

@@ -18,8 +18,7 @@ from staircase_attention.checks import input_error
 from staircase_attention.files import as_written, check_can_write
 from staircase_attention.generation.sampling import SamplingConfig
 from staircase_attention.generation.stepper import Model, Stepper, accelerate, device_of
-from staircase_attention.generation.stream import NewToken, TokenStream
-from staircase_attention.generation.text import Decode
+from staircase_attention.generation.stream import Decode, NewToken, TokenStream
 from staircase_attention.layers.embedding import check_tokens
 from staircase_attention.models import put_together, take_apart
 from staircase_attention.models.sequence_model import describe

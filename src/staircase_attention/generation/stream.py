@@ -1,9 +1,15 @@
-"""Token streams: a model's continuation of prompts, one token per row and round, and its text."""
+"""Token streams: a model's continuation of prompts, one token per row and round, and its text.
 
+A stop string may start in one token and end inside another. So bytes that may start a stop string
+are held back until it is clear that they do not; and the bytes of an incomplete character wait for
+the rest of it.
+"""
+
+import codecs
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 from jaxtyping import Int
@@ -14,8 +20,12 @@ from staircase_attention.generation.prompts import Prompt, as_rows, prefill
 from staircase_attention.generation.sampling import SamplingConfig, choose
 from staircase_attention.generation.speculation import Speculation
 from staircase_attention.generation.stepper import Model, ModelState, Stepper, accelerate, inference
-from staircase_attention.generation.text import Decode, Encode, as_stop_strings, show
 
+# Text to tokens.
+Encode = Callable[[str], Sequence[int]]
+# Tokens to bytes. It is called for single tokens: the bytes of several must be the bytes of each,
+# concatenated, as in all byte-level tokenisers.
+Decode = Callable[[Sequence[int]], bytes]
 # Why a row ended.
 Finish = Literal["max_tokens", "stop_token", "stop_string"]
 
@@ -268,12 +278,8 @@ def stream_text(
     *,
     encode: Encode,
     decode: Decode,
-    max_tokens: int | None,
-    sampling: SamplingConfig | None = None,
     stop_strings: str | Sequence[str] = (),
-    stop_tokens: Collection[int] = (),
-    start_token: int | None = None,
-    row_numbers: Sequence[int] | None = None,
+    **options: Any,  # noqa: ANN401
 ) -> TokenStream:
     """The text by which a model continues one prompt or several; see `stream` for the options.
 
@@ -282,14 +288,41 @@ def stream_text(
     """
     stops = as_stop_strings(stop_strings)
     texts = [prompts] if isinstance(prompts, str) else list(prompts)
-    tokens = stream(
-        model,
-        [list(encode(text)) for text in texts],
-        max_tokens=max_tokens,
-        sampling=sampling,
-        stop_tokens=stop_tokens,
-        start_token=start_token,
-        row_numbers=row_numbers,
-    )
+    tokens = stream(model, [list(encode(text)) for text in texts], **options)
     tokens.decode, tokens.stop_strings = decode, stops
     return tokens
+
+
+def show(text: bytes, stops: Sequence[str], *, is_end: bool = False) -> tuple[str, bytes, bool]:
+    """What can be shown of these bytes, what is held back, and whether a stop string ended them.
+
+    The stop string that is complete first ends the text; of several that end at the same byte, the
+    longest. So the result does not depend on how the bytes are split into tokens. Bytes that are
+    not UTF-8, which a model can make, appear as U+FFFD.
+
+    >>> show(b"the E", ["END"]), show(b"East E", ["END"]), show(b"ENDED", ["END"])
+    (('the ', b'E', False), ('East ', b'E', False), ('', b'', True))
+    """
+    encoded = [stop.encode() for stop in stops]
+    found = [(text.find(stop) + len(stop), text.find(stop)) for stop in encoded if stop in text]
+    if found:
+        # Pairs of end and start: the earliest end wins, then the earliest start.
+        return text[: min(found)[1]].decode(errors="replace"), b"", True
+    if is_end:
+        return text.decode(errors="replace"), b"", False
+    starts = [size for stop in encoded for size in range(len(stop)) if text.endswith(stop[:size])]
+    decided = text[: len(text) - max(starts, default=0)]
+    shown, num_used = codecs.utf_8_decode(decided, "replace", False)
+    return shown, text[num_used:], False
+
+
+def as_stop_strings(strings: str | Sequence[str]) -> tuple[str, ...]:
+    """Stop strings, given as one string or several."""
+    found = (strings,) if isinstance(strings, str) else tuple(strings)
+    if not all(isinstance(one, str) and one for one in found):
+        raise input_error(
+            "a stop string must be a string of at least one character",
+            list(found),
+            "leave out the others",
+        )
+    return found

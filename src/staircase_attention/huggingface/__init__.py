@@ -10,18 +10,15 @@ Importing it registers the models with the Auto classes of Transformers:
 """
 
 try:
-    import transformers
+    from transformers import __version__ as _version
 except ModuleNotFoundError as error:
     if error.name != "transformers":
         raise
+    _version = "none"
+if _version == "none" or int(_version.split(".")[0]) < 5:  # noqa: PLR2004
     raise ImportError(
-        "staircase_attention.huggingface needs Transformers 5, got none; "
+        f"staircase_attention.huggingface needs Transformers 5, got {_version}; "
         "install it: pip install 'staircase-attention[huggingface]'"
-    ) from None
-if int(transformers.__version__.split(".")[0]) < 5:  # noqa: PLR2004
-    raise ImportError(
-        f"staircase_attention.huggingface needs Transformers 5, got {transformers.__version__}; "
-        "install it: pip install --upgrade 'staircase-attention[huggingface]'"
     )
 
 from transformers.models.auto import AutoConfig, AutoModelForCausalLM, modeling_auto
@@ -32,18 +29,12 @@ from staircase_attention.huggingface.export import byte_tokenizer, export, wrap
 from staircase_attention.huggingface.model import StaircaseForCausalLM
 from staircase_attention.huggingface.recurrent import RecurrentForCausalLM, recurrent
 
-
-def register() -> None:
-    """Register configs and models with Transformers; importing this package does it."""
-    for model in (StaircaseForCausalLM, RecurrentForCausalLM):
-        config = model.config_class
-        AutoConfig.register(config.model_type, config, exist_ok=True)
-        AutoModelForCausalLM.register(config, model, exist_ok=True)
-        # Trainer shifts labels for its smoothing only if it finds the class in this list of names.
-        modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type] = model.__name__
-
-
-register()
+for _model in (StaircaseForCausalLM, RecurrentForCausalLM):
+    _config = _model.config_class
+    AutoConfig.register(_config.model_type, _config, exist_ok=True)
+    AutoModelForCausalLM.register(_config, _model, exist_ok=True)
+    # Trainer shifts labels for its smoothing only if it finds the class in this list of names.
+    modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[_config.model_type] = _model.__name__
 
 __all__ = [
     "RecurrentForCausalLM",
@@ -53,6 +44,5 @@ __all__ = [
     "byte_tokenizer",
     "export",
     "recurrent",
-    "register",
     "wrap",
 ]

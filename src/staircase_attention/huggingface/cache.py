@@ -96,11 +96,6 @@ class StateCache(Cache):
         """Rows; -1 before the first token."""
         return -1 if self.state is None else self.state.batch_size
 
-    @property
-    def is_initialized(self) -> bool:
-        """Whether there is a state."""
-        return self.state is not None
-
     def __len__(self) -> int:
         """One, so that an empty cache is not false."""
         return 1

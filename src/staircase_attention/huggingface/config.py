@@ -60,9 +60,6 @@ class StaircaseConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
         vocab_size: int = 256,
         schedule: Schedule | Mapping[str, Any] = DEFAULT_SCHEDULE,
         use_cache: bool = True,
-        bos_token_id: int | None = None,
-        eos_token_id: int | list[int] | None = None,
-        pad_token_id: int | None = None,
         **others: Any,  # noqa: ANN401
     ) -> None:
         check_integer("vocab_size", vocab_size, minimum=1, example=256)
@@ -76,17 +73,13 @@ class StaircaseConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
         for name in CORE_FIELDS:
             setattr(self, name, getattr(CoreConfig(**core), name))
         self.make_schedule().check_core(num_layers=core["num_layers"])
-        tokens = {
-            "eos_token_id": eos_token_id,
-            "bos_token_id": bos_token_id,
-            "pad_token_id": pad_token_id,
-        }
-        for name, value in tokens.items():
+        for name in ("eos_token_id", "bos_token_id", "pad_token_id"):
+            value = others.get(name)
             for number in value if isinstance(value, list) else [value]:
                 if number is not None:
                     check_integer(name, number, minimum=0, maximum=vocab_size - 1, example=0)
         # Input and output embeddings are separate in this family.
-        super().__init__(**others | tokens | {"tie_word_embeddings": False, "auto_map": AUTO_MAP})
+        super().__init__(**others | {"tie_word_embeddings": False, "auto_map": AUTO_MAP})
 
     @classmethod
     def from_dict(

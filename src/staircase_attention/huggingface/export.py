@@ -7,15 +7,15 @@ is padded or truncated, and a text that spells the name of a special token is on
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
-import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from staircase_attention.checks import input_error
 from staircase_attention.data.tokenisers import BYTE_OF_CHARACTER
 from staircase_attention.huggingface.config import CORE_FIELDS, StaircaseConfig
-from staircase_attention.huggingface.model import StaircaseForCausalLM, mark_initialised
+from staircase_attention.huggingface.model import StaircaseForCausalLM
 from staircase_attention.models import SequenceModel
 from staircase_attention.models.sequence_model import describe
 
@@ -46,14 +46,11 @@ print(writer("Once upon a time"))
 TokenizerSource = Tokenizer | str | os.PathLike[str]
 
 
-def wrap(
-    model: SequenceModel,
-    *,
-    bos_token_id: int | None = None,
-    eos_token_id: int | list[int] | None = None,
-    pad_token_id: int | None = None,
-) -> StaircaseForCausalLM:
-    """The same model, with the same weights, as a model of Transformers; nothing is copied."""
+def wrap(model: SequenceModel, **tokens: Any) -> StaircaseForCausalLM:  # noqa: ANN401
+    """The same model, with the same weights, as a model of Transformers; nothing is copied.
+
+    Special tokens are named as in its config: eos_token_id=3.
+    """
     if not isinstance(model, SequenceModel):
         raise input_error(
             "the model must be a SequenceModel", type(model).__name__, "pass a model of the family"
@@ -71,19 +68,10 @@ def wrap(
         vocab_size=model.vocab_size,
         schedule=model.schedule,
         **{name: getattr(model.config, name) for name in CORE_FIELDS},
-        bos_token_id=bos_token_id,
-        eos_token_id=eos_token_id,
-        pad_token_id=pad_token_id,
         dtype=model.output.weight.dtype,
+        **tokens,
     )
-    # No second set of weights is made: those of the model take their place.
-    with torch.device("meta"):
-        wrapped = StaircaseForCausalLM(config)
-    for parameter in model.parameters():
-        mark_initialised(parameter)
-    wrapped.sequence_model = model
-    wrapped.training = model.training
-    return wrapped
+    return StaircaseForCausalLM.around(model, config)
 
 
 def export(
@@ -91,9 +79,7 @@ def export(
     folder: str | os.PathLike[str],
     *,
     tokenizer: TokenizerSource | None = None,
-    bos_token_id: int | None = None,
     eos_token_id: int | list[int] | None = None,
-    pad_token_id: int | None = None,
 ) -> Path:
     """Write a model to a folder that `from_pretrained` reads: config, weights, tokeniser, code.
 
@@ -114,12 +100,7 @@ def export(
         if eos_token_id is None:
             eos_token_id = NUM_BYTES if has_end_symbol else 0
     end = eos_token_id[0] if isinstance(eos_token_id, list) else eos_token_id
-    wrapped = wrap(
-        model,
-        bos_token_id=end if bos_token_id is None else bos_token_id,
-        eos_token_id=eos_token_id,
-        pad_token_id=end if pad_token_id is None else pad_token_id,
-    )
+    wrapped = wrap(model, bos_token_id=end, eos_token_id=eos_token_id, pad_token_id=end)
     fast = None if found is None else for_transformers(found, wrapped.config)
     target.parent.mkdir(parents=True, exist_ok=True)
     # Whole or not at all: a folder that exists can be loaded.
@@ -156,11 +137,6 @@ def read_tokenizer(source: TokenizerSource, vocab_size: int) -> Tokenizer:
     """A copy of a tokeniser, or of the one in a JSON file, that only encodes."""
     if isinstance(source, Tokenizer):
         tokenizer = Tokenizer.from_str(source.to_str())
-    elif not Path(source).is_file():
-        raise FileNotFoundError(
-            f"a tokeniser is read from a JSON file, got {source}, which is not a file; "
-            "check the path"
-        )
     else:
         try:
             tokenizer = Tokenizer.from_file(os.fspath(source))
@@ -187,15 +163,10 @@ def read_tokenizer(source: TokenizerSource, vocab_size: int) -> Tokenizer:
 
 def for_transformers(tokenizer: Tokenizer, config: StaircaseConfig) -> PreTrainedTokenizerFast:
     """The tokeniser as one of Transformers, with the special tokens of the config."""
-    ids = {
-        "bos_token": config.bos_token_id,
-        "eos_token": config.eos_token_id,
-        "pad_token": config.pad_token_id,
-    }
     special = {
         role: AddedToken(name_of(number, tokenizer), normalized=False, special=True)
-        for role, number in ids.items()
-        if isinstance(number, int)
+        for role in ("bos_token", "eos_token", "pad_token")
+        if isinstance(number := getattr(config, f"{role}_id"), int)
     }
     # A byte model without an end token was trained without a start, too.
     if "bos_token" in special and config.vocab_size != NUM_BYTES:

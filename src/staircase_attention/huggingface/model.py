@@ -1,6 +1,11 @@
-"""The model for Transformers: a `SequenceModel` inside a `PreTrainedModel`."""
+"""The model for Transformers: a `SequenceModel` inside a `PreTrainedModel`.
 
-from typing import Any
+Rows of different lengths may be in one batch. Padding inside a row would shift all later chunks. So
+a masked token is treated as absent: every row gets the logits and the state that it would get
+alone.
+"""
+
+from typing import Any, Self, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -9,15 +14,10 @@ from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from staircase_attention.checks import input_error
+from staircase_attention.generation.prompts import prefill
 from staircase_attention.generation.stepper import accelerate
 from staircase_attention.huggingface.cache import StateCache
 from staircase_attention.huggingface.config import StaircaseConfig
-from staircase_attention.huggingface.padding import (
-    carried,
-    is_padded_right,
-    run_present,
-    tokens_present,
-)
 from staircase_attention.inspect import Inspection
 from staircase_attention.models import SequenceModel, State
 from staircase_attention.models.executor import Watch
@@ -48,6 +48,17 @@ class StaircaseForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no
             if parameter.device.type != "meta":
                 mark_initialised(parameter)
         self.post_init()  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def around(cls, model: SequenceModel, config: StaircaseConfig) -> Self:
+        """This model with its weights, of which nothing is copied."""
+        # No second set of weights is made: those of the model take their place.
+        with torch.device("meta"):
+            wrapped = cls(config)
+        for parameter in model.parameters():
+            mark_initialised(parameter)
+        wrapped.sequence_model, wrapped.training = model, model.training
+        return wrapped
 
     def make_model(self, config: StaircaseConfig) -> SequenceModel:
         """What runs inside."""
@@ -135,7 +146,8 @@ class StaircaseForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no
         watch: Watch | None,
     ) -> Float[Tensor, "batch time vocab"]:
         model = self.sequence_model
-        if cache is None and present is not None and is_padded_right(present):
+        # Padded on the right: no token comes after padding.
+        if cache is None and present is not None and (present[:, :-1] >= present[:, 1:]).all():
             # Tokens after a row's end change nothing before it, and no state is kept.
             absent = ~present if tokens.dim() == present.dim() else ~present[..., None]
             return model(tokens.masked_fill(absent, 0), watch=watch)[0]  # type: ignore[no-any-return]
@@ -250,6 +262,67 @@ class StaircaseForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no
             # Drafts that are not accepted are forgotten, all those of a round at most.
             num_calls = MOST_DRAFTS if generation_config.is_assistant else 1
             model_kwargs["past_key_values"] = StateCache(num_calls=num_calls)
+
+
+def tokens_present(
+    attention_mask: Tensor | None, tokens: Tensor
+) -> Bool[Tensor, "batch time"] | None:
+    """Which tokens, or vectors of tokens, are present; None if all are."""
+    if attention_mask is None or tokens.dim() < 2:  # noqa: PLR2004
+        return None
+    batch, time = tokens.shape[:2]
+    # A mask may also cover the tokens of earlier calls.
+    if attention_mask.dim() != 2 or len(attention_mask) != batch or attention_mask.shape[1] < time:  # noqa: PLR2004
+        raise input_error(
+            "attention_mask must be batch x time, with at least one column per token",
+            f"shape {tuple(attention_mask.shape)} for tokens of {tuple(tokens.shape)}",
+            "pass the mask that the tokeniser returned",
+        )
+    present = attention_mask[:, attention_mask.shape[1] - time :].to(tokens.device) != 0
+    return None if bool(present.all()) else present
+
+
+def run_present(
+    model: SequenceModel,
+    tokens: Tensor,
+    present: Bool[Tensor, "batch time"],
+    state: State | None,
+) -> tuple[Float[Tensor, "batch time output"], State]:
+    """Run the present tokens; the logits of absent ones are zero."""
+    rows = [row[here] for row, here in zip(tokens, present, strict=True)]
+    found: list[list[Tensor]] = [[] for _ in rows]
+    if state is None or not any(state.lengths):
+        # In as few streams as possible, because each is run separately for every later token.
+        after = cast(State, prefill(model, rows, keep=lambda row, part: found[row].append(part)))
+    else:
+        order: list[int] = []
+        states: list[State] = []
+        for length in sorted({len(row) for row in rows}):
+            alike = [number for number, row in enumerate(rows) if len(row) == length]
+            together = torch.stack([rows[number] for number in alike])
+            several, later = model(together, state.select(alike))
+            for number, part in zip(alike, several, strict=True):
+                found[number].append(part)
+            order += alike
+            states.append(later)
+        after = State.join(states).select(sorted(range(len(order)), key=order.__getitem__))
+    whole = model.output.weight.new_zeros(*present.shape, model.output_size)
+    # Where all tokens are absent there are no logits to put in.
+    parts = [whole.new_zeros(0, model.output_size), *(part for row in found for part in row)]
+    return whole.index_put((present,), torch.cat(parts)), after
+
+
+def carried(
+    logits: Float[Tensor, "batch time vocab"], present: Bool[Tensor, "batch time"]
+) -> Float[Tensor, "batch time vocab"]:
+    """The logits of each row's latest present token, also at the padding after it.
+
+    `generate` reads the last column; with padding on the right that is not the last token.
+    """
+    columns = torch.arange(present.shape[1], device=present.device)
+    latest = torch.where(present, columns, -1).cummax(1).values[..., None]
+    # Before the first token there are no logits.
+    return logits.gather(1, latest.clamp(min=0).expand_as(logits)).masked_fill(latest < 0, 0)
 
 
 def without_padding(

@@ -27,7 +27,7 @@ from transformers.models.auto import AutoConfig, AutoModelForCausalLM
 from staircase_attention.attention import View
 from staircase_attention.checks import check_choice, input_error
 from staircase_attention.huggingface.config import StaircaseConfig, plain_schedule
-from staircase_attention.huggingface.model import StaircaseForCausalLM, mark_initialised
+from staircase_attention.huggingface.model import StaircaseForCausalLM
 from staircase_attention.layers import Block, Core, CoreConfig, KeysValues, join
 from staircase_attention.layers.positions import rotate
 from staircase_attention.models import SequenceModel, Stream
@@ -67,7 +67,16 @@ class RecurrentConfig(StaircaseConfig):  # type: ignore[no-untyped-call]
         if len(numbers) != 4 or sorted(numbers) != numbers or numbers[1] == numbers[2]:  # noqa: PLR2004
             rule = f"layers must be (first, last), 0 <= first < last <= {self.num_layers}"
             raise input_error(rule, tuple(layers), "use for example (1, 3)")
-        check_schedule(self.make_schedule(), numbers[2] - numbers[1])
+        num_layers, made = numbers[2] - numbers[1], self.make_schedule()
+        made.check_core(num_layers=num_layers)
+        # A timetable must begin as the existing model.
+        step = next(made.steps(range(made.period), num_layers=num_layers, order="window"))
+        is_other = made.mixes_layers or made.shares_keys_values or len(step.layers) < num_layers
+        is_other |= any(cell.cached == "input" for cell in step.cells)
+        if is_other or not made.attends_self:
+            rule = "an existing model needs a schedule whose passes go through all layers together "
+            rule += "and whose tokens attend to themselves and are cached, by layer, after a pass"
+            raise input_error(rule, repr(made), "use for example Staircase or CachedStaircase")
         for name in ("bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings"):
             others.setdefault(name, getattr(original, name, None))
         # Not the family's own, whose fields are a core's.
@@ -77,22 +86,6 @@ class RecurrentConfig(StaircaseConfig):  # type: ignore[no-untyped-call]
         """The existing model's config; its vocabulary may have grown since."""
         given = copy.deepcopy(self.base) | {"vocab_size": self.vocab_size}
         return AutoConfig.for_model(**given)
-
-
-def check_schedule(schedule: Schedule, num_layers: int) -> None:
-    """Refuse a timetable that does not begin as the existing model."""
-    schedule.check_core(num_layers=num_layers)
-    step = next(schedule.steps(range(schedule.period), num_layers=num_layers, order="window"))
-    if (
-        not schedule.attends_self
-        or schedule.mixes_layers
-        or schedule.shares_keys_values
-        or len(step.layers) < num_layers
-        or any(cell.cached == "input" for cell in step.cells)
-    ):
-        rule = "an existing model needs a schedule whose passes go through all layers together and "
-        rule += "whose tokens attend to themselves and are cached, by layer, after a pass"
-        raise input_error(rule, repr(schedule), "use for example Staircase or CachedStaircase")
 
 
 class Rotary:
@@ -316,11 +309,7 @@ def recurrent(
         dtype=model.dtype,
         attn_implementation=model.config._attn_implementation,
     )
-    with torch.device("meta"):
-        wrapped = RecurrentForCausalLM(config)
-    wrapped.sequence_model = RecurrentModel(model, layers=layers, schedule=schedule)
-    for parameter in wrapped.sequence_model.parameters():
-        mark_initialised(parameter)
+    parts = RecurrentModel(model, layers=layers, schedule=schedule)
+    wrapped = RecurrentForCausalLM.around(parts, config)
     wrapped.generation_config = copy.deepcopy(model.generation_config)
-    wrapped.training = model.training
     return wrapped

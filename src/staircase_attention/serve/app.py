@@ -62,7 +62,7 @@ class Service:
         self.limits = Limits() if limits is None else limits
         self.api_keys = [key.encode() for key in api_keys]
         self.batch = Batch(language.model)
-        most = self.limits.num_sessions
+        most = self.limits.max_sessions
         self.sessions = Sessions(language.model, language.decode, most=most, folder=folder)
         self.metrics = metrics = prometheus.CollectorRegistry()
         labels = ["endpoint", "status"]
@@ -179,7 +179,7 @@ class Service:
 
     async def answer(self, kind: protocol.Kind, request: Request) -> Response:
         """OpenAI's completions, and chat completions."""
-        body, name, most = await self._json(request), self.name, self.limits.num_streams
+        body, name, most = await self._json(request), self.name, self.limits.max_streams
         job = protocol.parse(kind, body, name, separator=self.separator, limits=self.limits)
         if job.returns_state:
             self.sessions.check_room(job.save_as)
@@ -217,8 +217,8 @@ class Service:
         for number, prompt in enumerate(job.prompts):
             new = self.language.encode(past + prompt) if isinstance(prompt, str) else [*prompt]
             as_rows([[*before, *new]], vocab_size=model.vocab_size, start_token=None)
-            if len(new) > self.limits.prompt_tokens:
-                rule = f"a prompt must have at most {self.limits.prompt_tokens:,} tokens"
+            if len(new) > self.limits.max_prompt:
+                rule = f"a prompt must have at most {self.limits.max_prompt:,} tokens"
                 raise input_error(rule, f"{len(new):,}", "send it in parts, with return_state")
             found += [
                 Answer(
@@ -305,7 +305,7 @@ class Service:
 
     async def _json(self, request: Request) -> object:
         """The body of a request, of bounded size."""
-        body, most = bytearray(), self.limits.num_body_bytes
+        body, most = bytearray(), self.limits.max_body
         async for part in request.stream():
             body += part
             if len(body) > most:

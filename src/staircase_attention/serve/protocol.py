@@ -21,7 +21,7 @@ from staircase_attention.checks import (
     input_error,
 )
 from staircase_attention.generation import Finish, SamplingConfig
-from staircase_attention.generation.text import as_stop_strings
+from staircase_attention.generation.stream import as_stop_strings
 
 Kind = Literal["completions", "chat"]
 
@@ -52,14 +52,15 @@ class RefusedError(InputError):
 class Limits:
     """How much a server takes on."""
 
-    num_streams: int = 64
+    max_streams: int = 64
     """Answers in the making."""
     rate: int | None = None
     """Requests per minute of each key or, where there is no key, each address."""
-    num_body_bytes: int = 1 << 20
-    prompt_tokens: int = 100_000
+    max_body: int = 1 << 20
+    """Bytes of a request."""
+    max_prompt: int = 100_000
     max_tokens: int = 4096
-    num_sessions: int = 1000
+    max_sessions: int = 1000
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
@@ -134,7 +135,7 @@ def parse(kind: Kind, body: object, model: str, *, separator: str, limits: Limit
     check_choice("model", given.get("model", model), [model])
     check_flag("stream", is_streamed := given.get("stream", False))
     num_choices, most = given.get("n", 1), limits.max_tokens
-    check_integer("n", num_choices, minimum=1, maximum=limits.num_streams, example=1)
+    check_integer("n", num_choices, minimum=1, maximum=limits.max_streams, example=1)
     default = min(DEFAULT_TOKENS[kind], most)
     max_tokens = given.get("max_completion_tokens", given.get("max_tokens", default))
     check_integer("max_tokens", max_tokens, minimum=1, maximum=most, example=16)

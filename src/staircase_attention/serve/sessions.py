@@ -14,7 +14,7 @@ from staircase_attention.checks import input_error
 from staircase_attention.files import locked, make_folder
 from staircase_attention.generation import TokenStream, load_stream, save_stream
 from staircase_attention.generation.stepper import Model
-from staircase_attention.generation.text import Decode
+from staircase_attention.generation.stream import Decode
 from staircase_attention.models import State
 from staircase_attention.serve.protocol import RefusedError, checked_name
 
