@@ -186,6 +186,11 @@ class TokenStream(Iterator[NewToken]):
 
     def announce(self, row: int, token: int, logprob: float, piece: bytes) -> NewToken:
         """A token of the latest round and its bytes, with the text that can be shown now."""
+        text, why = self.shown(row, token, piece)
+        return NewToken(row=row, token=token, logprob=logprob, finish=why, text=text)
+
+    def shown(self, row: int, token: int, piece: bytes) -> tuple[str, Finish | None]:
+        """The text that can be shown after a token of the latest round, and why the row ends."""
         why: Finish | None = None
         # A stop token that is also the last one allowed counts as a stop.
         if token in self.stop_tokens:
@@ -201,7 +206,7 @@ class TokenStream(Iterator[NewToken]):
             self.held[row] = held
         if why is not None:
             self.finished[row] = why
-        return NewToken(row=row, token=token, logprob=logprob, finish=why, text=text)
+        return text, why
 
     def _decoded(self, token: int) -> bytes:
         piece = b"" if self.decode is None else self.decode([token])

@@ -35,7 +35,7 @@ def show(text: bytes, stops: Sequence[str], *, is_end: bool = False) -> tuple[st
     if is_end:
         return text.decode(errors="replace"), b"", False
     starts = [size for stop in encoded for size in range(len(stop)) if text.endswith(stop[:size])]
-    decided = text[: len(text) - max(starts, default=0)]
+    decided = text[: len(text) - max(starts)] if starts else text
     shown, num_used = codecs.utf_8_decode(decided, "replace", False)
     return shown, text[num_used:], False
 

@@ -35,7 +35,7 @@ from staircase_attention.generation import Finish, TokenStream
 from staircase_attention.generation.prompts import as_rows
 from staircase_attention.generation.stepper import Stepper
 from staircase_attention.serve import protocol
-from staircase_attention.serve.batching import Answer, Batch
+from staircase_attention.serve.batching import Answer, Batch, News
 from staircase_attention.serve.protocol import Job, Limits, RefusedError
 from staircase_attention.serve.sessions import Sessions
 from staircase_attention.training import LanguageModel
@@ -101,15 +101,24 @@ class Service:
             making = asyncio.create_task(self._make(thread))
             yield
             making.cancel()
+            self.batch.deadline = 0
         self.sessions.save()
 
     async def _make(self, thread: ThreadPoolExecutor) -> None:
         loop = asyncio.get_running_loop()
+
+        def hand_out(news: list[tuple[Answer, News]]) -> None:
+            for answer, new in news:
+                answer.news.put_nowait((answer.index, new))
+
+        def work() -> None:
+            # Tokens are sent while the next ones are made.
+            while self.batch.num_answers:
+                loop.call_soon_threadsafe(hand_out, self.batch.work())
+
         while await self.wake.wait():
             self.wake.clear()
-            while self.batch.num_answers:
-                for answer, new in await loop.run_in_executor(thread, self.batch.work):
-                    answer.news.put_nowait((answer.index, new))
+            await loop.run_in_executor(thread, work)
 
     def _guarded(self, path: str, endpoint: Endpoint) -> Endpoint:
         """An endpoint that answers those who may ask, reports errors, and counts."""
@@ -254,12 +263,13 @@ class Service:
                     found.append(job.answers[0].news.get_nowait())
                 if not texts:
                     self.first.observe(time.time() - job.created)
-                self.tokens.labels("made").inc(len(found))
                 ends: dict[int, Finish | None] = {}
                 for index, new in found:
                     if isinstance(new, Exception):
                         raise new
-                    texts[index], ends[index] = texts.get(index, "") + new.text, new.finish
+                    text, number, ends[index] = new
+                    texts[index] = texts.get(index, "") + text
+                    self.tokens.labels("made").inc(number)
                 for index, end in ends.items():
                     num_left -= end is not None
                     session = None
