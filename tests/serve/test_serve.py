@@ -104,7 +104,7 @@ def alone(language, prompt, max_tokens, **options):
 @pytest.fixture(params=[False, True], ids=["in turn", "ahead"])
 def _launching(request, monkeypatch):
     """Steps are launched early, as on a GPU, and sometimes taken back; or not, as on a CPU."""
-    monkeypatch.setattr(batching, "is_worthwhile", lambda _: request.param)
+    monkeypatch.setattr(batching, "accelerate", lambda _: request.param)
 
 
 @pytest.mark.usefixtures("_launching")
@@ -221,7 +221,7 @@ def test_sessions_are_the_same_if_a_step_was_launched_early_and_taken_back(langu
         batching.Stepper, "settle", lambda self, kept: (settled.append(kept), settle(self, kept))
     )
     for launches in (False, True):
-        monkeypatch.setattr(batching, "is_worthwhile", lambda _, launches=launches: launches)
+        monkeypatch.setattr(batching, "accelerate", lambda _, launches=launches: launches)
         with serving(language) as server:
             body = {"prompt": "abc", "n": 6, "seed": 3, "max_tokens": 60, "return_state": True}
             body["stop"] = [chr(code) for code in range(48, 52)]

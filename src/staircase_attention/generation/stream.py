@@ -179,10 +179,13 @@ class TokenStream(Iterator[NewToken]):
         for row, *made in zip(self.rows, tokens.tolist(), logprobs.tolist(), pieces, strict=True):
             if row not in self.finished:
                 self.waiting.append(self.announce(row, *made))
-        window = self.sampling.repetition_window
-        for recent, token in zip(self.recent, tokens.tolist(), strict=True):
+        self.note(tokens.tolist())
+
+    def note(self, tokens: Sequence[int]) -> None:
+        """Count the latest token of every row as recent."""
+        for recent, token in zip(self.recent, tokens, strict=True):
             recent.append(token)
-            del recent[:-window]
+            del recent[: -self.sampling.repetition_window]
 
     def announce(self, row: int, token: int, logprob: float, piece: bytes) -> NewToken:
         """A token of the latest round and its bytes, with the text that can be shown now."""

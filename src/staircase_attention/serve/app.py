@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -35,7 +36,7 @@ from staircase_attention.generation import Finish, TokenStream
 from staircase_attention.generation.prompts import as_rows
 from staircase_attention.generation.stepper import Stepper
 from staircase_attention.serve import protocol
-from staircase_attention.serve.batching import Answer, Batch, News
+from staircase_attention.serve.batching import Answer, Batch
 from staircase_attention.serve.protocol import Job, Limits, RefusedError
 from staircase_attention.serve.sessions import Sessions
 from staircase_attention.training import LanguageModel
@@ -61,7 +62,7 @@ class Service:
         self.language, self.name, self.separator = language, name, separator
         self.limits = Limits() if limits is None else limits
         self.api_keys = [key.encode() for key in api_keys]
-        self.batch = Batch(language.model)
+        self.batch = Batch(language.model, language.decode)
         most = self.limits.num_sessions
         self.sessions = Sessions(language.model, language.decode, most=most, folder=folder)
         self.metrics = metrics = prometheus.CollectorRegistry()
@@ -107,14 +108,11 @@ class Service:
     async def _make(self, thread: ThreadPoolExecutor) -> None:
         loop = asyncio.get_running_loop()
 
-        def hand_out(news: list[tuple[Answer, News]]) -> None:
-            for answer, new in news:
-                answer.news.put_nowait((answer.index, new))
-
         def work() -> None:
             # Tokens are sent while the next ones are made.
             while self.batch.num_answers:
-                loop.call_soon_threadsafe(hand_out, self.batch.work())
+                for answer, new in self.batch.work():
+                    loop.call_soon_threadsafe(answer.news.put_nowait, (answer.index, new))
 
         while await self.wake.wait():
             self.wake.clear()
@@ -246,6 +244,7 @@ class Service:
                     ),
                     unread=[*before, *new],
                     wants_state=job.returns_state,
+                    sampling=replace(job.sampling, seed=0),
                     news=news,
                 )
                 for row in range(job.num_choices)

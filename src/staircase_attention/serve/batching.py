@@ -15,7 +15,7 @@ import time
 from asyncio import Queue
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
@@ -24,14 +24,8 @@ from torch import Tensor
 from staircase_attention.generation import Finish, SamplingConfig, TokenStream
 from staircase_attention.generation.prompts import period_of
 from staircase_attention.generation.sampling import choose_by, uniform
-from staircase_attention.generation.stepper import (
-    Model,
-    Stepper,
-    accelerate,
-    feed,
-    inference,
-    is_worthwhile,
-)
+from staircase_attention.generation.stepper import Model, Stepper, accelerate, feed, inference
+from staircase_attention.generation.text import Decode
 from staircase_attention.models import State
 from staircase_attention.serve.protocol import RefusedError
 
@@ -59,18 +53,10 @@ class Answer:
     """Whether the state is needed at the end."""
     news: "Queue[tuple[int, News]]"
     """One for all answers of a request."""
+    sampling: SamplingConfig
+    """That of its tokens without a seed: answers with the same one are sampled together."""
     is_gone: bool = False
     """Whether nobody waits for it any more."""
-    sampling: SamplingConfig = field(init=False)
-    """Answers with the same one are sampled together: without a seed."""
-
-    def __post_init__(self) -> None:
-        self.sampling = replace(self.tokens.sampling, seed=0)
-
-    @property
-    def last(self) -> int:
-        """Its latest token; `tokens.pending` is that only once the answer is over."""
-        return self.tokens.recent[0][-1]
 
     @property
     def is_over(self) -> bool:
@@ -78,18 +64,13 @@ class Answer:
         return self.is_gone or bool(self.tokens.finished)
 
 
-def ends(answer: Answer, token: int) -> bool:
-    """Whether an answer ends with this token, unless a stop string ends it."""
-    tokens = answer.tokens
-    return token in tokens.stop_tokens or tokens.num_made + 1 == tokens.max_tokens
-
-
 class Batch:
     """All answers in the making. One thread calls `work`; others may add to `reading`."""
 
-    def __init__(self, model: Model) -> None:
-        accelerate(model)
+    def __init__(self, model: Model, decode: Decode) -> None:
+        self.launches_early = accelerate(model)
         self.model, self.period = model.eval(), period_of(model)
+        self.pieces = [decode([token]) for token in range(model.output_size)]
         self.reading: deque[Answer] = deque()
         """Answers whose prompts are being read."""
         self.ready: list[Answer] = []
@@ -105,9 +86,7 @@ class Batch:
         """The logits of a step that has begun with the latest token of every row."""
         self._news: dict[Answer, News] = {}
         self._is_urgent = False
-        """Whether somebody waits for a first token or for the end of an answer."""
-        self._pieces: dict[int, bytes] = {}
-        """The bytes of every token that has been made."""
+        """Whether the news have a first token or the end of an answer."""
 
     @property
     def num_answers(self) -> int:
@@ -143,14 +122,22 @@ class Batch:
             return
         logits, self._launched = self._launched, None
         if logits is None:
-            logits = self.stepper.ahead(torch.tensor([[answer.last] for answer in self.rows]))
+            pending = [answer.tokens.recent[0][-1:] for answer in self.rows]
+            logits = self.stepper.ahead(torch.tensor(pending))
         chosen = self._choose(self.rows, logits[:, -1])
-        tokens = chosen.tolist()
+        made = list(zip(self.rows, chosen.tolist(), strict=True))
         self.stepper.settle(1)
-        is_alone = not self.reading and not self.ready
-        if is_alone and is_worthwhile(self.model) and not any(map(ends, self.rows, tokens)):
+        # Nobody waits to join, and nobody leaves but by a stop string.
+        if (
+            self.launches_early
+            and not (self.reading or self.ready)
+            and not any(
+                token in one.tokens.stop_tokens or one.tokens.num_made + 1 == one.tokens.max_tokens
+                for one, token in made
+            )
+        ):
             self._launched = self.stepper.ahead(chosen[:, None])
-        for answer, token in zip(self.rows, tokens, strict=True):
+        for answer, token in made:
             self._add(answer, token)
         self.phase = (self.phase + 1) % self.period
         self._let_go()
@@ -214,25 +201,18 @@ class Batch:
         found = torch.empty(len(answers), dtype=torch.int64, device=logits.device)
         for config, places in groups.items():
             made = [answers[place].tokens for place in places]
-            rows = [one.rows[0] for one in made]
+            recent, rows = [one.recent[0] for one in made], [one.rows[0] for one in made]
             draws = [
-                uniform(seed=one.sampling.seed, row=row, count=one.num_made)
-                for one, row in zip(made, rows, strict=True)
+                uniform(seed=one.sampling.seed, row=one.rows[0], count=one.num_made) for one in made
             ]
-            recent = [one.recent[0] for one in made]
             found[places] = choose_by(draws, config, logits[places], recent, rows=rows)
         return found
 
     def _add(self, answer: Answer, token: int) -> None:
-        """As `TokenStream.add`, without a tensor per row."""
-        stream, (row,) = answer.tokens, answer.tokens.rows
-        if (piece := self._pieces.get(token)) is None:
-            assert stream.decode is not None
-            piece = self._pieces[token] = stream.decode([token])
-        stream.num_made += 1
-        stream.recent[0].append(token)
-        del stream.recent[0][: -stream.sampling.repetition_window]
-        text, why = stream.shown(row, token, piece)
+        """As `TokenStream.add`, but `pending` is left behind until the answer is over."""
+        answer.tokens.num_made += 1
+        answer.tokens.note([token])
+        text, why = answer.tokens.shown(answer.tokens.rows[0], token, self.pieces[token])
         self._tell(answer, text, 1, why)
 
     def _tell(self, answer: Answer, text: str, number: int, why: Finish | None) -> None:
@@ -240,7 +220,8 @@ class Batch:
             text, number = news[0] + text, news[1] + number
         self._news[answer] = text, number, why
         if why is not None:
-            answer.tokens.pending, self._is_urgent = torch.tensor([answer.last]), True
+            answer.tokens.pending = torch.tensor(answer.tokens.recent[0][-1:])
+            self._is_urgent = True
 
     def _let_go(self) -> None:
         """Drop the rows of answers that are over, after taking their states where wanted."""
