@@ -81,7 +81,10 @@ def choose(
     `recent` are each row's latest tokens, `rows` the rows' numbers, `count` the tokens made so far.
     """
     draws = [uniform(seed=config.seed, row=row, count=count) for row in rows]
-    return choose_by(draws, config, logits, recent, rows=rows)
+    tokens = choose_by(draws, config, logits, recent, rows=rows)
+    # Of the logits themselves: what the model believes, not what was drawn from.
+    logprobs = logits.double().log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
+    return tokens.cpu(), logprobs.cpu()
 
 
 def choose_by(
@@ -91,17 +94,13 @@ def choose_by(
     recent: Sequence[Sequence[int]],
     *,
     rows: Sequence[int],
-) -> tuple[Int[Tensor, " rows"], Float[Tensor, " rows"]]:
-    """As `choose`, by these draws in place of the config's seed."""
-    logits = logits.double()
+) -> Int[Tensor, " rows"]:
+    """One token per row by these draws, in place of the config's seed; on the logits' device."""
     check_logits(logits, rows)
     if config.temperature == 0:
-        tokens = likeliest(config, logits, recent)
-    else:
-        tokens = pick(scores_to_draw(config, logits, recent), torch.tensor(draws).to(logits))
-    # Of the logits themselves: what the model believes, not what was drawn from.
-    logprobs = logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
-    return tokens.cpu(), logprobs.cpu()
+        return likeliest(config, logits, recent)
+    scores = scores_to_draw(config, logits, recent)
+    return pick(scores, torch.tensor(draws, dtype=torch.float64).to(scores))
 
 
 def likeliest(
