@@ -104,7 +104,7 @@ class Speculation:
         # One copy to the host per round.
         facts = torch.stack([tokens.double(), is_accepted.double(), logprobs]).cpu()
         made = []
-        for token, accepted, logprob in facts.unflatten(1, (number, -1)).unbind(1):
+        for token, accepted, logprob in torch.unflatten(facts, 1, (number, -1)).unbind(1):
             made.append((token.long(), logprob))
             self.num_drafted += len(rows)
             self.num_accepted += int(accepted.sum())
