@@ -210,7 +210,7 @@ class Comment(NamedTuple):
     text: str | None  # None unless the status is LIVING.
 
 
-KINDS = (*3 * (pa.uint64(),), pa.int64(), pa.uint8(), pa.large_string())
+KINDS = (*3 * (pa.uint64(),), pa.int64(), pa.uint8(), pa.large_string())  # In this order.
 SCHEMA = pa.schema(zip(Comment._fields, KINDS, strict=True))
 
 

@@ -212,8 +212,7 @@ class StopRequested(Exception):  # noqa: N818
 class StopRequest:
     """The signal that asked the run to stop; 0 without one."""
 
-    def __init__(self) -> None:
-        self.number = 0
+    number = 0
 
     def receive(self, number: int, _frame: FrameType | None) -> None:
         """Remember a signal; a second Ctrl-C stops at once."""
