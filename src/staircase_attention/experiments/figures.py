@@ -276,26 +276,20 @@ def heat_map(cells: "Cells", published: Mapping[str, Any]) -> Figure:
     figure = Figure(figsize=size, layout="constrained")
     grid = figure.subplots(1, len(panels), sharey=True, squeeze=False, width_ratios=widths)
     for axes, (title, (columns, values)) in zip(grid[0], panels.items(), strict=True):
-        _draw_panel(axes, title, columns, values)
+        shown = np.array(values, dtype=float)
+        axes.imshow(shown, vmin=0, vmax=100, cmap="cividis", aspect="auto")
+        for (number, column), value in np.ndenumerate(shown):
+            if not np.isnan(value):
+                colour = "white" if value < DARK else "black"
+                place = {"ha": "center", "va": "center"}
+                axes.text(column, number, f"{value:.0f}", place, color=colour, fontsize=8)
+        axes.set_facecolor(LIGHT_GREY)
+        axes.set_xticks(range(len(columns)), columns, rotation=40, ha="right", fontsize=8)
+        axes.set_title(title, fontsize=10, loc="left")
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
     grid[0, 0].set_yticks(range(len(cells)), [*cells])
     return figure
-
-
-def _draw_panel(
-    axes: Axes, title: str, columns: Sequence[str], values: Sequence[Sequence[float | None]]
-) -> None:
-    shown = np.array(values, dtype=float)
-    axes.imshow(shown, vmin=0, vmax=100, cmap="cividis", aspect="auto")
-    for (row, column), value in np.ndenumerate(shown):
-        if not np.isnan(value):
-            colour = "white" if value < DARK else "black"
-            place = {"ha": "center", "va": "center"}
-            axes.text(column, row, f"{value:.0f}", place, color=colour, fontsize=8)
-    axes.set_facecolor(LIGHT_GREY)
-    axes.set_xticks(range(len(columns)), columns, rotation=40, ha="right", fontsize=8)
-    axes.set_title(title, fontsize=10, loc="left")
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
 
 
 def length_curves(cells: "Cells") -> Figure:

@@ -85,13 +85,7 @@ class Quickstart:
         """All steps: the result, and samples."""
         end_time = time.monotonic() + (1 - LAST_SHARE) * 60 * self.minutes
         sources = [TextSource(path) for path in self.files]
-        self._claim([str(file.resolve()) for source in sources for file in source.files])
-        corpus = self._prepared(sources, [len(data) for data in _whole_documents(sources)])
-        result = self._trained(corpus, max(end_time, time.monotonic() + 30 * self.minutes))
-        return result, self._samples(corpus)
-
-    def _claim(self, files: list[str]) -> None:
-        """Refuse a folder that has the quickstart of other files, or of another time."""
+        files = [str(file.resolve()) for source in sources for file in source.files]
         plan, path = {"files": files, "minutes": self.minutes}, self.folder / "quickstart.json"
         self.folder.mkdir(parents=True, exist_ok=True)
         if not path.exists():
@@ -99,6 +93,9 @@ class Quickstart:
         elif read_json(path) != plan:
             received = f"{self.folder} of other files or time"
             raise input_error("a folder holds one quickstart", received, "name another --output")
+        corpus = self._prepared(sources, [len(data) for data in _whole_documents(sources)])
+        result = self._trained(corpus, max(end_time, time.monotonic() + 30 * self.minutes))
+        return result, self._samples(corpus)
 
     def _command(self, *words: object) -> None:
         self.say("$ " + shlex.join(["staircase", *map(str, words)]))

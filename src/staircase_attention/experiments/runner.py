@@ -164,9 +164,9 @@ class Run:
 
         What a command has achieved is in the folder. All of them write to the same log.
         """
-        results.beside(self.folder, "failure.txt").unlink(missing_ok=True)
+        failure, log = (results.beside(self.folder, one) for one in ("failure.txt", "log"))
+        failure.unlink(missing_ok=True)
         self.folder.parent.mkdir(parents=True, exist_ok=True)
-        log = results.beside(self.folder, "log")
         log.write_bytes(b"")
         while command := self.next_command(processes=processes):
             self._is_training = not self.is_trained
@@ -180,17 +180,15 @@ class Run:
                 return
             # A run that diverged exits with 1.
             if not (self.is_trained if self._is_training else self.is_over):
-                self._write_failure(status, log.read_text(errors="replace").strip())
+                # A failure is recorded beside the run: the reason in one line, then the whole log.
+                text = log.read_text(errors="replace").strip()
+                reason = text.rpartition("\n")[2].removeprefix("staircase: ")
+                if status < 0:
+                    hint = ", perhaps out of memory" if status == -signal.SIGKILL else ""
+                    reason = f"killed by {signal.Signals(-status).name}{hint}"
+                reason = reason or f"exit status {status}, but no result"
+                write_whole(failure, f"{reason}\n\n{text}\n".encode())
                 return
-
-    def _write_failure(self, status: int, log: str) -> None:
-        """Record a failure beside the run: the reason in one line, then the whole log."""
-        reason = log.rpartition("\n")[2].removeprefix("staircase: ")
-        if status < 0:
-            hint = ", perhaps out of memory" if status == -signal.SIGKILL else ""
-            reason = f"killed by {signal.Signals(-status).name}{hint}"
-        reason = reason or f"exit status {status}, but no result"
-        write_whole(results.beside(self.folder, "failure.txt"), f"{reason}\n\n{log}\n".encode())
 
     def note_shared(self) -> None:
         """Record that other runs ran at the same time, so that times are not its own."""
@@ -228,13 +226,10 @@ def planned_runs(report: Report) -> list[Run]:
         return Run(recipe, place, report.lengths)
 
     runs = [run(row, seed) for seed in range(report.num_seeds) for row in chosen]
-    checked: list[object] = []
-    for row in chosen:
-        # Rows often share their task, whose test episodes take a while to draw.
-        task = (row.recipe.task, row.recipe.data_seed)
-        if report.lengths and task not in checked:
-            check_lengths(row.recipe, report.lengths)
-            checked.append(task)
+    # Rows often share their task, whose test episodes take a while to draw.
+    tasks = {repr((row.recipe.task, row.recipe.data_seed)): row.recipe for row in chosen}
+    for recipe in tasks.values() if report.lengths else ():
+        check_lengths(recipe, report.lengths)
     for recipe in {one.recipe.name: one.recipe for one in runs if not one.is_over}.values():
         check_recipe(recipe)
     if RunFolder(folder).config.exists():
