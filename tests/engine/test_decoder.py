@@ -56,9 +56,7 @@ class Sinks(CachedStaircase):
 class LaggedLayers(ParallelLoop):
     """Each layer in turn: not all of its passes can be taken at once."""
 
-    @property
-    def rungs(self):
-        return self.num_passes, "AABB"
+    order = "AABB"
 
 
 def build(schedule, *, num_layers=1, heads=2, **settings):
