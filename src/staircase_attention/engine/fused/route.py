@@ -96,7 +96,9 @@ class Route:
             # Keys and values of these queries are seen by later ones only, through a cache.
             for unseen in d_keys_values:
                 unseen.zero_()
-            pasts.notes_on(call).add_query(number, call, d_out, out, logsumexp, d_queries)
+            # The calls of all layers differ in tensors and dropout only.
+            pasts.notes = pasts.notes or Notes(call, num_layers=len(self.layers))
+            pasts.notes.add_query(number, call, d_out, out, logsumexp, d_queries)
             return d_projected
         keys, values = d_keys_values
         past = pasts.target(number) if call.past else None
@@ -208,12 +210,6 @@ class PastGradients:
         self._route, self._is_wanted = route, is_wanted
         self._new: dict[int, KeysValues] = {}
         self.notes: Notes | None = None
-
-    def notes_on(self, call: Call) -> Notes:
-        """The notes of all layers, whose calls differ in tensors and dropout only."""
-        if self.notes is None:
-            self.notes = Notes(call, num_layers=len(self._route.layers))
-        return self.notes
 
     def target(self, number: int) -> KeysValues | None:
         """Where the gradients of one past go; None where nobody wants them."""

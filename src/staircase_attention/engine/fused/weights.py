@@ -314,7 +314,16 @@ class SharedCore:
         this = torch._C._current_graph_task_id()
         if self._backward_pass == this:
             return
-        self._check_versions()
+        pairs = zip(self._parameters, self._versions, self._current_versions(), strict=True)
+        for parameter, before, now in pairs:
+            # As autograd raises for tensors that it saved.
+            if before != now:
+                raise RuntimeError(
+                    "one of the variables needed for gradient computation has been modified by an "
+                    f"inplace operation: a parameter of shape {list(parameter.shape)} is at "
+                    f"version {now}; expected version {before} instead; run the backward pass "
+                    "before the optimizer's step, or detach the state between segments"
+                )
         if self._backward_pass is not None:
             # Of a pass that did not come to its end: taken, and thrown away.
             self.take_gradients()
@@ -323,18 +332,6 @@ class SharedCore:
     def _current_versions(self) -> list[int]:
         # Inference tensors count no changes, and take no gradients.
         return [0 if one.is_inference() else one._version for one in self._parameters]
-
-    def _check_versions(self) -> None:
-        """Raise, as autograd does for tensors that it saved, if weights are not the forward's."""
-        pairs = zip(self._parameters, self._versions, self._current_versions(), strict=True)
-        for parameter, before, now in pairs:
-            if before != now:
-                raise RuntimeError(
-                    "one of the variables needed for gradient computation has been modified by an "
-                    f"inplace operation: a parameter of shape {list(parameter.shape)} is at "
-                    f"version {now}; expected version {before} instead; run the backward pass "
-                    "before the optimizer's step, or detach the state between segments"
-                )
 
     def take_gradients(self) -> list[Tensor | None]:
         """Those of all parameters, when every step has added its own; None: autograd finds it."""

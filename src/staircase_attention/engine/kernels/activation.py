@@ -88,7 +88,7 @@ def random_bits(
     column: tl.tensor,
     WIDTH: tl.constexpr,
 ) -> tl.tuple:
-    counter = (tl.arange(0, ROWS) + block * ROWS).to(tl.int64)[:, None] * WIDTH
+    counter = (tl.cast(block, tl.int32) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None] * WIDTH
     return tl.randint4x(tl.load(seed_ptr), counter + column[None, :])
 
 
@@ -159,7 +159,7 @@ def _backward_kernel(
         if seed_ptr is not None:
             bits = random_bits(seed_ptr, block, column, WIDTH)
         for part in tl.static_range(4):
-            row = tl.arange(0, ROWS) + (block * 4 + part) * ROWS
+            row = tl.cast(block, tl.int32) * (4 * ROWS) + part * ROWS + tl.arange(0, ROWS)
             inner, by_gate, by_value = activated(
                 before_ptr, bias_ptr, row, column, rows, WIDTH, KIND
             )

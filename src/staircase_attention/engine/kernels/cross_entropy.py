@@ -51,6 +51,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         ignore_index: int,
         tracks: bool,
     ) -> tuple[Tensor, Tensor]:
+        assert hidden.dtype in (torch.float32, torch.bfloat16)
         wanted = [tracks and needed for needed in ctx.needs_input_grad[:3]]
         ctx.dtypes = [None if part is None else part.dtype for part in (hidden, weight, bias)]
         weight = weight.to(hidden.dtype)

@@ -9,7 +9,7 @@ and from these the gradients of the queries, in two parts, and of the table.
 """
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -37,45 +37,29 @@ from staircase_attention.engine.kernels.rows import is_describable
 Kernel = Literal["scores", "attend", "keys", "queries by table", "queries by key", "table"]
 
 
-class Tuning(NamedTuple):
-    """How a kernel is launched."""
-
-    rows: int
-    """Limit of a tile's rows: matrices, or queries for the kernels of pairs."""
-    num_warps: int
-    num_stages: int
-    """Stages of its software pipeline."""
-    registers: int | None = None
-    """Limit of registers per thread."""
-
-    @property
-    def options(self) -> dict[str, int]:
-        """Arguments of the launch."""
-        options = {"num_warps": self.num_warps, "num_stages": self.num_stages}
-        return options if self.registers is None else {**options, "maxnreg": self.registers}
-
-
-# By dtype and by whether heads are wide. The fastest of those tried on an H200 for windows of 256
-# tokens in bfloat16.
-TUNED: dict[tuple[torch.dtype, bool], dict[Kernel, Tuning]] = {
+IN_FLOAT32 = (16, {"num_warps": 4, "num_stages": 1})
+# By dtype and by whether heads are wide: the most rows of a tile (matrices, or queries for the
+# kernels of pairs), and arguments of the launch. The fastest of those tried on an H200 for windows
+# of 256 tokens in bfloat16.
+TUNED: dict[tuple[torch.dtype, bool], dict[Kernel, tuple[int, dict[str, int]]]] = {
     (torch.bfloat16, False): {
-        "scores": Tuning(128, 4, 2),
-        "attend": Tuning(64, 4, 2, registers=128),
-        "keys": Tuning(64, 4, 2),
-        "queries by table": Tuning(128, 4, 3),
-        "queries by key": Tuning(64, 4, 3),
-        "table": Tuning(64, 4, 3),
+        "scores": (128, {"num_warps": 4, "num_stages": 2}),
+        "attend": (64, {"num_warps": 4, "num_stages": 2, "maxnreg": 128}),
+        "keys": (64, {"num_warps": 4, "num_stages": 2}),
+        "queries by table": (128, {"num_warps": 4, "num_stages": 3}),
+        "queries by key": (64, {"num_warps": 4, "num_stages": 3}),
+        "table": (64, {"num_warps": 4, "num_stages": 3}),
     },
     (torch.bfloat16, True): {
-        "scores": Tuning(128, 8, 2),
-        "attend": Tuning(64, 4, 2),
-        "keys": Tuning(64, 4, 2),
-        "queries by table": Tuning(128, 8, 2),
-        "queries by key": Tuning(64, 4, 3),
-        "table": Tuning(64, 4, 3),
+        "scores": (128, {"num_warps": 8, "num_stages": 2}),
+        "attend": (64, {"num_warps": 4, "num_stages": 2}),
+        "keys": (64, {"num_warps": 4, "num_stages": 2}),
+        "queries by table": (128, {"num_warps": 8, "num_stages": 2}),
+        "queries by key": (64, {"num_warps": 4, "num_stages": 3}),
+        "table": (64, {"num_warps": 4, "num_stages": 3}),
     },
-    (torch.float32, False): dict.fromkeys(get_args(Kernel), Tuning(16, 4, 1)),
-    (torch.float32, True): dict.fromkeys(get_args(Kernel), Tuning(16, 4, 1)),
+    (torch.float32, False): dict.fromkeys(get_args(Kernel), IN_FLOAT32),
+    (torch.float32, True): dict.fromkeys(get_args(Kernel), IN_FLOAT32),
 }
 # The most queries and keys of a tile.
 LARGEST_SIDE = {torch.bfloat16: 64, torch.float32: 32}
@@ -116,11 +100,6 @@ class Tiling:
     def num_query_blocks(self) -> int:
         """Tiles above one another."""
         return -(-self.call.num_queries // self.block_q)
-
-    @property
-    def num_key_blocks(self) -> int:
-        """Tiles beside one another."""
-        return -(-(self.call.num_keys + self.num_hidden) // self.block_k)
 
     @property
     def width(self) -> int:
@@ -179,7 +158,7 @@ def forward(call: Call, out: Tensor, logsumexp: Tensor) -> None:
         inputs.scale,
         group=call.group,
         **tiling.blocks,
-        **TUNED[call.kind]["attend"].options,
+        **TUNED[call.kind]["attend"][1],
     )
 
 
@@ -198,11 +177,12 @@ def backward(
     )
     outputs = Outputs(heads(out), heads(d_out), logsumexp, normalisers, agreement)
     launch_scores(tiling, scores, outputs)
-    tuning = TUNED[call.kind]["keys"]
+    most_rows, options = TUNED[call.kind]["keys"]
     # Tiles of queries, at most those that the scores were written for.
-    rows_q = min(block_for(call.num_queries, tuning.rows), tiling.block_q)
+    rows_q = min(block_for(call.num_queries, most_rows), tiling.block_q)
     by_place = TensorDescriptor.from_tensor(scores, [1, rows_q, tiling.block_k])
-    keys_kernel[(call.num_matrices // call.group * tiling.num_key_blocks,)](
+    num_key_blocks = -(-tiling.shape.num_keys // tiling.block_k)
+    keys_kernel[(call.num_matrices // call.group * num_key_blocks,)](
         described_vectors(call.queries, rows_q),
         inputs.joined_keys,
         inputs.joined_values,
@@ -225,7 +205,7 @@ def backward(
         adds_past=gradients.adds_past,
         rows_q=rows_q,
         **tiling.blocks,
-        **tuning.options,
+        **options,
     )
     launch_queries(tiling, d_scores, gradients.queries)
     if gradients.table_sums is not None:
@@ -234,8 +214,9 @@ def backward(
 
 def launch_scores(tiling: Tiling, scores: Tensor, outputs: Outputs | None = None) -> None:
     """Scores by position; and for the way back, what else the kernels need of every query."""
-    call, inputs, tuning = tiling.call, tiling.call.inputs, TUNED[tiling.call.kind]["scores"]
-    block_m = tiling.matrices_per_tile(tuning.rows)
+    call, inputs = tiling.call, tiling.call.inputs
+    most_rows, options = TUNED[call.kind]["scores"]
+    block_m = tiling.matrices_per_tile(most_rows)
     scores_kernel[(call.num_queries, -(-call.num_matrices // block_m))](
         inputs.queries,
         inputs.table,
@@ -248,15 +229,15 @@ def launch_scores(tiling: Tiling, scores: Tensor, outputs: Outputs | None = None
         inputs.scale,
         block_m=block_m,
         **tiling.blocks,
-        **tuning.options,
+        **options,
     )
 
 
 def launch_queries(tiling: Tiling, d_scores: Tensor, d_queries: Tensor) -> None:
     """Gradients of the queries: what the table adds, and on top of it what the keys add."""
     call, inputs = tiling.call, tiling.call.inputs
-    tuning = TUNED[call.kind]["queries by table"]
-    block_m = tiling.matrices_per_tile(tuning.rows)
+    most_rows, options = TUNED[call.kind]["queries by table"]
+    block_m = tiling.matrices_per_tile(most_rows)
     # Bulk copies read and write the gradient in between: they need rows at multiples of 16 bytes.
     room = d_queries
     if not is_describable(room):
@@ -271,7 +252,7 @@ def launch_queries(tiling: Tiling, d_scores: Tensor, d_queries: Tensor) -> None:
             inputs.scale,
             block_m=block_m,
             **tiling.blocks,
-            **tuning.options,
+            **options,
         )
     queries_by_key_kernel[(call.num_matrices * tiling.num_query_blocks,)](
         described_vectors(call.keys, tiling.block_k),
@@ -283,7 +264,7 @@ def launch_queries(tiling: Tiling, d_scores: Tensor, d_queries: Tensor) -> None:
         adds=call.table is not None,
         group=call.group,
         **tiling.blocks,
-        **TUNED[call.kind]["queries by key"].options,
+        **TUNED[call.kind]["queries by key"][1],
     )
     if room is not d_queries:
         d_queries.copy_(room)
@@ -291,9 +272,9 @@ def launch_queries(tiling: Tiling, d_scores: Tensor, d_queries: Tensor) -> None:
 
 def launch_table(tiling: Tiling, d_scores: Tensor, table_sums: Tensor) -> None:
     """Gradients of the table, added to as many of the sums as there is work for."""
-    call, inputs, tuning = tiling.call, tiling.call.inputs, TUNED[tiling.call.kind]["table"]
-    num_sums = len(table_sums)
-    block_m = block_for(call.num_matrices, tuning.rows)
+    call, inputs, num_sums = tiling.call, tiling.call.inputs, len(table_sums)
+    most_rows, options = TUNED[call.kind]["table"]
+    block_m = block_for(call.num_matrices, most_rows)
     # A power of two, so that classes divide the blocks of distances.
     num_classes = 1 << (min(MOST_CLASSES, num_sums).bit_length() - 1)
     num_blocks = (call.num_distances + num_classes - 2) // tiling.block_k + 1
@@ -318,7 +299,7 @@ def launch_table(tiling: Tiling, d_scores: Tensor, table_sums: Tensor) -> None:
         num_classes=num_classes,
         block_m=block_m,
         **tiling.blocks,
-        **tuning.options,
+        **options,
     )
 
 

@@ -420,16 +420,14 @@ def queries_by_key_kernel(
     if adds:
         # What `queries_by_table_kernel` left: [block_q, size].
         by_table = load_vectors(d_queries, matrix, shape, first).to(tl.float32)
-    if past_keys is not None:
-        for place in range(start, tl.minimum(stop, shape.boundary), block_k):
-            key = load_vectors(past_keys, matrix, shape, place - shape.num_hidden, group)
+    for is_own in tl.static_range(0 if past_keys is not None else 1, 2):
+        begin = shape.boundary if is_own else shape.num_hidden
+        end = stop if is_own else tl.minimum(stop, shape.boundary)
+        for place in range(start, end, block_k):
+            key = load_vectors(keys if is_own else past_keys, matrix, shape, place - begin, group)
             d_tile = d_scores.load([matrix, first, place]).reshape([block_q, block_k])
             d_query = tl.dot(d_tile, key, d_query, input_precision="ieee")
         start = tl.maximum(start, shape.boundary)
-    for place in range(start, stop, block_k):
-        key = load_vectors(keys, matrix, shape, place - shape.boundary, group)
-        d_tile = d_scores.load([matrix, first, place]).reshape([block_q, block_k])
-        d_query = tl.dot(d_tile, key, d_query, input_precision="ieee")
     store_vectors(d_queries, matrix, shape, first, d_query * scale + by_table)
 
 
