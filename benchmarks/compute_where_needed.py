@@ -58,12 +58,18 @@ def rivals(model: SequenceModel, passes: list[int]) -> Iterator[tuple[str, Seque
         yield f"change < {threshold}", with_exits(models[-1], "change", threshold)
 
 
-def score_exits(run: LoadedRun, passes: list[int], num_tokens: int | None) -> None:
+def score_exits(
+    run: LoadedRun, passes: list[int], num_tokens: int | None, lanes: int | None
+) -> None:
     """Print a table of loss against mean passes."""
     device = choose_device(None)
     assert isinstance(run.model, SequenceModel)
     model = accelerate(run.model.to(device)) if device.type == "cuda" else run.model
-    changes = {} if device.type == "cuda" else {"training.precision": "float32"}
+    changes: dict[str, object] = {}
+    if device.type != "cuda":
+        changes["training.precision"] = "float32"
+    if lanes is not None:
+        changes["training.evaluation_lanes"] = lanes
     recipe = run.recipe.override(changes)
     say("| | mean passes | loss | bits | error | answers per second |\n|---|---|---|---|---|---|")
     for name, one in rivals(model, passes):
@@ -92,7 +98,7 @@ def drafts(
         tokens = stream(model, prompts, max_tokens=None, sampling=greedy)
         if draft is not None:
             tokens.speculate(*draft)
-        warm = [new.token for new in tokens.take(max(64, num_tokens // 4))]
+        warm = [new.token for new in tokens.take(max(64, num_tokens // 2))]
         start = now()
         found = [new.token for new in tokens.take(num_tokens)]
         speed = num_tokens / (now() - start)
@@ -118,10 +124,11 @@ def main() -> None:
     parser.add_argument("--draft-passes", type=numbers, default=[1, 2])
     parser.add_argument("--draft-tokens", type=numbers, default=[2, 4, 8])
     parser.add_argument("--tokens", type=int)
+    parser.add_argument("--lanes", type=int, help="batch size of exits")
     parser.add_argument("--prompt", default="The history of the city begins ")
     given = parser.parse_args()
     if given.what == "exits":
-        score_exits(load_run(given.run), given.passes, given.tokens)
+        score_exits(load_run(given.run), given.passes, given.tokens, given.lanes)
     else:
         drafts(given.run, given.prompt, given.draft_passes, given.draft_tokens, given.tokens or 512)
 

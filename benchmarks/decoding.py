@@ -1,6 +1,6 @@
 """What a token costs a decoder, beside the least it can cost: reading the weights once per pass.
 
-    python benchmarks/decoding.py                # both models, batches of 1, 8 and 64
+    python benchmarks/decoding.py                # all models, batches of 1, 8 and 64
 
 Models have the shape of the paper's 117M ones, random weights and bfloat16. A decoder first fills
 its window, so that every token costs what any later one does; then 200 tokens are timed between two
@@ -15,12 +15,13 @@ from dataclasses import dataclass
 
 import torch
 
-from staircase_attention import CoreConfig, SequenceModel, Staircase, TransformerXL
+from staircase_attention import CoreConfig, ParallelLoop, SequenceModel, Staircase, TransformerXL
 from staircase_attention.engine.decoding import Decoder
 from staircase_attention.schedules import Schedule
 
 SCHEDULES: dict[str, Schedule] = {
     "transformer-xl, span 256": TransformerXL(span=256),
+    "parallel loop, N 4, span 256": ParallelLoop(num_passes=4, span=256),
     "staircase, N 8, C 32": Staircase(chunk_size=32, num_passes=8),
 }
 BATCHES = (1, 8, 64)

@@ -35,6 +35,7 @@ VARIANT_SECONDS = 45
 TOTAL_SECONDS = 165
 """After this no other variant is started."""
 NUM_LAYERS = 2
+NAMES = ("queries", "keys", "values", "table")
 WITHOUT_POSITIONS = "FlexAttention without positions"
 """Another function, and so wrong: what the table's part of the time is seen against."""
 TOLERANCE = 5e-2
@@ -153,7 +154,8 @@ class EngineAttention(torch.autograd.Function):
         """Attention of queries, keys, values and a table."""
         from staircase_attention.engine.kernels import relative_attention, relative_parts
 
-        out, logsumexp = relative_attention.forward(relative_parts.Call.of(*inputs, first_query=0))
+        named = dict(zip(NAMES, inputs, strict=True))
+        out, logsumexp = relative_attention.forward(relative_parts.Call(**named, first_query=0))
         ctx.save_for_backward(*inputs, out, logsumexp)
         return out
 
@@ -163,13 +165,11 @@ class EngineAttention(torch.autograd.Function):
         from staircase_attention.engine.kernels import relative_attention, relative_parts
 
         *inputs, out, logsumexp = ctx.saved_tensors
-        found = dict(
-            zip(("queries", "keys", "values"), map(torch.empty_like, inputs), strict=False)
-        )
-        table = inputs[-1]
+        found = dict(zip(NAMES[:3], map(torch.empty_like, inputs), strict=False))
+        named, table = dict(zip(NAMES, inputs, strict=True)), inputs[-1]
         sums = table.new_zeros(relative_attention.NUM_TABLE_SUMS, *table.shape, dtype=torch.float32)
         gradients = relative_parts.Gradients(past=None, adds_past=False, table_sums=sums, **found)
-        call = relative_parts.Call.of(*inputs, first_query=0)
+        call = relative_parts.Call(**named, first_query=0)
         relative_attention.backward(call, d_out, out, logsumexp, gradients)
         return *found.values(), sums.sum(0).to(table.dtype)
 

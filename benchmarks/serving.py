@@ -2,14 +2,18 @@
 
     python benchmarks/serving.py restore [--run RUN]     first token after 1, 1,000, 100,000 tokens
     python benchmarks/serving.py load [--seconds 300]    64 clients, of which some are killed
+    python benchmarks/serving.py rate [--dtype bfloat16] tokens per second beside the bare decoder's
 
-Both start `staircase serve` as a process of its own, on a free port. `load` first computes every
-answer alone, without a server, and then compares.
+The first two start `staircase serve` as a process of its own, on a free port. `load` first computes
+every answer alone, without a server, and then compares. `rate` serves random weights of the size of
+`enwik8-fast/ladder-4`, or the run that is given, to streaming clients in other processes; the bare
+decoder is the same model with as many rows, once fed with a fixed token and once through `stream`.
 """
 
 import argparse
 import http.client
 import json
+import multiprocessing
 import random
 import re
 import statistics
@@ -19,17 +23,30 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
-from staircase_attention.generation import SamplingConfig, stream_text
-from staircase_attention.training import load_language_model
+import torch
+
+from staircase_attention.data.tokenisers import ByteTokeniser
+from staircase_attention.experiments import find_recipe
+from staircase_attention.generation import SamplingConfig, stream, stream_text
+from staircase_attention.serve import Limits, Server, Service
+from staircase_attention.training import LanguageModel, load_language_model
+from staircase_attention.training.learner import NumSymbols, build_model
+from staircase_attention.training.processes import choose_device
 
 HISTORIES = (1, 1000, 100_000)
 WORDS = ["the", "old", "man", "looked", "at", "her", "and", "said", "that", "it", "was", "dark"]
 # How many answers have clients that go away.
 KILLED = 0.2
+# Of `rate`: tokens of each prompt, seconds of each measurement without a server, and clients that
+# share a process.
+PROMPT = 32
+RATE_SECONDS = 3.0
+CLIENTS_PER_PROCESS = 16
 
 
 @contextmanager
@@ -170,6 +187,98 @@ def load(run: str, seconds: float, num_clients: int, num_requests: int) -> None:
         print(json.dumps({"asked": body, "alone": expected, "served": text}))
 
 
+def rate(run: str | None, seconds: float, num_clients: int, dtype: str) -> None:
+    """Compare the tokens per second of all clients with those of a decoder and of a stream."""
+    ports: list[multiprocessing.Queue] = []
+    context, done = multiprocessing.get_context("fork"), multiprocessing.Queue()
+    # Before the GPU is used, which a fork cannot be.
+    for first in range(0, num_clients, CLIENTS_PER_PROCESS):
+        ports.append(context.Queue())
+        count = min(CLIENTS_PER_PROCESS, num_clients - first)
+        context.Process(target=listen, args=(count, ports[-1], done), daemon=True).start()
+    language = load_language_model(run) if run else random_language()
+    device = choose_device(None)
+    model = language.model.to(device=device, dtype=getattr(torch, dtype)).eval()
+    prompt = [[65] * PROMPT] * num_clients
+    tokens = stream(model, prompt, max_tokens=None)
+    streamed = num_clients * per_second(tokens.next_round, device)
+    decoder, pending = tokens.stepper._current_decoder(), tokens.pending.to(device)
+    # A CPU has no decoder.
+    step = tokens.next_round if decoder is None else partial(decoder.step, pending)
+    bare = num_clients * per_second(step, device)
+    del tokens, decoder, step
+    max_tokens = max(16, int(seconds * bare / num_clients))
+    limits = Limits(num_streams=num_clients, max_tokens=max_tokens)
+    service = Service(language, name="model", limits=limits)
+    made = service.tokens.labels("made")._value
+    server = Server(service, port=0)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    # Short answers first, so that every decoder's kernels are compiled.
+    for length in (32, max_tokens):
+        began = time.perf_counter()
+        for queue in ports:
+            queue.put((server.socket.getsockname()[1], length))
+        # Each client tells of its first token, and then of its end.
+        for _ in range(num_clients):
+            done.get()
+        all_began, before = time.perf_counter(), made.get()
+        done.get()
+        served = (made.get() - before) / (time.perf_counter() - all_began)
+        for _ in range(num_clients - 1):
+            done.get()
+        whole = num_clients * length / (time.perf_counter() - began)
+    server.handle_exit(15, None)
+    thread.join()
+    print(f"{device}, {dtype}, {num_clients} rows, {max_tokens:,} tokens each; tokens per second:")
+    print(f"bare decoder {bare:,.0f}, stream {streamed:,.0f}, server {served:,.0f}")
+    print(f"server / bare decoder {served / bare:.3f}, server / stream {served / streamed:.3f}")
+    print(f"with the {all_began - began:.1f} s until all had a first token: {whole:,.0f}")
+
+
+def random_language() -> LanguageModel:
+    """Bytes, and weights as they are before training."""
+    tokeniser = ByteTokeniser(has_end_symbol=False)
+    recipe = find_recipe("enwik8-fast/ladder-4")
+    symbols = NumSymbols(num_inputs=tokeniser.vocab_size, num_outputs=tokeniser.vocab_size)
+    model = build_model(recipe, symbols)
+    return LanguageModel(recipe=recipe, model=model, tokeniser=tokeniser, update=0)
+
+
+def per_second(call: Callable[[], object], device: torch.device) -> float:
+    """How often it can be called, over some seconds after a warm-up."""
+    for count in (20, None):
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        began, number = time.perf_counter(), 0
+        while number != count and time.perf_counter() - began < RATE_SECONDS:
+            call()
+            number += 1
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+    return number / (time.perf_counter() - began)
+
+
+def listen(num_clients: int, ports: multiprocessing.Queue, done: multiprocessing.Queue) -> None:
+    """Clients of one process: each asks when it is told to."""
+
+    def client(port: int, max_tokens: int) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", port)
+        body = {"prompt": "A" * PROMPT, "max_tokens": max_tokens, "stream": True}
+        connection.request("POST", "/v1/completions", json.dumps(body))
+        response = connection.getresponse()
+        assert response.status == http.client.OK, response.read()
+        response.readline()
+        done.put("first")
+        response.read()
+        done.put("end")
+
+    while True:
+        told = ports.get()
+        for _ in range(num_clients):
+            threading.Thread(target=client, args=told).start()
+
+
 def answer(port: int, body: dict[str, object], num_events: int | None) -> str | None:
     """A streamed answer; after so many events the client goes away."""
     connection = http.client.HTTPConnection("127.0.0.1", port)
@@ -208,17 +317,21 @@ def resident_mib(process: int) -> float:
 def main() -> None:
     """Run what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["restore", "load"])
-    parser.add_argument("--run", default="pretrained:novels-and-talk")
-    parser.add_argument("--seconds", type=float, default=300)
+    parser.add_argument("what", choices=["restore", "load", "rate"])
+    parser.add_argument("--run")
+    parser.add_argument("--seconds", type=float)
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--repeats", type=int, default=20)
     given = parser.parse_args()
+    run = given.run or "pretrained:novels-and-talk"
     if given.what == "restore":
-        restore(given.run, given.repeats)
+        restore(run, given.repeats)
+    elif given.what == "load":
+        load(run, given.seconds or 300, given.clients, given.requests)
     else:
-        load(given.run, given.seconds, given.clients, given.requests)
+        rate(given.run, given.seconds or 10, given.clients, given.dtype)
 
 
 if __name__ == "__main__":

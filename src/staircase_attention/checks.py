@@ -1,12 +1,23 @@
 """Checks of values that a user gives: one line with the rule, what was received, and a remedy."""
 
 import difflib
-from collections.abc import Iterable
+import math
+import operator
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from typing import Any, Literal, get_args, get_origin
 
 # An error lists up to this many choices; of more it names the nearest only.
 MOST_LISTED = 10
 # An error shows this many characters of a value, which may be a whole file.
 MOST_SHOWN = 400
+# Bounds of a number, in words and as a comparison.
+BOUNDS = {
+    "minimum": ("of at least", operator.ge),
+    "above": ("over", operator.gt),
+    "maximum": ("of at most", operator.le),
+    "below": ("under", operator.lt),
+}
 
 
 class InputError(ValueError):
@@ -42,23 +53,18 @@ def check_integer(
     )
 
 
-def check_number(
-    name: str,
-    value: object,
-    *,
-    minimum: float,
-    below: float | None = None,
-    example: float,
-) -> None:
-    """Refuse anything but a finite number of at least `minimum` and, if given, under `below`."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        limit = float("inf") if below is None else below
-        if minimum <= value < limit:
-            return
-    bounds = f"of at least {minimum:g}" + ("" if below is None else f" and under {below:g}")
-    raise input_error(
-        f"{name} must be a number {bounds}", repr(value), f"use for example {name}={example:g}"
-    )
+def check_number(name: str, value: object, *, example: float, **bounds: float) -> None:
+    """Refuse anything but a number within these BOUNDS, finite unless a maximum is given."""
+    if (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and (value < math.inf or "maximum" in bounds)
+        and all(BOUNDS[kind][1](value, bound) for kind, bound in bounds.items())
+    ):
+        return
+    words = " and ".join(f"{BOUNDS[kind][0]} {bound:g}" for kind, bound in bounds.items())
+    rule = f"{name} must be a number {words}"
+    raise input_error(rule, repr(value), f"use for example {name}={example:g}")
 
 
 def check_flag(name: str, value: object) -> None:
@@ -81,6 +87,33 @@ got 'random-wlak'; did you mean 'random-walk'?
     names = [str(choice) for choice in known]
     listed = f"one of {', '.join(names)}" if len(names) <= MOST_LISTED else "a known name"
     raise input_error(f"{name} must be {listed}", repr(value), suggestion(str(value), names))
+
+
+def check_fields(config: Any, prefix: str = "", *, examples: Mapping[str, int] = {}) -> None:  # noqa: ANN401
+    """Refuse a dataclass with a value that its field's type, or its metadata, does not allow.
+
+    An integer must be at least 1, and a number that has BOUNDS at least 0, unless the metadata
+    have another minimum.
+    """
+    for option in fields(config):
+        name, value, kind = option.name, getattr(config, option.name), option.type
+        bounds = {bound: option.metadata[bound] for bound in BOUNDS if bound in option.metadata}
+        # An optional value: a union of its kind with None.
+        if type(None) in get_args(kind):
+            kind = None if value is None else get_args(kind)[0]
+        if get_origin(kind) is Literal:
+            check_choice(f"{prefix}{name}", value, get_args(kind))
+        elif kind is bool:
+            check_flag(f"{prefix}{name}", value)
+        elif kind is float and bounds:
+            bounds = bounds if "above" in bounds else {"minimum": 0} | bounds
+            usual = option.default if isinstance(option.default, float) else 0.1
+            check_number(f"{prefix}{name}", value, **bounds, example=usual)
+        elif kind is int:
+            bounds = {"minimum": 1} | bounds
+            usual = option.default if isinstance(option.default, int) else 4
+            example = examples.get(name, max(usual, bounds["minimum"]))
+            check_integer(f"{prefix}{name}", value, **bounds, example=example)
 
 
 def suggestion(word: str, choices: Iterable[str]) -> str:

@@ -92,8 +92,8 @@ def sketch(losses: Mapping[int, float], *, width: int = 60, height: int = 6) -> 
     for row in reversed(range(height)):
         bars = "".join(BLOCKS[min(max(level - 8 * row, 0), 8)] for level in levels)
         lines.append(f"{labels.get(row, ''):>{margin}} {bars}".rstrip())
-    end = f"{last:,}"
-    return "\n".join([*lines, f"{'':{margin}} {first:<{max(len(levels) - len(end), 1)},}{end}"])
+    begin, end = f"{first:,} ", f"{last:,}"
+    return "\n".join([*lines, f"{'':{margin}} {begin:<{len(levels) - len(end)}}{end}"])
 
 
 class CurveProgress(progress.Progress):

@@ -195,14 +195,9 @@ class Inspection:
 
     def _through_coda(self, stream: Stream, hidden: Tensor) -> Tensor:
         # An index is not for captured updates, which have one stream.
-        model, rows = self.model, hidden if len(self.streams) == 1 else hidden[list(stream.rows)]
-        runner = model.backend.runner(model.core, rows, recompute=False)
-        executor = Executor(
-            runner, model.schedule, stream, num_tokens=self.num_tokens, settle=model.core.settle
-        )
-        tokens = range(stream.position, stream.position + self.num_tokens)
-        depth, span = model.config.depth, model.outside_span
-        *_, coda = model.schedule.phases(tokens, depth=depth, order="window", span=span)
+        rows = hidden if len(self.streams) == 1 else hidden[list(stream.rows)]
+        executor = Executor(self.model, stream, rows)
+        *_, coda = executor.phases("window")
         return executor.run(rows, coda)
 
     def _by_row(self, parts: Sequence[Tensor]) -> Tensor:

@@ -126,7 +126,16 @@ def convert(hint: Any, value: Any, path: str) -> Any:  # noqa: ANN401
     if hint is Any or dataclasses.is_dataclass(value):
         return value
     if origin in (typing.Union, types.UnionType):
-        return _convert_union(arguments, value, path)
+        if value is None and types.NoneType in arguments:
+            return None
+        # Configs that can stand in one place have a class variable that tells them apart.
+        kinds = {one.kind: one for one in arguments if hasattr(one, "kind")}
+        if not kinds:
+            [only] = [one for one in arguments if one is not types.NoneType]
+            return convert(only, value, path)
+        kind = _group(value, path).get("kind")
+        check_choice(f"{path}.kind", kind, kinds)
+        return from_plain(kinds[kind], value, path)
     if origin is typing.Literal:
         check_choice(path, value, arguments)
         return value
@@ -141,24 +150,6 @@ def convert(hint: Any, value: Any, path: str) -> Any:  # noqa: ANN401
         return schedule_from_dict(_group(value, path))
     if dataclasses.is_dataclass(hint):
         return from_plain(typing.cast("type[Any]", hint), value, path)
-    return _convert_scalar(hint, value, path)
-
-
-def _convert_union(hints: tuple[Any, ...], value: Any, path: str) -> Any:  # noqa: ANN401
-    """A value or None, or one of several configs that differ in their kind."""
-    if value is None and types.NoneType in hints:
-        return None
-    # Configs that can stand in one place have a class variable that tells them apart.
-    kinds = {hint.kind: hint for hint in hints if hasattr(hint, "kind")}
-    if not kinds:
-        [hint] = [hint for hint in hints if hint is not types.NoneType]
-        return convert(hint, value, path)
-    kind = _group(value, path).get("kind")
-    check_choice(f"{path}.kind", kind, kinds)
-    return from_plain(kinds[kind], value, path)
-
-
-def _convert_scalar(hint: Any, value: Any, path: str) -> Any:  # noqa: ANN401
     # NumPy's numbers are numbers too; True and False are not.
     wider = {int: Integral, float: Real}.get(hint, hint)
     if isinstance(value, wider) and (hint is bool or not isinstance(value, bool)):

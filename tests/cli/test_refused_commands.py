@@ -53,7 +53,7 @@ PLAIN = {
     "reproduce algorithm --seeds 0": "got 0",
     "prepare enwik8 absent.xz": "absent.xz",
     "prepare text absent": "absent",
-    "prepare text FILE --weights one": "a weight must be a number above 0, got 'one'",
+    "prepare text FILE --weights one": "weight must be a number over 0, got 'one'",
     "prepare reddit absent.zst": "absent.zst",
     "prepare text . --tokeniser absent.json": "absent.json",
     "prepare text FILE --tokeniser bpe-99999999999999": "to 1000000, got 99999999999999",
@@ -78,7 +78,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing_behind(refused, tmp_path, monk
 
 ON_A_TASK = {
     "eval RUN --checkpoint 7": "got '7'",
-    "eval RUN --lanes 0": "evaluation_lanes must be at least 1, got 0",
+    "eval RUN --lanes 0": "evaluation_lanes must be an integer of at least 1, got 0",
     "eval RUN --length 0": "got 0",
     "eval RUN --split dev": "--split must be one of train, valid, test, got 'dev'",
     "eval RUN --split train": "got train of permutations, whose training episodes are endless",

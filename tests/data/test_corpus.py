@@ -92,7 +92,7 @@ def test_counts_in_the_manifest_are_those_of_an_independent_count(whole_corpus):
         for counted in (source["counts"][name], record):
             names = ("num_documents", "num_bytes", "num_tokens")
             assert [counted[name] for name in names] == expected
-        assert len(whole_corpus.split(name)) == num_tokens
+        assert whole_corpus.split(name).num_tokens == num_tokens
     assert source["files"][0]["num_bytes"] == (folder.parent / "a.jsonl").stat().st_size
     assert whole_corpus.vocab_size == 350
     assert whole_corpus.manifest.dtype == "uint16"

@@ -12,6 +12,7 @@ from small_corpora import ALL_TRAIN, SOME, ListedSource
 
 from staircase_attention.data import HeldOut, InputError, Part
 from staircase_attention.data.mixture import Mixture, PartPosition
+from staircase_attention.plain import from_plain
 
 TEXTS = [f"text {number}" for number in range(300)]
 
@@ -79,7 +80,7 @@ def test_a_mixture_resumes_from_any_saved_position(weights, data):
     pairs = list(mixture.read(mixture.first_position()))
     number = data.draw(st.integers(0, len(pairs) - 1))
     plain = json.loads(json.dumps([asdict(part) for part in pairs[number][1]]))
-    position = tuple(map(PartPosition.from_plain, plain))
+    position = tuple(from_plain(PartPosition, at) for at in plain)
     assert list(mixture.read(position)) == pairs[number + 1 :]
     assert mixture.num_read(pairs[-1][1]) == mixture.total_bytes
 
@@ -94,7 +95,7 @@ def test_fractions_that_leave_nothing_to_train_on_are_refused(shares):
 
 @pytest.mark.parametrize("weight", [0, -1.5, math.nan, math.inf, True, "2"])
 def test_a_weight_that_is_not_a_number_above_0_is_refused(weight):
-    with pytest.raises(InputError, match="a weight must be a number above 0, got"):
+    with pytest.raises(InputError, match="weight must be a number over 0, got"):
         Part(source=ListedSource([]), weight=weight)
 
 

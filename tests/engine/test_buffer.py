@@ -16,7 +16,7 @@ from staircase_attention.engine.fused.cache import (
     read,
     write,
 )
-from staircase_attention.layers import JoinedCache, KeysValues, join
+from staircase_attention.layers import Cache, KeysValues, join
 from staircase_attention.schedules import joined
 
 SIZE = 2
@@ -91,7 +91,7 @@ def test_any_history_gives_what_joining_gives(history, has_state, num_pairs, tra
     sources = [part for part in tensors(given_pairs) if part.requires_grad]
     outcomes = []
     positions = joined([tokens])
-    for cache in (JoinedCache(loaded, positions), buffered(loaded, positions, num_new=sum(sizes))):
+    for cache in (Cache(loaded, positions), buffered(loaded, positions, num_new=sum(sizes))):
         seen, held = follow(cache, events, list(new))
         total = sum((one.sin().sum() for one in (*seen, *held, *held)), torch.zeros(()))
         total = total + sum(one.sum() for one in sources)
@@ -110,7 +110,7 @@ def test_tokens_of_a_detached_state_get_no_gradients_and_no_room_for_them(monkey
     loaded, new = pairs(1, 6, seed=1, tracked=False), pairs(1, 2, seed=2)
     cache = buffered(loaded, (range(6),), num_new=2)
     (before,) = cache.part(0, [range(2, 6)])
-    assert before.slot.gradients is None
+    assert before.slot.buffer.gradients(before.slot) is None
     cache.add(new, range(6, 8))
     (lent,) = cache.part(0, [range(2, 8)])
     total = sum(part.sum() for part in lent.tracked())

@@ -14,6 +14,7 @@ from staircase_attention import (
     GlobalCachedStaircase,
     Ladder,
     MemoryNetwork,
+    ParallelLoop,
     SequenceModel,
     Staircase,
     TransformerXL,
@@ -50,6 +51,12 @@ class Sinks(CachedStaircase):
                 for cell in step.cells
             )
             yield replace(step, cells=cells, frozen=cached(step.frozen), kept=cached(step.kept))
+
+
+class LaggedLayers(ParallelLoop):
+    """Each layer in turn: not all of its passes can be taken at once."""
+
+    order = "AABB"
 
 
 def build(schedule, *, num_layers=1, heads=2, **settings):
@@ -139,6 +146,13 @@ CASES = {
     "transformer-xl, three heads": (TransformerXL(span=66), {"heads": 3}),
     "ladder ABAB": (Ladder(num_passes=2, span=3), {"num_layers": 2}),
     "ladder AABB": (Ladder(num_passes=2, span=3, order="AABB"), {"num_layers": 2}),
+    "loop": (ParallelLoop(num_passes=3, span=3), {"num_layers": 2}),
+    "loop, a span of one": (ParallelLoop(num_passes=2, span=1), OUTER),
+    "loop, one pass": (ParallelLoop(num_passes=1, span=3), {}),
+    "modern loop": (
+        ParallelLoop(num_passes=3, span=4),
+        MODERN | OUTER | {"injection": "gated"},
+    ),
     "universal": (UniversalTransformer(num_passes=2, span=4), {"max_distance": 2}),
     "staircase": (Staircase(chunk_size=2, num_passes=3), {}),
     "staircase, two layers": (Staircase(chunk_size=2, num_passes=2), {"num_layers": 2}),
@@ -178,6 +192,7 @@ def test_several_tokens_at_once_are_those_tokens_one_by_one_and_can_be_taken_bac
     model, batch = build(schedule, **settings), random_tokens(2, 24)
     state = model(batch[:, :5])[1]
     decoder, position = Decoder(model, state, slack=4), 5
+    single = Decoder(model, state)
     while position < 17:
         number = min(decoder.room, 1 + position % 4)
         wrong = (batch[:, position : position + number] + 1) % VOCAB_SIZE
@@ -185,12 +200,17 @@ def test_several_tokens_at_once_are_those_tokens_one_by_one_and_can_be_taken_bac
         decoder.step(wrong)
         # The first token stays; the others are taken back and come right.
         decoder.undo(number - 1)
+        single.step(batch[:, position])
         position += 1
         number = min(decoder.room, 3)
         tokens = batch[:, position : position + number]
         state = model(batch[:, :position])[1]
         expected, state = model(tokens, state)
-        torch.testing.assert_close(decoder.step(tokens), expected, **CLOSE)
+        found = decoder.step(tokens)
+        torch.testing.assert_close(found, expected, **CLOSE)
+        # Bit for bit: the same sums in the same order.
+        alone = torch.stack([single.step(token).clone() for token in tokens.T], dim=1)
+        assert torch.equal(found, alone)
         position += number
         assert_same(decoder.state(), state)
 
@@ -222,7 +242,9 @@ def test_a_decoder_makes_room_for_what_a_timetable_needs_later(monkeypatch):
     follow(model, model.initial_state(1), random_tokens(1, 24))
 
 
-@pytest.mark.parametrize("name", ["transformer-xl, three heads", "cached, M = 2", "feedback"])
+@pytest.mark.parametrize(
+    "name", ["transformer-xl, three heads", "cached, M = 2", "feedback", "loop"]
+)
 @torch.no_grad()
 def test_programs_that_share_the_keys_of_a_head(name, monkeypatch):
     monkeypatch.setattr(launches, "MOST_SHARES", 4)
@@ -243,6 +265,7 @@ def test_programs_that_share_the_keys_of_a_head(name, monkeypatch):
         "memory network",
         "modern ladder",
         "modern cached",
+        "modern loop",
     ],
 )
 @torch.no_grad()
@@ -267,7 +290,10 @@ def test_products_in_parts(name, monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "batch_size"),
-    [("transformer-xl", 3), ("staircase", 3), ("cached", 5), ("feedback", 5), ("modern cached", 2)],
+    [
+        *[("transformer-xl", 3), ("staircase", 3), ("cached", 5), ("feedback", 5)],
+        *[("modern cached", 2), ("loop", 3)],
+    ],
 )
 @torch.no_grad()
 def test_rows_that_began_at_different_times(name, batch_size):
@@ -281,11 +307,11 @@ def test_rows_that_began_at_different_times(name, batch_size):
     follow(model, state, tokens[:, length:])
 
 
-@pytest.mark.parametrize("batch_size", [1, 5])
+@pytest.mark.parametrize(("name", "batch_size"), [("cached", 1), ("cached", 5), ("loop", 1)])
 @torch.no_grad()
-def test_products_in_half_precision(batch_size):
+def test_products_in_half_precision(name, batch_size):
     # Not in bfloat16: Triton's interpreter takes its bits for whole numbers in `tl.dot`.
-    schedule, options = CASES["cached"]
+    schedule, options = CASES[name]
     model = build(schedule, **options).half()
     tokens = random_tokens(batch_size, 7)
     _, state = model(tokens[:, :4])
@@ -311,6 +337,34 @@ def test_the_latest_step_can_be_taken_back():
         torch.testing.assert_close(found, expected[:, 0], **CLOSE)
 
 
+@pytest.mark.parametrize("name", ["loop", "loop, a span of one"])
+@torch.no_grad()
+def test_lagged_passes_begin_again_with_what_was_left_before_tokens_were_taken_back(name):
+    schedule, options = CASES[name]
+    model, tokens = build(schedule, **options), random_tokens(2, 11)
+    whole = model(tokens)[0]
+    decoder, position = Decoder(model, model(tokens[:, :2])[1], slack=2), 2
+    assert decoder.room == 1
+    while position < 8:
+        number = 1 + position % 3
+        for token in tokens[:, position + 1 : position + 1 + number].T:
+            decoder.step(token)
+        decoder.undo(number)
+        assert_same(decoder.state(), model(tokens[:, :position])[1])
+        for _ in range(2):
+            found = decoder.step(tokens[:, position])
+            torch.testing.assert_close(found, whole[:, position], **CLOSE)
+            position += 1
+
+
+def test_all_passes_of_a_parallel_loop_take_as_many_kernels_as_one_and_two_more():
+    def number(schedule):
+        model = build(schedule, num_layers=2)
+        return Decoder(model, model.initial_state(1)).num_kernels
+
+    assert number(ParallelLoop(num_passes=4, span=3)) == number(TransformerXL(span=3)) + 2
+
+
 @torch.no_grad()
 def test_a_state_of_a_decoder_is_a_copy_fit_for_gradients():
     model = build(TransformerXL(span=3))
@@ -334,6 +388,7 @@ def test_what_does_not_fit_is_refused():
         (TransformerXL(span=3), {"qk_norm": True}),
         (FeedbackTransformer(span=3), {"num_coda_layers": 1}),
         (FeedbackTransformer(span=3, attend_self=True), {"injection": "add"}),
+        (LaggedLayers(num_passes=2, span=3), {"num_layers": 2}),
     ):
         other = build(schedule, **settings)
         assert not Decoder.fits(other, other.initial_state(1))

@@ -27,7 +27,7 @@ from staircase_attention.engine import accelerate, plain
 from staircase_attention.engine.backend import FusedBackend
 from staircase_attention.engine.fused.core import FusedCore
 from staircase_attention.inspect import inspect
-from staircase_attention.layers import JoinedCache
+from staircase_attention.layers import Cache
 
 VOCAB_SIZE = 7
 CACHED = {
@@ -113,7 +113,7 @@ def joined(monkeypatch):
     monkeypatch.setattr(
         FusedCore,
         "new_cache",
-        lambda self, held, positions, *, num_new: JoinedCache(held, positions),
+        lambda self, held, positions, *, num_new: Cache(held, positions),
     )
 
 

@@ -77,7 +77,7 @@ def test_whole_groups_can_be_varied():
         ({"training.num_lanes": 4}, "needs a list of values, got 4 for training.num_lanes; give"),
         ({"task.reference": "abc"}, "needs a list of values, got 'abc' for task.reference; give"),
         ({"training.num_lanes": [4, 8, 4]}, "got two that make num_lanes=4; change one of them"),
-        ({"training.num_lanes": [0]}, "num_lanes must be at least 1, got 0; "),
+        ({"training.num_lanes": [0]}, "num_lanes must be an integer of at least 1, got 0; "),
         ({"seed": [0, 1]}, "got 'seed': every row is run with the seeds 0, 1, ...; leave"),
         ({"name": ["a"]}, "got 'name': names show what differs; leave it out"),
         (

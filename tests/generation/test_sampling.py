@@ -74,7 +74,7 @@ def test_repetition_penalty_divides_positive_and_multiplies_other_logits(logits,
     rows, vocab_size = logits.shape
     # Some ids are inputs only.
     recent = [data.draw(st.lists(st.integers(0, vocab_size + 1), max_size=4)) for _ in range(rows)]
-    found = penalised(logits, recent, penalty=penalty)
+    found = penalised(SamplingConfig(repetition_penalty=penalty), logits, recent)
     for row, tokens, changed in zip(logits.tolist(), recent, found.tolist(), strict=True):
         for token, before in enumerate(row):
             after = before / penalty if before > 0 else before * penalty

@@ -4,7 +4,14 @@ import pytest
 import torch
 from small_streams import made
 
-from staircase_attention import CachedStaircase, CoreConfig, Ladder, SequenceModel, Staircase
+from staircase_attention import (
+    CachedStaircase,
+    CoreConfig,
+    Ladder,
+    ParallelLoop,
+    SequenceModel,
+    Staircase,
+)
 from staircase_attention.engine import Decoder
 from staircase_attention.generation import SamplingConfig, load_stream, save_stream, stepper, stream
 
@@ -98,7 +105,13 @@ def test_changed_weights_make_a_new_decoder(model, with_decoders):
 
 
 @pytest.mark.parametrize(
-    "schedule", [Ladder(num_passes=3, span=5), Staircase(chunk_size=4, num_passes=3)]
+    "schedule",
+    [
+        Ladder(num_passes=3, span=5),
+        Staircase(chunk_size=4, num_passes=3),
+        ParallelLoop(num_passes=3, span=5),
+    ],
+    ids=lambda schedule: schedule.name,
 )
 def test_decoders_draft_and_verify_the_tokens_of_the_model(schedule, monkeypatch):
     torch.manual_seed(0)
@@ -119,6 +132,7 @@ def test_decoders_draft_and_verify_the_tokens_of_the_model(schedule, monkeypatch
     "schedule",
     [
         Ladder(num_passes=2, span=4),
+        ParallelLoop(num_passes=2, span=4),
         CachedStaircase(chunk_size=2, num_window_chunks=3, num_passes=2),
     ],
     ids=lambda schedule: schedule.name,

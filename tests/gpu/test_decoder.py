@@ -10,6 +10,7 @@ from staircase_attention import (
     FeedbackTransformer,
     Ladder,
     MemoryNetwork,
+    ParallelLoop,
     SequenceModel,
     Staircase,
     TransformerXL,
@@ -24,6 +25,7 @@ pytestmark = [
 SCHEDULES = {
     "transformer-xl": TransformerXL(span=24),
     "ladder AABB": Ladder(num_passes=2, span=24, order="AABB"),
+    "loop": ParallelLoop(num_passes=4, span=24),
     "staircase": Staircase(chunk_size=8, num_passes=3),
     "cached": CachedStaircase(chunk_size=8, num_window_chunks=4, num_passes=2),
     "feedback": FeedbackTransformer(span=24),
@@ -109,6 +111,20 @@ def test_capture_and_early_kernels_change_nothing(schedule, batch_size):
 
 
 @pytest.mark.parametrize("name", ["transformer-xl", "ladder AABB", "staircase", "cached"])
+@pytest.mark.parametrize("options", [{}, MODERN], ids=["paper", "modern"])
+@torch.no_grad()
+def test_several_tokens_of_a_row_get_the_bits_that_they_get_one_by_one(name, options):
+    model, tokens = build(SCHEDULES[name], torch.bfloat16, **options), random_tokens(1, 60)
+    expected, _ = decoded(model, tokens, length=9)
+    decoder, position = Decoder(model, model(tokens[:, :9])[1], slack=8), 9
+    while position < 60:
+        number = min(decoder.room, 8, 60 - position)
+        found = decoder.step(tokens[:, position : position + number])
+        assert torch.equal(found, expected[:, position - 9 : position - 9 + number])
+        position += number
+
+
+@pytest.mark.parametrize("name", ["transformer-xl", "ladder AABB", "loop", "staircase", "cached"])
 @each_batch
 @torch.no_grad()
 def test_decoders_of_modern_cores_agree_and_may_be_captured(name, batch_size):
@@ -120,11 +136,12 @@ def test_decoders_of_modern_cores_agree_and_may_be_captured(name, batch_size):
     assert (found - exact[:, 9:]).norm() / exact[:, 9:].norm() < 4e-2
 
 
+@pytest.mark.parametrize("name", ["cached", "loop"])
 @each_batch
 @torch.no_grad()
-def test_a_captured_decoder_writes_to_no_memory_but_its_own(batch_size):
+def test_a_captured_decoder_writes_to_no_memory_but_its_own(name, batch_size):
     # At 8 rows its scratch memory grows while launches are made.
-    model = build(SCHEDULES["cached"], torch.bfloat16, **MODERN)
+    model = build(SCHEDULES[name], torch.bfloat16, **MODERN)
     tokens = random_tokens(batch_size, 40)
     decoder = Decoder(model, model(tokens[:, :9])[1])
     # They take every block that is free, of each size that scratch memory may have had.

@@ -1,6 +1,7 @@
 """A config keeps a model's shape through JSON, and refuses wrong values."""
 
 import json
+from dataclasses import asdict
 
 import pytest
 from language_models import SCHEDULES
@@ -27,7 +28,7 @@ def test_a_config_comes_back_from_json(name, tmp_path):
     config = StaircaseConfig(
         vocab_size=11,
         schedule=SCHEDULES[name],
-        **core.to_dict(),
+        **asdict(core),
         eos_token_id=[3, 4],
         pad_token_id=0,
     )
@@ -43,7 +44,7 @@ def test_a_config_comes_back_from_json(name, tmp_path):
 def test_the_file_holds_defaults_too_and_sizes_have_their_usual_names(tmp_path):
     StaircaseConfig().save_pretrained(tmp_path)
     written = json.loads((tmp_path / "config.json").read_text())
-    core = {*CoreConfig(**SMALL).to_dict()} - {"reference", "options"}
+    core = {*asdict(CoreConfig(**SMALL))} - {"reference", "options"}
     assert {"vocab_size", "schedule", *core} <= set(written)
     config = AutoConfig.for_model("staircase-attention", **SMALL)
     assert (config.hidden_size, config.num_hidden_layers, config.num_attention_heads) == (8, 1, 2)

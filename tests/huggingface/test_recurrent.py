@@ -2,6 +2,7 @@
 
 import copy
 
+import peft
 import pytest
 import torch
 from torch import nn
@@ -237,7 +238,6 @@ def test_adapters_inside_of_layers_take_effect_in_every_pass():
 
 
 def test_low_rank_adapters_of_peft_are_trained_and_saved(tmp_path):
-    peft = pytest.importorskip("peft")
     model, tokens = recurrent(original(), layers=(1, 3), schedule=SCHEDULES[0]), random_tokens(2, 9)
     config = peft.LoraConfig(target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
     adapted = peft.get_peft_model(model, config)

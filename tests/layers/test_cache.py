@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from building import small
-from staircase_attention.layers import JoinedCache, KeysValues
+from staircase_attention.layers import Cache, KeysValues
 from staircase_attention.schedules import joined, num_positions, overlap
 
 
@@ -36,7 +36,7 @@ def test_ranges_overlap_as_sets_do(one, other):
 
 @given(start=position_sets(), data=st.data())
 def test_any_history_leaves_what_a_set_of_positions_would_hold(start, data):
-    cache, held, stop = JoinedCache([pair(start)], start), set(flat(start)), 20
+    cache, held, stop = Cache([pair(start)], start), set(flat(start)), 20
     for _ in range(data.draw(small(1, 5))):
         if data.draw(st.booleans()):
             new = range(stop + data.draw(small(0, 2)), stop + 4)

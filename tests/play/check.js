@@ -4,7 +4,7 @@ export async function check(request, base, read) {
   const { describe, makeSchedule, Ledger } = await import(`${base}timetable.js`);
   const { Model, Tokeniser } = await import(`${base}model.js`);
   const plain = (value) => JSON.parse(JSON.stringify(value));
-  const answers = { costs: [], steps: [], models: {}, texts: [] };
+  const answers = { costs: [], steps: [], models: {}, dials: [], texts: [] };
   for (const { name, core, ...options } of request.costs) {
     answers.costs.push(describe(makeSchedule(name, options), core));
   }
@@ -12,13 +12,25 @@ export async function check(request, base, read) {
     const schedule = makeSchedule(name, options);
     answers.steps.push([...new Ledger().follow(schedule.steps([0, tokens], 2, order))].map(plain));
   }
-  for (const [name, tokens] of Object.entries(request.models)) {
+  const load = async (name) => {
     const config = JSON.parse(new TextDecoder().decode(await read(`models/${name}/config.json`)));
-    const model = new Model(config, await read(`models/${name}/weights.safetensors`));
+    return new Model(config, await read(`models/${name}/weights.safetensors`));
+  };
+  for (const [name, tokens] of Object.entries(request.models)) {
+    const model = await load(name);
     const start = performance.now();
     const logits = tokens.map((token) => model.step(token).map((row) => Array.from(row)));
     const seconds = (performance.now() - start) / 1000;
     answers.models[name] = { logits, rate: tokens.length / seconds, state: model.stateSize };
+  }
+  const dialled = await load("novels-and-talk");
+  // Each begins a stream, in which the dial is turned now and then.
+  for (const turns of request.dials) {
+    dialled.reset();
+    answers.dials.push(turns.map(({ passes, tokens }) => {
+      dialled.setPasses(passes);
+      return tokens.map((token) => dialled.step(token).map((row) => Array.from(row)));
+    }));
   }
   if (request.texts.length) {
     const file = await read("models/novels-and-talk/tokeniser/tokenizer.json");

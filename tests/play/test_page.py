@@ -20,6 +20,7 @@ import torch
 from staircase_attention import CoreConfig, inspect
 from staircase_attention.cli.schedules import costs
 from staircase_attention.models import measure_cost
+from staircase_attention.models.depth import at_depth
 from staircase_attention.play import PageHandler, page_files, write_page
 from staircase_attention.schedules import SCHEDULES, Ledger, make_schedule
 from staircase_attention.training import load_language_model, load_run
@@ -76,7 +77,13 @@ def request_of_all():
         "parity-transformer-xl": word,
         "novels-and-talk": [1023, *range(40, 40 + WORD)],
     }
-    return {"costs": asked, "steps": steps, "models": models, "texts": TEXTS}
+    turned = [
+        {"passes": passes, "tokens": generator.choices(range(1024), k=generator.randint(1, 6))}
+        for passes in generator.sample(range(1, 9), 8)
+    ]
+    # Each position of the dial from the first token on, then all of them within one text.
+    dials = [*([one] for one in turned), turned]
+    return {"costs": asked, "steps": steps, "models": models, "dials": dials, "texts": TEXTS}
 
 
 @pytest.fixture(scope="module")
@@ -215,6 +222,26 @@ def test_models_say_what_they_say_in_pytorch_after_every_pass(engine, request_of
         print(f"{name}: {answers[name]['rate']:.0f} steps per second")  # noqa: T201
 
 
+@pytest.mark.parametrize("engine", ["by_node", "by_chromium"])
+def test_the_dial_changes_the_passes_of_a_stream_as_at_depth_does(engine, request_of_all, request):
+    answers = request.getfixturevalue(engine)["dials"]
+    model = load_language_model("pretrained:novels-and-talk").model.double()
+    for turns, answer in zip(request_of_all["dials"], answers, strict=True):
+        state = None
+        for turn, said in zip(turns, answer, strict=True):
+            model.schedule = model.schedule.with_passes(turn["passes"])
+            state = None if state is None else at_depth(model, state)
+            with torch.no_grad():
+                seen = inspect.inspect(model, torch.tensor([turn["tokens"]]), state)
+            state = seen.state
+            expected = [seen.logits_after(number + 1)[0] for number in range(turn["passes"])]
+            said = torch.tensor(said, dtype=torch.float64)
+            torch.testing.assert_close(said, torch.stack(expected, 1), rtol=0, atol=1e-4)
+    schedule = load_language_model("pretrained:novels-and-talk").model.schedule
+    dial = re.search(r'name="passes".*value="(.)"', page_files()["index.html"].read_text())
+    assert int(dial[1]) == schedule.num_passes
+
+
 def test_the_page_cuts_text_as_the_tokeniser_does(by_node):
     encode = load_language_model("pretrained:novels-and-talk").encode
     assert by_node["texts"] == [{"tokens": encode(text), "text": text} for text in TEXTS]
@@ -240,7 +267,7 @@ def test_the_page_is_small_and_loads_nothing_from_elsewhere(site):
 
 
 def test_a_visitor_with_a_keyboard_finds_everything_and_no_errors(site, tmp_path):
-    told, console = browse(site, "drive.html?schedule&walk=25&words&text=5", tmp_path)
+    told, console = browse(site, "drive.html?schedule&walk=25&words&text=5&dial=7", tmp_path)
     assert console == []
     assert told["cell"].startswith("Step 7, x₆ (tokens 21 to 24), pass 2. It sees x₄…x₅")
     assert "parameters25,466,880" in told["cost"]
@@ -251,3 +278,5 @@ def test_a_visitor_with_a_keyboard_finds_everything_and_no_errors(site, tmp_path
     assert "Right at 100.0% of 25 steps" in told["walk"][1]
     assert "Staircase 31 of 31" in told["words"]
     assert told["text"].startswith("It was a dark night, and")
+    assert re.search(r"with 4 passes, .* with 7 passes", told["times"])
+    assert told["passes"] == 7

@@ -19,7 +19,7 @@ from staircase_attention.generation import SamplingConfig, stream_text
 
 openai = pytest.importorskip("openai")
 pytest.importorskip("starlette")
-from staircase_attention.serve import Limits, Server, Service  # noqa: E402
+from staircase_attention.serve import Limits, Server, Service, batching  # noqa: E402
 
 END = 0
 """The token that ends a text, and that texts begin with."""
@@ -101,6 +101,13 @@ def alone(language, prompt, max_tokens, **options):
     return "".join(new.text for new in made)
 
 
+@pytest.fixture(params=[False, True], ids=["in turn", "ahead"])
+def _launching(request, monkeypatch):
+    """Steps are launched early, as on a GPU, and sometimes taken back; or not, as on a CPU."""
+    monkeypatch.setattr(batching, "accelerate", lambda _: request.param)
+
+
+@pytest.mark.usefixtures("_launching")
 @pytest.mark.parametrize("language", [LADDER, STAIRCASE], ids=["ladder", "staircase"])
 def test_each_of_many_answers_is_that_of_the_model_alone(language):
     """Prompts of many lengths, greedy and sampled, streamed and whole, that come and go."""
@@ -166,6 +173,7 @@ def test_the_client_of_openai_completes_chats_and_lists():
             client.models.retrieve("large")
 
 
+@pytest.mark.usefixtures("_launching")
 def test_a_session_continues_forks_and_survives_a_restart(tmp_path):
     prompt, options = "once upon a time", {"temperature": 1.0, "seed": 5}
     whole = alone(LADDER, prompt, 60, **options)
@@ -204,6 +212,29 @@ def test_a_session_continues_forks_and_survives_a_restart(tmp_path):
         assert "session must be one of" in json.loads(content)["error"]["message"]
 
 
+@pytest.mark.parametrize("language", [LADDER, STAIRCASE], ids=["ladder", "staircase"])
+def test_sessions_are_the_same_if_a_step_was_launched_early_and_taken_back(language, monkeypatch):
+    """A stop string ends an answer when the next step has begun."""
+    found, settled = [], []
+    settle = batching.Stepper.settle
+    monkeypatch.setattr(
+        batching.Stepper, "settle", lambda self, kept: (settled.append(kept), settle(self, kept))
+    )
+    for launches in (False, True):
+        monkeypatch.setattr(batching, "accelerate", lambda _, launches=launches: launches)
+        with serving(language) as server:
+            body = {"prompt": "abc", "n": 6, "seed": 3, "max_tokens": 60, "return_state": True}
+            body["stop"] = [chr(code) for code in range(48, 52)]
+            made = json.loads(call(server, "/v1/completions", body)[2])["choices"]
+            for choice in made:
+                body = {"session": choice.pop("session"), "temperature": 0, "max_tokens": 9}
+                choice["next"] = json.loads(call(server, "/v1/completions", body)[2])["choices"]
+            found.append(made)
+    assert found[0] == found[1]
+    assert 0 in settled
+
+
+@pytest.mark.usefixtures("_launching")
 def test_a_chat_that_continues_a_session_is_that_of_all_messages():
     turns = [{"role": "user", "content": text} for text in ("hi", "so")]
     with serving() as server:
@@ -216,6 +247,7 @@ def test_a_chat_that_continues_a_session_is_that_of_all_messages():
         assert two.choices[0].message.content == whole.choices[0].message.content
 
 
+@pytest.mark.usefixtures("_launching")
 def test_a_server_that_stops_cuts_answers_short_and_keeps_their_states(tmp_path):
     with serving(folder=tmp_path, grace=0.0) as server:
         events = client_of(server).completions.create(

@@ -38,6 +38,14 @@ def test_a_number_that_is_listed_twice_is_drawn_twice_as_often():
     assert drawn == {1: 200, 4: 100, 8: 100}
 
 
+@pytest.mark.parametrize("kind", ["uniform", "poisson"])
+def test_a_number_is_held_for_as_many_updates_as_asked_for(kind):
+    held, one = (PassesConfig(kind=kind, most=8, hold=hold) for hold in (5, 1))
+    drawn = [held.draw(update, 200, seed=1) for update in range(200)]
+    assert drawn[::5] == [one.draw(update, 200, seed=1) for update in range(40)]
+    assert drawn == [number for number in drawn[::5] for _ in range(5)]
+
+
 def test_poisson_numbers_have_the_mean_that_is_asked_for():
     config = PassesConfig(kind="poisson", mean=4.0, most=64)
     drawn = [config.draw(update, 4000, seed=0) for update in range(4000)]
@@ -163,7 +171,7 @@ def test_a_run_of_many_depths_is_scored_at_its_schedule_and_loads(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"training__passes__most": 0}, "most must be from least = 1 to 1,024, got 0"),
+        ({"training__passes__most": 0}, "most must be an integer from 1 to 1024, got 0"),
         (
             {"training__passes__kind": "list"},
             r"choices are for kind = list or parts, .* got \[\] with list",

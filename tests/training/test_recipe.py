@@ -1,5 +1,7 @@
 """A recipe is plain data and back, and settings are changed by their paths."""
 
+import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +10,7 @@ import pytest
 from small_runs import small_recipe
 
 from staircase_attention import Ladder, Staircase
-from staircase_attention.training import OptimizerConfig, load_run, train
+from staircase_attention.training import OptimizerConfig, Recipe, load_run, train
 
 ALTERNATE = f"{Path(__file__).parents[1]}/examples/alternate.py:AlternateCached"
 
@@ -80,7 +82,7 @@ def test_a_schedule_of_one_s_own_trains_by_reference(tmp_path, changes):
         ("training.num_updates", True),
         ("training.recompute", 1),
         ("training.precision", "bf16"),
-        ("training.optimizer", OptimizerConfig(kind="Adam")),
+        ("training.optimizer", {"kind": "Adam"}),
         ("training.evaluation_tokens", 64),
         ("seed", -1),
         ("data_seed", 2**70),
@@ -100,12 +102,25 @@ def test_a_wrong_setting_is_refused_in_one_line(setting, value):
 
 
 @pytest.mark.parametrize("changes", [{"precision": "bf16"}, {"num_updates": 1e1}])
-def test_a_recipe_that_could_not_be_read_again_is_not_trained(tmp_path, changes):
+def test_a_wrong_setting_is_refused_where_a_config_is_made(changes):
+    with pytest.raises(ValueError, match=r"TrainingConfig\.\w+ must be .*, got"):
+        replace(small_recipe().training, **changes)
+
+
+def test_a_recipe_that_could_not_be_read_again_is_not_trained(tmp_path):
     recipe = small_recipe()
-    recipe = replace(recipe, training=replace(recipe.training, **changes))
-    with pytest.raises(ValueError, match=r"recipe\.training\.\w+ must be .*, got"):
-        train(recipe, tmp_path / "run")
+    with pytest.raises(ValueError, match=r"recipe\.task\.options must be .*, got"):
+        train(replace(recipe, task=replace(recipe.task, options=5)), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_may_do_without_clipping_and_rollbacks_by_infinite_bounds():
+    recipe = small_recipe(
+        training__optimizer__gradient_clip=math.inf, training__divergence__jump_factor=math.inf
+    )
+    assert Recipe.from_plain(json.loads(json.dumps(recipe.to_plain()))) == recipe
+    with pytest.raises(ValueError, match="learning_rate must be a number over 0, got inf"):
+        small_recipe(training__optimizer__learning_rate=math.inf)
 
 
 def test_settings_may_be_numbers_of_numpy():

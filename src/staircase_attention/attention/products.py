@@ -38,22 +38,14 @@ def attend(
     queries = queries / math.sqrt(queries.shape[-1])
     scores = torch.matmul(queries, keys.transpose(-1, -2))
     if table is not None:
-        by_distance = queries @ farthest_first(table, view.num_distances).T
-        scores = scores + skew(by_distance, view)
+        # From the farthest distance to 0; those past the table have its last row.
+        vectors = table[: view.num_distances].flip(0)
+        num_clipped = view.num_distances - len(vectors)
+        if num_clipped:
+            vectors = torch.cat([table[-1:].expand(num_clipped, -1), vectors])
+        scores = scores + skew(queries @ vectors.T, view)
     weights = functional.dropout(softmax_over_visible(scores, view), dropout)
     return weights @ values
-
-
-def farthest_first(
-    table: Float[Tensor, "distances size"], num_distances: int
-) -> Float[Tensor, "num_distances size"]:
-    """The vectors for distances `num_distances` - 1 down to 0, clipped to the table's last row."""
-    num_rows = table.shape[0]
-    vectors = table[:num_distances].flip(0)
-    if num_distances <= num_rows:
-        return vectors
-    clipped = table[-1:].expand(num_distances - num_rows, -1)
-    return torch.cat([clipped, vectors])
 
 
 def skew(

@@ -88,21 +88,17 @@ class View:
         queries = torch.arange(self.num_queries, device=self.device)
         return self.first_query + queries[:, None] - self.key_places[None, :]
 
-    @property
-    def sees_everything(self) -> bool:
-        """Whether every query sees every key, so that no mask is needed."""
-        last = self.num_keys - 1 if self.places is None else self.places[-1].stop - 1
-        reaches_first = self.span is None or self.num_distances <= self.span
-        return self.first_query >= last and reaches_first and self.first_visible is None
-
     @cached_property
     def hidden(self) -> Bool[Tensor, "#batch 1 queries keys"] | None:
         """The keys that a query must not see; None where it sees all."""
-        if self.sees_everything:
+        last = self.num_keys - 1 if self.places is None else self.places[-1].stop - 1
+        # Of use only where some distance is beyond it.
+        span = self.span if self.span and self.num_distances > self.span else None
+        if self.first_query >= last and span is None and self.first_visible is None:
             return None
         hidden = self.distances < 0
-        if self.span is not None and self.num_distances > self.span:
-            hidden = hidden | (self.distances >= self.span)
+        if span is not None:
+            hidden = hidden | (self.distances >= span)
         hidden = hidden[None, None]  # [1, 1, queries, keys]: the same for all rows and heads
         if self.first_visible is not None:
             keys = torch.arange(self.num_keys, device=self.device)

@@ -13,7 +13,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, TypeAlias
 
 from staircase_attention.checks import InputError, input_error
 
@@ -29,6 +29,8 @@ ZST_INPUT_BYTES = 1 << 12
 # The window of `zstd --long=31`, which Pushshift's dumps need. It is held in memory.
 ZST_MAX_WINDOW = 1 << 31
 
+# The content of a file, with its usual `read` and `readline`; `raw` knows the file itself.
+DecompressedFile: TypeAlias = "io.BufferedReader[_DecompressedBlocks]"
 MAGIC_BYTES: dict[bytes, Compression] = {
     b"\x1f\x8b": "gz",
     b"BZh": "bz2",
@@ -68,7 +70,7 @@ def compression_of(path: Path) -> Compression | None:
     return next((name for magic, name in MAGIC_BYTES.items() if start.startswith(magic)), None)
 
 
-def open_decompressed(path: Path, *, allow_damaged: bool = False) -> "DecompressedFile":
+def open_decompressed(path: Path, *, allow_damaged: bool = False) -> DecompressedFile:
     """Open a file for reading its content from front to back, as bytes.
 
     A damaged file gives all content before the damage; then it raises DamagedFileError, or ends if
@@ -82,13 +84,7 @@ def open_decompressed(path: Path, *, allow_damaged: bool = False) -> "Decompress
         # A zip is checked when it is opened, the others when they are read.
         stored.close()
         raise error if isinstance(error, InputError) else DamagedFileError(path, error) from error
-    return DecompressedFile(_DecompressedBlocks(stored, content, allow_damaged), BLOCK_BYTES)
-
-
-class DecompressedFile(io.BufferedReader):
-    """The content of a file, with its usual `read` and `readline`; `raw` knows the file itself."""
-
-    raw: "_DecompressedBlocks"
+    return io.BufferedReader(_DecompressedBlocks(stored, content, allow_damaged), BLOCK_BYTES)
 
 
 class _DecompressedBlocks(io.RawIOBase):

@@ -183,9 +183,6 @@ class TokenSplit:
         self._ends = np.cumsum(sizes)
         self._starts = self._ends - sizes
 
-    def __len__(self) -> int:
-        return self.num_tokens
-
     @cached_property
     def document_starts(self) -> NDArray[np.uint64]:
         """(num_documents,) where in the split each document starts, mapped."""

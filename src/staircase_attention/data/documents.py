@@ -126,12 +126,6 @@ class HeldOut:
             return "valid"
         return "test" if share < self.valid + self.test else "train"
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The splits that must have tokens."""
-        shares = {"train": 1.0, "valid": self.valid, "test": self.test}
-        return tuple(name for name in SPLITS if shares[name] > 0)
-
 
 def hashed(data: bytes, purpose: str) -> float:
     """A pseudorandom number in [0, 1) that depends on the first bytes and the purpose alone."""

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from staircase_attention.batches import IGNORED, Batch
-from staircase_attention.checks import check_integer, input_error
+from staircase_attention.checks import check_fields, check_integer, input_error
 from staircase_attention.data.corpus import TokenSplit
 
 
@@ -42,8 +42,7 @@ class TokenLanes:
     """Tokens of a lane in one batch."""
 
     def __post_init__(self) -> None:
-        check_integer("num_lanes", self.num_lanes, minimum=1, example=512)
-        check_integer("segment_length", self.segment_length, minimum=1, example=256)
+        check_fields(self)
         if self.split.num_tokens < self.num_lanes:
             rule = f"a split must have at least one token for each of {self.num_lanes} lanes"
             raise input_error(rule, self.split.num_tokens, "use fewer lanes, or more text")

@@ -13,9 +13,8 @@ them in the proportions of the whole.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
 
-from staircase_attention.checks import check_choice, input_error
+from staircase_attention.checks import check_choice, check_number, input_error
 from staircase_attention.data.documents import SPLITS, Cursor, DocumentSource, HeldOut, hashed
 
 
@@ -28,11 +27,7 @@ class Part:
     """Passes over its training documents."""
 
     def __post_init__(self) -> None:
-        weight: object = self.weight
-        is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
-        if not (is_number and 0 < self.weight < math.inf):
-            remedy = "leave out the source if it has weight 0"
-            raise input_error("a weight must be a number above 0", repr(weight), remedy)
+        check_number("weight", self.weight, above=0, example=1)
 
     @property
     def num_passes(self) -> int:
@@ -65,11 +60,6 @@ class PartPosition:
     """Whether the current document is used in this pass."""
     skipped: Mapping[str, int] = field(default_factory=dict)
     """What could not be used in the previous pass."""
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> Self:
-        """The position that `asdict` turned into plain data."""
-        return cls(**{**plain, "cursor": plain["cursor"] and Cursor(**plain["cursor"])})
 
 
 # How far each source has been read: all that is needed to resume.

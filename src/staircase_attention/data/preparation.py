@@ -373,8 +373,20 @@ def _describe(
         dtype=writer.dtype.name,
         splits=splits,
     )
-    if "part" not in plan.parameters:
-        _check_splits(manifest, HeldOut(**plan.parameters["held_out"]).names)
+    if "part" in plan.parameters:
+        return manifest
+    if not splits:
+        found = [f"{what}: {n:,}" for source in sources for what, n in source.skipped.items()]
+        remedy = "name other files, or the field of their text with --text-field (text_field)"
+        if plan.kind == "reddit":
+            remedy = "name Pushshift dumps of comments, such as RC_2019-07.zst"
+        raise input_error("a corpus must have text", ", ".join(["none", *found]), remedy)
+    for name, share in {"train": 1.0, **plan.parameters["held_out"]}.items():
+        if share > 0 and name not in splits:
+            num_documents = sum(split.num_documents for split in splits.values())
+            received = f"none, with {counted(num_documents, 'documents')} in all"
+            remedy = "hold out more, or 0 for no such split, or cut texts into smaller documents"
+            raise input_error(f"the split {name} must have tokens", received, remedy)
     return manifest
 
 
@@ -412,35 +424,14 @@ def _batches(mixture: Mixture, start: MixturePosition) -> Iterator[_Batch]:
     batch: list[Piece] = []
     size, position = 0, start
     for piece, position in mixture.read(start):
-        for part in _cut(piece) if piece else ():
+        for data, is_last in pieces(io.BytesIO(piece.data).read) if piece else ():
             if size >= BATCH_BYTES:
                 yield batch, None
                 batch, size = [], 0
-            batch.append(part)
-            size += len(part.data)
+            assert piece is not None
+            batch.append(replace(piece, data=data, is_last=is_last and piece.is_last))
+            size += len(data)
         if size >= BATCH_BYTES:
             yield batch, position
             batch, size = [], 0
     yield batch, position
-
-
-def _cut(piece: Piece) -> Iterator[Piece]:
-    for data, is_last in pieces(io.BytesIO(piece.data).read):
-        yield replace(piece, data=data, is_last=is_last and piece.is_last)
-
-
-def _check_splits(manifest: Manifest, names: Sequence[str]) -> None:
-    """Refuse a corpus without text, or without a split that was asked for."""
-    sources = manifest.preparation.sources
-    if not manifest.splits:
-        found = [f"{what}: {n:,}" for source in sources for what, n in source.skipped.items()]
-        remedy = "name other files, or the field of their text with --text-field (text_field)"
-        if manifest.preparation.kind == "reddit":
-            remedy = "name Pushshift dumps of comments, such as RC_2019-07.zst"
-        raise input_error("a corpus must have text", ", ".join(["none", *found]), remedy)
-    for name in names:
-        if name not in manifest.splits:
-            num_documents = sum(split.num_documents for split in manifest.splits.values())
-            received = f"none, with {counted(num_documents, 'documents')} in all"
-            remedy = "hold out more, or 0 for no such split, or cut texts into smaller documents"
-            raise input_error(f"the split {name} must have tokens", received, remedy)

@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, Literal, get_args
+from typing import IO, Any, Literal
 
-from staircase_attention.checks import check_choice, input_error
+from staircase_attention.checks import check_fields, input_error
 from staircase_attention.data import compression
 from staircase_attention.data.documents import LONGEST_PIECE, Cursor, Document, pieces
 
@@ -49,7 +49,7 @@ class ReadingOptions:
     """Whether a damaged file is read up to the damage; else it is refused."""
 
     def __post_init__(self) -> None:
-        check_choice("text_unit", self.text_unit, get_args(Unit))
+        check_fields(self)
 
 
 # The documents of a file; or, in words, what something is that cannot be used. Each comes with how
@@ -140,19 +140,16 @@ class SplitFile:
 
     def documents(self, cursor: Cursor | None) -> Iterator[tuple[Document, Cursor]]:
         """Parts of each split, up to its last byte."""
-        first = 0 if cursor is None else cursor.place["part"]
-        return islice(self._parts(), first, None)
-
-    def _parts(self) -> Iterator[tuple[Document, Cursor]]:
-        number = 0
+        number, num_before = 0, 0 if cursor is None else cursor.place["part"]
         with compression.open_decompressed(self._path) as file:
             for split, num_left in self._split_bytes.items():
                 while num_left:
                     data = file.read(min(LONGEST_PIECE, num_left))
                     num_left -= len(data)
                     number += 1
-                    after = Cursor(place={"part": number}, num_read=file.raw.num_stored_read)
-                    yield Document(text=data, split=split, is_continued=num_left > 0), after
+                    if number > num_before:
+                        after = Cursor(place={"part": number}, num_read=file.raw.num_stored_read)
+                        yield Document(text=data, split=split, is_continued=num_left > 0), after
 
 
 def _find_files(
@@ -334,20 +331,13 @@ def _members(file: compression.DecompressedFile) -> Iterator[Document | str]:
                 archive.members = []  # type: ignore[attr-defined]
                 if not member.isfile():
                     continue
-                if not _is_text(member.name):
+                # By its name, as in a folder: neither hidden nor a LICENSE.
+                path = PurePosixPath(member.name)
+                is_visible = all(map(_is_visible, path.parts))
+                if not is_visible or path.suffix.lower() not in PROSE + CODE:
                     yield "members that are not text"
                 elif content := archive.extractfile(member):
                     yield from _text_parts(content)
     except tarfile.TarError as error:
         why = f"{error}, at byte {file.raw.num_stored_read:,} as stored"
         raise compression.DamagedFileError(file.name, why) from error
-
-
-def _is_text(name: str) -> bool:
-    """Whether a member of an archive is a document, by its name, as in a folder.
-
-    >>> _is_text("./novels/Woolf_1919.txt"), _is_text(".hidden/a.txt"), _is_text("LICENSE")
-    (True, False, False)
-    """
-    path = PurePosixPath(name)
-    return all(map(_is_visible, path.parts)) and path.suffix.lower() in PROSE + CODE

@@ -6,6 +6,7 @@ was read, and how long every partition was then. After a kill, partitions are cu
 lengths and reading resumes, so that every line is stored exactly once.
 """
 
+import codecs
 import hashlib
 import html
 import json
@@ -14,7 +15,7 @@ import os
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from copy import copy
 from dataclasses import asdict, dataclass, field, replace
@@ -23,11 +24,11 @@ from functools import cached_property, partial
 from itertools import groupby, islice
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from staircase_attention.checks import check_choice, check_integer, input_error
+from staircase_attention.checks import check_fields, check_integer, input_error
 from staircase_attention.cores import available_cores, in_order, worker_pool
 from staircase_attention.data import compression
 from staircase_attention.data.documents import Cursor, Document, HeldOut
@@ -45,16 +46,6 @@ Filters = Literal["none", "roller"]
 
 # Changes when files in a work folder get another meaning.
 FORMAT = 4
-SCHEMA = pa.schema(
-    [
-        ("thread", pa.uint64()),
-        ("id", pa.uint64()),
-        ("parent", pa.uint64()),
-        ("created", pa.int64()),
-        ("status", pa.uint8()),
-        ("text", pa.large_string()),
-    ]
-)
 FEWEST_PARTITIONS, MOST_PARTITIONS = 16, 1 << 14
 # Comments in a partition, if the estimate of their total size is right. It is held in memory.
 PARTITION_BYTES = 32 << 20
@@ -75,7 +66,6 @@ HALF = np.uint64(32)
 
 # Seconds; a later time is invalid.
 LATEST = 1 << 53
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # Up to 36^12 < 2^63. With a leading zero two ids would have one number.
 USUAL_ID = re.compile(r"[1-9a-z][0-9a-z]{0,11}")
 DELETED_BODIES = frozenset({"[deleted]", "[deleted by user]"})
@@ -136,15 +126,7 @@ class RedditOptions:
     """Fractions of the threads in valid and test."""
 
     def __post_init__(self) -> None:
-        for name, choices in (
-            ("form", Form),
-            ("removed", Gap),
-            ("missing", Gap),
-            ("filters", Filters),
-        ):
-            check_choice(name, getattr(self, name), get_args(choices))
-        if self.maximum_depth is not None:
-            check_integer("maximum_depth", self.maximum_depth, minimum=1, example=7)
+        check_fields(self, examples={"maximum_depth": 7})
 
     def clean(self, author: str, body: str) -> tuple[Status, str | None]:
         """The status of a comment, and its text, which is None unless the status is LIVING.
@@ -154,22 +136,19 @@ class RedditOptions:
         >>> RedditOptions().clean("AutoModerator", "Welcome!")
         (<Status.BOTS: 4>, None)
         """
-        text = clean_text(body)
-        status = self._status(author, text)
-        return status, text if status is Status.LIVING else None
-
-    def _status(self, author: str, text: str) -> Status:
+        text, status = clean_text(body), Status.LIVING
+        marker = text.casefold() if text.endswith("]") else text
         if not text:
-            return Status.EMPTY
-        if text[0] == "[" and text[-1] == "]":
-            if text.casefold() in DELETED_BODIES:
-                return Status.DELETED
-            if text.casefold() in REMOVED_BODIES:
-                return Status.REMOVED
-        if self.bots is not None and re.fullmatch(self.bots, author):
-            return Status.BOTS
-        is_rejected = self.filters == "roller" and not is_allowed_by_roller(text)
-        return Status.FILTERED if is_rejected else Status.LIVING
+            status = Status.EMPTY
+        elif marker in DELETED_BODIES:
+            status = Status.DELETED
+        elif marker in REMOVED_BODIES:
+            status = Status.REMOVED
+        elif self.bots is not None and re.fullmatch(self.bots, author):
+            status = Status.BOTS
+        elif self.filters == "roller" and not is_allowed_by_roller(text):
+            status = Status.FILTERED
+        return status, text if status is Status.LIVING else None
 
     def split_of(self, thread: int) -> str:
         """The split of a thread, given the number of its post.
@@ -221,7 +200,7 @@ def clean_text(body: str) -> str:
 
 
 class Comment(NamedTuple):
-    """A row of SCHEMA."""
+    """A row of a partition."""
 
     thread: int  # The id of the post, as a number.
     id: int
@@ -231,17 +210,37 @@ class Comment(NamedTuple):
     text: str | None  # None unless the status is LIVING.
 
 
-def parse_lines(
-    lines: Iterable[bytes | None], options: RedditOptions
-) -> tuple[Counter[str], pa.RecordBatch]:
-    """Count lines as 'comments' or by their flaws, and give the comments. None is overlong."""
+KINDS = (*3 * (pa.uint64(),), pa.int64(), pa.uint8(), pa.large_string())  # In this order.
+SCHEMA = pa.schema(zip(Comment._fields, KINDS, strict=True))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DumpPosition:
+    """How far a dump has been read."""
+
+    lines: Mapping[str, int] = field(default_factory=dict)
+    """Every line once: 'comments', 'blank', 'overlong' or 'broken'."""
+    num_stored: int = 0
+    """Bytes of the file as stored, approximately."""
+    is_done: bool = False
+    damage: str | None = None
+    """Why the rest of the file was not read."""
+
+
+# Lines, of which an overlong one is None, and the position after them, without their counts.
+Batch = tuple[list[bytes | None], DumpPosition]
+
+
+def parse_lines(batch: Batch, options: RedditOptions) -> tuple[DumpPosition, pa.RecordBatch]:
+    """The position after a batch, with its lines by kind, and the comments in it."""
+    lines, after = batch
     parsed = ["overlong" if line is None else parse_comment(line, options) for line in lines]
     comments = [comment for comment in parsed if isinstance(comment, Comment)]
     counts = Counter(flaw for flaw in parsed if isinstance(flaw, str))
     counts["comments"] = len(comments)
     columns = zip(*comments, strict=True) if comments else [()] * len(SCHEMA)
     arrays = [pa.array(column, kind) for column, kind in zip(columns, SCHEMA.types, strict=True)]
-    return counts, pa.record_batch(arrays, schema=SCHEMA)
+    return replace(after, lines=dict(counts)), pa.record_batch(arrays, schema=SCHEMA)
 
 
 def parse_comment(line: bytes, options: RedditOptions) -> Comment | str:
@@ -256,55 +255,33 @@ def parse_comment(line: bytes, options: RedditOptions) -> Comment | str:
     if not line or line.isspace():
         return "blank"
     try:
-        values = json.loads(line.removeprefix(BYTE_ORDER_MARK).decode())
-        link_id = _bare(values["link_id"], "t3_")
-        author, body = values.get("author"), values["body"]
+        values = json.loads(line.removeprefix(codecs.BOM_UTF8).decode())
+        link_id = values["link_id"].removeprefix("t3_")
+        body = "" if values["body"] is None else values["body"]
+        # JSON can encode lone surrogates, which UTF-8 cannot.
+        text = body.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        seconds = int(float(values["created_utc"]))
+        if isinstance(values["created_utc"], bool) or not 0 <= seconds < LATEST:
+            return "broken"
         return Comment(
             number_of(link_id),
-            number_of(_bare(values["id"], "t1_")),
+            number_of(values["id"].removeprefix("t1_")),
             _parent(values["parent_id"], link_id),
-            _seconds(values["created_utc"]),
-            *options.clean(str(author or ""), "" if body is None else _text(body)),
+            seconds,
+            *options.clean(str(values.get("author") or ""), text),
         )
-    except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
+    # Fields of other types lack the methods of strings.
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError):
         return "broken"
 
 
-def _bare(value: object, prefix: str) -> str:
-    if not isinstance(value, str):
-        raise TypeError(value)
-    bare = value.removeprefix(prefix)
-    if not bare:
-        raise ValueError(value)
-    return bare
-
-
-def _parent(value: object, link_id: str) -> int | None:
+def _parent(value: Any, link_id: str) -> int | None:  # noqa: ANN401
     """Pushshift's later interface gives null for the post and a number for a comment."""
-    if value is None:
-        return None
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return number_of(np.base_repr(value, 36).lower())
     # A comment and a post may have the same digits: only the prefix tells them apart.
-    bare = _bare(value, "t1_")
-    is_post = bare.startswith("t3_") or value == link_id
-    return None if is_post else number_of(bare)
-
-
-def _seconds(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise TypeError(value)
-    seconds = int(float(value))
-    if not 0 <= seconds < LATEST:
-        raise ValueError(value)
-    return seconds
-
-
-def _text(value: object) -> str:
-    """A string without lone surrogates, which JSON can encode and UTF-8 cannot."""
-    if not isinstance(value, str):
-        raise TypeError(value)
-    return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    bare = "t3_" if value is None else value.removeprefix("t1_")
+    return None if bare.startswith("t3_") or value == link_id else number_of(bare)
 
 
 def number_of(identity: str) -> int:
@@ -315,6 +292,8 @@ def number_of(identity: str) -> int:
     >>> number_of("c13"), number_of("C13") > 2**63
     (15591, True)
     """
+    if not identity:
+        raise ValueError("an id is empty")
     if USUAL_ID.fullmatch(identity):
         return int(identity, 36)
     digest = hashlib.blake2b(identity.encode("utf-8", "surrogatepass"), digest_size=8).digest()
@@ -382,19 +361,6 @@ def texts_of(rows: Sequence[Comment], options: RedditOptions) -> tuple[list[str]
     return texts, counts
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DumpPosition:
-    """How far a dump has been read."""
-
-    lines: Mapping[str, int] = field(default_factory=dict)
-    """Every line once: 'comments', 'blank', 'overlong' or 'broken'."""
-    num_stored: int = 0
-    """Bytes of the file as stored, approximately."""
-    is_done: bool = False
-    damage: str | None = None
-    """Why the rest of the file was not read."""
-
-
 class Partitions:
     """Comments on disk, as of the last commit."""
 
@@ -407,12 +373,6 @@ class Partitions:
             record = read_json(self._record)
             self.sizes = record["sizes"]
             self.dumps = [DumpPosition(**dump) for dump in record["dumps"]]
-
-    def truncate(self) -> None:
-        """Remove what was appended after the last commit."""
-        for path, size in zip(self.paths, self.sizes, strict=True):
-            if path.exists():
-                os.truncate(path, size)
 
     def commit(self, batches: Sequence[pa.RecordBatch], number: int, dump: DumpPosition) -> None:
         """Append comments, then record how far their dump was read."""
@@ -443,11 +403,8 @@ class Partitions:
             return pa.ipc.open_stream(file).read_all()
 
 
-Batch = tuple[list[bytes | None], DumpPosition]
-
-
 def line_batches(path: Path, num_done: int, *, allow_damaged: bool = False) -> Iterator[Batch]:
-    """Lines after the first `num_done`, and the position after them, without their counts."""
+    """Lines after the first `num_done`."""
     with compression.open_decompressed(path, allow_damaged=allow_damaged) as file:
         batch: list[bytes | None] = []
         num_bytes = 0
@@ -459,12 +416,6 @@ def line_batches(path: Path, num_done: int, *, allow_damaged: bool = False) -> I
                 batch, num_bytes = [], 0
         num_stored = path.stat().st_size
         yield batch, DumpPosition(num_stored=num_stored, is_done=True, damage=file.raw.damage)
-
-
-def _parse(batch: Batch, options: RedditOptions) -> tuple[DumpPosition, pa.RecordBatch]:
-    lines, after = batch
-    counts, comments = parse_lines(lines, options)
-    return replace(after, lines=dict(counts)), comments
 
 
 class RedditSource:
@@ -554,10 +505,8 @@ class RedditSource:
             new = Counter({f"comments: {kind}": count for kind, count in found.items()})
             num_before, skipped = 0, dict(Counter(skipped) + new)
             # Without text it only reports a position.
-            place, num_read = (
-                {"partition": number + 1, "document": 0},
-                int(bytes_each * (number + 1)),
-            )
+            num_read = int(bytes_each * (number + 1))
+            place = {"partition": number + 1, "document": 0}
             yield Document(text=""), Cursor(place=place, num_read=num_read, skipped=skipped)
 
     def _skipped_lines(self) -> dict[str, int]:
@@ -598,12 +547,15 @@ class RedditSource:
 
     def _read_dumps(self, partitions: Partitions, pool: Executor | None) -> None:
         """Store the comments of all dumps, from where an earlier process stopped."""
-        partitions.truncate()
+        for path, size in zip(partitions.paths, partitions.sizes, strict=True):
+            if path.exists():
+                # What was appended after the last commit.
+                os.truncate(path, size)
         self.progress.say("reading the dumps")
         num_done = sum(dump.num_stored for dump in partitions.dumps)
         self.progress.begin("", num_done, self.total_bytes)
         num_comments = sum(dump.lines.get("comments", 0) for dump in partitions.dumps)
-        parse = partial(_parse, options=self.options)
+        parse = partial(parse_lines, options=self.options)
         for number, path in enumerate(self.files):
             dump, last_commit = partitions.dumps[number], time.monotonic()
             if dump.is_done:

@@ -10,15 +10,15 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from staircase_attention.checks import check_integer, input_error
+from staircase_attention.checks import check_fields, check_integer, input_error
 from staircase_attention.data.documents import pieces
 from staircase_attention.files import as_written, parse_json, read_file
 from staircase_attention.plain import convert
@@ -63,28 +63,6 @@ BYTE_OF_CHARACTER = {chr(byte): byte for byte in _PRINTABLE} | {
 Plan = Mapping[str, Any]
 
 
-class Tokeniser(Protocol):
-    """Turns text into token numbers and back."""
-
-    name: str
-    """In the manifest."""
-    vocab_size: int
-    """Every token is below this, the end symbol included."""
-    end_symbol: int | None
-    """The token after every document. Text is never encoded to it. None if there is none."""
-    is_lossless: bool
-    """Whether decode(encode(x)) == x is certain for all bytes, UTF-8 or not."""
-
-    def encode_batch(self, texts: Sequence[bytes]) -> list[Tokens]:
-        """The tokens of each text, without an end symbol; uses all cores."""
-
-    def decode(self, tokens: Tokens) -> bytes:
-        """The text of some tokens; end symbols are dropped."""
-
-    def save(self, folder: Path) -> None:
-        """Write what load_tokeniser needs into an empty folder."""
-
-
 class ByteTokeniser:
     """A token is a byte; the end symbol, if there is one, is 256.
 
@@ -97,7 +75,7 @@ class ByteTokeniser:
         """Args: has_end_symbol: whether one ends each document; Enwik8 is one text without."""
         self.name = "bytes"
         self.vocab_size = NUM_BYTES + has_end_symbol
-        self.end_symbol = NUM_BYTES if has_end_symbol else None
+        self.end_symbol: int | None = NUM_BYTES if has_end_symbol else None
         self.is_lossless = True
 
     def encode_batch(self, texts: Sequence[bytes]) -> list[Tokens]:
@@ -122,7 +100,9 @@ class BytePairTraining:
     The same corpus always gives the same tokeniser.
     """
 
-    vocab_size: int = 8_008
+    vocab_size: int = field(
+        default=8_008, metadata={"minimum": NUM_BYTES + 1, "maximum": MOST_SYMBOLS}
+    )
     """Symbols in all: 256 bytes, merges, the end symbol. The paper's models of Reddit and BASE
     have 8,008. A small corpus may give fewer."""
     sample_bytes: int = 32_000_000
@@ -130,9 +110,7 @@ class BytePairTraining:
     there are more distinct words than prose has (see MOST_WORD_BYTES)."""
 
     def __post_init__(self) -> None:
-        fewest, most = NUM_BYTES + 1, MOST_SYMBOLS
-        check_integer("vocab_size", self.vocab_size, minimum=fewest, maximum=most, example=8_008)
-        check_integer("sample_bytes", self.sample_bytes, minimum=1, example=32_000_000)
+        check_fields(self)
 
 
 class BytePairTokeniser:
@@ -214,6 +192,12 @@ class BytePairTokeniser:
         for character, byte in BYTE_OF_CHARACTER.items():
             tokens[byte] = self._vocabulary[character]
         return tokens
+
+
+Tokeniser: TypeAlias = ByteTokeniser | BytePairTokeniser
+"""Turns text into token numbers and back. Every token is below `vocab_size`. The end symbol follows
+every document, and no text is encoded to it; it is None if there is none. `is_lossless`: whether
+decode(encode(x)) == x is certain for all bytes, UTF-8 or not."""
 
 
 def bytes_of(token: str) -> bytes:

@@ -34,7 +34,7 @@ from staircase_attention.data.corpus import (
 from staircase_attention.data.documents import SPLITS
 from staircase_attention.data.mixture import MixturePosition, PartPosition, Piece
 from staircase_attention.data.tokenisers import Tokeniser, Tokens
-from staircase_attention.plain import to_plain
+from staircase_attention.plain import from_plain, to_plain
 
 JOURNAL = "journal.json"
 PREPARATION = "preparation.json"
@@ -121,26 +121,22 @@ class CorpusWriter:
         # The narrowest width that holds all tokens: 2 bytes for 8,008 symbols.
         self.dtype = np.min_scalar_type(tokeniser.vocab_size - 1).newbyteorder("<")
         journal = folder / JOURNAL
-        # Earlier versions wrote journals without a checksum: those count as none.
-        state, is_resumed = {}, False
-        with files.as_written("a journal", journal, f"remove {folder} to start again"):
-            if journal.exists():
-                content = files.read_file(journal)
-                is_resumed, state = files.check_seal(content), files.parse_json(content)
-        self.position: MixturePosition | None = None
-        """Where to resume the mixture; None for its start."""
-        self._is_inside_document = False
-        if is_resumed:
-            self.position = tuple(map(PartPosition.from_plain, state["mixture"]))
-            self._is_inside_document = state["is_inside_document"]
         new = {"counts": [{}] * num_sources, "crc32": 0, "shards": [], "num_open_tokens": 0}
+        state: dict[str, Any] = {"splits": dict.fromkeys(SPLITS, new), "mixture": []}
+        with files.as_written("a journal", journal, f"remove {folder} to start again"):
+            # Earlier versions wrote journals without a checksum: those count as none.
+            if journal.exists() and files.check_seal(content := files.read_file(journal)):
+                state = files.parse_json(content)
+        self.position = tuple(from_plain(PartPosition, at) for at in state["mixture"])
+        """Where to resume the mixture; empty for its start."""
+        self._is_inside_document = state.get("is_inside_document", False)
         self._writers = {
             split: _SplitWriter(
                 folder / split,
                 dtype=self.dtype,
                 end_symbol=tokeniser.end_symbol,
                 shard_tokens=shard_tokens,
-                state=state["splits"][split] if is_resumed else new,
+                state=state["splits"][split],
             )
             for split in SPLITS
         }

@@ -13,7 +13,7 @@ of banks. After a replay, the ledger of that update gives the numbers.
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from typing import Any, TypeAlias
 
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from staircase_attention.engine.kernels.graphs import Pool, captured
 from staircase_attention.models import SequenceModel, State, Stream, passes_of
-from staircase_attention.schedules import Depth, Ledger, Schedule
+from staircase_attention.schedules import Ledger
 
 # Tokens (rows, time) first, then whatever else the step takes.
 Inputs: TypeAlias = tuple[Tensor, ...]
@@ -50,9 +50,14 @@ class Plan:
 
 
 def plan_segment(
-    schedule: Schedule, depth: Depth, tokens: range, held: Held, cached: tuple[range, ...]
+    model: SequenceModel,
+    num_passes: int | None,
+    tokens: range,
+    held: Held,
+    cached: tuple[range, ...],
 ) -> Plan:
     """Follow the timetable of a segment from what a stream holds before it."""
+    schedule = model.schedule if num_passes is None else model.schedule.with_passes(num_passes)
     # Banks are renamed: first those that are held, by number, then others as they come up.
     names: dict[int, int] = {}
     for (bank, _), _ in held:
@@ -66,7 +71,7 @@ def plan_segment(
 
     before = (renamed(held), relative(cached))
     ledger, rows = Ledger(banks=dict(held), cached=cached), []
-    phases = schedule.phases(tokens, depth=depth, order="window")
+    phases = schedule.phases(tokens, depth=model.config.depth, order="window")
     for step, _ in ledger.follow(chain.from_iterable(phases)):
         cells = tuple((*relative([cell.tokens]), cell.cached) for cell in step.cells)
         bank = names.setdefault(step.bank, len(names))
@@ -92,7 +97,7 @@ class CapturedUpdates:
         self.step, self.report = step, report
         self.model = model
         # Micro-batches share a plan, and the next one is made while the GPU is busy.
-        self._plan = lru_cache(maxsize=32)(self._plan_segment)
+        self._plan = lru_cache(maxsize=32)(partial(plan_segment, model))
         self.graphs: dict[Any, UpdateGraph] = {}
         self.is_capturing = True
         self._seen: set[Hashable] = set()
@@ -148,14 +153,6 @@ class CapturedUpdates:
         """The passes of every micro-batch."""
         usual = getattr(self.model.schedule, "num_passes", None)
         return tuple(usual if state is None else passes_of(state) for state in states)
-
-    def _plan_segment(
-        self, num_passes: int | None, tokens: range, held: Held, cached: tuple[range, ...]
-    ) -> Plan:
-        schedule = self.model.schedule
-        if num_passes is not None:
-            schedule = schedule.with_passes(num_passes)
-        return plan_segment(schedule, self.model.config.depth, tokens, held, cached)
 
     def _graph_for(
         self, signature: Hashable, inputs: Inputs, states: list[Any]
@@ -273,23 +270,16 @@ class UpdateGraph:
         return self.results
 
     def states_after(self, plans: Sequence[Plan]) -> list[State | None]:
-        """The states after a replay of segments with these plans."""
-        return [
-            state and replace(state, streams=(_placed(state.streams[0], plan),))
-            for state, plan in zip(self.after, plans, strict=True)
-        ]
-
-
-def _placed(stream: Stream, plan: Plan) -> Stream:
-    """The tensors of one capture at the positions and under the bank numbers of a plan."""
-    banks = [stream.banks[key] for key in sorted(stream.banks)]
-    keys = [key for key, _ in plan.held]
-    return replace(
-        stream,
-        position=plan.stop,
-        banks=dict(zip(keys, banks, strict=True)),
-        cached=plan.cached,
-    )
+        """The states after a replay: at the positions and under the bank numbers of these plans."""
+        states: list[State | None] = []
+        for state, plan in zip(self.after, plans, strict=True):
+            if state is not None:
+                held = [bank for _, bank in sorted(state.streams[0].banks.items())]
+                banks = {key: bank for (key, _), bank in zip(plan.held, held, strict=True)}
+                moved = {"position": plan.stop, "banks": banks, "cached": plan.cached}
+                state = replace(state, streams=(replace(state.streams[0], **moved),))
+            states.append(state)
+        return states
 
 
 def _copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:

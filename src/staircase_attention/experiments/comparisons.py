@@ -211,12 +211,12 @@ def variations(recipe: Recipe, varied: Mapping[str, Sequence[Any]]) -> list[Reci
     The names end in what varies: each setting by the last part of its path, or by the whole path
     where another that varies ends alike.
 
-    >>> from staircase_attention.training.recipe import EXAMPLE
+    >>> from staircase_attention.experiments.catalog import find_recipe
     >>> rates = {"training.optimizer.learning_rate": [1e-3, 3e-3]}
-    >>> for recipe in variations(EXAMPLE, rates | {"training.num_lanes": [4]}):
+    >>> for recipe in variations(find_recipe("parity/lstm"), rates | {"training.num_lanes": [4]}):
     ...     print(recipe.name, recipe.training.optimizer.learning_rate)
-    example/learning_rate=0.001,num_lanes=4 0.001
-    example/learning_rate=0.003,num_lanes=4 0.003
+    parity/lstm/learning_rate=0.001,num_lanes=4 0.001
+    parity/lstm/learning_rate=0.003,num_lanes=4 0.003
     """
     if not varied:
         return [recipe]

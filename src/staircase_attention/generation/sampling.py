@@ -81,7 +81,10 @@ def choose(
     `recent` are each row's latest tokens, `rows` the rows' numbers, `count` the tokens made so far.
     """
     draws = [uniform(seed=config.seed, row=row, count=count) for row in rows]
-    return choose_by(draws, config, logits, recent, rows=rows)
+    tokens = choose_by(draws, config, logits, recent, rows=rows)
+    # Of the logits themselves: what the model believes, not what was drawn from.
+    logprobs = logits.double().log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
+    return tokens.cpu(), logprobs.cpu()
 
 
 def choose_by(
@@ -91,35 +94,27 @@ def choose_by(
     recent: Sequence[Sequence[int]],
     *,
     rows: Sequence[int],
-) -> tuple[Int[Tensor, " rows"], Float[Tensor, " rows"]]:
-    """As `choose`, by these draws in place of the config's seed."""
-    logits = logits.double()
-    scores = scores_to_draw(config, logits, recent, rows=rows)
+) -> Int[Tensor, " rows"]:
+    """One token per row by these draws, in place of the config's seed; on the logits' device."""
+    check_logits(logits, rows)
     if config.temperature == 0:
-        tokens = scores.argmax(-1)
-    else:
-        tokens = pick(scores, torch.tensor(draws).to(logits))
-    # Of the logits themselves: what the model believes, not what was drawn from.
-    logprobs = logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
-    return tokens.cpu(), logprobs.cpu()
+        return likeliest(config, logits, recent)
+    scores = scores_to_draw(config, logits, recent)
+    return pick(scores, torch.tensor(draws, dtype=torch.float64).to(scores))
+
+
+def likeliest(
+    config: SamplingConfig, logits: Float[Tensor, "rows vocab"], recent: Sequence[Sequence[int]]
+) -> Int[Tensor, " rows"]:
+    """The tokens at temperature 0."""
+    return penalised(config, logits, recent).argmax(-1)
 
 
 def scores_to_draw(
-    config: SamplingConfig,
-    logits: Float[Tensor, "rows vocab"],
-    recent: Sequence[Sequence[int]],
-    *,
-    rows: Sequence[int],
+    config: SamplingConfig, logits: Float[Tensor, "rows vocab"], recent: Sequence[Sequence[int]]
 ) -> Float[Tensor, "rows vocab"]:
-    """Whose softmax a token is drawn from, in float64; at temperature 0 one token is left."""
-    logits = logits.double()
-    check_logits(logits, rows)
-    recent = [row[-config.repetition_window :] for row in recent]
-    scores = penalised(logits, recent, penalty=config.repetition_penalty)
-    if config.temperature == 0:
-        best = scores.argmax(-1, keepdim=True)
-        return torch.full_like(scores, -torch.inf).scatter_(-1, best, 0.0)
-    return filtered(scores, config)
+    """Whose softmax a token is drawn from, in float64; the temperature must not be 0."""
+    return filtered(penalised(config, logits.double(), recent), config)
 
 
 def uniform(*, seed: int, row: int, count: int, purpose: str = "") -> float:
@@ -148,19 +143,20 @@ def pick(
 
 
 def penalised(
-    logits: Float[Tensor, "rows vocab"], recent: Sequence[Sequence[int]], *, penalty: float
+    config: SamplingConfig, logits: Float[Tensor, "rows vocab"], recent: Sequence[Sequence[int]]
 ) -> Float[Tensor, "rows vocab"]:
     """Keskar et al. 2019: a recent token's logit x becomes x / penalty if x > 0, else x · penalty.
 
     How often a token is recent does not matter. Unlike the filters this depends on the zero point
     of the logits, which softmax ignores; it is the definition in common use.
     """
+    penalty, window = config.repetition_penalty, config.repetition_window
     if penalty == 1.0:
         return logits
     scores = logits.clone()
     for row, tokens in zip(scores, recent, strict=True):
         # Ids that are inputs only have no logit.
-        seen = [token for token in set(tokens) if token < len(row)]
+        seen = [token for token in set(tokens[-window:]) if token < len(row)]
         # Dividing a negative logit would make the token likelier, so it is multiplied.
         row[seen] = torch.where(row[seen] > 0, row[seen] / penalty, row[seen] * penalty)
     return scores

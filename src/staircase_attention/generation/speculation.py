@@ -13,8 +13,14 @@ import torch
 from torch import Tensor
 
 from staircase_attention.checks import check_integer, input_error
-from staircase_attention.generation.sampling import pick, scores_to_draw, uniform
-from staircase_attention.generation.stepper import Stepper
+from staircase_attention.generation.sampling import (
+    check_logits,
+    likeliest,
+    pick,
+    scores_to_draw,
+    uniform,
+)
+from staircase_attention.generation.stepper import Stepper, device_of
 from staircase_attention.models import SequenceModel, State, at_depth
 
 if TYPE_CHECKING:
@@ -43,43 +49,65 @@ class Speculation:
         stream by all drafts but the last, until they settle.
         """
         config, rows = stream.sampling, stream.rows
-        limits = (self.num_tokens, most, self.drafts.room, stream.stepper.room)
-
-        def draws(place: int, purpose: str = "") -> Tensor:
-            count = stream.num_made + place
-            found = [
-                uniform(seed=config.seed, row=row, count=count, purpose=purpose) for row in rows
-            ]
-            return torch.tensor(found, dtype=torch.float64)
-
-        fed, proposed = [stream.pending], []
-        recent = [list(row) for row in stream.recent]
-        for place in range(min(limit for limit in limits if limit is not None)):
-            logits = self.drafts.ahead(fed[-1][:, None])
-            proposed.append(scores_to_draw(config, logits[:, -1], recent, rows=rows))
-            fed.append(pick(proposed[-1], draws(place).to(logits.device)).cpu())
-            for row, token in zip(recent, fed[-1].tolist(), strict=True):
-                row.append(token)
-        verified = stream.stepper.ahead(torch.stack(fed[:-1], dim=1))
-        recent, made = [list(row) for row in stream.recent], []
-        for place, (draft, scores) in enumerate(zip(fed[1:], proposed, strict=True)):
-            logits = verified[:, place].double()
-            given = scores.softmax(-1)
-            wanted = scores_to_draw(config, logits, recent, rows=rows).softmax(-1)
-            drawn = draft.to(logits.device)[:, None]
-            share = (wanted.gather(-1, drawn) / given.gather(-1, drawn))[:, 0].cpu()
-            is_accepted = draws(place, "accept") < share
+        # A decoder has a program for each number of tokens: halves keep them few.
+        number = self.num_tokens
+        for room in (self.drafts.room, stream.stepper.room):
+            while room is not None and number > room:
+                number //= 2
+        device = device_of(stream.stepper.model)
+        is_greedy = config.temperature == 0
+        # All draws of the round at once, [purposes, places, rows]: nothing waits for the host.
+        purposes = () if is_greedy else ("", "accept", "rest")
+        draws = torch.tensor(
+            [
+                [
+                    [uniform(seed=config.seed, row=row, count=count, purpose=why) for row in rows]
+                    for count in range(stream.num_made, stream.num_made + number)
+                ]
+                for why in purposes
+            ],
+            dtype=torch.float64,
+        ).to(device)
+        fed, proposed = [stream.pending.to(device)], []
+        recent = [[*row] for row in stream.recent]
+        recents: list[list[int]] = []
+        for place in range(number):
+            recents += [[*row] for row in recent]
+            logits = self.drafts.ahead(fed[-1][:, None])[:, -1]
+            if is_greedy:
+                fed.append(likeliest(config, logits, recent))
+            else:
+                proposed.append(scores_to_draw(config, logits, recent))
+                drawn = pick(proposed[-1], draws[0, place])
+                # Damaged weights leave nothing to pick; the logits of all passes are checked below.
+                fed.append(drawn.clamp_max_(logits.shape[-1] - 1))
+            if config.repetition_penalty != 1:
+                for row, token in zip(recent, fed[-1].tolist(), strict=True):
+                    row.append(token)
+        # From here on places are rows: [places * rows, ...].
+        verified = stream.stepper.ahead(torch.stack(fed[:-1], dim=1)).transpose(0, 1)
+        logits, drafts = verified.flatten(0, 1).double(), torch.cat(fed[1:])
+        check_logits(logits, [*rows] * number)
+        if is_greedy:
+            tokens = likeliest(config, logits, recents)
+            is_accepted = tokens == drafts
+        else:
+            given = torch.cat(proposed).softmax(-1)
+            wanted = scores_to_draw(config, logits, recents).softmax(-1)
+            share = (wanted / given).gather(-1, drafts[:, None])[:, 0]
+            is_accepted = draws[1].flatten() < share
             rest = (wanted - given).clamp_min(0)
             # Where both are the same but for rounding there is no rest.
             rest = torch.where(rest.sum(-1, keepdim=True) > 0, rest, wanted)
-            other = pick(rest.log(), draws(place, "rest").to(logits.device)).cpu()
-            tokens = torch.where(is_accepted, draft, other)
-            logprobs = logits.log_softmax(-1).cpu().gather(-1, tokens[:, None])[:, 0]
-            made.append((tokens, logprobs))
-            for row, token in zip(recent, tokens.tolist(), strict=True):
-                row.append(token)
+            tokens = torch.where(is_accepted, drafts, pick(rest.log(), draws[2].flatten()))
+        logprobs = logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
+        # One copy to the host per round.
+        facts = torch.stack([tokens.double(), is_accepted.double(), logprobs]).cpu()
+        made = []
+        for token, accepted, logprob in torch.unflatten(facts, 1, (number, -1)).unbind(1):
+            made.append((token.long(), logprob))
             self.num_drafted += len(rows)
-            self.num_accepted += int(is_accepted.sum())
-            if not is_accepted.all():
+            self.num_accepted += int(accepted.sum())
+            if len(made) == most or not accepted.all():
                 break
         return made

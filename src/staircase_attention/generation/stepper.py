@@ -58,10 +58,11 @@ def is_worthwhile(model: Model) -> bool:
     return device_of(model).type == "cuda"
 
 
-def accelerate(model: Model) -> None:
-    """Let the engine run this model, where that is faster."""
-    if is_worthwhile(model):
+def accelerate(model: Model) -> bool:
+    """Let the engine run this model, where that is faster; whether it is."""
+    if is_faster := is_worthwhile(model):
         engine.accelerate(model)
+    return is_faster
 
 
 class Stepper:

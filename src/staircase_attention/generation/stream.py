@@ -189,13 +189,21 @@ class TokenStream(Iterator[NewToken]):
         for row, *made in zip(self.rows, tokens.tolist(), logprobs.tolist(), pieces, strict=True):
             if row not in self.finished:
                 self.waiting.append(self.announce(row, *made))
-        window = self.sampling.repetition_window
-        for recent, token in zip(self.recent, tokens.tolist(), strict=True):
+        self.note(tokens.tolist())
+
+    def note(self, tokens: Sequence[int]) -> None:
+        """Count the latest token of every row as recent."""
+        for recent, token in zip(self.recent, tokens, strict=True):
             recent.append(token)
-            del recent[:-window]
+            del recent[: -self.sampling.repetition_window]
 
     def announce(self, row: int, token: int, logprob: float, piece: bytes) -> NewToken:
         """A token of the latest round and its bytes, with the text that can be shown now."""
+        text, why = self.shown(row, token, piece)
+        return NewToken(row=row, token=token, logprob=logprob, finish=why, text=text)
+
+    def shown(self, row: int, token: int, piece: bytes) -> tuple[str, Finish | None]:
+        """The text that can be shown after a token of the latest round, and why the row ends."""
         why: Finish | None = None
         # A stop token that is also the last one allowed counts as a stop.
         if token in self.stop_tokens:
@@ -211,7 +219,7 @@ class TokenStream(Iterator[NewToken]):
             self.held[row] = held
         if why is not None:
             self.finished[row] = why
-        return NewToken(row=row, token=token, logprob=logprob, finish=why, text=text)
+        return text, why
 
     def _decoded(self, token: int) -> bytes:
         piece = b"" if self.decode is None else self.decode([token])
@@ -311,7 +319,7 @@ def show(text: bytes, stops: Sequence[str], *, is_end: bool = False) -> tuple[st
     if is_end:
         return text.decode(errors="replace"), b"", False
     starts = [size for stop in encoded for size in range(len(stop)) if text.endswith(stop[:size])]
-    decided = text[: len(text) - max(starts, default=0)]
+    decided = text[: len(text) - max(starts)] if starts else text
     shown, num_used = codecs.utf_8_decode(decided, "replace", False)
     return shown, text[num_used:], False
 

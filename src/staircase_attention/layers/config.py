@@ -1,16 +1,10 @@
 """The shape of a Transformer core."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal, get_args, get_origin
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-from staircase_attention.checks import (
-    check_choice,
-    check_flag,
-    check_integer,
-    check_number,
-    input_error,
-)
+from staircase_attention.checks import check_fields, input_error
 from staircase_attention.schedules import Depth
 
 # How a core knows distances: a learned table after Shaw et al., or rotary angles.
@@ -44,9 +38,9 @@ class CoreConfig:
     """Attention heads per layer; the width is shared out among them."""
     feed_forward_width: int | None = None
     """Size inside the feed-forward sublayer; None: 4 x width, or 8/3 x width for swiglu."""
-    dropout: float = 0.0
+    dropout: float = field(default=0.0, metadata={"below": 1})
     """Probability of dropping an attention weight, and a unit inside the feed-forward sublayer."""
-    embedding_dropout: float = 0.0
+    embedding_dropout: float = field(default=0.0, metadata={"below": 1})
     """Probability of dropping an element of a token's embedding."""
     positions: Positions = "relative"
     """A learned table of distances, or rotary angles."""
@@ -75,19 +69,7 @@ class CoreConfig:
     """Arguments of these blocks, besides settings of the same names."""
 
     def __post_init__(self) -> None:
-        for option in fields(self)[:-2]:
-            label, value = f"CoreConfig.{option.name}", getattr(self, option.name)
-            if value is None and option.default is None:
-                continue
-            if get_origin(option.type) is Literal:
-                check_choice(label, value, get_args(option.type))
-            elif option.type is bool:
-                check_flag(label, value)
-            elif option.type is float:
-                check_number(label, value, minimum=0, below=1, example=0.1)
-            else:
-                minimum, example = option.metadata.get("minimum", 1), EXAMPLES.get(option.name, 2)
-                check_integer(label, value, minimum=minimum, example=example)
+        check_fields(self, "CoreConfig.", examples=EXAMPLES)
         heads = f"width = {self.width} with num_heads = {self.num_heads}"
         if self.width % self.num_heads:
             rule = "CoreConfig.width must be a multiple of num_heads"
@@ -139,7 +121,3 @@ class CoreConfig:
     def depth(self) -> Depth:
         """How many layers recur, and how many come before and after."""
         return Depth(self.num_layers, self.num_prelude_layers, self.num_coda_layers)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The config as plain data."""
-        return asdict(self)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from staircase_attention.attention import View
 from staircase_attention.layers.block import Block, Remembering
 from staircase_attention.layers.config import CoreConfig
-from staircase_attention.layers.keys_values import Cache, JoinedCache, KeysValues
+from staircase_attention.layers.keys_values import Cache, KeysValues
 from staircase_attention.layers.layer import Layer, Memory
 from staircase_attention.layers.positions import RelativePositions, RotaryPositions
 
@@ -145,7 +145,7 @@ class Core(nn.Module):
     ) -> Cache:
         """A cache of tokens from a state, to which at most `num_new` others will be added."""
         del num_new  # other runners allocate room for them
-        return JoinedCache(held, positions)
+        return Cache(held, positions)
 
     @property
     def shared(self) -> Remembering | None:

@@ -1,6 +1,5 @@
 """Keys and values that queries attend to: between steps, in states and in the cache."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -67,20 +66,15 @@ def split_heads(
     return torch.unflatten(vectors, -1, (num_heads, -1)).transpose(1, 2)
 
 
-def merge_heads(
-    vectors: Float[Tensor, "batch heads time size"],
-) -> Float[Tensor, "batch time width"]:
-    """Put the heads side by side again."""
-    return vectors.transpose(1, 2).flatten(-2)
-
-
-class Cache(ABC):
+class Cache:
     """Keys and values of cached tokens: for each layer, or one pair for all.
 
-    Tokens are added at the end, dropped anywhere, and read by their positions.
+    Tokens are added at the end, dropped anywhere, and read by their positions. New tokens are
+    joined with the old ones, and both are in a new place; the engine's cache overrides that.
     """
 
-    def __init__(self, positions: tuple[range, ...]) -> None:
+    def __init__(self, held: Sequence[KeysValues], positions: tuple[range, ...]) -> None:
+        self._held = list(held)
         self.positions = positions
         """Positions of the tokens that are held."""
 
@@ -110,21 +104,24 @@ class Cache(ABC):
         # Tensors hold the tokens of all ranges side by side, without the gaps between them.
         return places_among(self.positions, tuple(positions))
 
-    @abstractmethod
     def held(self) -> list[KeysValues]:
         """All tokens that are held, for a state; gradients flow through it."""
+        return self._held
 
-    @abstractmethod
     def _part(self, layer: int, start: int, stop: int) -> KeysValues:
         """Some tokens, counted from the first one held."""
+        # With shared projections there is one pair, whatever the layer.
+        return self._held[layer if len(self._held) > 1 else 0].part(start, stop)
 
-    @abstractmethod
     def _append(self, new: Sequence[KeysValues]) -> None:
         """Add tokens at the end."""
+        if self._held:
+            new = [join(pair) for pair in zip(self._held, new, strict=True)]
+        self._held = list(new)
 
-    @abstractmethod
     def _keep(self, places: Sequence[range]) -> None:
         """Drop all tokens but these, counted from the first one held."""
+        self._held = [held.parts(places) for held in self._held]
 
 
 def places_among(stored: tuple[range, ...], positions: tuple[range, ...]) -> tuple[range, ...]:
@@ -141,28 +138,3 @@ def places_among(stored: tuple[range, ...], positions: tuple[range, ...]) -> tup
         ]
         first += len(held)
     return joined(places)
-
-
-class JoinedCache(Cache):
-    """New tokens are joined with the old ones, and both are in a new place."""
-
-    def __init__(self, held: Sequence[KeysValues], positions: tuple[range, ...]) -> None:
-        super().__init__(positions)
-        self._held = list(held)
-
-    def held(self) -> list[KeysValues]:
-        """As it is."""
-        return self._held
-
-    def _part(self, layer: int, start: int, stop: int) -> KeysValues:
-        # With shared projections there is one pair, whatever the layer.
-        return self._held[layer if len(self._held) > 1 else 0].part(start, stop)
-
-    def _append(self, new: Sequence[KeysValues]) -> None:
-        if self._held:
-            self._held = [join(pair) for pair in zip(self._held, new, strict=True)]
-        else:
-            self._held = list(new)
-
-    def _keep(self, places: Sequence[range]) -> None:
-        self._held = [held.parts(places) for held in self._held]

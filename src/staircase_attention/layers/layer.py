@@ -11,7 +11,7 @@ from torch.nn import functional
 from staircase_attention.attention import View, attend
 from staircase_attention.layers.block import Block, Remembering
 from staircase_attention.layers.config import CoreConfig
-from staircase_attention.layers.keys_values import KeysValues, join, merge_heads, split_heads
+from staircase_attention.layers.keys_values import KeysValues, join, split_heads
 from staircase_attention.layers.positions import RelativePositions, RotaryPositions
 
 NORM_EPSILON = 1e-5
@@ -94,7 +94,7 @@ class Attention(KeysValuesProjection):
             view=view,
             dropout=self.dropout if self.training else 0.0,
         )
-        output: Tensor = merge_heads(found)
+        output = found.transpose(1, 2).flatten(-2)  # [batch, queries, width]: heads side by side
         return self.output(output) if projects else output
 
     def placed(

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
@@ -10,17 +11,19 @@ from torch import Tensor
 
 from staircase_attention.attention import View
 from staircase_attention.layers import KeysValues, Trip, latest
-from staircase_attention.models.backend import CoreRunner
 from staircase_attention.models.state import Stream
 from staircase_attention.schedules import (
     CARRIED,
     OUTSIDE,
     Cell,
-    Schedule,
+    Order,
     Step,
     num_positions,
     overlap,
 )
+
+if TYPE_CHECKING:
+    from staircase_attention.models.sequence_model import SequenceModel
 
 # Told of every step: the stream before the call, the step, what its queries saw, the result.
 Watch = Callable[[Stream, Step, View, Trip], None]
@@ -36,23 +39,26 @@ class Executor:
 
     def __init__(
         self,
-        core: CoreRunner,
-        schedule: Schedule,
+        model: "SequenceModel",
         stream: Stream,
-        *,
-        num_tokens: int,
-        inject: Callable[[Tensor, Tensor], Tensor] | None = None,
-        settle: Callable[[Tensor, Tensor], Tensor],
-        num_cut: int = 0,
+        embedded: Float[Tensor, "rows time width"],
         watch: Watch | None = None,
     ) -> None:
-        self.core, self.inject, self.settle, self.watch = core, inject, settle, watch
-        self.schedule = schedule
-        self.before, self.num_tokens = stream, num_tokens
-        self.num_cut = num_cut
+        self.model, self.watch, self.settle = model, watch, model.core.settle
+        self.before, self.num_tokens = stream, embedded.shape[1]
+        self.inject = model.core.inject if model.core.injects else None
+        self.num_cut = model.num_cut
         """First passes of a chunk through which no gradients flow."""
+        recompute = model.recompute and torch.is_grad_enabled()
+        self.core = model.backend.runner(model.core, embedded, recompute=recompute)
         self.banks = dict(stream.banks)
-        self.cache = core.new_cache(stream.cache, stream.cached, num_new=num_tokens)
+        self.cache = self.core.new_cache(stream.cache, stream.cached, num_new=self.num_tokens)
+
+    def phases(self, order: Order) -> Iterator[Iterator[Step]]:
+        """The steps of the prelude, of the recurrence and of the coda."""
+        tokens = range(self.before.position, self.before.position + self.num_tokens)
+        depth, span = self.model.config.depth, self.model.outside_span
+        return self.model.schedule.phases(tokens, depth=depth, order=order, span=span)
 
     def run(
         self, entered: Float[Tensor, "rows time width"], steps: Iterable[Step]
@@ -83,7 +89,10 @@ class Executor:
                 trip = self.core(queries, layers=steps[0].layers, past=past, view=view)
                 for number, step in enumerate(steps):
                     own = trip if len(steps) == 1 else trip.rows(number, len(entered))
-                    self._carry(step, hidden)
+                    if step.lags:
+                        # The next token enters with the present one after the pass before.
+                        last = hidden[step.tokens][:, None, -1:]
+                        self.banks[step.bank, CARRIED] = KeysValues(last, last[..., :0])
                     sizes = [len(cell.tokens) for cell in step.cells]
                     after = (
                         [own.hidden] if len(sizes) == 1 else torch.split(own.hidden, sizes, dim=1)
@@ -107,12 +116,6 @@ class Executor:
             steps = list(group)
             is_free = len(tokens) == 1 and all(step.lags for step in steps[1:])
             yield from [steps] if is_free and not self.num_cut else [[step] for step in steps]
-
-    def _carry(self, step: Step, hidden: Mapping[range, Tensor]) -> None:
-        """Keep what the next token enters this pass with: the present one after the pass before."""
-        if step.lags:
-            last = hidden[step.tokens][:, None, -1:]
-            self.banks[step.bank, CARRIED] = KeysValues(last, last[..., :0])
 
     def _query(
         self, step: Step, cell: Cell, hidden: Mapping[range, Tensor], first: Mapping[range, Tensor]
@@ -162,7 +165,7 @@ class Executor:
         return View.of(
             queries=queries,
             keys=(*frozen, range(queries.start - num_held, own)),
-            span=step.span or self.schedule.attention_span,
+            span=step.span or self.model.schedule.attention_span,
             starts=self.before.starts * len(steps),
             device=device,
         )

@@ -142,26 +142,12 @@ class SequenceModel(nn.Module):
         self._check_state(state, tokens)
         # Rows that were reset inside a chunk are other streams, with timetables of their own.
         is_alone = len(state.streams) == 1
-        inject = self.core.inject if self.core.injects else None
         outputs, streams = [], []
         for stream in state.streams:
             own = tokens if is_alone else tokens[list(stream.rows)]
             embedded = self.embed(own, stream)
-            recompute = self.recompute and torch.is_grad_enabled()
-            runner = self.backend.runner(self.core, embedded, recompute=recompute)
-            executor = Executor(
-                runner,
-                self.schedule,
-                stream,
-                num_tokens=own.shape[1],
-                inject=inject,
-                settle=self.core.settle,
-                num_cut=self.num_cut,
-                watch=watch,
-            )
-            positions = range(stream.position, stream.position + own.shape[1])
-            depth, span = self.config.depth, self.outside_span
-            for steps in self.schedule.phases(positions, depth=depth, order=order, span=span):
+            executor = Executor(self, stream, embedded, watch)
+            for steps in executor.phases(order):
                 embedded = executor.run(embedded, steps)
             outputs.append(embedded)
             streams.append(executor.stream())
@@ -214,11 +200,8 @@ class SequenceModel(nn.Module):
 
     def initial_state(self, batch_size: int) -> State:
         """The state of streams that have not begun."""
-        return State.fresh(
-            model=self.signature,
-            chunk_length=self.schedule.period,
-            batch_size=batch_size,
-        )
+        streams = (Stream.fresh(range(batch_size)),)
+        return State(model=self.signature, chunk_length=self.schedule.period, streams=streams)
 
     @property
     def num_cut(self) -> int:

@@ -173,12 +173,6 @@ class State(TensorState):
     """The schedule's period: rows that begin at its multiples can share a stream."""
     streams: tuple[Stream, ...]
 
-    @classmethod
-    def fresh(cls, *, model: Mapping[str, Any], chunk_length: int, batch_size: int) -> "State":
-        """The state of streams that have not begun."""
-        streams = (Stream.fresh(range(batch_size)),)
-        return cls(model=model, chunk_length=chunk_length, streams=streams)
-
     @property
     def batch_size(self) -> int:
         """Rows in the batch."""
@@ -258,7 +252,8 @@ class State(TensorState):
             flags = [mask[row] for row in stream.rows]
             # Where a period begins, restarted rows can stay: a mask hides the past from them. A
             # stream of which no row is left is dropped instead, and its memory with it.
-            if any(flags) and not all(flags) and self._is_aligned(stream):
+            is_aligned = stream.position % self.chunk_length == 0
+            if any(flags) and not all(flags) and is_aligned:
                 streams.append(stream.restart(flags))
                 continue
             stay = [place for place, is_new in enumerate(flags) if not is_new]
@@ -267,24 +262,18 @@ class State(TensorState):
                 streams.append(stream)
             elif stay:
                 streams.append(stream.select(stay, [stream.rows[place] for place in stay]))
-        if unassigned:
-            self._assign(streams, sorted(unassigned))
+        # They begin in a stream where a period begins now, or in one of their own.
+        aligned = [at for at, one in enumerate(streams) if one.position % self.chunk_length == 0]
+        if unassigned and aligned:
+            stream = streams[aligned[0]]
+            place_of = {row: place for place, row in enumerate(stream.rows)}
+            every = sorted([*stream.rows, *unassigned])
+            # New rows begin as copies of any other one; restarting clears them.
+            together = stream.select([place_of.get(row, 0) for row in every], every)
+            streams[aligned[0]] = together.restart([row not in place_of for row in every])
+        elif unassigned:
+            streams.append(Stream.fresh(sorted(unassigned)))
         return replace(self, streams=tuple(streams))
-
-    def _assign(self, streams: list[Stream], new: list[int]) -> None:
-        """Let rows begin in a stream where a period begins now, or in one of their own."""
-        for number, stream in enumerate(streams):
-            if self._is_aligned(stream):
-                place_of = {row: place for place, row in enumerate(stream.rows)}
-                rows = sorted([*stream.rows, *new])
-                # New rows begin as copies of any other one; restarting clears them.
-                together = stream.select([place_of.get(row, 0) for row in rows], rows)
-                streams[number] = together.restart([row not in place_of for row in rows])
-                return
-        streams.append(Stream.fresh(new))
-
-    def _is_aligned(self, stream: Stream) -> bool:
-        return stream.position % self.chunk_length == 0
 
     @property
     def _tensors(self) -> list[Tensor]:

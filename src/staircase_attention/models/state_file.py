@@ -10,17 +10,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from staircase_attention import files
 from staircase_attention.checks import check_integer, input_error
-from staircase_attention.files import (
-    NO_SUM,
-    as_written,
-    check_can_write,
-    check_seal,
-    parse_json,
-    read_file,
-    sealed,
-    write_whole,
-)
 from staircase_attention.layers import KeysValues
 from staircase_attention.models.lstm import LSTMState
 from staircase_attention.models.state import STATE_RULE, State, Stream
@@ -47,14 +38,14 @@ def save_state(state: State | LSTMState, path: str | os.PathLike[str]) -> None:
     if not isinstance(state, State | LSTMState):
         raise input_error(STATE_RULE, type(state).__name__, "pass such a state")
     target = Path(path)
-    check_can_write(target, "a state")
+    files.check_can_write(target, "a state")
     write_sealed(target, HEADER, *take_apart(state))
 
 
 def load_state(path: str | os.PathLike[str]) -> State | LSTMState:
     """Read a state that `save_state` wrote."""
     header, tensors = read_sealed(Path(path), HEADER, "a state", VERSION)
-    with as_written("a state", path, "save the state again"):
+    with files.as_written("a state", path, "save the state again"):
         return put_together(header, tensors)
 
 
@@ -62,8 +53,8 @@ def write_sealed(
     path: Path, key: str, header: Mapping[str, Any], tensors: dict[str, Tensor]
 ) -> None:
     """Write plain data and tensors to one file, with a checksum of all its bytes in it."""
-    metadata = {key: json.dumps(header), CHECKSUM: NO_SUM.decode()}
-    write_whole(path, sealed(save(tensors, metadata=metadata)))
+    metadata = {key: json.dumps(header), CHECKSUM: files.NO_SUM.decode()}
+    files.write_whole(path, files.sealed(save(tensors, metadata=metadata)))
 
 
 def read_sealed(path: Path, key: str, what: str, version: int) -> Parts:
@@ -71,16 +62,16 @@ def read_sealed(path: Path, key: str, what: str, version: int) -> Parts:
     if not path.is_file():
         rule = f"{what} is read from a file"
         raise FileNotFoundError(f"{rule}, got {path}, which is no file; check the path")
-    with as_written(f"{what} in a safetensors file", path, "save it again"):
-        content = read_file(path, most=None)
-        is_sealed = check_seal(content)
+    with files.as_written(f"{what} in a safetensors file", path, "save it again"):
+        content = files.read_file(path, most=None)
+        is_sealed = files.check_seal(content)
         try:
             tensors = load(content)
         except SafetensorError as error:
             raise ValueError(str(error)) from error
         size = int.from_bytes(content[:8], "little")
-        metadata = parse_json(content[8 : 8 + size]).get("__metadata__", {})
-        header: dict[str, Any] = parse_json(metadata.get(key, "{}"))
+        metadata = files.parse_json(content[8 : 8 + size]).get("__metadata__", {})
+        header: dict[str, Any] = files.parse_json(metadata.get(key, "{}"))
         found = header.get("version", "unknown")
         if not is_sealed and (found == version or CHECKSUM in metadata):
             raise ValueError("its checksum is gone")

@@ -7,6 +7,7 @@ import posixpath
 import shutil
 import webbrowser
 from collections.abc import Callable
+from contextlib import suppress
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -46,6 +47,11 @@ class PageHandler(SimpleHTTPRequestHandler):
         """The file at this address; one that does not exist for all other addresses."""
         name = posixpath.normpath(unquote(urlsplit(path).path)).lstrip("/")
         return str(page_files().get(name or "index.html", HERE / "none"))
+
+    def handle(self) -> None:
+        """A visitor may leave in the middle of a file."""
+        with suppress(ConnectionError):
+            super().handle()
 
     def log_message(self, format: str, *arguments: object) -> None:
         """Say nothing: the terminal is the user's."""

@@ -112,6 +112,21 @@ export class Model {
     this.cacheStart = 0;
   }
 
+  // Make another number of passes from here on, as `models/depth.py` does for a Ladder. With fewer,
+  // the stream is as if it had never made more; with more, earlier tokens offer their last pass.
+  setPasses(number) {
+    const { name, options } = this.schedule;
+    const before = options.num_passes;
+    this.schedule = makeSchedule(name, { ...options, num_passes: number });
+    for (let layer = 0; layer < this.layers.length; layer++) {
+      for (let pass = number + 1; pass <= before; pass++) this.banks.delete(`${pass},${layer}`);
+      const deepest = this.banks.get(`${before},${layer}`) ?? [];
+      for (let pass = before + 1; pass <= number; pass++) {
+        this.banks.set(`${pass},${layer}`, [...deepest]);
+      }
+    }
+  }
+
   // Numbers that the stream remembers.
   get stateSize() {
     const held = [...this.banks.values(), ...this.cache].reduce((sum, one) => sum + one.length, 0);

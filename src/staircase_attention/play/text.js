@@ -50,23 +50,39 @@ function showPasses(said) {
   table.createTBody().append(...lines);
 }
 
+// Milliseconds that a token took the model, by the number of passes.
+function showTimes(count, times) {
+  const each = [...times].sort().map(([passes, { sum, number }]) =>
+    `${(sum / number).toFixed(1)} with ${passes} ${passes > 1 ? "passes" : "pass"}`);
+  status.textContent = `${count} tokens. Milliseconds per token: ${each.join(", ")}.`;
+}
+
 async function write() {
-  const { prompt, temperature, seed } = form;
+  const { prompt, temperature, seed, passes } = form;
   const next = random(Number(seed.value));
   const decoder = new TextDecoder();
+  const unread = [END, ...tokeniser.encode(prompt.value)];
+  const times = new Map();
   model.reset();
-  let said = model.step(END);
-  for (const token of tokeniser.encode(prompt.value)) said = model.step(token);
   written.textContent = prompt.value;
-  const began = performance.now();
-  for (let count = 1; isWriting && count <= MOST; count++) {
-    const token = draw(said.at(-1), Number(temperature.value), next);
-    if (token === END) break;
-    written.textContent += decoder.decode(tokeniser.decode([token]), { stream: true });
+  for (let count = 0, said; isWriting && count < MOST; ) {
+    let token = unread.shift();
+    if (token === undefined) {
+      token = draw(said.at(-1), Number(temperature.value), next);
+      if (token === END) break;
+      written.textContent += decoder.decode(tokeniser.decode([token]), { stream: true });
+      count++;
+    }
+    // The dial may have been turned since the last token.
+    model.setPasses(Number(passes.value));
+    const time = times.get(passes.value) ?? { sum: 0, number: 0 };
+    const began = performance.now();
     said = model.step(token);
+    time.sum += performance.now() - began;
+    time.number++;
+    times.set(passes.value, time);
     showPasses(said);
-    const rate = (1000 * count) / (performance.now() - began);
-    status.textContent = `${count} tokens, ${rate.toFixed(0)} per second`;
+    showTimes(count, times);
     // Let the page draw.
     await new Promise((resolve) => setTimeout(resolve));
   }
@@ -92,6 +108,7 @@ form.addEventListener("submit", async (event) => {
   isWriting = false;
   form.write.textContent = model ? "Write" : "Load the model (3.5 MB) and write";
 });
-form.temperature.addEventListener("input", () => {
-  form.querySelector("output").value = Number(form.temperature.value).toFixed(1);
+form.addEventListener("input", ({ target }) => {
+  const output = target.closest("label").querySelector("output");
+  if (output) output.value = target === form.temperature ? Number(target.value).toFixed(1) : target.value;
 });

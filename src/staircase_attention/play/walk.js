@@ -106,8 +106,10 @@ function lost({ right }) {
 // The latest answers, a line per model: right ones are tall and green.
 function drawHistory() {
   const context = history.getContext("2d");
-  const [label, most] = [110, 425];
-  context.clearRect(0, 0, history.width, history.height);
+  // As many as there is room for; to set the width also clears.
+  history.width = Math.min(960, section.clientWidth);
+  const label = 110;
+  const most = Math.floor((history.width - label) / 2);
   context.font = "14px system-ui, sans-serif";
   walkers.forEach(({ title, right }, row) => {
     context.fillStyle = colour("--soft");

@@ -23,21 +23,16 @@ class RungSchedule(Schedule):
     span_includes_self: bool = field(default=True, metadata={"is_new": True})
     """Whether S counts the token itself; the authors' public code does not."""
 
-    @property
-    def rungs(self) -> tuple[int, LayerOrder]:
-        """N, and the order of the layers."""
-        return 1, "ABAB"
-
     def steps(self, tokens: range, *, num_layers: int, order: Order) -> Iterator[Step]:
         """A run of tokens pass by pass, then the next; in chunk order every token is a run.
 
         Each (pass, layer) has a bank of its own, which holds the latest positions for the tokens
         that come next: the segment memory of Transformer-XL.
         """
-        num_passes, layer_order = self.rungs
-        whole = range(num_layers)
-        each = [range(layer, layer + 1) for layer in whole]
-        parts = [whole] if layer_order == "ABAB" else each
+        # N, and the order of the layers, if a schedule has these options.
+        num_passes, layer_order = getattr(self, "num_passes", 1), getattr(self, "order", "ABAB")
+        each = [range(layer, layer + 1) for layer in range(num_layers)]
+        parts = [range(num_layers)] if layer_order == "ABAB" else each
         each_token = (range(token, token + 1) for token in tokens)
         for run in runs(tokens, self.attention_span) if order == "window" else each_token:
             for part, layers in enumerate(parts):
@@ -63,8 +58,9 @@ class RungSchedule(Schedule):
 
     @property
     def paper_row(self) -> PaperRow:
-        """N recurrent steps; the tables print no sizes for a ladder."""
-        return PaperRow(recurrent_steps=self.rungs[0], step_size=None, forward_size=None)
+        """N recurrent steps, or a dash where nothing recurs; no sizes for a ladder."""
+        num_passes = getattr(self, "num_passes", None)
+        return PaperRow(recurrent_steps=num_passes, step_size=None, forward_size=None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,22 +74,12 @@ class Ladder(RungSchedule):
     order: LayerOrder = "ABAB"
     """ABAB repeats the core, AABB repeats each layer before the next one's turn."""
 
-    @property
-    def rungs(self) -> tuple[int, LayerOrder]:
-        """The options."""
-        return self.num_passes, self.order
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransformerXL(RungSchedule):
     """The baseline of the paper: a Ladder with one pass."""
 
     name: ClassVar[str] = "transformer-xl"
-
-    @property
-    def paper_row(self) -> PaperRow:
-        """Nothing recurs: the tables print dashes."""
-        return PaperRow(recurrent_steps=None, step_size=None, forward_size=None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,12 +89,7 @@ class UniversalTransformer(RungSchedule):
     name: ClassVar[str] = "universal-transformer"
 
     num_passes: int
-    """N: how often the layer is applied."""
-
-    @property
-    def rungs(self) -> tuple[int, LayerOrder]:
-        """With one layer both orders are the same."""
-        return self.num_passes, "ABAB"
+    """N: how often the layer is applied; with one layer both orders are the same."""
 
     def check_core(self, *, num_layers: int) -> None:
         """Refuse a core of more than one layer."""
@@ -140,9 +121,4 @@ class ParallelLoop(RungSchedule):
     lags: ClassVar[bool] = True
 
     num_passes: int
-    """N: how often the core is applied."""
-
-    @property
-    def rungs(self) -> tuple[int, LayerOrder]:
-        """A lag needs whole passes."""
-        return self.num_passes, "ABAB"
+    """N: how often the core is applied, whole: a lag needs whole passes."""

@@ -3,9 +3,9 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import Field, dataclass, fields, replace
-from typing import Any, ClassVar, Literal, Self, get_args, get_origin
+from typing import Any, ClassVar, Self
 
-from staircase_attention.checks import check_choice, check_flag, check_integer, input_error
+from staircase_attention.checks import check_choice, check_fields, input_error
 from staircase_attention.references import check_options, load_reference, reference_of
 from staircase_attention.schedules.timetable import Cell, Depth, Order, Step
 
@@ -41,15 +41,7 @@ class Schedule(ABC):
     """What the command line and saved files call this schedule."""
 
     def __post_init__(self) -> None:
-        for option in _fields(self):
-            label, value = f"{type(self).__name__}.{option.name}", getattr(self, option.name)
-            if option.type is int:
-                minimum = option.metadata.get("minimum", 1)
-                check_integer(label, value, minimum=minimum, example=max(minimum, 4))
-            elif option.type is bool:
-                check_flag(label, value)
-            elif get_origin(option.type) is Literal:
-                check_choice(label, value, get_args(option.type))
+        check_fields(self, f"{type(self).__name__}.")
 
     @abstractmethod
     def steps(self, tokens: range, *, num_layers: int, order: Order) -> Iterator[Step]:

@@ -44,16 +44,21 @@ class Stairs:
         arrived = dict(pieces(tokens, self.chunk_size))
         walk = self._by_window if order == "window" else self._by_chunk
         for index, cells, oldest in walk(arrived, tokens.stop // self.chunk_size):
-            full = cells[-1].tokens.stop == (index + 1) * self.chunk_size
+            stop = cells[-1].tokens.stop
+            full = stop == (index + 1) * self.chunk_size
+            # Chunks of the window that have made their last pass before this step,
+            first, past = self._window_start(index), index - self.num_query_passes + 1
+            # and what has arrived of the window of the oldest step that is still to come.
+            kept = joined([range(self._window_start(oldest), stop)]) if self.caches else ()
             yield Step(
                 index=index,
                 bank=index,
                 layers=range(num_layers),
                 cells=cells,
-                frozen=self._frozen(index),
+                frozen=joined([range(first, max(0, past) * self.chunk_size)]),
                 # Once its newest chunk is full, nothing will join this step any more.
                 retained=0 if full else None,
-                kept=self._kept(oldest, cells[-1].tokens.stop),
+                kept=kept,
             )
 
     def _by_window(
@@ -91,15 +96,6 @@ class Stairs:
             # M = 0 caches a chunk as it came in, even though it makes one pass.
             cached = "output" if self.num_passes else "input"
         return Cell(chunk=chunk, pass_number=pass_number, tokens=tokens, cached=cached)
-
-    def _frozen(self, index: int) -> tuple[range, ...]:
-        """Chunks of the window that have made their last pass before this step."""
-        stop = max(0, index - self.num_query_passes + 1) * self.chunk_size
-        return joined([range(self._window_start(index), stop)])
-
-    def _kept(self, oldest: int, stop: int) -> tuple[range, ...]:
-        """What has arrived of the window of the oldest step that is still to come."""
-        return joined([range(self._window_start(oldest), stop)]) if self.caches else ()
 
 
 class StairSchedule(Schedule):

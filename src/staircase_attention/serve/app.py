@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -61,7 +62,7 @@ class Service:
         self.language, self.name, self.separator = language, name, separator
         self.limits = Limits() if limits is None else limits
         self.api_keys = [key.encode() for key in api_keys]
-        self.batch = Batch(language.model)
+        self.batch = Batch(language.model, language.decode)
         most = self.limits.max_sessions
         self.sessions = Sessions(language.model, language.decode, most=most, folder=folder)
         self.metrics = metrics = prometheus.CollectorRegistry()
@@ -101,15 +102,21 @@ class Service:
             making = asyncio.create_task(self._make(thread))
             yield
             making.cancel()
+            self.batch.deadline = 0
         self.sessions.save()
 
     async def _make(self, thread: ThreadPoolExecutor) -> None:
         loop = asyncio.get_running_loop()
+
+        def work() -> None:
+            # Tokens are sent while the next ones are made.
+            while self.batch.num_answers:
+                for answer, new in self.batch.work():
+                    loop.call_soon_threadsafe(answer.news.put_nowait, (answer.index, new))
+
         while await self.wake.wait():
             self.wake.clear()
-            while self.batch.num_answers:
-                for answer, new in await loop.run_in_executor(thread, self.batch.work):
-                    answer.news.put_nowait((answer.index, new))
+            await loop.run_in_executor(thread, work)
 
     def _guarded(self, path: str, endpoint: Endpoint) -> Endpoint:
         """An endpoint that answers those who may ask, reports errors, and counts."""
@@ -237,6 +244,7 @@ class Service:
                     ),
                     unread=[*before, *new],
                     wants_state=job.returns_state,
+                    sampling=replace(job.sampling, seed=0),
                     news=news,
                 )
                 for row in range(job.num_choices)
@@ -254,12 +262,13 @@ class Service:
                     found.append(job.answers[0].news.get_nowait())
                 if not texts:
                     self.first.observe(time.time() - job.created)
-                self.tokens.labels("made").inc(len(found))
                 ends: dict[int, Finish | None] = {}
                 for index, new in found:
                     if isinstance(new, Exception):
                         raise new
-                    texts[index], ends[index] = texts.get(index, "") + new.text, new.finish
+                    text, number, ends[index] = new
+                    texts[index] = texts.get(index, "") + text
+                    self.tokens.labels("made").inc(number)
                 for index, end in ends.items():
                     num_left -= end is not None
                     session = None

@@ -4,6 +4,9 @@ Prompts are read in pieces, each by itself; between two pieces every row gets a 
 where it is at the same place of the timetable's period as the others: at once in Ladders and other
 token-wise models, else after at most a chunk, its first token being made by then. What a row gets
 depends on its own tokens and draws alone, never on the rows beside it.
+
+On a GPU the rows' next step is launched before their latest tokens are looked at, so that it runs
+meanwhile. If rows come or go after all, it is taken back.
 """
 
 import logging
@@ -12,27 +15,28 @@ import time
 from asyncio import Queue
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from staircase_attention.generation import NewToken, SamplingConfig, TokenStream
+from staircase_attention.generation import Finish, SamplingConfig, TokenStream
 from staircase_attention.generation.prompts import period_of
 from staircase_attention.generation.sampling import choose_by, uniform
 from staircase_attention.generation.stepper import Model, Stepper, accelerate, feed, inference
+from staircase_attention.generation.stream import Decode
 from staircase_attention.models import State
 from staircase_attention.serve.protocol import RefusedError
 
 # Tokens of prompts that are read between two tokens of every other row.
 PIECE = 128
-# Seconds for which rounds are made before their tokens are sent.
-SLICE = 0.005
+# Seconds per row for which rounds are made before tokens are sent: ten times as long as that takes.
+SLICE = 0.001
 
-
-# A token of an answer, or why there will be none.
-News = NewToken | Exception
+# What has been made of an answer since the last time, in how many tokens, and why it ended; or why
+# there will be none.
+News = tuple[str, int, Finish | None] | Exception
 
 
 @dataclass(kw_only=True, eq=False, slots=True)
@@ -49,6 +53,8 @@ class Answer:
     """Whether the state is needed at the end."""
     news: "Queue[tuple[int, News]]"
     """One for all answers of a request."""
+    sampling: SamplingConfig
+    """That of its tokens without a seed: answers with the same one are sampled together."""
     is_gone: bool = False
     """Whether nobody waits for it any more."""
 
@@ -61,9 +67,10 @@ class Answer:
 class Batch:
     """All answers in the making. One thread calls `work`; others may add to `reading`."""
 
-    def __init__(self, model: Model) -> None:
-        accelerate(model)
-        self.model, self.period = model, period_of(model)
+    def __init__(self, model: Model, decode: Decode) -> None:
+        self.launches_early = accelerate(model)
+        self.model, self.period = model.eval(), period_of(model)
+        self.pieces = [decode([token]) for token in range(model.output_size)]
         self.reading: deque[Answer] = deque()
         """Answers whose prompts are being read."""
         self.ready: list[Answer] = []
@@ -75,7 +82,11 @@ class Batch:
         """The place of the period at which the stepper is."""
         self.deadline = math.inf
         """When, by `time.monotonic`, all answers are cut short."""
-        self._news: list[tuple[Answer, News]] = []
+        self._launched: Tensor | None = None
+        """The logits of a step that has begun with the latest token of every row."""
+        self._news: dict[Answer, News] = {}
+        self._is_urgent = False
+        """Whether the news have a first token or the end of an answer."""
 
     @property
     def num_answers(self) -> int:
@@ -83,8 +94,8 @@ class Batch:
         return len(self.reading) + len(self.ready) + len(self.rows)
 
     def work(self) -> list[tuple[Answer, News]]:
-        """Make rounds for a few milliseconds, one at least; gives the tokens that were made."""
-        end = time.monotonic() + SLICE
+        """Make rounds for a while, or until something is urgent; gives what was made."""
+        end = time.monotonic() + SLICE * self.num_answers
         while self.num_answers:
             try:
                 with inference(self.model):
@@ -93,10 +104,10 @@ class Batch:
             except Exception as error:
                 logging.getLogger(__name__).exception("a round failed")
                 self._fail([*self._unread(), *self.ready, *self.rows], error)
-                self.ready, self.rows, self.stepper = [], [], None
-            if time.monotonic() > end:
+                self.ready, self.rows, self.stepper, self._launched = [], [], None, None
+            if self._is_urgent or time.monotonic() > end:
                 break
-        news, self._news = self._news, []
+        news, self._news, self._is_urgent = [*self._news.items()], {}, False
         return news
 
     def _round(self) -> None:
@@ -104,14 +115,32 @@ class Batch:
         if time.monotonic() > self.deadline:
             self._cut()
         self._let_go()
-        self._read()
-        self._admit()
-        if self.stepper is not None:
-            pending = torch.cat([answer.tokens.pending for answer in self.rows])
-            with self.stepper.step(pending) as logits:
-                self._extend(self.rows, logits)
-            self.phase = (self.phase + 1) % self.period
-            self._let_go()
+        if self._launched is None:
+            self._read()
+            self._admit()
+        if self.stepper is None:
+            return
+        logits, self._launched = self._launched, None
+        if logits is None:
+            pending = [answer.tokens.recent[0][-1:] for answer in self.rows]
+            logits = self.stepper.ahead(torch.tensor(pending))
+        chosen = self._choose(self.rows, logits[:, -1])
+        made = list(zip(self.rows, chosen.tolist(), strict=True))
+        self.stepper.settle(1)
+        # Nobody waits to join, and nobody leaves but by a stop string.
+        if (
+            self.launches_early
+            and not (self.reading or self.ready)
+            and not any(
+                token in one.tokens.stop_tokens or one.tokens.num_made + 1 == one.tokens.max_tokens
+                for one, token in made
+            )
+        ):
+            self._launched = self.stepper.ahead(chosen[:, None])
+        for answer, token in made:
+            self._add(answer, token)
+        self.phase = (self.phase + 1) % self.period
+        self._let_go()
 
     def _read(self) -> None:
         """Read on in prompts; an answer gets its first token with its prompt's last."""
@@ -124,7 +153,8 @@ class Batch:
                 logits, state = feed(self.model, torch.tensor([piece]), one.tokens.stepper.state)
                 one.tokens.stepper = Stepper(self.model, state)
                 if not one.unread:
-                    self._extend([one], logits[:, -1])
+                    self._add(one, int(self._choose([one], logits[:, -1])))
+                    self._is_urgent = True
             # Only a session from elsewhere can be wrong here, and only its own answer suffers.
             except Exception as error:
                 self._fail([one], error)
@@ -161,29 +191,46 @@ class Batch:
         state = answer.tokens.stepper.state
         return state.streams[0].position % self.period if isinstance(state, State) else 0
 
-    def _extend(self, answers: Sequence[Answer], logits: Float[Tensor, "rows vocab"]) -> None:
-        """Give every answer its next token."""
+    def _choose(
+        self, answers: Sequence[Answer], logits: Float[Tensor, "rows vocab"]
+    ) -> Int[Tensor, " rows"]:
+        """The next token of every answer, on the device."""
         groups: dict[SamplingConfig, list[int]] = {}
         for place, answer in enumerate(answers):
-            groups.setdefault(replace(answer.tokens.sampling, seed=0), []).append(place)
+            groups.setdefault(answer.sampling, []).append(place)
+        found = torch.empty(len(answers), dtype=torch.int64, device=logits.device)
         for config, places in groups.items():
             made = [answers[place].tokens for place in places]
+            recent, rows = [one.recent[0] for one in made], [one.rows[0] for one in made]
             draws = [
                 uniform(seed=one.sampling.seed, row=one.rows[0], count=one.num_made) for one in made
             ]
-            recent, rows = [one.recent[0] for one in made], [one.rows[0] for one in made]
-            found = choose_by(draws, config, logits[places], recent, rows=rows)
-            for place, token, logprob in zip(places, *(one[:, None] for one in found), strict=True):
-                stream = answers[place].tokens
-                assert stream.decode is not None
-                stream.add(token, logprob, [stream.decode(token.tolist())])
-                self._news.append((answers[place], stream.waiting.popleft()))
+            found[places] = choose_by(draws, config, logits[places], recent, rows=rows)
+        return found
+
+    def _add(self, answer: Answer, token: int) -> None:
+        """As `TokenStream.add`, but `pending` is left behind until the answer is over."""
+        answer.tokens.num_made += 1
+        answer.tokens.note([token])
+        text, why = answer.tokens.shown(answer.tokens.rows[0], token, self.pieces[token])
+        self._tell(answer, text, 1, why)
+
+    def _tell(self, answer: Answer, text: str, number: int, why: Finish | None) -> None:
+        if isinstance(news := self._news.get(answer), tuple):
+            text, number = news[0] + text, news[1] + number
+        self._news[answer] = text, number, why
+        if why is not None:
+            answer.tokens.pending = torch.tensor(answer.tokens.recent[0][-1:])
+            self._is_urgent = True
 
     def _let_go(self) -> None:
         """Drop the rows of answers that are over, after taking their states where wanted."""
         staying = [place for place, answer in enumerate(self.rows) if not answer.is_over]
         if self.stepper is None or len(staying) == len(self.rows):
             return
+        if self._launched is not None:
+            self.stepper.settle(0)
+            self._launched = None
         for place, answer in enumerate(self.rows):
             if answer.wants_state and place not in staying and not answer.is_gone:
                 state = self.stepper.state.select([place])
@@ -197,10 +244,8 @@ class Batch:
     def _cut(self) -> None:
         """End every answer with what it has; those without a token fail."""
         for answer in (*self.ready, *self.rows):
-            tokens, row = answer.tokens, answer.tokens.rows[0]
-            tokens.finished[row] = "max_tokens"
-            last = NewToken(row=row, token=int(tokens.pending), logprob=0.0, finish="max_tokens")
-            self._news.append((answer, last))
+            answer.tokens.finished[answer.tokens.rows[0]] = "max_tokens"
+            self._tell(answer, "", 0, "max_tokens")
         rule = "a request must come before the server stops"
         self._fail(self._unread(), RefusedError(503, rule, "one after that", "try again"))
 
@@ -214,4 +259,4 @@ class Batch:
     def _fail(self, answers: Sequence[Answer], error: Exception) -> None:
         for answer in answers:
             answer.is_gone = True
-            self._news.append((answer, error))
+            self._news[answer] = error

@@ -7,14 +7,12 @@ same distribution.
 """
 
 import math
-from dataclasses import dataclass, replace
-from typing import Literal, Self, get_args
+from dataclasses import dataclass, field, replace
+from typing import Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from staircase_attention.batches import IGNORED
-from staircase_attention.checks import check_choice, check_integer
 from staircase_attention.tasks.task import Episodes, Integers, SizedTask
 
 Distribution = Literal["authors", "redraw"]
@@ -58,7 +56,7 @@ class Algorithm(SizedTask):
     x = 8 ; x -- ; x ++ ; z = 10 ; if x < z : y = 2 ; print z ; [10] END
     """
 
-    num_variables: int = 3
+    num_variables: int = field(default=3, metadata={"minimum": 2, "maximum": len(VARIABLES)})
     """How many of x, y, z, p and r occur; the paper has 3, Fan et al. also 5."""
     num_statements: int = 100
     """Statements in a program; an `if` and what it guards are one."""
@@ -69,13 +67,6 @@ class Algorithm(SizedTask):
     assignments, not 23.5%. Tables made before this option existed used 'redraw'."""
     num_train: int | None = 10_000
     """Training programs; None for endless fresh ones."""
-
-    def __post_init__(self) -> None:
-        most = len(VARIABLES)
-        check_integer("num_variables", self.num_variables, minimum=2, maximum=most, example=3)
-        check_integer("num_statements", self.num_statements, minimum=1, example=100)
-        check_choice("distribution", self.distribution, get_args(Distribution))
-        SizedTask.__post_init__(self)
 
     @property
     def input_symbols(self) -> tuple[str, ...]:
@@ -105,7 +96,15 @@ class Algorithm(SizedTask):
         for number in range(self.num_statements):
             statement = _next_statement(generator, values, self.distribution)
             tokens[:, number], targets[:, number, -1] = statement
-        return _concatenated(tokens, targets)
+        # Remove the padding, and close each program with END.
+        close = ((0, 0), (0, 1))
+        tokens = np.pad(tokens.reshape(num_episodes, -1), close, constant_values=END)
+        targets = np.pad(targets.reshape(num_episodes, -1), close, constant_values=IGNORED)
+        is_token = tokens != PAD
+        lengths = is_token.sum(axis=1)
+        return Episodes(
+            inputs=tokens[is_token], targets=targets[is_token], starts=np.cumsum(lengths) - lengths
+        )
 
 
 def _next_statement(
@@ -192,16 +191,3 @@ def _choose(generator: np.random.Generator, shares: Integers) -> Integers:
     upto = np.cumsum(shares, axis=0)
     chosen: Integers = (upto <= generator.integers(upto[-1])).sum(axis=0)
     return chosen
-
-
-def _concatenated(tokens: NDArray[np.int8], targets: NDArray[np.int8]) -> Episodes:
-    """Remove the padding, and close each program with END."""
-    num_programs = len(tokens)
-    close = ((0, 0), (0, 1))
-    tokens = np.pad(tokens.reshape(num_programs, -1), close, constant_values=END)
-    targets = np.pad(targets.reshape(num_programs, -1), close, constant_values=IGNORED)
-    is_token = tokens != PAD
-    lengths = is_token.sum(axis=1)
-    return Episodes(
-        inputs=tokens[is_token], targets=targets[is_token], starts=np.cumsum(lengths) - lengths
-    )

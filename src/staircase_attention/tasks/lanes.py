@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from staircase_attention.batches import IGNORED, Batch
-from staircase_attention.checks import check_integer, input_error
+from staircase_attention.checks import check_fields, check_integer, input_error
 from staircase_attention.tasks.splits import EpisodeSource
 from staircase_attention.tasks.task import Episodes, Integers, ragged_range
 
@@ -26,27 +26,17 @@ class Growth:
     [4, 4, 8, 8, None]
     """
 
-    first_tokens: int | None = None
+    first_tokens: int | None = field(default=None, metadata={"minimum": 2, "maximum": 2**30})
     """Tokens of an episode in the first stage; None: episodes are always whole."""
     first_updates: int | None = None
     """Updates in the first stage; None: `double_every`."""
     double_every: int = 500
     """Updates in each later stage."""
-    num_doublings: int = 4
+    num_doublings: int = field(default=4, metadata={"maximum": 32})
     """Number of doublings; after the last one, episodes are whole."""
 
     def __post_init__(self) -> None:
-        group = "training.growth"
-        if self.first_tokens is not None:
-            check_integer(
-                f"{group}.first_tokens", self.first_tokens, minimum=2, maximum=2**30, example=32
-            )
-        if self.first_updates is not None:
-            check_integer(f"{group}.first_updates", self.first_updates, minimum=1, example=900)
-        check_integer(f"{group}.double_every", self.double_every, minimum=1, example=500)
-        check_integer(
-            f"{group}.num_doublings", self.num_doublings, minimum=1, maximum=32, example=4
-        )
+        check_fields(self, "training.growth.")
 
     def longest(self, update: int) -> int | None:
         """Tokens of an episode in an update, counted from 0; None: all."""
@@ -114,8 +104,7 @@ class Lanes:
     """Replaces the last token of an episode that is cut; None: nothing does."""
 
     def __post_init__(self) -> None:
-        check_integer("num_lanes", self.num_lanes, minimum=1, example=256)
-        check_integer("segment_length", self.segment_length, minimum=1, example=128)
+        check_fields(self)
 
     def first_position(self) -> Position:
         """Every lane at the first token of its first episode."""

@@ -3,13 +3,14 @@
 import re
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import combinations
 from itertools import permutations as all_orders
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from staircase_attention.checks import check_choice, check_integer, input_error
+from staircase_attention.checks import input_error
 from staircase_attention.tasks.task import Episodes, SizedTask, reset_episodes, run_automaton
 
 Inputs = Literal["elements", "generators"]
@@ -46,8 +47,6 @@ class Permutations(SizedTask):
 
     def __post_init__(self) -> None:
         group_elements(self.group)
-        check_integer("length", self.length, minimum=1, example=64)
-        check_choice("inputs", self.inputs, get_args(Inputs))
         SizedTask.__post_init__(self)
 
     @property
@@ -86,7 +85,12 @@ def group_elements(group: str) -> tuple[Permutation, ...]:
         rule = f"group must be S2 to S{MAXIMUM_POINTS} or A3 to A{MAXIMUM_POINTS}"
         raise input_error(rule, repr(group), "use for example group='S5'")
     orders = all_orders(range(int(parts[2])))
-    return tuple(order for order in orders if parts[1] == "S" or _is_even(order))
+    # An even permutation has an even number of pairs out of order.
+    return tuple(
+        order
+        for order in orders
+        if parts[1] == "S" or sum(one > other for one, other in combinations(order, 2)) % 2 == 0
+    )
 
 
 @lru_cache(maxsize=16)
@@ -99,12 +103,17 @@ def group_generators(group: str) -> tuple[Permutation, ...]:
     ['1234', '2314', '2431']
     """
     num_points = len(group_elements(group)[0])
-    identity = tuple(range(num_points))
+    found = [tuple(range(num_points))]
     if group.startswith("S"):
         cycles = [(point, point + 1) for point in range(num_points - 1)]
     else:
         cycles = [(0, 1, point) for point in range(2, num_points)]  # type: ignore[misc]
-    return tuple(sorted([identity, *(_cycle(cycle, num_points) for cycle in cycles)]))
+    for cycle in cycles:
+        images = list(found[0])
+        for point, image in zip(cycle, (*cycle[1:], cycle[0]), strict=True):
+            images[point] = image
+        found.append(tuple(images))
+    return tuple(sorted(found))
 
 
 @lru_cache(maxsize=16)
@@ -120,20 +129,6 @@ def multiplication_table(group: str, drawn: tuple[Permutation, ...]) -> NDArray[
     products = np.array(drawn)[:, elements]
     table: NDArray[np.int64] = index_of_number[products @ digits].T
     return table
-
-
-def _cycle(points: tuple[int, ...], num_points: int) -> Permutation:
-    images = list(range(num_points))
-    for point, image in zip(points, points[1:] + points[:1], strict=True):
-        images[point] = image
-    return tuple(images)
-
-
-def _is_even(order: Permutation) -> bool:
-    inversions = sum(
-        earlier > later for place, earlier in enumerate(order) for later in order[place + 1 :]
-    )
-    return inversions % 2 == 0
 
 
 def _written(permutation: Permutation) -> str:

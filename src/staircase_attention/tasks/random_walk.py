@@ -1,13 +1,13 @@
 """Random Walk: follow an agent on a grid from its actions alone."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from staircase_attention.checks import check_choice, check_integer, input_error
+from staircase_attention.checks import input_error
 from staircase_attention.tasks.task import Episodes, SizedTask, reset_episodes, run_automaton
 
 Walls = Literal["block", "wrap"]
@@ -37,8 +37,8 @@ class RandomWalk(SizedTask):
 
     length: int = 400
     """Actions in an episode; with START an episode has length + 1 tokens."""
-    height: int = 8
-    width: int = 8
+    height: int = field(default=8, metadata={"maximum": 256})
+    width: int = field(default=8, metadata={"maximum": 256})
     walls: Walls = "block"
     """At the edge: 'block' stops the agent, 'wrap' moves it to the opposite side."""
     start: Start = "corner"
@@ -48,17 +48,11 @@ class RandomWalk(SizedTask):
     """The first direction; rows grow to the south, columns to the east."""
 
     def __post_init__(self) -> None:
-        check_integer("length", self.length, minimum=1, example=400)
-        check_integer("height", self.height, minimum=1, maximum=256, example=8)
-        check_integer("width", self.width, minimum=1, maximum=256, example=8)
-        check_choice("walls", self.walls, get_args(Walls))
-        check_choice("start", self.start, get_args(Start))
-        check_choice("heading", self.heading, HEADINGS)
+        SizedTask.__post_init__(self)
         if self.height * self.width == 1:
             raise input_error(
                 "a grid must have two cells or more", "1 x 1", "use for example width=8"
             )
-        SizedTask.__post_init__(self)
 
     @property
     def input_symbols(self) -> tuple[str, ...]:
@@ -77,13 +71,10 @@ class RandomWalk(SizedTask):
         shape = (self.length, num_episodes)
         actions = generator.integers(len(ACTIONS), size=shape, dtype=np.int8)
         transitions = walk_transitions(self.height, self.width, self.walls)
-        states = run_automaton(transitions, self._start_state, actions)
-        return reset_episodes(actions, states // len(HEADINGS))
-
-    @property
-    def _start_state(self) -> int:
         row, column = (0, 0) if self.start == "corner" else (self.height // 2, self.width // 2)
-        return (row * self.width + column) * len(HEADINGS) + HEADINGS.index(self.heading)
+        first = (row * self.width + column) * len(HEADINGS) + HEADINGS.index(self.heading)
+        states = run_automaton(transitions, first, actions)
+        return reset_episodes(actions, states // len(HEADINGS))
 
 
 @lru_cache(maxsize=8)

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal, Protocol, TypeVar, get_args
+from typing import Literal, TypeAlias, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -154,16 +154,6 @@ def _check_asks(task: Task, name: Split, episodes: Episodes) -> None:
         raise input_error(rule, received, remedy)
 
 
-class EpisodeSource(Protocol):
-    """Episodes 0, 1, 2, ... without end. A number always means the same episode.
-
-    A position in a source is therefore a number: nothing else has to be saved.
-    """
-
-    def find(self, numbers: Integers) -> tuple[Episodes, Integers]:
-        """Episodes that include those with these numbers, and the index of each."""
-
-
 class Endless:
     """Fresh episodes without end, none of them in valid or test.
 
@@ -211,6 +201,11 @@ class Epochs:
             here = epochs == epoch
             indices[here] = epoch_order(self._seed, epoch, len(self._episodes))[offsets[here]]
         return self._episodes, indices
+
+
+# Episodes 0, 1, 2, ... without end. A number always means the same episode: a position in a source
+# is a number, and nothing else has to be saved.
+EpisodeSource: TypeAlias = Endless | Epochs
 
 
 @lru_cache(maxsize=16)

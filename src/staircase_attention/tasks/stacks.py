@@ -1,10 +1,9 @@
 """What a stack holds: stack manipulation, of the Chomsky-hierarchy study, and Dyck-(k, m)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from staircase_attention.checks import check_integer
 from staircase_attention.tasks.strings import BITS, Drawn, StringTask, ended
 from staircase_attention.tasks.task import Integers
 
@@ -55,15 +54,10 @@ class Dyck(StringTask):
     START [ ] < < > > < ? [>] ? [END]
     """
 
-    num_kinds: int = 4
+    num_kinds: int = field(default=4, metadata={"maximum": len(KINDS)})
     """k: kinds of brackets, 1 to 4."""
     depth: int = 5
     """m: brackets open at once, at most."""
-
-    def __post_init__(self) -> None:
-        check_integer("num_kinds", self.num_kinds, minimum=1, maximum=len(KINDS), example=2)
-        check_integer("depth", self.depth, minimum=1, example=5)
-        StringTask.__post_init__(self)
 
     @property
     def letters(self) -> tuple[str, ...]:  # type: ignore[override]

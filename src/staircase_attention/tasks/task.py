@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from staircase_attention.batches import IGNORED
-from staircase_attention.checks import check_integer, input_error
+from staircase_attention.checks import check_fields, input_error
 
 # An array of integers of any width.
 Integers = NDArray[np.signedinteger]
@@ -51,7 +51,17 @@ class Episodes:
     def __post_init__(self) -> None:
         for name, kind in (("inputs", np.int32), ("targets", np.int32), ("starts", np.int64)):
             object.__setattr__(self, name, _whole_numbers(name, getattr(self, name), kind))
-        _check_layout(self.inputs, self.targets, self.starts)
+        num_tokens = self.inputs.size
+        if num_tokens != self.targets.size:
+            received = f"{num_tokens} inputs and {self.targets.size} targets"
+            remedy = "put IGNORED where no answer is asked"
+            raise input_error("inputs and targets must be equally long", received, remedy)
+        is_covered = self.starts[0] == 0 if self.starts.size else num_tokens == 0
+        if not is_covered or np.any(np.diff(self.starts, append=num_tokens) < 1):
+            received = f"{self.starts[:4].tolist()}... over {num_tokens} tokens"
+            remedy = "give the index of each episode's first token; no episode may be empty"
+            rule = "starts must increase from 0 and stay below the end"
+            raise input_error(rule, received, remedy)
 
     @classmethod
     def from_grid(cls, inputs: Integers, targets: Integers) -> "Episodes":
@@ -136,19 +146,6 @@ def _whole_numbers(name: str, array: object, kind: type[np.signedinteger]) -> In
     return array.astype(kind, copy=False)
 
 
-def _check_layout(inputs: Integers, targets: Integers, starts: Integers) -> None:
-    if inputs.size != targets.size:
-        received = f"{inputs.size} inputs and {targets.size} targets"
-        remedy = "put IGNORED where no answer is asked"
-        raise input_error("inputs and targets must be equally long", received, remedy)
-    covered = starts[0] == 0 if starts.size else inputs.size == 0
-    ends = np.append(starts, inputs.size)
-    if not covered or np.any(ends[1:] <= ends[:-1]):
-        received = f"{starts[:4].tolist()}... over {inputs.size} tokens"
-        remedy = "give the index of each episode's first token; no episode may be empty"
-        raise input_error("starts must increase from 0 and stay below the end", received, remedy)
-
-
 def run_automaton(transitions: Integers, start: int, symbols: Integers) -> Integers:
     """The states of many runs of one automaton.
 
@@ -199,10 +196,7 @@ class SplitSizes:
     test: int = 1_000
 
     def __post_init__(self) -> None:
-        if self.train is not None:
-            check_integer("num_train", self.train, minimum=1, example=10_000)
-        check_integer("num_valid", self.valid, minimum=1, example=1_000)
-        check_integer("num_test", self.test, minimum=1, example=1_000)
+        check_fields(self, "num_")
 
 
 class Task(ABC):
@@ -294,7 +288,7 @@ class SizedTask(Task):
     num_test: int = 1_000
 
     def __post_init__(self) -> None:
-        _ = self.split_sizes
+        check_fields(self)
 
     @property
     def split_sizes(self) -> SplitSizes:

@@ -41,6 +41,8 @@ OPTIMIZER = "optimizer.safetensors"
 RANDOM = "random"
 # Name of the lane states' headers there: JSON.
 HEADERS = "headers"
+# What a checkpoint that is not as it was written raises; the last two, JSON of another shape.
+DAMAGE = (OSError, ValueError, LookupError, SafetensorError, TypeError, AttributeError)
 NAME = re.compile(r"update-(\d+)(?:-rollback-(\d+))?")
 
 
@@ -298,47 +300,33 @@ class CheckpointFolder:
     def read(self, name: CheckpointName, *, only: Sequence[str] = ()) -> Checkpoint:
         """A checkpoint, or only these files of it, if it is as it was written."""
         try:
-            read = self._verified(name)
-            trainer = files.parse_json(read(TRAINER))
+            trainer = files.parse_json(self._content(name, TRAINER))
             ranks = map(_process_file, range(trainer["num_processes"]))
             wanted = only or (WEIGHTS, OPTIMIZER, *ranks)
-            tensors = {file: load(read(file)) for file in wanted}
-        # JSON that is whole but of another shape raises the last of these.
-        except (
-            OSError,
-            ValueError,
-            LookupError,
-            TypeError,
-            AttributeError,
-            SafetensorError,
-        ) as error:
+            tensors = {file: load(self._content(name, file)) for file in wanted}
+        except DAMAGE as error:
             raise DamagedCheckpointError(f"{name} cannot be read ({one_line(error)})") from error
         return Checkpoint(trainer=trainer, tensors=tensors)
 
-    def _verified(self, name: CheckpointName) -> Callable[[str], bytes]:
-        """Reads files of a checkpoint, each if it has the checksum of the manifest."""
+    def _content(self, name: CheckpointName, file: str) -> bytes:
+        """A file of a checkpoint, if it has the checksum of the manifest."""
         folder = self.path / str(name)
-        sums = files.read_json(folder / MANIFEST)
-
-        def read(file: str) -> bytes:
-            content = files.read_file(folder / file, most=None)
-            if files.checksum(content) != sums[file]:
-                raise ValueError(f"{file} is not as it was written")
-            return content
-
-        return read
+        content = files.read_file(folder / file, most=None)
+        if files.checksum(content) != files.read_json(folder / MANIFEST)[file]:
+            raise ValueError(f"{file} is not as it was written")
+        return content
 
     def notes(self) -> dict[CheckpointName, dict[str, Any]]:
         """The plain data of all checkpoints whose plain data can be read, in order."""
         found = {}
         for name in self.names():
             try:
-                note = files.parse_json(self._verified(name)(TRAINER))
+                note = files.parse_json(self._content(name, TRAINER))
                 # Refuses a best that is no checkpoint, before anyone looks for it.
                 best_checkpoint(note["progress"])
                 # Older versions wrote the flag under another name.
                 found[name] = {"is_healthy": note.get("is_calm"), **note}
-            except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            except DAMAGE:
                 # Nothing is known of it: it is neither pruned nor rolled back to.
                 continue
         return found

@@ -250,19 +250,15 @@ class EpisodeLanes:
     def batch(self, position: EpisodePosition) -> tuple[Batch, EpisodePosition]:
         """The batch at a position, and the position after it."""
         first = position.update * self.num_lanes
-        numbers = range(first, first + self.num_lanes)
-        episodes = [self._episode(number) for number in numbers]
-        return self._fill(episodes, self.segment_length), EpisodePosition(
-            update=position.update + 1
-        )
+        batch = self._fill(range(first, first + self.num_lanes), self.segment_length)
+        return batch, EpisodePosition(update=position.update + 1)
 
     def once(self) -> Iterator[Batch]:
         """Every episode once, in segments that are no longer than the longest."""
         count = len(self.starts)
         for first in range(0, count, self.num_lanes):
             numbers = range(first, min(first + self.num_lanes, count))
-            episodes = [self._episode(number) for number in numbers]
-            yield self._fill(episodes, int(self.lengths.max()))
+            yield self._fill(numbers, int(self.lengths.max()))
 
     def _episode(self, number: int) -> int:
         epoch, place = divmod(number, len(self.starts))
@@ -274,7 +270,8 @@ class EpisodeLanes:
             self._epoch, self._order = epoch, generator.permutation(len(self.starts))
         return int(self._order[place])
 
-    def _fill(self, episodes: list[int], length: int) -> Batch:
+    def _fill(self, numbers: range, length: int) -> Batch:
+        episodes = [self._episode(number) for number in numbers]
         # [episodes, length + 1], of which only what belongs to the episode is used.
         tokens = self.split.rows(self.starts[episodes], length + 1).astype(np.int64)
         places, lengths = np.arange(length), self.lengths[episodes][:, None]

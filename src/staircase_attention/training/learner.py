@@ -4,7 +4,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -52,11 +52,7 @@ def build_model(recipe: Recipe, data: Dataset | NumSymbols) -> Model:
     model = recipe.model
     if isinstance(model, LSTMModel):
         return LSTMSequenceModel(
-            vocab_size=data.num_inputs,
-            output_size=data.num_outputs,
-            width=model.width,
-            num_layers=model.num_layers,
-            dropout=model.dropout,
+            vocab_size=data.num_inputs, output_size=data.num_outputs, **asdict(model)
         )
     core, schedule, passes = model.core, model.schedule, recipe.training.passes
     deepest = schedule.with_passes(passes.numbers[-1]) if passes.numbers else schedule
@@ -190,7 +186,10 @@ class Learner:
         if self.is_sharded:
             self._shard(config.parallel)
         else:
-            processes.share(self.model.to(device))
+            self.model.to(device)
+            # All processes begin with the first one's weights.
+            for tensor in self.model.state_dict().values() if processes.count > 1 else ():
+                dist.broadcast(tensor, src=0)
         self.optimizer = Optimizer(self.model, config.optimizer)
         self.states: list[Carried] = [None] * config.num_micro_batches
         """The lane states, one per micro-batch."""
@@ -319,7 +318,7 @@ class Learner:
     ) -> tuple[Tensor, list[Carried]]:
         """The device's part of an update: loss, wrong answers, stop requests, gradient norm."""
         tokens, targets, (share, rate, wants_stop) = inputs
-        self.optimizer.zero_grad()
+        self.model.zero_grad()
         totals = torch.zeros(2, dtype=torch.float64, device=self.device)
         count = len(states)
         parts = zip(tokens.tensor_split(count), states, targets.tensor_split(count), strict=True)

@@ -8,7 +8,6 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from typing import Literal
 
@@ -26,7 +25,6 @@ from staircase_attention.training.checkpoint import (
     MANIFEST,
     WEIGHTS,
     CheckpointName,
-    DamagedCheckpointError,
     best_checkpoint,
 )
 from staircase_attention.training.dataset import CorpusData, Dataset, build_dataset
@@ -36,6 +34,7 @@ from staircase_attention.training.run_folder import RunFolder
 
 # Prefix of the names of runs that come with the package.
 PRETRAINED = "pretrained:"
+PRETRAINED_FOLDER = Path(__file__).parents[1] / "pretrained"
 Numbers = Literal["bfloat16", "float32"]
 
 
@@ -214,7 +213,13 @@ def read_weights(run_folder: RunFolder, checkpoint: str | int) -> SavedWeights:
     """The weights of a run's checkpoint, or of a packed run."""
     wanted = str(checkpoint)
     if run_folder.is_packed:
-        saved = _read_packed(run_folder)
+        with files.as_written("a packed run", run_folder.path, "pack it again"):
+            packing = files.parse_json(files.read_summed(run_folder.path, run_folder.packing.name))
+            content, checksum = files.read_file(run_folder.weights, most=None), packing["checksum"]
+            if files.checksum(content) != checksum:
+                raise ValueError("its checksum differs")
+            update = convert(int, packing["update"], "update")
+            saved = SavedWeights(update=update, tensors=load(content), checksum=checksum)
         if wanted not in ("best", str(saved.update)):
             raise input_error(
                 f"a packed run has the weights of update {saved.update} only",
@@ -222,32 +227,24 @@ def read_weights(run_folder: RunFolder, checkpoint: str | int) -> SavedWeights:
                 "leave --checkpoint out",
             )
         return saved
-    name, checkpoints = _choose_checkpoint(run_folder, wanted), run_folder.checkpoints
-    try:
-        tensors = checkpoints.read(name, only=[WEIGHTS]).tensors[WEIGHTS]
-    except DamagedCheckpointError as error:
-        raise input_error(
-            "a checkpoint must be as it was written", error, "name another with --checkpoint"
-        ) from error
-    sums = files.read_json(checkpoints.path / str(name) / MANIFEST)
-    return SavedWeights(update=name.update, tensors=tensors, checksum=sums[WEIGHTS])
-
-
-def _choose_checkpoint(run_folder: RunFolder, wanted: str) -> CheckpointName:
     run_folder.read_config()
-    names = run_folder.checkpoints.names()
+    checkpoints, names = run_folder.checkpoints, run_folder.checkpoints.names()
     if not names:
         raise input_error(
             "a run must have saved a checkpoint to be loaded",
             f"{run_folder.path} with none",
             f"resume it: {run_folder.resume_command}",
         )
-    if wanted == "latest":
-        return names[-1]
     if wanted == "best":
-        return _best(run_folder)
-    check_choice("a checkpoint", wanted, ["best", "latest", *(str(name.update) for name in names)])
-    return [name for name in names if str(name.update) == wanted][-1]
+        name = _best(run_folder)
+    else:
+        known = {str(name.update): name for name in names} | {"latest": names[-1]}
+        check_choice("a checkpoint", wanted, ["best", *known])
+        name = known[wanted]
+    with files.as_written("a checkpoint", checkpoints.path, "name another with --checkpoint"):
+        tensors = checkpoints.read(name, only=[WEIGHTS]).tensors[WEIGHTS]
+        sums = files.read_json(checkpoints.path / str(name) / MANIFEST)
+    return SavedWeights(update=name.update, tensors=tensors, checksum=sums[WEIGHTS])
 
 
 def _best(run_folder: RunFolder) -> CheckpointName:
@@ -333,27 +330,13 @@ def pack(
     return path
 
 
-def _read_packed(run_folder: RunFolder) -> SavedWeights:
-    """The weights of a packed run."""
-    with files.as_written("a packed run", run_folder.path, "pack it again"):
-        packing = files.parse_json(files.read_summed(run_folder.path, run_folder.packing.name))
-        content = files.read_file(run_folder.weights, most=None)
-        if files.checksum(content) != packing["checksum"]:
-            raise ValueError("its checksum differs")
-        return SavedWeights(
-            update=convert(int, packing["update"], "update"),
-            tensors=load(content),
-            checksum=packing["checksum"],
-        )
-
-
 def pretrained_names() -> list[str]:
     """The runs that come with the package.
 
     >>> "parity-staircase" in pretrained_names()
     True
     """
-    return sorted(entry.name for entry in _pretrained_folder().iterdir() if entry.is_dir())
+    return sorted(entry.name for entry in PRETRAINED_FOLDER.iterdir() if entry.is_dir())
 
 
 def run_path(run: str | os.PathLike[str]) -> Path:
@@ -362,8 +345,4 @@ def run_path(run: str | os.PathLike[str]) -> Path:
     if not text.startswith(PRETRAINED):
         return Path(text)
     check_choice("a pretrained run", text, [f"{PRETRAINED}{name}" for name in pretrained_names()])
-    return _pretrained_folder() / text.removeprefix(PRETRAINED)
-
-
-def _pretrained_folder() -> Path:
-    return Path(str(resources.files("staircase_attention") / "pretrained"))
+    return PRETRAINED_FOLDER / text.removeprefix(PRETRAINED)

@@ -81,7 +81,7 @@ class Optimizer:
             others = [one for one in others if not is_hidden_matrix(self.names[one], one)]
             # Its steps are scaled to AdamW's size, so that one learning rate can serve both.
             muon = StackedMuon(
-                _at_fraction(matrices, 1.0),
+                [{"params": matrices, FRACTION: 1.0}],
                 lr=self._new_rate(),
                 momentum=config.beta1,
                 weight_decay=config.weight_decay,
@@ -90,7 +90,7 @@ class Optimizer:
         kind = torch.optim.Adam if config.kind == "adam" else torch.optim.AdamW
         self.parts.append(
             kind(
-                _at_fraction(others, config.adamw_fraction),
+                [{"params": others, FRACTION: config.adamw_fraction}],
                 lr=self._new_rate(),
                 betas=(config.beta1, config.beta2),
                 weight_decay=config.weight_decay,
@@ -112,11 +112,6 @@ class Optimizer:
                 for group in part.param_groups:
                     group["lr"] = float(rate) * group[FRACTION]
                 part.step()
-
-    def zero_grad(self) -> None:
-        """Drop the gradients."""
-        for part in self.parts:
-            part.zero_grad(set_to_none=True)
 
     def _new_rate(self) -> Tensor | float:
         """A rate before the first step: on a GPU a tensor that steps write to."""
@@ -163,11 +158,6 @@ class Optimizer:
 def _local_parts(tensors: Iterable[Any]) -> list[Tensor]:
     """What this process holds of tensors; PyTorch has no such copies of sharded ones."""
     return [one.to_local() if is_sharded(one) else one for one in tensors]
-
-
-def _at_fraction(parameters: list[Tensor], fraction: float) -> list[dict[str, Any]]:
-    """A list of one parameter group, as PyTorch takes it."""
-    return [{"params": parameters, FRACTION: fraction}]
 
 
 def is_hidden_matrix(name: str, parameter: Tensor) -> bool:

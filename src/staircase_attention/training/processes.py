@@ -14,7 +14,7 @@ from types import FrameType
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
@@ -75,12 +75,6 @@ class Processes:
         if per_node == self.count:
             del sizes["nodes"]
         return init_device_mesh(device.type, (*sizes.values(),), mesh_dim_names=(*sizes,))
-
-    def share(self, model: nn.Module) -> None:
-        """Give all processes the first one's weights."""
-        if self.count > 1:
-            for tensor in model.state_dict().values():
-                dist.broadcast(tensor, src=0)
 
 
 def is_first_process() -> bool:
@@ -218,8 +212,7 @@ class StopRequested(Exception):  # noqa: N818
 class StopRequest:
     """The signal that asked the run to stop; 0 without one."""
 
-    def __init__(self) -> None:
-        self.number = 0
+    number = 0
 
     def receive(self, number: int, _frame: FrameType | None) -> None:
         """Remember a signal; a second Ctrl-C stops at once."""

@@ -1,14 +1,14 @@
 """A recipe: everything that fixes a training run, as one typed, complete config."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from staircase_attention.checks import input_error
+from staircase_attention.checks import check_fields, input_error
 from staircase_attention.layers import CoreConfig
 from staircase_attention.plain import from_plain, override, to_plain
 from staircase_attention.schedules import Ladder, Schedule, UniversalTransformer
@@ -16,13 +16,8 @@ from staircase_attention.tasks import Growth
 
 # Passes that may be drawn.
 MOST_PASSES = 1024
-
-
-def check(owner: object, rule: str, holds: Callable[[Any], bool], *names: str) -> None:
-    """Refuse settings that break their rule."""
-    for name in names:
-        if not holds(value := getattr(owner, name)):
-            raise input_error(f"{type(owner).__name__}.{name} must be {rule}", value, "change it")
+# PyTorch's and NumPy's generators both take these seeds.
+MOST_SEED = 2**63 - 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,12 +63,11 @@ class LSTMModel:
     width: int
     """Size of the embedding and of the hidden state."""
     num_layers: int
-    dropout: float = 0.0
+    dropout: float = field(default=0.0, metadata={"below": 1})
     """Between layers and before the output."""
 
     def __post_init__(self) -> None:
-        check(self, "at least 1", lambda value: value >= 1, "width", "num_layers")
-        check(self, "at least 0 and under 1", lambda value: 0 <= value < 1, "dropout")
+        check_fields(self, "LSTMModel.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,31 +76,25 @@ class OptimizerConfig:
 
     kind: Literal["adam", "adamw", "muon"] = "adam"
     """Muon orthogonalises updates of hidden matrices; AdamW has all other parameters."""
-    learning_rate: float = 1e-4
-    adamw_fraction: float = 1.0
+    learning_rate: float = field(default=1e-4, metadata={"above": 0})
+    adamw_fraction: float = field(default=1.0, metadata={"above": 0})
     """With Muon: AdamW's rate as a fraction of `learning_rate`, which is Muon's."""
-    beta1: float = 0.9
-    beta2: float = 0.999
-    weight_decay: float = 0.0
-    warm_up: int = 1000
+    beta1: float = field(default=0.9, metadata={"below": 1})
+    beta2: float = field(default=0.999, metadata={"below": 1})
+    weight_decay: float = field(default=0.0, metadata={"minimum": 0})
+    warm_up: int = field(default=1000, metadata={"minimum": 0})
     """Updates of linear warm-up."""
     decay: Literal["constant", "linear", "cosine"] = "constant"
     """The rate between the warm-up and the last update."""
-    decay_part: float = 1.0
+    decay_part: float = field(default=1.0, metadata={"above": 0, "maximum": 1})
     """The last part of those updates, in which the rate decays; before it the rate is constant."""
-    final_fraction: float = 0.0
+    final_fraction: float = field(default=0.0, metadata={"maximum": 1})
     """The last rate of a decay, as a fraction of `learning_rate`."""
-    gradient_clip: float | None = 0.1
+    gradient_clip: float | None = field(default=0.1, metadata={"above": 0, "maximum": math.inf})
     """Maximum norm of all gradients together; None: no clipping."""
 
     def __post_init__(self) -> None:
-        rates = ("learning_rate", "adamw_fraction")
-        check(self, "over 0 and finite", lambda value: 0 < value < math.inf, *rates)
-        check(self, "at least 0 and under 1", lambda value: 0 <= value < 1, "beta1", "beta2")
-        check(self, "at least 0", lambda value: value >= 0, "weight_decay", "warm_up")
-        check(self, "from 0 to 1", lambda value: 0 <= value <= 1, "final_fraction")
-        check(self, "over 0 and at most 1", lambda value: 0 < value <= 1, "decay_part")
-        check(self, "over 0, or none", lambda value: value is None or value > 0, "gradient_clip")
+        check_fields(self, "OptimizerConfig.")
         if self.kind != "muon" and self.adamw_fraction != 1:
             raise input_error(
                 "training.optimizer.adamw_fraction is for kind = muon",
@@ -119,27 +107,23 @@ class OptimizerConfig:
 class DivergenceConfig:
     """When a run has diverged, and what follows."""
 
-    jump_factor: float = 1.5
+    jump_factor: float = field(default=1.5, metadata={"above": 1, "maximum": math.inf})
     """The smoothed loss is high above this many times its lowest value."""
-    loss_floor: float = 0.1
+    loss_floor: float = field(default=0.1, metadata={"minimum": 0, "maximum": math.inf})
     """Lower losses count as this: near zero, noise is many times the lowest."""
     patience: int = 200
     """Consecutive updates with a high loss that mean divergence."""
-    smoothing: float = 0.98
+    smoothing: float = field(default=0.98, metadata={"below": 1})
     """Weight of the past in the smoothed loss, per update; the first losses are averaged."""
-    rate_factor: float = 0.5
+    rate_factor: float = field(default=0.5, metadata={"above": 0, "maximum": 1})
     """Factor of the learning rate at each rollback to a healthy checkpoint."""
-    max_rollbacks: int = 3
+    max_rollbacks: int = field(default=3, metadata={"minimum": 0})
     """Rollbacks before the run gives up."""
     max_skips: int = 20
     """Consecutive updates with gradients that are not finite that mean divergence too."""
 
     def __post_init__(self) -> None:
-        check(self, "over 1", lambda value: value > 1, "jump_factor")
-        check(self, "at least 0", lambda value: value >= 0, "loss_floor", "max_rollbacks")
-        check(self, "at least 0 and under 1", lambda value: 0 <= value < 1, "smoothing")
-        check(self, "over 0 and at most 1", lambda value: 0 < value <= 1, "rate_factor")
-        check(self, "at least 1", lambda value: value >= 1, "patience", "max_skips")
+        check_fields(self, "DivergenceConfig.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,15 +140,18 @@ class PassesConfig:
     a Poisson number whose rate is log-normal, at most `most`; parts: every update makes all
     `choices`, one in each of as many micro-batches, so that lanes keep their number."""
     least: int = 1
-    most: int = 8
+    most: int = field(default=8, metadata={"maximum": MOST_PASSES})
     choices: tuple[int, ...] = ()
     """A number that is repeated is drawn more often."""
-    mean: float = 4.0
+    mean: float = field(default=4.0, metadata={"above": 1})
     """Of a Poisson draw, before it is cut to `least` and `most`."""
-    deviation: float = 0.5
+    deviation: float = field(default=0.5, metadata={"minimum": 0})
     """Standard deviation of the logarithm of a Poisson draw's rate."""
-    growth_part: float = 0.0
+    growth_part: float = field(default=0.0, metadata={"maximum": 1})
     """The first part of the updates, in which the largest number, or the mean, grows from least."""
+    hold: int = 1
+    """Updates in a row that make the number drawn. A state that is converted to more passes is not
+    what they would have left: the more updates follow, the fewer of them see it."""
     gradient_passes: int | None = None
     """Gradients flow through this many last passes only; None: through all."""
     loss: Literal["last", "every"] = "last"
@@ -172,16 +159,13 @@ class PassesConfig:
     through which gradients flow, each that of a model with that number of passes."""
 
     def __post_init__(self) -> None:
-        check(self, "at least 1", lambda value: value >= 1, "least")
-        rule = f"from least = {self.least} to {MOST_PASSES:,}"
-        check(self, rule, lambda value: self.least <= value <= MOST_PASSES, "most")
-        check(self, "over 1", lambda value: 1 < value < math.inf, "mean")
-        check(self, "at least 0", lambda value: 0 <= value < math.inf, "deviation")
-        check(self, "from 0 to 1", lambda value: 0 <= value <= 1, "growth_part")
-        rule = f"from 1 to {MOST_PASSES:,} each"
-        check(self, rule, lambda value: all(1 <= one <= MOST_PASSES for one in value), "choices")
-        optional = "gradient_passes"
-        check(self, "at least 1, or none", lambda value: value is None or value >= 1, optional)
+        check_fields(self, "PassesConfig.")
+        if self.most < self.least:
+            rule = f"PassesConfig.most must be at least {self.least}, which is least"
+            raise input_error(rule, self.most, "change one of them")
+        if not all(1 <= one <= MOST_PASSES for one in self.choices):
+            rule = f"PassesConfig.choices must be from 1 to {MOST_PASSES:,} each"
+            raise input_error(rule, list(self.choices), "change them")
         if bool(self.choices) != (self.kind in ("list", "parts")):
             rule = "training.passes.choices are for kind = list or parts, which need them"
             raise input_error(rule, f"{list(self.choices)} with {self.kind}", "change one of them")
@@ -207,14 +191,15 @@ class PassesConfig:
             return None
         first, last = self.numbers[0], self.numbers[-1]
         grown = min(1.0, (update + 1) / max(1.0, self.growth_part * num_updates))
+        held = update // self.hold
         if self.kind == "poisson":
-            generator = np.random.default_rng((seed, update))
+            generator = np.random.default_rng((seed, held))
             # The mean of a log-normal number is exp(mu + deviation² / 2).
             mu = math.log(grown * (self.mean - 1)) - self.deviation**2 / 2
             rate = generator.lognormal(mu, self.deviation)
             return int(np.clip(1 + generator.poisson(rate), first, last))
         allowed = [number for number in self.numbers if number <= first + grown * (last - first)]
-        turn, place = divmod(update, len(allowed))
+        turn, place = divmod(held, len(allowed))
         return int(np.random.default_rng((seed, turn)).permutation(allowed)[place])
 
 
@@ -255,16 +240,11 @@ class TrainingConfig:
     evaluation_tokens: int | None = None
     """Validate on only this many first tokens of a corpus; None: on all. The test is whole."""
     divergence: DivergenceConfig = field(default_factory=DivergenceConfig)
-    stall_seconds: float = 600.0
+    stall_seconds: float = field(default=600.0, metadata={"above": 0})
     """Of several processes: the run ends if one does not respond for this long."""
 
     def __post_init__(self) -> None:
-        sizes = ("num_updates", "num_lanes", "segment_length", "num_micro_batches")
-        counts = ("log_every", "evaluate_every", "checkpoint_every", "evaluation_lanes")
-        optional = ("restart_every", "keep_every", "evaluation_tokens")
-        check(self, "at least 1", lambda value: value >= 1, *sizes, *counts)
-        check(self, "at least 1, or none", lambda value: value is None or value >= 1, *optional)
-        check(self, "over 0 and finite", lambda value: 0 < value < math.inf, "stall_seconds")
+        check_fields(self, "TrainingConfig.")
         # Otherwise some multiple of it would have no checkpoint.
         if self.keep_every is not None and self.keep_every % self.checkpoint_every:
             raise input_error(
@@ -295,14 +275,13 @@ class Recipe:
     task: TaskChoice | CorpusChoice
     model: FamilyModel | LSTMModel
     training: TrainingConfig
-    seed: int = 0
+    seed: int = field(default=0, metadata={"minimum": 0, "maximum": MOST_SEED})
     """Seed of initial weights and dropout."""
-    data_seed: int = 0
+    data_seed: int = field(default=0, metadata={"minimum": 0, "maximum": MOST_SEED})
     """Seed of the data."""
 
     def __post_init__(self) -> None:
-        # PyTorch's and NumPy's generators both take these.
-        check(self, "from 0 to 2^63 - 1", lambda value: 0 <= value < 2**63, "seed", "data_seed")
+        check_fields(self, "Recipe.")
         first_tokens, tokens = self.training.growth.first_tokens, self.training.evaluation_tokens
         if isinstance(self.task, CorpusChoice) and first_tokens is not None:
             raise input_error(
@@ -322,13 +301,10 @@ class Recipe:
                 tokens,
                 "use more, since the first token of an episode is not predicted",
             )
-        self._check_passes()
         # Runs without a folder of their own are kept under this name.
         path = PurePosixPath(self.name)
         if path.is_absolute() or ".." in path.parts or not path.parts:
             raise input_error("Recipe.name must be a folder's name", repr(self.name), "rename it")
-
-    def _check_passes(self) -> None:
         passes, model = self.training.passes, self.model
         if passes == PassesConfig():
             return
@@ -363,17 +339,9 @@ class Recipe:
 
         A dictionary changes only the settings that it names.
 
-        >>> from staircase_attention.training.recipe import EXAMPLE
-        >>> EXAMPLE.override({"training.num_updates": 7}).training.num_updates
+        >>> from staircase_attention.training import load_run
+        >>> recipe = load_run("pretrained:parity-staircase").recipe
+        >>> recipe.override({"training.num_updates": 7}).training.num_updates
         7
         """
         return Recipe.from_plain(override(self.to_plain(), assignments))
-
-
-# A recipe that trains in a second.
-EXAMPLE = Recipe(
-    name="example",
-    task=TaskChoice(reference="permutations", options={"group": "S2", "length": 16}),
-    model=LSTMModel(width=16, num_layers=1),
-    training=TrainingConfig(num_updates=10, num_lanes=4, segment_length=17),
-)

@@ -11,7 +11,7 @@ from staircase_attention.checks import check_integer, input_error
 from staircase_attention.display import Display
 from staircase_attention.references import record_code
 from staircase_attention.training import loading
-from staircase_attention.training.checkpoint import WEIGHTS
+from staircase_attention.training.checkpoint import DAMAGE, WEIGHTS
 from staircase_attention.training.dataset import CorpusData, build_dataset
 from staircase_attention.training.learner import check_recipe
 from staircase_attention.training.processes import (
@@ -22,7 +22,7 @@ from staircase_attention.training.processes import (
     stop_requests,
 )
 from staircase_attention.training.recipe import Recipe
-from staircase_attention.training.run_folder import RunFolder, RunResult
+from staircase_attention.training.run_folder import FORMAT, RunFolder, RunResult
 from staircase_attention.training.trainer import Trainer
 
 
@@ -135,23 +135,17 @@ def _resume(
                 weights = loading.read_weights(
                     RunFolder(loading.run_path(init["run"])), init["update"]
                 )
-        _check_size(run_folder, recipe, weights)
+        shapes = None if weights is None else weights.shapes
+        for name in run_folder.checkpoints.names():
+            # A damaged checkpoint is reported, and set aside, where it is read.
+            with contextlib.suppress(*DAMAGE):
+                shapes = files.tensor_shapes(run_folder.checkpoints.path / str(name) / WEIGHTS)
+        if shapes is not None:
+            # Before a model of the recipe's size is built.
+            remedy = "take config.json from its run"
+            loading.check_fit(recipe, build_dataset(recipe), shapes, run_folder.path, remedy)
         with _trainer(recipe, run_folder, progress, weights, device) as trainer:
             return trainer.run()
-
-
-def _check_size(
-    run_folder: RunFolder, recipe: Recipe, weights: loading.SavedWeights | None
-) -> None:
-    """Refuse a recipe that does not fit the weights, before a model of its size is built."""
-    shapes = None if weights is None else weights.shapes
-    for name in run_folder.checkpoints.names():
-        # A damaged checkpoint is reported, and set aside, where it is read.
-        with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
-            shapes = files.tensor_shapes(run_folder.checkpoints.path / str(name) / WEIGHTS)
-    if shapes is not None:
-        remedy = "take config.json from its run"
-        loading.check_fit(recipe, build_dataset(recipe), shapes, run_folder.path, remedy)
 
 
 def _extend(run_folder: RunFolder, recipe: Recipe, num_updates: int) -> Recipe:
@@ -167,7 +161,10 @@ def _extend(run_folder: RunFolder, recipe: Recipe, num_updates: int) -> Recipe:
         )
     recipe = recipe.override({"training.num_updates": num_updates})
     if is_first_process():
-        run_folder.extend(recipe)
+        config = run_folder.read_config() | {"format": FORMAT, "recipe": recipe.to_plain()}
+        # In this order, a kill in between leaves a run that is scored again.
+        run_folder.result.unlink(missing_ok=True)
+        run_folder.write({run_folder.config.name: config})
     return recipe
 
 

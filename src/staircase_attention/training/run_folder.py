@@ -21,6 +21,7 @@ from torch.utils.tensorboard import SummaryWriter
 from staircase_attention import files
 from staircase_attention.checks import input_error
 from staircase_attention.data import Tokeniser
+from staircase_attention.display import counted
 from staircase_attention.plain import differences, from_plain
 from staircase_attention.references import require_trusted_code
 from staircase_attention.training.checkpoint import WEIGHTS, CheckpointFolder
@@ -115,7 +116,6 @@ class RunFolder:
 
         The tokeniser of a language model is saved with it, so that it works without its corpus.
         """
-        # The process that torchrun numbers 0 starts the run.
         if not is_first_process():
             yield
             return
@@ -142,20 +142,10 @@ class RunFolder:
                 self.starting.unlink()
             yield
 
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> contextlib.AbstractContextManager[object]:
         """Keep other runs out of this folder."""
-        if not is_first_process():
-            yield
-            return
-        with files.locked(self.path):
-            yield
-
-    def clear(self) -> None:
-        """Delete what killed processes have left unfinished."""
-        self.checkpoints.abandon()
-        for path in self.path.glob(f".*{files.PARTIAL}"):
-            path.unlink()
+        # The process that torchrun numbers 0 does this for all.
+        return files.locked(self.path) if is_first_process() else contextlib.nullcontext()
 
     def clear_full_disk(self) -> str:
         """Leave nothing half-written on a full disk; what to do then."""
@@ -175,21 +165,17 @@ class RunFolder:
             rule = "a run folder holds a config.json that `staircase train` wrote"
             raise input_error(rule, self.path, "check the path")
         with files.as_written("a run's config.json", self.config, "restore it from a copy"):
-            config: dict[str, Any] = files.parse_json(
-                files.read_summed(self.path, self.config.name)
-            )
-        recipe = config.get("recipe") if isinstance(config, dict) else None
-        if not isinstance(recipe, dict) or config.get("format") not in (1, FORMAT):
+            content = files.read_summed(self.path, self.config.name)
+            config: dict[str, Any] = files.parse_json(content)
+            version, task = config["format"], config["recipe"]["task"]
+            if version == 1 and task.get("reference") == "algorithm":
+                task["options"] = {"distribution": "redraw", **task.get("options", {})}
+        if version not in (1, FORMAT):
             raise input_error(
                 f"a run folder's config.json has format {FORMAT} or 1",
-                f"{self.path} without it",
+                f"{self.path} with {version}",
                 "use the version of staircase-attention that wrote it",
             )
-        if config["format"] == 1:
-            with files.as_written("a run's config.json", self.config, "restore it from a copy"):
-                task = recipe["task"]
-                if task.get("reference") == "algorithm":
-                    task["options"] = {"distribution": "redraw", **task.get("options", {})}
         return config
 
     def recipe(self, *, trust_code: bool = False) -> Recipe:
@@ -207,14 +193,6 @@ class RunFolder:
         with files.as_written("a run's environment.json", self.environment, "delete it"):
             plain = files.parse_json(files.read_summed(self.path, self.environment.name))
             return None if "num_threads" not in plain else int(plain["num_threads"])
-
-    def extend(self, recipe: Recipe) -> None:
-        """Give the run the budget of this recipe."""
-        config = self.read_config()
-        # In this order, a kill in between leaves a run that is scored again.
-        self.result.unlink(missing_ok=True)
-        config |= {"format": FORMAT, "recipe": recipe.to_plain()}
-        self.write({self.config.name: config})
 
     def write(self, contents: Mapping[str, Any], also: Iterable[str] = ()) -> None:
         """Write plain data to files by name, and record their checksums and those of others."""
@@ -352,10 +330,14 @@ def environment() -> dict[str, Any]:
     # The kernel's build is left out, since it may name a machine.
     library = "".join(platform.libc_ver())
     system = f"{platform.system()} {platform.machine()}" + (f", {library}" if library else "")
+    versions = {}
+    for name in packages:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
     return {
         "python": platform.python_version(),
         "platform": system,
-        "packages": {name: version for name in packages if (version := _version(name))},
+        "packages": versions,
         "device": device_name(),
         "num_threads": torch.get_num_threads(),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
@@ -366,12 +348,4 @@ def device_name() -> str:
     """The GPU, or the processor."""
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
-    count = torch.get_num_threads()
-    return f"{platform.machine()} CPU, {count} thread{'s' if count > 1 else ''}"
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+    return f"{platform.machine()} CPU, {counted(torch.get_num_threads(), 'threads')}"

@@ -9,11 +9,11 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from staircase_attention import files
 from staircase_attention.batches import Batch
 from staircase_attention.checks import input_error
 from staircase_attention.display import Display
 from staircase_attention.evaluation import Score, evaluate, title
-from staircase_attention.files import as_written
 from staircase_attention.tasks import Lanes, lanes_of_process
 from staircase_attention.training.checkpoint import (
     WEIGHTS,
@@ -146,7 +146,10 @@ class Trainer:
         """Restore the latest checkpoint that is whole, and continue the metrics from there."""
         metrics: dict[str, Any] = {"num_bytes": 0}
         if self.processes.is_first:
-            self.folder.clear()
+            # What killed processes have left unfinished.
+            self.folder.checkpoints.abandon()
+            for path in self.folder.path.glob(f".*{files.PARTIAL}"):
+                path.unlink()
         # Nobody writes before the rest of an earlier process is gone.
         self.processes.wait()
         for name in reversed(self.folder.checkpoints.names()):
@@ -174,7 +177,7 @@ class Trainer:
     def _restore(self, checkpoint: Checkpoint) -> dict[str, Any]:
         """Continue from a checkpoint; the extent of the metrics when it was taken."""
         remedy = "delete it, and the run resumes from the one before it"
-        with as_written("a checkpoint", self.folder.checkpoints.path, remedy):
+        with files.as_written("a checkpoint", self.folder.checkpoints.path, remedy):
             checkpoint.restore(self.learner)
             self.progress = TrainingProgress.from_plain(
                 checkpoint.trainer["progress"], type(self.progress.position)
@@ -264,7 +267,7 @@ class Trainer:
         self.display.advance(progress.update, **facts, tokens_per_second=self.speed)
 
     def _evaluate(self) -> bool:
-        """Score the validation data; whether that is the best score so far."""
+        """Score the validation data; whether that is the best score so far, which is then noted."""
         started = time.perf_counter()
         (score, facts), progress = self.score("valid"), self.progress
         progress.wall_seconds += time.perf_counter() - started
@@ -272,20 +275,14 @@ class Trainer:
         self._write("valid", loss=score.loss, error=score.error, **facts)
         name, value = next(iter(facts.items()), ("error", score.error))
         self.display.advance(progress.update, **{f"valid_{name}": value})
-        return self._is_best(score)
-
-    def _is_best(self, score: Score) -> bool:
-        """Whether a validation score is the best so far, which is then noted."""
-        progress, rank = self.progress, self.data.rank(score)
-        is_first = progress.best_update is None
+        rank, is_first = self.data.rank(score), progress.best_update is None
         is_better = math.isfinite(score.loss) and (is_first or rank < progress.best_rank)
         # All processes follow the first one, so that rounding cannot make them disagree.
-        if not self.processes.agree(is_better):
-            return False
-        progress.best_rank = rank
-        progress.best_update = progress.update
-        progress.best_rollbacks = progress.num_rollbacks
-        return True
+        is_best = self.processes.agree(is_better)
+        if is_best:
+            progress.best_rank, progress.best_update = rank, progress.update
+            progress.best_rollbacks = progress.num_rollbacks
+        return is_best
 
     def _write(self, kind: str, **values: Any) -> None:  # noqa: ANN401
         if self.log is not None:

@@ -9,6 +9,7 @@ from reddit_dumps import as_lines, random_comments, write_dump
 from staircase_attention.data import compression, reddit
 from staircase_attention.data.reddit import (
     Comment,
+    DumpPosition,
     RedditOptions,
     Status,
     line_batches,
@@ -107,8 +108,8 @@ INCOMPLETE = [
     ],
 )
 def test_a_line_that_is_not_a_comment_is_counted_by_its_flaw(line, flaw):
-    counts, comments = parse_lines([line + b"\n"], RedditOptions())
-    assert +counts == {flaw: 1}
+    after, comments = parse_lines(([line + b"\n"], DumpPosition()), RedditOptions())
+    assert after.lines == {flaw: 1, "comments": 0}
     assert len(comments) == 0
 
 
@@ -157,4 +158,5 @@ def test_overlong_lines_are_counted_and_not_held(tmp_path, monkeypatch):
         written = [bytes([97 + number]) * size for number, size in enumerate(sizes)]
         ((lines, _),) = batches_of(write_dump(tmp_path / "dump", b"\n".join(written) + b"\n"))
         assert lines == [None if len(line) >= 60 else line + b"\n" for line in written]
-        assert parse_lines(lines, RedditOptions())[0]["overlong"] == lines.count(None)
+        after, _ = parse_lines((lines, DumpPosition()), RedditOptions())
+        assert after.lines.get("overlong", 0) == lines.count(None)

@@ -39,7 +39,7 @@ def test_documents_and_counts_are_those_of_an_independent_reconstruction(tmp_pat
     lengths = []
     for name in corpus.splits:
         split = corpus.split(name)
-        lengths += np.diff(split.document_starts.astype(np.int64), append=len(split)).tolist()
+        lengths += np.diff(split.document_starts.astype(np.int64), append=split.num_tokens).tolist()
     assert sum(lengths) == 1_382_400
     # Episodes of 256 tokens, as the paper's appendix has them.
     assert sum(-(-length // 256) for length in lengths) == 12_847

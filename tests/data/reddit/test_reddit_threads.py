@@ -12,6 +12,7 @@ from reddit_dumps import as_lines, comment, naive_paths, random_comments
 from staircase_attention.data import HeldOut
 from staircase_attention.data.reddit import (
     SEPARATOR,
+    DumpPosition,
     Gap,
     RedditOptions,
     parse_lines,
@@ -25,7 +26,7 @@ GAPS = get_args(Gap)
 def write(comments, **choices):
     """The texts of all documents as lists of comments, and the counts of all other comments."""
     options, paths, counts = RedditOptions(**choices), [], Counter()
-    _, batch = parse_lines(as_lines(comments).splitlines(), options)
+    _, batch = parse_lines((as_lines(comments).splitlines(), DumpPosition()), options)
     for rows in threads(pa.Table.from_batches([batch])):
         texts, skipped = texts_of(rows, options)
         paths += [text.split(SEPARATOR) for text in texts]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from hypothesis import strategies as st
@@ -70,9 +71,15 @@ class Case:
     def call(self, inputs: list[Tensor], *, num_past: int = 0, **dropped) -> Call:
         """A call of which the first keys and values are a past that lies elsewhere."""
         queries, keys, values, table = [*inputs, None][:4]
-        past = (keys[:, :, :num_past], values[:, :, :num_past])
-        own = (keys[:, :, num_past:], values[:, :, num_past:])
-        return Call.of(queries, *own, table, past=past, **self.options, **dropped)
+        return Call(
+            queries=queries,
+            keys=keys[:, :, num_past:],
+            values=values[:, :, num_past:],
+            table=table,
+            past=(keys[:, :, :num_past], values[:, :, :num_past]) if num_past else None,
+            **self.options,
+            **dropped,
+        )
 
     def expected(self, inputs: list[Tensor], d_out: Tensor, kept: Tensor | None = None) -> list:
         """Output and gradients of all inputs in float64.
@@ -114,7 +121,8 @@ def new_gradients(call: Call, **changes) -> Gradients:
     """Room for the gradients of a call; the past's are not asked for."""
     options = {"past": None, "adds_past": False, "table_sums": new_sums(call.table)}
     names = ("queries", "keys", "values")
-    empty = {name: torch.empty_like(getattr(call, name)) for name in names}
+    make = partial(torch.empty_like, memory_format=torch.contiguous_format)
+    empty = {name: make(getattr(call, name)) for name in names}
     return Gradients(**empty | options | changes)
 
 

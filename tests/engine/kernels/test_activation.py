@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import gelu, relu, silu
 
 from staircase_attention.engine.kernels import activation
-from staircase_attention.engine.kernels.activation import Tiles
+from staircase_attention.engine.kernels.rows import is_describable
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CLOSE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
@@ -111,42 +111,44 @@ def draw_product(rows: int, inputs: int, width: int) -> tuple[Tensor, Tensor, Te
     "shape", [(1, 16, 16), (70, 64, 136), (130, 256, 384), (300, 320, 520)], ids=str
 )
 @pytest.mark.parametrize("num_programs", [1, 132])
-def test_the_gated_product_is_the_product_where_the_gate_is_open(shape, num_programs):
+def test_the_gated_product_is_the_product_where_the_gate_is_open(shape, num_programs, monkeypatch):
+    monkeypatch.setattr(activation, "fits", lambda *_: True)
     gradients, weights, gates = draw_product(*shape)
     sums, again = (torch.ones(num_programs, shape[2], device=DEVICE) for _ in range(2))
-    launch = activation.launch_gated_product
-    found = launch(gradients, weights, gates, scale=1.25, sums=sums)
+    launch = partial(activation.gated_product, gradients, weights, gates, dropout=0.2)
+    found = launch(sums=sums)
     expected = gradients.double() @ weights.double() * 1.25 * (gates > 0)
     assert (found.double() - expected).norm() <= 5e-3 * expected.norm()
     assert not found[gates <= 0].any()
     total = sums.double().sum(0) - num_programs
     assert (total - expected.sum(0)).norm() <= 1e-5 * expected.norm()
-    assert torch.equal(launch(gradients, weights, gates, scale=1.25, sums=again), found)
+    assert torch.equal(launch(sums=again), found)
     assert torch.equal(sums, again)
 
 
-def test_the_gated_product_without_its_kernel_is_the_same():
+def test_the_gated_product_without_its_kernel_is_the_same(monkeypatch):
     gradients, weights, gates = draw_product(40, 32, 48)
     slow, fast = (torch.zeros(3, 48, device=DEVICE) for _ in range(2))
     assert not activation.fits(gradients, weights, gates)
     one = activation.gated_product(gradients, weights, gates, dropout=0.5, sums=slow)
-    other = activation.launch_gated_product(gradients, weights, gates, scale=2.0, sums=fast)
+    monkeypatch.setattr(activation, "fits", lambda *_: True)
+    other = activation.gated_product(gradients, weights, gates, dropout=0.5, sums=fast)
     assert (one.double() - other.double()).norm() <= 5e-3 * one.double().norm()
     assert (slow.sum(0) - fast.sum(0)).norm() <= 5e-3 * fast.sum(0).norm()
 
 
 def test_bulk_copies_begin_at_multiples_of_16_bytes():
     room = torch.zeros(256, dtype=torch.bfloat16)
-    assert activation.can_be_copied(room[:48].view(3, 16))
-    assert not activation.can_be_copied(room[:36].view(3, 12))
-    assert not activation.can_be_copied(room.view(16, 16).T[:, :8])
-    assert not activation.can_be_copied(room[1:97].view(3, 32))
+    assert is_describable(room[:48].view(3, 16))
+    assert not is_describable(room[:36].view(3, 12))
+    assert not is_describable(room.view(16, 16).T[:, :8])
+    assert not is_describable(room[1:97].view(3, 32))
 
 
 @pytest.mark.parametrize("num_inputs", [16, 256, 512])
 def test_tiles_fit_into_shared_memory(num_inputs):
-    tiles = Tiles.of(num_inputs)
-    gradient, weight = tiles.rows * tiles.inputs, tiles.inputs * tiles.columns
-    gate = tiles.rows * tiles.columns
-    staged, once = (gate, weight) if tiles.keeps_weights else (weight, gate)
-    assert 2 * (once + tiles.num_stages * (gradient + staged)) <= 227 * 1024
+    tiles = activation.tiles(num_inputs)
+    gradient, weight = tiles["ROWS"] * tiles["INPUTS"], tiles["INPUTS"] * tiles["COLUMNS"]
+    gate = tiles["ROWS"] * tiles["COLUMNS"]
+    staged, once = (gate, weight) if tiles["KEEPS_WEIGHTS"] else (weight, gate)
+    assert 2 * (once + activation.STAGES.value * (gradient + staged)) <= 227 * 1024

@@ -11,6 +11,7 @@ from staircase_attention import (
     CachedStaircase,
     CoreConfig,
     FeedbackTransformer,
+    ParallelLoop,
     SequenceModel,
     Staircase,
     TransformerXL,
@@ -91,7 +92,7 @@ def attend(
     if not plain:
         options |= {"dropout": 0.1, "seed": torch.zeros(1, dtype=torch.int64)}
         options["first_visible"] = torch.zeros(1, dtype=torch.int64)
-    call = Call.of(queries, keys, values, table, **options)
+    call = Call(queries=queries, keys=keys, values=values, table=table, **options)
     out, logsumexp = relative_attention.forward(call)
     gradients = Gradients(
         queries=queries,
@@ -112,11 +113,11 @@ def note_layers(num_keys: int, size: int, *, heads: int) -> None:
 
     keys = torch.zeros(1, heads, num_keys, size, dtype=torch.bfloat16)
     first_visible, seed = torch.zeros(2, 1, dtype=torch.int64)
-    call = Call.of(
-        keys[:, :, :1],
-        keys,
-        keys,
-        torch.zeros(99, size, dtype=torch.bfloat16),
+    call = Call(
+        queries=keys[:, :, :1],
+        keys=keys,
+        values=keys,
+        table=torch.zeros(99, size, dtype=torch.bfloat16),
         first_query=num_keys,
         first_visible=first_visible,
         dropout=0.1,
@@ -131,7 +132,7 @@ def note_layers(num_keys: int, size: int, *, heads: int) -> None:
 
 def launch_row_kernels(num_rows: int, width: int) -> None:
     """Norms, activation and cross-entropy."""
-    from staircase_attention.engine.kernels import activation, norm, rows
+    from staircase_attention.engine.kernels import activation, cross_entropy, norm
 
     hidden, vector = torch.zeros(num_rows, width), torch.zeros(width)
     addend = hidden.bfloat16()
@@ -161,7 +162,7 @@ def launch_row_kernels(num_rows: int, width: int) -> None:
     activation.backward(inner, inner, vector.repeat(4), sums=sums, **dropped)
     losses, wrong = torch.zeros(num_rows), torch.zeros(num_rows, dtype=torch.int8)
     targets = torch.zeros(num_rows, dtype=torch.int64)
-    rows.score_rows(inner, targets, losses, wrong, ignore_index=-1, overwrites=True)
+    cross_entropy.score_rows(inner, targets, losses, wrong, ignore_index=-1, overwrites=True)
 
 
 def launch_gated_product(num_rows: int, width: int) -> None:
@@ -173,7 +174,8 @@ def launch_gated_product(num_rows: int, width: int) -> None:
         for shape in ((num_rows, width), (width, 4 * width), (num_rows, 4 * width))
     )
     sums = torch.zeros(activation.NUM_PROGRAMS, 4 * width)
-    activation.launch_gated_product(gradients, weights, inner, scale=1.0, sums=sums)
+    activation.fits = lambda *_: True
+    activation.gated_product(gradients, weights, inner, dropout=0.0, sums=sums)
 
 
 def rotate(num_heads: int) -> None:
@@ -250,10 +252,15 @@ def main() -> None:
     modern = {"norm": "rms", "feed_forward": "swiglu", "num_key_value_heads": 2, "bias": False}
     decode(TransformerXL(span=256), 1, torch.bfloat16, "rotary", **modern)
     decode(TransformerXL(span=256), 64, torch.bfloat16, "rotary", **modern)
+    loop = ParallelLoop(num_passes=4, span=256)
+    decode(loop, 1, torch.bfloat16, "relative")
+    decode(loop, 8, torch.bfloat16, "rotary", **modern, injection="gated", num_coda_layers=1)
     assert compiled == {
         "activation._backward_kernel",
         "activation._forward_kernel",
         "activation._gated_product_kernel",
+        "cross_entropy._score_kernel",
+        "decoding.carry_rows",
         "decoding.embed_rows",
         "decoding.norm_rows",
         "decoding.product_few",
@@ -261,6 +268,7 @@ def main() -> None:
         "decoding_attention.attend_segments",
         "norm._backward_kernel",
         "norm._forward_kernel",
+        "norm._sum_columns_kernel",
         "relative_several_kernels.attend_kernel",
         "relative_several_kernels.keys_kernel",
         "relative_several_kernels.queries_by_key_kernel",
@@ -270,8 +278,6 @@ def main() -> None:
         "relative_single.backward_kernel",
         "relative_single.forward_kernel",
         "rotary.rotate_kernel",
-        "rows._score_kernel",
-        "rows._sum_columns_kernel",
         "single_query.forward_kernel",
         "single_query.keys_kernel",
         "single_query.queries_kernel",

@@ -5,21 +5,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from staircase_attention.engine.kernels import cross_entropy, rows
+from staircase_attention.engine.kernels import cross_entropy
 from staircase_attention.engine.kernels.cross_entropy import linear_cross_entropy
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 IGNORED = -1
 # CPUs without bfloat16 say so once.
 pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
-CLOSE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 1e-2}
-
-
-@pytest.fixture(params=["fused", "plain"], autouse=True)
-def _scorer(request, monkeypatch):
-    """Rows are scored either way."""
-    if request.param == "plain":
-        monkeypatch.setattr(cross_entropy, "row_scorer", lambda hidden: cross_entropy.score_rows)
+CLOSE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 
 
 def arguments(
@@ -60,19 +53,16 @@ def assert_near(actual: Tensor, expected: Tensor, tolerance: float = 1e-5) -> No
 )
 @pytest.mark.parametrize("dtype", CLOSE)
 @pytest.mark.parametrize("has_bias", [True, False])
-def test_loss_and_gradients_equal_float64(shape, chunk_rows, dtype, has_bias):
+def test_loss_and_gradients_equal_float64(shape, chunk_rows, dtype, has_bias, monkeypatch):
+    if chunk_rows is not None:
+        monkeypatch.setattr(cross_entropy, "_rows_per_chunk", lambda *_: chunk_rows)
     hidden, weight, bias, targets = arguments(*shape, dtype)
     parts = [hidden, weight, *([bias] if has_bias else [])]
     loss, num_wrong = linear_cross_entropy(
-        hidden,
-        weight,
-        bias if has_bias else None,
-        targets,
-        ignore_index=IGNORED,
-        chunk_rows=chunk_rows,
+        hidden, weight, bias if has_bias else None, targets, ignore_index=IGNORED
     )
     answer, wrong, *gradients = expected(targets, *parts)
-    assert (loss.dtype, loss.shape) == (torch.promote_types(dtype, torch.float32), ())
+    assert (loss.dtype, loss.shape) == (torch.float32, ())
     assert (num_wrong.dtype, num_wrong.shape) == (torch.int64, ())
     assert not num_wrong.requires_grad
     assert_near(loss, answer, CLOSE[dtype])
@@ -145,14 +135,13 @@ def test_only_gradients_that_are_needed_are_computed(monkeypatch):
         linear_cross_entropy(hidden, weight, bias, targets, ignore_index=IGNORED)
 
 
-def test_backward_twice_again_and_under_autocast_is_exactly_the_same():
+def test_backward_twice_again_and_under_autocast_is_exactly_the_same(monkeypatch):
+    monkeypatch.setattr(cross_entropy, "_rows_per_chunk", lambda *_: 50)
     hidden, weight, bias, targets = arguments(130, 17, 23)
     results = []
     for autocasts in (False, True):
         with torch.autocast(DEVICE.type, dtype=torch.bfloat16, enabled=autocasts):
-            loss, _ = linear_cross_entropy(
-                hidden, weight, bias, targets, ignore_index=IGNORED, chunk_rows=50
-            )
+            loss, _ = linear_cross_entropy(hidden, weight, bias, targets, ignore_index=IGNORED)
         for _ in range(2):
             gradients = torch.autograd.grad(loss, (hidden, weight, bias), retain_graph=True)
             results.append((loss, *gradients))
@@ -165,15 +154,18 @@ def test_what_lies_between_rows_is_not_counted(size):
     logits = torch.full((7, size + 9), torch.nan, device=DEVICE)[:, :size]
     logits.copy_(torch.randn(7, size, generator=torch.Generator().manual_seed(size)))
     targets = torch.tensor([0, IGNORED, 0, size - 1, size // 2, 0, 0], device=DEVICE)
-    results = []
-    for score, slopes in ((cross_entropy.score_rows, logits.clone()), (rows.score_rows, logits)):
-        losses, wrong = torch.empty(7, device=DEVICE), torch.empty(7, device=DEVICE).char()
-        score(slopes, targets, losses, wrong, ignore_index=IGNORED, overwrites=True)
-        results.append((slopes.double(), losses.double(), wrong.double()))
-    for plain, fused in zip(*results, strict=True):
-        assert_near(fused, plain)
+    exact = logits.double().requires_grad_()
+    options = {"ignore_index": IGNORED, "reduction": "none"}
+    expected = functional.cross_entropy(exact, targets, **options)
+    (slopes,) = torch.autograd.grad(expected.sum(), exact)
+    is_wrong = (exact.argmax(-1) != targets) & (targets != IGNORED)
+    losses, wrong = torch.empty(7, device=DEVICE), torch.empty(7, device=DEVICE).char()
+    cross_entropy.score_rows(logits, targets, losses, wrong, ignore_index=IGNORED, overwrites=True)
+    assert_near(logits, slopes)
+    assert_near(losses, expected.detach())
+    assert torch.equal(wrong.bool(), is_wrong)
 
 
 def test_chunks_have_about_64_mebibytes():
-    assert cross_entropy._default_chunk(50_257, 2) == 640
-    assert cross_entropy._default_chunk(10**9, 4) == cross_entropy.ROW_MULTIPLE
+    assert cross_entropy._rows_per_chunk(50_257, 2) == 640
+    assert cross_entropy._rows_per_chunk(10**9, 4) == cross_entropy.ROW_MULTIPLE

@@ -45,7 +45,7 @@ def test_attention_to_segments_is_the_reference(num_frozen, start, shares):
         span=None,
     )
     sizes = Sizes(capacity=CAPACITY, num_slots=SLOTS, num_frozen=2)
-    (row,) = plan.rows(sizes)
+    (row,) = plan.rows(sizes, 1)
     positions = [range(one.position, one.position + one.length) for one in CACHED[:num_frozen]]
     view = View.of(
         queries=range(NOW, NOW + 1),
@@ -86,7 +86,6 @@ def test_attention_to_segments_is_the_reference(num_frozen, start, shares):
         counts,
         0,
         2 * HEADS * CAPACITY,
-        1,
         SIZE**-0.5,
         HEADS=HEADS,
         GROUPS=HEADS,

@@ -1,7 +1,7 @@
 """A stream that takes one token of every row at a time, as fast as the device allows."""
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -30,7 +30,7 @@ from staircase_attention.layers.positions import ROTARY_BASE
 from staircase_attention.models.exits import ExitBackend
 from staircase_attention.models.sequence_model import SequenceModel
 from staircase_attention.models.state import State, Stream
-from staircase_attention.schedules import joined, num_positions
+from staircase_attention.schedules import CARRIED, Cell, joined, num_positions
 
 if TYPE_CHECKING:
     from staircase_attention.engine.decoding.launches import Launch, Launches
@@ -48,7 +48,7 @@ class DecoderMemory:
         self, model: SequenceModel, stream: Stream, sizes: Sizes, dtype: torch.dtype
     ) -> None:
         config, schedule = model.config, model.schedule
-        self.sizes, self.capacity = sizes, sizes.capacity
+        self.sizes = sizes
         self.num_rows, self.num_heads = len(stream.rows), config.num_heads
         self.num_groups, self.head_size = config.key_value_heads, config.head_size
         device = model.output.weight.device
@@ -67,7 +67,12 @@ class DecoderMemory:
         # On the device, because a captured graph reads them: the last kernel of a token moves the
         # position on, the host rewrites the plan between runs.
         self.position = torch.tensor([stream.position], dtype=torch.int64, device=device)
-        self.starts = torch.tensor(stream.starts, dtype=torch.int64, device=device)
+        # The rows of every pass that is taken at once.
+        starts = [stream.starts] * sizes.num_passes
+        self.starts = torch.tensor(starts, dtype=torch.int64, device=device)
+        # Hidden vectors that lagged passes begin with, in rings: that of position p at place p.
+        rings = (sizes.num_passes - 1, self.num_rows, sizes.num_carried, config.width)
+        self.carried: Float[Tensor, "lagged rows places width"] = torch.zeros(rings, device=device)
         num_segments = sizes.num_frozen + BANK_SEGMENTS
         row_size = HEADER + 3 * num_segments
         # Rows begin at multiples of 16 bytes, so that one compiled kernel serves all of them.
@@ -86,8 +91,8 @@ class DecoderMemory:
     def fill(self, stream: Stream, books: Books, rows: slice = ALL) -> None:
         """Take in what a stream remembers, as these rows."""
         for key, memory, places in self._bank_parts(books, stream.position):
-            held = torch.stack(stream.banks[key]).detach().to(memory)
-            memory[:, rows].index_copy_(3, places, held)
+            for target, held in zip(memory, stream.banks[key], strict=True):
+                target[rows].index_copy_(2, places, held.detach().to(target))
         parts = zip(stream.cache, self._cache_parts(books), strict=False)
         for cached, (memory, places) in parts:
             memory[:, rows].index_copy_(3, places, torch.stack(cached).detach().to(memory))
@@ -97,14 +102,15 @@ class DecoderMemory:
         # What is hidden gets weight zero, but 0 times NaN is NaN.
         self._banks[:, :, :, row].zero_()
         self._caches[:, :, row].zero_()
-        self.starts[row] = stream.starts[0]
+        self.carried[:, row].zero_()
+        self.starts[:, row] = stream.starts[0]
         self.fill(stream, books, slice(row, row + 1))
 
     def stream(self, begun: Stream, books: Books, position: int) -> Stream:
         """What the model's own stream would be at a position."""
 
-        def read(memory: Tensor, places: Tensor) -> KeysValues:
-            return KeysValues(*(one.index_select(2, places) for one in memory))
+        def read(memory: Iterable[Tensor], places: Tensor) -> KeysValues:
+            return KeysValues(*(one.index_select(2, places).to(self.keys) for one in memory))
 
         parts = self._bank_parts(books, position)
         return replace(
@@ -117,11 +123,17 @@ class DecoderMemory:
 
     def _bank_parts(
         self, books: Books, position: int
-    ) -> Iterator[tuple[tuple[int, int], Tensor, Tensor]]:
-        """The number and layer of each bank, its memory [2, rows, ...], and its tokens' places."""
+    ) -> Iterator[tuple[tuple[int, int], Iterable[Tensor], Tensor]]:
+        """The number and layer of each bank, its memory 2 x [rows, ...], its tokens' places."""
+        lagged = sorted(bank for bank, layer in books.banks if layer == CARRIED)
         for (bank, layer), num_held in books.banks.items():
             held = torch.arange(position - num_held, position, device=self.keys.device)
-            yield (bank, layer), self._banks[:, layer, books.regions[bank]], held % self.capacity
+            if layer == CARRIED:
+                memory = self.carried[lagged.index(bank), :, None]
+                yield (bank, layer), (memory, memory[..., :0]), held % self.sizes.num_carried
+            else:
+                memory = self._banks[:, layer, books.regions[bank]]
+                yield (bank, layer), memory, held % self.sizes.capacity
 
     def _cache_parts(self, books: Books) -> Iterator[tuple[Tensor, Tensor]]:
         """The memory of each layer's cache, and the places of its tokens."""
@@ -174,7 +186,9 @@ class Decoder:
             self.weights = weights
             sizes = measured(model.schedule, model.config.depth)
             # Whoever goes back needs what the tokens taken back would have overwritten.
-            sizes = sizes._replace(capacity=sizes.capacity + slack)
+            sizes = sizes._replace(
+                capacity=sizes.capacity + slack, num_carried=sizes.num_carried + slack
+            )
             self._begin(state.streams[0], sizes)
 
     @staticmethod
@@ -217,8 +231,12 @@ class Decoder:
 
     @property
     def room(self) -> int:
-        """Tokens per row that one step can take: up to the end of the present run."""
-        return max(1, self._plan.run.stop - self._position)
+        """Tokens per row that one step can take: up to the end of the present run.
+
+        One where passes lag: a token's passes begin with what the token before left.
+        """
+        lags = self._sizes.num_passes > 1
+        return 1 if lags else max(1, self._plan.run.stop - self._position)
 
     def step(self, tokens: Int[Tensor, "batch ..."]) -> Float[Tensor, "batch ... output"]:
         """Logits after one more token of every row, in float32; the next step overwrites them.
@@ -292,7 +310,7 @@ class Decoder:
 
     def _enter(self, plan: DecodingPlan) -> None:
         self._plan = plan
-        rows = torch.tensor(plan.rows(self._sizes))
+        rows = torch.tensor(plan.rows(self._sizes, self.batch_size))
         with torch.no_grad():
             # From pageable memory, which is free again at once; the device gets there in its turn.
             target = self._memory.plan[: len(rows), : rows.shape[1]]
@@ -302,7 +320,7 @@ class Decoder:
         """Make room for a run that needs more than any before it."""
         plan = self._planner.plan(self._plan.after, self._position)
         with torch.inference_mode(mode=False):
-            twice = Sizes(*(2 * size for size in plan.sizes))
+            twice = Sizes(*(2 * size for size in plan.sizes))._replace(num_passes=1)
             self._begin(self.state().streams[0], self._sizes | twice)
 
     def put(self, row: int, stream: Stream) -> bool:
@@ -379,9 +397,17 @@ def can_decode(model: SequenceModel) -> bool:
     is_outer = config.injection != "none" or sum(config.depth) > config.num_layers
     # The launches of such layers are those of layers that see themselves by their own projections.
     is_usual = schedule.attends_self and not (schedule.shares_keys_values or schedule.mixes_layers)
-    steps = schedule.steps(range(1), num_layers=config.num_layers, order="window")
-    is_other = any(step.lags for step in steps) or isinstance(model.backend, ExitBackend)
-    return not (config.qk_norm or is_other) and (is_usual or not is_outer)
+    steps = list(schedule.steps(range(2), num_layers=config.num_layers, order="window"))
+    if any(step.lags for step in steps):
+        # One batch: all passes but the first lag, and else they are as it is.
+        first, is_outer = steps[0], True
+        cells = [Cell(chunk=0, pass_number=n + 1, tokens=range(2)) for n in range(len(steps))]
+        is_usual &= steps == [
+            replace(first, index=n, bank=first.bank + n, cells=(cell,), lags=n > 0)
+            for n, cell in enumerate(cells)
+        ]
+    is_other = config.qk_norm or isinstance(model.backend, ExitBackend)
+    return not is_other and (is_usual or not is_outer)
 
 
 def _run_all(launches: "list[Launch]") -> None:

@@ -18,8 +18,10 @@ from staircase_attention.engine.kernels.decoding_attention import attend_segment
 if TYPE_CHECKING:
     from staircase_attention.engine.decoding.decoder import DecoderMemory
 
-# Up to this many rows products are made without tensor cores.
+# Up to this many rows products are made without tensor cores. Several tokens of such rows are, too,
+# up to a number that is still fast: they get the very numbers that they would get one by one.
 MOST_FEW_ROWS = 4
+MOST_FEW_TOKENS = 16
 # About the number of multiprocessors of a large GPU.
 ENOUGH_PROGRAMS = 128
 # Programs that share the keys of one head, at most.
@@ -85,12 +87,15 @@ class Launches:
     ) -> None:
         self.weights, self.memory, self.num_tokens = weights, memory, num_tokens
         self.attends_self, self.early = attends_self, early
-        # Successive tokens of a row are rows here, one after another.
+        # Successive tokens of a row are rows here, one after another. So are the rows of passes
+        # that are taken at once, all of a pass after those of the one before.
         self.rows = memory.num_rows * num_tokens
+        num_rows = self.rows * memory.sizes.num_passes
         self.num_heads, self.size = memory.num_heads, memory.head_size
         self.width = self.num_heads * self.size
+        # As for one token: the sums of several are then made in the same order.
         self.attention = attention_tiles(
-            self.rows,
+            num_rows // num_tokens,
             self.num_heads,
             memory.sizes.num_keys,
             self.size,
@@ -105,14 +110,14 @@ class Launches:
         self.tokens = scratch(self.rows, dtype=torch.int64)
         self.logits = scratch(self.rows, len(weights.logits))
         # Between layers hidden vectors stay in float32; only what products read is in their dtype.
-        self._hidden, self._mix, self._entered, self._gates = scratch(4, self.rows, self.width)
-        self._normed = scratch(weights.num_layers, self.rows, self.width, dtype=dtype)
-        self._queries, self._attended = scratch(2, self.rows, self.width, dtype=dtype)
-        self._inner = scratch(self.rows, weights.expand.shape[1], dtype=dtype)
+        self._hidden, self._mix, self._entered, self._gates = scratch(4, num_rows, self.width)
+        self._normed = scratch(len(weights.output), num_rows, self.width, dtype=dtype)
+        self._queries, self._attended = scratch(2, num_rows, self.width, dtype=dtype)
+        self._inner = scratch(num_rows, weights.expand.shape[1], dtype=dtype)
         # Parts of sums, and how many programs have left theirs: kernels set counts back to zero.
-        self._tops = scratch(2, shares, self.rows, self.num_heads)
-        self._partial = scratch(shares * self.rows * self.width)
-        self._counts = scratch(max(4096, self.rows * self.num_heads), dtype=torch.int32)
+        self._tops = scratch(2, shares, num_rows, self.num_heads)
+        self._partial = scratch(shares * num_rows * self.width)
+        self._counts = scratch(max(4096, num_rows * self.num_heads), dtype=torch.int32)
 
     def all(self, form: Form) -> Iterator[Launch]:
         """What takes the tokens to their logits, and the position one on."""
@@ -121,25 +126,39 @@ class Launches:
         # The first step of the recurrence, and those that see again what entered it.
         entry = next(n for n, step in enumerate(form) if step.layers.start < weights.num_recurring)
         yield self._embed(starts_mix=mixes[0])
-        for number, (layers, cached, span, injects) in enumerate(form):
+        first, last = self._hidden[: self.rows], self._hidden[-self.rows :]
+        is_batch = len(first) < len(self._hidden)
+        for number, (layers, cached, span, injects, lags) in enumerate(form):
+            if lags:
+                continue
             plan = self.memory.plan[number]
-            if weights.injects and number == entry:
-                yield partial(torch.add, self._hidden, 0.0, out=self._entered)
-            if weights.injects and injects:
-                yield from self._inject()
+            # All passes at once are in the recurrence only.
+            is_inside = layers.start < weights.num_recurring
+            hidden = self._hidden if is_inside else first if number < entry else last
+            if is_inside and is_batch:
+                yield self._carry(back=1)
+                if weights.gate is not None:
+                    yield from self._inject(self._hidden[self.rows :], first)
+            elif weights.injects and number == entry:
+                yield partial(torch.add, hidden, 0.0, out=self._entered)
+            elif weights.injects and injects:
+                yield from self._inject(hidden, self._entered)
             if cached == "input":
-                yield from self._freeze(self._hidden, plan)
+                yield from self._freeze(hidden, plan)
             for layer in layers:
-                yield from self._attention(layer, plan, span)
+                yield from self._attention(hidden, layer, plan, span)
                 # A step that ends with the input of a mixture starts it; its layers add to it.
                 starts_next = layer == layers[-1] and any(mixes[number + 1 : number + 2])
                 mix = kernels.ADD_MIX if mixes[number] else kernels.NO_MIX
-                yield from self._feed_forward(layer, kernels.START_MIX if starts_next else mix)
+                mix = kernels.START_MIX if starts_next else mix
+                yield from self._feed_forward(hidden, layer, mix)
             if cached == "output":
-                yield from self._freeze(self._mix if mixes[number] else self._hidden, plan)
+                yield from self._freeze(self._mix if mixes[number] else hidden, plan)
+            if is_inside and is_batch:
+                yield self._carry(back=0)
         yield from self._product(
             Product(
-                *(self._hidden, weights.logits, self.logits, kernels.LOGITS),
+                *(last, weights.logits, self.logits, kernels.LOGITS),
                 norm=weights.last_norm,
                 bias=weights.logits_bias,
             )
@@ -160,29 +179,48 @@ class Launches:
             BLOCK=triton.next_power_of_2(self.width),
         )
 
-    def _inject(self) -> Iterator[Launch]:
+    def _inject(self, hidden: Tensor, entered: Tensor) -> Iterator[Launch]:
         """Hidden vectors h and what entered, e: h + e, or h + sigmoid(gate(h)) * (e - h)."""
         if self.weights.gate is None:
-            yield partial(self._hidden.add_, self._entered)
+            yield partial(hidden.add_, entered)
             return
         weight, bias = self.weights.gate
-        source = self._normed[0]
+        source, gates = self._normed[0, : len(hidden)], self._gates[: len(hidden)]
         # A kernel, not a copy of memory: the next one may be launched early behind it.
-        yield partial(torch.add, self._hidden, 0.0, out=source)
-        yield from self._product(Product(source, weight, self._gates, kernels.ROWS_ONLY, bias=bias))
-        yield partial(torch.sigmoid, self._gates, out=self._gates)
-        yield partial(self._hidden.lerp_, self._entered, self._gates)
+        yield partial(torch.add, hidden, 0.0, out=source)
+        yield from self._product(Product(source, weight, gates, kernels.ROWS_ONLY, bias=bias))
+        yield partial(torch.sigmoid, gates, out=gates)
+        each = (-1, *entered.shape)
+        yield partial(hidden.view(each).lerp_, entered, gates.view(each))
 
-    def _attention(self, layer: int, plan: Tensor, span: int | None) -> Iterator[Launch]:
-        weights = self.weights
+    def _carry(self, *, back: int) -> Launch:
+        """Leave what lagged passes of the next token begin with; or begin, one token back."""
+        return self._launch(
+            kernels.carry_rows,
+            (len(self._hidden) - self.rows,),
+            self._hidden,
+            self.memory.carried,
+            self.memory.position,
+            self.rows,
+            PLACES=self.memory.sizes.num_carried,
+            WIDTH=self.width,
+            BACK=back,
+            ADDS=self.weights.gate is None,
+            BLOCK=triton.next_power_of_2(self.width),
+        )
+
+    def _attention(
+        self, hidden: Tensor, layer: int, plan: Tensor, span: int | None
+    ) -> Iterator[Launch]:
+        weights, rows = self.weights, slice(len(hidden))
         # Queries, keys, values; queries only where a token does not see itself or where all layers
         # share the projections of keys and values.
         own = weights.projections[layer]
         keeps = self.attends_self and weights.shared is None
         queries = Product(
-            self._hidden,
+            hidden,
             own if keeps else own[: self.width],
-            self._queries,
+            self._queries[rows],
             kernels.KEEP if keeps else kernels.ROWS_ONLY,
             norm=weights.attention_norm.of_layers(slice(layer, layer + 1)),
             base=self.memory.bank_base(layer),
@@ -193,17 +231,17 @@ class Launches:
         if self.attends_self and weights.shared is not None:
             shared = {"norm": weights.shared_norm, "weights": weights.shared, "kind": kernels.KEEP}
             yield from self._product(replace(queries, **shared))
-        yield self._attend(layer, plan, span)
+        yield self._attend(len(hidden), layer, plan, span)
         yield from self._product(
-            Product(self._attended, weights.output[layer], self._hidden, kernels.ADD)
+            Product(self._attended[rows], weights.output[layer], hidden, kernels.ADD)
         )
 
-    def _feed_forward(self, layer: int, mix: tl.constexpr) -> Iterator[Launch]:
-        weights = self.weights
+    def _feed_forward(self, hidden: Tensor, layer: int, mix: tl.constexpr) -> Iterator[Launch]:
+        weights, inner = self.weights, self._inner[: len(hidden)]
         activations = {"relu": kernels.RELU, "gelu": kernels.GELU, "swiglu": kernels.ROWS_ONLY}
         yield from self._product(
             Product(
-                *(self._hidden, weights.expand[layer], self._inner),
+                *(hidden, weights.expand[layer], inner),
                 activations[weights.feed_forward],
                 norm=weights.feed_forward_norm.of_layers(slice(layer, layer + 1)),
                 bias=None if weights.expand_bias is None else weights.expand_bias[layer],
@@ -214,7 +252,7 @@ class Launches:
             mix_weight = weights.mix[0 if mix is kernels.START_MIX else layer + 1 :]
         yield from self._product(
             Product(
-                *(self._inner, weights.contract[layer], self._hidden, kernels.ADD),
+                *(inner, weights.contract[layer], hidden, kernels.ADD),
                 is_gated=weights.feed_forward == "swiglu",
                 bias=None if weights.contract_bias is None else weights.contract_bias[layer],
                 mix=mix,
@@ -241,8 +279,8 @@ class Launches:
         )
 
     def _product(self, product: Product) -> Iterator[Launch]:
-        norm = product.norm
-        if self.rows <= MOST_FEW_ROWS:
+        norm, rows = product.norm, len(product.target)
+        if rows // self.num_tokens <= MOST_FEW_ROWS and rows <= MOST_FEW_TOKENS:
             # Each program has whole rows of the source, and norms them itself.
             yield self._few(product)
         elif norm is None:
@@ -250,11 +288,11 @@ class Launches:
         else:
             yield self._launch(
                 kernels.norm_rows,
-                (self.rows, product.num_layers),
+                (rows, product.num_layers),
                 product.source,
                 norm.weights,
                 self._normed,
-                self.rows,
+                rows,
                 norm.epsilon,
                 WIDTH=self.width,
                 READ=product.read.value,
@@ -276,25 +314,22 @@ class Launches:
             *self._targets(product),
             **self._facts(product),
             READ=product.read.value,
-            ROWS=self.rows,
+            ROWS=len(product.target),
             BLOCK_N=block_n,
             BLOCK_K=block_k,
             num_warps=num_warps,
         )
 
     def _many(self, product: Product) -> Launch:
-        columns, inner = product.weights.shape[-2:]
-        tiles = many_tiles(self.rows, columns, inner, product.weights.dtype)
-        num_tiles, num_blocks = (
-            triton.cdiv(columns, tiles.columns),
-            triton.cdiv(self.rows, tiles.rows),
-        )
+        rows, (columns, inner) = len(product.target), product.weights.shape[-2:]
+        tiles = many_tiles(rows, columns, inner, product.weights.dtype)
+        num_tiles, num_blocks = triton.cdiv(columns, tiles.columns), triton.cdiv(rows, tiles.rows)
         # The inner sum in parts: the program that comes last adds them up, in a fixed order.
         parts = 1 if product.num_layers > 1 else tiles.parts
         if parts > 1:
             # Launches that were made before keep the memory they were given.
-            if self._partial.numel() < parts * self.rows * columns:
-                self._partial = self._hidden.new_zeros(parts * self.rows * columns)
+            if self._partial.numel() < parts * rows * columns:
+                self._partial = self._hidden.new_zeros(parts * rows * columns)
             if self._counts.numel() < num_tiles * num_blocks:
                 self._counts = self._counts.new_zeros(num_tiles * num_blocks)
         return self._launch(
@@ -306,7 +341,7 @@ class Launches:
             self._partial,
             self._counts,
             *self._targets(product),
-            self.rows,
+            rows,
             **self._facts(product),
             READ=product.read.value,
             PARTS=parts,
@@ -346,12 +381,12 @@ class Launches:
             "TOKENS": self.num_tokens,
         }
 
-    def _attend(self, layer: int, plan: Tensor, span: int | None) -> Launch:
+    def _attend(self, rows: int, layer: int, plan: Tensor, span: int | None) -> Launch:
         memory, tiles, table = self.memory, self.attention, self.weights.table
         sizes = memory.sizes
         return self._launch(
             attend_segments,
-            (self.rows * self.num_heads, tiles.shares),
+            (rows * self.num_heads, tiles.shares),
             self._queries,
             memory.keys,
             memory.values,
@@ -365,7 +400,6 @@ class Launches:
             self._counts,
             memory.bank_base(layer),
             memory.cache_base(0 if self.weights.shared is not None else layer),
-            self.rows,
             self.size**-0.5,
             HEADS=self.num_heads,
             GROUPS=memory.num_groups,

@@ -7,7 +7,8 @@ lies on the device. So the same launches, and the same captured graph, serve any
 state is bounded.
 
 Keys and values lie in two kinds of memory. Each open bank has a *region* of the same size, a ring:
-the token at position p lies at place p modulo its capacity. Cached tokens have *slots*: a run that
+the token at position p lies at place p modulo its capacity. Passes that lag are one batch with the
+first: their regions are those behind its region. Cached tokens have *slots*: a run that
 is cached gets neighbouring ones, which are free again when the timetable drops its tokens.
 """
 
@@ -18,9 +19,10 @@ from itertools import chain
 from typing import NamedTuple
 
 from staircase_attention.models.state import Stream
-from staircase_attention.schedules import Depth, Schedule, Step
+from staircase_attention.schedules import CARRIED, Depth, Schedule, Step
 
-# Numbers of a row before its segments: region and shift of the bank, 0 and shift of the cache.
+# Numbers of a row before its segments: first row of the bank's region, and shift; 0, and shift of
+# the cache.
 #
 # A token at position p is written to place p + shift.
 HEADER = 4
@@ -38,6 +40,8 @@ class FormStep(NamedTuple):
     """How many of the latest keys a token sees, itself included; None: all."""
     injects: bool = False
     """Whether it sees again what entered the recurrence."""
+    lags: bool = False
+    """Whether it is taken along with the first pass, as rows of the same launches."""
 
 
 # All steps of a token: what a graph depends on.
@@ -69,6 +73,10 @@ class Sizes(NamedTuple):
     """Keys that a token sees, itself included."""
     reach: int = 1
     """Distances between a token and the keys it sees, 0 included."""
+    num_passes: int = 1
+    """Passes of a token that are taken at once: the first, and those that lag."""
+    num_carried: int = 2
+    """Latest tokens that lagged passes may begin with; with two, one can be taken back."""
 
     def __or__(self, other: "Sizes") -> "Sizes":
         """Room for both."""
@@ -90,7 +98,8 @@ class Books:
     def of(cls, stream: Stream) -> "Books":
         """Books of a stream whose regions and slots are taken in order."""
         banks = {key: held.num_tokens for key, held in stream.banks.items()}
-        regions = {bank: number for number, bank in enumerate(sorted({key[0] for key in banks}))}
+        open_banks = {bank for bank, layer in banks if layer != CARRIED}
+        regions = {bank: number for number, bank in enumerate(sorted(open_banks))}
         cached, place = [], 0
         for part in stream.cached:
             cached.append(Segment(part.start, place, len(part)))
@@ -138,6 +147,8 @@ class Books:
                     self.banks[step.bank, layer] = num_held
                 else:
                     self.banks.pop((step.bank, layer), None)
+            if step.lags:
+                self.banks[step.bank, CARRIED] = 1
             if num_held == 0:
                 closed.append(step.bank)
             new = [Segment(tokens.start, place, len(tokens))] if cell.cached else []
@@ -186,9 +197,10 @@ class DecodingPlan:
             num_frozen=max(map(len, frozen)),
             num_keys=num_keys,
             reach=reach,
+            num_passes=1 + sum(step.lags for step in self.form),
         )
 
-    def rows(self, sizes: Sizes) -> list[list[int]]:
+    def rows(self, sizes: Sizes, num_rows: int) -> list[list[int]]:
         """For each step its header and, for every segment, three integers.
 
         Keys are numbered from the oldest one. Key k of a segment lies at place k + (second integer)
@@ -200,7 +212,7 @@ class DecodingPlan:
         wrap = self.run.start // sizes.capacity * sizes.capacity
         return [
             [
-                *(region, -wrap, 0, self.place - self.run.start),
+                *(region * num_rows, -wrap, 0, self.place - self.run.start),
                 *(0,) * (3 * (sizes.num_frozen - len(frozen))),
                 *numbered([*frozen, *(self._bank(held, wrap, sizes.capacity))]),
             ]
@@ -265,6 +277,7 @@ class Planner:
                 steps, place=place, attends_self=self.attends_self
             )
         )
+        assert all(seen[n][0] == seen[n - 1][0] + 1 for n, step in enumerate(steps) if step.lags)
         return DecodingPlan(
             run=range(position, stop),
             place=place,
@@ -276,6 +289,7 @@ class Planner:
                     cached=step.cells[0].cached,
                     span=step.span or self.span,
                     injects=step.cells[0].pass_number > 1,
+                    lags=step.lags,
                 )
                 for step in steps
             ),

@@ -145,11 +145,6 @@ class Weights:
         is_near = self.logits.device == model.output.weight.device
         return is_same and is_near and self.dtype == dtype and self.are_current
 
-    @property
-    def num_layers(self) -> int:
-        """L."""
-        return self.output.shape[0]
-
 
 def version_of(parameters: tuple[Tensor, ...]) -> int:
     """How often parameters have been changed in place; inference tensors do not count that."""

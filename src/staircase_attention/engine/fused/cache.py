@@ -29,7 +29,7 @@ class Buffer:
     def __init__(self, like: Sequence[KeysValues], *, capacity: int, dtype: torch.dtype) -> None:
         batch, heads, _, size = like[0].keys.shape
         shape = (2 * len(like), batch, heads, capacity, size)
-        self._held: Float[Tensor, "parts batch heads capacity size"] = torch.empty(
+        self.held: Float[Tensor, "parts batch heads capacity size"] = torch.empty(
             shape, dtype=dtype, device=like[0].keys.device
         )
         self.num_pairs = len(like)
@@ -41,27 +41,21 @@ class Buffer:
     def put(self, tensors: Sequence[Tensor], start: int) -> None:
         """Write keys and values, pair by pair, from one token on."""
         # Both [batch, heads, time, size]; cast to the dtype of products on the way.
-        for place, tensor in zip(self._held, tensors, strict=True):
+        for place, tensor in zip(self.held, tensors, strict=True):
             place[:, :, start : start + tensor.shape[2]].copy_(tensor)
 
-    def part(self, number: int, start: int, stop: int) -> KeysValues:
-        """One pair's keys and values of some tokens, where they lie."""
-        keys, values = self._held[2 * number : 2 * number + 2, :, :, start:stop]
-        return KeysValues(keys, values)
-
-    def gradients(self, number: int, start: int, stop: int) -> KeysValues | None:
-        """Where gradients of `part` are to be added: those of the last tokens, if not of all."""
+    def gradients(self, slot: "BufferSlot") -> KeysValues | None:
+        """Where a backward pass adds the gradients of the last tokens; None: nobody wants them."""
         # Room only for tokens that take gradients: a detached state is most of a window.
-        first = max(start, self.first_tracked)
-        if first >= stop:
+        first = max(slot.start, self.first_tracked)
+        if first >= slot.stop:
             return None
         self._join_backward_pass()
         if self._gradients is None:
-            batch, heads, capacity, size = self._held.shape[1:]
-            shape = (len(self._held), batch, heads, capacity - self.first_tracked, size)
-            self._gradients = self._held.new_zeros(shape)
-        keys, values = self._gradients[2 * number : 2 * number + 2]
-        return KeysValues(keys, values).part(first - self.first_tracked, stop - self.first_tracked)
+            tracked = self.held[:, :, :, self.first_tracked :]
+            self._gradients = self.held.new_zeros(tracked.shape)
+        pair = KeysValues(*self._gradients[2 * slot.number : 2 * slot.number + 2])
+        return pair.part(first - self.first_tracked, slot.stop - self.first_tracked)
 
     def take_gradients(self, start: int, stop: int) -> list[Tensor | None]:
         """Those of all keys and values of some tokens, when every reader has added its own.
@@ -70,7 +64,7 @@ class Buffer:
         """
         self._join_backward_pass()
         if self._gradients is None or start < self.first_tracked:
-            found: list[Tensor | None] = [None] * len(self._held)
+            found: list[Tensor | None] = [None] * len(self.held)
         else:
             part = slice(start - self.first_tracked, stop - self.first_tracked)
             found = list(self._gradients[:, :, :, part].unbind())
@@ -98,12 +92,8 @@ class BufferSlot:
     @property
     def held(self) -> KeysValues:
         """What lies there."""
-        return self.buffer.part(self.number, self.start, self.stop)
-
-    @property
-    def gradients(self) -> KeysValues | None:
-        """Where a backward pass adds the gradients of the last tokens; None: nobody wants them."""
-        return self.buffer.gradients(self.number, self.start, self.stop)
+        pair = self.buffer.held[2 * self.number : 2 * self.number + 2]
+        return KeysValues(*pair[:, :, :, self.start : self.stop])
 
 
 class Lent(KeysValues):
@@ -114,13 +104,7 @@ class Lent(KeysValues):
 
     slot: BufferSlot
     handle: Tensor
-
-    @classmethod
-    def of(cls, slot: BufferSlot, handle: Tensor) -> "Lent":
-        """What lies in a slot, with the handle under which it was written."""
-        lent = cls(*slot.held)
-        lent.slot, lent.handle = slot, handle
-        return lent
+    """Under which it was written."""
 
     def tracked(self) -> KeysValues:
         """A copy that autograd follows."""
@@ -183,7 +167,7 @@ class _Read(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, None]:  # noqa: ANN401
         for number, slot in enumerate(ctx.slots):
             pair = gradients[2 * number : 2 * number + 2]
-            for total, gradient in zip(slot.gradients or (), pair, strict=False):
+            for total, gradient in zip(slot.buffer.gradients(slot) or (), pair, strict=False):
                 if gradient is not None:
                     total += gradient[:, :, gradient.shape[2] - total.shape[2] :]
         return None, None
@@ -205,7 +189,7 @@ class BufferedCache(Cache):
         dtype: torch.dtype,
         tap: Tensor,
     ) -> None:
-        super().__init__(positions)
+        super().__init__((), positions)
         self._loaded = list(loaded)
         self._num_loaded = loaded[0].num_tokens if loaded else 0
         self._capacity = self._num_loaded + num_new
@@ -241,7 +225,10 @@ class BufferedCache(Cache):
     def _part(self, layer: int, start: int, stop: int) -> KeysValues:
         buffer, handle = self._open(self._loaded)
         number = layer if buffer.num_pairs > 1 else 0
-        return Lent.of(BufferSlot(buffer, number, start, stop), handle)
+        slot = BufferSlot(buffer, number, start, stop)
+        lent = Lent(*slot.held)
+        lent.slot, lent.handle = slot, handle
+        return lent
 
     def _append(self, new: Sequence[KeysValues]) -> None:
         buffer, handle = self._open(new)

@@ -9,7 +9,7 @@ summed in float32.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -22,7 +22,7 @@ from staircase_attention.engine.fused.route import Attended, PastGradients, Rout
 from staircase_attention.engine.fused.weights import FusedFreezing, Level, SharedCore, SharedLayer
 from staircase_attention.engine.kernels import norm
 from staircase_attention.layers.core import Core, Trip
-from staircase_attention.layers.keys_values import Cache, JoinedCache, KeysValues, join
+from staircase_attention.layers.keys_values import Cache, KeysValues, join
 from staircase_attention.models.backend import RecomputedCore
 
 
@@ -74,17 +74,15 @@ class FusedCore:
         """Pieces as one: in place, if there is only one and it lies in a buffer; else a copy."""
         if len(pieces) == 1 and isinstance(pieces[0], Lent):
             return pieces[0]
-        return join([_tracked(piece) for piece in pieces]).map(self._cast)
-
-    def _cast(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self.shared.dtype)
+        joined = join([_tracked(piece) for piece in pieces])
+        return joined.map(lambda tensor: tensor.to(self.shared.dtype))
 
     def new_cache(
         self, held: Sequence[KeysValues], positions: tuple[range, ...], *, num_new: int
     ) -> Cache:
         """The cache of a stream, to which at most `num_new` tokens will be added."""
         if not torch.is_grad_enabled():
-            return JoinedCache(held, positions)
+            return Cache(held, positions)
         return BufferedCache(
             held, positions, num_new=num_new, dtype=self.shared.dtype, tap=self.tap
         )
@@ -101,40 +99,11 @@ def _tracked(piece: KeysValues) -> KeysValues:
     return piece.tracked() if isinstance(piece, Lent) else piece
 
 
-class Saved(NamedTuple):
-    """What the backward pass needs of one layer."""
-
-    total: Float[Tensor, "rows width"]
-    """The hidden state below the layer,"""
-    mean: Float[Tensor, " rows"] | None
-    scale: Float[Tensor, " rows"]
-    normed: Float[Tensor, "rows width"]
-    """and its norm."""
-    middle: Float[Tensor, "rows width"]
-    """The hidden state between the sublayers,"""
-    middle_mean: Float[Tensor, " rows"] | None
-    middle_scale: Float[Tensor, " rows"]
-    middle_normed: Float[Tensor, "rows width"]
-    """and its norm."""
-    inner: Float[Tensor, "rows inner"]
-    """What the feed-forward sublayer keeps."""
-    projected: Float[Tensor, "rows projections"] | None
-    """Queries, keys and values; None where there was nothing to attend to."""
-    found: Float[Tensor, "rows width"] | None
-    """What attention found."""
-    logsumexp: Float[Tensor, "batch heads queries"] | None
-    """Of the scores."""
-
-    @property
-    def attended(self) -> Attended | None:
-        """The last three."""
-        if self.projected is None or self.found is None or self.logsumexp is None:
-            return None
-        return Attended(self.projected, self.found, self.logsumexp)
-
-
-# Fields of `Saved` from which the others can be computed again.
-LEVEL = 3
+# What the backward pass needs of one layer: the level below it, the level between its sublayers,
+# what the feed-forward sublayer keeps, and what attention leaves, if there is anything to see.
+Saved: TypeAlias = tuple[Level, Level, Tensor, Attended | None]
+# Its tensors, and what stands for the last three where there is nothing to attend to.
+SIZE, NOTHING = 12, (None, None, None)
 
 
 class FusedTrip(torch.autograd.Function):
@@ -162,20 +131,19 @@ class FusedTrip(torch.autograd.Function):
         flat = hidden.flatten(0, 1).contiguous()
         # total = hidden; normed = norm(total). What a layer adds to the total comes as `addend`
         # and is added by the norm of the next one: total = middle + addend + bias.
-        level = layers[0].attention_norm.forward(flat, None, None, shared.dtype)
+        level = layers[0].attention_norm.forward(flat)
         for number, (layer, seen) in enumerate(zip(layers, route.pasts(past), strict=True)):
             seed = None if seeds is None else seeds[number]
-            saved, addend = _through(route, layer, level, seen, seed)
-            # All of `Saved`, or only the hidden state below the layer and its statistics.
-            kept += saved[:LEVEL] if shared.recompute else saved
-            contexts += route.own_keys_values(saved.projected)
+            (_, between, inner, attended), addend = _through(route, layer, level, seen, seed)
+            # The rest can be computed from the hidden state below the layer again.
+            rest = () if shared.recompute else (*level[1:], *between, inner, *(attended or NOTHING))
+            kept += [level[0], *rest]
+            contexts += route.own_keys_values(attended)
             if number + 1 < len(layers):
-                following = layers[number + 1].attention_norm
-                bias = layer.feed_forward.last_bias
-                level = following.forward(saved.middle, addend, bias, shared.dtype)
+                level = layers[number + 1].attention_norm.forward(between[0], addend)
                 total = level[0]
             else:
-                total = norm.add(saved.middle, addend, layer.feed_forward.last_bias)
+                total = norm.add(between[0], addend, layer.feed_forward.last_bias)
             outputs.append(total.view(hidden.shape))
         ctx.route, ctx.num_past = route, len(past)
         ctx.save_for_backward(*kept, *past)
@@ -190,25 +158,23 @@ class FusedTrip(torch.autograd.Function):
         shared.join_backward_pass()
         seeds, *kept = ctx.saved_tensors
         past = kept[len(kept) - ctx.num_past :]
-        size = LEVEL if shared.recompute else len(Saved._fields)
+        size = 1 if shared.recompute else SIZE
         levels, contexts = gradients[: len(layers)], gradients[len(layers) :]
         # Slots of a buffer are wanted through their handle, other pasts for themselves.
         wants_past = ctx.needs_input_grad[2] or any(ctx.needs_input_grad[4:])
         pasts = PastGradients(route, route.pasts(past), is_wanted=wants_past)
         d_total = torch.zeros_like(kept[0]) if levels[-1] is None else levels[-1]
         d_total = d_total.reshape(kept[0].shape)
-        d_addend: Tensor | None = norm.add_backward(
-            d_total, sums=layers[-1].feed_forward.last_sums, addend_dtype=shared.dtype
-        )
+        d_addend: Tensor | None = layers[-1].feed_forward.add_backward(d_total)
         for number in reversed(range(len(layers))):
             layer, own = layers[number], kept[number * size : (number + 1) * size]
             seed = None if seeds is None else seeds[number]
             if shared.recompute:
-                total, normed, *_ = layer.attention_norm.forward(own[0], None, None, shared.dtype)
-                level = (total, normed, *own[1:])
+                level = layer.attention_norm.forward(*own)
                 saved, _ = _through(route, layer, level, pasts.seen[number], seed)
             else:
-                saved = Saved(*own)
+                attended = None if own[9] is None else own[9:]
+                saved = own[:4], own[4:8], own[8], attended
             # d_total: gradient of the hidden state [rows, width]; d_addend: its copy in the dtype
             # of products, from which those of this layer's weights are summed.
             assert d_addend is not None
@@ -218,20 +184,13 @@ class FusedTrip(torch.autograd.Function):
             d_below = levels[number - 1] if number else None
             if d_below is not None:
                 d_below = d_below.reshape(d_total.shape)
-            addend_dtype = shared.dtype if number else None
             if d_normed is not None:
                 d_total, d_addend = layer.attention_norm.backward(
-                    *(d_total, d_normed, saved.total, saved.mean, saved.scale),
-                    addend_dtype=addend_dtype,
-                    d_more=d_below,
+                    d_total, d_normed, saved[0], has_addend=number > 0, d_more=d_below
                 )
-            elif addend_dtype is not None:
+            elif number:
                 d_total = d_total if d_below is None else d_total + d_below
-                d_addend = norm.add_backward(
-                    d_total,
-                    sums=layers[number - 1].feed_forward.last_sums,
-                    addend_dtype=addend_dtype,
-                )
+                d_addend = layers[number - 1].feed_forward.add_backward(d_total)
         return None, None, None, d_total.view(route.shape), *pasts.finish()
 
 
@@ -243,16 +202,11 @@ def _through(
     seed: Tensor | None,
 ) -> tuple[Saved, Tensor]:
     """Both sublayers; what the second one adds is left to the reader of the sum."""
-    total, normed, mean, scale = level
-    attended = route.attend(layer, normed, past, seed)
-    addend = None if attended is None else attended.found @ layer.output.weight.T
-    middle, middle_normed, middle_mean, middle_scale = layer.feed_forward_norm.forward(
-        total, addend, None, route.shared.dtype
-    )
-    inner, addend = layer.feed_forward.forward(middle_normed, None if seed is None else seed[1:])
-    below, between = (total, mean, scale), (middle, middle_mean, middle_scale)
-    saved = Saved(*below, normed, *between, middle_normed, inner, *(attended or (None, None, None)))
-    return saved, addend
+    attended = route.attend(layer, level[1], past, seed)
+    addend = None if attended is None else attended[1] @ layer.output.weight.T
+    between = layer.feed_forward_norm.forward(level[0], addend)
+    inner, addend = layer.feed_forward.forward(between[1], None if seed is None else seed[1:])
+    return (level, between, inner, attended), addend
 
 
 def _back(
@@ -270,21 +224,19 @@ def _back(
     `d_total` is the gradient of the output, `d_addend` the same in the dtype of products, and
     `d_own` are those of the layer's own keys and values. None: there was nothing to attend to.
     """
-    layer = route.own_layers[number]
+    layer, (below, between, inner, attended) = route.own_layers[number], saved
     # y = total + out(attention(norm(total))); output = y + feed_forward(norm(y)): from the last
     # product to the first, each adds its weights' gradient and passes its input's on.
     d_normed = layer.feed_forward.backward(
-        saved.inner, saved.middle_normed, d_addend, None if seed is None else seed[1:]
+        inner, between[1], d_addend, None if seed is None else seed[1:]
     )
-    attended = saved.attended
     d_total, d_attended = layer.feed_forward_norm.backward(
-        *(d_total, d_normed, saved.middle, saved.middle_mean, saved.middle_scale),
-        addend_dtype=None if attended is None else route.shared.dtype,
+        d_total, d_normed, between, has_addend=attended is not None
     )
     if attended is None or d_attended is None:
         return d_total, None
-    layer.output.add(attended.found, d_attended)
+    layer.output.add(attended[1], d_attended)
     d_found = d_attended @ layer.output.weight
     d_projected = route.attend_backward(number, attended, d_found, d_own, seed, pasts)
-    layer.projection.add(saved.normed, d_projected)
+    layer.projection.add(below[1], d_projected)
     return d_total, d_projected @ layer.projection.weight

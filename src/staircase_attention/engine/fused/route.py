@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -17,14 +17,9 @@ from staircase_attention.engine.kernels.relative_parts import Call, Gradients
 from staircase_attention.engine.kernels.single_query import Notes
 from staircase_attention.layers.keys_values import KeysValues
 
-
-class Attended(NamedTuple):
-    """What attention found, and what its backward pass needs."""
-
-    projected: Float[Tensor, "rows projections"]
-    """Queries, and keys and values where queries see themselves."""
-    found: Float[Tensor, "rows width"]
-    logsumexp: Float[Tensor, "batch heads queries"]
+# Queries, and keys and values where queries see themselves (rows, projections); what attention
+# found (rows, width); the logarithm of each softmax's divisor (batch, heads, queries).
+Attended: TypeAlias = tuple[Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +63,13 @@ class Route:
         # Queries, keys, values [rows, ...], or queries alone where all layers share the others.
         projected = normed @ layer.projection.weight.T
         found, logsumexp = relative_attention.forward(self._call(projected, past, seed))
-        return Attended(projected, found.transpose(1, 2).reshape(normed.shape), logsumexp)
+        return projected, found.transpose(1, 2).reshape(normed.shape), logsumexp
 
-    def own_keys_values(
-        self, projected: Float[Tensor, "rows projections"] | None
-    ) -> tuple[Tensor | None, Tensor | None]:
+    def own_keys_values(self, attended: Attended | None) -> tuple[Tensor | None, Tensor | None]:
         """The queries' own keys and values, if they see themselves."""
-        if not self.shared.attends_self or projected is None:
+        if not self.shared.attends_self or attended is None:
             return None, None
-        _, keys, values = self._parts(projected)
+        _, keys, values = self._parts(attended[0])
         return keys, values
 
     def attend_backward(
@@ -92,17 +85,18 @@ class Route:
 
         `d_own` are those of the queries' own keys and values that later steps found.
         """
-        call = self._call(kept.projected, pasts.seen[number], seed)
+        projected, found, logsumexp = kept
+        call = self._call(projected, pasts.seen[number], seed)
         # Kernels write the gradients of queries, keys and values side by side, ready for the
         # product with the weights of all three.
-        d_projected = torch.empty_like(kept.projected)
+        d_projected = torch.empty_like(projected)
         d_queries, *d_keys_values = self._parts(d_projected)
-        d_out, out = self._heads(d_found), self._heads(kept.found)
+        d_out, out = self._heads(d_found), self._heads(found)
         if not self.shared.attends_self:
             # Keys and values of these queries are seen by later ones only, through a cache.
             for unseen in d_keys_values:
                 unseen.zero_()
-            pasts.notes_on(call).add_query(number, call, d_out, out, kept.logsumexp, d_queries)
+            pasts.notes_on(call).add_query(number, call, d_out, out, logsumexp, d_queries)
             return d_projected
         keys, values = d_keys_values
         past = pasts.target(number) if call.past else None
@@ -115,9 +109,9 @@ class Route:
             table_sums=None if call.table is None else self.shared.table_sums.parts,
         )
         if call.table is None:
-            self._turned_backward(call, d_out, out, kept.logsumexp, gradients)
+            self._turned_backward(call, d_out, out, logsumexp, gradients)
         else:
-            relative_attention.backward(call, d_out, out, kept.logsumexp, gradients)
+            relative_attention.backward(call, d_out, out, logsumexp, gradients)
         # Later steps saw the same keys and values as their past.
         for written, given in zip(d_keys_values, d_own, strict=True):
             if given is not None:
@@ -145,12 +139,12 @@ class Route:
             if past is not None:
                 turned = rotary.rotate(past.keys, turns, first=0, out=_by_time(past.keys))
                 past = KeysValues(turned, past.values)
-        return Call.of(
-            queries,
-            keys,
-            values,
-            self.shared.table,
-            past=past,
+        return Call(
+            queries=queries,
+            keys=keys,
+            values=values,
+            table=self.shared.table,
+            past=past if past is not None and past.num_tokens else None,
             first_query=self.view.first_query,
             span=self.view.span,
             first_visible=self.view.first_visible,
@@ -227,7 +221,8 @@ class PastGradients:
         if seen is None or not self._is_wanted:
             return None
         if self._route.slots:
-            return self._route.slots[number].gradients
+            slot = self._route.slots[number]
+            return slot.buffer.gradients(slot)
         # A past may be a slice: kernels want its gradients in one piece.
         empty = partial(torch.empty_like, memory_format=torch.contiguous_format)
         self._new[number] = seen.map(empty)

@@ -84,9 +84,15 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 
 
 class PartialSums:
-    """The gradient of vectors, one part per program; allocated by the first backward step."""
+    """The gradients of parameters of one size, one part per program.
 
-    def __init__(self, *shape: int, device: torch.device) -> None:
+    Allocated by the first backward step. In place of a parameter, None: nobody wants that one.
+    """
+
+    def __init__(
+        self, parameters: Sequence[Tensor | None], *shape: int, device: torch.device
+    ) -> None:
+        self._parameters = parameters
         self._new = partial(torch.zeros, shape, dtype=torch.float32, device=device)
         self._parts: Tensor | None = None
 
@@ -97,59 +103,62 @@ class PartialSums:
             self._parts = self._new()
         return self._parts
 
-    def take(self) -> Float[Tensor, "..."]:
-        """The gradient, when all of it has come; the next one starts from zero."""
-        parts, self._parts = self.parts, None
-        return parts.sum(0)
+    def take(self) -> Found:
+        """The gradients, when all of them have come; the next ones start from zero."""
+        if all(one is None for one in self._parameters):
+            return {}
+        totals = self.parts.sum(0).flatten().chunk(len(self._parameters))
+        self._parts = None
+        pairs = zip(self._parameters, totals, strict=True)
+        return {one: total.view(one.shape) for one, total in pairs if one is not None}
+
+
+Sums = SharedMatrix | PartialSums
 
 
 class SharedNorm:
-    """A norm, and the sums of its gradients."""
+    """A norm of a sum, whose last addend comes with a bias of its own, and all gradients."""
 
-    def __init__(self, own: nn.LayerNorm | nn.RMSNorm) -> None:
+    def __init__(
+        self, own: nn.LayerNorm | nn.RMSNorm, dtype: torch.dtype, added: Tensor | None = None
+    ) -> None:
+        bias: Tensor | None = own.bias if isinstance(own, nn.LayerNorm) else None
         assert own.eps is not None
-        self.weight, self.eps = own.weight, own.eps
-        self.centres = isinstance(own, nn.LayerNorm)
-        self.bias: Tensor | None = own.bias if isinstance(own, nn.LayerNorm) else None
-        # Of the weight, of the bias, and of the bias that is added before the norm.
-        width, device = len(self.weight), self.weight.device
-        self.sums = PartialSums(norm.NUM_PROGRAMS, 3, width, device=device)
+        self._forward = partial(
+            norm.forward,
+            weight=own.weight,
+            bias=bias,
+            eps=own.eps,
+            dtype=dtype,
+            centres=isinstance(own, nn.LayerNorm),
+        )
+        self._weight, self._added, self._dtype = own.weight, added, dtype
+        shape, device = (norm.NUM_PROGRAMS, 3, len(own.weight)), own.weight.device
+        self.sums = PartialSums([own.weight, bias, added], *shape, device=device)
 
     def forward(
-        self,
-        hidden: Float[Tensor, "rows width"],
-        addend: Float[Tensor, "rows width"] | None,
-        bias: Float[Tensor, " width"] | None,
-        dtype: torch.dtype,
+        self, hidden: Float[Tensor, "rows width"], addend: Float[Tensor, "rows width"] | None = None
     ) -> Level:
         """Total (the sum of what is given), normed (in the dtype of products), mean and scale."""
-        kind = {"eps": self.eps, "dtype": dtype, "centres": self.centres}
-        return norm.forward(hidden, addend, bias, self.weight, self.bias, **kind)  # type: ignore[arg-type]
+        return self._forward(hidden, addend, None if addend is None else self._added)
 
     def backward(
         self,
         d_total: Tensor | None,
         d_normed: Tensor,
-        total: Tensor,
-        mean: Tensor | None,
-        scale: Tensor,
+        level: Level,
         *,
-        addend_dtype: torch.dtype | None,
+        has_addend: bool,
         d_more: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """The gradients of hidden and addend, from those of the total and of its norm."""
+        total, _, mean, scale = level
         return norm.backward(
-            *(d_total, d_normed, total, self.weight, mean, scale),
+            *(d_total, d_normed, total, self._weight, mean, scale),
             sums=self.sums.parts,
-            addend_dtype=addend_dtype,
+            addend_dtype=self._dtype if has_addend else None,
             d_more=d_more,
         )
-
-    def take(self) -> tuple[Found, Tensor]:
-        """The gradients of weight and bias, and that of the bias added before."""
-        d_weight, d_bias, d_added = self.sums.take()
-        found: Found = {self.weight: d_weight}
-        return found if self.bias is None else found | {self.bias: d_bias}, d_added
 
 
 class Freezing(NamedTuple):
@@ -171,18 +180,12 @@ class SharedFeedForward:
         self.expand = SharedMatrix.of([one.weight for one in first], dtype)
         self.contract = SharedMatrix.of([own.contract.weight], dtype)
         self.last_bias: Tensor | None = own.contract.bias
-        self._own_biases = [one.bias for one in first if one.bias is not None]
-        self._bias = (
-            _joined([one.to(dtype) for one in self._own_biases]) if self._own_biases else None
-        )
+        biases = [one.bias for one in first if one.bias is not None]
+        self._bias = _joined([one.to(dtype) for one in biases]) if biases else None
         (inner, width), device = self.expand.weight.shape, self.expand.weight.device
-        self._sums = PartialSums(activation.NUM_PROGRAMS, inner, device=device)
-        self._last_sums = PartialSums(norm.NUM_PROGRAMS, width, device=device)
-
-    @property
-    def last_sums(self) -> Tensor | None:
-        """Where the gradient of the last bias is summed, if there is one."""
-        return None if self.last_bias is None else self._last_sums.parts
+        self._sums = PartialSums(biases, activation.NUM_PROGRAMS, inner, device=device)
+        self._last_sums = PartialSums([self.last_bias], norm.NUM_PROGRAMS, width, device=device)
+        self.sums: list[Sums] = [self.expand, self.contract, self._sums, self._last_sums]
 
     def forward(
         self, normed: Float[Tensor, "rows width"], seed: Tensor | None
@@ -219,15 +222,10 @@ class SharedFeedForward:
         self.expand.add(normed, d_before)
         return d_before @ self.expand.weight
 
-    def take(self, d_last_bias: Float[Tensor, " width"]) -> Found:
-        """The gradients, with what the norm above found of the last bias."""
-        found = self.expand.take() | self.contract.take()
-        if self._own_biases:
-            sums = torch.split(self._sums.take(), [len(one) for one in self._own_biases])
-            found |= dict(zip(self._own_biases, sums, strict=True))
-        if self.last_bias is not None:
-            found[self.last_bias] = self._last_sums.take() + d_last_bias
-        return found
+    def add_backward(self, d_total: Float[Tensor, "rows width"]) -> Float[Tensor, "rows width"]:
+        """The gradient of the addend where no norm reads the sum; the last bias's is summed."""
+        sums = None if self.last_bias is None else self._last_sums.parts
+        return norm.add_backward(d_total, sums=sums, addend_dtype=self.contract.weight.dtype)
 
     def _options(self, seed: Tensor | None) -> dict[str, Any]:
         return {"kind": self.kind, "dropout": self.dropout, "seed": seed}
@@ -236,38 +234,22 @@ class SharedFeedForward:
 class SharedLayer:
     """One layer's weights in the dtype of products, and their gradients."""
 
-    def __init__(self, layer: Layer, dtype: torch.dtype, dropout: float) -> None:
+    def __init__(
+        self, layer: Layer, dtype: torch.dtype, dropout: float, added: Tensor | None
+    ) -> None:
         attention = layer.attention
         projections = [one.weight for one in attention.projections]
-        self.attention_norm = SharedNorm(layer.attention_norm)
+        # It reads the sum to which the layer below adds; attention's output has no bias.
+        self.attention_norm = SharedNorm(layer.attention_norm, dtype, added)
         self.projection = SharedMatrix.of(projections, dtype)
         self.output = SharedMatrix.of([attention.output.weight], dtype)
-        self.feed_forward_norm = SharedNorm(layer.feed_forward_norm)
+        self.feed_forward_norm = SharedNorm(layer.feed_forward_norm, dtype)
         self.feed_forward = SharedFeedForward(layer.feed_forward, dtype, dropout)
         # Frozen tokens have keys and values only.
         own = SharedMatrix(projections[1:], self.projection.weight[len(projections[0]) :])
         self.freezing = Freezing(self.attention_norm, own)
-
-    def take_gradients(self, d_last_bias: Float[Tensor, " width"]) -> tuple[Found, Tensor]:
-        """Those of all parameters, and a part of that of the last bias of the layer below.
-
-        That bias is added where this layer's first norm reads it. `d_last_bias` is what the
-        layer above found in this way.
-        """
-        attention_norm, d_below = self.attention_norm.take()
-        # Attention's output has no bias.
-        feed_forward_norm, _ = self.feed_forward_norm.take()
-        projections = self.projection.take()
-        for parameter, gradient in self.freezing.matrix.take().items():
-            projections[parameter] += gradient
-        found = {
-            **attention_norm,
-            **projections,
-            **self.output.take(),
-            **feed_forward_norm,
-            **self.feed_forward.take(d_last_bias),
-        }
-        return found, d_below
+        norms = [self.attention_norm.sums, self.feed_forward_norm.sums]
+        self.sums: list[Sums] = [*norms, self.projection, own, self.output, *self.feed_forward.sums]
 
 
 class SharedCore:
@@ -288,20 +270,25 @@ class SharedCore:
         self.recompute = recompute
         """Whether the backward pass computes again what lies between two layers' outputs."""
         with torch.no_grad():
-            self.layers = [SharedLayer(layer, dtype, self.dropout) for layer in core.typed_layers]
+            self.layers: list[SharedLayer] = []
+            for layer in core.typed_layers:
+                added = self.layers[-1].feed_forward.last_bias if self.layers else None
+                self.layers.append(SharedLayer(layer, dtype, self.dropout, added))
+            self._sums = [sums for layer in self.layers for sums in layer.sums]
             self.freezings = [layer.freezing for layer in self.layers[: config.num_layers]]
             """One for each layer, or one for all."""
             if self.shares_past:
                 own = [core.memory.key.weight, core.memory.value.weight]
                 matrix = SharedMatrix.of(own, dtype)
-                self.freezings = [Freezing(SharedNorm(core.memory.norm), matrix)]
+                self.freezings = [Freezing(SharedNorm(core.memory.norm, dtype), matrix)]
+                self._sums += [self.freezings[0].norm.sums, matrix]
             self.table = None if positions.table is None else positions.table.to(dtype)
         """None where positions are rotary."""
-        self._own_table, self._positions = positions.table, positions
-        self._turns = torch.empty(2, 0)
+        self._positions, self._turns = positions, torch.empty(2, 0)
         if self.table is not None:
-            sums = (relative_attention.NUM_TABLE_SUMS, *self.table.shape)
-            self.table_sums = PartialSums(*sums, device=self.table.device)
+            shape = (relative_attention.NUM_TABLE_SUMS, *self.table.shape)
+            self.table_sums = PartialSums([positions.table], *shape, device=self.table.device)
+            self._sums.append(self.table_sums)
         self._backward_pass: int | None = None
         """Autograd's number of the pass whose gradients are being summed."""
         self._parameters = list(core.parameters())
@@ -352,15 +339,13 @@ class SharedCore:
     def take_gradients(self) -> list[Tensor | None]:
         """Those of all parameters, when every step has added its own; None: autograd finds it."""
         found: Found = {}
-        if self._own_table is not None:
-            found[self._own_table] = self.table_sums.take()
-        d_bias = torch.zeros_like(self.layers[-1].attention_norm.weight, dtype=torch.float32)
-        for layer in reversed(self.layers):
-            of_layer, d_bias = layer.take_gradients(d_bias)
-            found |= of_layer
-        if self.shares_past:
-            (freezing,) = self.freezings
-            found |= freezing.norm.take()[0] | freezing.matrix.take()
+        for sums in self._sums:
+            for parameter, gradient in sums.take().items():
+                # In two places: where a bias is added, and as keys and values of frozen tokens.
+                if parameter in found:
+                    found[parameter] += gradient
+                else:
+                    found[parameter] = gradient
         return [found[one].to(one.dtype) if one in found else None for one in self._parameters]
 
 
@@ -398,7 +383,7 @@ class FusedFreezing(torch.autograd.Function):
         outputs, kept = [], []
         for freezing in shared.freezings:
             weight = freezing.matrix.weight
-            _, normed, mean, scale = freezing.norm.forward(flat, None, None, weight.dtype)
+            _, normed, mean, scale = freezing.norm.forward(flat)
             kept += [normed, mean, scale]
             projected = (normed @ weight.T).view(*remembered.shape[:2], -1)
             outputs += [split_heads(part, shared.num_groups) for part in projected.chunk(2, dim=-1)]
@@ -418,13 +403,11 @@ class FusedFreezing(torch.autograd.Function):
             given = [gradient for gradient in pair if gradient is not None]
             if not given:
                 continue
-            normed, mean, scale = kept[3 * number : 3 * number + 3]
+            level = (flat, *kept[3 * number : 3 * number + 3])
             d_heads = [torch.zeros_like(given[0]) if one is None else one for one in pair]
             by_time = torch.cat([one.transpose(1, 2) for one in d_heads], dim=2)
             d_flat = by_time.flatten(2).flatten(0, 1)
-            freezing.matrix.add(normed, d_flat)
+            freezing.matrix.add(level[1], d_flat)
             d_normed = d_flat @ freezing.matrix.weight
-            d_total, _ = freezing.norm.backward(
-                d_total, d_normed, flat, mean, scale, addend_dtype=None
-            )
+            d_total, _ = freezing.norm.backward(d_total, d_normed, level, has_addend=False)
         return None, None, None if d_total is None else d_total.view(ctx.shape)

@@ -10,8 +10,6 @@ it once more takes longer than the product itself.
 
 # mypy: disable-error-code="untyped-decorator"
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -19,14 +17,14 @@ from jaxtyping import Float
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from staircase_attention.engine.kernels.rows import add_to, load_float, tile_at
+from staircase_attention.engine.kernels.rows import add_to, is_describable, load_float, tile_at
 
 # Programs that share the rows of a backward pass: the first size of `sums`. One per processor.
 NUM_PROGRAMS = 132
 
 # Rows of one block; a program works on four blocks, one for each number of a Philox call.
-ROWS = 4
-COLUMNS = 256
+ROWS = tl.constexpr(4)
+COLUMNS = tl.constexpr(256)
 
 RELU, GELU, SWIGLU = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 KINDS = {"relu": RELU, "gelu": GELU, "swiglu": SWIGLU}
@@ -35,6 +33,8 @@ KINDS = {"relu": RELU, "gelu": GELU, "swiglu": SWIGLU}
 FEWEST_ROWS = 1024
 # Up to this many inputs, a program keeps the weights of all its columns.
 WIDEST_KEPT = 256
+# Blocks in use or on their way from memory.
+STAGES = tl.constexpr(3)
 # Major compute capabilities with bulk copies, and with as much shared memory as the tiles take.
 GENERATIONS = (9, 10)
 
@@ -87,9 +87,8 @@ def random_bits(
     block: tl.tensor,
     column: tl.tensor,
     WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
 ) -> tl.tuple:
-    counter = (block * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None] * WIDTH
+    counter = (tl.arange(0, ROWS) + block * ROWS).to(tl.int64)[:, None] * WIDTH
     return tl.randint4x(tl.load(seed_ptr), counter + column[None, :])
 
 
@@ -108,8 +107,6 @@ def _forward_kernel(
     scale: tl.tensor,
     WIDTH: tl.constexpr,
     KIND: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
 ) -> None:
     block = tl.program_id(0)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -121,7 +118,7 @@ def _forward_kernel(
         for part in blocks
     ]
     if seed_ptr is not None:
-        bits = random_bits(seed_ptr, block, column, WIDTH, ROWS)
+        bits = random_bits(seed_ptr, block, column, WIDTH)
     for part in tl.static_range(4):
         value = values[part]
         if seed_ptr is not None:
@@ -153,8 +150,6 @@ def _backward_kernel(
     scale: tl.tensor,
     WIDTH: tl.constexpr,
     KIND: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
 ) -> None:
     TOTAL: tl.constexpr = 2 * WIDTH if KIND == SWIGLU else WIDTH
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -162,9 +157,9 @@ def _backward_kernel(
     value_sum = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
     for block in tl.range(tl.program_id(0), tl.cdiv(rows, 4 * ROWS), tl.num_programs(0)):
         if seed_ptr is not None:
-            bits = random_bits(seed_ptr, block, column, WIDTH, ROWS)
+            bits = random_bits(seed_ptr, block, column, WIDTH)
         for part in tl.static_range(4):
-            row = block * (4 * ROWS) + part * ROWS + tl.arange(0, ROWS)
+            row = tl.arange(0, ROWS) + (block * 4 + part) * ROWS
             inner, by_gate, by_value = activated(
                 before_ptr, bias_ptr, row, column, rows, WIDTH, KIND
             )
@@ -212,13 +207,11 @@ def forward(
     assert dropout == 0 or seed is not None
     rows, width = len(before), before.shape[1] // (2 if kind == "swiglu" else 1)
     inner = before if kind == "relu" else before.new_empty(rows, width)
-    grid = (triton.cdiv(rows, 4 * ROWS), triton.cdiv(width, COLUMNS))
+    grid = (triton.cdiv(rows, 4 * ROWS.value), triton.cdiv(width, COLUMNS.value))
     _forward_kernel[grid](
         *(before, bias, seed if dropout > 0 else None, inner, rows, *_limits(dropout)),
         WIDTH=width,
         KIND=KINDS[kind].value,
-        ROWS=ROWS,
-        COLUMNS=COLUMNS,
         num_warps=4,
     )
     return inner
@@ -241,14 +234,12 @@ def backward(
     rows, width = d_inner.shape
     inner = before if kind == "relu" else torch.empty_like(d_inner)
     d_before = torch.empty_like(before)
-    grid = (NUM_PROGRAMS if sums is None else len(sums), triton.cdiv(width, COLUMNS))
+    grid = (NUM_PROGRAMS if sums is None else len(sums), triton.cdiv(width, COLUMNS.value))
     _backward_kernel[grid](
         *(before, bias, seed if dropout > 0 else None, d_inner.contiguous()),
         *(inner, d_before, sums, rows, *_limits(dropout)),
         WIDTH=width,
         KIND=KINDS[kind].value,
-        ROWS=ROWS,
-        COLUMNS=COLUMNS,
         num_warps=4,
     )
     return inner, d_before
@@ -259,24 +250,12 @@ def _limits(dropout: float) -> tuple[int, float]:
     return round(dropout * 2**32) - 2**31, 1 / (1 - dropout)
 
 
-@dataclass(frozen=True, slots=True)
-class Tiles:
-    """How the gated product is cut up."""
-
-    rows: int
-    columns: int
-    inputs: int
-    num_stages: int
-    num_warps: int
-    keeps_weights: bool
-
-    @classmethod
-    def of(cls, num_inputs: int) -> "Tiles":
-        """What was fastest on an H200."""
-        if num_inputs <= WIDEST_KEPT:
-            inputs = max(triton.next_power_of_2(num_inputs), 16)
-            return cls(64, 128, inputs, num_stages=3, num_warps=4, keeps_weights=True)
-        return cls(128, 256, 64, num_stages=3, num_warps=8, keeps_weights=False)
+def tiles(num_inputs: int) -> dict[str, int]:
+    """How the gated product is cut up: what was fastest on an H200."""
+    if num_inputs <= WIDEST_KEPT:
+        inputs = max(triton.next_power_of_2(num_inputs), 16)
+        return {"ROWS": 64, "COLUMNS": 128, "INPUTS": inputs, "KEEPS_WEIGHTS": True, "num_warps": 4}
+    return {"ROWS": 128, "COLUMNS": 256, "INPUTS": 64, "KEEPS_WEIGHTS": False, "num_warps": 8}
 
 
 # Equation: out = (gradients @ weights) * scale where gates > 0, else 0; sums += column sums of out.
@@ -297,42 +276,40 @@ def _gated_product_kernel(
     scale: tl.tensor,
     num_shares: tl.tensor,
     WIDTH: tl.constexpr,
-    NUM_TILES: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     INPUTS: tl.constexpr,
-    STAGES: tl.constexpr,
     KEEPS_WEIGHTS: tl.constexpr,
 ) -> None:
-    share = tl.program_id(0) // NUM_TILES
-    first = tl.program_id(0) % NUM_TILES * COLUMNS
+    num_tiles: tl.constexpr = tl.cdiv(WIDTH, COLUMNS)
+    share = tl.program_id(0) // num_tiles
+    first = tl.program_id(0) % num_tiles * COLUMNS
     # [COLUMNS]: sums over all rows of this share.
     total = tl.zeros([COLUMNS], dtype=tl.float32)
     if KEEPS_WEIGHTS:
         # [INPUTS, COLUMNS], for all rows: a row block costs one product and no further weights.
         kept = weights.load([0, first])
-        for row in tl.range(share * ROWS, num_rows, num_shares * ROWS, num_stages=STAGES):
+    # Whichever loop is the innermost has its loads on their way.
+    stages: tl.constexpr = STAGES if KEEPS_WEIGHTS else None
+    for row in tl.range(share * ROWS, num_rows, num_shares * ROWS, num_stages=stages):
+        # [ROWS, INPUTS] · [INPUTS, COLUMNS]
+        if KEEPS_WEIGHTS:
             gradient = gradients.load([row, 0])
             gate = gates.load([row, first])
-            # [ROWS, INPUTS] · [INPUTS, COLUMNS]
             found = tl.dot(gradient, kept, input_precision="ieee")
-            # Dropped elements are zero behind the ReLU too: one gate serves both.
-            found = tl.where(gate > 0.0, found * scale, 0.0)
-            out.store([row, first], found.to(gate.dtype))
-            total += tl.sum(found, 0)
-    else:
-        for row in tl.range(share * ROWS, num_rows, num_shares * ROWS):
+        else:
             found = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
-            # [ROWS, INPUTS] · [INPUTS, COLUMNS], one block of inputs after the other
+            # One block of inputs after the other.
             for start in tl.range(0, num_inputs, INPUTS, num_stages=STAGES):
                 gradient = gradients.load([row, start])
                 weight = weights.load([start, first])
                 found = tl.dot(gradient, weight, found, input_precision="ieee")
             # [ROWS, COLUMNS]; needed after the last block of inputs only.
             gate = gates.load([row, first])
-            found = tl.where(gate > 0.0, found * scale, 0.0)
-            out.store([row, first], found.to(gate.dtype))
-            total += tl.sum(found, 0)
+        # Dropped elements are zero behind the ReLU too: one gate serves both.
+        found = tl.where(gate > 0.0, found * scale, 0.0)
+        out.store([row, first], found.to(gate.dtype))
+        total += tl.sum(found, 0)
     column = first + tl.arange(0, COLUMNS)
     add_to(sums_ptr + share * WIDTH + column, total, column < WIDTH)
 
@@ -349,61 +326,35 @@ def gated_product(
 
     The sums of its columns are added to `sums`; the caller sums over programs.
     """
-    if fits(gradients, weights, gates):
-        scale = 1 / (1 - dropout)
-        return launch_gated_product(gradients, weights, gates, scale=scale, sums=sums)
-    options = {"kind": "relu", "dropout": dropout, "seed": None}
-    return backward(gradients @ weights, gates, None, sums=sums, **options)[1]  # type: ignore[arg-type]
-
-
-def fits(gradients: Tensor, weights: Tensor, gates: Tensor) -> bool:
-    """Whether the kernel is the faster way, and its bulk copies can read all three."""
-    return (
-        gradients.dtype == torch.bfloat16
-        and len(gradients) >= FEWEST_ROWS
-        and gradients.is_cuda
-        and torch.cuda.get_device_capability(gradients.device)[0] in GENERATIONS
-        and all(can_be_copied(one) for one in (gradients, weights, gates))
-    )
-
-
-def can_be_copied(matrix: Tensor) -> bool:
-    """Whether rows begin where bulk copies can begin: at multiples of 16 bytes."""
-    in_bytes = matrix.stride(0) * matrix.element_size()
-    return matrix.stride(1) == 1 and in_bytes % 16 == 0 and matrix.data_ptr() % 16 == 0
-
-
-def launch_gated_product(
-    gradients: Tensor, weights: Tensor, gates: Tensor, *, scale: float, sums: Tensor
-) -> Tensor:
-    """What `gated_product` is, by its kernel."""
-    num_rows, num_inputs = gradients.shape
-    width = weights.shape[1]
-    tiles = Tiles.of(num_inputs)
-    out = torch.empty_like(gates)
-    num_tiles = triton.cdiv(width, tiles.columns)
+    if not fits(gradients, weights, gates):
+        options = {"kind": "relu", "dropout": dropout, "seed": None}
+        return backward(gradients @ weights, gates, None, sums=sums, **options)[1]  # type: ignore[arg-type]
+    (num_rows, num_inputs), width = gradients.shape, weights.shape[1]
+    cut, out = tiles(num_inputs), torch.empty_like(gates)
+    rows, inputs, columns = cut["ROWS"], cut["INPUTS"], cut["COLUMNS"]
+    num_tiles = triton.cdiv(width, columns)
     # No more shares than fill the processors, than `sums` has rows for, or than there is work for.
-    num_shares = min(
-        max(NUM_PROGRAMS // num_tiles, 1), len(sums), triton.cdiv(num_rows, tiles.rows)
-    )
+    num_shares = min(max(NUM_PROGRAMS // num_tiles, 1), len(sums), triton.cdiv(num_rows, rows))
     # What lies beyond the edges of a matrix is read as zero, and not written.
     _gated_product_kernel[(num_shares * num_tiles,)](
-        TensorDescriptor.from_tensor(gradients, [tiles.rows, tiles.inputs]),
-        TensorDescriptor.from_tensor(weights, [tiles.inputs, tiles.columns]),
-        TensorDescriptor.from_tensor(gates, [tiles.rows, tiles.columns]),
-        TensorDescriptor.from_tensor(out, [tiles.rows, tiles.columns]),
-        sums,
-        num_rows,
-        num_inputs,
-        scale,
-        num_shares,
+        TensorDescriptor.from_tensor(gradients, [rows, inputs]),
+        TensorDescriptor.from_tensor(weights, [inputs, columns]),
+        TensorDescriptor.from_tensor(gates, [rows, columns]),
+        TensorDescriptor.from_tensor(out, [rows, columns]),
+        *(sums, num_rows, num_inputs, 1 / (1 - dropout), num_shares),
         WIDTH=width,
-        NUM_TILES=num_tiles,
-        ROWS=tiles.rows,
-        COLUMNS=tiles.columns,
-        INPUTS=tiles.inputs,
-        STAGES=tiles.num_stages,
-        KEEPS_WEIGHTS=tiles.keeps_weights,
-        num_warps=tiles.num_warps,
+        **cut,
     )
     return out
+
+
+def fits(*matrices: Tensor) -> bool:
+    """Whether the kernel is the faster way, and its bulk copies can read all three."""
+    first = matrices[0]
+    return (
+        first.dtype == torch.bfloat16
+        and len(first) >= FEWEST_ROWS
+        and first.is_cuda
+        and torch.cuda.get_device_capability(first.device)[0] in GENERATIONS
+        and all(map(is_describable, matrices))
+    )

@@ -4,8 +4,9 @@ Everything that changes from token to token follows from two things on the devic
 of the present token, and a `plan` of integers that the host derives from the timetable for a run
 of tokens (see `engine.decoding.plan`). So the same launches serve every token and can be captured
 once. Keys and values lie in memory of shape [layers, regions, rows, heads, CAPACITY, SIZE], banks
-first and the cache behind them; a plan gives the region and, added to the position, the place.
-Rows of vectors may be TOKENS successive tokens of each row of that memory, from the position on.
+first and the cache behind them; a plan gives a region's first row and, added to the position, the
+place. Rows of vectors may be TOKENS successive tokens of each row of that memory, from the position
+on; or, behind the rows of the first pass, those of passes that lag, each with a region of its own.
 
 Hidden vectors between layers are float32 [rows, width]. Products multiply in the precision of the
 weights and sum in float32. `few` kernels are for batches of a few rows and multiply without tensor
@@ -64,15 +65,15 @@ def keep(result, row, columns, valid, queries, keys, values, base, position, pla
          CAPACITY: tl.constexpr, TOKENS: tl.constexpr):  # fmt: skip
     """Queries to rows, keys and values to memory: queries, keys, values; or only the last two.
 
-    Keys and values have HEADS heads each, queries all other columns. `plan` points to a region and
-    to what is added to the position. `number` counts layers from `base` on, which counts vectors of
-    SIZE.
+    Keys and values have HEADS heads each, queries all other columns. `plan` points to the first row
+    of a region and to what is added to the position. `number` counts layers from `base` on, which
+    counts vectors of SIZE.
     """
     EACH: tl.constexpr = HEADS * SIZE
     WIDTH: tl.constexpr = COLUMNS - 2 * EACH
     kind = tl.where(columns < WIDTH, 0, 1 + (columns - WIDTH) // EACH)
     unit = tl.where(columns < WIDTH, columns, (columns - WIDTH) % EACH)
-    ring = ((tl.load(plan) + number) * (rows // TOKENS) + row // TOKENS) * HEADS + unit // SIZE
+    ring = (tl.load(plan) + number * (rows // TOKENS) + row // TOKENS) * HEADS + unit // SIZE
     there = base + ring * CAPACITY + tl.load(position) + row % TOKENS + tl.load(plan + 1)
     there = there * SIZE + unit % SIZE
     tl.store(queries + row * WIDTH + unit, result.to(queries.dtype.element_ty),
@@ -268,3 +269,30 @@ def embed_rows(tokens, table, hidden, mix, mix_weight, num_tokens, WIDTH: tl.con
     tl.store(hidden + place, x, mask=inside)
     if MIX:
         tl.store(mix + place, x * tl.load(mix_weight), mask=inside)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def carry_rows(hidden, carried, position, rows, PLACES: tl.constexpr, WIDTH: tl.constexpr,
+               BACK: tl.constexpr, ADDS: tl.constexpr, BLOCK: tl.constexpr,
+               EARLY: tl.constexpr):  # fmt: skip
+    """Leave what lagged passes begin with; or, one token BACK, begin with it.
+
+    hidden [passes, rows, WIDTH], carried [passes - 1, rows, PLACES, WIDTH]: pass n + 1 begins with
+    what pass n left, or, if it ADDS, with the sum of that and of what pass 1 begins with.
+    """
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
+    row = tl.program_id(0)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < WIDTH
+    place = (tl.load(position) + PLACES - BACK) % PLACES
+    there = carried + (row * PLACES + place) * WIDTH + columns
+    if BACK:
+        x = tl.load(there, mask=inside, other=0.0)
+        if ADDS:
+            x += tl.load(hidden + row % rows * WIDTH + columns, mask=inside, other=0.0)
+        tl.store(hidden + (row + rows) * WIDTH + columns, x, mask=inside)
+    else:
+        x = tl.load(hidden + row * WIDTH + columns, mask=inside, other=0.0)
+        tl.store(there, x, mask=inside)

@@ -54,9 +54,9 @@ def find(number, ends, places, reaches, SEGMENTS: tl.constexpr):
     return place, distance
 
 
-@triton.jit(do_not_specialize=["bank_base", "cache_base", "rows"])
+@triton.jit(do_not_specialize=["bank_base", "cache_base"])
 def attend_segments(queries, keys, values, table, starts, position, plan, attended, partial, tops,
-                    counts, bank_base, cache_base, rows, scale, HEADS: tl.constexpr,
+                    counts, bank_base, cache_base, scale, HEADS: tl.constexpr,
                     GROUPS: tl.constexpr, SIZE: tl.constexpr, UNITS: tl.constexpr,
                     CAPACITY: tl.constexpr, SLOTS: tl.constexpr, SEGMENTS: tl.constexpr,
                     FROZEN: tl.constexpr, SPAN: tl.constexpr, DISTANCES: tl.constexpr,
@@ -90,7 +90,7 @@ def attend_segments(queries, keys, values, table, starts, position, plan, attend
     now, owner = tl.load(position) + row % TOKENS, row // TOKENS
     start_of_row = (now - tl.load(starts + owner)).to(tl.int32)
     group = head // (HEADS // GROUPS)
-    bank = ((tl.load(plan) * (rows // TOKENS) + owner) * GROUPS + group) * CAPACITY + bank_base
+    bank = ((tl.load(plan) + owner) * GROUPS + group) * CAPACITY + bank_base
     cache = (tl.cast(owner, tl.int64) * GROUPS + group) * SLOTS + cache_base
     ends, places, reaches = segments_of(plan, now, bank, cache, SEGMENTS, FROZEN, SPAN)
     keys += bank * SIZE
@@ -167,7 +167,7 @@ def attend_segments(queries, keys, values, table, starts, position, plan, attend
     is_last = True
     if SHARES > 1:
         # Of every share one after another; programs are counted by rows and heads.
-        size = rows * HEADS
+        size = tl.num_programs(0)
         there = share * size + tl.program_id(0)
         tl.store(partial + there * SIZE + units, found, mask=inside)
         tl.store(tops + there, top)

@@ -10,20 +10,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from staircase_attention.engine.kernels.rows import add_to, load_float, sum_columns, tile_at
+from staircase_attention.engine.kernels.rows import add_to, load_float, tile_at
 
 # Programs that share the rows of a backward pass: the first size of `sums`. Two per processor.
 NUM_PROGRAMS = 264
 
 # Elements that a program reads of a matrix at once, if a row has no more.
 FORWARD_ELEMENTS = 4096
-BACKWARD_ELEMENTS = 2048
+BACKWARD_ELEMENTS = tl.constexpr(2048)
 FORWARD_PER_WARP = 512
 BACKWARD_PER_WARP = 256
 MAX_ROWS = 64
 MAX_WARPS = 16
+# Rows and columns that a program sums at once where there is no norm.
+SUMMED_ROWS, SUMMED_COLUMNS = tl.constexpr(8), tl.constexpr(256)
 # Blocks of rows in use or on their way from memory in a backward pass.
-STAGES = 3
+STAGES = tl.constexpr(3)
 
 
 # Equation: total = hidden + addend + addend_bias; normed = (total - mean) rstd weight + bias, with
@@ -106,7 +108,6 @@ def _backward_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     HAS_ADDEND: tl.constexpr,
-    STAGES: tl.constexpr,
 ) -> None:
     program = tl.program_id(0)
     column = tl.arange(0, COLUMNS)
@@ -118,7 +119,8 @@ def _backward_kernel(
     d_addend_bias = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
     # Blocks of rows in turn: neighbours in memory are read at the same time.
     step = tl.num_programs(0) * ROWS
-    for start in tl.range(program * ROWS, rows, step, num_stages=STAGES):
+    stages: tl.constexpr = STAGES if COLUMNS <= BACKWARD_ELEMENTS else 1
+    for start in tl.range(program * ROWS, rows, step, num_stages=stages):
         row = start + tl.arange(0, ROWS)
         offset, inside = tile_at(row, column, rows, WIDTH)
         d_normed = load_float(d_normed_ptr + offset, inside)
@@ -156,6 +158,35 @@ def _backward_kernel(
         add_to(own + WIDTH, tl.sum(d_bias, 0), within)
         if HAS_ADDEND:
             add_to(own + 2 * WIDTH, tl.sum(d_addend_bias, 0), within)
+
+
+# Equation: out = source; sums += Σ_rows out.
+# Tiles: [SUMMED_ROWS, SUMMED_COLUMNS]. Programs along axis 1 share the columns, those along axis 0
+# the rows: each takes every tl.num_programs(0)-th block.
+# Reads `source` once, writes `out` where it is asked for, adds to its row of `sums`.
+# Precision: float32; `out` is rounded to its dtype, what is summed is not.
+@triton.jit
+def _sum_columns_kernel(
+    source_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    sums_ptr: tl.tensor,
+    rows: tl.tensor,
+    WIDTH: tl.constexpr,
+) -> None:
+    program = tl.program_id(0)
+    step = tl.num_programs(0) * SUMMED_ROWS
+    column = tl.program_id(1) * SUMMED_COLUMNS + tl.arange(0, SUMMED_COLUMNS)
+    total = tl.zeros([SUMMED_ROWS, SUMMED_COLUMNS], dtype=tl.float32)
+    for start in tl.range(program * SUMMED_ROWS, rows, step, num_stages=STAGES):
+        offset, inside = tile_at(start + tl.arange(0, SUMMED_ROWS), column, rows, WIDTH)
+        # [SUMMED_ROWS, SUMMED_COLUMNS]; zero outside of the matrix
+        value = load_float(source_ptr + offset, inside)
+        if out_ptr is not None:
+            tl.store(out_ptr + offset, value.to(out_ptr.dtype.element_ty), mask=inside)
+        total += value
+    # Programs without rows have nothing to add.
+    if program * SUMMED_ROWS < rows:
+        add_to(sums_ptr + program * WIDTH + column, tl.sum(total, 0), column < WIDTH)
 
 
 def forward(
@@ -217,7 +248,6 @@ def backward(
         d_addend = d_hidden
     elif addend_dtype is not None:
         d_addend = apart = torch.empty_like(total, dtype=addend_dtype)
-    num_rows, columns, num_warps = _tile(rows, width, BACKWARD_ELEMENTS, BACKWARD_PER_WARP)
     _backward_kernel[(sums.shape[0],)](
         None if d_total is None else d_total.contiguous(),
         None if d_more is None else d_more.contiguous(),
@@ -230,12 +260,8 @@ def backward(
         apart,
         sums,
         rows,
-        WIDTH=width,
-        ROWS=num_rows,
-        COLUMNS=columns,
         HAS_ADDEND=addend_dtype is not None,
-        STAGES=STAGES if columns <= BACKWARD_ELEMENTS else 1,
-        num_warps=num_warps,
+        **_tile(rows, width, BACKWARD_ELEMENTS.value, BACKWARD_PER_WARP),
     )
     return d_hidden, d_addend
 
@@ -248,7 +274,9 @@ def add_backward(d_total: Tensor, *, sums: Tensor | None, addend_dtype: torch.dt
     apart = None
     if addend_dtype != d_total.dtype:
         apart = torch.empty_like(d_total, dtype=addend_dtype)
-    sum_columns(d_total, out=apart, sums=sums)
+    rows, width = d_total.shape
+    grid = (len(sums), triton.cdiv(width, SUMMED_COLUMNS.value))
+    _sum_columns_kernel[grid](d_total, apart, sums, rows, WIDTH=width, num_warps=4)
     return d_total if apart is None else apart
 
 
@@ -258,25 +286,17 @@ def _launch_forward(
     """Launch the kernel; `others` are its other tensors, from `addend_bias` to `rstd`."""
     assert addend is not None or others[0] is None
     rows, width = hidden.shape
-    num_rows, columns, num_warps = _tile(rows, width, FORWARD_ELEMENTS, FORWARD_PER_WARP)
-    _forward_kernel[(triton.cdiv(rows, num_rows),)](
-        hidden,
-        None if addend is None else addend.contiguous(),
-        *others,
-        rows,
-        eps,
-        WIDTH=width,
-        ROWS=num_rows,
-        COLUMNS=columns,
-        num_warps=num_warps,
+    tile = _tile(rows, width, FORWARD_ELEMENTS, FORWARD_PER_WARP)
+    _forward_kernel[(triton.cdiv(rows, tile["ROWS"]),)](
+        hidden, None if addend is None else addend.contiguous(), *others, rows, eps, **tile
     )
 
 
-def _tile(rows: int, width: int, elements: int, per_warp: int) -> tuple[int, int, int]:
-    """Rows, columns and warps of a tile: fewer rows where some programs would get none."""
+def _tile(rows: int, width: int, elements: int, per_warp: int) -> dict[str, int]:
+    """How a kernel is compiled: tiles of fewer rows where some programs would get none."""
     columns = triton.next_power_of_2(width)
     # Rows for each program, if all of them are to have some.
     share = triton.next_power_of_2(max(triton.cdiv(rows, NUM_PROGRAMS), 1))
     num_rows = max(min(elements // columns, share, MAX_ROWS), 1)
     num_warps = min(max(num_rows * columns // per_warp, 1), MAX_WARPS)
-    return num_rows, columns, num_warps
+    return {"WIDTH": width, "ROWS": num_rows, "COLUMNS": columns, "num_warps": num_warps}

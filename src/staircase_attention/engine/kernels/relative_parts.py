@@ -110,50 +110,15 @@ class Call:
     """Without a table there may be fewer heads of keys and values, each for a group of queries'."""
     table: Float[Tensor, "distances size"] | None
     """None: positions are in the queries and keys already."""
-    past: Pair | None
-    """Keys and values before these, at least one; None where there are none."""
+    past: Pair | None = None
+    """Keys and values before these, at least one, which may lie elsewhere."""
     first_query: int
-    span: int
-    """At most the number of distances there are."""
-    first_visible: Int[Tensor, " batch"] | None
-    dropout: float
-    seed: Int[Tensor, " 1"] | None
-    """An int64 on the device; None where nothing is dropped."""
-
-    @classmethod
-    def of(
-        cls,
-        queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        table: Tensor | None,
-        *,
-        first_query: int,
-        span: int | None = None,
-        first_visible: Tensor | None = None,
-        dropout: float = 0.0,
-        seed: Tensor | None = None,
-        past: Pair | None = None,
-    ) -> "Call":
-        """The call with these arguments, laid out as the kernels read them.
-
-        `past` comes before the keys and values, and may lie elsewhere: queries and distances are
-        counted from its first key. The same seed drops the same weights.
-        """
-        num_distances = first_query + queries.shape[2]
-        has_past = past is not None and past[0].shape[2] > 0
-        return cls(
-            queries=with_rows(queries),
-            keys=with_rows(keys),
-            values=with_rows(values),
-            table=None if table is None else table.contiguous(),
-            past=(with_rows(past[0]), with_rows(past[1])) if past and has_past else None,
-            first_query=first_query,
-            span=num_distances if span is None else min(span, num_distances),
-            first_visible=None if first_visible is None else first_visible.contiguous(),
-            dropout=float(dropout),
-            seed=seed if dropout > 0 else None,
-        )
+    """Counted from the first key, that of the past where there is one; so are distances."""
+    span: int | None = None
+    first_visible: Int[Tensor, " batch"] | None = None
+    dropout: float = 0.0
+    seed: Int[Tensor, " 1"] | None = None
+    """An int64 on the device, if something is dropped; the same seed drops the same weights."""
 
     @property
     def num_matrices(self) -> int:
@@ -174,6 +139,12 @@ class Call:
     def num_keys(self) -> int:
         """Keys of a matrix, those of the past included."""
         return self.num_past + self.keys.shape[2]
+
+    @property
+    def num_distances(self) -> int:
+        """Distances that queries see: at most those that there are."""
+        there = self.first_query + self.num_queries
+        return there if self.span is None else min(self.span, there)
 
     @property
     def size(self) -> int:
@@ -199,14 +170,14 @@ class Call:
     @property
     def inputs(self) -> Inputs:
         """Tensors and dropout, for a kernel."""
-        past_keys, past_values = self.past or (None, None)
+        past_keys, past_values = map(with_rows, self.past) if self.past else (None, None)
         return Inputs(
-            queries=heads(self.queries),
-            joined_keys=join(past_keys, self.keys),
-            joined_values=join(past_values, self.values),
-            table=self.table,
+            queries=heads(with_rows(self.queries)),
+            joined_keys=join(past_keys, with_rows(self.keys)),
+            joined_values=join(past_values, with_rows(self.values)),
+            table=None if self.table is None else self.table.contiguous(),
             first_visible=self.first_visible,
-            noise=Noise(self.seed, self.dropout),
+            noise=Noise(self.seed if self.dropout > 0 else None, float(self.dropout)),
             scale=1 / math.sqrt(self.size),
         )
 
@@ -221,7 +192,7 @@ class Call:
             boundary=self.num_past + num_hidden,
             num_rows=0 if self.table is None else len(self.table),
             first_query=self.first_query + num_hidden,
-            span=self.span,
+            span=self.num_distances,
         )
 
 

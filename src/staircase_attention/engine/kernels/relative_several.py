@@ -32,6 +32,7 @@ from staircase_attention.engine.kernels.relative_several_kernels import (
     scores_kernel,
     table_kernel,
 )
+from staircase_attention.engine.kernels.rows import is_describable
 
 Kernel = Literal["scores", "attend", "keys", "queries by table", "queries by key", "table"]
 
@@ -170,7 +171,7 @@ def forward(call: Call, out: Tensor, logsumexp: Tensor) -> None:
         described_vectors(call.past[0], block_k) if call.past else None,
         described_vectors(call.past[1], block_k) if call.past else None,
         scores,
-        call.first_visible,
+        inputs.first_visible,
         described_vectors(out, block_q),
         logsumexp,
         inputs.noise,
@@ -217,7 +218,7 @@ def backward(
         inputs.noise,
         tiling.shape,
         tiling.shape._replace(num_heads=call.keys.shape[1]),
-        call.first_visible,
+        inputs.first_visible,
         gradients.num_stored,
         inputs.scale,
         group=call.group,
@@ -233,18 +234,18 @@ def backward(
 
 def launch_scores(tiling: Tiling, scores: Tensor, outputs: Outputs | None = None) -> None:
     """Scores by position; and for the way back, what else the kernels need of every query."""
-    call, tuning = tiling.call, TUNED[tiling.call.kind]["scores"]
+    call, inputs, tuning = tiling.call, tiling.call.inputs, TUNED[tiling.call.kind]["scores"]
     block_m = tiling.matrices_per_tile(tuning.rows)
     scores_kernel[(call.num_queries, -(-call.num_matrices // block_m))](
-        heads(call.queries),
-        call.table,
+        inputs.queries,
+        inputs.table,
         scores,
-        call.first_visible,
+        inputs.first_visible,
         outputs,
         tiling.shape,
         tiling.width,
         outputs.agreement.stride(0) if outputs else 0,
-        call.inputs.scale,
+        inputs.scale,
         block_m=block_m,
         **tiling.blocks,
         **tuning.options,
@@ -253,7 +254,8 @@ def launch_scores(tiling: Tiling, scores: Tensor, outputs: Outputs | None = None
 
 def launch_queries(tiling: Tiling, d_scores: Tensor, d_queries: Tensor) -> None:
     """Gradients of the queries: what the table adds, and on top of it what the keys add."""
-    call, tuning = tiling.call, TUNED[tiling.call.kind]["queries by table"]
+    call, inputs = tiling.call, tiling.call.inputs
+    tuning = TUNED[call.kind]["queries by table"]
     block_m = tiling.matrices_per_tile(tuning.rows)
     # Bulk copies read and write the gradient in between: they need rows at multiples of 16 bytes.
     room = d_queries
@@ -261,12 +263,12 @@ def launch_queries(tiling: Tiling, d_scores: Tensor, d_queries: Tensor) -> None:
         room = torch.empty_like(d_queries, memory_format=torch.contiguous_format)
     if call.table is not None:
         queries_by_table_kernel[(call.num_queries, -(-call.num_matrices // block_m))](
-            call.table,
+            inputs.table,
             d_scores,
             heads(room),
             tiling.shape,
             tiling.width,
-            call.inputs.scale,
+            inputs.scale,
             block_m=block_m,
             **tiling.blocks,
             **tuning.options,
@@ -277,7 +279,7 @@ def launch_queries(tiling: Tiling, d_scores: Tensor, d_queries: Tensor) -> None:
         TensorDescriptor.from_tensor(d_scores, [1, tiling.block_q, tiling.block_k]),
         described_vectors(room, tiling.block_q),
         tiling.shape,
-        call.inputs.scale,
+        inputs.scale,
         adds=call.table is not None,
         group=call.group,
         **tiling.blocks,
@@ -289,12 +291,12 @@ def launch_queries(tiling: Tiling, d_scores: Tensor, d_queries: Tensor) -> None:
 
 def launch_table(tiling: Tiling, d_scores: Tensor, table_sums: Tensor) -> None:
     """Gradients of the table, added to as many of the sums as there is work for."""
-    call, tuning = tiling.call, TUNED[tiling.call.kind]["table"]
+    call, inputs, tuning = tiling.call, tiling.call.inputs, TUNED[tiling.call.kind]["table"]
     num_sums = len(table_sums)
     block_m = block_for(call.num_matrices, tuning.rows)
     # A power of two, so that classes divide the blocks of distances.
     num_classes = 1 << (min(MOST_CLASSES, num_sums).bit_length() - 1)
-    num_blocks = (call.span + num_classes - 2) // tiling.block_k + 1
+    num_blocks = (call.num_distances + num_classes - 2) // tiling.block_k + 1
     # Each owner takes a block of many queries and one of few: near distances and far ones.
     num_owners = min(-(-num_blocks // 2), num_sums // num_classes)
     # The sums that are left share the matrices.
@@ -304,7 +306,7 @@ def launch_table(tiling: Tiling, d_scores: Tensor, table_sums: Tensor) -> None:
     num_parts = max(1, min(num_groups // num_row_blocks, call.num_queries // (2 * num_classes)))
     num_groups = min(num_groups // num_parts, num_row_blocks) * num_parts
     table_kernel[(num_classes * num_owners * num_groups,)](
-        heads(call.queries),
+        inputs.queries,
         d_scores,
         table_sums,
         tiling.shape,
@@ -312,7 +314,7 @@ def launch_table(tiling: Tiling, d_scores: Tensor, table_sums: Tensor) -> None:
         num_groups,
         num_parts,
         tiling.width,
-        call.inputs.scale,
+        inputs.scale,
         num_classes=num_classes,
         block_m=block_m,
         **tiling.blocks,
@@ -331,9 +333,3 @@ def described_vectors(tensor: Tensor, rows: int) -> TensorDescriptor:
     elif not is_describable(tensor):
         tensor = tensor.clone(memory_format=torch.contiguous_format)
     return TensorDescriptor.from_tensor(tensor, block)
-
-
-def is_describable(tensor: Tensor) -> bool:
-    """Whether its address and the steps between its rows are as descriptors need them."""
-    steps = (step * tensor.element_size() for step in tensor.stride()[:-1])
-    return tensor.data_ptr() % 16 == 0 and all(step > 0 and step % 16 == 0 for step in steps)

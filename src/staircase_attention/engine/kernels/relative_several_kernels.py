@@ -221,44 +221,6 @@ def scores_kernel(
         tl.store(outputs.normalisers + places, divisor, mask=there)
 
 
-# The softmax with the tile at `place` more, of keys that begin at `begin`.
-@triton.jit
-def attend_tile(
-    softmax: tl.tuple,
-    query: tl.tensor,
-    keys: tl.tensor_descriptor,
-    values: tl.tensor_descriptor,
-    scores: tl.tensor_descriptor,
-    earliest: tl.tensor,
-    noise: Noise,
-    matrix: tl.tensor,
-    shape: Shape,
-    first: tl.tensor,
-    place: tl.tensor,
-    begin: tl.tensor,
-    scale: tl.tensor,
-    group: tl.constexpr,
-) -> tl.tuple:
-    key = load_vectors(keys, matrix, shape, place - begin, group)
-    block_q: tl.constexpr = query.shape[0]
-    block_k: tl.constexpr = key.shape[0]
-    if scores is not None:
-        by_place = scores.load([matrix, first, place]).reshape([block_q, block_k])
-    value = load_vectors(values, matrix, shape, place - begin, group)
-    # [block_q, size] · [size, block_k]
-    scores_of = tl.dot(query, tl.trans(key), input_precision="ieee") * (scale * LOG2E)
-    if scores is not None:
-        scores_of += by_place.to(tl.float32)
-    else:
-        visible = visible_pairs(first, place, shape, earliest, block_q, block_k)
-        scores_of = tl.where(visible, scores_of, -float("inf"))
-    queries_at = first + tl.arange(0, block_q)[:, None]
-    keys_at = place - shape.num_hidden + tl.arange(0, block_k)[None, :]
-    # Pairs are numbered as without hidden places, so that all kernels drop the same ones.
-    pairs = queries_at * (shape.num_keys - shape.num_hidden) + keys_at
-    return add_tile(softmax, scores_of, value, noise, matrix, pairs)
-
-
 # Attention of one block of queries of one matrix per program.
 # Equation: out[i] = Σ_j softmax_j(q[i] · k[j] scale log2(e) + scores[i, j]) v[j], in base 2.
 # Tiles: [block_q, size] · [size, block_k] for one tile of keys after the other, those of the past
@@ -289,18 +251,30 @@ def attend_kernel(
     query = load_vectors(queries, matrix, shape, first)
     earliest = earliest_key(first_visible, matrix, shape) + shape.num_hidden
     softmax = no_softmax(block_q, size)
-    if past_keys is not None:
-        for place in range(start, tl.minimum(stop, shape.boundary), block_k):
-            softmax = attend_tile(
-                softmax, query, past_keys, past_values, scores, earliest, noise, matrix,
-                shape, first, place, shape.num_hidden, scale, group,
-            )  # fmt: skip
+    for is_own in tl.static_range(0 if past_keys is not None else 1, 2):
+        # Tiles of keys and values that begin at `begin`: those of the past, then the own.
+        begin = shape.boundary if is_own else shape.num_hidden
+        end = stop if is_own else tl.minimum(stop, shape.boundary)
+        for place in range(start, end, block_k):
+            key = load_vectors(keys if is_own else past_keys, matrix, shape, place - begin, group)
+            if scores is not None:
+                by_place = scores.load([matrix, first, place]).reshape([block_q, block_k])
+            value = load_vectors(
+                values if is_own else past_values, matrix, shape, place - begin, group
+            )
+            # [block_q, size] · [size, block_k]
+            scores_of = tl.dot(query, tl.trans(key), input_precision="ieee") * (scale * LOG2E)
+            if scores is not None:
+                scores_of += by_place.to(tl.float32)
+            else:
+                visible = visible_pairs(first, place, shape, earliest, block_q, block_k)
+                scores_of = tl.where(visible, scores_of, -float("inf"))
+            queries_at = first + tl.arange(0, block_q)[:, None]
+            keys_at = place - shape.num_hidden + tl.arange(0, block_k)[None, :]
+            # Pairs are numbered as without hidden places, so that all kernels drop the same ones.
+            pairs = queries_at * (shape.num_keys - shape.num_hidden) + keys_at
+            softmax = add_tile(softmax, scores_of, value, noise, matrix, pairs)
         start = tl.maximum(start, shape.boundary)
-    for place in range(start, stop, block_k):
-        softmax = attend_tile(
-            softmax, query, keys, values, scores, earliest, noise, matrix,
-            shape, first, place, shape.boundary, scale, group,
-        )  # fmt: skip
     found = end_softmax(softmax, noise, logsumexp, matrix, shape, first)
     store_vectors(out, matrix, shape, first, found)
 

@@ -10,12 +10,12 @@ from torch import Tensor
 from staircase_attention.engine.kernels.relative_parts import Heads, heads
 
 # Vectors that a program turns.
-ROTATED = 64
+ROTATED = tl.constexpr(64)
 
 
 # Equation: (a, b) -> (a c - b s, a s + b c) for elements j and j + half of the vector at place p,
 # with c and s = cosine and sine[p, j]; or back, by -s.
-# Tiles: `block` vectors of one matrix per program, in halves. Writes `out`, or adds to it.
+# Tiles: ROTATED vectors of one matrix per program, in halves. Writes `out`, or adds to it.
 # Precision: float32, rounded to the dtype of `out`.
 @triton.jit(do_not_specialize=["first", "num_places", "time", "num_heads"])
 def rotate_kernel(
@@ -29,10 +29,9 @@ def rotate_kernel(
     backwards: tl.constexpr,
     adds: tl.constexpr,
     half: tl.constexpr,
-    block: tl.constexpr,
 ) -> None:
     row, head = tl.program_id(1) // num_heads, tl.program_id(1) % num_heads
-    times = tl.program_id(0) * block + tl.arange(0, block)
+    times = tl.program_id(0) * ROTATED + tl.arange(0, ROTATED)
     unit = tl.arange(0, half)[None, :]
     inside = (times < time)[:, None]
     angle = turns + (first + times)[:, None] * half + unit
@@ -65,12 +64,11 @@ def rotate(
 ) -> Float[Tensor, "batch heads time size"]:
     """Vectors turned by the angles of their places, from `first` on; written or added to `out`."""
     batch, num_heads, time, size = source.shape
-    rotate_kernel[(triton.cdiv(time, ROTATED), batch * num_heads)](
+    rotate_kernel[(triton.cdiv(time, ROTATED.value), batch * num_heads)](
         *(heads(source), heads(out), turns, first, turns.shape[1], time, num_heads),
         backwards=backwards,
         adds=adds,
         half=size // 2,
-        block=ROTATED,
         num_warps=4,
     )
     return out

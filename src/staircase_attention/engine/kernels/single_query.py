@@ -36,7 +36,7 @@ from staircase_attention.engine.kernels.relative_parts import (
 )
 
 # Blocks of keys in use or on their way from memory; shared memory holds one less.
-STAGES = 3
+STAGES = tl.constexpr(3)
 # Bytes of shared memory for them: two programs fit on a processor.
 ROOM = 100 * 1024
 SMALLEST_BLOCK, LARGEST_BLOCK = 16, 64
@@ -122,7 +122,6 @@ def forward_kernel(
     shape: Shape,
     block: tl.constexpr,
     size: tl.constexpr,
-    stages: tl.constexpr,
 ) -> None:
     matrix, noise = tl.program_id(0), inputs.noise
     oldest, stop = keys_in_sight(inputs.first_visible, matrix, shape)
@@ -132,7 +131,7 @@ def forward_kernel(
     highest = tl.full((block,), -1e30, tl.float32)
     total = tl.zeros((block,), tl.float32)
     gathered = tl.zeros((block, size), tl.float32)
-    for place in tl.range(oldest, stop, block, num_stages=stages):
+    for place in tl.range(oldest, stop, block, num_stages=STAGES):
         rows = place + tl.arange(0, block)
         visible = rows < stop
         # [block, size] each; the key includes the vector of its distance.
@@ -184,7 +183,6 @@ def queries_kernel(
     num_layers: tl.tensor,
     block: tl.constexpr,
     size: tl.constexpr,
-    stages: tl.constexpr,
 ) -> None:
     matrix, noise, scale = tl.program_id(0), inputs.noise, inputs.scale
     oldest, stop = keys_in_sight(inputs.first_visible, matrix, shape)
@@ -204,7 +202,7 @@ def queries_kernel(
     gradient = gradient * raised
     normaliser = tl.load(logsumexp + matrix)
     d_query = tl.zeros((block, size), tl.float32)
-    for place in tl.range(oldest, stop, block, num_stages=stages):
+    for place in tl.range(oldest, stop, block, num_stages=STAGES):
         rows = place + tl.arange(0, block)
         visible = rows < stop
         # [block, size] each; the key includes the vector of its distance.
@@ -378,10 +376,10 @@ def table_kernel(
 def blocks(size: int, bytes_per_element: int) -> dict[str, int]:
     """How a program is compiled that reads this many bytes for each element of a block."""
     # Elements of a block that shared memory and registers hold, as rows of `size`.
-    fitting = min(ROOM // ((STAGES - 1) * bytes_per_element), LARGEST_TILE) // size
+    fitting = min(ROOM // ((STAGES.value - 1) * bytes_per_element), LARGEST_TILE) // size
     block = min(max(1 << (fitting.bit_length() - 1), SMALLEST_BLOCK), LARGEST_BLOCK)
     num_warps = min(max(block * size // ELEMENTS_PER_WARP, 1), MOST_WARPS)
-    return {"block": block, "size": size, "stages": STAGES, "num_warps": num_warps}
+    return {"block": block, "size": size, "num_warps": num_warps}
 
 
 def forward(call: Call, out: Tensor, logsumexp: Tensor) -> None:
@@ -467,10 +465,11 @@ class Notes:
         """Add what all layers give to the table, as if each were some more heads of a batch row."""
         call, shape = self._call, self._call.shape()
         nearest = max(call.first_query - call.num_keys + 1, 0)
-        if nearest >= call.span:
+        if nearest >= call.num_distances:
             return  # no key is in sight
         last = shape.num_rows - 1
-        num_blocks = -(-(min(call.span - 1, last) - min(nearest, last) + 1) // DISTANCES)
+        farthest = min(call.num_distances - 1, last)
+        num_blocks = -(-(farthest - min(nearest, last) + 1) // DISTANCES)
         num_matrices = shape.num_matrices * self._num_layers
         num_groups = min(-(-num_matrices // MATRICES_AT_ONCE), MOST_GROUPS, len(table_sums))
         table_kernel[(num_blocks * num_groups,)](
