@@ -96,18 +96,21 @@ def num_symbols(recipe: Recipe) -> NumSymbols:
     return NumSymbols(num_inputs=size, num_outputs=size)
 
 
+def carries_state(recipe: Recipe) -> bool:
+    """Whether an update continues from the state of the one before."""
+    return isinstance(recipe.task, TaskChoice) or recipe.task.form == "stream"
+
+
 def lane_cost(recipe: Recipe, symbols: NumSymbols) -> Cost:
     """What one lane of an update of the family costs."""
     model = recipe.model
     assert isinstance(model, FamilyModel)
-    # An update continues from the state of the one before, unless episodes fill their segments.
-    carries_state = isinstance(recipe.task, TaskChoice) or recipe.task.form == "stream"
     return measure_cost(
         vocab_size=symbols.num_inputs,
         core=model.core,
         schedule=model.schedule,
         output_size=symbols.num_outputs,
-        start=None if carries_state else 0,
+        start=None if carries_state(recipe) else 0,
         segment=recipe.training.segment_length,
     )
 
