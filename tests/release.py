@@ -14,6 +14,7 @@ TRY = "import staircase_attention.{}"
 EXTRAS = {
     "": "cli",
     "corpora": "data.reddit",
+    "docs": "cli",
     "huggingface": "huggingface",
     "onnx": "generation.onnx",
     "serve": "serve",

@@ -76,12 +76,15 @@ def test_the_pipeline_generates_text_alone_and_in_batches(byte_folder):
 
 LOAD = """
 import sys
-from transformers import AutoModelForCausalLM, pipeline
+import transformers
+from transformers import AutoConfig, pipeline
 
 folder, copy = sys.argv[1:]
 generator = pipeline("text-generation", model=folder, trust_remote_code=True)
 generator.model.save_pretrained(copy)
-again = AutoModelForCausalLM.from_pretrained(copy, trust_remote_code=True)
+# As `transformers serve` does.
+config = AutoConfig.from_pretrained(copy, trust_remote_code=True)
+again = getattr(transformers, config.architectures[0]).from_pretrained(copy, trust_remote_code=True)
 [made] = generator("the cat", max_new_tokens=8, do_sample=False)
 text = generator.tokenizer("the cat", return_tensors="pt")
 tokens = again.generate(**text, max_new_tokens=8, do_sample=False)[0]

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import threading
 import urllib.error
+import urllib.parse
 import urllib.request
 from contextlib import contextmanager
 from functools import partial
@@ -28,6 +29,7 @@ from staircase_attention.training import load_language_model, load_run
 HERE = Path(__file__).parent
 CORE = {"width": 64, "numHeads": 4, "vocabSize": 50}
 TEXTS = ["Once upon a time, it's 1839:\n\n  «déjà vu»", "", "a", "  two  spaces \n"]
+ODD = "« Ça va ? » 🙂 日本"
 WORD = 40
 CHROMIUM = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync"),
@@ -267,7 +269,8 @@ def test_the_page_is_small_and_loads_nothing_from_elsewhere(site):
 
 
 def test_a_visitor_with_a_keyboard_finds_everything_and_no_errors(site, tmp_path):
-    told, console = browse(site, "drive.html?schedule&walk=25&words&text=5&dial=7", tmp_path)
+    asked = f"schedule&walk=25&words&text=5&dial=7&prompt={urllib.parse.quote(ODD)}"
+    told, console = browse(site, f"drive.html?{asked}", tmp_path)
     assert console == []
     assert told["cell"].startswith("Step 7, x₆ (tokens 21 to 24), pass 2. It sees x₄…x₅")
     assert "parameters25,466,880" in told["cost"]
@@ -277,6 +280,7 @@ def test_a_visitor_with_a_keyboard_finds_everything_and_no_errors(site, tmp_path
     ]
     assert "Right at 100.0% of 25 steps" in told["walk"][1]
     assert "Staircase 31 of 31" in told["words"]
-    assert told["text"].startswith("It was a dark night, and")
+    assert told["text"].startswith(ODD)
+    assert len(told["text"]) < 200
     assert re.search(r"with 4 passes, .* with 7 passes", told["times"])
     assert told["passes"] == 7

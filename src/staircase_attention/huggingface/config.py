@@ -104,6 +104,8 @@ class StaircaseConfig(PreTrainedConfig):  # type: ignore[no-untyped-call]
         **others: Any,  # noqa: ANN401
     ) -> None:
         """Write config.json, and beside it the code that it names."""
+        # `transformers serve` takes a class of this name from Transformers itself.
+        self.architectures = ["AutoModelForCausalLM"]
         super().save_pretrained(save_directory, **others)
         (Path(save_directory) / f"{CODE_NAME}.py").write_text(CODE)
 

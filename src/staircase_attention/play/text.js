@@ -10,7 +10,7 @@ const MOST = 300;
 const section = document.querySelector("#text");
 const [form, status, written, table] = ["form", ".status", ".written", ".passes"].map((one) =>
   section.querySelector(one));
-let model, tokeniser, isWriting;
+let model, tokeniser, isWriting, isBusy;
 
 // A generator of numbers from 0 to 1, the same for the same seed (mulberry32).
 function random(seed) {
@@ -34,7 +34,7 @@ function draw(logits, temperature, next) {
 }
 
 const shown = (token) =>
-  token === END ? "(end)" : new TextDecoder().decode(tokeniser.decode([token])).replace("\n", "↵");
+  token === END ? "(end)" : new TextDecoder().decode(tokeniser.decode([token])).replaceAll("\n", "↵");
 
 function showPasses(said) {
   const lines = said.map((logits, pass) => {
@@ -90,13 +90,12 @@ async function write() {
 
 form.addEventListener("submit", async (event) => {
   event.preventDefault();
-  if (isWriting) {
-    isWriting = false;
-    return;
-  }
-  isWriting = true;
+  isWriting = !isWriting;
+  form.write.textContent = isWriting ? "Stop" : "Write";
+  // While the model loads, further clicks stop and start what the first one began.
+  if (!isWriting || isBusy) return;
+  isBusy = true;
   try {
-    form.write.textContent = "Stop";
     if (!model) {
       tokeniser = new Tokeniser(await (await fetch(`models/${NAME}/tokeniser/tokenizer.json`)).json());
       model = await fetchModel(NAME, (text) => (status.textContent = text));
@@ -105,7 +104,7 @@ form.addEventListener("submit", async (event) => {
   } catch (error) {
     status.textContent = `could not load: ${error.message}`;
   }
-  isWriting = false;
+  isWriting = isBusy = false;
   form.write.textContent = model ? "Write" : "Load the model (3.5 MB) and write";
 });
 form.addEventListener("input", ({ target }) => {

@@ -66,14 +66,16 @@ class Service:
         most = self.limits.max_sessions
         self.sessions = Sessions(language.model, language.decode, most=most, folder=folder)
         self.metrics = metrics = prometheus.CollectorRegistry()
-        labels = ["endpoint", "status"]
-        self.requests = prometheus.Counter("staircase_requests", "", labels, registry=metrics)
-        self.tokens = prometheus.Counter("staircase_tokens", "", ["kind"], registry=metrics)
-        self.first = prometheus.Histogram("staircase_first_token_seconds", "", registry=metrics)
+        counter, labels = partial(prometheus.Counter, registry=metrics), ["endpoint", "status"]
+        self.requests = counter("staircase_requests", "Requests answered", labels)
+        self.tokens = counter("staircase_tokens", "Tokens read and made", ["kind"])
+        first = "staircase_first_token_seconds"
+        self.first = prometheus.Histogram(first, "Time to a first token", registry=metrics)
         gauges = {"streams": lambda: self.batch.num_answers}
         gauges["sessions"] = lambda: len(self.sessions.by_name)
         for what, count in gauges.items():
-            prometheus.Gauge(f"staircase_{what}", "", registry=metrics).set_function(count)
+            gauge = prometheus.Gauge(f"staircase_{what}", f"Present {what}", registry=metrics)
+            gauge.set_function(count)
         self.wake = asyncio.Event()
         self.paid_until: dict[str, float] = {}
         """Of each client, when the requests it has sent would have come at the rate."""
