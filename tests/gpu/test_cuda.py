@@ -5,7 +5,8 @@ import torch
 from small_runs import final_bytes, small_recipe
 
 from building import example_models, feed, name_of, random_tokens
-from staircase_attention import load_state, save_state
+from staircase_attention import CoreConfig, Ladder, SequenceModel, load_state, save_state
+from staircase_attention.models import with_exits
 from staircase_attention.training import resume, train
 
 pytestmark = [
@@ -47,6 +48,20 @@ def test_a_stream_moves_between_devices(model, tmp_path):
     end, _ = model(batch[:, 14:], load_state(tmp_path / "state.safetensors"))
     found = torch.cat([middle.cpu(), end], dim=1)
     torch.testing.assert_close(found, whole[:, 8:], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("rule", ["confidence", "change"])
+@torch.no_grad()
+def test_exits_agree_in_bfloat16_autocast(rule):
+    core = CoreConfig(width=32, num_layers=2, num_heads=2)
+    model = SequenceModel(vocab_size=10, core=core, schedule=Ladder(num_passes=3, span=5)).cuda()
+    # Nothing is as sure as that, and every change is at least as large.
+    other = with_exits(model, rule, {"confidence": 1.0, "change": 0.0}[rule])
+    batch = random_tokens(2, 20).cuda() % 10
+    exact, _ = model(batch)
+    with torch.autocast("cuda", torch.bfloat16):
+        found, _ = feed(other, list(batch.split(7, dim=1)))
+    assert (found - exact).norm() / exact.norm() < 4e-2
 
 
 @each_model

@@ -129,8 +129,9 @@ class ExitRunner:
             if not len(moving):
                 continue
             seen = context if len(rows) == len(hidden) else context.map(lambda part: part[rows])
-            queries = normed.new_zeros(len(rows) * shape[1], normed.shape[1])
-            queries = queries.index_copy(0, places, attention.query(normed))
+            own_queries = attention.query(normed)
+            queries = own_queries.new_zeros(len(rows) * shape[1], normed.shape[1])
+            queries = queries.index_copy(0, places, own_queries)
             queries = torch.unflatten(queries, 0, (len(rows), shape[1]))
             found = attention(
                 queries, seen, view=view, positions=self.core.positions, projects=False
