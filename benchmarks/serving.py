@@ -207,7 +207,7 @@ def rate(run: str | None, seconds: float, num_clients: int, dtype: str) -> None:
     step = tokens.next_round if decoder is None else partial(decoder.step, pending)
     bare = num_clients * per_second(step, device)
     del tokens, decoder, step
-    max_tokens = max(16, int(seconds * bare / num_clients))
+    max_tokens = max(32, int(seconds * bare / num_clients))
     limits = Limits(max_streams=num_clients, max_tokens=max_tokens)
     service = Service(language, name="model", limits=limits)
     made = service.tokens.labels("made")._value
