@@ -279,7 +279,7 @@ def test_a_server_that_stops_cuts_answers_short_and_keeps_their_states(tmp_path)
         ({"max_tokens": 101}, "max_tokens must be an integer from 1 to 100, got 101"),
         ({"n": 5}, "n must be an integer from 1 to 4, got 5"),
         ({"temperature": -1}, "temperature must be a number of at least 0, got -1"),
-        ({"top_p": "high"}, "top_p must be a number of at least 0, got 'high'"),
+        ({"top_p": "high"}, "top_p must be a number over 0 and of at most 1, got 'high'"),
         ({"stop": [1]}, "a stop string must be a string of at least one character"),
         ({"logprobs": 5}, "a field must be a known name, got 'logprobs'"),
         ({"session": "../up"}, "a session's name must be up to 64 letters"),
