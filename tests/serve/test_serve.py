@@ -61,6 +61,7 @@ def serving(language=LADDER, *, api_keys=(), folder=None, grace=10.0, **limits):
         folder=folder,
     )
     server = Server(service, port=0, grace=grace)
+    server.clients = []
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
@@ -68,10 +69,14 @@ def serving(language=LADDER, *, api_keys=(), folder=None, grace=10.0, **limits):
     finally:
         server.handle_exit(15, None)
         thread.join()
+        for client in server.clients:
+            client.close()
 
 
 def client_of(server, key="none"):
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0)
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0)
+    server.clients.append(client)
+    return client
 
 
 def call(server, path, body=None, *, method=None, key=None):
@@ -83,7 +88,8 @@ def call(server, path, body=None, *, method=None, key=None):
         with urllib.request.urlopen(request) as response:
             return response.status, response.headers, response.read()
     except urllib.error.HTTPError as error:
-        return error.code, error.headers, error.read()
+        with error:
+            return error.code, error.headers, error.read()
 
 
 def alone(language, prompt, max_tokens, **options):
