@@ -33,7 +33,7 @@ from starlette.routing import Route
 
 from staircase_attention.checks import InputError, check_integer, check_number, input_error
 from staircase_attention.files import parse_json
-from staircase_attention.generation import Finish, TokenStream
+from staircase_attention.generation import TokenStream
 from staircase_attention.generation.prompts import as_rows
 from staircase_attention.generation.stepper import Stepper
 from staircase_attention.serve import protocol
@@ -144,7 +144,7 @@ class Service:
             return
         now, client = time.monotonic(), key if known else getattr(request.client, "host", "")
         self.paid_until = {one: at for one, at in self.paid_until.items() if at > now}
-        until = max(now, self.paid_until.get(client, now)) + MINUTE / rate
+        until = self.paid_until.get(client, now) + MINUTE / rate
         # The requests of a minute may come at once.
         if (wait := until - now - MINUTE) > 1e-6:  # noqa: PLR2004
             rule = f"a client may send {rate} requests per minute"
@@ -257,20 +257,17 @@ class Service:
                     found.append(news.get_nowait())
                 if not job.num_made:
                     self.first.observe(time.time() - job.created)
-                ends: dict[int, Finish | None] = {}
                 for index, made in found:
-                    for text, end in made:
-                        if isinstance(end, Exception):
-                            raise end
-                        texts[index] += text
-                        ends[index] = end
+                    if isinstance(error := made[-1][1], Exception):
+                        raise error
+                    texts[index] += "".join(text for text, _ in made)
                     job.num_made += len(made)
                     self.tokens.labels("made").inc(len(made))
-                for index, end in ends.items():
+                for index, made in dict(found).items():
+                    end = made[-1][1]
                     num_left -= end is not None
-                    session = None
-                    if end is not None and job.return_state:
-                        session = self.sessions.put(job.return_state, job.answers[index].tokens)
+                    kept = end is not None and job.return_state
+                    session = self.sessions.put(kept, job.answers[index].tokens) if kept else None
                     if end is not None or (job.is_streamed and texts[index]):
                         is_first = index not in begun
                         yield job.choice(index, texts[index], end, session, is_first=is_first)
@@ -285,9 +282,9 @@ class Service:
         """Server-sent events."""
         try:
             async for choice in self._choices(job):
-                yield f"data: {json.dumps(job.body([choice]))}\n\n"
+                yield f"data: {json.dumps(job.body([choice], has_usage=False))}\n\n"
             if job.has_usage:
-                yield f"data: {json.dumps(job.body([], job.usage))}\n\n"
+                yield f"data: {json.dumps(job.body([], has_usage=True))}\n\n"
             yield "data: [DONE]\n\n"
         # The status has been sent: only an event can tell.
         except Exception as error:
@@ -307,7 +304,7 @@ class Service:
         if not collecting.done():
             collecting.cancel()
             raise ClientDisconnect
-        return job.body(collecting.result(), job.usage)
+        return job.body(collecting.result(), has_usage=True)
 
     async def _json(self, request: Request) -> object:
         """The body of a request, of bounded size."""
@@ -359,9 +356,8 @@ class Server(uvicorn.Server):
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{self.socket.getsockname()[1]}"
         # Five seconds to end connections in, after the last answer has ended.
         most = math.ceil(grace) + 5
-        super().__init__(
-            uvicorn.Config(service.app, log_config=None, timeout_graceful_shutdown=most)
-        )
+        config = uvicorn.Config(service.app, log_config=None, timeout_graceful_shutdown=most)
+        super().__init__(config)
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve until SIGINT, SIGTERM or `handle_exit`."""

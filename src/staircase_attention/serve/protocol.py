@@ -116,19 +116,15 @@ class Job:
         self.num_read = self.num_made = 0
         """Tokens of all prompts, and of all answers so far."""
 
-    @property
-    def usage(self) -> dict[str, int]:
-        """Tokens read and made."""
-        read, made = self.num_read, self.num_made
-        return {"prompt_tokens": read, "completion_tokens": made, "total_tokens": read + made}
-
-    def body(self, choices: Sequence[object], usage: object = None) -> dict[str, Any]:
-        """A whole reply, or one event of a stream."""
+    def body(self, choices: Sequence[object], *, has_usage: bool) -> dict[str, Any]:
+        """A whole reply, or one event of a stream; where asked for, with the tokens used."""
         kind = "text_completion"
         if self.kind == "chat":
             kind = "chat.completion.chunk" if self.is_streamed else "chat.completion"
         head = {"id": self.id, "object": kind, "created": int(self.created), "model": self.model}
-        return {**head, "choices": choices, **({"usage": usage} if usage else {})}
+        read, made = self.num_read, self.num_made
+        usage = {"prompt_tokens": read, "completion_tokens": made, "total_tokens": read + made}
+        return {**head, "choices": choices, **({"usage": usage} if has_usage else {})}
 
     def choice(
         self, index: int, text: str, end: Finish | None, session: str | None, *, is_first: bool

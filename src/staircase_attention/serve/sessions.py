@@ -37,14 +37,12 @@ class Sessions:
         for path in sorted(folder.glob(f"*{SUFFIX}")):
             # One that cannot be used is reported, and left where it is.
             try:
-                name = checked_name(path.name.removesuffix(SUFFIX))
                 tokens = load_stream(path, language.model, decode=language.decode)
                 if len(tokens.rows) != 1:
                     raise input_error("a session has one row", len(tokens.rows), "save one row")
+                self.by_name[checked_name(path.name.removesuffix(SUFFIX))] = tokens
             except (ValueError, OSError) as error:
                 LOG.warning("a session is left out: %s", error)
-                continue
-            self.by_name[name] = tokens
 
     def save(self) -> None:
         """Write what the folder does not have yet, and leave the folder."""
