@@ -160,7 +160,7 @@ def _turns(messages: object) -> list[str]:
     for message in messages:
         content = message.get("content") if isinstance(message, dict) else None
         parts = content if isinstance(content, list) else [{"text": content}]
-        texts = [part.get("text") if isinstance(part, dict) else None for part in parts]
+        texts: list[Any] = [part.get("text") if isinstance(part, dict) else None for part in parts]
         if not all(isinstance(text, str) for text in texts):
             raise input_error(f"{rule} objects with text content", repr(message), f"use {example}")
         turns.append("".join(texts))
