@@ -89,7 +89,7 @@ got 'random-wlak'; did you mean 'random-walk'?
     raise input_error(f"{name} must be {listed}", repr(value), suggestion(str(value), names))
 
 
-def check_fields(config: Any, prefix: str = "", *, examples: Mapping[str, int] = {}) -> None:  # noqa: ANN401
+def check_fields(config: Any, prefix: str = "", *, examples: Mapping[str, Any] = {}) -> None:  # noqa: ANN401
     """Refuse a dataclass with a value that its field's type, or its metadata, does not allow.
 
     An integer must be at least 1, and a number that has BOUNDS at least 0, unless the metadata
@@ -108,7 +108,7 @@ def check_fields(config: Any, prefix: str = "", *, examples: Mapping[str, int] =
         elif kind is float and bounds:
             bounds = bounds if "above" in bounds else {"minimum": 0} | bounds
             usual = option.default if isinstance(option.default, float) else 0.1
-            check_number(f"{prefix}{name}", value, **bounds, example=usual)
+            check_number(f"{prefix}{name}", value, **bounds, example=examples.get(name, usual))
         elif kind is int:
             bounds = {"minimum": 1} | bounds
             usual = option.default if isinstance(option.default, int) else 4

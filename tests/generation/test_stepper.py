@@ -162,11 +162,10 @@ def test_rows_that_come_to_a_decoder_take_free_places_and_get_what_the_model_giv
             ([(4, 2)], [1, 3, 0, 2]),
             ([(5, 37)], [0, 4]),
         ):
-            period = schedule.period
-            for row, length in coming:
-                # Each is at the place of a period at which the others are.
-                steps.add(prompt(row, length + (read[together[0]] - length) % period))
-                together.append(row)
+            # Each is at the place of a period at which the others are.
+            place, period = read[together[0]], schedule.period
+            steps.add([prompt(row, length + (place - length) % period) for row, length in coming])
+            together += [row for row, _ in coming]
             for _ in range(len(coming)):
                 tokens = torch.stack([batch[row, read[row]] for row in together])
                 with steps.step(tokens) as logits:

@@ -70,7 +70,9 @@ def test_rows_of_a_server_get_the_tokens_of_the_cpu(model):
                 sampling=replace(SAMPLED, seed=0),
             )
         )
-    while batch.num_answers:
-        for answer, new in batch.work():
-            texts[answer.index] += new[0]
+
+    def send(answer, new):
+        texts[answer.index] += "".join(text for text, _ in new)
+
+    batch.work(send)
     assert texts == expected

@@ -61,6 +61,7 @@ def serving(language=LADDER, *, api_keys=(), folder=None, grace=10.0, **limits):
         folder=folder,
     )
     server = Server(service, port=0, grace=grace)
+    server.clients = []
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
@@ -68,10 +69,14 @@ def serving(language=LADDER, *, api_keys=(), folder=None, grace=10.0, **limits):
     finally:
         server.handle_exit(15, None)
         thread.join()
+        for client in server.clients:
+            client.close()
 
 
 def client_of(server, key="none"):
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0)
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0)
+    server.clients.append(client)
+    return client
 
 
 def call(server, path, body=None, *, method=None, key=None):
@@ -83,7 +88,8 @@ def call(server, path, body=None, *, method=None, key=None):
         with urllib.request.urlopen(request) as response:
             return response.status, response.headers, response.read()
     except urllib.error.HTTPError as error:
-        return error.code, error.headers, error.read()
+        with error:
+            return error.code, error.headers, error.read()
 
 
 def alone(language, prompt, max_tokens, **options):
@@ -248,20 +254,40 @@ def test_a_chat_that_continues_a_session_is_that_of_all_messages():
 
 
 @pytest.mark.usefixtures("_launching")
-def test_a_server_that_stops_cuts_answers_short_and_keeps_their_states(tmp_path):
-    with serving(folder=tmp_path, grace=0.0) as server:
+@pytest.mark.parametrize("language", [LADDER, STAIRCASE], ids=["ladder", "staircase"])
+def test_a_server_that_stops_cuts_answers_short_and_keeps_their_states(language, tmp_path):
+    """Also of rows that wait for their place of a chunk."""
+    with serving(language, folder=tmp_path, grace=0.0) as server:
         events = client_of(server).completions.create(
-            model="small", prompt="a", max_tokens=4000, stream=True,
-            temperature=0, extra_body={"return_state": "cut"},
+            model="small", prompt=["a", "ab", "abc"], max_tokens=4000, stream=True,
+            temperature=0, extra_body={"return_state": True},
         )  # fmt: skip
-        text = next(iter(events)).choices[0].text
+        next(iter(events))
         server.handle_exit(15, None)
-        *_, last = events
-        assert last.choices[0].finish_reason == "length"
-    assert (tmp_path / "cut.safetensors").exists()
-    with serving(folder=tmp_path) as server:
-        [session] = json.loads(call(server, "/v1/sessions")[2])["data"]
-        assert len(text) < session["num_tokens"] < 4000
+        ends = [event.choices[0] for event in events if event.choices[0].finish_reason]
+        assert [end.finish_reason for end in ends] == ["length"] * 3
+    with serving(language, folder=tmp_path) as server:
+        sessions = json.loads(call(server, "/v1/sessions")[2])["data"]
+        assert {session["id"] for session in sessions} == {end.session for end in ends}
+        assert all(session["num_tokens"] < 4000 for session in sessions)
+
+
+def test_a_fault_ends_the_answers_of_its_round_and_no_later_ones(monkeypatch):
+    calls, choose = [], batching.Batch._choose
+
+    def fails_once(*arguments):
+        calls.append(arguments)
+        if len(calls) == 5:
+            raise RuntimeError("a fault")
+        return choose(*arguments)
+
+    monkeypatch.setattr(batching.Batch, "_choose", fails_once)
+    with serving() as server:
+        body = {"prompt": "abc", "max_tokens": 9, "temperature": 0}
+        assert call(server, "/v1/completions", body)[0] == 500
+        assert json.loads(call(server, "/v1/completions", body)[2])["choices"][0]["text"] == alone(
+            LADDER, "abc", 9, temperature=0
+        )
 
 
 @pytest.mark.parametrize(
@@ -279,7 +305,7 @@ def test_a_server_that_stops_cuts_answers_short_and_keeps_their_states(tmp_path)
         ({"max_tokens": 101}, "max_tokens must be an integer from 1 to 100, got 101"),
         ({"n": 5}, "n must be an integer from 1 to 4, got 5"),
         ({"temperature": -1}, "temperature must be a number of at least 0, got -1"),
-        ({"top_p": "high"}, "top_p must be a number of at least 0, got 'high'"),
+        ({"top_p": "high"}, "top_p must be a number over 0 and of at most 1, got 'high'"),
         ({"stop": [1]}, "a stop string must be a string of at least one character"),
         ({"logprobs": 5}, "a field must be a known name, got 'logprobs'"),
         ({"session": "../up"}, "a session's name must be up to 64 letters"),

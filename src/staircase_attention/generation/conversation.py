@@ -78,8 +78,6 @@ class Conversation:
     def _end(self, tokens: TokenStream) -> None:
         """Keep the state; a reply that was cut off gets the separator it lacks."""
         self.state = tokens.stepper.state
-        last = int(tokens.pending[0])
-        # The model has not read the last token; a stop token is not part of the text.
-        self.unread = [] if last in self.stop_tokens else [last]
+        self.unread = tokens.unread
         if "stop_string" not in tokens.finished.values():
             self.read("")

@@ -13,17 +13,18 @@ the last digit: with float32 logits about once in a million tokens, with float64
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from staircase_attention.checks import check_integer, check_number, input_error
+from staircase_attention.checks import check_fields, input_error
 
 # Bits of a float64 between 0 and 1.
 MANTISSA = 53
+EXAMPLES = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.05}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,38 +35,23 @@ class SamplingConfig:
     tokens from what the previous filter kept.
     """
 
-    repetition_penalty: float = 1.0
+    repetition_penalty: float = field(default=1.0, metadata={"above": 0})
     """Above 1 makes recent tokens less likely; 1 changes nothing."""
     repetition_window: int = 256
     """How many of a row's latest tokens, prompt included, count as recent."""
-    temperature: float = 1.0
+    temperature: float = field(default=1.0, metadata={"minimum": 0})
     """Logits are divided by it; 0 takes the likeliest token, without a random draw."""
     top_k: int | None = None
     """Keep the k likeliest tokens."""
-    top_p: float | None = None
+    top_p: float | None = field(default=None, metadata={"above": 0, "maximum": 1})
     """Nucleus sampling: keep the smallest set of tokens with total probability p."""
-    min_p: float | None = None
+    min_p: float | None = field(default=None, metadata={"minimum": 0, "maximum": 1})
     """Drop tokens below p times the probability of the likeliest."""
-    seed: int = 0
+    seed: int = field(default=0, metadata={"minimum": 0})
     """Random seed; see `uniform`."""
 
     def __post_init__(self) -> None:
-        check_number("temperature", self.temperature, minimum=0, example=0.8)
-        check_integer("repetition_window", self.repetition_window, minimum=1, example=256)
-        check_integer("seed", self.seed, minimum=0, example=0)
-        if self.top_k is not None:
-            check_integer("top_k", self.top_k, minimum=1, example=40)
-        check_number("repetition_penalty", self.repetition_penalty, minimum=0, example=1.2)
-        if self.repetition_penalty == 0:
-            raise input_error("repetition_penalty must be above 0", 0, "use 1 for no penalty")
-        for name, example in (("top_p", 0.9), ("min_p", 0.05)):
-            value = getattr(self, name)
-            if value is None:
-                continue
-            check_number(name, value, minimum=0, example=example)
-            if value > 1 or (name == "top_p" and value == 0):
-                rule = f"{name} must be a probability" + " above 0" * (name == "top_p")
-                raise input_error(rule, value, f"use for example {name}={example}")
+        check_fields(self, examples=EXAMPLES)
 
 
 def choose(

@@ -3,7 +3,8 @@
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -140,20 +141,20 @@ class Stepper:
         index = torch.tensor(places, device=device_of(self.model))
         self._active = index if self._active is None else self._active[index]
 
-    def add(self, state: ModelState) -> None:
-        """Add the rows of a state behind the present ones, which stand at its place of a period."""
-        if self._decoder is not None and self._active is not None and isinstance(state, State):
+    def add(self, states: Sequence[ModelState]) -> None:
+        """Add states of one row behind the present rows, at the same place of a period."""
+        if self._decoder is not None and self._active is not None:
             free = sorted({*range(self._decoder.batch_size)} - {*self._active.tolist()})
-            rows = [state.select([row]).streams[0] for row in range(state.batch_size)]
+            rows = [state.streams[0] for state in states if isinstance(state, State)]
             if len(free) >= len(rows) and all(map(self._decoder.put, free, rows)):
                 self._active = torch.cat([self._active, self._active.new_tensor(free[: len(rows)])])
                 self._is_ahead = True
                 return
-        present = self.state
-        if isinstance(present, State) and isinstance(state, State):
-            self._state = State.join([present, state], shifts=True)
-        elif isinstance(present, LSTMState) and isinstance(state, LSTMState):
-            self._state = LSTMState.join([present, state])
+        # First with one another: to join the present rows copies all of them.
+        join: Any = LSTMState.join
+        if isinstance(self.state, State):
+            join = partial(State.join, shifts=True)
+        self._state = join([self.state, join(states)])
         self._drop_decoder()
 
     @contextmanager

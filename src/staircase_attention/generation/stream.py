@@ -105,6 +105,13 @@ class TokenStream(Iterator[NewToken]):
         # The stream's own tensors are made in inference mode; a selection of them is not.
         return self.stepper.state.select(range(len(self.rows)))
 
+    @property
+    def unread(self) -> list[int]:
+        """What a text that goes on from `state` begins with: the latest token of the only row."""
+        last = int(self.pending[0])
+        # A stop token is not part of the text.
+        return [] if last in self.stop_tokens else [last]
+
     def speculate(self, num_passes: int, num_tokens: int = 4) -> Self:
         """Draft tokens in fewer passes from now on; what is made has the same distribution.
 

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -32,11 +33,11 @@ from starlette.routing import Route
 
 from staircase_attention.checks import InputError, check_integer, check_number, input_error
 from staircase_attention.files import parse_json
-from staircase_attention.generation import Finish, TokenStream
+from staircase_attention.generation import TokenStream
 from staircase_attention.generation.prompts import as_rows
 from staircase_attention.generation.stepper import Stepper
 from staircase_attention.serve import protocol
-from staircase_attention.serve.batching import Answer, Batch
+from staircase_attention.serve.batching import Answer, Batch, News
 from staircase_attention.serve.protocol import Job, Limits, RefusedError
 from staircase_attention.serve.sessions import Sessions
 from staircase_attention.training import LanguageModel
@@ -63,19 +64,16 @@ class Service:
         self.limits = Limits() if limits is None else limits
         self.api_keys = [key.encode() for key in api_keys]
         self.batch = Batch(language.model, language.decode)
-        most = self.limits.max_sessions
-        self.sessions = Sessions(language.model, language.decode, most=most, folder=folder)
-        self.metrics = metrics = prometheus.CollectorRegistry()
-        counter, labels = partial(prometheus.Counter, registry=metrics), ["endpoint", "status"]
-        self.requests = counter("staircase_requests", "Requests answered", labels)
-        self.tokens = counter("staircase_tokens", "Tokens read and made", ["kind"])
+        self.sessions = Sessions(language, most=self.limits.max_sessions, folder=folder)
+        self.metrics = prometheus.CollectorRegistry()
+        counter = partial(prometheus.Counter, namespace="staircase", registry=self.metrics)
+        gauge = partial(prometheus.Gauge, namespace="staircase", registry=self.metrics)
+        self.requests = counter("requests", "Requests answered", ["endpoint", "status"])
+        self.tokens = counter("tokens", "Tokens read and made", ["kind"])
         first = "staircase_first_token_seconds"
-        self.first = prometheus.Histogram(first, "Time to a first token", registry=metrics)
-        gauges = {"streams": lambda: self.batch.num_answers}
-        gauges["sessions"] = lambda: len(self.sessions.by_name)
-        for what, count in gauges.items():
-            gauge = prometheus.Gauge(f"staircase_{what}", f"Present {what}", registry=metrics)
-            gauge.set_function(count)
+        self.first = prometheus.Histogram(first, "Time to a first token", registry=self.metrics)
+        gauge("streams", "Present streams").set_function(lambda: self.batch.num_answers)
+        gauge("sessions", "Present sessions").set_function(lambda: len(self.sessions.by_name))
         self.wake = asyncio.Event()
         self.paid_until: dict[str, float] = {}
         """Of each client, when the requests it has sent would have come at the rate."""
@@ -110,15 +108,13 @@ class Service:
     async def _make(self, thread: ThreadPoolExecutor) -> None:
         loop = asyncio.get_running_loop()
 
-        def work() -> None:
-            # Tokens are sent while the next ones are made.
-            while self.batch.num_answers:
-                for answer, new in self.batch.work():
-                    loop.call_soon_threadsafe(answer.news.put_nowait, (answer.index, new))
+        def send(answer: Answer, new: News) -> None:
+            loop.call_soon_threadsafe(answer.news.put_nowait, (answer.index, new))
 
         while await self.wake.wait():
             self.wake.clear()
-            await loop.run_in_executor(thread, work)
+            # Tokens are sent while the next ones are made.
+            await loop.run_in_executor(thread, self.batch.work, send)
 
     def _guarded(self, path: str, endpoint: Endpoint) -> Endpoint:
         """An endpoint that answers those who may ask, reports errors, and counts."""
@@ -148,7 +144,7 @@ class Service:
             return
         now, client = time.monotonic(), key if known else getattr(request.client, "host", "")
         self.paid_until = {one: at for one, at in self.paid_until.items() if at > now}
-        until = max(now, self.paid_until.get(client, now)) + MINUTE / rate
+        until = self.paid_until.get(client, now) + MINUTE / rate
         # The requests of a minute may come at once.
         if (wait := until - now - MINUTE) > 1e-6:  # noqa: PLR2004
             rule = f"a client may send {rate} requests per minute"
@@ -189,16 +185,14 @@ class Service:
     async def answer(self, kind: protocol.Kind, request: Request) -> Response:
         """OpenAI's completions, and chat completions."""
         body, name, most = await self._json(request), self.name, self.limits.max_streams
-        job = protocol.parse(kind, body, name, separator=self.separator, limits=self.limits)
-        if job.returns_state:
-            self.sessions.check_room(job.save_as)
+        job = Job(kind, body, name, separator=self.separator, limits=self.limits)
+        if job.return_state:
+            self.sessions.check_room(job.return_state)
         # To encode a long text takes a while.
         job.answers = await run_in_threadpool(self._answers, job)
         if self.batch.num_answers + len(job.answers) > most:
             rule = f"at most {most} answers are made at the same time"
             raise RefusedError(429, rule, "one more", "try again in a second", wait=1)
-        job.num_read = sum(len(one.unread) for one in job.answers) // job.num_choices
-        job.num_before = sum(answer.tokens.num_made for answer in job.answers)
         self.tokens.labels("read").inc(job.num_read)
         self.batch.reading.extend(job.answers)
         self.wake.set()
@@ -212,70 +206,68 @@ class Service:
         stop_tokens = () if end is None else (end,)
         # In training a document follows the end of another.
         past, before, state, num_made = "", [*stop_tokens], model.initial_state(1), 0
-        recent = before
+        recent: list[int] = []
         if job.session is not None:
             tokens = self.sessions.find(job.session)
-            last = int(tokens.pending[0])
-            # The model has not read the last token; a stop token is not part of the text.
-            before, recent = [] if last in stop_tokens else [last], tokens.recent[0]
+            before, recent = tokens.unread, tokens.recent[0][:-1]
             state, num_made = tokens.stepper.state, tokens.num_made
             if job.kind == "chat" and "stop_string" not in tokens.finished.values():
                 past = self.separator
-        found: list[Answer] = []
+        encode, most = self.language.encode, self.limits.max_prompt
+        new = [encode(past + one) if isinstance(one, str) else one for one in job.prompts]
+        if (longest := max(map(len, new))) > most:
+            rule = f"a prompt must have at most {most:,} tokens"
+            raise input_error(rule, f"{longest:,}", "send it in parts, with return_state")
+        prompts = [[*before, *one] for one in new]
+        as_rows(prompts, vocab_size=model.vocab_size, start_token=None)
+        job.num_read = sum(map(len, prompts))
         news: asyncio.Queue[Any] = asyncio.Queue()
-        for number, prompt in enumerate(job.prompts):
-            new = self.language.encode(past + prompt) if isinstance(prompt, str) else [*prompt]
-            as_rows([[*before, *new]], vocab_size=model.vocab_size, start_token=None)
-            if len(new) > self.limits.max_prompt:
-                rule = f"a prompt must have at most {self.limits.max_prompt:,} tokens"
-                raise input_error(rule, f"{len(new):,}", "send it in parts, with return_state")
-            found += [
-                Answer(
-                    index=number * job.num_choices + row,
-                    tokens=TokenStream(
-                        stepper=Stepper(model, state),
-                        rows=(row,),
-                        pending=torch.tensor([*before, *new][-1:]),
-                        recent=[[*recent, *new]],
-                        sampling=job.sampling,
-                        max_tokens=num_made + job.max_tokens,
-                        stop_tokens=stop_tokens,
-                        decode=self.language.decode,
-                        stop_strings=job.stop_strings,
-                        num_made=num_made,
-                    ),
-                    unread=[*before, *new],
-                    wants_state=job.returns_state,
-                    sampling=replace(job.sampling, seed=0),
-                    news=news,
-                )
-                for row in range(job.num_choices)
-            ]
-        return found
+        return [
+            Answer(
+                index=index,
+                tokens=TokenStream(
+                    stepper=Stepper(model, state),
+                    rows=(row,),
+                    pending=torch.tensor(prompt[-1:]),
+                    recent=[[*recent, *prompt]],
+                    sampling=job.sampling,
+                    max_tokens=num_made + job.max_tokens,
+                    stop_tokens=stop_tokens,
+                    decode=self.language.decode,
+                    stop_strings=job.stop_strings,
+                    num_made=num_made,
+                ),
+                unread=prompt,
+                wants_state=bool(job.return_state),
+                sampling=replace(job.sampling, seed=0),
+                news=news,
+            )
+            for index, (prompt, row) in enumerate(product(prompts, range(job.num_choices)))
+        ]
 
     async def _choices(self, job: Job) -> AsyncIterator[dict[str, Any]]:
         """The answers: in pieces as they are made, or each when it is complete."""
-        texts, begun, num_left = dict[int, str](), set[int](), len(job.answers)
+        texts, begun, num_left = [""] * len(job.answers), set[int](), len(job.answers)
+        news = job.answers[0].news
         try:
             while num_left:
                 # Whatever has been made meanwhile goes together.
-                found = [await job.answers[0].news.get()]
-                while not job.answers[0].news.empty():
-                    found.append(job.answers[0].news.get_nowait())
-                if not texts:
+                found = [await news.get()]
+                while not news.empty():
+                    found.append(news.get_nowait())
+                if not job.num_made:
                     self.first.observe(time.time() - job.created)
-                ends: dict[int, Finish | None] = {}
-                for index, new in found:
-                    if isinstance(new, Exception):
-                        raise new
-                    text, number, ends[index] = new
-                    texts[index] = texts.get(index, "") + text
-                    self.tokens.labels("made").inc(number)
-                for index, end in ends.items():
+                for index, made in found:
+                    if isinstance(error := made[-1][1], Exception):
+                        raise error
+                    texts[index] += "".join(text for text, _ in made)
+                    job.num_made += len(made)
+                    self.tokens.labels("made").inc(len(made))
+                for index, made in dict(found).items():
+                    end = made[-1][1]
                     num_left -= end is not None
-                    session = None
-                    if end is not None and job.returns_state:
-                        session = self.sessions.put(job.save_as, job.answers[index].tokens)
+                    kept = end is not None and job.return_state
+                    session = self.sessions.put(kept, job.answers[index].tokens) if kept else None
                     if end is not None or (job.is_streamed and texts[index]):
                         is_first = index not in begun
                         yield job.choice(index, texts[index], end, session, is_first=is_first)
@@ -290,9 +282,9 @@ class Service:
         """Server-sent events."""
         try:
             async for choice in self._choices(job):
-                yield f"data: {json.dumps(job.body([choice]))}\n\n"
+                yield f"data: {json.dumps(job.body([choice], has_usage=False))}\n\n"
             if job.has_usage:
-                yield f"data: {json.dumps(job.body([], job.usage))}\n\n"
+                yield f"data: {json.dumps(job.body([], has_usage=True))}\n\n"
             yield "data: [DONE]\n\n"
         # The status has been sent: only an event can tell.
         except Exception as error:
@@ -312,7 +304,7 @@ class Service:
         if not collecting.done():
             collecting.cancel()
             raise ClientDisconnect
-        return job.body(collecting.result(), job.usage)
+        return job.body(collecting.result(), has_usage=True)
 
     async def _json(self, request: Request) -> object:
         """The body of a request, of bounded size."""
@@ -364,9 +356,8 @@ class Server(uvicorn.Server):
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{self.socket.getsockname()[1]}"
         # Five seconds to end connections in, after the last answer has ended.
         most = math.ceil(grace) + 5
-        super().__init__(
-            uvicorn.Config(service.app, log_config=None, timeout_graceful_shutdown=most)
-        )
+        config = uvicorn.Config(service.app, log_config=None, timeout_graceful_shutdown=most)
+        super().__init__(config)
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve until SIGINT, SIGTERM or `handle_exit`."""

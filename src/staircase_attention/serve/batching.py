@@ -13,8 +13,8 @@ import logging
 import math
 import time
 from asyncio import Queue
-from collections import deque
-from collections.abc import Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -34,9 +34,8 @@ PIECE = 128
 # Seconds per row for which rounds are made before tokens are sent: ten times as long as that takes.
 SLICE = 0.001
 
-# What has been made of an answer since the last time, in how many tokens, and why it ended; or why
-# there will be none.
-News = tuple[str, int, Finish | None] | Exception
+# The text that each new token of an answer brought, and why it ended or failed.
+News = list[tuple[str, Finish | Exception | None]]
 
 
 @dataclass(kw_only=True, eq=False, slots=True)
@@ -84,7 +83,7 @@ class Batch:
         """When, by `time.monotonic`, all answers are cut short."""
         self._launched: Tensor | None = None
         """The logits of a step that has begun with the latest token of every row."""
-        self._news: dict[Answer, News] = {}
+        self._news: defaultdict[Answer, News] = defaultdict(list)
         self._is_urgent = False
         """Whether the news have a first token or the end of an answer."""
 
@@ -93,9 +92,9 @@ class Batch:
         """Answers in the making; while one moves on it may count twice, but never not at all."""
         return len(self.reading) + len(self.ready) + len(self.rows)
 
-    def work(self) -> list[tuple[Answer, News]]:
-        """Make rounds for a while, or until something is urgent; gives what was made."""
-        end = time.monotonic() + SLICE * self.num_answers
+    def work(self, send: Callable[[Answer, News], object]) -> None:
+        """Make rounds until no answer is left, and send what was made: first and last at once."""
+        end = time.monotonic()
         while self.num_answers:
             try:
                 with inference(self.model):
@@ -103,12 +102,13 @@ class Batch:
             # A fault in one round must not be the end of all later ones.
             except Exception as error:
                 logging.getLogger(__name__).exception("a round failed")
-                self._fail([*self._unread(), *self.ready, *self.rows], error)
+                self._fail([*self.ready, *self.rows], error)
                 self.ready, self.rows, self.stepper, self._launched = [], [], None, None
-            if self._is_urgent or time.monotonic() > end:
-                break
-        news, self._news, self._is_urgent = [*self._news.items()], {}, False
-        return news
+            if self._is_urgent or not self.num_answers or time.monotonic() > end:
+                for answer, new in self._news.items():
+                    send(answer, new)
+                self._news, self._is_urgent = defaultdict(list), False
+                end = time.monotonic() + SLICE * self.num_answers
 
     def _round(self) -> None:
         """A piece of the prompts, then one token for every row."""
@@ -172,15 +172,11 @@ class Batch:
         joining = [answer for answer in self.ready if self._phase(answer) == self.phase]
         if not joining:
             return
-        # First with one another: to join the rows copies all of them.
-        first, *others = (answer.tokens.stepper.state for answer in joining)
-        together = Stepper(self.model, first, grows=True)
-        for state in others:
-            together.add(state)
+        states = [answer.tokens.stepper.state for answer in joining]
         if self.stepper is None:
-            self.stepper = together
-        else:
-            self.stepper.add(together.state)
+            self.stepper = Stepper(self.model, states.pop(0), grows=True)
+        if states:
+            self.stepper.add(states)
         self.rows += joining
         self.ready = [answer for answer in self.ready if answer not in joining]
         for answer in joining:
@@ -210,17 +206,13 @@ class Batch:
 
     def _add(self, answer: Answer, token: int) -> None:
         """As `TokenStream.add`, but `pending` is left behind until the answer is over."""
-        answer.tokens.num_made += 1
-        answer.tokens.note([token])
-        text, why = answer.tokens.shown(answer.tokens.rows[0], token, self.pieces[token])
-        self._tell(answer, text, 1, why)
-
-    def _tell(self, answer: Answer, text: str, number: int, why: Finish | None) -> None:
-        if isinstance(news := self._news.get(answer), tuple):
-            text, number = news[0] + text, news[1] + number
-        self._news[answer] = text, number, why
+        tokens = answer.tokens
+        tokens.num_made += 1
+        tokens.note([token])
+        text, why = tokens.shown(tokens.rows[0], token, self.pieces[token])
+        self._news[answer].append((text, why))
         if why is not None:
-            answer.tokens.pending = torch.tensor(answer.tokens.recent[0][-1:])
+            tokens.pending = torch.tensor([token])
             self._is_urgent = True
 
     def _let_go(self) -> None:
@@ -242,21 +234,14 @@ class Batch:
             self.stepper = None
 
     def _cut(self) -> None:
-        """End every answer with what it has; those without a token fail."""
+        """End every answer with its next token; those without one fail."""
         for answer in (*self.ready, *self.rows):
-            answer.tokens.finished[answer.tokens.rows[0]] = "max_tokens"
-            self._tell(answer, "", 0, "max_tokens")
+            answer.tokens.max_tokens = answer.tokens.num_made + 1
+        unread = [self.reading.popleft() for _ in range(len(self.reading))]
         rule = "a request must come before the server stops"
-        self._fail(self._unread(), RefusedError(503, rule, "one after that", "try again"))
-
-    def _unread(self) -> list[Answer]:
-        """The answers whose prompts are being read, which are dropped."""
-        found: list[Answer] = []
-        while self.reading:
-            found.append(self.reading.popleft())
-        return found
+        self._fail(unread, RefusedError(503, rule, "one after that", "try again"))
 
     def _fail(self, answers: Sequence[Answer], error: Exception) -> None:
         for answer in answers:
             answer.is_gone = True
-            self._news[answer] = error
+            self._news[answer].append(("", error))

@@ -10,12 +10,13 @@ import secrets
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from staircase_attention.checks import (
     InputError,
     check_choice,
+    check_fields,
     check_flag,
     check_integer,
     input_error,
@@ -26,8 +27,8 @@ from staircase_attention.generation.stream import as_stop_strings
 Kind = Literal["completions", "chat"]
 
 # Fields of a request that have an effect.
-SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-SHARED = ("model", "stream", "stream_options", "n", "max_tokens", "stop", "seed", *SAMPLING)
+SAMPLING = ("seed", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+SHARED = ("model", "stream", "stream_options", "n", "max_tokens", "stop", *SAMPLING)
 FIELDS = {
     "completions": ("prompt", *SHARED, "session", "return_state"),
     "chat": ("messages", "max_completion_tokens", *SHARED, "session", "return_state"),
@@ -63,52 +64,67 @@ class Limits:
     max_sessions: int = 1000
 
     def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            if value is not None:
-                check_integer(name, value, minimum=1, example=60)
+        check_fields(self)
 
 
-@dataclass(kw_only=True, eq=False, slots=True)
 class Job:
     """What a request asks for, the answers that are being made, and the shape of the reply."""
 
-    kind: Kind
-    model: str
-    prompts: Sequence[str | Sequence[int]]
-    num_choices: int
-    """Answers per prompt."""
-    max_tokens: int
-    sampling: SamplingConfig
-    stop_strings: tuple[str, ...]
-    is_streamed: bool
-    has_usage: bool
-    """Whether the tokens used are streamed, too."""
-    session: str | None
-    returns_state: bool
-    save_as: str | None
-    id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    created: float = field(default_factory=time.time)
-    answers: Sequence[Any] = ()
-    """See `batching.Answer`."""
-    num_read: int = 0
-    """Tokens of all prompts."""
-    num_before: int = 0
-    """Tokens that the continued session had made, for all answers."""
+    def __init__(
+        self, kind: Kind, body: object, model: str, *, separator: str, limits: Limits
+    ) -> None:
+        if not isinstance(body, dict):
+            raise input_error("the body must be a JSON object", type(body).__name__, "send one")
+        # A field that is null counts as left out.
+        given = {name: value for name, value in body.items() if value is not None}
+        for name, value in given.items():
+            # Some clients send the defaults of all fields; what is empty asks for nothing.
+            if name not in IGNORED and value:
+                check_choice("a field", name, FIELDS[kind])
+        check_choice("model", given.get("model", model), [model])
+        self.kind, self.model, self.id, self.created = kind, model, uuid.uuid4().hex, time.time()
+        check_flag("stream", given.get("stream", False))
+        self.is_streamed: bool = given.get("stream", False)
+        options = given.get("stream_options", {})
+        self.has_usage = isinstance(options, dict) and options.get("include_usage") is True
+        """Whether the tokens used are streamed, too."""
+        self.num_choices: int = given.get("n", 1)
+        """Answers per prompt."""
+        check_integer("n", self.num_choices, minimum=1, maximum=limits.max_streams, example=1)
+        most = limits.max_tokens
+        default = given.get("max_tokens", min(DEFAULT_TOKENS[kind], most))
+        self.max_tokens: int = given.get("max_completion_tokens", default)
+        check_integer("max_tokens", self.max_tokens, minimum=1, maximum=most, example=16)
+        sampling = {name: given[name] for name in SAMPLING if name in given}
+        self.sampling = SamplingConfig(**{"seed": secrets.randbits(32), **sampling})
+        self.prompts, stop = _prompts(given.get("prompt", "")), given.get("stop", [])
+        self.stop_strings = as_stop_strings(stop if isinstance(stop, str | list) else [stop])
+        if kind == "chat":
+            # A turn ends with the separator, as in the corpus, whoever says it.
+            self.prompts = ["".join(turn + separator for turn in _turns(given.get("messages")))]
+            self.stop_strings += (separator,)
+        self.session = checked_name(given["session"]) if "session" in given else None
+        self.return_state: bool | str = given.get("return_state", False)
+        """Whether states are kept, or the name of the session that the only one becomes."""
+        if not isinstance(self.return_state, bool):
+            checked_name(self.return_state)
+            if len(self.prompts) * self.num_choices > 1:
+                rule = "return_state must be true or false where there are several answers"
+                raise input_error(rule, repr(self.return_state), "use true")
+        self.answers: Sequence[Any] = ()
+        """See `batching.Answer`."""
+        self.num_read = self.num_made = 0
+        """Tokens of all prompts, and of all answers so far."""
 
-    @property
-    def usage(self) -> dict[str, int]:
-        """Tokens read and made."""
-        read, made = self.num_read, sum(answer.tokens.num_made for answer in self.answers)
-        made -= self.num_before
-        return {"prompt_tokens": read, "completion_tokens": made, "total_tokens": read + made}
-
-    def body(self, choices: Sequence[object], usage: object = None) -> dict[str, Any]:
-        """A whole reply, or one event of a stream."""
+    def body(self, choices: Sequence[object], *, has_usage: bool) -> dict[str, Any]:
+        """A whole reply, or one event of a stream; where asked for, with the tokens used."""
         kind = "text_completion"
         if self.kind == "chat":
             kind = "chat.completion.chunk" if self.is_streamed else "chat.completion"
         head = {"id": self.id, "object": kind, "created": int(self.created), "model": self.model}
-        return {**head, "choices": choices, **({"usage": usage} if usage else {})}
+        read, made = self.num_read, self.num_made
+        usage = {"prompt_tokens": read, "completion_tokens": made, "total_tokens": read + made}
+        return {**head, "choices": choices, **({"usage": usage} if has_usage else {})}
 
     def choice(
         self, index: int, text: str, end: Finish | None, session: str | None, *, is_first: bool
@@ -120,55 +136,6 @@ class Job:
             content = {"delta" if self.is_streamed else "message": {**said, "content": text}}
         ending = {"logprobs": None, "finish_reason": REASONS[end]}
         return {"index": index, **content, **ending, **({"session": session} if session else {})}
-
-
-def parse(kind: Kind, body: object, model: str, *, separator: str, limits: Limits) -> Job:
-    """A request's body, checked, except for its tokens."""
-    if not isinstance(body, dict):
-        raise input_error("the body must be a JSON object", type(body).__name__, "send one")
-    # A field that is null counts as left out.
-    given = {name: value for name, value in body.items() if value is not None}
-    for name, value in given.items():
-        # Some clients send the defaults of all fields; what is empty asks for nothing.
-        if name not in IGNORED and value:
-            check_choice("a field", name, FIELDS[kind])
-    check_choice("model", given.get("model", model), [model])
-    check_flag("stream", is_streamed := given.get("stream", False))
-    num_choices, most = given.get("n", 1), limits.max_tokens
-    check_integer("n", num_choices, minimum=1, maximum=limits.max_streams, example=1)
-    default = min(DEFAULT_TOKENS[kind], most)
-    max_tokens = given.get("max_completion_tokens", given.get("max_tokens", default))
-    check_integer("max_tokens", max_tokens, minimum=1, maximum=most, example=16)
-    options = given.get("stream_options", {})
-    prompts, stop = _prompts(given.get("prompt", "")), given.get("stop", [])
-    stops = as_stop_strings(stop if isinstance(stop, str | list) else [stop])
-    if kind == "chat":
-        # A turn ends with the separator, as in the corpus, whoever says it.
-        prompts = ["".join(turn + separator for turn in _turns(given.get("messages")))]
-        stops = (*stops, separator)
-    returned = given.get("return_state", False)
-    if not isinstance(returned, bool):
-        checked_name(returned)
-        if len(prompts) * num_choices > 1:
-            rule = "return_state must be true or false where there are several answers"
-            raise input_error(rule, repr(returned), "use true")
-    return Job(
-        kind=kind,
-        model=model,
-        prompts=prompts,
-        num_choices=num_choices,
-        max_tokens=max_tokens,
-        sampling=SamplingConfig(
-            **{name: given[name] for name in SAMPLING if name in given},
-            seed=given.get("seed", secrets.randbits(32)),
-        ),
-        stop_strings=stops,
-        is_streamed=is_streamed,
-        has_usage=isinstance(options, dict) and options.get("include_usage") is True,
-        session=checked_name(given["session"]) if "session" in given else None,
-        returns_state=bool(returned),
-        save_as=returned if isinstance(returned, str) else None,
-    )
 
 
 def _prompts(prompt: object) -> list[str | list[int]]:
@@ -192,13 +159,11 @@ def _turns(messages: object) -> list[str]:
     turns = []
     for message in messages:
         content = message.get("content") if isinstance(message, dict) else None
-        if isinstance(content, list):
-            parts = [part.get("text") for part in content if isinstance(part, dict)]
-            texts = [part for part in parts if isinstance(part, str)]
-            content = "".join(texts) if len(texts) == len(content) else None
-        if not isinstance(content, str):
+        parts = content if isinstance(content, list) else [{"text": content}]
+        texts: list[Any] = [part.get("text") if isinstance(part, dict) else None for part in parts]
+        if not all(isinstance(text, str) for text in texts):
             raise input_error(f"{rule} objects with text content", repr(message), f"use {example}")
-        turns.append(content)
+        turns.append("".join(texts))
     return turns
 
 

@@ -13,10 +13,9 @@ from typing import Any
 from staircase_attention.checks import input_error
 from staircase_attention.files import locked, make_folder
 from staircase_attention.generation import TokenStream, load_stream, save_stream
-from staircase_attention.generation.stepper import Model
-from staircase_attention.generation.stream import Decode
 from staircase_attention.models import State
 from staircase_attention.serve.protocol import RefusedError, checked_name
+from staircase_attention.training import LanguageModel
 
 SUFFIX = ".safetensors"
 LOG = logging.getLogger(__name__)
@@ -25,9 +24,7 @@ LOG = logging.getLogger(__name__)
 class Sessions:
     """All sessions, in memory; those of a folder are loaded at the start and saved at the end."""
 
-    def __init__(
-        self, model: Model, decode: Decode, *, most: int, folder: Path | None = None
-    ) -> None:
+    def __init__(self, language: LanguageModel, *, most: int, folder: Path | None) -> None:
         self.most, self.folder = most, folder
         self.by_name: dict[str, TokenStream] = {}
         """Streams of one row, as they were when an answer ended."""
@@ -40,14 +37,12 @@ class Sessions:
         for path in sorted(folder.glob(f"*{SUFFIX}")):
             # One that cannot be used is reported, and left where it is.
             try:
-                name = checked_name(path.name.removesuffix(SUFFIX))
-                tokens = load_stream(path, model, decode=decode)
+                tokens = load_stream(path, language.model, decode=language.decode)
                 if len(tokens.rows) != 1:
                     raise input_error("a session has one row", len(tokens.rows), "save one row")
+                self.by_name[checked_name(path.name.removesuffix(SUFFIX))] = tokens
             except (ValueError, OSError) as error:
                 LOG.warning("a session is left out: %s", error)
-                continue
-            self.by_name[name] = tokens
 
     def save(self) -> None:
         """Write what the folder does not have yet, and leave the folder."""
@@ -61,28 +56,28 @@ class Sessions:
                 LOG.error("session %s is lost: %s", name, error)
         self._lock.close()
 
-    def find(self, name: object) -> TokenStream:
+    def find(self, name: str) -> TokenStream:
         """The session of a name."""
-        if not isinstance(name, str) or name not in self.by_name:
+        if name not in self.by_name:
             rule = "session must be one of those in GET /v1/sessions"
             raise RefusedError(404, rule, repr(name), "check its name")
         return self.by_name[name]
 
-    def put(self, name: str | None, tokens: TokenStream) -> str:
+    def put(self, name: str | bool, tokens: TokenStream) -> str:
         """Keep a stream under a name, in place of what had it before, or under a new one."""
-        name = name or f"session-{uuid.uuid4().hex}"
+        name = name if isinstance(name, str) else f"session-{uuid.uuid4().hex}"
         self.by_name[name] = tokens
         self._unsaved.add(name)
         return name
 
     def delete(self, name: str) -> None:
         """Forget a session."""
-        self.by_name.pop(name, None)
+        del self.by_name[name]
         self._unsaved.discard(name)
         if self.folder is not None:
             (self.folder / f"{name}{SUFFIX}").unlink(missing_ok=True)
 
-    def check_room(self, name: str | None) -> None:
+    def check_room(self, name: str | bool) -> None:
         """Refuse one more session than there may be."""
         if name not in self.by_name and len(self.by_name) >= self.most:
             rule = f"there may be {self.most} sessions"
