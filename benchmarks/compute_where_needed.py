@@ -131,7 +131,8 @@ def main() -> None:
     if given.what == "exits":
         score_exits(load_run(given.run), given.passes, given.tokens, given.lanes)
     else:
-        drafts(given.run, given.prompt, given.draft_passes, given.draft_tokens, given.tokens or 2048)
+        number = given.tokens or 2048
+        drafts(given.run, given.prompt, given.draft_passes, given.draft_tokens, number)
 
 
 if __name__ == "__main__":
