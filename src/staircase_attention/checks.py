@@ -5,6 +5,7 @@ import math
 import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
+from importlib import import_module
 from typing import Any, Literal, get_args, get_origin
 
 # An error lists up to this many choices; of more it names the nearest only.
@@ -114,6 +115,16 @@ def check_fields(config: Any, prefix: str = "", *, examples: Mapping[str, Any] =
             usual = option.default if isinstance(option.default, int) else 4
             example = examples.get(name, max(usual, bounds["minimum"]))
             check_integer(f"{prefix}{name}", value, **bounds, example=example)
+
+
+def import_extra(name: str, *, needed_for: str, extra: str = "corpora") -> Any:  # noqa: ANN401
+    """Import a package of an extra, which only some inputs or commands need."""
+    try:
+        return import_module(name)
+    except ImportError as error:
+        rule = f"{needed_for} needs the package {name.partition('.')[0]}"
+        remedy = f"run pip install 'staircase-attention[{extra}]'"
+        raise input_error(rule, "none installed", remedy) from error
 
 
 def suggestion(word: str, choices: Iterable[str]) -> str:

@@ -5,11 +5,11 @@ import sys
 import pytest
 from small_corpora import compressed
 
+from staircase_attention.checks import import_extra
 from staircase_attention.data import InputError, compression
 from staircase_attention.data.compression import (
     DamagedFileError,
     compression_of,
-    import_extra,
     open_decompressed,
 )
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from staircase_attention.checks import check_choice, input_error, one_line
+from staircase_attention.checks import check_choice, import_extra, input_error, one_line
 from staircase_attention.cli import arguments
 from staircase_attention.display import Display, choose_display
 from staircase_attention.files import check_can_hold
@@ -134,8 +134,6 @@ class Logged(Display):
         self, display: Display, logger: str, folder: Path, config: Mapping[str, Any]
     ) -> None:
         check_choice("--logger", logger, LOGGERS)
-        from staircase_attention.data.compression import import_extra
-
         self._package = import_extra(logger, needed_for="--logger", extra=logger)
         self._display, self._logger = display, logger
         self._folder, self._config = folder.resolve(), dict(config)

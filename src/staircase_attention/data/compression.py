@@ -5,7 +5,6 @@ The first bytes of a file say how it is compressed, not its name.
 
 import bz2
 import gzip
-import importlib
 import io
 import lzma
 import os
@@ -15,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, Literal, TypeAlias
 
-from staircase_attention.checks import InputError, input_error
+from staircase_attention.checks import InputError, import_extra, input_error
 
 Compression = Literal["gz", "bz2", "xz", "zst", "zip"]
 
@@ -200,13 +199,3 @@ _OPENERS: dict[Compression | None, Callable[[IO[bytes]], Any]] = {
     "zst": _ZstandardFrames,
     "zip": _open_zip,
 }
-
-
-def import_extra(name: str, *, needed_for: str, extra: str = "corpora") -> Any:  # noqa: ANN401
-    """Import a package of an extra, which only some inputs or commands need."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        rule = f"{needed_for} needs the package {name.partition('.')[0]}"
-        remedy = f"run pip install 'staircase-attention[{extra}]'"
-        raise input_error(rule, "none installed", remedy) from error

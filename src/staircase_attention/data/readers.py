@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Literal
 
-from staircase_attention.checks import check_fields, input_error
+from staircase_attention.checks import check_fields, import_extra, input_error
 from staircase_attention.data import compression
 from staircase_attention.data.documents import LONGEST_PIECE, Cursor, Document, pieces
 
@@ -301,7 +301,7 @@ def _flattened(value: object, separators: tuple[str, ...] = ("\n", ": ")) -> str
 
 def _rows(path: Path, options: ReadingOptions) -> Iterator[tuple[Document | str, int]]:
     """The values of the text column."""
-    parquet = compression.import_extra("pyarrow.parquet", needed_for="a .parquet file")
+    parquet = import_extra("pyarrow.parquet", needed_for="a .parquet file")
     try:
         file = parquet.ParquetFile(path, buffer_size=PARQUET_BUFFER, pre_buffer=False)
     except (OSError, ValueError) as error:

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from staircase_attention.checks import check_fields, check_integer, input_error
+from staircase_attention.checks import check_fields, check_integer, import_extra, input_error
 from staircase_attention.cores import available_cores, in_order, worker_pool
 from staircase_attention.data import compression
 from staircase_attention.data.documents import Cursor, Document, HeldOut
@@ -38,7 +38,7 @@ from staircase_attention.files import locked, read_json, write_json
 if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]
 else:
-    pa = compression.import_extra("pyarrow", needed_for="Reddit")
+    pa = import_extra("pyarrow", needed_for="Reddit")
 
 Form = Literal["paths", "leaves"]
 Gap = Literal["drop", "cut", "placeholder"]

@@ -18,8 +18,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from staircase_attention.attention import View
-from staircase_attention.checks import check_integer, input_error
-from staircase_attention.data.compression import import_extra
+from staircase_attention.checks import check_integer, import_extra, input_error
 from staircase_attention.generation.stepper import inference
 from staircase_attention.layers import KeysValues
 from staircase_attention.layers.keys_values import join

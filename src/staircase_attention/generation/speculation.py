@@ -7,9 +7,11 @@ happens to a token depends on those before it and on its three draws alone: neit
 drafts nor the other rows matter.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from staircase_attention.checks import check_integer, input_error
@@ -48,59 +50,51 @@ class Speculation:
         All rows make as many as the one that makes the fewest. Both steppers are then ahead of the
         stream by all drafts but the last, until they settle.
         """
-        config, rows = stream.sampling, stream.rows
+        config, rows, device = stream.sampling, stream.rows, device_of(stream.stepper.model)
         # A decoder has a program for each number of tokens: halves keep them few.
         number = self.num_tokens
         for room in (self.drafts.room, stream.stepper.room):
             while room is not None and number > room:
                 number //= 2
-        device = device_of(stream.stepper.model)
-        is_greedy = config.temperature == 0
         # All draws of the round at once, [purposes, places, rows]: nothing waits for the host.
-        purposes = () if is_greedy else ("", "accept", "rest")
-        draws = torch.tensor(
+        purposes = () if config.temperature == 0 else ("", "accept", "rest")
+        counts = range(stream.num_made, stream.num_made + number)
+        drawn = [
             [
-                [
-                    [uniform(seed=config.seed, row=row, count=count, purpose=why) for row in rows]
-                    for count in range(stream.num_made, stream.num_made + number)
-                ]
-                for why in purposes
-            ],
-            dtype=torch.float64,
-        ).to(device)
+                [uniform(seed=config.seed, row=row, count=count, purpose=why) for row in rows]
+                for count in counts
+            ]
+            for why in purposes
+        ]
+        draws = torch.tensor(drawn, dtype=torch.float64).to(device)
         fed, proposed = [stream.pending.to(device)], []
-        recent = [[*row] for row in stream.recent]
-        recents: list[list[int]] = []
+        recent: Sequence[Sequence[int]] = stream.recent
+        recents: list[Sequence[int]] = []
         for place in range(number):
-            recents += [[*row] for row in recent]
+            recents += recent
             logits = self.drafts.ahead(fed[-1][:, None])[:, -1]
-            if is_greedy:
+            if config.temperature == 0:
                 fed.append(likeliest(config, logits, recent))
             else:
                 proposed.append(scores_to_draw(config, logits, recent))
-                drawn = pick(proposed[-1], draws[0, place])
-                # Damaged weights leave nothing to pick; the logits of all passes are checked below.
-                fed.append(drawn.clamp_max_(logits.shape[-1] - 1))
+                # Damaged weights leave nothing to pick; the logits of all passes are checked.
+                found = pick(proposed[-1], draws[0, place])
+                fed.append(found.clamp_max_(logits.shape[-1] - 1))
             if config.repetition_penalty != 1:
-                for row, token in zip(recent, fed[-1].tolist(), strict=True):
-                    row.append(token)
-        # From here on places are rows: [places * rows, ...].
-        verified = stream.stepper.ahead(torch.stack(fed[:-1], dim=1)).transpose(0, 1)
-        logits, drafts = verified.flatten(0, 1).double(), torch.cat(fed[1:])
+                new = zip(recent, fed[-1].tolist(), strict=True)
+                recent = [[*row, token] for row, token in new]
+        # Places are rows from here on: [places * rows, ...].
+        logits = stream.stepper.ahead(torch.stack(fed[:-1], dim=1)).transpose(0, 1).flatten(0, 1)
         check_logits(logits, [*rows] * number)
-        if is_greedy:
+        drafts = torch.cat(fed[1:])
+        if config.temperature == 0:
             tokens = likeliest(config, logits, recents)
             is_accepted = tokens == drafts
         else:
-            given = torch.cat(proposed).softmax(-1)
             wanted = scores_to_draw(config, logits, recents).softmax(-1)
-            share = (wanted / given).gather(-1, drafts[:, None])[:, 0]
-            is_accepted = draws[1].flatten() < share
-            rest = (wanted - given).clamp_min(0)
-            # Where both are the same but for rounding there is no rest.
-            rest = torch.where(rest.sum(-1, keepdim=True) > 0, rest, wanted)
-            tokens = torch.where(is_accepted, drafts, pick(rest.log(), draws[2].flatten()))
-        logprobs = logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
+            given = torch.cat(proposed).softmax(-1)
+            tokens, is_accepted = verified(drafts, given, wanted, draws[1:].flatten(1))
+        logprobs = logits.double().log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
         # One copy to the host per round.
         facts = torch.stack([tokens.double(), is_accepted.double(), logprobs]).cpu()
         made = []
@@ -111,3 +105,18 @@ class Speculation:
             if len(made) == most or not accepted.all():
                 break
         return made
+
+
+def verified(
+    drafts: Int[Tensor, " rows"],
+    given: Float[Tensor, "rows vocab"],
+    wanted: Float[Tensor, "rows vocab"],
+    draws: Float[Tensor, "2 rows"],
+) -> tuple[Int[Tensor, " rows"], Bool[Tensor, " rows"]]:
+    """Tokens with the distribution `wanted`, by drafts that have `given`; which are the drafts."""
+    share = (wanted / given).gather(-1, drafts[:, None])[:, 0]
+    is_accepted = draws[0] < share
+    rest = (wanted - given).clamp_min(0)
+    # Where both are the same but for rounding there is no rest.
+    rest = torch.where(rest.sum(-1, keepdim=True) > 0, rest, wanted)
+    return torch.where(is_accepted, drafts, pick(rest.log(), draws[1])), is_accepted

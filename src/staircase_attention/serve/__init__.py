@@ -1,6 +1,6 @@
 """A server that remembers: the protocol of OpenAI, and sessions as values. An optional extra."""
 
-from staircase_attention.data.compression import import_extra
+from staircase_attention.checks import import_extra
 
 for _name in ("prometheus_client", "starlette", "uvicorn"):
     import_extra(_name, needed_for="a server", extra="serve")
