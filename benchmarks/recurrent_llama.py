@@ -58,7 +58,7 @@ class Mixture:
         return NUM_BYTES + drawn, NUM_BYTES + products
 
     def batch(self) -> tuple[Tensor, Tensor]:
-        """Inputs and targets; words are of any length up to a segment's."""
+        """Inputs and targets; words are of any length up to a segment's, log-uniformly."""
         options = self.options
         num_words = round(options.rows * options.word_share)
         starts = self.generator.integers(
@@ -67,7 +67,8 @@ class Mixture:
         places = starts[:, None] + np.arange(options.segment + 1)
         rows = self.text[np.minimum(places, len(self.text) - 1)].astype(np.int64)
         inputs, products = self.words(num_words)
-        lengths = self.generator.integers(1, options.segment + 1, num_words)
+        logs = self.generator.uniform(0, math.log(options.segment + 1), num_words)
+        lengths = np.exp(logs).astype(np.int64)
         products = np.where(np.arange(options.segment) < lengths[:, None], products, IGNORED)
         both = np.concatenate([rows[:, :-1], inputs]), np.concatenate([rows[:, 1:], products])
         tokens, targets = (torch.from_numpy(part).to(options.device) for part in both)
@@ -83,11 +84,16 @@ def autocast(options: argparse.Namespace) -> torch.autocast:
     )
 
 
+def gates_of(model: nn.Module) -> list[nn.Parameter]:
+    """How much of each later pass a recurrent model takes."""
+    return [one for name, one in model.named_parameters() if name.endswith("core.gates")]
+
+
 def train(
     model: nn.Module, data: Mixture, options: argparse.Namespace, *, updates: int, rate: float
 ) -> dict[str, Any]:
     """AdamW with a warm-up and a cosine; the gates of a recurrence learn faster."""
-    gates = [one for name, one in model.named_parameters() if name.endswith("core.gates")]
+    gates = gates_of(model)
     others = [one for one in model.parameters() if all(one is not gate for gate in gates)]
     groups = [{"params": others, "factor": 1.0}, {"params": gates, "factor": options.gate_factor}]
     optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), weight_decay=0.1)
@@ -222,7 +228,9 @@ def main() -> None:
             model, data, options, updates=options.further_updates, rate=options.further_rate
         )
         after = evaluate(model, parts[2], options)
-        report[f"{name}_recurrence"] = {"before": before, "after": after, "training": learnt}
+        gates = [one.abs().mean().item() for one in gates_of(model)]
+        result = {"before": before, "after": after, "training": learnt, "mean_gates": gates}
+        report[f"{name}_recurrence"] = result
         options.output.write_text(json.dumps(report, indent=2) + "\n")
         print(name, json.dumps(after), flush=True)
 

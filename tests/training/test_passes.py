@@ -124,18 +124,18 @@ def test_parts_of_an_update_keep_a_depth_each(tmp_path):
 
 
 @pytest.mark.parametrize("core", [{}, {"num_coda_layers": 1, "num_prelude_layers": 1}])
-@pytest.mark.parametrize("cut", [None, 2])
-def test_a_loss_at_every_pass_is_the_mean_over_models_of_so_many(core, cut):
+@pytest.mark.parametrize(("loss_after", "cut"), [("every", None), ("every", 2), ("ends", None)])
+def test_a_loss_at_every_pass_is_the_mean_over_models_of_so_many(core, loss_after, cut):
     """Loss and gradients in float64, from fresh lanes and from those that the update left."""
     changes = {f"model__core__{name}": value for name, value in core.items()}
     changes |= {"model__core__dropout": 0.0, "model__schedule": LADDER | {"num_passes": 3}}
-    passes = {"loss": "every", "gradient_passes": cut}
+    passes = {"loss": loss_after, "gradient_passes": cut}
     learner, data = learner_of(small_recipe(**changes, training__passes=passes))
     weights = list(learner.model.parameters())
     for batch in batches_of(data, 2):
         inputs, targets = map(torch.from_numpy, (batch.inputs, batch.targets))
         expected, found = 0.0, [torch.zeros_like(one) for one in weights]
-        numbers = range(1 if cut is None else 2, 4)
+        numbers = [1, 3] if loss_after == "ends" else [1, 2, 3] if cut is None else [2, 3]
         for number in numbers:
             model = learner.model.with_schedule(learner.model.schedule.with_passes(number))
             # The passes that are cut are the same at every depth: here, the first of three.

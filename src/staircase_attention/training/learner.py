@@ -93,10 +93,10 @@ class Objective(nn.Module):
     Sharded weights are gathered when this is called.
     """
 
-    def __init__(self, model: Model, *, fuse_loss: bool, every_pass: bool) -> None:
+    def __init__(self, model: Model, *, fuse_loss: bool, loss_after: str) -> None:
         super().__init__()
         self.model = model
-        self.fuse_loss, self.every_pass = fuse_loss, every_pass
+        self.fuse_loss, self.loss_after = fuse_loss, loss_after
 
     def forward(
         self, inputs: Tensor, state: Carried, targets: Tensor | None = None
@@ -104,18 +104,19 @@ class Objective(nn.Module):
         """Loss and wrong answers at all targets that are not IGNORED, and the state after them."""
         if targets is None:
             return tuple(self.model(inputs, state))
-        if not (self.fuse_loss or self.every_pass):
+        if not self.fuse_loss and self.loss_after == "last":
             logits, after = self.model(inputs, state)
             return *loss_and_wrong(logits, targets), after
         model = self.model
         assert isinstance(model, SequenceModel)
         assert not isinstance(state, LSTMState)
         seen = Inspection(model, inputs.shape[1])
-        watch = seen.watch if self.every_pass else None
+        watch = None if self.loss_after == "last" else seen.watch
         hidden, after = model.hidden(inputs, state, watch=watch)
         loss, wrong = self._loss(hidden, targets)
-        if self.every_pass:
+        if self.loss_after != "last":
             earlier = range(model.num_cut + 1, seen.num_passes)
+            earlier = earlier[:1] if self.loss_after == "ends" else earlier
             losses = [self._loss(seen.hidden_after(number), targets)[0] for number in earlier]
             loss = torch.stack([*losses, loss]).mean()
         return loss, wrong, after
@@ -179,7 +180,7 @@ class Learner:
         )
         # Where weights are sharded, FSDP adds methods to it.
         self.objective: Any = Objective(
-            self.model, fuse_loss=fuse_loss, every_pass=config.passes.loss == "every"
+            self.model, fuse_loss=fuse_loss, loss_after=config.passes.loss
         )
         self.is_sharded = config.parallel != "ddp" and processes.count > 1
         """Whether this process keeps only a part of every weight."""

@@ -154,9 +154,10 @@ class PassesConfig:
     what they would have left: the more updates follow, the fewer of them see it."""
     gradient_passes: int | None = None
     """Gradients flow through this many last passes only; None: through all."""
-    loss: Literal["last", "every"] = "last"
+    loss: Literal["last", "every", "ends"] = "last"
     """Of a Ladder's update: the loss after its last pass, or the mean of those after every pass
-    through which gradients flow, each that of a model with that number of passes."""
+    (ends: the first and the last) through which gradients flow, each that of a model with that
+    number of passes."""
 
     def __post_init__(self) -> None:
         check_fields(self, "PassesConfig.")
@@ -315,8 +316,9 @@ class Recipe:
             model.schedule.with_passes(number)
         order = getattr(model.schedule, "order", "ABAB")
         is_ladder = isinstance(model.schedule, Ladder | UniversalTransformer) and order == "ABAB"
-        if passes.loss == "every" and not is_ladder:
-            rule = "training.passes.loss = every is for a Ladder (ABAB) or a Universal Transformer"
+        if passes.loss != "last" and not is_ladder:
+            kinds = "a Ladder (ABAB) or a Universal Transformer"
+            rule = f"training.passes.loss = {passes.loss} is for {kinds}"
             raise input_error(rule, f"{model.schedule}", "leave it out, or use kind = uniform")
         if passes.gradient_passes and order == "AABB":
             raise input_error(

@@ -111,7 +111,7 @@ class Route:
             table_sums=None if call.table is None else self.shared.table_sums.parts,
         )
         if call.table is None:
-            self._turned_backward(call, d_out, out, logsumexp, gradients)
+            self._turned_backward(call, d_out, out, logsumexp, gradients, d_projected)
         else:
             relative_attention.backward(call, d_out, out, logsumexp, gradients)
         # Later steps saw the same keys and values as their past.
@@ -135,9 +135,9 @@ class Route:
         if self.shared.table is None:
             # Places are counted from the oldest key. Keys without them are what later steps see.
             first, turns = self.view.first_query, self.shared.turns(self.view)
-            queries, keys = (
-                rotary.rotate(one, turns, first=first, out=_by_time(one)) for one in (queries, keys)
-            )
+            both = self._with_places(projected)
+            both = rotary.rotate(both, turns, first=first, out=_by_time(both))
+            queries, keys = both.split([queries.shape[1], keys.shape[1]], dim=1)
             if past is not None:
                 turned = rotary.rotate(past.keys, turns, first=0, out=_by_time(past.keys))
                 past = KeysValues(turned, past.values)
@@ -155,21 +155,21 @@ class Route:
         )
 
     def _turned_backward(
-        self, call: Call, d_out: Tensor, out: Tensor, logsumexp: Tensor, gradients: Gradients
+        self,
+        call: Call,
+        d_out: Tensor,
+        out: Tensor,
+        logsumexp: Tensor,
+        gradients: Gradients,
+        d_projected: Float[Tensor, "rows projections"],
     ) -> None:
         """Gradients of queries and keys as the kernels saw them, turned back to their places."""
-        past = gradients.past
-        seen = replace(
-            gradients,
-            queries=_by_time(call.queries),
-            keys=_by_time(call.keys),
-            past=None if past is None else (torch.zeros_like(past[0]), past[1]),
-        )
+        past, both = gradients.past, self._with_places(d_projected)
+        turned = None if past is None else (torch.zeros_like(past[0]), past[1])
+        seen = replace(gradients, past=turned)
         relative_attention.backward(call, d_out, out, logsumexp, seen)
-        turns, first = self.shared.turns(self.view), self.view.first_query
-        turn_back = partial(rotary.rotate, turns=turns, backwards=True)
-        turn_back(seen.queries, first=first, out=gradients.queries)
-        turn_back(seen.keys, first=first, out=gradients.keys)
+        turn_back = partial(rotary.rotate, turns=self.shared.turns(self.view), backwards=True)
+        turn_back(both, first=self.view.first_query, out=both)
         if past is not None and seen.past is not None:
             oldest = call.num_past - gradients.num_stored
             turn_back(seen.past[0], first=oldest, out=past[0], adds=gradients.adds_past)
@@ -183,6 +183,12 @@ class Route:
         if every.shape[1] == num_heads:
             return (every,)
         return torch.split(every, [num_heads, num_groups, num_groups], dim=1)
+
+    def _with_places(
+        self, projected: Float[Tensor, "rows projections"]
+    ) -> Float[Tensor, "batch heads time size"]:
+        """Queries and keys, side by side: what rotary positions turn."""
+        return self._heads(projected)[:, : -self.shared.num_groups]
 
     def _heads(self, vectors: Float[Tensor, "rows ..."]) -> Float[Tensor, "batch heads time size"]:
         """A view of [batch, time, heads, size]: nothing is copied."""
