@@ -137,7 +137,7 @@ class Route:
             first, turns = self.view.first_query, self.shared.turns(self.view)
             both = self._with_places(projected)
             both = rotary.rotate(both, turns, first=first, out=_by_time(both))
-            queries, keys = both.split([queries.shape[1], keys.shape[1]], dim=1)
+            queries, keys = torch.split(both, [queries.shape[1], keys.shape[1]], dim=1)
             if past is not None:
                 turned = rotary.rotate(past.keys, turns, first=0, out=_by_time(past.keys))
                 past = KeysValues(turned, past.values)
