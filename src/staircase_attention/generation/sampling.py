@@ -24,6 +24,8 @@ from staircase_attention.checks import check_fields, input_error
 
 # Bits of a float64 between 0 and 1.
 MANTISSA = 53
+# In place of a token, where the logits are damaged.
+UNUSABLE = -1
 EXAMPLES = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.05}
 
 
@@ -67,10 +69,11 @@ def choose(
     `recent` are each row's latest tokens, `rows` the rows' numbers, `count` the tokens made so far.
     """
     draws = [uniform(seed=config.seed, row=row, count=count) for row in rows]
-    tokens = choose_by(draws, config, logits, recent, rows=rows)
-    # Of the logits themselves: what the model believes, not what was drawn from.
-    logprobs = logits.double().log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
-    return tokens.cpu(), logprobs.cpu()
+    tokens = choose_by(draws, config, logits, recent)
+    # One copy to the host.
+    facts = torch.stack([tokens.double(), logprobs_of(tokens, logits)]).cpu()
+    check_tokens(facts[0].tolist(), rows)
+    return facts[0].long(), facts[1]
 
 
 def choose_by(
@@ -78,15 +81,15 @@ def choose_by(
     config: SamplingConfig,
     logits: Float[Tensor, "rows vocab"],
     recent: Sequence[Sequence[int]],
-    *,
-    rows: Sequence[int],
 ) -> Int[Tensor, " rows"]:
-    """One token per row by these draws, in place of the config's seed; on the logits' device."""
-    check_logits(logits, rows)
+    """One token per row by these draws, in place of the config's seed; on the logits' device.
+
+    UNUSABLE where nothing can be sampled: the host, which may be ahead of the device, looks later.
+    """
     if config.temperature == 0:
-        return likeliest(config, logits, recent)
+        return usable(likeliest(config, logits, recent), logits)
     scores = scores_to_draw(config, logits, recent)
-    return pick(scores, torch.tensor(draws, dtype=torch.float64).to(scores))
+    return usable(pick(scores, torch.tensor(draws, dtype=torch.float64).to(scores)), logits)
 
 
 def likeliest(
@@ -171,13 +174,25 @@ def filtered(
     return scores
 
 
-def check_logits(logits: Float[Tensor, "rows vocab"], rows: Sequence[int]) -> None:
-    """Refuse logits from which nothing can be sampled."""
-    wrong = logits.isnan().any(-1) | logits.amax(-1).isinf()
-    if wrong.any():
-        row = rows[int(wrong.int().argmax())]
+def usable(
+    tokens: Int[Tensor, " rows"], logits: Float[Tensor, "rows vocab"]
+) -> Int[Tensor, " rows"]:
+    """Tokens, UNUSABLE where a logit is NaN or infinite (-inf is a token that is never drawn)."""
+    return torch.where(logits.amax(-1).isfinite(), tokens, UNUSABLE)
+
+
+def logprobs_of(
+    tokens: Int[Tensor, " rows"], logits: Float[Tensor, "rows vocab"]
+) -> Float[Tensor, " rows"]:
+    """Of the logits themselves: what the model believes, not what was drawn from."""
+    return logits.double().log_softmax(-1).gather(-1, tokens[:, None].clamp_min(0))[:, 0]
+
+
+def check_tokens(tokens: Sequence[float], rows: Sequence[int]) -> None:
+    """Refuse tokens of logits from which nothing can be sampled."""
+    if UNUSABLE in tokens:
         raise input_error(
             "logits must be finite",
-            f"NaN or infinity in row {row}",
+            f"NaN or infinity in row {rows[tokens.index(UNUSABLE)]}",
             "the model's weights or state are damaged: load an earlier checkpoint",
         )

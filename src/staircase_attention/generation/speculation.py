@@ -16,11 +16,13 @@ from torch import Tensor
 
 from staircase_attention.checks import check_integer, input_error
 from staircase_attention.generation.sampling import (
-    check_logits,
+    check_tokens,
     likeliest,
+    logprobs_of,
     pick,
     scores_to_draw,
     uniform,
+    usable,
 )
 from staircase_attention.generation.stepper import Stepper, device_of
 from staircase_attention.models import SequenceModel, State, at_depth
@@ -85,7 +87,6 @@ class Speculation:
                 recent = [[*row, token] for row, token in new]
         # Places are rows from here on: [places * rows, ...].
         logits = stream.stepper.ahead(torch.stack(fed[:-1], dim=1)).transpose(0, 1).flatten(0, 1)
-        check_logits(logits, [*rows] * number)
         drafts = torch.cat(fed[1:])
         if config.temperature == 0:
             tokens = likeliest(config, logits, recents)
@@ -94,9 +95,11 @@ class Speculation:
             wanted = scores_to_draw(config, logits, recents).softmax(-1)
             given = torch.cat(proposed).softmax(-1)
             tokens, is_accepted = verified(drafts, given, wanted, draws[1:].flatten(1))
-        logprobs = logits.double().log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
+        tokens = usable(tokens, logits)
         # One copy to the host per round.
-        facts = torch.stack([tokens.double(), is_accepted.double(), logprobs]).cpu()
+        parts = [tokens.double(), is_accepted.double(), logprobs_of(tokens, logits)]
+        facts = torch.stack(parts).cpu()
+        check_tokens(facts[0].tolist(), [*rows] * number)
         made = []
         for token, accepted, logprob in torch.unflatten(facts, 1, (number, -1)).unbind(1):
             made.append((token.long(), logprob))

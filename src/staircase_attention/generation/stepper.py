@@ -144,10 +144,12 @@ class Stepper:
     def add(self, states: Sequence[ModelState]) -> None:
         """Add states of one row behind the present rows, at the same place of a period."""
         if self._decoder is not None and self._active is not None:
-            free = sorted({*range(self._decoder.batch_size)} - {*self._active.tolist()})
+            used, every = self._active.tolist(), [*range(self._decoder.batch_size)]
+            free = sorted({*every} - {*used})
             rows = [state.streams[0] for state in states if isinstance(state, State)]
             if len(free) >= len(rows) and all(map(self._decoder.put, free, rows)):
-                self._active = torch.cat([self._active, self._active.new_tensor(free[: len(rows)])])
+                used += free[: len(rows)]
+                self._active = None if used == every else self._active.new_tensor(used)
                 self._is_ahead = True
                 return
         # First with one another: to join the present rows copies all of them.
@@ -204,7 +206,7 @@ class Stepper:
                     # Free rows, copies at first: a row that is added later needs no new decoder.
                     num_free = (1 << (num_used - 1).bit_length()) - num_used
                     state = state.select([*range(num_used), *[0] * num_free])
-                    active = torch.arange(num_used, device=device_of(model))
+                    active = torch.arange(num_used, device=device_of(model)) if num_free else None
                 # Packed weights are the largest part of a decoder; all streams share them.
                 self._decoder = engine.Decoder(
                     model, state, weights=_weights.get(model), slack=self.slack

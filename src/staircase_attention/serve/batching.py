@@ -23,7 +23,7 @@ from torch import Tensor
 
 from staircase_attention.generation import Finish, SamplingConfig, TokenStream
 from staircase_attention.generation.prompts import period_of
-from staircase_attention.generation.sampling import choose_by, uniform
+from staircase_attention.generation.sampling import check_tokens, choose_by, uniform
 from staircase_attention.generation.stepper import Model, Stepper, accelerate, feed, inference
 from staircase_attention.generation.stream import Decode
 from staircase_attention.models import State
@@ -125,7 +125,9 @@ class Batch:
             pending = [answer.tokens.recent[0][-1:] for answer in self.rows]
             logits = self.stepper.ahead(torch.tensor(pending))
         chosen = self._choose(self.rows, logits[:, -1])
-        made = list(zip(self.rows, chosen.tolist(), strict=True))
+        tokens = chosen.tolist()
+        check_tokens(tokens, range(len(tokens)))
+        made = list(zip(self.rows, tokens, strict=True))
         self.stepper.settle(1)
         # Nobody waits to join, and nobody leaves but by a stop string.
         if (
@@ -153,7 +155,9 @@ class Batch:
                 logits, state = feed(self.model, torch.tensor([piece]), one.tokens.stepper.state)
                 one.tokens.stepper = Stepper(self.model, state)
                 if not one.unread:
-                    self._add(one, int(self._choose([one], logits[:, -1])))
+                    [token] = self._choose([one], logits[:, -1]).tolist()
+                    check_tokens([token], one.tokens.rows)
+                    self._add(one, token)
                     self._is_urgent = True
             # Only a session from elsewhere can be wrong here, and only its own answer suffers.
             except Exception as error:
@@ -197,11 +201,13 @@ class Batch:
         found = torch.empty(len(answers), dtype=torch.int64, device=logits.device)
         for config, places in groups.items():
             made = [answers[place].tokens for place in places]
-            recent, rows = [one.recent[0] for one in made], [one.rows[0] for one in made]
+            recent = [one.recent[0] for one in made]
             draws = [
                 uniform(seed=one.sampling.seed, row=one.rows[0], count=one.num_made) for one in made
             ]
-            found[places] = choose_by(draws, config, logits[places], recent, rows=rows)
+            if len(groups) == 1:
+                return choose_by(draws, config, logits, recent)
+            found[places] = choose_by(draws, config, logits[places], recent)
         return found
 
     def _add(self, answer: Answer, token: int) -> None:
