@@ -26,8 +26,8 @@ def main(data: str, output: str) -> None:
         ("fixed 1", "--", "trained at N = 1"),
         ("fixed 4", "--", "trained at N = 4"),
         ("fixed 8", "--", "trained at N = 8"),
-        ("1, 2, 4, 8, injection", ".-", "drawn from 1, 2, 4, 8"),
-        ("2, 3, 4, 8, held, injection", ".-", "drawn from 2, 3, 4, 8, held"),
+        ("2, 3, 4, 8, held, injection", ".-", "drawn from 2, 3, 4, 8, every pass"),
+        ("2, 3, 4, 9, held, ends, injection", ".-", "drawn from 2, 3, 4, 9, ends"),
     ):
         text.plot(
             [int(number) for number in runs[name]], list(runs[name].values()), style, label=label
@@ -47,6 +47,7 @@ def main(data: str, output: str) -> None:
     words.axvline(8, color="grey", linewidth=0.8)
     words.text(8.2, 2, "largest N in training", fontsize=7)
     words.set(xlabel="passes N", ylabel="elements known", title="Ladder, S5 words of 64")
+    words.set_ylim(0, LENGTH)
     words.set_xticks(list(scores))
     for axes in (text, words):
         axes.legend(fontsize=7)
