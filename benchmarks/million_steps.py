@@ -8,9 +8,9 @@ number of the stream alone. The model reads segment after segment and carries it
 words nor answers are kept, so that memory does not depend on the length. Every prefix is scored.
 
 Kept are the wrong answers at elements 1, 2 to 3, 4 to 7, ..., and for each stream the number of
-errors and the element of the first. A state that is wrong once stays wrong, so streams that fail
-per element read say more than errors do. The file is written whenever the length has doubled, and
-at the end. On a GPU the model runs in the engine, and whole segments are captured as CUDA graphs.
+errors and the element of the first. After some errors all later answers are wrong, so streams that
+fail per element read say more than errors do. The file is written whenever the length has doubled,
+and at the end. On a GPU the engine runs the model, and whole segments are captured as CUDA graphs.
 """
 
 import argparse
