@@ -40,7 +40,7 @@ FULL_SIZE = {"random-walk": "Random Walk", "algorithm": "Algorithm", "permutatio
 MOST_TOKENS = {"random-walk": 401, "algorithm": 430, "permutations": 65}
 """Tokens of a whole episode; of Algorithm, on average."""
 SOLVED = 0.01
-NUM_COLUMNS, SHIFT = 3, 1.03
+NUM_COLUMNS, SHIFT, ABOVE = 3, 1.03, 1.2
 LENGTHS, EVERY, NUM_STRINGS = (10, 20, 40, 80), 25, 200
 
 
@@ -159,19 +159,24 @@ def shown(soon: Soon) -> str:
 def draw(tasks: dict[str, dict[str, Times]]) -> Figure:
     """A picture for each task: lengths that a run solved are joined, others are left out.
 
-    Only a whole episode that was not solved is an empty marker, at the last token of the run. Grey
+    Only the longest episode, if it was not solved, is an empty marker above the run's tokens. Grey
     dots are the tokens at which a stage has its first 50 updates behind it: none can be sooner.
     """
     num_rows = -(-len(tasks) // NUM_COLUMNS)
     figure = Figure(figsize=(11.0, 3.6 * num_rows), layout="constrained")
-    grid = figure.subplots(num_rows, NUM_COLUMNS, squeeze=False).flat
+    grid = figure.subplots(num_rows, NUM_COLUMNS, squeeze=False, sharey="row").flat
     handles: dict[str, Line2D] = {}
     for (task, runs), axes in zip(tasks.items(), grid, strict=False):
         for label, times in runs.items():
             # The longest name that fits: 'Cached Staircase' is no Staircase.
             family = max((one for one in FAMILIES if label.startswith(one)), key=len)
             colour, marker = FAMILIES[family]
-            style = {"color": colour, "marker": marker, "markersize": 5, "linewidth": 1}
+            style: dict[str, Any] = {
+                "color": colour,
+                "marker": marker,
+                "markersize": 5,
+                "linewidth": 1,
+            }
             # Beside each other where they would cover each other.
             shift = SHIFT ** (list(FAMILIES).index(family) - len(FAMILIES) / 2)
             points = [(length * shift, found[-1]) for length, found in times.items()]
@@ -179,7 +184,7 @@ def draw(tasks: dict[str, dict[str, Times]]) -> Figure:
             axes.plot(*zip(*solved, strict=True) if solved else ([], []), **style)
             if not points[-1][1].is_reached:
                 empty = style | {"linestyle": "", "fillstyle": "none", "alpha": 0.6}
-                axes.plot([points[-1][0]], [points[-1][1].tokens], **empty)
+                axes.plot([points[-1][0]], [ABOVE * points[-1][1].tokens], **empty)
             handles[family] = Line2D([], [], label=family, **style)
         lengths = list(times)
         if task in FULL_SIZE:
