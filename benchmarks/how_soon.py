@@ -157,11 +157,18 @@ def shown(soon: Soon) -> str:
 
 
 def draw(tasks: dict[str, dict[str, Times]]) -> Figure:
-    """A picture for each task: lengths that a run solved are joined, others are left out.
+    """A picture for each task of which some length was solved: these are joined, others left out.
 
     Only the longest episode, if it was not solved, is an empty marker above the run's tokens. Grey
     dots are the tokens at which a stage has its first 50 updates behind it: none can be sooner.
     """
+    tasks = {
+        task: runs
+        for task, runs in tasks.items()
+        if any(
+            soon.is_reached for times in runs.values() for found in times.values() for soon in found
+        )
+    }
     num_rows = -(-len(tasks) // NUM_COLUMNS)
     figure = Figure(figsize=(11.0, 3.6 * num_rows), layout="constrained")
     grid = figure.subplots(num_rows, NUM_COLUMNS, squeeze=False, sharey="row").flat
