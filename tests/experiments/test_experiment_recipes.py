@@ -127,6 +127,30 @@ def test_an_lstm_has_about_the_parameters_of_a_staircase(groups, staircase, tole
         assert _ratio(group, staircase) == pytest.approx(1, abs=tolerance)
 
 
+@pytest.mark.parametrize("chunk_size", [8, 16, 32])
+def test_global_rows_may_see_a_whole_walk_and_nothing_else(chunk_size):
+    """As docs/results.md trains them: a segment is one walk, and every update begins anew."""
+    recipe = find_recipe(f"random-walk-fast/global-cached-staircase-c{chunk_size}")
+    recipe = recipe.override({"training.segment_length": 401, "training.num_lanes": 3})
+    data, schedule = build_dataset(recipe), recipe.model.schedule
+    lanes = data.lanes(num_lanes=3, segment_length=401)
+    position = replace(lanes.first_position(), update=recipe.training.num_updates)
+    batches = [*data.batches("test", num_lanes=1000, segment_length=401)]
+    assert len(batches) == 1
+    for _ in range(3):
+        batch, position = lanes.batch(position)
+        # Restarting leaves out nothing: the walks are over.
+        assert lanes.restarted(position) == position
+        batches.append(batch)
+    for batch in batches:
+        # START is symbol 0.
+        assert not batch.inputs[:, 0].any()
+        assert batch.inputs[:, 1:].all()
+    for step in schedule.steps(range(401), num_layers=4, order="window"):
+        first = step.tokens.start
+        assert step.frozen == ((range(first),) if first else ())
+
+
 def test_an_unknown_recipe_is_refused_in_one_line_with_the_nearest():
     with pytest.raises(ValueError, match="did you mean 'random-walk/staircase-n8-c8'") as error:
         find_recipe("random-walk/staircase-n8c8")
