@@ -46,8 +46,6 @@ NO_MIX = tl.constexpr(0)
 ADD_MIX = tl.constexpr(1)
 # or the first term.
 START_MIX = tl.constexpr(2)
-# Rows that a `few` kernel reads before it writes any: more would not fit into registers.
-TOGETHER = tl.constexpr(4)
 
 
 @triton.jit
@@ -62,21 +60,21 @@ def norm_of(x, inside, gains, shifts, epsilon, WIDTH: tl.constexpr, READ: tl.con
 
 
 @triton.jit
-def keep(result, row, columns, valid, queries, keys, values, base, region, place, number, rows,
+def keep(result, row, columns, valid, queries, keys, values, base, position, plan, number, rows,
          COLUMNS: tl.constexpr, HEADS: tl.constexpr, SIZE: tl.constexpr,
          CAPACITY: tl.constexpr, TOKENS: tl.constexpr):  # fmt: skip
     """Queries to rows, keys and values to memory: queries, keys, values; or only the last two.
 
-    Keys and values have HEADS heads each, queries all other columns. They go to the region whose
-    first row is `region`, from `place` on. `number` counts layers from `base` on, which counts
-    vectors of SIZE.
+    Keys and values have HEADS heads each, queries all other columns. `plan` points to the first row
+    of a region and to what is added to the position. `number` counts layers from `base` on, which
+    counts vectors of SIZE.
     """
     EACH: tl.constexpr = HEADS * SIZE
     WIDTH: tl.constexpr = COLUMNS - 2 * EACH
     kind = tl.where(columns < WIDTH, 0, 1 + (columns - WIDTH) // EACH)
     unit = tl.where(columns < WIDTH, columns, (columns - WIDTH) % EACH)
-    ring = (region + number * (rows // TOKENS) + row // TOKENS) * HEADS + unit // SIZE
-    there = base + ring * CAPACITY + place + row % TOKENS
+    ring = (tl.load(plan) + number * (rows // TOKENS) + row // TOKENS) * HEADS + unit // SIZE
+    there = base + ring * CAPACITY + tl.load(position) + row % TOKENS + tl.load(plan + 1)
     there = there * SIZE + unit % SIZE
     tl.store(queries + row * WIDTH + unit, result.to(queries.dtype.element_ty),
              mask=valid & (kind == 0))  # fmt: skip
@@ -85,40 +83,28 @@ def keep(result, row, columns, valid, queries, keys, values, base, region, place
 
 
 @triton.jit
-def finish(result, row, columns, valid, target, mix, mix_weight, keys, values, base, region, place,
+def finish(result, row, columns, valid, target, mix, mix_weight, keys, values, base, position, plan,
            number, rows, COLUMNS: tl.constexpr, TARGET: tl.constexpr, MIX: tl.constexpr,
            HEADS: tl.constexpr, SIZE: tl.constexpr, CAPACITY: tl.constexpr,
            TOKENS: tl.constexpr):  # fmt: skip
     """Put a product where it belongs."""
     if TARGET == KEEP:
-        keep(result, row, columns, valid, target, keys, values, base, region, place, number, rows,
+        keep(result, row, columns, valid, target, keys, values, base, position, plan, number, rows,
              COLUMNS, HEADS, SIZE, CAPACITY, TOKENS)  # fmt: skip
     else:
-        there = row * COLUMNS + columns
+        place = row * COLUMNS + columns
         if TARGET == RELU:
             result = tl.maximum(result, 0.0)
         if TARGET == GELU:
             result = result * 0.5 * (1.0 + tl.erf(result * 0.7071067811865476))
         if TARGET == ADD:
-            result += tl.load(target + there, mask=valid, other=0.0)
-        tl.store(target + there, result.to(target.dtype.element_ty), mask=valid)
+            result += tl.load(target + place, mask=valid, other=0.0)
+        tl.store(target + place, result.to(target.dtype.element_ty), mask=valid)
         if MIX != NO_MIX:
             result *= tl.load(mix_weight)
             if MIX == ADD_MIX:
-                result += tl.load(mix + there, mask=valid, other=0.0)
-            tl.store(mix + there, result, mask=valid)
-
-
-@triton.jit
-def region_of(plan, position, TARGET: tl.constexpr):
-    """Where `keep` puts keys and values; anywhere for other targets.
-
-    `plan` points to the first row of a region and to what is added to the position.
-    """
-    region, place = 0, 0
-    if TARGET == KEEP:
-        region, place = tl.load(plan), tl.load(position) + tl.load(plan + 1)
-    return region, place
+                result += tl.load(mix + place, mask=valid, other=0.0)
+            tl.store(mix + place, result, mask=valid)
 
 
 @triton.jit(do_not_specialize=["base"])
@@ -131,8 +117,8 @@ def product_few(source, weights, bias, norm, epsilon, target, mix, mix_weight, k
     """Σ_k source[row, k] weights[column, k] for ROWS rows; BLOCK_N whole columns per program.
 
     READ as a norm, the source is that of float32 rows, by gains and shifts that lie in `norm`
-    [layers, 2, INNER]. The second axis of the grid counts layers where one launch serves them all.
-    What TOGETHER rows need is read before any of them is written: a load waits for earlier stores.
+    [layers, 2, INNER]. The second axis of the grid counts
+    layers where one launch serves them all.
     """
     NORM: tl.constexpr = (READ == LAYER_NORM) | (READ == RMS_NORM)
     STRIDE: tl.constexpr = 2 * INNER if READ == SWIGLU else INNER
@@ -152,33 +138,19 @@ def product_few(source, weights, bias, norm, epsilon, target, mix, mix_weight, k
         shifts = tl.load(norm + (number * 2 + 1) * INNER + inner, mask=inside, other=0.0)
     if EARLY:
         gdc_wait()
-    region, place = region_of(plan, position, TARGET)
-    for first in tl.static_range(0, ROWS, TOGETHER):
-        sources, gated, olds, results = (), (), (), ()
-        for row in tl.static_range(first, min(first + TOGETHER, ROWS)):
-            sources += (tl.load(source + row * STRIDE + inner, mask=inside, other=0.0),)
-            if READ == SWIGLU:
-                gated += (tl.load(source + row * STRIDE + INNER + inner, mask=inside, other=0.0),)
-            if TARGET == ADD:
-                olds += (tl.load(target + row * COLUMNS + columns, mask=valid, other=0.0),)
-        for one in tl.static_range(len(sources)):
-            x = sources[one].to(tl.float32)
-            if NORM:
-                x = norm_of(x, inside, gains, shifts, epsilon, INNER, READ)
-            if READ == SWIGLU:
-                x = x * tl.sigmoid(x) * gated[one].to(tl.float32)
-            x = x.to(weights.dtype.element_ty).to(tl.float32)
-            result = tl.sum(weight.to(tl.float32) * x[None, :], axis=1)
-            if BIAS:
-                result += biases
-            if TARGET == ADD:
-                result += olds[one]
-            results += (result,)
-        for one in tl.static_range(len(results)):
-            finish(results[one], first + one, columns, valid, target, mix, mix_weight, keys, values,
-                   base, region, place, number, ROWS, COLUMNS,
-                   ROWS_ONLY if TARGET == ADD else TARGET, MIX, HEADS, SIZE, CAPACITY,
-                   TOKENS)  # fmt: skip
+    for row in tl.static_range(ROWS):
+        x = tl.load(source + row * STRIDE + inner, mask=inside, other=0.0).to(tl.float32)
+        if NORM:
+            x = norm_of(x, inside, gains, shifts, epsilon, INNER, READ)
+        if READ == SWIGLU:
+            value = tl.load(source + row * STRIDE + INNER + inner, mask=inside, other=0.0)
+            x = x * tl.sigmoid(x) * value.to(tl.float32)
+        x = x.to(weights.dtype.element_ty).to(tl.float32)
+        result = tl.sum(weight.to(tl.float32) * x[None, :], axis=1)
+        if BIAS:
+            result += biases
+        finish(result, row, columns, valid, target, mix, mix_weight, keys, values, base, position,
+               plan, number, ROWS, COLUMNS, TARGET, MIX, HEADS, SIZE, CAPACITY, TOKENS)  # fmt: skip
     if TARGET == LOGITS:  # noqa: SIM102
         if tl.program_id(0) == 0:
             tl.store(position, tl.load(position) + TOKENS)
@@ -256,9 +228,8 @@ def product_many(source, weights, bias, partial, counts, target, mix, mix_weight
                                   cache_modifier=".cg")  # fmt: skip
             tl.store(count, 0)
     if is_last:
-        region, there = region_of(plan, position, TARGET)
         finish(result, row[:, None], columns[None, :], valid, target, mix, mix_weight, keys, values,
-               base, region, there, number, rows, COLUMNS, TARGET, MIX, HEADS, SIZE,
+               base, position, plan, number, rows, COLUMNS, TARGET, MIX, HEADS, SIZE,
                CAPACITY, TOKENS)  # fmt: skip
     if TARGET == LOGITS:  # noqa: SIM102
         if tile + part + tl.program_id(2) == 0:
