@@ -200,9 +200,11 @@ class TokenStream(Iterator[NewToken]):
 
     def note(self, tokens: Sequence[int]) -> None:
         """Count the latest token of every row as recent."""
+        window = self.sampling.repetition_window
         for recent, token in zip(self.recent, tokens, strict=True):
             recent.append(token)
-            del recent[: -self.sampling.repetition_window]
+            if len(recent) > window:
+                del recent[:-window]
 
     def announce(self, row: int, token: int, logprob: float, piece: bytes) -> NewToken:
         """A token of the latest round and its bytes, with the text that can be shown now."""
@@ -330,6 +332,8 @@ def show(text: bytes, stops: Sequence[str], *, is_end: bool = False) -> tuple[st
     >>> show(b"the E", ["END"]), show(b"East E", ["END"]), show(b"ENDED", ["END"])
     (('the ', b'E', False), ('East ', b'E', False), ('', b'', True))
     """
+    if not stops and text.isascii():
+        return text.decode(), b"", False
     encoded = [stop.encode() for stop in stops]
     found = [(text.find(stop) + len(stop), text.find(stop)) for stop in encoded if stop in text]
     if found:

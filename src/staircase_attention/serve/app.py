@@ -37,7 +37,7 @@ from staircase_attention.generation import TokenStream
 from staircase_attention.generation.prompts import as_rows
 from staircase_attention.generation.stepper import Stepper
 from staircase_attention.serve import protocol
-from staircase_attention.serve.batching import Answer, Batch, News
+from staircase_attention.serve.batching import Answer, Batch, News, shared
 from staircase_attention.serve.protocol import Job, Limits, RefusedError
 from staircase_attention.serve.sessions import Sessions
 from staircase_attention.training import LanguageModel
@@ -239,7 +239,7 @@ class Service:
                 ),
                 unread=prompt,
                 wants_state=bool(job.return_state),
-                sampling=replace(job.sampling, seed=0),
+                sampling=shared(replace(job.sampling, seed=0)),
                 news=news,
             )
             for index, (prompt, row) in enumerate(product(prompts, range(job.num_choices)))

@@ -16,6 +16,7 @@ from asyncio import Queue
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from jaxtyping import Float, Int
@@ -33,7 +34,8 @@ from staircase_attention.serve.protocol import RefusedError
 PIECE = 128
 # Seconds per row for which rounds are made before tokens are sent: ten times as long as that takes.
 SLICE = 0.001
-
+# The first of all configs that are equal: they are compared by identity, which is quick.
+shared: Callable[[SamplingConfig], SamplingConfig] = lru_cache(maxsize=256)(lambda config: config)
 # The text that each new token of an answer brought, and why it ended or failed.
 News = list[tuple[str, Finish | Exception | None]]
 
@@ -53,7 +55,7 @@ class Answer:
     news: "Queue[tuple[int, News]]"
     """One for all answers of a request."""
     sampling: SamplingConfig
-    """That of its tokens without a seed: answers with the same one are sampled together."""
+    """That of its tokens without a seed, `shared`: answers with the same are sampled together."""
     is_gone: bool = False
     """Whether nobody waits for it any more."""
 
@@ -124,9 +126,7 @@ class Batch:
         if logits is None:
             pending = [answer.tokens.recent[0][-1:] for answer in self.rows]
             logits = self.stepper.ahead(torch.tensor(pending))
-        chosen = self._choose(self.rows, logits[:, -1])
-        tokens = chosen.tolist()
-        check_tokens(tokens, range(len(tokens)))
+        chosen, tokens = self._choose(self.rows, logits[:, -1])
         made = list(zip(self.rows, tokens, strict=True))
         self.stepper.settle(1)
         # Nobody waits to join, and nobody leaves but by a stop string.
@@ -155,9 +155,7 @@ class Batch:
                 logits, state = feed(self.model, torch.tensor([piece]), one.tokens.stepper.state)
                 one.tokens.stepper = Stepper(self.model, state)
                 if not one.unread:
-                    [token] = self._choose([one], logits[:, -1]).tolist()
-                    check_tokens([token], one.tokens.rows)
-                    self._add(one, token)
+                    self._add(one, *self._choose([one], logits[:, -1])[1])
                     self._is_urgent = True
             # Only a session from elsewhere can be wrong here, and only its own answer suffers.
             except Exception as error:
@@ -193,22 +191,25 @@ class Batch:
 
     def _choose(
         self, answers: Sequence[Answer], logits: Float[Tensor, "rows vocab"]
-    ) -> Int[Tensor, " rows"]:
-        """The next token of every answer, on the device."""
-        groups: dict[SamplingConfig, list[int]] = {}
+    ) -> tuple[Int[Tensor, " rows"], list[int]]:
+        """The next token of every answer, on the device and on the host."""
+        made = [answer.tokens for answer in answers]
+        recent = [one.recent[0] for one in made]
+        draws = [
+            uniform(seed=one.sampling.seed, row=one.rows[0], count=one.num_made) for one in made
+        ]
+        groups: dict[int, list[int]] = {}
         for place, answer in enumerate(answers):
-            groups.setdefault(answer.sampling, []).append(place)
-        found = torch.empty(len(answers), dtype=torch.int64, device=logits.device)
-        for config, places in groups.items():
-            made = [answers[place].tokens for place in places]
-            recent = [one.recent[0] for one in made]
-            draws = [
-                uniform(seed=one.sampling.seed, row=one.rows[0], count=one.num_made) for one in made
-            ]
-            if len(groups) == 1:
-                return choose_by(draws, config, logits, recent)
-            found[places] = choose_by(draws, config, logits[places], recent)
-        return found
+            groups.setdefault(id(answer.sampling), []).append(place)
+        if len(groups) == 1:
+            found = choose_by(draws, answers[0].sampling, logits, recent)
+        else:
+            found = torch.empty(len(answers), dtype=torch.int64, device=logits.device)
+            for places in groups.values():
+                own, seen = [draws[place] for place in places], [recent[place] for place in places]
+                found[places] = choose_by(own, answers[places[0]].sampling, logits[places], seen)
+        check_tokens(tokens := found.tolist(), range(len(answers)))
+        return found, tokens
 
     def _add(self, answer: Answer, token: int) -> None:
         """As `TokenStream.add`, but `pending` is left behind until the answer is over."""
