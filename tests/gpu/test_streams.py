@@ -71,8 +71,9 @@ def test_rows_of_a_server_get_the_tokens_of_the_cpu(model):
             )
         )
 
-    def send(answer, new):
-        texts[answer.index] += "".join(text for text, _ in new)
+    def send(news):
+        for answer, new in news.items():
+            texts[answer.index] += "".join(text for text, _ in new)
 
     batch.work(send)
     assert texts == expected

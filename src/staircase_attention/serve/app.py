@@ -108,9 +108,11 @@ class Service:
     async def _make(self, thread: ThreadPoolExecutor) -> None:
         loop = asyncio.get_running_loop()
 
-        def send(answer: Answer, new: News) -> None:
-            loop.call_soon_threadsafe(answer.news.put_nowait, (answer.index, new))
+        def deliver(news: dict[Answer, News]) -> None:
+            for answer, new in news.items():
+                answer.news.put_nowait((answer.index, new))
 
+        send = partial(loop.call_soon_threadsafe, deliver)
         while await self.wake.wait():
             self.wake.clear()
             # Tokens are sent while the next ones are made.

@@ -33,7 +33,7 @@ from staircase_attention.serve.protocol import RefusedError
 # Tokens of prompts that are read between two tokens of every other row.
 PIECE = 128
 # Seconds per row for which rounds are made before tokens are sent: ten times as long as that takes.
-SLICE = 0.001
+SLICE = 0.0025
 # The first of all configs that are equal: they are compared by identity, which is quick.
 shared: Callable[[SamplingConfig], SamplingConfig] = lru_cache(maxsize=256)(lambda config: config)
 # The text that each new token of an answer brought, and why it ended or failed.
@@ -94,7 +94,7 @@ class Batch:
         """Answers in the making; while one moves on it may count twice, but never not at all."""
         return len(self.reading) + len(self.ready) + len(self.rows)
 
-    def work(self, send: Callable[[Answer, News], object]) -> None:
+    def work(self, send: Callable[[dict[Answer, News]], object]) -> None:
         """Make rounds until no answer is left, and send what was made: first and last at once."""
         end = time.monotonic()
         while self.num_answers:
@@ -107,8 +107,7 @@ class Batch:
                 self._fail([*self.ready, *self.rows], error)
                 self.ready, self.rows, self.stepper, self._launched = [], [], None, None
             if self._is_urgent or not self.num_answers or time.monotonic() > end:
-                for answer, new in self._news.items():
-                    send(answer, new)
+                send(self._news)
                 self._news, self._is_urgent = defaultdict(list), False
                 end = time.monotonic() + SLICE * self.num_answers
 
