@@ -4,7 +4,7 @@ export async function check(request, base, read) {
   const { describe, makeSchedule, Ledger } = await import(`${base}timetable.js`);
   const { Model, Tokeniser } = await import(`${base}model.js`);
   const plain = (value) => JSON.parse(JSON.stringify(value));
-  const answers = { costs: [], steps: [], models: {}, dials: [], texts: [] };
+  const answers = { costs: [], steps: [], models: {}, dials: {}, texts: [] };
   for (const { name, core, ...options } of request.costs) {
     answers.costs.push(describe(makeSchedule(name, options), core));
   }
@@ -23,14 +23,16 @@ export async function check(request, base, read) {
     const seconds = (performance.now() - start) / 1000;
     answers.models[name] = { logits, rate: tokens.length / seconds, state: model.stateSize };
   }
-  const dialled = await load("novels-and-talk");
-  // Each begins a stream, in which the dial is turned now and then.
-  for (const turns of request.dials) {
-    dialled.reset();
-    answers.dials.push(turns.map(({ passes, tokens }) => {
-      dialled.setPasses(passes);
-      return tokens.map((token) => dialled.step(token).map((row) => Array.from(row)));
-    }));
+  for (const [name, streams] of Object.entries(request.dials)) {
+    const dialled = await load(name);
+    // Each begins a stream, in which the dial is turned now and then.
+    answers.dials[name] = streams.map((turns) => {
+      dialled.reset();
+      return turns.map(({ passes, tokens }) => {
+        dialled.setPasses(passes);
+        return tokens.map((token) => dialled.step(token).map((row) => Array.from(row)));
+      });
+    });
   }
   if (request.texts.length) {
     const file = await read("models/novels-and-talk/tokeniser/tokenizer.json");

@@ -29,6 +29,7 @@ from staircase_attention.training import load_language_model, load_run
 HERE = Path(__file__).parent
 CORE = {"width": 64, "numHeads": 4, "vocabSize": 50}
 TEXTS = ["Once upon a time, it's 1839:\n\n  «déjà vu»", "", "a", "  two  spaces \n"]
+TEXT_MODELS = ("novels-and-talk-dial", "novels-and-talk")
 ODD = "« Ça va ? » 🙂 日本"
 WORD = 40
 CHROMIUM = (
@@ -77,14 +78,14 @@ def request_of_all():
         "random-walk-transformer-xl": walked(280),
         "parity-staircase": word,
         "parity-transformer-xl": word,
-        "novels-and-talk": [1023, *range(40, 40 + WORD)],
+        **{name: [1023, *range(40, 40 + WORD)] for name in TEXT_MODELS},
     }
     turned = [
         {"passes": passes, "tokens": generator.choices(range(1024), k=generator.randint(1, 6))}
         for passes in generator.sample(range(1, 9), 8)
     ]
     # Each position of the dial from the first token on, then all of them within one text.
-    dials = [*([one] for one in turned), turned]
+    dials = {name: [*([one] for one in turned), turned] for name in TEXT_MODELS}
     return {"costs": asked, "steps": steps, "models": models, "dials": dials, "texts": TEXTS}
 
 
@@ -212,7 +213,7 @@ def ends(positions):
 def test_models_say_what_they_say_in_pytorch_after_every_pass(engine, request_of_all, request):
     answers = request.getfixturevalue(engine)["models"]
     for name, tokens in request_of_all["models"].items():
-        load = load_language_model if name == "novels-and-talk" else load_run
+        load = load_language_model if name in TEXT_MODELS else load_run
         # In float64: in float32 PyTorch itself differs from it by up to 1e-3 in one of these.
         model = load(f"pretrained:{name}").model.double()
         with torch.no_grad():
@@ -224,11 +225,14 @@ def test_models_say_what_they_say_in_pytorch_after_every_pass(engine, request_of
         print(f"{name}: {answers[name]['rate']:.0f} steps per second")  # noqa: T201
 
 
+@pytest.mark.parametrize("name", TEXT_MODELS)
 @pytest.mark.parametrize("engine", ["by_node", "by_chromium"])
-def test_the_dial_changes_the_passes_of_a_stream_as_at_depth_does(engine, request_of_all, request):
-    answers = request.getfixturevalue(engine)["dials"]
-    model = load_language_model("pretrained:novels-and-talk").model.double()
-    for turns, answer in zip(request_of_all["dials"], answers, strict=True):
+def test_the_dial_changes_the_passes_of_a_stream_as_at_depth_does(
+    engine, name, request_of_all, request
+):
+    answers = request.getfixturevalue(engine)["dials"][name]
+    model = load_language_model(f"pretrained:{name}").model.double()
+    for turns, answer in zip(request_of_all["dials"][name], answers, strict=True):
         state = None
         for turn, said in zip(turns, answer, strict=True):
             model.schedule = model.schedule.with_passes(turn["passes"])
@@ -239,7 +243,7 @@ def test_the_dial_changes_the_passes_of_a_stream_as_at_depth_does(engine, reques
             expected = [seen.logits_after(number + 1)[0] for number in range(turn["passes"])]
             said = torch.tensor(said, dtype=torch.float64)
             torch.testing.assert_close(said, torch.stack(expected, 1), rtol=0, atol=1e-4)
-    schedule = load_language_model("pretrained:novels-and-talk").model.schedule
+    schedule = load_language_model(f"pretrained:{name}").model.schedule
     dial = re.search(r'name="passes".*value="(.)"', page_files()["index.html"].read_text())
     assert int(dial[1]) == schedule.num_passes
 
@@ -269,7 +273,7 @@ def test_the_page_is_small_and_loads_nothing_from_elsewhere(site):
 
 
 def test_a_visitor_with_a_keyboard_finds_everything_and_no_errors(site, tmp_path):
-    asked = f"schedule&walk=25&words&text=5&dial=7&prompt={urllib.parse.quote(ODD)}"
+    asked = f"schedule&walk=25&words&text=5&dial=7&other&prompt={urllib.parse.quote(ODD)}"
     told, console = browse(site, f"drive.html?{asked}", tmp_path)
     assert console == []
     assert told["cell"].startswith("Step 7, x₆ (tokens 21 to 24), pass 2. It sees x₄…x₅")
@@ -284,3 +288,6 @@ def test_a_visitor_with_a_keyboard_finds_everything_and_no_errors(site, tmp_path
     assert len(told["text"]) < 200
     assert re.search(r"with 4 passes, .* with 7 passes", told["times"])
     assert told["passes"] == 7
+    assert told["other"][:2] == ["Load the model (3.5 MB) and write", "Write"]
+    assert told["other"][2].startswith(ODD)
+    assert told["other"][2] != told["text"]

@@ -3,13 +3,13 @@
 import { Tokeniser, softmax } from "./model.js";
 import { best, fetchModel, percent } from "./models.js";
 
-const NAME = "novels-and-talk";
 const END = 1023;
 const MOST = 300;
 
 const section = document.querySelector("#text");
 const [form, status, written, table] = ["form", ".status", ".written", ".passes"].map((one) =>
   section.querySelector(one));
+const loaded = new Map();
 let model, tokeniser, isWriting, isBusy;
 
 // A generator of numbers from 0 to 1, the same for the same seed (mulberry32).
@@ -88,25 +88,38 @@ async function write() {
   }
 }
 
+async function load(name) {
+  const file = await fetch(`models/${name}/tokeniser/tokenizer.json`);
+  return {
+    tokeniser: new Tokeniser(await file.json()),
+    model: await fetchModel(name, (text) => (status.textContent = text)),
+  };
+}
+
+function showButton() {
+  const begin = loaded.has(form.model.value) ? "Write" : "Load the model (3.5 MB) and write";
+  form.write.textContent = isWriting ? "Stop" : begin;
+}
+
 form.addEventListener("submit", async (event) => {
   event.preventDefault();
   isWriting = !isWriting;
-  form.write.textContent = isWriting ? "Stop" : "Write";
+  showButton();
   // While the model loads, further clicks stop and start what the first one began.
   if (!isWriting || isBusy) return;
-  isBusy = true;
+  isBusy = form.model.disabled = true;
   try {
-    if (!model) {
-      tokeniser = new Tokeniser(await (await fetch(`models/${NAME}/tokeniser/tokenizer.json`)).json());
-      model = await fetchModel(NAME, (text) => (status.textContent = text));
-    }
+    const name = form.model.value;
+    if (!loaded.has(name)) loaded.set(name, await load(name));
+    ({ model, tokeniser } = loaded.get(name));
     await write();
   } catch (error) {
     status.textContent = `could not load: ${error.message}`;
   }
-  isWriting = isBusy = false;
-  form.write.textContent = model ? "Write" : "Load the model (3.5 MB) and write";
+  isWriting = isBusy = form.model.disabled = false;
+  showButton();
 });
+form.model.addEventListener("change", showButton);
 form.addEventListener("input", ({ target }) => {
   const output = target.closest("label").querySelector("output");
   if (output) output.value = target === form.temperature ? Number(target.value).toFixed(1) : target.value;
