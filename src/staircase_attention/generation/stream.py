@@ -62,7 +62,7 @@ class TokenStream(Iterator[NewToken]):
     pending: Int[Tensor, " rows"]
     """Each row's latest token, which the model has not seen yet."""
     recent: list[list[int]]
-    """Each row's latest tokens: at least those to which the repetition penalty applies."""
+    """Each row's latest tokens, to which the repetition penalty applies."""
     sampling: SamplingConfig
     max_tokens: int | None = None
     """Tokens per row, at most; None for an endless stream."""
@@ -200,12 +200,9 @@ class TokenStream(Iterator[NewToken]):
 
     def note(self, tokens: Sequence[int]) -> None:
         """Count the latest token of every row as recent."""
-        window = self.sampling.repetition_window
         for recent, token in zip(self.recent, tokens, strict=True):
             recent.append(token)
-            # Seldom, since it takes longer than the rest.
-            if len(recent) >= 2 * window:
-                del recent[:-window]
+            del recent[: -self.sampling.repetition_window]
 
     def announce(self, row: int, token: int, logprob: float, piece: bytes) -> NewToken:
         """A token of the latest round and its bytes, with the text that can be shown now."""

@@ -112,11 +112,11 @@ class Service:
             for answer, new in news.items():
                 answer.news.put_nowait((answer.index, new))
 
-        send = partial(loop.call_soon_threadsafe, deliver)
+        tell = loop.call_soon_threadsafe
         while await self.wake.wait():
             self.wake.clear()
             # Tokens are sent while the next ones are made.
-            await loop.run_in_executor(thread, self.batch.work, send)
+            await loop.run_in_executor(thread, self.batch.work, lambda news: tell(deliver, news))
 
     def _guarded(self, path: str, endpoint: Endpoint) -> Endpoint:
         """An endpoint that answers those who may ask, reports errors, and counts."""

@@ -34,7 +34,6 @@ from staircase_attention.serve.protocol import RefusedError
 PIECE = 128
 # Seconds per row for which rounds are made before tokens are sent: ten times as long as that takes.
 SLICE = 0.0025
-# The first of all configs that are equal: they are compared by identity, which is quick.
 shared: Callable[[SamplingConfig], SamplingConfig] = lru_cache(maxsize=256)(lambda config: config)
 # The text that each new token of an answer brought, and why it ended or failed.
 News = list[tuple[str, Finish | Exception | None]]
@@ -55,7 +54,7 @@ class Answer:
     news: "Queue[tuple[int, News]]"
     """One for all answers of a request."""
     sampling: SamplingConfig
-    """That of its tokens without a seed, `shared`: answers with the same are sampled together."""
+    """That of its tokens without a seed, `shared`: equal ones are one object, quickly compared."""
     is_gone: bool = False
     """Whether nobody waits for it any more."""
 
