@@ -3,11 +3,13 @@
     python benchmarks/serving.py restore [--run RUN]     first token after 1, 1,000, 100,000 tokens
     python benchmarks/serving.py load [--seconds 300]    64 clients, of which some are killed
     python benchmarks/serving.py rate [--dtype bfloat16] tokens per second beside the bare decoder's
+    python benchmarks/serving.py host [--step 0.0011]    the same, beside a device that only waits
 
 The first two start `staircase serve` as a process of its own, on a free port. `load` first computes
 every answer alone, without a server, and then compares. `rate` serves random weights of the size of
 `enwik8-fast/ladder-4`, or the run that is given, to streaming clients in other processes; the bare
 decoder is the same model with as many rows, once fed with a fixed token and once through `stream`.
+`host` needs no GPU: a step is a wait, so that what is left is the server's own work.
 """
 
 import argparse
@@ -16,6 +18,8 @@ import json
 import multiprocessing
 import random
 import re
+import selectors
+import socket
 import statistics
 import subprocess
 import sys
@@ -25,15 +29,19 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from staircase_attention import CoreConfig, Ladder, SequenceModel
 from staircase_attention.data.tokenisers import ByteTokeniser
 from staircase_attention.experiments import find_recipe
 from staircase_attention.generation import SamplingConfig, stream, stream_text
-from staircase_attention.serve import Limits, Server, Service
+from staircase_attention.generation.stepper import ModelState
+from staircase_attention.serve import Limits, Server, Service, batching
 from staircase_attention.training import LanguageModel, load_language_model
 from staircase_attention.training.learner import NumSymbols, build_model
 from staircase_attention.training.processes import choose_device
@@ -44,7 +52,7 @@ WORDS = ["the", "old", "man", "looked", "at", "her", "and", "said", "that", "it"
 KILLED = 0.2
 # Of `rate`: tokens of each prompt, seconds of each measurement without a server, and clients that
 # share a process.
-PROMPT = 32
+PROMPT, NUM_BYTES = 32, 256
 RATE_SECONDS = 3.0
 CLIENTS_PER_PROCESS = 16
 
@@ -236,6 +244,82 @@ def rate(run: str | None, seconds: float, num_clients: int, dtype: str) -> None:
     print(f"with the {all_began - began:.1f} s until all had a first token: {whole:,.0f}")
 
 
+class WaitingStepper:
+    """In place of a `Stepper` of rows on a GPU: a step takes some time after the one before it."""
+
+    def __init__(self, state: ModelState, num_rows: int, step: float) -> None:
+        self.state, self.step, self.over = state, step, 0.0
+        self.logits = torch.randn(num_rows, 1, NUM_BYTES)
+
+    def ahead(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Logits at once, though they cannot be looked at before the step is over."""
+        self.over = max(time.perf_counter(), self.over) + self.step
+        return self.logits[: len(tokens)]
+
+    def ignore(self, _: object) -> None:
+        """Rows come and go, and steps settle, without a state."""
+
+    settle = keep = add = ignore
+
+
+def host(step: float, num_clients: int, num_tokens: int) -> None:
+    """Compare the tokens per second of all clients with those of a device that waits."""
+    context = multiprocessing.get_context("fork")
+    ports = context.Queue()
+    context.Process(target=read_all, args=(ports, num_clients), daemon=True).start()
+    core = CoreConfig(width=16, num_layers=1, num_heads=1)
+    model = SequenceModel(vocab_size=NUM_BYTES, core=core, schedule=Ladder(num_passes=1, span=8))
+    language = replace(random_language(), model=model)
+    steppers: list[WaitingStepper] = []
+    plain_stepper, plain_choice = batching.Stepper, batching.choose_by
+
+    def new_stepper(model: SequenceModel, state: ModelState, **options: bool) -> object:
+        if not options:
+            return plain_stepper(model, state)
+        steppers.append(WaitingStepper(state, num_clients, step))
+        return steppers[-1]
+
+    def choose(*given: Any) -> torch.Tensor:  # noqa: ANN401
+        found = plain_choice(*given)
+        time.sleep(max(0.0, steppers[-1].over - time.perf_counter()) if steppers else 0.0)
+        return found
+
+    batching.Stepper, batching.choose_by = new_stepper, choose
+    limits = Limits(max_streams=num_clients, max_tokens=num_tokens)
+    service = Service(language, name="model", limits=limits)
+    service.batch.launches_early = True
+    server = Server(service, port=0)
+    threading.Thread(target=server.run, daemon=True).start()
+    ports.put((server.socket.getsockname()[1], num_tokens))
+    made, times = service.tokens.labels("made")._value, []
+    # The first and the last answers are not all there at once.
+    for part in (0.1, 0.9):
+        while made.get() < part * num_clients * num_tokens:
+            time.sleep(0.01)
+        times.append((time.perf_counter(), made.get()))
+    (begin, before), (end, after) = times
+    served, device = (after - before) / (end - begin), num_clients / step
+    print(f"a step of {1e3 * step:.2f} ms for {num_clients} rows; tokens per second:")
+    print(f"device {device:,.0f}, server {served:,.0f}, server / device {served / device:.3f}")
+
+
+def read_all(ports: multiprocessing.Queue, num_clients: int) -> None:
+    """Clients that only read, in one thread: they take little time from the server."""
+    port, num_tokens = ports.get()
+    chosen = selectors.DefaultSelector()
+    for seed in range(num_clients):
+        client = socket.create_connection(("127.0.0.1", port))
+        asked = {"prompt": "A" * PROMPT, "max_tokens": num_tokens, "stream": True, "seed": seed}
+        body = json.dumps(asked).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: here\r\nContent-Length: {len(body)}"
+        client.sendall(head.encode() + b"\r\n\r\n" + body)
+        chosen.register(client, selectors.EVENT_READ)
+    while chosen.get_map():
+        for key, _ in chosen.select():
+            if b"[DONE]" in key.fileobj.recv(1 << 16):
+                chosen.unregister(key.fileobj)
+
+
 def random_language() -> LanguageModel:
     """Bytes, and weights as they are before training."""
     tokeniser = ByteTokeniser(has_end_symbol=False)
@@ -317,10 +401,11 @@ def resident_mib(process: int) -> float:
 def main() -> None:
     """Run what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["restore", "load", "rate"])
+    parser.add_argument("what", choices=["restore", "load", "rate", "host"])
     parser.add_argument("--run")
     parser.add_argument("--seconds", type=float)
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
+    parser.add_argument("--step", type=float, default=0.0011, help="seconds")
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--repeats", type=int, default=20)
@@ -330,6 +415,8 @@ def main() -> None:
         restore(run, given.repeats)
     elif given.what == "load":
         load(run, given.seconds or 300, given.clients, given.requests)
+    elif given.what == "host":
+        host(given.step, given.clients, 1500)
     else:
         rate(given.run, given.seconds or 10, given.clients, given.dtype)
 
