@@ -27,7 +27,7 @@ from staircase_attention.models.state_file import HEADER, take_apart, write_seal
 from staircase_attention.training import load_run, pack, resume, run_path, train
 
 # About 20 seconds of one core, half of them to make the honest files.
-NUM_CASES = 360
+NUM_CASES = 240
 
 
 @pytest.mark.slow
