@@ -37,7 +37,7 @@ else:
 CHECKING = ("attention", "layers", "models/test_oracle.py", "models/test_state.py")
 
 hypothesis.settings.register_profile(
-    "reproducible", deadline=None, derandomize=True, max_examples=16, print_blob=True
+    "reproducible", deadline=None, derandomize=True, max_examples=12, print_blob=True
 )
 hypothesis.settings.load_profile("reproducible")
 
