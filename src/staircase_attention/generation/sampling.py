@@ -87,9 +87,11 @@ def choose_by(
     UNUSABLE where nothing can be sampled: the host, which may be ahead of the device, looks later.
     """
     if config.temperature == 0:
-        return usable(likeliest(config, logits, recent), logits)
-    scores = scores_to_draw(config, logits, recent)
-    return usable(pick(scores, torch.tensor(draws, dtype=torch.float64).to(scores)), logits)
+        tokens = likeliest(config, logits, recent)
+    else:
+        scores = scores_to_draw(config, logits, recent)
+        tokens = pick(scores, torch.tensor(draws, dtype=torch.float64).to(scores))
+    return usable(tokens, logits)
 
 
 def likeliest(

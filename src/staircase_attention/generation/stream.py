@@ -330,6 +330,7 @@ def show(text: bytes, stops: Sequence[str], *, is_end: bool = False) -> tuple[st
     >>> show(b"the E", ["END"]), show(b"East E", ["END"]), show(b"ENDED", ["END"])
     (('the ', b'E', False), ('East ', b'E', False), ('', b'', True))
     """
+    # Most tokens, and quickly.
     if not stops and text.isascii():
         return text.decode(), b"", False
     encoded = [stop.encode() for stop in stops]
