@@ -37,13 +37,12 @@ def leaving_slowly(model, tokens):
             moving = state
             for layer in range(model.config.num_layers):
                 offered = oracle.attended(layer, t, moving)
-                if n > 1:
-                    old = keys[n - 1, layer, t]
-                    going = ~torch.tensor(done)[:, None]
-                    offered = offered._replace(
-                        key=offered.key.where(going, old.key),
-                        value=offered.value.where(going, old.value),
-                    )
+                left = oracle.attended(layer, t, state)
+                going = ~torch.tensor(done)[:, None]
+                offered = offered._replace(
+                    key=offered.key.where(going, left.key),
+                    value=offered.value.where(going, left.value),
+                )
                 keys[n, layer, t] = offered
                 seen = [keys[n, layer, u] for u in range(max(0, t - schedule.span + 1), t + 1)]
                 moving = oracle.layer(layer, t, moving, seen)

@@ -1,9 +1,9 @@
 """Exits: a token leaves the recurrence of a Ladder as soon as a rule says so.
 
-Later passes find of it what it left at its last, as after a change of depth (`models/depth.py`), so
-the state is an ordinary one. The rule sees nothing but the token: it leaves after the same pass in
-any batch, and however its stream is cut. Tokens that stay are gathered: norms, products and
-feed-forward are computed for them alone, attention for the rows in which some are left.
+Later passes find of it, in every layer, the keys and values of what it was when it left; the state
+is an ordinary one. The rule sees nothing but the token: it leaves after the same pass in any batch,
+and however its stream is cut. Tokens that stay are gathered: norms, products and feed-forward are
+computed for them alone, attention for the rows in which some are left.
 """
 
 from collections.abc import Sequence
@@ -105,9 +105,11 @@ class ExitRunner:
             return outside
         flat = hidden.flatten(0, 1)
         if self.made == 0:
-            # After their last pass, and what they left there by layer: [tokens, groups, size].
+            # After their last pass, and what others find of them by layer: [tokens, groups, size].
             self.done, self.left = flat, dict[int, KeysValues]()
             self.stay = torch.arange(len(flat), device=flat.device)
+            self.gone = self.stay[:0]
+            """Tokens that left after the pass before."""
             self.exits.num_tokens += len(flat)
         rows, places = torch.unique(self.stay // hidden.shape[1], return_inverse=True)
         # Where a token stands among the rows that are left.
@@ -115,13 +117,16 @@ class ExitRunner:
         if len(rows) < len(hidden) and view.first_visible is not None:
             view = replace(view, first_visible=view.first_visible[rows])
         moving, contexts, shape = flat[self.stay], [], hidden.shape[:2]
+        seen_again, changed = flat[self.gone], torch.cat([self.stay, self.gone])
         for number, pieces in zip(layers, past, strict=True):
             layer = self.core.typed_layers[number]
-            attention, normed = layer.attention, layer.attention_norm(moving)
+            attention = layer.attention
+            normed = layer.attention_norm(torch.cat([moving, seen_again]))
             new = attention.keys_values(normed[None]).map(lambda part: part[0].transpose(0, 1))
+            normed = normed[: len(moving)]
             if number in self.left:
                 pairs = zip(self.left[number], new, strict=True)
-                new = KeysValues(*(old.index_copy(0, self.stay, one) for old, one in pairs))
+                new = KeysValues(*(old.index_copy(0, changed, one) for old, one in pairs))
             self.left[number] = new
             own = new.map(lambda part: torch.unflatten(part, 0, shape).transpose(1, 2))
             context = join([*pieces, own])
@@ -142,6 +147,8 @@ class ExitRunner:
         self.done = self.done.index_copy(0, self.stay, moving)
         self.exits.num_passes += len(self.stay)
         self.made = (self.made + 1) % self.num_passes
+        self.gone = self.stay[:0]
         if self.made and len(self.stay):
-            self.stay = self.stay[~self.exits.leave(before, moving)]
+            leaves = self.exits.leave(before, moving)
+            self.gone, self.stay = self.stay[leaves], self.stay[~leaves]
         return Trip([hidden, self.done.view_as(hidden)], contexts)

@@ -315,6 +315,7 @@ class Launches:
             **self._facts(product),
             READ=product.read.value,
             ROWS=len(product.target),
+            TOGETHER=1 if len(product.target) == 1 else 4,
             BLOCK_N=block_n,
             BLOCK_K=block_k,
             num_warps=num_warps,

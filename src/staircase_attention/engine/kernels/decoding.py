@@ -16,7 +16,7 @@ A kernel that is launched `EARLY` begins before the one ahead of it has ended (p
 dependent launch): until `gdc_wait` it may read nothing that a kernel of this token writes.
 """
 
-# mypy: disable-error-code="untyped-decorator,no-untyped-def"
+# mypy: disable-error-code="untyped-decorator,no-untyped-def,assignment,unreachable"
 
 import triton
 import triton.language as tl
@@ -49,32 +49,56 @@ START_MIX = tl.constexpr(2)
 
 
 @triton.jit
-def norm_of(x, inside, gains, shifts, epsilon, WIDTH: tl.constexpr, READ: tl.constexpr):
-    """The norm of one float32 row that is zero outside."""
-    centred = x
-    if READ == LAYER_NORM:
-        mean = tl.sum(x, axis=0) / WIDTH
-        centred = tl.where(inside, x - mean, 0.0)
-    scale = tl.rsqrt(tl.sum(centred * centred, axis=0) / WIDTH + epsilon)
-    return centred * scale * gains + shifts
+def add_four(a, b, c, d, e, f, g, h):
+    """Two times four numbers to four."""
+    return a + e, b + f, c + g, d + h
 
 
 @triton.jit
-def keep(result, row, columns, valid, queries, keys, values, base, position, plan, number, rows,
+def sums(parts, AXIS: tl.constexpr, TOGETHER: tl.constexpr):
+    """The sum of each part over an axis; of four, threads exchange theirs at the same time."""
+    if TOGETHER == 1:
+        return (tl.sum(parts[0], axis=AXIS),)
+    else:  # noqa: RET505
+        return tl.reduce((parts[0], parts[1], parts[2], parts[3]), AXIS, add_four)
+
+
+@triton.jit
+def norms(rows, inside, gains, shifts, epsilon, WIDTH: tl.constexpr, READ: tl.constexpr,
+          TOGETHER: tl.constexpr):  # fmt: skip
+    """The norms of float32 rows that are zero outside."""
+    if READ == LAYER_NORM:
+        totals, centred = sums(rows, 0, TOGETHER), ()
+        for n in tl.static_range(TOGETHER):
+            centred = centred + (tl.where(inside, rows[n] - totals[n] / WIDTH, 0.0),)  # noqa: RUF005
+    else:
+        centred = rows
+    squares, normed = (), ()
+    for n in tl.static_range(TOGETHER):
+        squares = squares + (centred[n] * centred[n],)  # noqa: RUF005
+    squares = sums(squares, 0, TOGETHER)
+    for n in tl.static_range(TOGETHER):
+        scale = tl.rsqrt(squares[n] / WIDTH + epsilon)
+        normed = normed + (centred[n] * scale * gains + shifts,)  # noqa: RUF005
+    return normed
+
+
+@triton.jit
+def keep(result, row, columns, valid, queries, keys, values, base, first, shift, number, rows,
          COLUMNS: tl.constexpr, HEADS: tl.constexpr, SIZE: tl.constexpr,
          CAPACITY: tl.constexpr, TOKENS: tl.constexpr):  # fmt: skip
     """Queries to rows, keys and values to memory: queries, keys, values; or only the last two.
 
-    Keys and values have HEADS heads each, queries all other columns. `plan` points to the first row
-    of a region and to what is added to the position. `number` counts layers from `base` on, which
+    Keys and values have HEADS heads each, queries all other columns. A region begins at row
+    `first`; the first token has place `shift` in it. `number` counts layers from `base` on, which
     counts vectors of SIZE.
     """
     EACH: tl.constexpr = HEADS * SIZE
     WIDTH: tl.constexpr = COLUMNS - 2 * EACH
     kind = tl.where(columns < WIDTH, 0, 1 + (columns - WIDTH) // EACH)
     unit = tl.where(columns < WIDTH, columns, (columns - WIDTH) % EACH)
-    ring = (tl.load(plan) + number * (rows // TOKENS) + row // TOKENS) * HEADS + unit // SIZE
-    there = base + ring * CAPACITY + tl.load(position) + row % TOKENS + tl.load(plan + 1)
+    ring = (first + number * (rows // TOKENS) + row // TOKENS) * HEADS + unit // SIZE
+    there = base + ring * CAPACITY + shift + row % TOKENS
     there = there * SIZE + unit % SIZE
     tl.store(queries + row * WIDTH + unit, result.to(queries.dtype.element_ty),
              mask=valid & (kind == 0))  # fmt: skip
@@ -83,13 +107,13 @@ def keep(result, row, columns, valid, queries, keys, values, base, position, pla
 
 
 @triton.jit
-def finish(result, row, columns, valid, target, mix, mix_weight, keys, values, base, position, plan,
+def finish(result, row, columns, valid, target, mix, mix_weight, keys, values, base, first, shift,
            number, rows, COLUMNS: tl.constexpr, TARGET: tl.constexpr, MIX: tl.constexpr,
            HEADS: tl.constexpr, SIZE: tl.constexpr, CAPACITY: tl.constexpr,
            TOKENS: tl.constexpr):  # fmt: skip
     """Put a product where it belongs."""
     if TARGET == KEEP:
-        keep(result, row, columns, valid, target, keys, values, base, position, plan, number, rows,
+        keep(result, row, columns, valid, target, keys, values, base, first, shift, number, rows,
              COLUMNS, HEADS, SIZE, CAPACITY, TOKENS)  # fmt: skip
     else:
         place = row * COLUMNS + columns
@@ -97,8 +121,6 @@ def finish(result, row, columns, valid, target, mix, mix_weight, keys, values, b
             result = tl.maximum(result, 0.0)
         if TARGET == GELU:
             result = result * 0.5 * (1.0 + tl.erf(result * 0.7071067811865476))
-        if TARGET == ADD:
-            result += tl.load(target + place, mask=valid, other=0.0)
         tl.store(target + place, result.to(target.dtype.element_ty), mask=valid)
         if MIX != NO_MIX:
             result *= tl.load(mix_weight)
@@ -107,18 +129,29 @@ def finish(result, row, columns, valid, target, mix, mix_weight, keys, values, b
             tl.store(mix + place, result, mask=valid)
 
 
+@triton.jit
+def place_of(position, plan, TARGET: tl.constexpr):
+    """The first row of a plan's region, and where the token at a position lies in it."""
+    if TARGET == KEEP:
+        return tl.load(plan), tl.load(position) + tl.load(plan + 1)
+    else:  # noqa: RET505
+        return 0, 0
+
+
 @triton.jit(do_not_specialize=["base"])
 def product_few(source, weights, bias, norm, epsilon, target, mix, mix_weight, keys, values, base,
                 position, plan, WEIGHT_STRIDE: tl.constexpr, COLUMNS: tl.constexpr,
                 INNER: tl.constexpr, READ: tl.constexpr, TARGET: tl.constexpr, BIAS: tl.constexpr,
                 MIX: tl.constexpr, HEADS: tl.constexpr, SIZE: tl.constexpr,
                 CAPACITY: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr,
-                BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+                TOGETHER: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+                EARLY: tl.constexpr):  # fmt: skip
     """Σ_k source[row, k] weights[column, k] for ROWS rows; BLOCK_N whole columns per program.
 
     READ as a norm, the source is that of float32 rows, by gains and shifts that lie in `norm`
-    [layers, 2, INNER]. The second axis of the grid counts
-    layers where one launch serves them all.
+    [layers, 2, INNER]. The second axis of the grid counts layers where one launch serves them all.
+    TOGETHER rows, one or four, wait for memory and for other threads at the same time; a row's sums
+    are made in the same order in both cases.
     """
     NORM: tl.constexpr = (READ == LAYER_NORM) | (READ == RMS_NORM)
     STRIDE: tl.constexpr = 2 * INNER if READ == SWIGLU else INNER
@@ -138,19 +171,36 @@ def product_few(source, weights, bias, norm, epsilon, target, mix, mix_weight, k
         shifts = tl.load(norm + (number * 2 + 1) * INNER + inner, mask=inside, other=0.0)
     if EARLY:
         gdc_wait()
-    for row in tl.static_range(ROWS):
-        x = tl.load(source + row * STRIDE + inner, mask=inside, other=0.0).to(tl.float32)
+    first, shift = place_of(position, plan, TARGET)
+    for start in range(0, ROWS, TOGETHER):
+        # All loads before the first exchange between threads, and before any store.
+        xs, olds, parts = (), (), ()
+        for n in tl.static_range(TOGETHER):
+            row = tl.minimum(start + n, ROWS - 1)
+            x = tl.load(source + row * STRIDE + inner, mask=inside, other=0.0).to(tl.float32)
+            if READ == SWIGLU:
+                value = tl.load(source + row * STRIDE + INNER + inner, mask=inside, other=0.0)
+                x = x * tl.sigmoid(x) * value.to(tl.float32)
+            xs = xs + (x,)  # noqa: RUF005
+            old = 0.0
+            if TARGET == ADD:
+                old = tl.load(target + row * COLUMNS + columns, mask=valid, other=0.0)
+            olds = olds + (old,)  # noqa: RUF005
         if NORM:
-            x = norm_of(x, inside, gains, shifts, epsilon, INNER, READ)
-        if READ == SWIGLU:
-            value = tl.load(source + row * STRIDE + INNER + inner, mask=inside, other=0.0)
-            x = x * tl.sigmoid(x) * value.to(tl.float32)
-        x = x.to(weights.dtype.element_ty).to(tl.float32)
-        result = tl.sum(weight.to(tl.float32) * x[None, :], axis=1)
-        if BIAS:
-            result += biases
-        finish(result, row, columns, valid, target, mix, mix_weight, keys, values, base, position,
-               plan, number, ROWS, COLUMNS, TARGET, MIX, HEADS, SIZE, CAPACITY, TOKENS)  # fmt: skip
+            xs = norms(xs, inside, gains, shifts, epsilon, INNER, READ, TOGETHER)
+        for n in tl.static_range(TOGETHER):
+            x = xs[n].to(weights.dtype.element_ty).to(tl.float32)
+            parts = parts + (weight.to(tl.float32) * x[None, :],)  # noqa: RUF005
+        results = sums(parts, 1, TOGETHER)
+        for n in tl.static_range(TOGETHER):
+            result = results[n]
+            if BIAS:
+                result += biases
+            if TARGET == ADD:
+                result += olds[n]
+            finish(result, start + n, columns, valid & (start + n < ROWS), target, mix, mix_weight,
+                   keys, values, base, first, shift, number, ROWS, COLUMNS, TARGET, MIX, HEADS,
+                   SIZE, CAPACITY, TOKENS)  # fmt: skip
     if TARGET == LOGITS:  # noqa: SIM102
         if tl.program_id(0) == 0:
             tl.store(position, tl.load(position) + TOKENS)
@@ -228,8 +278,11 @@ def product_many(source, weights, bias, partial, counts, target, mix, mix_weight
                                   cache_modifier=".cg")  # fmt: skip
             tl.store(count, 0)
     if is_last:
+        if TARGET == ADD:
+            result += tl.load(target + place, mask=valid, other=0.0)
+        first, shift = place_of(position, plan, TARGET)
         finish(result, row[:, None], columns[None, :], valid, target, mix, mix_weight, keys, values,
-               base, position, plan, number, rows, COLUMNS, TARGET, MIX, HEADS, SIZE,
+               base, first, shift, number, rows, COLUMNS, TARGET, MIX, HEADS, SIZE,
                CAPACITY, TOKENS)  # fmt: skip
     if TARGET == LOGITS:  # noqa: SIM102
         if tile + part + tl.program_id(2) == 0:
@@ -250,7 +303,7 @@ def norm_rows(source, norm, target, rows, epsilon, WIDTH: tl.constexpr, READ: tl
     if EARLY:
         gdc_wait()
     x = tl.load(source + row * WIDTH + columns, mask=inside, other=0.0)
-    x = norm_of(x, inside, gains, shifts, epsilon, WIDTH, READ)
+    x = norms((x,), inside, gains, shifts, epsilon, WIDTH, READ, 1)[0]
     place = target + (number * rows + row) * WIDTH + columns
     tl.store(place, x.to(target.dtype.element_ty), mask=inside)
 
