@@ -32,7 +32,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -271,7 +270,7 @@ def host(step: float, num_clients: int, num_tokens: int) -> None:
     model = SequenceModel(vocab_size=NUM_BYTES, core=core, schedule=Ladder(num_passes=1, span=8))
     language = replace(random_language(), model=model)
     steppers: list[WaitingStepper] = []
-    plain_stepper, plain_choice = batching.Stepper, batching.choose_by
+    plain_stepper = batching.Stepper
 
     def new_stepper(model: SequenceModel, state: ModelState, **options: bool) -> object:
         if not options:
@@ -279,12 +278,16 @@ def host(step: float, num_clients: int, num_tokens: int) -> None:
         steppers.append(WaitingStepper(state, num_clients, step))
         return steppers[-1]
 
-    def choose(*given: Any) -> torch.Tensor:  # noqa: ANN401
-        found = plain_choice(*given)
-        time.sleep(max(0.0, steppers[-1].over - time.perf_counter()) if steppers else 0.0)
-        return found
+    def reader_of(tokens: torch.Tensor) -> Callable[[], list[int]]:
+        over = steppers[-1].over
 
-    batching.Stepper, batching.choose_by = new_stepper, choose
+        def read() -> list[int]:
+            time.sleep(max(0.0, over - time.perf_counter()))
+            return tokens.tolist()
+
+        return read
+
+    batching.Stepper, batching.reader_of = new_stepper, reader_of
     limits = Limits(max_streams=num_clients, max_tokens=num_tokens)
     service = Service(language, name="model", limits=limits)
     service.batch.launches_early = True

@@ -12,7 +12,7 @@ the last digit: with float32 logits about once in a million tokens, with float64
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -188,6 +188,21 @@ def logprobs_of(
 ) -> Float[Tensor, " rows"]:
     """Of the logits themselves: what the model believes, not what was drawn from."""
     return logits.double().log_softmax(-1).gather(-1, tokens[:, None].clamp_min(0))[:, 0]
+
+
+def reader_of(tokens: Int[Tensor, " rows"]) -> Callable[[], list[int]]:
+    """What waits for these tokens, but for nothing that the device is given after this call."""
+    if tokens.device.type != "cuda":
+        return tokens.tolist
+    # Into pinned memory.
+    copy, event = tokens.to("cpu", non_blocking=True), torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record()
+
+    def read() -> list[int]:
+        event.synchronize()
+        return copy.tolist()
+
+    return read
 
 
 def check_tokens(tokens: Sequence[float], rows: Sequence[int]) -> None:

@@ -5,8 +5,8 @@ where it is at the same place of the timetable's period as the others: at once i
 token-wise models, else after at most a chunk, its first token being made by then. What a row gets
 depends on its own tokens and draws alone, never on the rows beside it.
 
-On a GPU the rows' next step is launched before their latest tokens are looked at, so that it runs
-meanwhile. If rows come or go after all, it is taken back.
+On a GPU the rows' next step is launched before their latest tokens are known, so that the device
+does not wait for the host. If rows come or go after all, it is taken back.
 """
 
 import logging
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from staircase_attention.generation import Finish, SamplingConfig, TokenStream
 from staircase_attention.generation.prompts import period_of
-from staircase_attention.generation.sampling import check_tokens, choose_by, uniform
+from staircase_attention.generation.sampling import check_tokens, choose_by, reader_of, uniform
 from staircase_attention.generation.stepper import Model, Stepper, accelerate, feed, inference
 from staircase_attention.generation.stream import Decode
 from staircase_attention.models import State
@@ -124,20 +124,18 @@ class Batch:
         if logits is None:
             pending = [answer.tokens.recent[0][-1:] for answer in self.rows]
             logits = self.stepper.ahead(torch.tensor(pending))
-        chosen, tokens = self._choose(self.rows, logits[:, -1])
-        made = list(zip(self.rows, tokens, strict=True))
+        chosen = self._choose(self.rows, logits[:, -1])
+        read = reader_of(chosen)
         self.stepper.settle(1)
-        # Nobody waits to join, and nobody leaves but by a stop string.
+        # Nobody waits to join, and nobody leaves but by a stop token or string.
         if (
             self.launches_early
             and not (self.reading or self.ready)
-            and not any(
-                token in one.tokens.stop_tokens or one.tokens.num_made + 1 == one.tokens.max_tokens
-                for one, token in made
-            )
+            and not any(one.tokens.num_made + 1 == one.tokens.max_tokens for one in self.rows)
         ):
             self._launched = self.stepper.ahead(chosen[:, None])
-        for answer, token in made:
+        check_tokens(tokens := read(), range(len(self.rows)))
+        for answer, token in zip(self.rows, tokens, strict=True):
             self._add(answer, token)
         self.phase = (self.phase + 1) % self.period
         self._let_go()
@@ -153,7 +151,8 @@ class Batch:
                 logits, state = feed(self.model, torch.tensor([piece]), one.tokens.stepper.state)
                 one.tokens.stepper = Stepper(self.model, state)
                 if not one.unread:
-                    self._add(one, *self._choose([one], logits[:, -1])[1])
+                    check_tokens(tokens := self._choose([one], logits[:, -1]).tolist(), [0])
+                    self._add(one, *tokens)
                     self._is_urgent = True
             # Only a session from elsewhere can be wrong here, and only its own answer suffers.
             except Exception as error:
@@ -189,8 +188,8 @@ class Batch:
 
     def _choose(
         self, answers: Sequence[Answer], logits: Float[Tensor, "rows vocab"]
-    ) -> tuple[Int[Tensor, " rows"], list[int]]:
-        """The next token of every answer, on the device and on the host."""
+    ) -> Int[Tensor, " rows"]:
+        """The next token of every answer, on the device."""
         made = [answer.tokens for answer in answers]
         recent = [one.recent[0] for one in made]
         draws = [
@@ -200,14 +199,12 @@ class Batch:
         for place, answer in enumerate(answers):
             groups.setdefault(id(answer.sampling), []).append(place)
         if len(groups) == 1:
-            found = choose_by(draws, answers[0].sampling, logits, recent)
-        else:
-            found = torch.empty(len(answers), dtype=torch.int64, device=logits.device)
-            for places in groups.values():
-                own, seen = [draws[place] for place in places], [recent[place] for place in places]
-                found[places] = choose_by(own, answers[places[0]].sampling, logits[places], seen)
-        check_tokens(tokens := found.tolist(), range(len(answers)))
-        return found, tokens
+            return choose_by(draws, answers[0].sampling, logits, recent)
+        found = torch.empty(len(answers), dtype=torch.int64, device=logits.device)
+        for places in groups.values():
+            own, seen = [draws[place] for place in places], [recent[place] for place in places]
+            found[places] = choose_by(own, answers[places[0]].sampling, logits[places], seen)
+        return found
 
     def _add(self, answer: Answer, token: int) -> None:
         """As `TokenStream.add`, but `pending` is left behind until the answer is over."""
