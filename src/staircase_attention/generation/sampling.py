@@ -90,7 +90,9 @@ def choose_by(
         tokens = likeliest(config, logits, recent)
     else:
         scores = scores_to_draw(config, logits, recent)
-        tokens = pick(scores, torch.tensor(draws, dtype=torch.float64).to(scores))
+        # From pinned memory: any other copy would wait for all that the device was given.
+        host = torch.tensor(draws, dtype=torch.float64, pin_memory=logits.is_cuda)
+        tokens = pick(scores, host.to(scores.device, non_blocking=True))
     return usable(tokens, logits)
 
 

@@ -331,8 +331,9 @@ def show(text: bytes, stops: Sequence[str], *, is_end: bool = False) -> tuple[st
     (('the ', b'E', False), ('East ', b'E', False), ('', b'', True))
     """
     # Most tokens, and quickly.
-    if not stops and text.isascii():
-        return text.decode(), b"", False
+    if not stops:
+        shown, num_used = codecs.utf_8_decode(text, "replace", is_end)
+        return shown, text[num_used:], False
     encoded = [stop.encode() for stop in stops]
     found = [(text.find(stop) + len(stop), text.find(stop)) for stop in encoded if stop in text]
     if found:
