@@ -28,7 +28,7 @@ from staircase_attention.training.trainer import score_split
 
 # Tokens of a corpus that are scored before those that are timed.
 WARM_UP = 65_536
-CONFIDENCES = (0.3, 0.5, 0.7, 0.9, 0.97)
+CONFIDENCES = (0.3, 0.5, 0.7, 0.9, 0.97, 0.99, 0.999)
 CHANGES = (0.1, 0.2, 0.3, 0.5, 0.7)
 
 
