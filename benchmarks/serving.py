@@ -287,7 +287,7 @@ def host(step: float, num_clients: int, num_tokens: int) -> None:
 
         return read
 
-    batching.Stepper, batching.reader_of = new_stepper, reader_of
+    batching.Stepper, batching.sampling.reader_of = new_stepper, reader_of
     limits = Limits(max_streams=num_clients, max_tokens=num_tokens)
     service = Service(language, name="model", limits=limits)
     service.batch.launches_early = True

@@ -90,10 +90,15 @@ def choose_by(
         tokens = likeliest(config, logits, recent)
     else:
         scores = scores_to_draw(config, logits, recent)
-        # From pinned memory: any other copy would wait for all that the device was given.
-        host = torch.tensor(draws, dtype=torch.float64, pin_memory=logits.is_cuda)
-        tokens = pick(scores, host.to(scores.device, non_blocking=True))
+        tokens = pick(scores, at_once(draws, scores))
     return usable(tokens, logits)
+
+
+def at_once(numbers: Sequence[float], like: Tensor) -> Tensor:
+    """Numbers with the dtype and on the device of a tensor, without a wait for that device."""
+    # From pinned memory: any other copy waits for all that the device was given.
+    host = torch.tensor(numbers, dtype=like.dtype, pin_memory=like.is_cuda)
+    return host.to(like.device, non_blocking=True)
 
 
 def likeliest(

@@ -22,9 +22,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from staircase_attention.generation import Finish, SamplingConfig, TokenStream
+from staircase_attention.generation import Finish, SamplingConfig, TokenStream, sampling
 from staircase_attention.generation.prompts import period_of
-from staircase_attention.generation.sampling import check_tokens, choose_by, reader_of, uniform
 from staircase_attention.generation.stepper import Model, Stepper, accelerate, feed, inference
 from staircase_attention.generation.stream import Decode
 from staircase_attention.models import State
@@ -125,7 +124,7 @@ class Batch:
             pending = [answer.tokens.recent[0][-1:] for answer in self.rows]
             logits = self.stepper.ahead(torch.tensor(pending))
         chosen = self._choose(self.rows, logits[:, -1])
-        read = reader_of(chosen)
+        read = sampling.reader_of(chosen)
         self.stepper.settle(1)
         # Nobody waits to join, and nobody leaves but by a stop token or string.
         if (
@@ -134,7 +133,7 @@ class Batch:
             and not any(one.tokens.num_made + 1 == one.tokens.max_tokens for one in self.rows)
         ):
             self._launched = self.stepper.ahead(chosen[:, None])
-        check_tokens(tokens := read(), range(len(self.rows)))
+        sampling.check_tokens(tokens := read(), range(len(self.rows)))
         for answer, token in zip(self.rows, tokens, strict=True):
             self._add(answer, token)
         self.phase = (self.phase + 1) % self.period
@@ -151,7 +150,9 @@ class Batch:
                 logits, state = feed(self.model, torch.tensor([piece]), one.tokens.stepper.state)
                 one.tokens.stepper = Stepper(self.model, state)
                 if not one.unread:
-                    check_tokens(tokens := self._choose([one], logits[:, -1]).tolist(), [0])
+                    sampling.check_tokens(
+                        tokens := self._choose([one], logits[:, -1]).tolist(), [0]
+                    )
                     self._add(one, *tokens)
                     self._is_urgent = True
             # Only a session from elsewhere can be wrong here, and only its own answer suffers.
@@ -193,17 +194,19 @@ class Batch:
         made = [answer.tokens for answer in answers]
         recent = [one.recent[0] for one in made]
         draws = [
-            uniform(seed=one.sampling.seed, row=one.rows[0], count=one.num_made) for one in made
+            sampling.uniform(seed=one.sampling.seed, row=one.rows[0], count=one.num_made)
+            for one in made
         ]
         groups: dict[int, list[int]] = {}
         for place, answer in enumerate(answers):
             groups.setdefault(id(answer.sampling), []).append(place)
         if len(groups) == 1:
-            return choose_by(draws, answers[0].sampling, logits, recent)
+            return sampling.choose_by(draws, answers[0].sampling, logits, recent)
         found = torch.empty(len(answers), dtype=torch.int64, device=logits.device)
         for places in groups.values():
             own, seen = [draws[place] for place in places], [recent[place] for place in places]
-            found[places] = choose_by(own, answers[places[0]].sampling, logits[places], seen)
+            index = sampling.at_once(places, found)
+            found[index] = sampling.choose_by(own, answers[places[0]].sampling, logits[index], seen)
         return found
 
     def _add(self, answer: Answer, token: int) -> None:
