@@ -100,14 +100,13 @@ class Speculation:
         parts = [tokens.double(), is_accepted.double(), logprobs_of(tokens, logits)]
         facts = torch.stack(parts).cpu()
         check_tokens(facts[0].tolist(), [*rows] * number)
-        made = []
-        for token, accepted, logprob in torch.unflatten(facts, 1, (number, -1)).unbind(1):
-            made.append((token.long(), logprob))
-            self.num_drafted += len(rows)
-            self.num_accepted += int(accepted.sum())
-            if len(made) == most or not accepted.all():
-                break
-        return made
+        tokens, accepted, logprobs = torch.unflatten(facts, 1, (number, -1))
+        # Up to the first place at which a row's draft is not accepted.
+        is_whole = [*accepted.bool().all(1).tolist(), False]
+        count = min(is_whole.index(False) + 1, number, most or number)
+        self.num_drafted += count * len(rows)
+        self.num_accepted += int(accepted[:count].sum())
+        return list(zip(tokens[:count].long(), logprobs[:count], strict=True))
 
 
 def verified(
