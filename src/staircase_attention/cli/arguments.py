@@ -14,16 +14,11 @@ if TYPE_CHECKING:
     from staircase_attention.training.learner import Model
 
 
-def complete_schedules(start: str) -> list[str]:
-    """The schedules whose names start like this."""
-    return [name for name in SCHEDULES if name.startswith(start)]
-
-
-def complete_recipes(start: str) -> list[str]:
-    """The recipes whose names start like this."""
+def complete_recipes() -> list[str]:
+    """All recipes, of which typer offers those that start as the word does."""
     from staircase_attention.experiments import recipes
 
-    return [name for name in recipes() if name.startswith(start)]
+    return list(recipes())
 
 
 ScheduleName = Annotated[
@@ -31,7 +26,7 @@ ScheduleName = Annotated[
     typer.Argument(
         metavar="SCHEDULE",
         help=f"one of {', '.join(SCHEDULES)}, or FILE.py:CLASS",
-        autocompletion=complete_schedules,
+        autocompletion=lambda: list(SCHEDULES),
     ),
 ]
 ScheduleOptions = Annotated[
