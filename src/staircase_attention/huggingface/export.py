@@ -9,19 +9,22 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, models, processors
 from transformers import PreTrainedTokenizerFast
 
 from staircase_attention.checks import input_error
-from staircase_attention.data.tokenisers import BYTE_OF_CHARACTER
+from staircase_attention.data.tokenisers import (
+    BYTE_OF_CHARACTER,
+    END_NAME,
+    NUM_BYTES,
+    byte_level,
+    reading,
+)
 from staircase_attention.huggingface.config import CORE_FIELDS, StaircaseConfig
 from staircase_attention.huggingface.model import StaircaseForCausalLM
 from staircase_attention.models import SequenceModel
 from staircase_attention.models.sequence_model import describe
 
-NUM_BYTES = 256
-# The name of an end token that has none yet.
-END_NAME = "<|endoftext|>"
 # Each turn ends with the separator of `staircase chat`; who speaks is not written down.
 CHAT_TEMPLATE = "{% for message in messages %}{{ message.content + '\\n\\n\\n' }}{% endfor %}"
 MODEL_CARD = """\
@@ -125,9 +128,7 @@ def byte_tokenizer(*, has_end_symbol: bool = False) -> Tokenizer:
     >>> byte_tokenizer().encode("é!").ids
     [195, 169, 33]
     """
-    tokenizer = Tokenizer(models.BPE(vocab=BYTE_OF_CHARACTER, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer = byte_level(models.BPE(vocab=BYTE_OF_CHARACTER, merges=[]), use_regex=False)
     if has_end_symbol:
         tokenizer.add_special_tokens([END_NAME])
     return tokenizer
@@ -138,15 +139,9 @@ def read_tokenizer(source: TokenizerSource, vocab_size: int) -> Tokenizer:
     if isinstance(source, Tokenizer):
         tokenizer = Tokenizer.from_str(source.to_str())
     else:
-        try:
+        rule = "a tokeniser is read from a file that Tokenizer.save wrote"
+        with reading(rule, str(source), "save it again"):
             tokenizer = Tokenizer.from_file(os.fspath(source))
-        # The library raises nothing more specific.
-        except Exception as error:
-            raise input_error(
-                "a tokeniser is read from a file that Tokenizer.save wrote",
-                f"{source} ({error})",
-                "save it again",
-            ) from error
     highest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
     if highest >= vocab_size:
         raise input_error(
