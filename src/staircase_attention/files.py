@@ -254,9 +254,12 @@ def save_folder(path: Path, save: Callable[[Path], object]) -> None:
     """Let a function write the files of a new folder, which appears with all of them."""
     scratch = path.with_name(f".{path.name}{PARTIAL}")
     shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir()
-    save(scratch)
-    publish_folder(scratch, path)
+    try:
+        scratch.mkdir(parents=True)
+        save(scratch)
+        publish_folder(scratch, path)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def publish_folder(scratch: Path, target: Path) -> None:

@@ -5,7 +5,6 @@ use a model. It can be moved anywhere and is loaded like any run; it cannot be t
 """
 
 import os
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -314,19 +313,15 @@ def pack(
         run_folder.packing.name: files.json_bytes(packing),
         run_folder.weights.name: content,
     }
-    scratch = RunFolder(path.with_name(f".{path.name}.partial"))
-    shutil.rmtree(scratch.path, ignore_errors=True)
-    rule = "a packed run needs a folder that can be written"
-    try:
-        with files.writing(rule, path, "name another"):
-            scratch.path.mkdir(parents=True)
-            if run_folder.tokeniser.is_dir():
-                scratch.tokeniser.mkdir()
-            files.write_json(scratch.path / files.CHECKSUMS, {})
-            files.write_summed(scratch.path, contents)
-            files.publish_folder(scratch.path, path)
-    finally:
-        shutil.rmtree(scratch.path, ignore_errors=True)
+
+    def write(scratch: Path) -> None:
+        if run_folder.tokeniser.is_dir():
+            RunFolder(scratch).tokeniser.mkdir()
+        files.write_json(scratch / files.CHECKSUMS, {})
+        files.write_summed(scratch, contents)
+
+    with files.writing("a packed run needs a folder that can be written", path, "name another"):
+        files.save_folder(path, write)
     return path
 
 
