@@ -81,12 +81,7 @@ def load_stream(path: PathLike, model: Model, *, decode: Decode | None = None) -
         text = header["text"] or {"stop_strings": (), "held": ()}
         is_own = (header["model"], header["weights"]) == (identity(model), fingerprint(model))
         described = describe(header["model"])
-        state = {
-            name.removeprefix(STATE): tensor
-            for name, tensor in tensors.items()
-            if name.startswith(STATE)
-        }
-        restored = put_together(header["state"], state)
+        restored = put_together(header["state"], tensors, STATE)
     # With other weights the state would be valid and the continuation nonsense.
     if not is_own:
         own = identity(model)
