@@ -129,13 +129,10 @@ class CorpusData:
         self.check()
         self._verify("train")
         split = self.corpus.split("train")
+        sizes = {"num_lanes": num_lanes, "segment_length": segment_length}
         if self.form == "stream":
-            return corpora.TokenLanes(
-                split=split, num_lanes=num_lanes, segment_length=segment_length
-            )
-        return EpisodeLanes(
-            split=split, num_lanes=num_lanes, segment_length=segment_length, seed=self.seed
-        )
+            return corpora.TokenLanes(split=split, **sizes)
+        return EpisodeLanes(split=split, seed=self.seed, **sizes)
 
     def batches(
         self,

@@ -298,8 +298,9 @@ class MetricsLog:
             if isinstance(value, (int, float)):
                 self._board.add_scalar(f"{kind}/{name}", value, update)
 
-    def write_timing(self, update: int, **values: float) -> None:
+    def write_timing(self, update: int, tokens_per_second: float, wall_seconds: float) -> None:
         """Log values that depend on the clock."""
+        values = {"tokens_per_second": tokens_per_second, "wall_seconds": wall_seconds}
         self._timing.write(json.dumps({"update": update, **values}) + "\n")
         self._timing.flush()
         for name, value in values.items():

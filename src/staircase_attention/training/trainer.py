@@ -290,10 +290,7 @@ class Trainer:
 
     def _write_timing(self) -> None:
         if self.log is not None:
-            seconds = self.progress.wall_seconds
-            self.log.write_timing(
-                self.progress.update, tokens_per_second=self.speed, wall_seconds=seconds
-            )
+            self.log.write_timing(self.progress.update, self.speed, self.progress.wall_seconds)
 
     def _save(self, *, is_due: bool = True) -> None:
         """Write a checkpoint, then delete those that are no longer needed.
