@@ -49,9 +49,8 @@ def title(split: str, score: Mapping[str, Any]) -> str:
     'test (first 16,384 of 5,000,000 tokens)'
     """
     part, whole = score.get("num_tokens"), score.get("split_tokens")
-    return (
-        split if whole is None or part == whole else f"{split} (first {part:,} of {whole:,} tokens)"
-    )
+    is_whole = whole is None or part == whole
+    return split if is_whole else f"{split} (first {part:,} of {whole:,} tokens)"
 
 
 def measures(score: Mapping[str, Any]) -> str:

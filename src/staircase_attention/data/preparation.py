@@ -83,7 +83,6 @@ def prepare_text(
             8,008 symbols.
         held_out: fractions for valid and test.
         options: how texts are extracted from files.
-        progress: receives reports.
         part: (3, 16) for the third of 16 parts, see `prepare`.
     """
     progress = progress or Display()
@@ -183,10 +182,7 @@ def join(folders: Sequence[str | Path], folder: str | Path) -> Corpus:
 
     A part is a corpus of some files, or of some of Reddit's partitions. Its manifest names its
     number and all inputs. Parts in order have the documents of one preparation in order.
-
-    Args:
-        folders: of all parts, in any order.
-        folder: the output folder; must not exist.
+    `folders` are those of all parts, in any order; `folder`, the output, must not exist.
     """
     parts = [Corpus.open(one) for one in folders]
     parts.sort(key=lambda one: _mark(one).get("number", 0))

@@ -97,7 +97,6 @@ def reproduce(
         lengths: also evaluate the best weights of every run at these episode lengths.
         jobs: runs at a time.
         processes: of each run, started by torchrun.
-        progress: show progress on standard error.
     """
     everything = table_rows(table)
     title, paper_names = TABLES[table]

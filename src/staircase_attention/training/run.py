@@ -38,13 +38,11 @@ def train(
     """Start a run in a new folder and train it to its end.
 
     Args:
-        recipe: the run, complete.
         folder: output folder; must be new or empty.
         init: a run to start from: its best weights, with a new optimiser.
         resume: if the folder holds a run of this recipe, resume it; a finished one gives its
             result at once.
         device: as cpu or cuda:1; by default a GPU if there is one.
-        progress: where to report.
     """
     given: object = recipe
     if not isinstance(given, Recipe):
@@ -97,12 +95,10 @@ def resume(
     """Continue a run from its latest checkpoint; a finished one gives its result at once.
 
     Args:
-        folder: the run folder.
         num_updates: the run's new number of updates in all, also for a finished run. The learning
             rate follows the new number from here on.
         device: as cpu or cuda:1; by default a GPU if there is one.
         trust_code: execute code that the run names even if this user never trained with it.
-        progress: where to report.
     """
     run_folder = RunFolder(folder)
     recipe = run_folder.recipe(trust_code=trust_code)
