@@ -86,11 +86,8 @@ def evaluate(
         totals += torch.stack([part.double() for part in loss_and_wrong(logits, targets)])
         num_answers += batch.num_answers
     if num_answers == 0:
-        raise input_error(
-            "batches must ask for at least one answer",
-            "none",
-            "make them again if they have been iterated over before",
-        )
+        rule = "batches must ask for at least one answer"
+        raise input_error(rule, "none", "make them again if they have been iterated over before")
     loss, wrong = totals.tolist()
     return Score.of(loss, wrong, num_answers)
 

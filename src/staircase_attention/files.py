@@ -163,9 +163,8 @@ def as_written(what: str, path: object, remedy: str) -> Iterator[None]:
         if isinstance(error, MemoryError) or "out of memory" in str(error):
             raise
         reason = str(error) if isinstance(error, ValueError) else one_line(error)
-        raise input_error(
-            f"{what} must be as it was written", f"{path} ({reason})", remedy
-        ) from error
+        rule = f"{what} must be as it was written"
+        raise input_error(rule, f"{path} ({reason})", remedy) from error
 
 
 def inside(folder: Path, name: str) -> Path:

@@ -81,9 +81,8 @@ def parse_assignments(
     for word in words:
         name, equals, text = word.partition("=")
         if not equals or not all(part.isidentifier() for part in name.split(".")):
-            raise input_error(
-                "a setting is written name=value", repr(word), "use for example chunk_size=64"
-            )
+            rule = "a setting is written name=value"
+            raise input_error(rule, repr(word), "use for example chunk_size=64")
         if name in options:
             raise input_error("a setting is given once", f"{name} twice", "leave one of them out")
         options[name] = (parse or parse_value)(text)
@@ -147,7 +146,6 @@ def parse_values(text: str) -> list[Any]:
         parts = [part.strip() for part in text.split(",")]
         values = [parse_value(part) for part in parts] if all(parts) else []
     if not values:
-        raise input_error(
-            "varied values are written value,value", repr(text), "use for example 32,64"
-        )
+        rule = "varied values are written value,value"
+        raise input_error(rule, repr(text), "use for example 32,64")
     return list(values)

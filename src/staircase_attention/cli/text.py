@@ -296,8 +296,5 @@ def check_fixed(context: typer.Context) -> None:
     given = [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
     if given:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-        raise input_error(
-            "a resumed stream keeps its settings",
-            f"{options} with --resume",
-            "leave them out, or start a new stream without --resume",
-        )
+        remedy = "leave them out, or start a new stream without --resume"
+        raise input_error("a resumed stream keeps its settings", f"{options} with --resume", remedy)

@@ -174,9 +174,8 @@ def _open_zip(stored: IO[bytes]) -> IO[bytes]:
     archive = zipfile.ZipFile(stored)
     members = [member for member in archive.infolist() if not member.is_dir()]
     if len(members) != 1:
-        raise input_error(
-            "a .zip must hold one file", f"{len(members)} in {stored.name}", "unpack it"
-        )
+        rule = "a .zip must hold one file"
+        raise input_error(rule, f"{len(members)} in {stored.name}", "unpack it")
     return archive.open(members[0])
 
 

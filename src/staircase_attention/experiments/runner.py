@@ -55,9 +55,8 @@ def carry_out(
     check_integer("jobs", jobs, minimum=1, example=2)
     check_integer("processes", processes, minimum=1, example=8)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise input_error(
-            "several runs are started by one process", "torchrun", "use --processes instead of it"
-        )
+        rule = "several runs are started by one process"
+        raise input_error(rule, "torchrun", "use --processes instead of it")
     runs = planned_runs(report)
     report.folder.mkdir(parents=True, exist_ok=True)
     report = write_report(report)

@@ -87,11 +87,9 @@ def load_stream(path: PathLike, model: Model, *, decode: Decode | None = None) -
         own = identity(model)
         is_same_shape = header["model"] == own
         other = "with other weights or another dtype" if is_same_shape else f"for {describe(own)}"
-        raise input_error(
-            "a stream continues only with its own model and weights",
-            f"{path} of {described} {other}",
-            "load the checkpoint it was made with",
-        )
+        rule = "a stream continues only with its own model and weights"
+        received = f"{path} of {described} {other}"
+        raise input_error(rule, received, "load the checkpoint it was made with")
     if header["text"] is not None and decode is None:
         raise input_error("a stream of text continues with its decode", "none", "pass decode")
     accelerate(model)

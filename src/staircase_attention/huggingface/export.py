@@ -59,11 +59,9 @@ def wrap(model: SequenceModel, **tokens: Any) -> StaircaseForCausalLM:  # noqa: 
             "the model must be a SequenceModel", type(model).__name__, "pass a model of the family"
         )
     if model.output_size != model.vocab_size:
-        raise input_error(
-            "a causal language model must have output_size = vocab_size",
-            f"{model.output_size} and {model.vocab_size}",
-            "build the model without output_size",
-        )
+        rule = "a causal language model must have output_size = vocab_size"
+        received = f"{model.output_size} and {model.vocab_size}"
+        raise input_error(rule, received, "build the model without output_size")
     if model.memory_shapes:
         rule = "a model for Transformers must have the family's own layers"
         raise input_error(rule, "blocks of your own", "use the SequenceModel itself")
@@ -144,11 +142,9 @@ def read_tokenizer(source: TokenizerSource, vocab_size: int) -> Tokenizer:
             tokenizer = Tokenizer.from_file(os.fspath(source))
     highest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
     if highest >= vocab_size:
-        raise input_error(
-            f"a tokeniser must have ids below the model's vocab_size = {vocab_size}",
-            f"one with ids up to {highest}",
-            "use the one that the model was trained with",
-        )
+        rule = f"a tokeniser must have ids below the model's vocab_size = {vocab_size}"
+        received = f"one with ids up to {highest}"
+        raise input_error(rule, received, "use the one that the model was trained with")
     tokenizer.no_padding()
     tokenizer.no_truncation()
     # It may add special tokens that our training does not have.
@@ -189,9 +185,6 @@ def name_of(number: int, tokenizer: Tokenizer) -> str:
         name = END_NAME
         tokenizer.add_special_tokens([name])
         if tokenizer.token_to_id(name) != number:
-            raise input_error(
-                "a special token must be one of the tokeniser's ids or the one after them",
-                number,
-                "name another",
-            )
+            rule = "a special token must be one of the tokeniser's ids or the one after them"
+            raise input_error(rule, number, "name another")
     return name

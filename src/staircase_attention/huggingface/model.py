@@ -273,11 +273,9 @@ def tokens_present(
     batch, time = tokens.shape[:2]
     # A mask may also cover the tokens of earlier calls.
     if attention_mask.dim() != 2 or len(attention_mask) != batch or attention_mask.shape[1] < time:  # noqa: PLR2004
-        raise input_error(
-            "attention_mask must be batch x time, with at least one column per token",
-            f"shape {tuple(attention_mask.shape)} for tokens of {tuple(tokens.shape)}",
-            "pass the mask that the tokeniser returned",
-        )
+        rule = "attention_mask must be batch x time, with at least one column per token"
+        received = f"shape {tuple(attention_mask.shape)} for tokens of {tuple(tokens.shape)}"
+        raise input_error(rule, received, "pass the mask that the tokeniser returned")
     present = attention_mask[:, attention_mask.shape[1] - time :].to(tokens.device) != 0
     return None if bool(present.all()) else present
 

@@ -129,9 +129,8 @@ class Lanes:
             # Only another growth can leave a lane beyond the end of its episode.
             if left.min() < 1:
                 rule = f"a position must lie within episodes of {length.max()} tokens at most"
-                raise input_error(
-                    rule, f"{offset.max()} tokens", "resume with the growth of the first run"
-                )
+                remedy = "resume with the growth of the first run"
+                raise input_error(rule, f"{offset.max()} tokens", remedy)
             count = np.minimum(left, self.segment_length - filled)
             _copy(store, store.starts[indices] + offset, count, batch, row_starts + filled)
             is_over = count == left
@@ -164,9 +163,8 @@ class Lanes:
         if not len(position.episodes) == len(position.offsets) == self.num_lanes:
             rule = f"a position must have {self.num_lanes} lanes, as its Lanes have"
             received = f"{len(position.episodes)}"
-            raise input_error(
-                rule, received, "resume with the num_lanes that the position was saved at"
-            )
+            remedy = "resume with the num_lanes that the position was saved at"
+            raise input_error(rule, received, remedy)
 
 
 def evaluation_batches(

@@ -117,11 +117,9 @@ class CorpusData:
     def check(self) -> None:
         """Refuse a corpus that lacks a split to train or to score on."""
         if not {*get_args(SplitName)} <= {*self.corpus.splits}:
-            raise input_error(
-                "a corpus to train on must have the splits train, valid and test",
-                f"{self.corpus.folder} with {', '.join(self.corpus.splits)}",
-                "prepare it again with --valid and --test over 0",
-            )
+            rule = "a corpus to train on must have the splits train, valid and test"
+            received = f"{self.corpus.folder} with {', '.join(self.corpus.splits)}"
+            raise input_error(rule, received, "prepare it again with --valid and --test over 0")
 
     def lanes(self, *, num_lanes: int, segment_length: int) -> "corpora.TokenLanes | EpisodeLanes":
         """One document after another in every lane, or one episode per segment."""

@@ -55,11 +55,9 @@ class Trainer:
         self.device, self.processes, self.display, self.stop = device, processes, display, stop
         self.own_lanes = lanes_of_process(processes.rank, processes.count, self.config.num_lanes)
         if len(self.own_lanes) < self.config.num_micro_batches:
-            raise input_error(
-                "training.num_micro_batches must be at most the lanes of a process",
-                f"{self.config.num_micro_batches} for {len(self.own_lanes)}",
-                "change one of them",
-            )
+            rule = "training.num_micro_batches must be at most the lanes of a process"
+            received = f"{self.config.num_micro_batches} for {len(self.own_lanes)}"
+            raise input_error(rule, received, "change one of them")
         self.data: Dataset = build_dataset(recipe)
         # The same initial weights in every process; dropout then differs between them.
         torch.manual_seed(recipe.seed)
