@@ -48,13 +48,11 @@ DeviceName = Annotated[
     str | None, typer.Option("--device", help="As cpu or cuda:1; by default a GPU if there is one.")
 ]
 TrustCode = Annotated[
-    bool,
-    typer.Option("--trust-code", help="Run code that the run folder names, whoever wrote it."),
+    bool, typer.Option("--trust-code", help="Run code that the run folder names, whoever wrote it.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress, write no page.")]
 Passes = Annotated[
-    str | None,
-    typer.Option(metavar="N,N,...", help="Numbers of passes to compare, as 1,2,4,8."),
+    str | None, typer.Option(metavar="N,N,...", help="Numbers of passes to compare, as 1,2,4,8.")
 ]
 ExitRule = Annotated[
     str | None,

@@ -160,8 +160,7 @@ def chat(
     seed: Seed = 0,
     checkpoint: CheckpointName = "best",
     save: Annotated[
-        Path | None,
-        typer.Option(help="Text file for the dialogue; one that exists is continued."),
+        Path | None, typer.Option(help="Text file for the dialogue; one that exists is continued.")
     ] = None,
     device: DeviceName = None,
     trust_code: TrustCode = False,

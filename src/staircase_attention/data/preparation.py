@@ -112,10 +112,7 @@ def prepare_text(
 
 
 def prepare_enwik8(
-    path: str | Path,
-    folder: str | Path,
-    *,
-    progress: Display | None = None,
+    path: str | Path, folder: str | Path, *, progress: Display | None = None
 ) -> Corpus:
     """Enwik8 as in the paper: 256 symbols; 90, 5 and 5 million bytes; no end symbol.
 

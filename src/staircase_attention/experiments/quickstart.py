@@ -20,13 +20,7 @@ import numpy as np
 
 from staircase_attention.batches import Batch
 from staircase_attention.checks import check_number, input_error
-from staircase_attention.data import (
-    BytePairTraining,
-    Corpus,
-    HeldOut,
-    TextSource,
-    prepare_text,
-)
+from staircase_attention.data import BytePairTraining, Corpus, HeldOut, TextSource, prepare_text
 from staircase_attention.experiments.catalog import find_recipe
 from staircase_attention.experiments.page import SAMPLE_TOKENS, SAMPLING, prompts, samples
 from staircase_attention.experiments.results import read_lines

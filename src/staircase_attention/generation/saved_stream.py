@@ -123,11 +123,7 @@ def load_stream(path: PathLike, model: Model, *, decode: Decode | None = None) -
 
 def identity(model: Model) -> dict[str, Any]:
     """A model's shape as plain data."""
-    return {
-        **model.signature,
-        "vocab_size": model.vocab_size,
-        "output_size": model.output_size,
-    }
+    return {**model.signature, "vocab_size": model.vocab_size, "output_size": model.output_size}
 
 
 def fingerprint(model: Model) -> str:

@@ -281,10 +281,7 @@ def tokens_present(
 
 
 def run_present(
-    model: SequenceModel,
-    tokens: Tensor,
-    present: Bool[Tensor, "batch time"],
-    state: State | None,
+    model: SequenceModel, tokens: Tensor, present: Bool[Tensor, "batch time"], state: State | None
 ) -> tuple[Float[Tensor, "batch time output"], State]:
     """Run the present tokens; the logits of absent ones are zero."""
     rows = [row[here] for row, here in zip(tokens, present, strict=True)]

@@ -211,8 +211,7 @@ def lanes_of_process(process: int, num_processes: int, num_lanes: int) -> range:
 def _empty_batch(num_lanes: int, length: int) -> Batch:
     shape = (num_lanes, length)
     return Batch(
-        inputs=np.zeros(shape, dtype=np.int64),
-        targets=np.full(shape, IGNORED, dtype=np.int64),
+        inputs=np.zeros(shape, dtype=np.int64), targets=np.full(shape, IGNORED, dtype=np.int64)
     )
 
 

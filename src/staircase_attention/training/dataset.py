@@ -54,12 +54,7 @@ class TaskData:
         )
 
     def batches(
-        self,
-        name: SplitName,
-        *,
-        num_lanes: int,
-        segment_length: int,
-        num_tokens: int | None = None,
+        self, name: SplitName, *, num_lanes: int, segment_length: int, num_tokens: int | None = None
     ) -> Iterator[Batch]:
         """Every token of a split once."""
         assert num_tokens is None, "episodes are scored whole"

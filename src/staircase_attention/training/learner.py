@@ -60,10 +60,7 @@ def build_model(recipe: Recipe, data: Dataset | NumSymbols) -> Model:
         reach = max(schedule.default_max_distance, deepest.default_max_distance)
         core = replace(core, max_distance=reach)
     family = SequenceModel(
-        vocab_size=data.num_inputs,
-        output_size=data.num_outputs,
-        core=core,
-        schedule=schedule,
+        vocab_size=data.num_inputs, output_size=data.num_outputs, core=core, schedule=schedule
     )
     # Refuses a table of positions that is too short for the deepest.
     family.with_schedule(deepest)
