@@ -109,9 +109,8 @@ class Quickstart:
             write_splits(sources, text, ends=(total - 2 * size, total - size))
             own = ("--valid-file", text / "valid", "--test-file", text / "test")
             self._command("prepare", "text", text / "train", *own, *end)
-            sources = [TextSource(text / "train")] + [
-                TextSource(text / split, split=split) for split in ("valid", "test")
-            ]
+            sources = [TextSource(text / "train")]
+            sources += [TextSource(text / split, split=split) for split in ("valid", "test")]
         return prepare_text(
             sources,
             output,

@@ -162,9 +162,8 @@ class Lanes:
     def _check(self, position: Position) -> None:
         if not len(position.episodes) == len(position.offsets) == self.num_lanes:
             rule = f"a position must have {self.num_lanes} lanes, as its Lanes have"
-            received = f"{len(position.episodes)}"
             remedy = "resume with the num_lanes that the position was saved at"
-            raise input_error(rule, received, remedy)
+            raise input_error(rule, len(position.episodes), remedy)
 
 
 def evaluation_batches(

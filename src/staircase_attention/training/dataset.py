@@ -227,10 +227,9 @@ class EpisodeLanes:
         lengths = np.diff(np.append(starts, stop))
         pieces = -(-lengths // segment_length)
         offsets = np.arange(int(pieces.sum())) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-        self.starts = np.repeat(starts, pieces) + offsets * segment_length
-        self.lengths = np.minimum(
-            segment_length, np.repeat(lengths, pieces) - offsets * segment_length
-        )
+        before = offsets * segment_length
+        self.starts = np.repeat(starts, pieces) + before
+        self.lengths = np.minimum(segment_length, np.repeat(lengths, pieces) - before)
         self._epoch, self._order = -1, np.arange(len(self.starts))
 
     def first_position(self) -> EpisodePosition:

@@ -105,9 +105,8 @@ class Trainer:
                 self._record(outcome, batch, position, time.perf_counter() - started)
                 self._log_if_due(outcome, rate)
                 is_last = progress.update == config.num_updates
-                is_best = False
-                if is_last or progress.update % config.evaluate_every == 0:
-                    is_best = self._evaluate()
+                is_scored = is_last or progress.update % config.evaluate_every == 0
+                is_best = is_scored and self._evaluate()
                 if is_best or is_last or progress.update % config.checkpoint_every == 0:
                     self._save()
                 # Several processes stop after an update before which all knew of the request.
