@@ -254,8 +254,7 @@ def _digest(files: Iterable[tuple[str, int]]) -> str:
 
 
 def _mark(part: Corpus) -> dict[str, Any]:
-    mark: dict[str, Any] = part.manifest.preparation.parameters.get("part", {})
-    return mark
+    return dict(part.manifest.preparation.parameters.get("part", {}))
 
 
 def _joined_plan(parts: Sequence[Corpus]) -> Preparation:

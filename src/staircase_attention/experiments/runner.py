@@ -200,7 +200,6 @@ class Run:
 
     def end(self, *, at_once: bool) -> None:
         """Wait until no process is left; killed, a run has its latest checkpoint."""
-        self.stop()
         if self._process is not None:
             if at_once:
                 self._process.kill()

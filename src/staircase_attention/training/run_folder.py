@@ -200,11 +200,9 @@ class RunFolder:
 
     def check_tokeniser(self) -> list[str]:
         """Refuse a tokeniser that is not as it was written; the checksums of its files."""
-        names = self.tokeniser_files()
         with files.as_written("a run's tokeniser", self.tokeniser, "restore it from a copy"):
-            return [
-                f"{name} {files.checksum(files.read_summed(self.path, name))}" for name in names
-            ]
+            contents = {name: files.read_summed(self.path, name) for name in self.tokeniser_files()}
+        return [f"{name} {files.checksum(content)}" for name, content in contents.items()]
 
     def read_result(self) -> RunResult:
         """The result of a finished run."""
