@@ -49,9 +49,8 @@ def check_integer(
         if minimum <= value <= highest:
             return
     bounds = f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
-    raise input_error(
-        f"{name} must be an integer {bounds}", repr(value), f"use for example {name}={example}"
-    )
+    rule = f"{name} must be an integer {bounds}"
+    raise input_error(rule, repr(value), f"use for example {name}={example}")
 
 
 def check_number(name: str, value: object, *, example: float, **bounds: float) -> None:

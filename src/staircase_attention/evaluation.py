@@ -49,9 +49,8 @@ def title(split: str, score: Mapping[str, Any]) -> str:
     'test (first 16,384 of 5,000,000 tokens)'
     """
     part, whole = score.get("num_tokens"), score.get("split_tokens")
-    return (
-        split if whole is None or part == whole else f"{split} (first {part:,} of {whole:,} tokens)"
-    )
+    is_whole = whole is None or part == whole
+    return split if is_whole else f"{split} (first {part:,} of {whole:,} tokens)"
 
 
 def measures(score: Mapping[str, Any]) -> str:
@@ -87,11 +86,8 @@ def evaluate(
         totals += torch.stack([part.double() for part in loss_and_wrong(logits, targets)])
         num_answers += batch.num_answers
     if num_answers == 0:
-        raise input_error(
-            "batches must ask for at least one answer",
-            "none",
-            "make them again if they have been iterated over before",
-        )
+        rule = "batches must ask for at least one answer"
+        raise input_error(rule, "none", "make them again if they have been iterated over before")
     loss, wrong = totals.tolist()
     return Score.of(loss, wrong, num_answers)
 

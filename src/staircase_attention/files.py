@@ -163,9 +163,8 @@ def as_written(what: str, path: object, remedy: str) -> Iterator[None]:
         if isinstance(error, MemoryError) or "out of memory" in str(error):
             raise
         reason = str(error) if isinstance(error, ValueError) else one_line(error)
-        raise input_error(
-            f"{what} must be as it was written", f"{path} ({reason})", remedy
-        ) from error
+        rule = f"{what} must be as it was written"
+        raise input_error(rule, f"{path} ({reason})", remedy) from error
 
 
 def inside(folder: Path, name: str) -> Path:
@@ -254,9 +253,12 @@ def save_folder(path: Path, save: Callable[[Path], object]) -> None:
     """Let a function write the files of a new folder, which appears with all of them."""
     scratch = path.with_name(f".{path.name}{PARTIAL}")
     shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir()
-    save(scratch)
-    publish_folder(scratch, path)
+    try:
+        scratch.mkdir(parents=True)
+        save(scratch)
+        publish_folder(scratch, path)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def publish_folder(scratch: Path, target: Path) -> None:

@@ -109,9 +109,8 @@ def _merge(group: str, old: Any, new: Any) -> Any:  # noqa: ANN401
 
 
 def _unknown(path: str, name: str, known: typing.Iterable[str]) -> InputError:
-    return input_error(
-        "a setting must be one that the recipe has", repr(path), suggestion(name, known)
-    )
+    rule = "a setting must be one that the recipe has"
+    return input_error(rule, repr(path), suggestion(name, known))
 
 
 def _group(value: Any, path: str) -> Mapping[str, Any]:  # noqa: ANN401

@@ -91,9 +91,8 @@ def check_options(name: str, kind: type, options: Mapping[str, object]) -> None:
             raise input_error(rule, repr(option), suggestion(option, parameters))
     for option, parameter in parameters.items():
         if parameter.default is parameter.empty and option not in options:
-            raise input_error(
-                f"option {option} of {name} must be given", "no value", f"add {option}"
-            )
+            rule = f"option {option} of {name} must be given"
+            raise input_error(rule, "no value", f"add {option}")
 
 
 def _import(name: str) -> ModuleType:
@@ -158,11 +157,9 @@ def require_trusted_code(recipe: Mapping[str, Any], run: Path) -> None:
     unknown += [("module", module) for module in modules if module not in store["modules"]]
     if unknown:
         kind, code = unknown[0]
-        raise input_error(
-            f"code named by a run folder must be a {kind} that you trained with",
-            f"{code}, from {run}",
-            "read it, then allow it with --trust-code (in Python, trust_code=True)",
-        )
+        rule = f"code named by a run folder must be a {kind} that you trained with"
+        remedy = "read it, then allow it with --trust-code (in Python, trust_code=True)"
+        raise input_error(rule, f"{code}, from {run}", remedy)
 
 
 def _code(recipe: Mapping[str, Any]) -> tuple[list[Path], list[str]]:

@@ -14,16 +14,11 @@ if TYPE_CHECKING:
     from staircase_attention.training.learner import Model
 
 
-def complete_schedules(start: str) -> list[str]:
-    """The schedules whose names start like this."""
-    return [name for name in SCHEDULES if name.startswith(start)]
-
-
-def complete_recipes(start: str) -> list[str]:
-    """The recipes whose names start like this."""
+def complete_recipes() -> list[str]:
+    """All recipes, of which typer offers those that start as the word does."""
     from staircase_attention.experiments import recipes
 
-    return [name for name in recipes() if name.startswith(start)]
+    return list(recipes())
 
 
 ScheduleName = Annotated[
@@ -31,7 +26,7 @@ ScheduleName = Annotated[
     typer.Argument(
         metavar="SCHEDULE",
         help=f"one of {', '.join(SCHEDULES)}, or FILE.py:CLASS",
-        autocompletion=complete_schedules,
+        autocompletion=lambda: list(SCHEDULES),
     ),
 ]
 ScheduleOptions = Annotated[
@@ -53,13 +48,11 @@ DeviceName = Annotated[
     str | None, typer.Option("--device", help="As cpu or cuda:1; by default a GPU if there is one.")
 ]
 TrustCode = Annotated[
-    bool,
-    typer.Option("--trust-code", help="Run code that the run folder names, whoever wrote it."),
+    bool, typer.Option("--trust-code", help="Run code that the run folder names, whoever wrote it.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress, write no page.")]
 Passes = Annotated[
-    str | None,
-    typer.Option(metavar="N,N,...", help="Numbers of passes to compare, as 1,2,4,8."),
+    str | None, typer.Option(metavar="N,N,...", help="Numbers of passes to compare, as 1,2,4,8.")
 ]
 ExitRule = Annotated[
     str | None,
@@ -86,9 +79,8 @@ def parse_assignments(
     for word in words:
         name, equals, text = word.partition("=")
         if not equals or not all(part.isidentifier() for part in name.split(".")):
-            raise input_error(
-                "a setting is written name=value", repr(word), "use for example chunk_size=64"
-            )
+            rule = "a setting is written name=value"
+            raise input_error(rule, repr(word), "use for example chunk_size=64")
         if name in options:
             raise input_error("a setting is given once", f"{name} twice", "leave one of them out")
         options[name] = (parse or parse_value)(text)
@@ -152,7 +144,6 @@ def parse_values(text: str) -> list[Any]:
         parts = [part.strip() for part in text.split(",")]
         values = [parse_value(part) for part in parts] if all(parts) else []
     if not values:
-        raise input_error(
-            "varied values are written value,value", repr(text), "use for example 32,64"
-        )
+        rule = "varied values are written value,value"
+        raise input_error(rule, repr(text), "use for example 32,64")
     return list(values)

@@ -50,8 +50,7 @@ def evaluate(
         typer.Option(metavar="FILE", help="Score on this text instead; may be repeated."),
     ] = None,
     tokens: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Score only the first N tokens of the split."),
+        int | None, typer.Option(metavar="N", help="Score only the first N tokens of the split.")
     ] = None,
     length: Annotated[
         list[int] | None,
@@ -64,8 +63,7 @@ def evaluate(
     passes: Passes = None,
     exit_rule: ExitRule = None,
     figure: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.png", help="Draw the loss against --passes."),
+        Path | None, typer.Option(metavar="FILE.png", help="Draw the loss against --passes.")
     ] = None,
     checkpoint: CheckpointName = "best",
     precision: Annotated[
@@ -153,11 +151,7 @@ def evaluate(
 
 
 def check_kind(
-    data: "TaskData | CorpusData",
-    split: str,
-    *,
-    length: list[int] | None,
-    tokens: int | None,
+    data: "TaskData | CorpusData", split: str, *, length: list[int] | None, tokens: int | None
 ) -> None:
     """Refuse what only a task or only a corpus has, a split without end, and a score of nothing."""
     from staircase_attention.training.dataset import TaskData

@@ -62,8 +62,7 @@ def train(
     ] = None,
     *,
     init: Annotated[
-        Path | None,
-        typer.Option(metavar="RUN", help="Start from the weights of this run."),
+        Path | None, typer.Option(metavar="RUN", help="Start from the weights of this run.")
     ] = None,
     output: Annotated[
         Path | None, typer.Option(help="Run folder; by default a new one under runs/.")

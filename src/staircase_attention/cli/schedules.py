@@ -73,19 +73,14 @@ def describe(
 ) -> None:
     """Show what a model costs: parameters, FLOPs, steps, state."""
     depths = arguments.parse_passes(passes)
-    given = arguments.parse_assignments(options or []) | (
-        {"num_passes": depths[0]} if depths else {}
-    )
-    plan = make_schedule(schedule, given)
+    given = arguments.parse_assignments(options or [])
+    plan = make_schedule(schedule, given | ({"num_passes": depths[0]} if depths else {}))
     check_choice("--dtype", dtype, BYTES)
     from staircase_attention.layers import CoreConfig
     from staircase_attention.models import measure_cost
 
-    shape = {
-        "width": width,
-        "num_layers": num_layers,
-        "num_heads": num_heads,
-    } | arguments.parse_assignments(settings or [])
+    shape: dict[str, Any] = {"width": width, "num_layers": num_layers, "num_heads": num_heads}
+    shape |= arguments.parse_assignments(settings or [])
     check_options("--core", CoreConfig, shape)
     core = CoreConfig(**shape)
     plan.check_core(num_layers=core.num_layers)

@@ -160,8 +160,7 @@ def chat(
     seed: Seed = 0,
     checkpoint: CheckpointName = "best",
     save: Annotated[
-        Path | None,
-        typer.Option(help="Text file for the dialogue; one that exists is continued."),
+        Path | None, typer.Option(help="Text file for the dialogue; one that exists is continued.")
     ] = None,
     device: DeviceName = None,
     trust_code: TrustCode = False,
@@ -296,8 +295,5 @@ def check_fixed(context: typer.Context) -> None:
     given = [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
     if given:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-        raise input_error(
-            "a resumed stream keeps its settings",
-            f"{options} with --resume",
-            "leave them out, or start a new stream without --resume",
-        )
+        remedy = "leave them out, or start a new stream without --resume"
+        raise input_error("a resumed stream keeps its settings", f"{options} with --resume", remedy)

@@ -40,15 +40,7 @@ MAGIC_BYTES: dict[bytes, Compression] = {
     b"PK\x03\x04": "zip",
 }
 # What the libraries raise for a file that they cannot decompress.
-DAMAGE = (
-    EOFError,
-    OSError,
-    lzma.LZMAError,
-    zlib.error,
-    zipfile.BadZipFile,
-    NotImplementedError,
-    RuntimeError,
-)
+DAMAGE = (EOFError, OSError, lzma.LZMAError, zlib.error, zipfile.BadZipFile, RuntimeError)
 
 
 class DamagedFileError(InputError):
@@ -161,33 +153,29 @@ class _ZstandardFrames:
                 if self._frame is not None:
                     raise EOFError("it ends inside a frame")
                 break
-            self._decompress(compressed)
+            self._frame = self._frame or self._decompressor.decompressobj()
+            try:
+                self._content = memoryview(self._frame.decompress(compressed))
+            except self._zstandard.ZstdError as error:
+                # A window may be larger than the memory of this machine: the file is not to blame.
+                kind = MemoryError if "not enough memory" in str(error) else EOFError
+                raise kind(str(error)) from error
+            self._compressed = b""
+            if self._frame.eof:
+                self._compressed, self._frame = self._frame.unused_data, None
         piece, self._content = self._content[:size], self._content[size:]
         return piece
 
     def close(self) -> None:
         self._frame = None
 
-    def _decompress(self, compressed: bytes) -> None:
-        self._frame = self._frame or self._decompressor.decompressobj()
-        try:
-            self._content = memoryview(self._frame.decompress(compressed))
-        except self._zstandard.ZstdError as error:
-            # A window may be larger than the memory of this machine: the file is not to blame.
-            kind = MemoryError if "not enough memory" in str(error) else EOFError
-            raise kind(str(error)) from error
-        self._compressed = b""
-        if self._frame.eof:
-            self._compressed, self._frame = self._frame.unused_data, None
-
 
 def _open_zip(stored: IO[bytes]) -> IO[bytes]:
     archive = zipfile.ZipFile(stored)
     members = [member for member in archive.infolist() if not member.is_dir()]
     if len(members) != 1:
-        raise input_error(
-            "a .zip must hold one file", f"{len(members)} in {stored.name}", "unpack it"
-        )
+        rule = "a .zip must hold one file"
+        raise input_error(rule, f"{len(members)} in {stored.name}", "unpack it")
     return archive.open(members[0])
 
 

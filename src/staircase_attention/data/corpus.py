@@ -225,11 +225,8 @@ class TokenSplit:
 
     def document(self, number: int) -> Tokens:
         """One document, with its end symbol."""
-        starts = self.document_starts
-        is_last = number + 1 == len(starts)
-        return self.tokens(
-            int(starts[number]), self.num_tokens if is_last else int(starts[number + 1])
-        )
+        start, *following = map(int, self.document_starts[number : number + 2])
+        return self.tokens(start, *(following or [self.num_tokens]))
 
 
 def _mapped(folder: Path, record: ArrayRecord, dtype: np.dtype[Any]) -> NDArray[Any]:

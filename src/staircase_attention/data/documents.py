@@ -166,7 +166,5 @@ def cut(data: bytes, shortest: int, longest: int) -> int:
             found = pattern.search(data, shortest - 1, stop + 1)
             if found is not None:
                 return found.end()
-    starts = (
-        place for place in range(longest, longest - 4, -1) if data[place] >> 6 != CONTINUATION
-    )
-    return next(starts, longest)
+    places = range(longest, longest - 4, -1)
+    return next((place for place in places if data[place] >> 6 != CONTINUATION), longest)

@@ -87,11 +87,10 @@ def evaluation_batches(
     """
     check_integer("num_lanes", num_lanes, minimum=1, example=512)
     check_integer("segment_length", segment_length, minimum=1, example=256)
-    if num_tokens is not None:
-        check_integer("num_tokens", num_tokens, minimum=1, example=16_384)
     first_target = 0 if split.end_symbol is not None else 1
     num_targets = split.num_tokens - first_target
     if num_tokens is not None:
+        check_integer("num_tokens", num_tokens, minimum=1, example=16_384)
         num_targets = min(num_tokens, num_targets)
     # Both [lanes]: the first target of each lane, and the one after its last.
     starts = first_target + lane_starts(num_targets, min(num_lanes, max(1, num_targets)))

@@ -83,7 +83,6 @@ def prepare_text(
             8,008 symbols.
         held_out: fractions for valid and test.
         options: how texts are extracted from files.
-        progress: receives reports.
         part: (3, 16) for the third of 16 parts, see `prepare`.
     """
     progress = progress or Display()
@@ -113,10 +112,7 @@ def prepare_text(
 
 
 def prepare_enwik8(
-    path: str | Path,
-    folder: str | Path,
-    *,
-    progress: Display | None = None,
+    path: str | Path, folder: str | Path, *, progress: Display | None = None
 ) -> Corpus:
     """Enwik8 as in the paper: 256 symbols; 90, 5 and 5 million bytes; no end symbol.
 
@@ -183,10 +179,7 @@ def join(folders: Sequence[str | Path], folder: str | Path) -> Corpus:
 
     A part is a corpus of some files, or of some of Reddit's partitions. Its manifest names its
     number and all inputs. Parts in order have the documents of one preparation in order.
-
-    Args:
-        folders: of all parts, in any order.
-        folder: the output folder; must not exist.
+    `folders` are those of all parts, in any order; `folder`, the output, must not exist.
     """
     parts = [Corpus.open(one) for one in folders]
     parts.sort(key=lambda one: _mark(one).get("number", 0))
@@ -261,8 +254,7 @@ def _digest(files: Iterable[tuple[str, int]]) -> str:
 
 
 def _mark(part: Corpus) -> dict[str, Any]:
-    mark: dict[str, Any] = part.manifest.preparation.parameters.get("part", {})
-    return mark
+    return dict(part.manifest.preparation.parameters.get("part", {}))
 
 
 def _joined_plan(parts: Sequence[Corpus]) -> Preparation:

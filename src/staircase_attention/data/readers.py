@@ -69,11 +69,7 @@ class TextSource:
     """
 
     def __init__(
-        self,
-        path: str | Path,
-        *,
-        options: ReadingOptions | None = None,
-        split: str | None = None,
+        self, path: str | Path, *, options: ReadingOptions | None = None, split: str | None = None
     ) -> None:
         """Find the files and read the beginning of each.
 

@@ -448,10 +448,8 @@ class RedditSource:
                 is kept, in the order of the dumps and of their lines.
             work_folder: a folder for this preparation only, with space for half of the decompressed
                 dumps. It may be deleted when the corpus is complete.
-            options: what an example is.
             allow_damaged: whether a damaged dump is read up to the damage; else it is refused.
             num_workers: worker processes; None for one per core, if there is enough to do.
-            progress: receives reports on the preparation.
         """
         if isinstance(paths, Path | str) or not paths:
             rule = "paths must be a list of one dump or more"

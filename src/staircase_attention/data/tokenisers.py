@@ -255,11 +255,11 @@ def from_vocabulary_and_merges(vocabulary: Path, merges: Path) -> BytePairTokeni
     from tokenizers import models
 
     rule = "a vocabulary and its merges must be in GPT-2's format"
-    with _reading(rule, f"{vocabulary} and {merges}", "fetch both files again"):
+    with reading(rule, f"{vocabulary} and {merges}", "fetch both files again"):
         _check_plan(parse_json(read_file(vocabulary)))
         assert read_file(merges) is not None  # A regular file, which the library may open.
         model = models.BPE.from_file(str(vocabulary), str(merges))
-    tokenizer = _byte_level(model)
+    tokenizer = byte_level(model)
     tokenizer.add_special_tokens([END_NAME])
     end_symbol = tokenizer.token_to_id(END_NAME)
     assert end_symbol is not None
@@ -285,14 +285,14 @@ def read_tokenizer(path: Path) -> "Tokenizer":
     from tokenizers import Tokenizer
 
     rule = "a tokenizer.json must be in the format of the tokenizers library"
-    with _reading(rule, str(path), "fetch it again"):
+    with reading(rule, str(path), "fetch it again"):
         content = read_file(path)
         _check_plan(parse_json(content))
         return Tokenizer.from_buffer(content)
 
 
 @contextmanager
-def _reading(rule: str, received: str, remedy: str) -> Iterator[None]:
+def reading(rule: str, received: str, remedy: str) -> Iterator[None]:
     """Report in one line what is wrong with a file that the library reads."""
     try:
         yield
@@ -314,12 +314,12 @@ def _check_plan(plan: Any, depth: int = 0) -> None:  # noqa: ANN401
             _check_plan(part, depth + 1)
 
 
-def _byte_level(model: "models.BPE") -> "Tokenizer":
-    """A tokenizer that splits words as GPT-2 does, and adds no space before the first."""
+def byte_level(model: "models.BPE", *, use_regex: bool = True) -> "Tokenizer":
+    """A tokenizer that splits words as GPT-2 does, or not at all, and adds no space in front."""
     from tokenizers import Tokenizer, decoders, pre_tokenizers
 
     tokenizer = Tokenizer(model)
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
@@ -330,7 +330,7 @@ def train_bpe(texts: Iterable[bytes], *, vocab_size: int = 8_008) -> BytePairTok
 
     # Its check is the one for this value, too.
     training = BytePairTraining(vocab_size=vocab_size)
-    tokenizer = _byte_level(models.BPE())
+    tokenizer = byte_level(models.BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=training.vocab_size - 1,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),

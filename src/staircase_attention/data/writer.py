@@ -173,9 +173,8 @@ class CorpusWriter:
             "is_inside_document": self._is_inside_document,
             "mixture": [asdict(part) for part in position],
         }
-        files.write_whole(
-            self._folder / JOURNAL, files.sealed(json.dumps(state, separators=(",", ":")).encode())
-        )
+        content = json.dumps(state, separators=(",", ":")).encode()
+        files.write_whole(self._folder / JOURNAL, files.sealed(content))
 
     def close(self) -> None:
         """Close all files as they are."""

@@ -30,21 +30,8 @@ Model = TypeVar("Model", bound=nn.Module)
 
 # What a model is made of.
 KINDS = (
-    SequenceModel,
-    Embedding,
-    nn.Embedding,
-    Core,
-    Layer,
-    Attention,
-    FeedForward,
-    Memory,
-    LayerMix,
-    RelativePositions,
-    RotaryPositions,
-    nn.ModuleList,
-    nn.Linear,
-    nn.LayerNorm,
-    RMSNorm,
+    *(SequenceModel, Embedding, Core, Layer, Attention, FeedForward, Memory, LayerMix, RMSNorm),
+    *(RelativePositions, RotaryPositions, nn.Embedding, nn.ModuleList, nn.Linear, nn.LayerNorm),
 )
 # Those that the kernels of training are written for.
 HEAD_SIZES = (16, 32, 64, 128)

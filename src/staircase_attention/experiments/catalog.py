@@ -239,10 +239,7 @@ SMALL_TASKS: dict[str, tuple[str, dict[str, Any]]] = {
     "parity": ("permutations", {"group": "S2", "length": 24}),
     "permutations-small": ("permutations", {"group": "S3", "length": 24}),
     "random-walk-small": ("random-walk", {"length": 24, "height": 3, "width": 3}),
-    "algorithm-small": (
-        "algorithm",
-        {"num_variables": 2, "num_statements": 10, "num_train": None},
-    ),
+    "algorithm-small": ("algorithm", {"num_variables": 2, "num_statements": 10, "num_train": None}),
 }
 
 

@@ -58,9 +58,8 @@ def compare(
         raise input_error("a comparison needs recipes", "none", "give at least one")
     [(name, count)] = Counter(recipe.name for recipe in chosen).most_common(1)
     if count > 1:
-        raise input_error(
-            "compared recipes must have different names", f"{name!r} twice", "rename one of them"
-        )
+        rule = "compared recipes must have different names"
+        raise input_error(rule, f"{name!r} twice", "rename one of them")
     report = Report(
         title=title,
         folder=Path(folder),
@@ -97,7 +96,6 @@ def reproduce(
         lengths: also evaluate the best weights of every run at these episode lengths.
         jobs: runs at a time.
         processes: of each run, started by torchrun.
-        progress: show progress on standard error.
     """
     everything = table_rows(table)
     title, paper_names = TABLES[table]

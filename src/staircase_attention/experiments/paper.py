@@ -15,7 +15,6 @@ from staircase_attention.plain import from_plain
 from staircase_attention.schedules import PaperRow
 from staircase_attention.training.recipe import TrainingConfig
 
-FILE = "paper_tables.json"
 SPLITS = ("valid", "test")
 WORDS = ("recurrent_steps", "step_size", "forward_size")
 
@@ -156,9 +155,8 @@ def paper_training(task: str) -> PaperTraining:
 
 
 def _data() -> dict[str, Any]:
-    text = (files("staircase_attention.experiments") / FILE).read_text(encoding="utf-8")
-    data: dict[str, Any] = json.loads(text)
-    return data
+    file = files("staircase_attention.experiments") / "paper_tables.json"
+    return dict(json.loads(file.read_text(encoding="utf-8")))
 
 
 def _row(data: dict[str, Any]) -> PaperResult:

@@ -20,13 +20,7 @@ import numpy as np
 
 from staircase_attention.batches import Batch
 from staircase_attention.checks import check_number, input_error
-from staircase_attention.data import (
-    BytePairTraining,
-    Corpus,
-    HeldOut,
-    TextSource,
-    prepare_text,
-)
+from staircase_attention.data import BytePairTraining, Corpus, HeldOut, TextSource, prepare_text
 from staircase_attention.experiments.catalog import find_recipe
 from staircase_attention.experiments.page import SAMPLE_TOKENS, SAMPLING, prompts, samples
 from staircase_attention.experiments.results import read_lines
@@ -115,9 +109,8 @@ class Quickstart:
             write_splits(sources, text, ends=(total - 2 * size, total - size))
             own = ("--valid-file", text / "valid", "--test-file", text / "test")
             self._command("prepare", "text", text / "train", *own, *end)
-            sources = [TextSource(text / "train")] + [
-                TextSource(text / split, split=split) for split in ("valid", "test")
-            ]
+            sources = [TextSource(text / "train")]
+            sources += [TextSource(text / split, split=split) for split in ("valid", "test")]
         return prepare_text(
             sources,
             output,

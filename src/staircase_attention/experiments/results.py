@@ -208,9 +208,7 @@ class Row:
     @property
     def is_shortened(self) -> bool:
         """Whether some run had fewer updates or tokens than it should have."""
-        if self.budget is None:
-            return False
-        num_updates, num_tokens = self.budget
+        num_updates, num_tokens = self.budget or (0, 0)
         return any(
             one.num_updates < num_updates or one.num_tokens < num_tokens for one in self.results
         )

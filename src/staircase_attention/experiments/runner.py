@@ -55,9 +55,8 @@ def carry_out(
     check_integer("jobs", jobs, minimum=1, example=2)
     check_integer("processes", processes, minimum=1, example=8)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise input_error(
-            "several runs are started by one process", "torchrun", "use --processes instead of it"
-        )
+        rule = "several runs are started by one process"
+        raise input_error(rule, "torchrun", "use --processes instead of it")
     runs = planned_runs(report)
     report.folder.mkdir(parents=True, exist_ok=True)
     report = write_report(report)
@@ -110,6 +109,7 @@ class Run:
 
     def __init__(self, recipe: Recipe, folder: Path, lengths: Sequence[int] = ()) -> None:
         self.recipe, self.folder, self.lengths = recipe, folder, lengths
+        self._written = RunFolder(folder)
         self._process: subprocess.Popen[bytes] | None = None
         self._is_stopping = False
 
@@ -119,21 +119,16 @@ class Run:
         return f"{self.recipe.name}, seed {self.recipe.seed}"
 
     @property
-    def is_trained(self) -> bool:
-        """Whether it has a result, good or bad."""
-        return RunFolder(self.folder).is_finished
-
-    @property
     def is_over(self) -> bool:
         """Whether nothing is left to do: it has a result, all scores, and no failure on record."""
         if results.beside(self.folder, "failure.txt").exists():
             return False
-        return self.is_trained and not self._missing_lengths
+        return self._written.is_finished and not self._missing_lengths
 
     @property
     def _missing_lengths(self) -> list[int]:
         """Lengths still to be scored; none for a run that diverged without a good checkpoint."""
-        if RunFolder(self.folder).read_result().best_update is None:
+        if self._written.read_result().best_update is None:
             return []
         known = results.read_lengths(self.folder)
         return [length for length in self.lengths if length not in known]
@@ -145,17 +140,16 @@ class Run:
         """
         torchrun = [*TORCHRUN, f"--nproc-per-node={processes}", "--no-python"]
         staircase = [*torchrun, *STAIRCASE] if processes > 1 else STAIRCASE
-        if RunFolder(self.folder).is_unbegun:
+        if self._written.is_unbegun:
             recipe = results.beside(self.folder, "recipe.json")
             recipe.parent.mkdir(parents=True, exist_ok=True)
             write_json(recipe, self.recipe.to_plain())
             # The times of an earlier run in this folder, which was removed, do not count.
             results.beside(self.folder, "shared.txt").unlink(missing_ok=True)
             return [*staircase, "train", str(recipe), "--output", str(self.folder), "--quiet"]
-        if not self.is_trained:
+        if not self._written.is_finished:
             return [*staircase, "resume", str(self.folder), "--quiet"]
-        lengths = self._missing_lengths
-        if lengths:
+        if lengths := self._missing_lengths:
             return [*LENGTHS, str(self.folder), *map(str, lengths)]
         return None
 
@@ -169,7 +163,7 @@ class Run:
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         log.write_bytes(b"")
         while command := self.next_command(processes=processes):
-            self._is_training = not self.is_trained
+            self._is_training = not self._written.is_finished
             with log.open("ab") as output:
                 self._process = subprocess.Popen(
                     command, stdin=stdin, stdout=output, stderr=output, env=environment
@@ -179,7 +173,7 @@ class Run:
             if self._is_stopping:
                 return
             # A run that diverged exits with 1.
-            if not (self.is_trained if self._is_training else self.is_over):
+            if not (self._written.is_finished if self._is_training else self.is_over):
                 # A failure is recorded beside the run: the reason in one line, then the whole log.
                 text = log.read_text(errors="replace").strip()
                 reason = text.rpartition("\n")[2].removeprefix("staircase: ")
@@ -206,7 +200,6 @@ class Run:
 
     def end(self, *, at_once: bool) -> None:
         """Wait until no process is left; killed, a run has its latest checkpoint."""
-        self.stop()
         if self._process is not None:
             if at_once:
                 self._process.kill()

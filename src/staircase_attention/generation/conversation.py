@@ -73,11 +73,7 @@ class Conversation:
                 if new.text:
                     yield new.text
         finally:
-            self._end(tokens)
-
-    def _end(self, tokens: TokenStream) -> None:
-        """Keep the state; a reply that was cut off gets the separator it lacks."""
-        self.state = tokens.stepper.state
-        self.unread = tokens.unread
-        if "stop_string" not in tokens.finished.values():
-            self.read("")
+            self.state, self.unread = tokens.stepper.state, tokens.unread
+            # A reply that was cut off gets the separator it lacks.
+            if "stop_string" not in tokens.finished.values():
+                self.read("")

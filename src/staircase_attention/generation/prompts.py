@@ -111,18 +111,13 @@ def as_rows(
         raise input_error("a stream needs at least one prompt", "none", EXAMPLE)
     for number, row in enumerate(rows):
         if len(row) == 0:
-            raise input_error(
-                "a prompt must have at least one token",
-                f"none in prompt {number}",
-                "give start_token, the token that a text begins with, or a longer prompt",
-            )
+            rule = "a prompt must have at least one token"
+            remedy = "give start_token, the token that a text begins with, or a longer prompt"
+            raise input_error(rule, f"none in prompt {number}", remedy)
         low, high = (int(bound) for bound in row.aminmax())
         if low < 0 or high >= vocab_size:
-            raise input_error(
-                f"token ids must be from 0 to vocab_size - 1 = {vocab_size - 1}",
-                f"ids from {low} to {high}",
-                "check the tokeniser",
-            )
+            rule = f"token ids must be from 0 to vocab_size - 1 = {vocab_size - 1}"
+            raise input_error(rule, f"ids from {low} to {high}", "check the tokeniser")
     return rows
 
 

@@ -81,22 +81,15 @@ def load_stream(path: PathLike, model: Model, *, decode: Decode | None = None) -
         text = header["text"] or {"stop_strings": (), "held": ()}
         is_own = (header["model"], header["weights"]) == (identity(model), fingerprint(model))
         described = describe(header["model"])
-        state = {
-            name.removeprefix(STATE): tensor
-            for name, tensor in tensors.items()
-            if name.startswith(STATE)
-        }
-        restored = put_together(header["state"], state)
+        restored = put_together(header["state"], tensors, STATE)
     # With other weights the state would be valid and the continuation nonsense.
     if not is_own:
         own = identity(model)
         is_same_shape = header["model"] == own
         other = "with other weights or another dtype" if is_same_shape else f"for {describe(own)}"
-        raise input_error(
-            "a stream continues only with its own model and weights",
-            f"{path} of {described} {other}",
-            "load the checkpoint it was made with",
-        )
+        rule = "a stream continues only with its own model and weights"
+        received = f"{path} of {described} {other}"
+        raise input_error(rule, received, "load the checkpoint it was made with")
     if header["text"] is not None and decode is None:
         raise input_error("a stream of text continues with its decode", "none", "pass decode")
     accelerate(model)
@@ -130,11 +123,7 @@ def load_stream(path: PathLike, model: Model, *, decode: Decode | None = None) -
 
 def identity(model: Model) -> dict[str, Any]:
     """A model's shape as plain data."""
-    return {
-        **model.signature,
-        "vocab_size": model.vocab_size,
-        "output_size": model.output_size,
-    }
+    return {**model.signature, "vocab_size": model.vocab_size, "output_size": model.output_size}
 
 
 def fingerprint(model: Model) -> str:

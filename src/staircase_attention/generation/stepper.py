@@ -48,10 +48,7 @@ def feed(
     model: Model, tokens: Int[Tensor, "rows time"], state: ModelState
 ) -> tuple[Float[Tensor, "rows time vocab"], ModelState]:
     """The logits of these tokens, and the state after them."""
-    logits: Tensor
-    after: ModelState
-    logits, after = model(tokens.to(device_of(model)), state)
-    return logits, after
+    return model(tokens.to(device_of(model)), state)  # type: ignore[no-any-return]
 
 
 def is_worthwhile(model: Model) -> bool:

@@ -257,21 +257,16 @@ def stream(
     alone. On a GPU the model is accelerated (`engine.accelerate`), in place.
     """
     if model.output_size > model.vocab_size:
-        raise input_error(
-            "a stream feeds outputs back as inputs, so output_size must be at most vocab_size",
-            f"{model.output_size} and {model.vocab_size}",
-            "build the model with one vocabulary",
-        )
+        rule = "a stream feeds outputs back as inputs, so output_size must be at most vocab_size"
+        received = f"{model.output_size} and {model.vocab_size}"
+        raise input_error(rule, received, "build the model with one vocabulary")
     rows = as_rows(prompts, vocab_size=model.vocab_size, start_token=start_token)
     numbers = tuple(range(len(rows)) if row_numbers is None else row_numbers)
     for number in numbers:
         check_integer("row_number", number, minimum=0, example=0)
     if len({*numbers}) != len(rows):
-        raise input_error(
-            f"row_numbers must be one different number for each of the {len(rows)} prompts",
-            list(numbers),
-            "leave them out to count from 0",
-        )
+        rule = f"row_numbers must be one different number for each of the {len(rows)} prompts"
+        raise input_error(rule, list(numbers), "leave them out to count from 0")
     accelerate(model)
     with inference(model):
         # The last token of each prompt is fed like any token that is made.
@@ -351,9 +346,6 @@ def as_stop_strings(strings: str | Sequence[str]) -> tuple[str, ...]:
     """Stop strings, given as one string or several."""
     found = (strings,) if isinstance(strings, str) else tuple(strings)
     if not all(isinstance(one, str) and one for one in found):
-        raise input_error(
-            "a stop string must be a string of at least one character",
-            list(found),
-            "leave out the others",
-        )
+        rule = "a stop string must be a string of at least one character"
+        raise input_error(rule, list(found), "leave out the others")
     return found

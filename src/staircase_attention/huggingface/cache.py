@@ -81,11 +81,9 @@ class StateCache(Cache):
         if kept >= self.num_columns:
             return
         if not self.calls or kept < self.calls[0][0]:
-            raise input_error(
-                "a cache can forget only columns of its latest calls, without gradients",
-                f"{self.num_columns - kept} to forget",
-                "keep cache.state of an earlier moment, and continue from StateCache(state)",
-            )
+            rule = "a cache can forget only columns of its latest calls, without gradients"
+            remedy = "keep cache.state of an earlier moment, and continue from StateCache(state)"
+            raise input_error(rule, f"{self.num_columns - kept} to forget", remedy)
         while self.calls[-1][0] > kept:
             self.calls.pop()
         before, run_again = self.calls[-1]

@@ -128,10 +128,7 @@ def plain_schedule(schedule: Schedule | Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(schedule, Schedule):
         return schedule.to_dict()
     if not isinstance(schedule, Mapping) or not {"name", "reference"} & {*schedule}:
-        raise input_error(
-            "schedule must be a Schedule or the result of its to_dict()",
-            repr(schedule),
-            f"use for example {DEFAULT_SCHEDULE}",
-        )
+        rule = "schedule must be a Schedule or the result of its to_dict()"
+        raise input_error(rule, repr(schedule), f"use for example {DEFAULT_SCHEDULE}")
     require_trusted_code({"model": schedule}, Path("config.json"))
     return dict(schedule)

@@ -9,19 +9,22 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, models, processors
 from transformers import PreTrainedTokenizerFast
 
 from staircase_attention.checks import input_error
-from staircase_attention.data.tokenisers import BYTE_OF_CHARACTER
+from staircase_attention.data.tokenisers import (
+    BYTE_OF_CHARACTER,
+    END_NAME,
+    NUM_BYTES,
+    byte_level,
+    reading,
+)
 from staircase_attention.huggingface.config import CORE_FIELDS, StaircaseConfig
 from staircase_attention.huggingface.model import StaircaseForCausalLM
 from staircase_attention.models import SequenceModel
 from staircase_attention.models.sequence_model import describe
 
-NUM_BYTES = 256
-# The name of an end token that has none yet.
-END_NAME = "<|endoftext|>"
 # Each turn ends with the separator of `staircase chat`; who speaks is not written down.
 CHAT_TEMPLATE = "{% for message in messages %}{{ message.content + '\\n\\n\\n' }}{% endfor %}"
 MODEL_CARD = """\
@@ -56,11 +59,9 @@ def wrap(model: SequenceModel, **tokens: Any) -> StaircaseForCausalLM:  # noqa: 
             "the model must be a SequenceModel", type(model).__name__, "pass a model of the family"
         )
     if model.output_size != model.vocab_size:
-        raise input_error(
-            "a causal language model must have output_size = vocab_size",
-            f"{model.output_size} and {model.vocab_size}",
-            "build the model without output_size",
-        )
+        rule = "a causal language model must have output_size = vocab_size"
+        received = f"{model.output_size} and {model.vocab_size}"
+        raise input_error(rule, received, "build the model without output_size")
     if model.memory_shapes:
         rule = "a model for Transformers must have the family's own layers"
         raise input_error(rule, "blocks of your own", "use the SequenceModel itself")
@@ -125,9 +126,7 @@ def byte_tokenizer(*, has_end_symbol: bool = False) -> Tokenizer:
     >>> byte_tokenizer().encode("é!").ids
     [195, 169, 33]
     """
-    tokenizer = Tokenizer(models.BPE(vocab=BYTE_OF_CHARACTER, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer = byte_level(models.BPE(vocab=BYTE_OF_CHARACTER, merges=[]), use_regex=False)
     if has_end_symbol:
         tokenizer.add_special_tokens([END_NAME])
     return tokenizer
@@ -138,22 +137,14 @@ def read_tokenizer(source: TokenizerSource, vocab_size: int) -> Tokenizer:
     if isinstance(source, Tokenizer):
         tokenizer = Tokenizer.from_str(source.to_str())
     else:
-        try:
+        rule = "a tokeniser is read from a file that Tokenizer.save wrote"
+        with reading(rule, str(source), "save it again"):
             tokenizer = Tokenizer.from_file(os.fspath(source))
-        # The library raises nothing more specific.
-        except Exception as error:
-            raise input_error(
-                "a tokeniser is read from a file that Tokenizer.save wrote",
-                f"{source} ({error})",
-                "save it again",
-            ) from error
     highest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
     if highest >= vocab_size:
-        raise input_error(
-            f"a tokeniser must have ids below the model's vocab_size = {vocab_size}",
-            f"one with ids up to {highest}",
-            "use the one that the model was trained with",
-        )
+        rule = f"a tokeniser must have ids below the model's vocab_size = {vocab_size}"
+        received = f"one with ids up to {highest}"
+        raise input_error(rule, received, "use the one that the model was trained with")
     tokenizer.no_padding()
     tokenizer.no_truncation()
     # It may add special tokens that our training does not have.
@@ -194,9 +185,6 @@ def name_of(number: int, tokenizer: Tokenizer) -> str:
         name = END_NAME
         tokenizer.add_special_tokens([name])
         if tokenizer.token_to_id(name) != number:
-            raise input_error(
-                "a special token must be one of the tokeniser's ids or the one after them",
-                number,
-                "name another",
-            )
+            rule = "a special token must be one of the tokeniser's ids or the one after them"
+            raise input_error(rule, number, "name another")
     return name

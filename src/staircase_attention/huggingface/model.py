@@ -273,20 +273,15 @@ def tokens_present(
     batch, time = tokens.shape[:2]
     # A mask may also cover the tokens of earlier calls.
     if attention_mask.dim() != 2 or len(attention_mask) != batch or attention_mask.shape[1] < time:  # noqa: PLR2004
-        raise input_error(
-            "attention_mask must be batch x time, with at least one column per token",
-            f"shape {tuple(attention_mask.shape)} for tokens of {tuple(tokens.shape)}",
-            "pass the mask that the tokeniser returned",
-        )
+        rule = "attention_mask must be batch x time, with at least one column per token"
+        received = f"shape {tuple(attention_mask.shape)} for tokens of {tuple(tokens.shape)}"
+        raise input_error(rule, received, "pass the mask that the tokeniser returned")
     present = attention_mask[:, attention_mask.shape[1] - time :].to(tokens.device) != 0
     return None if bool(present.all()) else present
 
 
 def run_present(
-    model: SequenceModel,
-    tokens: Tensor,
-    present: Bool[Tensor, "batch time"],
-    state: State | None,
+    model: SequenceModel, tokens: Tensor, present: Bool[Tensor, "batch time"], state: State | None
 ) -> tuple[Float[Tensor, "batch time output"], State]:
     """Run the present tokens; the logits of absent ones are zero."""
     rows = [row[here] for row, here in zip(tokens, present, strict=True)]

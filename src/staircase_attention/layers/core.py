@@ -114,9 +114,7 @@ class Core(nn.Module):
         return Trip(levels, contexts)
 
     def inject(
-        self,
-        hidden: Float[Tensor, "batch time width"],
-        entered: Float[Tensor, "batch time width"],
+        self, hidden: Float[Tensor, "batch time width"], entered: Float[Tensor, "batch time width"]
     ) -> Float[Tensor, "batch time width"]:
         """What a pass after the first takes in, h being what the pass before it gave.
 

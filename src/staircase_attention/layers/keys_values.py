@@ -42,10 +42,7 @@ def join(pieces: Sequence[KeysValues]) -> KeysValues:
     """Pieces that follow one another, as one."""
     if len(pieces) == 1:
         return pieces[0]
-    return KeysValues(
-        torch.cat([piece.keys for piece in pieces], dim=2),
-        torch.cat([piece.values for piece in pieces], dim=2),
-    )
+    return KeysValues(*(torch.cat(parts, dim=2) for parts in zip(*pieces, strict=True)))
 
 
 def latest(pieces: Sequence[KeysValues], num_tokens: int) -> KeysValues:

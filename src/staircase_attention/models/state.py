@@ -230,16 +230,12 @@ class State(TensorState):
             for stream in state.streams:
                 moved = replace(stream, rows=tuple(row + num_rows for row in stream.rows))
                 # Fewer streams mean fewer, larger steps.
-                twins = (
-                    one
-                    for one in streams
-                    if one.is_in_step_with(moved) or (shifts and one.fits_beside(moved, period))
-                )
-                twin = next(twins, None)
-                if twin is None:
-                    streams.append(moved)
+                for at, one in enumerate(streams):
+                    if one.is_in_step_with(moved) or (shifts and one.fits_beside(moved, period)):
+                        streams[at] = one.beside(moved)
+                        break
                 else:
-                    streams[streams.index(twin)] = twin.beside(moved)
+                    streams.append(moved)
             num_rows += state.batch_size
         return replace(states[0], streams=tuple(streams))
 

@@ -113,8 +113,12 @@ def take_apart(state: State | LSTMState) -> Parts:
     return header, _contiguous(tensors)
 
 
-def put_together(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> State | LSTMState:
-    """The inverse of `take_apart`."""
+def put_together(
+    header: Mapping[str, Any], tensors: Mapping[str, Tensor], prefix: str = ""
+) -> State | LSTMState:
+    """The inverse of `take_apart`, for the tensors whose names begin with a prefix."""
+    own = [name for name in tensors if name.startswith(prefix)]
+    tensors = {name.removeprefix(prefix): tensors[name] for name in own}
     if header["kind"] == "lstm":
         return LSTMState(hidden=tensors["hidden"], cell=tensors["cell"])
     streams = tuple(

@@ -27,14 +27,7 @@ from staircase_attention.schedules.timetable import overlap as overlap
 from staircase_attention.schedules.timetable import pieces as pieces
 
 for _kind in (
-    Staircase,
-    CachedStaircase,
-    GlobalCachedStaircase,
-    Ladder,
-    TransformerXL,
-    UniversalTransformer,
-    ParallelLoop,
-    FeedbackTransformer,
-    MemoryNetwork,
+    *(Staircase, CachedStaircase, GlobalCachedStaircase, Ladder, TransformerXL),
+    *(UniversalTransformer, ParallelLoop, FeedbackTransformer, MemoryNetwork),
 ):
     SCHEDULES[_kind.name] = _kind

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import Field, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
 from staircase_attention.checks import check_choice, check_fields, input_error
@@ -129,7 +129,7 @@ class Schedule(ABC):
 
     def with_passes(self, num_passes: int) -> Self:
         """The same schedule with another number of passes, if it has one."""
-        if "num_passes" not in {option.name for option in _fields(self)}:
+        if "num_passes" not in {option.name for option in fields(self)}:  # type: ignore[arg-type]
             rule = "another number of passes is for schedules with num_passes"
             raise input_error(rule, repr(self), "leave it out, or use for example a Ladder")
         return replace(self, num_passes=num_passes)  # type: ignore[type-var]
@@ -143,7 +143,7 @@ class Schedule(ABC):
         key, value = ("name", self.name) if is_known else ("reference", reference_of(type(self)))
         options = {
             option.name: getattr(self, option.name)
-            for option in _fields(self)
+            for option in fields(self)  # type: ignore[arg-type]
             # States and runs that are older than an option do not have it.
             if not option.metadata.get("is_new") or getattr(self, option.name) != option.default
         }
@@ -180,7 +180,3 @@ def schedule_from_dict(data: Mapping[str, Any]) -> Schedule:
     options = dict(data)
     name, reference = options.pop("name", None), options.pop("reference", None)
     return make_schedule(str(reference or name or ""), options)
-
-
-def _fields(schedule: Schedule) -> tuple[Field[Any], ...]:
-    return fields(schedule)  # type: ignore[arg-type]

@@ -185,11 +185,9 @@ class CachedStaircase(StairSchedule):
     def __post_init__(self) -> None:
         Schedule.__post_init__(self)
         if self.num_passes > self.num_window_chunks:
-            raise input_error(
-                "CachedStaircase.num_passes (M) must be at most num_window_chunks (N)",
-                f"M = {self.num_passes} with N = {self.num_window_chunks}",
-                "lower num_passes or widen the window",
-            )
+            rule = "CachedStaircase.num_passes (M) must be at most num_window_chunks (N)"
+            received = f"M = {self.num_passes} with N = {self.num_window_chunks}"
+            raise input_error(rule, received, "lower num_passes or widen the window")
 
     @property
     def stairs(self) -> Stairs:

@@ -110,19 +110,18 @@ class Ledger:
             num_held = self.banks.get((step.bank, step.layers.start), 0)
             queries = step.tokens
             yield step, range(queries.start - num_held, queries.start)
-            self._extend(step, num_held + len(queries))
+            num_kept = num_held + len(queries)
+            if step.retained is not None:
+                num_kept = min(num_kept, step.retained)
+            for layer in step.layers:
+                if num_kept:
+                    self.banks[step.bank, layer] = num_kept
+                else:
+                    self.banks.pop((step.bank, layer), None)
+            if step.lags:
+                self.banks[step.bank, CARRIED] = 1
             new = (cell.tokens for cell in step.cells if cell.cached)
             self.cached = overlap(joined((*self.cached, *new)), step.kept)
-
-    def _extend(self, step: Step, num_held: int) -> None:
-        num_kept = num_held if step.retained is None else min(num_held, step.retained)
-        for layer in step.layers:
-            if num_kept:
-                self.banks[step.bank, layer] = num_kept
-            else:
-                self.banks.pop((step.bank, layer), None)
-        if step.lags:
-            self.banks[step.bank, CARRIED] = 1
 
 
 def pieces(tokens: range, chunk_size: int) -> Iterator[tuple[int, range]]:

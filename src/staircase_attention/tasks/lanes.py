@@ -129,9 +129,8 @@ class Lanes:
             # Only another growth can leave a lane beyond the end of its episode.
             if left.min() < 1:
                 rule = f"a position must lie within episodes of {length.max()} tokens at most"
-                raise input_error(
-                    rule, f"{offset.max()} tokens", "resume with the growth of the first run"
-                )
+                remedy = "resume with the growth of the first run"
+                raise input_error(rule, f"{offset.max()} tokens", remedy)
             count = np.minimum(left, self.segment_length - filled)
             _copy(store, store.starts[indices] + offset, count, batch, row_starts + filled)
             is_over = count == left
@@ -163,10 +162,8 @@ class Lanes:
     def _check(self, position: Position) -> None:
         if not len(position.episodes) == len(position.offsets) == self.num_lanes:
             rule = f"a position must have {self.num_lanes} lanes, as its Lanes have"
-            received = f"{len(position.episodes)}"
-            raise input_error(
-                rule, received, "resume with the num_lanes that the position was saved at"
-            )
+            remedy = "resume with the num_lanes that the position was saved at"
+            raise input_error(rule, len(position.episodes), remedy)
 
 
 def evaluation_batches(
@@ -213,8 +210,7 @@ def lanes_of_process(process: int, num_processes: int, num_lanes: int) -> range:
 def _empty_batch(num_lanes: int, length: int) -> Batch:
     shape = (num_lanes, length)
     return Batch(
-        inputs=np.zeros(shape, dtype=np.int64),
-        targets=np.full(shape, IGNORED, dtype=np.int64),
+        inputs=np.zeros(shape, dtype=np.int64), targets=np.full(shape, IGNORED, dtype=np.int64)
     )
 
 

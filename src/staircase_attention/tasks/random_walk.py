@@ -50,9 +50,8 @@ class RandomWalk(SizedTask):
     def __post_init__(self) -> None:
         SizedTask.__post_init__(self)
         if self.height * self.width == 1:
-            raise input_error(
-                "a grid must have two cells or more", "1 x 1", "use for example width=8"
-            )
+            rule = "a grid must have two cells or more"
+            raise input_error(rule, "1 x 1", "use for example width=8")
 
     @property
     def input_symbols(self) -> tuple[str, ...]:

@@ -66,8 +66,7 @@ class CheckpointName:
     @classmethod
     def parse(cls, text: str) -> "CheckpointName | None":
         """The name of a checkpoint's folder; None for any other folder."""
-        match = NAME.fullmatch(text)
-        if match is None:
+        if (match := NAME.fullmatch(text)) is None:
             return None
         return cls(num_rollbacks=int(match[2] or 0), update=int(match[1]))
 
@@ -207,16 +206,10 @@ class Checkpoint:
         tensors = self.tensors[_process_file(rank)]
         # Older versions had headers, then the same for all processes, elsewhere.
         headers = self.trainer.get("states") or files.parse_json(bytes(tensors[HEADERS].numpy()))
-        states: list[Carried] = []
-        for number, header in enumerate(headers):
-            prefix = f"{number}/"
-            own = {
-                name.removeprefix(prefix): tensor
-                for name, tensor in tensors.items()
-                if name.startswith(prefix)
-            }
-            states.append(None if header is None else put_together(header, own))
-        return states
+        return [
+            None if header is None else put_together(header, tensors, f"{number}/")
+            for number, header in enumerate(headers)
+        ]
 
 
 class CheckpointFolder:
@@ -414,10 +407,7 @@ def _own(learner: Learner) -> dict[str, Tensor]:
     if learner.device.type == "cuda":
         tensors[f"{RANDOM}.cuda"] = torch.cuda.get_rng_state(learner.device)
     for number, state in enumerate(learner.states):
-        if state is None:
-            headers.append(None)
-            continue
-        header, parts = take_apart(state)
+        header, parts = (None, {}) if state is None else take_apart(state)
         headers.append(header)
         tensors |= {f"{number}/{name}": tensor for name, tensor in _copies(parts).items()}
     # Lanes, and so headers, may differ between processes.

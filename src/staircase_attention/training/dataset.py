@@ -54,12 +54,7 @@ class TaskData:
         )
 
     def batches(
-        self,
-        name: SplitName,
-        *,
-        num_lanes: int,
-        segment_length: int,
-        num_tokens: int | None = None,
+        self, name: SplitName, *, num_lanes: int, segment_length: int, num_tokens: int | None = None
     ) -> Iterator[Batch]:
         """Every token of a split once."""
         assert num_tokens is None, "episodes are scored whole"
@@ -117,11 +112,9 @@ class CorpusData:
     def check(self) -> None:
         """Refuse a corpus that lacks a split to train or to score on."""
         if not {*get_args(SplitName)} <= {*self.corpus.splits}:
-            raise input_error(
-                "a corpus to train on must have the splits train, valid and test",
-                f"{self.corpus.folder} with {', '.join(self.corpus.splits)}",
-                "prepare it again with --valid and --test over 0",
-            )
+            rule = "a corpus to train on must have the splits train, valid and test"
+            received = f"{self.corpus.folder} with {', '.join(self.corpus.splits)}"
+            raise input_error(rule, received, "prepare it again with --valid and --test over 0")
 
     def lanes(self, *, num_lanes: int, segment_length: int) -> "corpora.TokenLanes | EpisodeLanes":
         """One document after another in every lane, or one episode per segment."""
@@ -129,13 +122,10 @@ class CorpusData:
         self.check()
         self._verify("train")
         split = self.corpus.split("train")
+        sizes = {"num_lanes": num_lanes, "segment_length": segment_length}
         if self.form == "stream":
-            return corpora.TokenLanes(
-                split=split, num_lanes=num_lanes, segment_length=segment_length
-            )
-        return EpisodeLanes(
-            split=split, num_lanes=num_lanes, segment_length=segment_length, seed=self.seed
-        )
+            return corpora.TokenLanes(split=split, **sizes)
+        return EpisodeLanes(split=split, seed=self.seed, **sizes)
 
     def batches(
         self,
@@ -237,10 +227,9 @@ class EpisodeLanes:
         lengths = np.diff(np.append(starts, stop))
         pieces = -(-lengths // segment_length)
         offsets = np.arange(int(pieces.sum())) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-        self.starts = np.repeat(starts, pieces) + offsets * segment_length
-        self.lengths = np.minimum(
-            segment_length, np.repeat(lengths, pieces) - offsets * segment_length
-        )
+        before = offsets * segment_length
+        self.starts = np.repeat(starts, pieces) + before
+        self.lengths = np.minimum(segment_length, np.repeat(lengths, pieces) - before)
         self._epoch, self._order = -1, np.arange(len(self.starts))
 
     def first_position(self) -> EpisodePosition:

@@ -60,10 +60,7 @@ def build_model(recipe: Recipe, data: Dataset | NumSymbols) -> Model:
         reach = max(schedule.default_max_distance, deepest.default_max_distance)
         core = replace(core, max_distance=reach)
     family = SequenceModel(
-        vocab_size=data.num_inputs,
-        output_size=data.num_outputs,
-        core=core,
-        schedule=schedule,
+        vocab_size=data.num_inputs, output_size=data.num_outputs, core=core, schedule=schedule
     )
     # Refuses a table of positions that is too short for the deepest.
     family.with_schedule(deepest)
@@ -175,9 +172,7 @@ class Learner:
         is_fast = config.engine == "fast" and device.type == "cuda"
         # cuDNN's LSTM is a few large kernels, and keeps the random numbers of dropout to itself.
         is_fast &= isinstance(model, SequenceModel)
-        fuse_loss = (
-            is_fast and find_spec("triton") is not None and model.output_size >= MANY_OUTPUTS
-        )
+        fuse_loss = is_fast and model.output_size >= MANY_OUTPUTS and bool(find_spec("triton"))
         # Where weights are sharded, FSDP adds methods to it.
         self.objective: Any = Objective(
             self.model, fuse_loss=fuse_loss, loss_after=config.passes.loss

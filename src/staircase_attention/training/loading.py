@@ -5,7 +5,6 @@ use a model. It can be moved anywhere and is loaded like any run; it cannot be t
 """
 
 import os
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -110,11 +109,10 @@ def load_run(
         check_tokeniser(run_folder, corpus)
         recipe = recipe.override({"task.folder": os.fspath(corpus)})
     elif isinstance(recipe.task, CorpusChoice) and not Path(recipe.task.folder).exists():
-        raise input_error(
-            "a language model is scored on a corpus",
-            f"{run_folder.path}, whose {recipe.task.folder} is not here",
-            "name a corpus with --corpus or text with --text (in Python, corpus=)",
-        )
+        rule = "a language model is scored on a corpus"
+        received = f"{run_folder.path}, whose {recipe.task.folder} is not here"
+        remedy = "name a corpus with --corpus or text with --text (in Python, corpus=)"
+        raise input_error(rule, received, remedy)
     data = build_dataset(recipe)
     saved, model = _load_model(run_folder, recipe, data, checkpoint)
     parts = [
@@ -152,11 +150,9 @@ def run_tokeniser(folder: str | os.PathLike[str]) -> Tokeniser:
     run_folder = RunFolder(run_path(folder))
     run_folder.read_config()
     if not run_folder.tokeniser.is_dir():
-        raise input_error(
-            "a language model's run holds a tokeniser",
-            f"{run_folder.path} without one",
-            "name a run that was trained on a corpus",
-        )
+        rule = "a language model's run holds a tokeniser"
+        received = f"{run_folder.path} without one"
+        raise input_error(rule, received, "name a run that was trained on a corpus")
     run_folder.check_tokeniser()
     return load_tokeniser(run_folder.tokeniser)
 
@@ -221,20 +217,15 @@ def read_weights(run_folder: RunFolder, checkpoint: str | int) -> SavedWeights:
             update = convert(int, packing["update"], "update")
             saved = SavedWeights(update=update, tensors=load(content), checksum=checksum)
         if wanted not in ("best", str(saved.update)):
-            raise input_error(
-                f"a packed run has the weights of update {saved.update} only",
-                repr(wanted),
-                "leave --checkpoint out",
-            )
+            rule = f"a packed run has the weights of update {saved.update} only"
+            raise input_error(rule, repr(wanted), "leave --checkpoint out")
         return saved
     run_folder.read_config()
     checkpoints, names = run_folder.checkpoints, run_folder.checkpoints.names()
     if not names:
-        raise input_error(
-            "a run must have saved a checkpoint to be loaded",
-            f"{run_folder.path} with none",
-            f"resume it: {run_folder.resume_command}",
-        )
+        rule = "a run must have saved a checkpoint to be loaded"
+        received = f"{run_folder.path} with none"
+        raise input_error(rule, received, f"resume it: {run_folder.resume_command}")
     if wanted == "best":
         name = _best(run_folder)
     else:
@@ -264,11 +255,10 @@ def _best(run_folder: RunFolder) -> CheckpointName:
         known += [name for name in notes if name.update == scored]
     there = [name for name in known if name in notes]
     if not there:
-        raise input_error(
-            "the best weights are found by validation scores",
-            f"{run_folder.path} without a score of a checkpoint that it has",
-            'use --checkpoint latest (in Python, checkpoint="latest")',
-        )
+        rule = "the best weights are found by validation scores"
+        received = f"{run_folder.path} without a score of a checkpoint that it has"
+        remedy = 'use --checkpoint latest (in Python, checkpoint="latest")'
+        raise input_error(rule, received, remedy)
     return there[-1]
 
 
@@ -287,9 +277,8 @@ def pack(
     run_folder, path = RunFolder(run_path(folder)), Path(target)
     run_folder.read_config()
     if path.exists():
-        raise input_error(
-            "a packed run needs a new folder", f"{path}, which exists", "name another"
-        )
+        rule = "a packed run needs a new folder"
+        raise input_error(rule, f"{path}, which exists", "name another")
     saved = read_weights(run_folder, checkpoint)
     dtype = getattr(torch, numbers)
     content = save(
@@ -314,19 +303,15 @@ def pack(
         run_folder.packing.name: files.json_bytes(packing),
         run_folder.weights.name: content,
     }
-    scratch = RunFolder(path.with_name(f".{path.name}.partial"))
-    shutil.rmtree(scratch.path, ignore_errors=True)
-    rule = "a packed run needs a folder that can be written"
-    try:
-        with files.writing(rule, path, "name another"):
-            scratch.path.mkdir(parents=True)
-            if run_folder.tokeniser.is_dir():
-                scratch.tokeniser.mkdir()
-            files.write_json(scratch.path / files.CHECKSUMS, {})
-            files.write_summed(scratch.path, contents)
-            files.publish_folder(scratch.path, path)
-    finally:
-        shutil.rmtree(scratch.path, ignore_errors=True)
+
+    def write(scratch: Path) -> None:
+        if run_folder.tokeniser.is_dir():
+            RunFolder(scratch).tokeniser.mkdir()
+        files.write_json(scratch / files.CHECKSUMS, {})
+        files.write_summed(scratch, contents)
+
+    with files.writing("a packed run needs a folder that can be written", path, "name another"):
+        files.save_folder(path, write)
     return path
 
 

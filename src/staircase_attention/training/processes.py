@@ -66,11 +66,9 @@ class Processes:
         """The processes in a row or, by node, nodes x processes of a node."""
         per_node = int(os.environ.get("LOCAL_WORLD_SIZE", self.count)) if by_node else self.count
         if self.count % per_node:
-            raise input_error(
-                "training.parallel=hsdp needs the same number of processes on every node",
-                f"{self.count} in all and {per_node} on this one",
-                "start as many on each, or use fsdp",
-            )
+            rule = "training.parallel=hsdp needs the same number of processes on every node"
+            received = f"{self.count} in all and {per_node} on this one"
+            raise input_error(rule, received, "start as many on each, or use fsdp")
         sizes = {"nodes": self.count // per_node, "processes": per_node}
         if per_node == self.count:
             del sizes["nodes"]

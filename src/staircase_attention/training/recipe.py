@@ -96,11 +96,9 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         check_fields(self, "OptimizerConfig.")
         if self.kind != "muon" and self.adamw_fraction != 1:
-            raise input_error(
-                "training.optimizer.adamw_fraction is for kind = muon",
-                f"{self.adamw_fraction} with kind = {self.kind}",
-                "leave it out, or choose muon",
-            )
+            rule = "training.optimizer.adamw_fraction is for kind = muon"
+            received = f"{self.adamw_fraction} with kind = {self.kind}"
+            raise input_error(rule, received, "leave it out, or choose muon")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -248,11 +246,8 @@ class TrainingConfig:
         check_fields(self, "TrainingConfig.")
         # Otherwise some multiple of it would have no checkpoint.
         if self.keep_every is not None and self.keep_every % self.checkpoint_every:
-            raise input_error(
-                f"keep_every must be a multiple of checkpoint_every = {self.checkpoint_every}",
-                self.keep_every,
-                "change one of them",
-            )
+            rule = f"keep_every must be a multiple of checkpoint_every = {self.checkpoint_every}"
+            raise input_error(rule, self.keep_every, "change one of them")
         if self.passes.of_parts and len(self.passes.of_parts) != self.num_micro_batches:
             raise input_error(
                 f"passes.choices of kind = parts must be {self.num_micro_batches} numbers, one for "
@@ -261,11 +256,8 @@ class TrainingConfig:
                 "change one of them",
             )
         if self.num_lanes % self.num_micro_batches:
-            raise input_error(
-                f"num_micro_batches must divide num_lanes = {self.num_lanes}",
-                self.num_micro_batches,
-                "change one of them",
-            )
+            rule = f"num_micro_batches must divide num_lanes = {self.num_lanes}"
+            raise input_error(rule, self.num_micro_batches, "change one of them")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -285,23 +277,16 @@ class Recipe:
         check_fields(self, "Recipe.")
         first_tokens, tokens = self.training.growth.first_tokens, self.training.evaluation_tokens
         if isinstance(self.task, CorpusChoice) and first_tokens is not None:
-            raise input_error(
-                "training.growth.first_tokens must be none for a corpus",
-                first_tokens,
-                "leave it out, only episodes of tasks grow",
-            )
+            rule = "training.growth.first_tokens must be none for a corpus"
+            raise input_error(rule, first_tokens, "leave it out, only episodes of tasks grow")
         if isinstance(self.task, TaskChoice) and tokens is not None:
-            raise input_error(
-                "training.evaluation_tokens is for a corpus",
-                f"{tokens} with a task",
-                "leave it out, or use a task with fewer episodes",
-            )
+            rule = "training.evaluation_tokens is for a corpus"
+            received = f"{tokens} with a task"
+            raise input_error(rule, received, "leave it out, or use a task with fewer episodes")
         if tokens == 1 and getattr(self.task, "form", None) == "episodic":
-            raise input_error(
-                "training.evaluation_tokens must be at least 2 for a corpus of form episodic",
-                tokens,
-                "use more, since the first token of an episode is not predicted",
-            )
+            rule = "training.evaluation_tokens must be at least 2 for a corpus of form episodic"
+            remedy = "use more, since the first token of an episode is not predicted"
+            raise input_error(rule, tokens, remedy)
         # Runs without a folder of their own are kept under this name.
         path = PurePosixPath(self.name)
         if path.is_absolute() or ".." in path.parts or not path.parts:
@@ -321,11 +306,9 @@ class Recipe:
             rule = f"training.passes.loss = {passes.loss} is for {kinds}"
             raise input_error(rule, f"{model.schedule}", "leave it out, or use kind = uniform")
         if passes.gradient_passes and order == "AABB":
-            raise input_error(
-                "training.passes.gradient_passes is for layers in the order ABAB",
-                "AABB, whose first layer makes all its passes first",
-                "leave it out",
-            )
+            rule = "training.passes.gradient_passes is for layers in the order ABAB"
+            received = "AABB, whose first layer makes all its passes first"
+            raise input_error(rule, received, "leave it out")
 
     def to_plain(self) -> dict[str, Any]:
         """The recipe as plain data."""

@@ -38,13 +38,11 @@ def train(
     """Start a run in a new folder and train it to its end.
 
     Args:
-        recipe: the run, complete.
         folder: output folder; must be new or empty.
         init: a run to start from: its best weights, with a new optimiser.
         resume: if the folder holds a run of this recipe, resume it; a finished one gives its
             result at once.
         device: as cpu or cuda:1; by default a GPU if there is one.
-        progress: where to report.
     """
     given: object = recipe
     if not isinstance(given, Recipe):
@@ -97,12 +95,10 @@ def resume(
     """Continue a run from its latest checkpoint; a finished one gives its result at once.
 
     Args:
-        folder: the run folder.
         num_updates: the run's new number of updates in all, also for a finished run. The learning
             rate follows the new number from here on.
         device: as cpu or cuda:1; by default a GPU if there is one.
         trust_code: execute code that the run names even if this user never trained with it.
-        progress: where to report.
     """
     run_folder = RunFolder(folder)
     recipe = run_folder.recipe(trust_code=trust_code)
@@ -117,11 +113,9 @@ def _resume(
     progress: Display | None,
 ) -> RunResult:
     if run_folder.is_packed and (num_updates is not None or not run_folder.is_finished):
-        raise input_error(
-            "a run is resumed from its checkpoints",
-            f"{run_folder.path}, which is packed and has none",
-            "name the folder that it was packed from",
-        )
+        rule = "a run is resumed from its checkpoints"
+        received = f"{run_folder.path}, which is packed and has none"
+        raise input_error(rule, received, "name the folder that it was packed from")
     if num_updates is None and run_folder.is_finished:
         # Without a lock: a finished run may be read by many at once.
         return run_folder.read_result()
@@ -154,11 +148,9 @@ def _extend(run_folder: RunFolder, recipe: Recipe, num_updates: int) -> Recipe:
     done = names[-1].update if names else 0
     check_integer("num_updates", num_updates, minimum=1, example=done + 1000)
     if num_updates <= done:
-        raise input_error(
-            "num_updates must be more than the run has done",
-            f"{num_updates} for {run_folder.path} with {done}",
-            f"use for example {done + 1000}",
-        )
+        rule = "num_updates must be more than the run has done"
+        received = f"{num_updates} for {run_folder.path} with {done}"
+        raise input_error(rule, received, f"use for example {done + 1000}")
     recipe = recipe.override({"training.num_updates": num_updates})
     if is_first_process():
         config = run_folder.read_config() | {"format": FORMAT, "recipe": recipe.to_plain()}

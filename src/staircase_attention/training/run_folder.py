@@ -83,11 +83,8 @@ class RunFolder:
     def require_unbegun(self) -> None:
         """Refuse a folder that somebody else uses."""
         if not self.is_unbegun:
-            raise input_error(
-                "a new run needs a folder that is new or empty",
-                self.path,
-                "name another with --output, or resume the run in it with --resume",
-            )
+            remedy = "name another with --output, or resume the run in it with --resume"
+            raise input_error("a new run needs a folder that is new or empty", self.path, remedy)
 
     def require_same(self, recipe: Recipe, init: str | None) -> None:
         """Refuse to resume a run that has another recipe, or started from another run."""
@@ -99,11 +96,9 @@ class RunFolder:
         before["init"] = config.get("init", {}).get("run")
         changes = list(differences(before, now | {"init": init}))
         if changes:
-            raise input_error(
-                f"a run is resumed with its own recipe, and {self.path} holds another",
-                f"{', '.join(changes[:2])}{', ...' if changes[2:] else ''}",
-                "name another folder with --output",
-            )
+            rule = f"a run is resumed with its own recipe, and {self.path} holds another"
+            received = f"{', '.join(changes[:2])}{', ...' if changes[2:] else ''}"
+            raise input_error(rule, received, "name another folder with --output")
 
     @contextlib.contextmanager
     def started(
@@ -171,11 +166,9 @@ class RunFolder:
             if version == 1 and task.get("reference") == "algorithm":
                 task["options"] = {"distribution": "redraw", **task.get("options", {})}
         if version not in (1, FORMAT):
-            raise input_error(
-                f"a run folder's config.json has format {FORMAT} or 1",
-                f"{self.path} with {version}",
-                "use the version of staircase-attention that wrote it",
-            )
+            rule = f"a run folder's config.json has format {FORMAT} or 1"
+            remedy = "use the version of staircase-attention that wrote it"
+            raise input_error(rule, f"{self.path} with {version}", remedy)
         return config
 
     def recipe(self, *, trust_code: bool = False) -> Recipe:
@@ -207,11 +200,9 @@ class RunFolder:
 
     def check_tokeniser(self) -> list[str]:
         """Refuse a tokeniser that is not as it was written; the checksums of its files."""
-        names = self.tokeniser_files()
         with files.as_written("a run's tokeniser", self.tokeniser, "restore it from a copy"):
-            return [
-                f"{name} {files.checksum(files.read_summed(self.path, name))}" for name in names
-            ]
+            contents = {name: files.read_summed(self.path, name) for name in self.tokeniser_files()}
+        return [f"{name} {files.checksum(content)}" for name, content in contents.items()]
 
     def read_result(self) -> RunResult:
         """The result of a finished run."""
@@ -298,8 +289,9 @@ class MetricsLog:
             if isinstance(value, (int, float)):
                 self._board.add_scalar(f"{kind}/{name}", value, update)
 
-    def write_timing(self, update: int, **values: float) -> None:
+    def write_timing(self, update: int, tokens_per_second: float, wall_seconds: float) -> None:
         """Log values that depend on the clock."""
+        values = {"tokens_per_second": tokens_per_second, "wall_seconds": wall_seconds}
         self._timing.write(json.dumps({"update": update, **values}) + "\n")
         self._timing.flush()
         for name, value in values.items():
@@ -317,11 +309,10 @@ def check_metrics(path: Path, content: bytes | None, num_bytes: int, sha256: str
     # They reach the disk before the checkpoint, so something was lost or changed.
     found = (content or b"")[:num_bytes]
     if content != b"" and (len(found) < num_bytes or sha256 not in (None, files.checksum(found))):
-        raise input_error(
-            f"a run's metrics must have the {num_bytes} bytes that its checkpoint counted",
-            f"{path} with {len(found)}" + (" others" if len(found) == num_bytes else ""),
-            f"restore them, or resume without them after: truncate -s 0 {path}",
-        )
+        rule = f"a run's metrics must have the {num_bytes} bytes that its checkpoint counted"
+        received = f"{path} with {len(found)}" + (" others" if len(found) == num_bytes else "")
+        remedy = f"restore them, or resume without them after: truncate -s 0 {path}"
+        raise input_error(rule, received, remedy)
 
 
 def environment() -> dict[str, Any]:

@@ -55,11 +55,9 @@ class Trainer:
         self.device, self.processes, self.display, self.stop = device, processes, display, stop
         self.own_lanes = lanes_of_process(processes.rank, processes.count, self.config.num_lanes)
         if len(self.own_lanes) < self.config.num_micro_batches:
-            raise input_error(
-                "training.num_micro_batches must be at most the lanes of a process",
-                f"{self.config.num_micro_batches} for {len(self.own_lanes)}",
-                "change one of them",
-            )
+            rule = "training.num_micro_batches must be at most the lanes of a process"
+            received = f"{self.config.num_micro_batches} for {len(self.own_lanes)}"
+            raise input_error(rule, received, "change one of them")
         self.data: Dataset = build_dataset(recipe)
         # The same initial weights in every process; dropout then differs between them.
         torch.manual_seed(recipe.seed)
@@ -107,9 +105,8 @@ class Trainer:
                 self._record(outcome, batch, position, time.perf_counter() - started)
                 self._log_if_due(outcome, rate)
                 is_last = progress.update == config.num_updates
-                is_best = False
-                if is_last or progress.update % config.evaluate_every == 0:
-                    is_best = self._evaluate()
+                is_scored = is_last or progress.update % config.evaluate_every == 0
+                is_best = is_scored and self._evaluate()
                 if is_best or is_last or progress.update % config.checkpoint_every == 0:
                     self._save()
                 # Several processes stop after an update before which all knew of the request.
@@ -290,10 +287,7 @@ class Trainer:
 
     def _write_timing(self) -> None:
         if self.log is not None:
-            seconds = self.progress.wall_seconds
-            self.log.write_timing(
-                self.progress.update, tokens_per_second=self.speed, wall_seconds=seconds
-            )
+            self.log.write_timing(self.progress.update, self.speed, self.progress.wall_seconds)
 
     def _save(self, *, is_due: bool = True) -> None:
         """Write a checkpoint, then delete those that are no longer needed.

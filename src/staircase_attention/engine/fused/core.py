@@ -195,11 +195,7 @@ class FusedTrip(torch.autograd.Function):
 
 
 def _through(
-    route: Route,
-    layer: SharedLayer,
-    level: Level,
-    past: KeysValues | None,
-    seed: Tensor | None,
+    route: Route, layer: SharedLayer, level: Level, past: KeysValues | None, seed: Tensor | None
 ) -> tuple[Saved, Tensor]:
     """Both sublayers; what the second one adds is left to the reader of the sum."""
     attended = route.attend(layer, level[1], past, seed)

@@ -198,9 +198,8 @@ class Route:
 
 def _by_time(like: Float[Tensor, "batch heads time size"]) -> Tensor:
     """Room for such vectors, in memory as [batch, time, heads, size]."""
-    return torch.empty_like(like.transpose(1, 2), memory_format=torch.contiguous_format).transpose(
-        1, 2
-    )
+    by_time = like.transpose(1, 2)
+    return torch.empty_like(by_time, memory_format=torch.contiguous_format).transpose(1, 2)
 
 
 class PastGradients:
