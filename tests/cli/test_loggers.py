@@ -57,6 +57,18 @@ def test_a_logger_that_fails_costs_no_training(monkeypatch, tmp_path, capsys):
     assert capsys.readouterr().err.count("wandb is no longer logged to: ") == 1
 
 
+def test_a_logger_that_cannot_begin_says_so_in_one_line(monkeypatch, tmp_path, capsys):
+    package = Recorded()
+    package.set_experiment = lambda *_, **__: 1 / 0
+    monkeypatch.setitem(sys.modules, "mlflow", package)
+    options = ("--output", tmp_path / "run", "--logger", "mlflow")
+    assert call("train", "parity/staircase", *TINY, *options) == 2
+    error = capsys.readouterr().err
+    assert "mlflow must be able to open a run, got ZeroDivisionError" in error
+    assert "Traceback" not in error
+    assert call("resume", tmp_path / "run") == 0
+
+
 def test_a_logger_that_is_not_there_is_refused_before_training(monkeypatch, tmp_path, capsys):
     monkeypatch.setitem(sys.modules, "wandb", None)
     for logger, line in (

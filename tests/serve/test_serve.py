@@ -400,3 +400,17 @@ def test_without_its_packages_the_command_tells_what_to_install(monkeypatch, cap
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert command("serve", "pretrained:novels-and-talk") == 2
     assert "pip install 'staircase-attention[serve]'" in capsys.readouterr().err
+
+
+def test_a_shipped_model_is_served_by_its_name(monkeypatch):
+    class Noted:
+        url = ""
+        run = staticmethod(lambda: None)
+
+        def __init__(self, service, **_):
+            names.append(service.name)
+
+    names = []
+    monkeypatch.setattr("staircase_attention.serve.Server", Noted)
+    assert command("serve", "pretrained:novels-and-talk") == 0
+    assert names == ["novels-and-talk"]

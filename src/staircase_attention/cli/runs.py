@@ -142,6 +142,14 @@ class Logged(Display):
     def begin(self, name: str, done: int, total: int) -> None:
         """Open a run there; Weights & Biases continues that of the same folder."""
         self._display.begin(name, done, total)
+        try:
+            self._open(name)
+        except Exception as error:
+            remedy = f"correct that, then: staircase resume {self._folder} --logger {self._logger}"
+            rule = f"{self._logger} must be able to open a run"
+            raise input_error(rule, one_line(error), remedy) from None
+
+    def _open(self, name: str) -> None:
         if self._logger == "wandb":
             number = hashlib.sha256(str(self._folder).encode()).hexdigest()[:16]
             options = {"id": number, "name": name, "resume": "allow", "config": self._config}

@@ -244,11 +244,12 @@ def serve(
 ) -> None:
     """Serve a language model, with OpenAI's protocol and sessions, until Ctrl-C."""
     from staircase_attention.serve import Limits, Server, Service
+    from staircase_attention.training.loading import PRETRAINED
 
     limits = Limits(**{one.name: context.params[one.name] for one in fields(Limits)})
     service = Service(
         load(run, checkpoint, device=device, trust_code=trust_code),
-        name=str(run),
+        name=str(run).removeprefix(PRETRAINED),
         limits=limits,
         api_keys=api_key or (),
         separator=separator.replace("\\n", "\n"),
