@@ -279,7 +279,7 @@ def host(step: float, num_clients: int, num_tokens: int) -> None:
         return steppers[-1]
 
     def reader_of(tokens: torch.Tensor) -> Callable[[], list[int]]:
-        over = steppers[-1].over
+        over = steppers[-1].over if steppers else 0.0
 
         def read() -> list[int]:
             time.sleep(max(0.0, over - time.perf_counter()))

@@ -198,16 +198,19 @@ def logprobs_of(
 
 
 def reader_of(tokens: Int[Tensor, " rows"]) -> Callable[[], list[int]]:
-    """What waits for these tokens, but for nothing that the device is given after this call."""
-    if tokens.device.type != "cuda":
-        return tokens.tolist
-    # Into pinned memory.
-    copy, event = tokens.to("cpu", non_blocking=True), torch.cuda.Event()  # type: ignore[no-untyped-call]
-    event.record()
+    """What waits for these tokens, and for nothing given to the device after this call; checked."""
+    copy, event = tokens, None
+    if tokens.is_cuda:
+        # Into pinned memory.
+        copy, event = tokens.to("cpu", non_blocking=True), torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
 
     def read() -> list[int]:
-        event.synchronize()
-        return copy.tolist()
+        if event is not None:
+            event.synchronize()
+        found = copy.tolist()
+        check_tokens(found, range(len(found)))
+        return found
 
     return read
 

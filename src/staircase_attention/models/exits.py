@@ -147,8 +147,7 @@ class ExitRunner:
         self.done = self.done.index_copy(0, self.stay, moving)
         self.exits.num_passes += len(self.stay)
         self.made = (self.made + 1) % self.num_passes
-        self.gone = self.stay[:0]
-        if self.made and len(self.stay):
+        if self.made:
             leaves = self.exits.leave(before, moving)
             self.gone, self.stay = self.stay[leaves], self.stay[~leaves]
         return Trip([hidden, self.done.view_as(hidden)], contexts)

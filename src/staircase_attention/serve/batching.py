@@ -133,8 +133,7 @@ class Batch:
             and not any(one.tokens.num_made + 1 == one.tokens.max_tokens for one in self.rows)
         ):
             self._launched = self.stepper.ahead(chosen[:, None])
-        sampling.check_tokens(tokens := read(), range(len(self.rows)))
-        for answer, token in zip(self.rows, tokens, strict=True):
+        for answer, token in zip(self.rows, read(), strict=True):
             self._add(answer, token)
         self.phase = (self.phase + 1) % self.period
         self._let_go()
@@ -150,10 +149,7 @@ class Batch:
                 logits, state = feed(self.model, torch.tensor([piece]), one.tokens.stepper.state)
                 one.tokens.stepper = Stepper(self.model, state)
                 if not one.unread:
-                    sampling.check_tokens(
-                        tokens := self._choose([one], logits[:, -1]).tolist(), [0]
-                    )
-                    self._add(one, *tokens)
+                    self._add(one, *sampling.reader_of(self._choose([one], logits[:, -1]))())
                     self._is_urgent = True
             # Only a session from elsewhere can be wrong here, and only its own answer suffers.
             except Exception as error:
