@@ -316,6 +316,7 @@ class Launches:
             READ=product.read.value,
             ROWS=len(product.target),
             TOGETHER=1 if len(product.target) == 1 else 4,
+            WARPS=num_warps,
             BLOCK_N=block_n,
             BLOCK_K=block_k,
             num_warps=num_warps,

@@ -68,7 +68,7 @@ def norms(rows, inside, gains, shifts, epsilon, WIDTH: tl.constexpr, READ: tl.co
           TOGETHER: tl.constexpr):  # fmt: skip
     """The norms of float32 rows that are zero outside."""
     if READ == LAYER_NORM:
-        totals, centred = sums(rows, 0, TOGETHER), ()
+        totals, centred = sums(rows, None, TOGETHER), ()
         for n in tl.static_range(TOGETHER):
             centred = centred + (tl.where(inside, rows[n] - totals[n] / WIDTH, 0.0),)  # noqa: RUF005
     else:
@@ -76,7 +76,7 @@ def norms(rows, inside, gains, shifts, epsilon, WIDTH: tl.constexpr, READ: tl.co
     squares, normed = (), ()
     for n in tl.static_range(TOGETHER):
         squares = squares + (centred[n] * centred[n],)  # noqa: RUF005
-    squares = sums(squares, 0, TOGETHER)
+    squares = sums(squares, None, TOGETHER)
     for n in tl.static_range(TOGETHER):
         scale = tl.rsqrt(squares[n] / WIDTH + epsilon)
         normed = normed + (centred[n] * scale * gains + shifts,)  # noqa: RUF005
@@ -144,8 +144,8 @@ def product_few(source, weights, bias, norm, epsilon, target, mix, mix_weight, k
                 INNER: tl.constexpr, READ: tl.constexpr, TARGET: tl.constexpr, BIAS: tl.constexpr,
                 MIX: tl.constexpr, HEADS: tl.constexpr, SIZE: tl.constexpr,
                 CAPACITY: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr,
-                TOGETHER: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-                EARLY: tl.constexpr):  # fmt: skip
+                TOGETHER: tl.constexpr, WARPS: tl.constexpr, BLOCK_N: tl.constexpr,
+                BLOCK_K: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     """Σ_k source[row, k] weights[column, k] for ROWS rows; BLOCK_N whole columns per program.
 
     READ as a norm, the source is that of float32 rows, by gains and shifts that lie in `norm`
@@ -155,15 +155,24 @@ def product_few(source, weights, bias, norm, epsilon, target, mix, mix_weight, k
     """
     NORM: tl.constexpr = (READ == LAYER_NORM) | (READ == RMS_NORM)
     STRIDE: tl.constexpr = 2 * INNER if READ == SWIGLU else INNER
+    # Threads of a warp share 4 columns, 8 for each; warps share the sum.
+    SHARED: tl.constexpr = min(BLOCK_N, 4)
+    UNIT: tl.constexpr = min(64, BLOCK_K // WARPS)
+    PARTS: tl.constexpr = BLOCK_K // (UNIT * WARPS)
     if EARLY:
         gdc_launch_dependents()
     number = tl.program_id(1)
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    inner = tl.arange(0, BLOCK_K)
     valid = columns < COLUMNS
+    # Weights are [SHARED, warps, parts, columns / SHARED, UNIT], what they multiply lacks columns.
+    groups = tl.arange(0, BLOCK_N // SHARED)[None, None, None, :, None] * SHARED
+    mine = groups + tl.arange(0, SHARED)[:, None, None, None, None] + tl.program_id(0) * BLOCK_N
+    pieces = tl.arange(0, PARTS)[None, :, None] * WARPS + tl.arange(0, WARPS)[:, None, None]
+    inner = pieces * UNIT + tl.arange(0, UNIT)[None, None, :]
     inside = inner < INNER
-    there = weights + number * WEIGHT_STRIDE + columns[:, None] * INNER + inner[None, :]
-    weight = tl.load(there, mask=valid[:, None] & inside[None, :], other=0.0)
+    along = inner[None, :, :, None, :]
+    there = weights + number * WEIGHT_STRIDE + mine * INNER + along
+    weight = tl.load(there, mask=(mine < COLUMNS) & (along < INNER), other=0.0)
     if BIAS:
         biases = tl.load(bias + columns, mask=valid, other=0.0)
     if NORM:
@@ -190,10 +199,11 @@ def product_few(source, weights, bias, norm, epsilon, target, mix, mix_weight, k
             xs = norms(xs, inside, gains, shifts, epsilon, INNER, READ, TOGETHER)
         for n in tl.static_range(TOGETHER):
             x = xs[n].to(weights.dtype.element_ty).to(tl.float32)
-            parts = parts + (weight.to(tl.float32) * x[None, :],)  # noqa: RUF005
-        results = sums(parts, 1, TOGETHER)
+            parts = parts + (weight.to(tl.float32) * x[None, :, :, None, :],)  # noqa: RUF005
+        # First each thread by itself, then those of a warp, then warps.
+        results = sums(sums(sums(parts, 2, TOGETHER), 3, TOGETHER), 1, TOGETHER)
         for n in tl.static_range(TOGETHER):
-            result = results[n]
+            result = tl.reshape(tl.trans(results[n]), [BLOCK_N])
             if BIAS:
                 result += biases
             if TARGET == ADD:
