@@ -291,7 +291,13 @@ def test_recomputation_changes_not_a_bit(name, settings):
 
 
 @pytest.mark.parametrize(
-    ("name", "settings"), [("twice", {}), ("feedback", {}), ("twice", MODERN | WIDE)]
+    ("name", "settings"),
+    [
+        ("twice", {}),
+        ("feedback", {}),
+        ("twice", {"attention_dropout": 0.0}),
+        ("twice", MODERN | WIDE),
+    ],
 )
 def test_gradients_with_dropout_are_slopes(name, settings):
     model = build(name, dropout=0.3, **settings)
@@ -314,6 +320,21 @@ def test_gradients_with_dropout_are_slopes(name, settings):
             ends.append(loss())
     slope = (ends[0] - ends[1]) / 2e-3
     torch.testing.assert_close(slope, length, rtol=1e-2, atol=0.0)
+
+
+@pytest.mark.parametrize("engine", [accelerate, plain])
+@pytest.mark.parametrize("dropped", ["feed-forward units", "attention weights"])
+def test_attention_has_a_dropout_of_its_own(engine, dropped):
+    has_units = dropped == "feed-forward units"
+    rates = {"dropout": 0.5 * has_units, "attention_dropout": 0.5 * (not has_units)}
+    model, tokens = engine(build("ladder", **rates)), random_tokens(2, 9)
+    assert not torch.equal(model(tokens)[0], model(tokens)[0])
+    for layer in model.core.typed_layers:
+        sublayer = layer.feed_forward.contract if has_units else layer.attention.output
+        for parameter in sublayer.parameters():
+            torch.nn.init.zeros_(parameter)
+    # Where nothing comes of what is dropped, nothing is random.
+    torch.testing.assert_close(model(tokens)[0], model.eval()(tokens)[0], **CLOSE)
 
 
 def test_second_derivatives_are_refused():

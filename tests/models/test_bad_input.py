@@ -27,6 +27,7 @@ WRONG = {
     "heads that do not divide": lambda: CoreConfig(width=10, num_layers=2, num_heads=3),
     "dropout of one": lambda: CoreConfig(**CORE, dropout=1.0),
     "negative dropout": lambda: CoreConfig(**CORE, embedding_dropout=-0.1),
+    "attention dropout of one": lambda: CoreConfig(**CORE, attention_dropout=1.0),
     "dropout in words": lambda: CoreConfig(**CORE, dropout="much"),
     "unknown positions": lambda: CoreConfig(**CORE, positions="absolute"),
     "odd rotary heads": lambda: CoreConfig(width=6, num_layers=1, num_heads=2, positions="rotary"),

@@ -318,7 +318,7 @@ class Work:
         for count, products, vectors, scores in kernels:
             moved = vectors * self.core.width + scores * self.core.num_heads * rows * seen
             flops = 2 * products * self.core.width * rows * seen * slower
-            has_dropout = self.core.dropout > 0
+            has_dropout = self.core.weight_dropout > 0
             yield Kernel("attention", count, flops, self.size * moved, has_dropout)
 
     def collectives(self, machine: Machine, num_gpus: int, num_nodes: int) -> float:

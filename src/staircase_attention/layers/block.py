@@ -19,8 +19,8 @@ from staircase_attention.references import check_options, load_reference
 
 # Settings that only blocks read.
 OF_BLOCKS = (
-    *("feed_forward_width", "dropout", "positions", "max_distance", "feed_forward"),
-    *("num_key_value_heads", "qk_norm"),
+    *("feed_forward_width", "dropout", "attention_dropout", "positions", "max_distance"),
+    *("feed_forward", "num_key_value_heads", "qk_norm"),
 )
 # Makes the keys and values of tokens.
 Remembering: TypeAlias = Callable[[Tensor], KeysValues]

@@ -39,7 +39,10 @@ class CoreConfig:
     feed_forward_width: int | None = None
     """Size inside the feed-forward sublayer; None: 4 x width, or 8/3 x width for swiglu."""
     dropout: float = field(default=0.0, metadata={"below": 1})
-    """Probability of dropping an attention weight, and a unit inside the feed-forward sublayer."""
+    """Probability of dropping a unit inside the feed-forward sublayer, and an attention weight."""
+    attention_dropout: float | None = field(default=None, metadata={"below": 1})
+    """Probability of dropping an attention weight; None: as `dropout`. On a GPU it is the dear part
+    of dropout."""
     embedding_dropout: float = field(default=0.0, metadata={"below": 1})
     """Probability of dropping an element of a token's embedding."""
     positions: Positions = "relative"
@@ -91,7 +94,7 @@ class CoreConfig:
     @property
     def is_papers(self) -> bool:
         """Whether it is the paper's core, in any size."""
-        names = (*EXAMPLES, "dropout", "embedding_dropout")
+        names = (*EXAMPLES, "dropout", "attention_dropout", "embedding_dropout")
         return self == CoreConfig(**{name: getattr(self, name) for name in names})
 
     @property
@@ -106,6 +109,11 @@ class CoreConfig:
             return self.feed_forward_width
         # A third matrix: 8/3 x width has as many parameters, in multiples that products like.
         return -(-self.width // 6) * 16 if self.feed_forward == "swiglu" else 4 * self.width
+
+    @property
+    def weight_dropout(self) -> float:
+        """Probability of dropping an attention weight."""
+        return self.dropout if self.attention_dropout is None else self.attention_dropout
 
     @property
     def key_value_heads(self) -> int:

@@ -60,7 +60,7 @@ class Attention(KeysValuesProjection):
     def __init__(self, config: CoreConfig, *, owns_keys_values: bool) -> None:
         super().__init__()
         self.num_heads = config.num_heads
-        self.dropout = config.dropout
+        self.dropout = config.weight_dropout
         self.owns_keys_values = owns_keys_values
         self.query = nn.Linear(config.width, config.width, bias=False)
         # Parameters are made in this order; see Core.

@@ -150,7 +150,7 @@ class Route:
             first_query=self.view.first_query,
             span=self.view.span,
             first_visible=self.view.first_visible,
-            dropout=self.shared.dropout,
+            dropout=self.shared.attention_dropout,
             seed=None if seed is None else seed[:1],
         )
 

@@ -194,7 +194,7 @@ class SharedFeedForward:
 
         Behind a ReLU, whose sign is all that it needs of ReLU and dropout; before a smooth one.
         """
-        if self.kind == "relu" and seed is None and self._bias is not None:
+        if self.kind == "relu" and self.dropout == 0 and self._bias is not None:
             inner = torch._addmm_activation(self._bias, normed, self.expand.weight.T)
             return inner, inner @ self.contract.weight.T
         before = normed @ self.expand.weight.T
@@ -265,6 +265,7 @@ class SharedCore:
         self.num_heads, self.num_groups = config.num_heads, config.key_value_heads
         """Heads of queries, and of keys and values."""
         self.dropout = config.dropout if core.training else 0.0
+        self.attention_dropout = config.weight_dropout if core.training else 0.0
         self.dtype = dtype
         """Of products."""
         self.recompute = recompute
