@@ -95,7 +95,7 @@ SETTINGS: dict[str, st.SearchStrategy[Any]] = {
     "bias": st.booleans(),
     "num_prelude_layers": small(0, 2),
     "num_coda_layers": small(0, 2),
-    "injection": st.sampled_from(["none", "add", "gated"]),
+    "injection": st.sampled_from(["none", "add", "normed", "gated"]),
 }
 """What the paper's core leaves at its default."""
 MODERN: dict[str, Any] = {

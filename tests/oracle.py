@@ -193,11 +193,13 @@ class Oracle:
         return self.note(after, "hidden", layer, position)
 
     def inject(self, hidden: Tensor, entered: Tensor) -> Tensor:
-        """What a pass after the first takes in: h, h + e, or (1 - g) h + g e, g = σ(W h + b)."""
+        """What a pass takes in: h, h + e, norm(h) + e, or (1 - g) h + g e, g = σ(W h + b)."""
         if self.core.injection == "none":
             return hidden
         if self.core.injection == "add":
             return hidden + entered
+        if self.core.injection == "normed":
+            return self.norm("core.state_norm", hidden) + entered
         gate = torch.sigmoid(self.linear("core.gate", hidden))
         return (1 - gate) * hidden + gate * entered
 

@@ -134,7 +134,7 @@ CASES = {
     ),
     "modern cached": (
         CachedStaircase(chunk_size=2, num_window_chunks=3, num_passes=2),
-        OUTER | {"injection": "gated", "feed_forward": "gelu", "num_key_value_heads": 1},
+        OUTER | {"injection": "normed", "feed_forward": "gelu", "num_key_value_heads": 1},
     ),
     "modern feedback": (
         FeedbackTransformer(span=3),
@@ -147,7 +147,10 @@ CASES = {
     "ladder ABAB": (Ladder(num_passes=2, span=3), {"num_layers": 2}),
     "ladder AABB": (Ladder(num_passes=2, span=3, order="AABB"), {"num_layers": 2}),
     "loop": (ParallelLoop(num_passes=3, span=3), {"num_layers": 2}),
-    "loop, a span of one": (ParallelLoop(num_passes=2, span=1), OUTER),
+    "loop, a span of one": (
+        ParallelLoop(num_passes=2, span=1),
+        OUTER | {"injection": "normed", "norm": "rms"},
+    ),
     "loop, one pass": (ParallelLoop(num_passes=1, span=3), {}),
     "modern loop": (
         ParallelLoop(num_passes=3, span=4),

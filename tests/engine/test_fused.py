@@ -153,7 +153,7 @@ WIDE = {"width": 64, "num_heads": 4, "num_layers": 1}
         ("staircase", MODERN | WIDE),
         ("twice", MODERN | WIDE | OUTER),
         ("transformer-xl", MODERN | WIDE | {"num_key_value_heads": 1, "bias": True}),
-        ("ladder", {"feed_forward": "gelu", "norm": "rms"} | OUTER),
+        ("ladder", {"feed_forward": "gelu", "norm": "rms"} | OUTER | {"injection": "normed"}),
         ("once", {"bias": False, "positions": "rotary"}),
         ("feedback", {"norm": "rms", "feed_forward": "swiglu"}),
     ],

@@ -111,7 +111,9 @@ def test_capture_and_early_kernels_change_nothing(schedule, batch_size):
 
 
 @pytest.mark.parametrize("name", ["transformer-xl", "ladder AABB", "staircase", "cached"])
-@pytest.mark.parametrize("options", [{}, MODERN], ids=["paper", "modern"])
+@pytest.mark.parametrize(
+    "options", [{}, MODERN, {"injection": "normed"}], ids=["paper", "modern", "normed"]
+)
 @torch.no_grad()
 def test_several_tokens_of_a_row_get_the_bits_that_they_get_one_by_one(name, options):
     model, tokens = build(SCHEDULES[name], torch.bfloat16, **options), random_tokens(1, 60)
@@ -125,10 +127,12 @@ def test_several_tokens_of_a_row_get_the_bits_that_they_get_one_by_one(name, opt
 
 
 @pytest.mark.parametrize("name", ["transformer-xl", "ladder AABB", "loop", "staircase", "cached"])
+@pytest.mark.parametrize("injection", ["gated", "normed"])
 @each_batch
 @torch.no_grad()
-def test_decoders_of_modern_cores_agree_and_may_be_captured(name, batch_size):
-    model, tokens = build(SCHEDULES[name], torch.bfloat16, **MODERN), random_tokens(batch_size, 60)
+def test_decoders_of_modern_cores_agree_and_may_be_captured(name, injection, batch_size):
+    options = MODERN | {"injection": injection}
+    model, tokens = build(SCHEDULES[name], torch.bfloat16, **options), random_tokens(batch_size, 60)
     plain, _ = decoded(model, tokens, length=9, capture=False, early=False)
     found, _ = decoded(model, tokens, length=9)
     assert torch.equal(found, plain)

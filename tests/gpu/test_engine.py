@@ -62,7 +62,8 @@ MODERN = {
 CORES = [
     MODERN,
     MODERN | {"num_prelude_layers": 1, "num_coda_layers": 1, "injection": "gated"},
-    {"feed_forward": "gelu", "num_prelude_layers": 1, "bias": False, "attention_dropout": 0.0},
+    {"feed_forward": "gelu", "num_prelude_layers": 1, "bias": False, "attention_dropout": 0.0}
+    | {"injection": "normed"},
     MODERN | {"qk_norm": True, "injection": "add"},
 ]
 

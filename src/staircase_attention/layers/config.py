@@ -11,7 +11,7 @@ from staircase_attention.schedules import Depth
 Positions = Literal["relative", "rotary"]
 Norm = Literal["layer", "rms"]
 FeedForwardKind = Literal["relu", "gelu", "swiglu"]
-Injection = Literal["none", "add", "gated"]
+Injection = Literal["none", "add", "normed", "gated"]
 
 # Numbers that an error suggests.
 EXAMPLES = {
@@ -64,8 +64,8 @@ class CoreConfig:
     num_coda_layers: int = field(default=0, metadata={"minimum": 0})
     """Layers that a token goes through once, after it has left the recurrence."""
     injection: Injection = "none"
-    """How every pass after the first sees what entered the recurrence: not at all, added, or in the
-    share that a learned gate lets through."""
+    """How every pass after the first sees what entered the recurrence: not at all, added to its
+    state or to the norm of it, or in the share that a learned gate lets through."""
     reference: str | None = None
     """Blocks of your own as layers: path/to/file.py:ClassName or package.module:ClassName."""
     options: Mapping[str, Any] = field(default_factory=dict)

@@ -12,7 +12,7 @@ from staircase_attention.attention import View
 from staircase_attention.layers.block import Block, Remembering
 from staircase_attention.layers.config import CoreConfig
 from staircase_attention.layers.keys_values import Cache, KeysValues
-from staircase_attention.layers.layer import Layer, Memory
+from staircase_attention.layers.layer import Layer, Memory, make_norm
 from staircase_attention.layers.positions import RelativePositions, RotaryPositions
 
 
@@ -85,6 +85,9 @@ class Core(nn.Module):
         )
         self.injects = config.injection != "none"
         self.gate: nn.Linear | None = None
+        self.state_norm: nn.LayerNorm | nn.RMSNorm | None = None
+        if config.injection == "normed":
+            self.state_norm = make_norm(config, config.width)
         if config.injection == "gated":
             self.gate = nn.Linear(config.width, config.width)
             nn.init.constant_(self.gate.bias, FIRST_GATE)
@@ -118,11 +121,11 @@ class Core(nn.Module):
     ) -> Float[Tensor, "batch time width"]:
         """What a pass after the first takes in, h being what the pass before it gave.
 
-        h + e, or h + sigmoid(gate(h)) * (e - h), where e is what entered the recurrence.
+        h + e, norm(h) + e, or h + sigmoid(gate(h)) * (e - h), e being what entered the recurrence.
         """
-        if self.gate is None:
-            return hidden + entered
-        return hidden + torch.sigmoid(self.gate(hidden)) * (entered - hidden)
+        if self.gate is not None:
+            return hidden + torch.sigmoid(self.gate(hidden)) * (entered - hidden)
+        return (hidden if self.state_norm is None else self.state_norm(hidden)) + entered
 
     def settle(self, before: Tensor, computed: Tensor) -> Tensor:
         """What a pass after the first leaves, from what it found and what it computed."""

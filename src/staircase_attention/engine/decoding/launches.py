@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn import functional
 
 from staircase_attention.engine.decoding.plan import BANK_SEGMENTS, Form
 from staircase_attention.engine.decoding.weights import Norm, Weights
@@ -87,6 +88,7 @@ class Launches:
     ) -> None:
         self.weights, self.memory, self.num_tokens = weights, memory, num_tokens
         self.attends_self, self.early = attends_self, early
+        self._carry_adds = weights.injection in ("none", "add")
         # Successive tokens of a row are rows here, one after another. So are the rows of passes
         # that are taken at once, all of a pass after those of the one before.
         self.rows = memory.num_rows * num_tokens
@@ -137,11 +139,11 @@ class Launches:
             hidden = self._hidden if is_inside else first if number < entry else last
             if is_inside and is_batch:
                 yield self._carry(back=1)
-                if weights.gate is not None:
+                if not self._carry_adds:
                     yield from self._inject(self._hidden[self.rows :], first)
-            elif weights.injects and number == entry:
+            elif weights.injection != "none" and number == entry:
                 yield partial(torch.add, hidden, 0.0, out=self._entered)
-            elif weights.injects and injects:
+            elif weights.injection != "none" and injects:
                 yield from self._inject(hidden, self._entered)
             if cached == "input":
                 yield from self._freeze(hidden, plan)
@@ -180,9 +182,12 @@ class Launches:
         )
 
     def _inject(self, hidden: Tensor, entered: Tensor) -> Iterator[Launch]:
-        """Hidden vectors h and what entered, e: h + e, or h + sigmoid(gate(h)) * (e - h)."""
+        """Vectors h and what entered, e: h + e, norm(h) + e, or h + sigmoid(gate(h)) * (e - h)."""
+        each = (-1, *entered.shape)
         if self.weights.gate is None:
-            yield partial(hidden.add_, entered)
+            norm = self.weights.state_norm
+            add = hidden.add_ if norm is None else partial(_add_normed, hidden.view(each), norm)
+            yield partial(add, entered)
             return
         weight, bias = self.weights.gate
         source, gates = self._normed[0, : len(hidden)], self._gates[: len(hidden)]
@@ -190,7 +195,6 @@ class Launches:
         yield partial(torch.add, hidden, 0.0, out=source)
         yield from self._product(Product(source, weight, gates, kernels.ROWS_ONLY, bias=bias))
         yield partial(torch.sigmoid, gates, out=gates)
-        each = (-1, *entered.shape)
         yield partial(hidden.view(each).lerp_, entered, gates.view(each))
 
     def _carry(self, *, back: int) -> Launch:
@@ -205,7 +209,7 @@ class Launches:
             PLACES=self.memory.sizes.num_carried,
             WIDTH=self.width,
             BACK=back,
-            ADDS=self.weights.gate is None,
+            ADDS=self._carry_adds,
             BLOCK=triton.next_power_of_2(self.width),
         )
 
@@ -479,6 +483,16 @@ def many_tiles(rows: int, columns: int, inner: int, dtype: torch.dtype) -> Tiles
         parts=1 << (parts.bit_length() - 1),
         num_stages=4 if is_half else 2,
     )
+
+
+def _add_normed(hidden: Tensor, norm: Norm, entered: Tensor) -> None:
+    """Let h become norm(h) + e."""
+    gains, shifts = norm.weights[0]
+    if norm.centres:
+        normed = functional.layer_norm(hidden, gains.shape, gains, shifts, norm.epsilon)
+    else:
+        normed = functional.rms_norm(hidden, gains.shape, gains, norm.epsilon)
+    torch.add(normed, entered, out=hidden)
 
 
 def attention_tiles(

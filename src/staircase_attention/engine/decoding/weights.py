@@ -70,9 +70,11 @@ class Weights:
     """Weights of the embedding and of each layer in what is cached."""
     num_recurring: int
     """L: layers that recur come first; others are a prelude's and a coda's."""
-    injects: bool
+    injection: str
+    state_norm: Norm | None
+    """Of `normed` injections."""
     gate: tuple[Float[Tensor, "width width"], Float[Tensor, " width"]] | None
-    """What lets in what entered the recurrence; None: it is added."""
+    """Of `gated` ones: what lets in what entered the recurrence."""
     dtype: torch.dtype
     sources: tuple[Tensor, ...]
     """The model's own parameters."""
@@ -93,7 +95,7 @@ class Weights:
         memory, positions = model.core.memory, model.core.positions
         shares = memory.shares_keys_values
         forward = [layer.feed_forward for layer in layers]
-        kind, gate = model.config.feed_forward, model.core.gate
+        kind, gate, state_norm = model.config.feed_forward, model.core.gate, model.core.state_norm
         expands = [[one.gate, one.expand] if kind == "swiglu" else [one.expand] for one in forward]
         has_bias = model.config.bias
         projections = [[one.weight for one in layer.attention.projections] for layer in layers]
@@ -122,7 +124,8 @@ class Weights:
             shared=cast([memory.key.weight, memory.value.weight]).flatten(0, 1) if shares else None,
             mix=mix,
             num_recurring=model.config.num_layers,
-            injects=model.core.injects,
+            injection=model.config.injection,
+            state_norm=None if state_norm is None else Norm.of([state_norm]),
             gate=None if gate is None else (gate.weight.detach().to(dtype), gate.bias.float()),
             dtype=dtype,
             sources=tuple(model.parameters()),
