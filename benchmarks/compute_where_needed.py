@@ -110,7 +110,7 @@ def drafts(
         found = [new.token for new in tokens.take(num_tokens)]
         speed = num_tokens / (now() - start)
         ahead = tokens.speculation
-        return warm + found, speed, ahead.num_accepted / ahead.num_drafted if ahead else 0.0
+        return warm + found, speed, ahead.num_accepted / max(1, ahead.num_drafted) if ahead else 0.0
 
     plain, speed, _ = timed(None)
     say("| draft passes | draft tokens | accepted | tokens per second | gain | same tokens |")

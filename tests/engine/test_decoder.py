@@ -22,6 +22,7 @@ from staircase_attention import (
 )
 from staircase_attention.engine.decoding import Decoder, decoder, launches
 from staircase_attention.engine.decoding.plan import Sizes
+from staircase_attention.inspect import inspect
 from staircase_attention.schedules import joined, pieces
 
 pytest.importorskip("triton")
@@ -216,6 +217,25 @@ def test_several_tokens_at_once_are_those_tokens_one_by_one_and_can_be_taken_bac
         assert torch.equal(found, alone)
         position += number
         assert_same(decoder.state(), state)
+
+
+@pytest.mark.parametrize("name", ["modern staircase", "cached, M = 2", "modern ladder"])
+@torch.no_grad()
+def test_drafts_stop_after_some_passes_and_leave_no_trace(name):
+    schedule, settings = CASES[name]
+    model, batch = build(schedule, **settings), random_tokens(2, 13)
+    decoder = Decoder(model, model(batch[:, :4])[1], slack=4)
+    for position in range(4, 9):
+        number, state = min(decoder.room, 3), decoder.state()
+        tokens = batch[:, position : position + number]
+        seen = inspect(model, tokens, state)
+        for passes in range(1, seen.num_passes + 1):
+            found = [decoder.step(token, passes).clone() for token in tokens.T]
+            expected = seen.logits_after(passes)
+            torch.testing.assert_close(torch.stack(found, dim=1), expected, **CLOSE)
+            decoder.undo(number)
+            assert_same(decoder.state(), state)
+        decoder.step(batch[:, position])
 
 
 each_case = pytest.mark.parametrize(("schedule", "options"), CASES.values(), ids=CASES)

@@ -16,6 +16,8 @@ from staircase_attention.generation import (
     save_stream,
     stream,
 )
+from staircase_attention.generation.stepper import Stepper
+from staircase_attention.inspect import inspect
 from staircase_attention.models import take_apart
 
 CORE = CoreConfig(width=8, num_layers=2, num_heads=2, max_distance=40)
@@ -49,6 +51,22 @@ def test_greedy_tokens_and_the_state_after_them_are_those_of_plain_decoding(
     for _ in range(2):
         assert made(drafted.take(5)) == made(plain.take(5))
         assert_same_state(drafted.state, plain.state)
+
+
+@settings(max_examples=8)
+@given(model=models(), passes=small(1, 3), length=small(1, 9))
+def test_drafts_say_what_the_model_says_after_so_many_passes(model, passes, length):
+    tokens = torch.randint(5, (2, 4))
+    state = model(torch.randint(5, (2, length)))[1]
+    drafts = Stepper(model, state, slack=4, draft_passes=passes)
+    number = min(drafts.room or 4, 4)
+    seen = inspect(model, tokens[:, :number], state)
+    expected = seen.logits_after(min(passes, seen.num_passes))
+    with torch.no_grad():
+        found = [drafts.ahead(token[:, None], drafts=True) for token in tokens.T[:number]]
+    torch.testing.assert_close(torch.cat(found, 1), expected, **EXACT)
+    drafts.settle(0)
+    assert_same_state(drafts.state, state)
 
 
 @settings(max_examples=5)

@@ -126,6 +126,26 @@ def test_several_tokens_of_a_row_get_the_bits_that_they_get_one_by_one(name, opt
         position += number
 
 
+@pytest.mark.parametrize("name", ["ladder AABB", "staircase"])
+@torch.no_grad()
+def test_captured_drafts_leave_the_bits_of_what_follows(name):
+    model, tokens = build(SCHEDULES[name], torch.bfloat16), random_tokens(1, 60)
+    expected, _ = decoded(model, tokens, length=9)
+    decoders = [
+        Decoder(model, model(tokens[:, :9])[1], slack=4, capture=capture)
+        for capture in (True, False)
+    ]
+    for position in range(9, 60):
+        number = min(decoders[0].room, 4, 60 - position)
+        drafts = []
+        for decoder in decoders:
+            ahead = tokens[0, position : position + number, None]
+            drafts.append([decoder.step(token, 1).clone() for token in ahead])
+            decoder.undo(number)
+            assert torch.equal(decoder.step(tokens[:, position]), expected[:, position - 9])
+        assert all(map(torch.equal, *drafts))
+
+
 @pytest.mark.parametrize("name", ["transformer-xl", "ladder AABB", "loop", "staircase", "cached"])
 @pytest.mark.parametrize("injection", ["gated", "normed"])
 @each_batch

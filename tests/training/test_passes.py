@@ -1,6 +1,7 @@
 """Updates in drawn numbers of passes: which are drawn, and that each is the update of its depth."""
 
 from collections import Counter
+from copy import copy
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from staircase_attention.training.recipe import PassesConfig
 
 LADDER = {"name": "ladder", "num_passes": 2, "span": 6}
 CACHED = {"name": "cached-staircase", "chunk_size": 3, "num_window_chunks": 5, "num_passes": 2}
+AABB = {"order": "AABB"}
 STAIRCASE = {"name": "staircase", "chunk_size": 3, "num_passes": 2}
 DRAWN = {"training__passes__kind": "uniform", "training__passes__most": 4}
 
@@ -157,6 +159,25 @@ def test_a_loss_at_every_pass_is_the_mean_over_models_of_so_many(core, loss_afte
             torch.testing.assert_close(gradient, theirs * scale, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("schedule", [STAIRCASE, CACHED])
+def test_the_loss_after_the_first_pass_of_any_model_is_that_of_its_drafts(schedule):
+    changes = {"model__core__dropout": 0.0, "model__schedule": schedule}
+    learner, data = learner_of(small_recipe(**changes, training__passes__loss="ends"))
+    drafting = copy(learner.model)
+    drafting.draft_passes = 1
+    state = None
+    for batch in batches_of(data, 2):
+        inputs, targets = map(torch.from_numpy, (batch.inputs, batch.targets))
+        expected = 0.0
+        for token, target in zip(inputs.split(1, dim=1), targets.split(1, dim=1), strict=True):
+            drafted, _ = drafting(token, state)
+            logits, state = learner.model(token, state)
+            for one in (drafted, logits):
+                expected += loss_and_wrong(one, target)[0].item() / 2
+        outcome = learner.update(batch, lanes=range(4), rate=0.0, wants_stop=False)
+        assert outcome.loss == pytest.approx(expected, rel=1e-12)
+
+
 def test_a_run_of_many_depths_is_scored_at_its_schedule_and_loads(tmp_path):
     recipe = small_recipe(**DRAWN, training__passes__gradient_passes=1)
     result = train(recipe, tmp_path / "run")
@@ -187,16 +208,12 @@ def test_a_run_of_many_depths_is_scored_at_its_schedule_and_loads(tmp_path):
             DRAWN | {"model__schedule": CACHED | {"num_window_chunks": 3}},
             r"\(M\) must be at most num_window_chunks",
         ),
-        (
-            {
-                "training__passes__gradient_passes": 1,
-                "model__schedule": LADDER | {"order": "AABB"},
-            },
-            "for layers in the order ABAB",
-        ),
-        (
-            {"training__passes__loss": "every", "model__schedule": STAIRCASE},
-            "every is for a Ladder .* got Staircase",
+        *(
+            (
+                {f"training__passes__{name}": value, "model__schedule": LADDER | AABB},
+                "for layers in the order ABAB",
+            )
+            for name, value in (("gradient_passes", 1), ("loss", "every"))
         ),
     ],
 )

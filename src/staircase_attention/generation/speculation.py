@@ -1,4 +1,7 @@
-"""Self-speculation: a few passes draft tokens, all passes verify them in one call of the model.
+"""Self-speculation: the first passes draft tokens, all passes verify them in one call of the model.
+
+Drafts go on from the model's own state: they find all that its tokens left, at any pass, and are
+taken back before they are verified.
 
 A draft x, drawn from q, is accepted with probability min(1, p(x) / q(x)), where p is what the model
 itself would draw from; else the token is drawn from max(p - q, 0), rescaled. So tokens have the
@@ -24,40 +27,39 @@ from staircase_attention.generation.sampling import (
     uniform,
     usable,
 )
-from staircase_attention.generation.stepper import Stepper, device_of
-from staircase_attention.models import SequenceModel, State, at_depth
+from staircase_attention.generation.stepper import Model, device_of
+from staircase_attention.models import SequenceModel
 
 if TYPE_CHECKING:
     from staircase_attention.generation.stream import TokenStream
 
 
 class Speculation:
-    """The same weights in fewer passes, a state of their own, and how far they go ahead."""
+    """How far drafts go ahead, and how many were accepted so far."""
 
-    def __init__(self, stepper: Stepper, *, num_passes: int, num_tokens: int) -> None:
+    def __init__(self, model: Model, num_passes: int, num_tokens: int) -> None:
         check_integer("draft_passes", num_passes, minimum=1, example=2)
         check_integer("draft_tokens", num_tokens, minimum=1, example=4)
-        model, state = stepper.model, stepper.state
-        if not isinstance(model, SequenceModel) or not isinstance(state, State):
+        if not isinstance(model, SequenceModel):
             rule = "drafts are for schedules with num_passes"
             raise input_error(rule, type(model).__name__, "leave draft_passes out")
-        drafting = model.with_schedule(model.schedule.with_passes(num_passes))
+        # Refuses a schedule that has no such number.
+        model.schedule.with_passes(num_passes)
         self.num_tokens = num_tokens
-        self.drafts = Stepper(drafting, at_depth(drafting, state), slack=num_tokens)
         self.num_drafted, self.num_accepted = 0, 0
 
     def round(self, stream: "TokenStream", most: int | None) -> list[tuple[Tensor, Tensor]]:
         """Tokens of all rows and their log-probabilities, one after another, `most` at most.
 
-        All rows make as many as the one that makes the fewest. Both steppers are then ahead of the
-        stream by all drafts but the last, until they settle.
+        All rows make as many as the one that makes the fewest. The stepper is then ahead of the
+        stream by all drafts but the last, until it settles.
         """
-        config, rows, device = stream.sampling, stream.rows, device_of(stream.stepper.model)
+        config, rows, stepper = stream.sampling, stream.rows, stream.stepper
+        device = device_of(stepper.model)
         # A decoder has a program for each number of tokens: halves keep them few.
-        number = self.num_tokens
-        for room in (self.drafts.room, stream.stepper.room):
-            while room is not None and number > room:
-                number //= 2
+        number, room = self.num_tokens, stepper.room
+        while room is not None and number > room:
+            number //= 2
         # All draws of the round at once, [purposes, places, rows]: nothing waits for the host.
         purposes = () if config.temperature == 0 else ("", "accept", "rest")
         counts = range(stream.num_made, stream.num_made + number)
@@ -74,7 +76,10 @@ class Speculation:
         recents: list[Sequence[int]] = []
         for place in range(number):
             recents += recent
-            logits = self.drafts.ahead(fed[-1][:, None])[:, -1]
+            if config.temperature == 0 and place == number - 1:
+                # Nothing follows it: what all passes say is the token.
+                break
+            logits = stepper.ahead(fed[-1][:, None], drafts=True)[:, -1]
             if config.temperature == 0:
                 fed.append(likeliest(config, logits, recent))
             else:
@@ -85,15 +90,16 @@ class Speculation:
             if config.repetition_penalty != 1:
                 new = zip(recent, fed[-1].tolist(), strict=True)
                 recent = [[*row, token] for row, token in new]
+        stepper.settle(0)
         # Places are rows from here on: [places * rows, ...].
-        logits = stream.stepper.ahead(torch.stack(fed[:-1], dim=1)).transpose(0, 1).flatten(0, 1)
-        drafts = torch.cat(fed[1:])
+        logits = stepper.ahead(torch.stack(fed[:number], 1)).transpose(0, 1).flatten(0, 1)
         if config.temperature == 0:
             tokens = likeliest(config, logits, recents)
-            is_accepted = tokens == drafts
+            is_accepted = tokens == torch.cat([*fed[1:], tokens[-len(rows) :]])
         else:
             wanted = scores_to_draw(config, logits, recents).softmax(-1)
             given = torch.cat(proposed).softmax(-1)
+            drafts = torch.cat(fed[1:])
             tokens, is_accepted = verified(drafts, given, wanted, draws[1:].flatten(1))
         tokens = usable(tokens, logits)
         # One copy to the host per round.
@@ -104,8 +110,9 @@ class Speculation:
         # Up to the first place at which a row's draft is not accepted.
         is_whole = [*accepted.bool().all(1).tolist(), False]
         count = min(is_whole.index(False) + 1, number, most or number)
-        self.num_drafted += count * len(rows)
-        self.num_accepted += int(accepted[:count].sum())
+        num_drafts = min(count, len(fed) - 1)
+        self.num_drafted += num_drafts * len(rows)
+        self.num_accepted += int(accepted[:num_drafts].sum())
         return list(zip(tokens[:count].long(), logprobs[:count], strict=True))
 
 

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -70,9 +71,20 @@ class Stepper:
     """
 
     def __init__(
-        self, model: Model, state: ModelState, *, slack: int = 0, grows: bool = False
+        self,
+        model: Model,
+        state: ModelState,
+        *,
+        slack: int = 0,
+        grows: bool = False,
+        draft_passes: int | None = None,
     ) -> None:
         self.model, self.slack, self.grows = model, slack, grows
+        self.draft_passes = draft_passes
+        if isinstance(model, SequenceModel) and draft_passes is not None:
+            self._drafting = copy(model)
+            """The same modules, which stop after a few passes."""
+            self._drafting.draft_passes = draft_passes
         self._state = state
         self._decoder: engine.Decoder | None = None
         self._active: Int[Tensor, " rows"] | None = None
@@ -95,19 +107,28 @@ class Stepper:
 
     @property
     def room(self) -> int | None:
-        """Tokens that `ahead` can take before it settles; None: any number."""
-        decoder = self._current_decoder()
-        return None if decoder is None else decoder.room
+        """Tokens that `ahead` can take before it settles: up to the end of a chunk; None: any."""
+        if (decoder := self._current_decoder()) is not None:
+            return decoder.room
+        assert isinstance(self._state, State)
+        chunk, streams = self._state.chunk_length, self._state.streams
+        return None if chunk == 1 else min(chunk - one.position % chunk for one in streams)
 
-    def ahead(self, tokens: Int[Tensor, "rows time"]) -> Float[Tensor, "rows time vocab"]:
-        """The logits of tokens that `settle` may take back: `slack` at most."""
+    def ahead(
+        self, tokens: Int[Tensor, "rows time"], *, drafts: bool = False
+    ) -> Float[Tensor, "rows time vocab"]:
+        """The logits of tokens that `settle` may take back: `slack` at most.
+
+        Drafts make a few passes only, and have to be taken back.
+        """
         decoder = self._current_decoder()
         self._trail.append((tokens, self._state))
         if decoder is None:
-            logits, self._state = feed(self.model, tokens, self._state)
+            model = self._drafting if drafts else self.model
+            logits, self._state = feed(model, tokens, self._state)
             return logits
         self._is_ahead = True
-        logits = decoder.step(self._fed(tokens))
+        logits = decoder.step(self._fed(tokens), self.draft_passes if drafts else None)
         return logits if self._active is None else logits[self._active]
 
     def settle(self, number: int) -> None:

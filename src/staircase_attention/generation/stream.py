@@ -118,12 +118,14 @@ class TokenStream(Iterator[NewToken]):
         At temperature 0 the tokens are the same. `num_tokens` are drafted before all passes verify
         them at once.
         """
+        self.speculation = Speculation(self.stepper.model, num_passes, num_tokens)
         with inference(self.stepper.model):
-            self.speculation = Speculation(
-                self.stepper, num_passes=num_passes, num_tokens=num_tokens
-            )
             # A decoder that has begun could not go back.
-            self.stepper = Stepper(self.stepper.model, self.stepper.state, slack=num_tokens)
+            self.stepper = Stepper(
+                *(self.stepper.model, self.stepper.state),
+                slack=num_tokens,
+                draft_passes=num_passes,
+            )
         return self
 
     def __next__(self) -> NewToken:
@@ -158,8 +160,6 @@ class TokenStream(Iterator[NewToken]):
             return
         if len(unfinished) < len(self.rows):
             self.stepper.keep(unfinished)
-            if self.speculation is not None:
-                self.speculation.drafts.keep(unfinished)
             self.rows = tuple(self.rows[place] for place in unfinished)
             self.pending = self.pending[unfinished]
             self.recent = [self.recent[place] for place in unfinished]
@@ -176,8 +176,7 @@ class TokenStream(Iterator[NewToken]):
                     ]
                     num_made = len(made)
                 finally:
-                    for stepper in (self.stepper, self.speculation.drafts):
-                        stepper.settle(num_made)
+                    self.stepper.settle(num_made)
             for one in made:
                 self.add(*one)
             return

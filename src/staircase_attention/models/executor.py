@@ -58,7 +58,10 @@ class Executor:
         """The steps of the prelude, of the recurrence and of the coda."""
         tokens = range(self.before.position, self.before.position + self.num_tokens)
         depth, span = self.model.config.depth, self.model.outside_span
-        return self.model.schedule.phases(tokens, depth=depth, order=order, span=span)
+        phases = self.model.schedule.phases(tokens, depth=depth, order=order, span=span)
+        most = self.model.draft_passes
+        for steps in phases:
+            yield (step for step in steps if most is None or step.cells[-1].pass_number <= most)
 
     def run(
         self, entered: Float[Tensor, "rows time width"], steps: Iterable[Step]

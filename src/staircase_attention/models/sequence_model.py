@@ -102,6 +102,9 @@ class SequenceModel(nn.Module):
         """Whether to compute activations again in the backward pass: less memory, more time."""
         self.gradient_passes: int | None = None
         """How many last passes gradients flow through; None: all."""
+        self.draft_passes: int | None = None
+        """How many first passes are made; None: all. Later passes find no trace of the tokens, so
+        that the state serves the drafts that follow in the same chunk, and nothing else."""
         self.outside_span: int | None = None
         """Positions that prelude and coda see; None: as many as the recurrence can reach."""
 

@@ -11,7 +11,7 @@ import numpy as np
 from staircase_attention.checks import check_fields, input_error
 from staircase_attention.layers import CoreConfig
 from staircase_attention.plain import from_plain, override, to_plain
-from staircase_attention.schedules import Ladder, Schedule, UniversalTransformer
+from staircase_attention.schedules import Schedule
 from staircase_attention.tasks import Growth
 
 # Passes that may be drawn.
@@ -153,9 +153,9 @@ class PassesConfig:
     gradient_passes: int | None = None
     """Gradients flow through this many last passes only; None: through all."""
     loss: Literal["last", "every", "ends"] = "last"
-    """Of a Ladder's update: the loss after its last pass, or the mean of those after every pass
-    (ends: the first and the last) through which gradients flow, each that of a model with that
-    number of passes."""
+    """The loss after the last pass, or the mean of those after every pass (ends: the first and the
+    last) through which gradients flow. After k passes a Ladder is a model of k passes; any model
+    says what it drafts in k passes."""
 
     def __post_init__(self) -> None:
         check_fields(self, "PassesConfig.")
@@ -300,15 +300,10 @@ class Recipe:
         for number in passes.numbers[:1] + passes.numbers[-1:] or (1,):
             model.schedule.with_passes(number)
         order = getattr(model.schedule, "order", "ABAB")
-        is_ladder = isinstance(model.schedule, Ladder | UniversalTransformer) and order == "ABAB"
-        if passes.loss != "last" and not is_ladder:
-            kinds = "a Ladder (ABAB) or a Universal Transformer"
-            rule = f"training.passes.loss = {passes.loss} is for {kinds}"
-            raise input_error(rule, f"{model.schedule}", "leave it out, or use kind = uniform")
-        if passes.gradient_passes and order == "AABB":
-            rule = "training.passes.gradient_passes is for layers in the order ABAB"
+        if (passes.gradient_passes or passes.loss != "last") and order == "AABB":
+            rule = "training.passes.gradient_passes and loss are for layers in the order ABAB"
             received = "AABB, whose first layer makes all its passes first"
-            raise input_error(rule, received, "leave it out")
+            raise input_error(rule, received, "leave them out")
 
     def to_plain(self) -> dict[str, Any]:
         """The recipe as plain data."""

@@ -238,10 +238,13 @@ class Decoder:
         lags = self._sizes.num_passes > 1
         return 1 if lags else max(1, self._plan.run.stop - self._position)
 
-    def step(self, tokens: Int[Tensor, "batch ..."]) -> Float[Tensor, "batch ... output"]:
+    def step(
+        self, tokens: Int[Tensor, "batch ..."], most_passes: int | None = None
+    ) -> Float[Tensor, "batch ... output"]:
         """Logits after one more token of every row, in float32; the next step overwrites them.
 
-        Or after several, `room` at most, of which each sees those before it.
+        Or after several, `room` at most, of which each sees those before it. After `most_passes`
+        they are drafts, and have to be taken back. Passes that are taken at once are all made.
         """
         number = tokens[0].numel() if tokens.dim() else 0
         is_known = tokens.shape[:1] == (self.batch_size,) and 1 <= number <= self.room
@@ -255,7 +258,7 @@ class Decoder:
             # The next run did not fit when it was planned.
             if self._position == self._plan.run.stop:
                 self._grow()
-            run = self._program(number)
+            run = self._program(number, most_passes)
             self._launches(number).tokens.copy_(tokens.flatten())
             run()
         self._position += number
@@ -294,7 +297,7 @@ class Decoder:
         self._memory = DecoderMemory(model, stream, self._sizes, self.weights.dtype)
         self._memory.fill(stream, books)
         self._scratch: dict[int, Launches] = {}
-        self._programs: dict[tuple[Form, int], Callable[[], object]] = {}
+        self._programs: dict[tuple[Form, int, int | None], Callable[[], object]] = {}
         """What computes some tokens of each row, for each form of their steps."""
         self._previous: DecodingPlan | None = None
         self._enter(self._planner.plan(books, stream.position, self._sizes.capacity))
@@ -359,11 +362,11 @@ class Decoder:
             )
         return self._scratch[number]
 
-    def _program(self, number: int = 1) -> Callable[[], object]:
+    def _program(self, number: int = 1, most_passes: int | None = None) -> Callable[[], object]:
         """What computes some tokens of the present run."""
-        form = self._plan.form, number
+        form = self._plan.form, number, most_passes
         if form not in self._programs:
-            launches = list(self._launches(number).all(self._plan.form))
+            launches = list(self._launches(number).all(self._plan.form, most_passes))
             self._programs[form] = partial(_run_all, launches)
             if self._captures:
                 try:

@@ -121,7 +121,7 @@ class Launches:
         self._partial = scratch(shares * num_rows * self.width)
         self._counts = scratch(max(4096, num_rows * self.num_heads), dtype=torch.int32)
 
-    def all(self, form: Form) -> Iterator[Launch]:
+    def all(self, form: Form, most_passes: int | None = None) -> Iterator[Launch]:
         """What takes the tokens to their logits, and the position one on."""
         weights = self.weights
         mixes = [weights.mix is not None and step.cached == "output" for step in form]
@@ -130,8 +130,8 @@ class Launches:
         yield self._embed(starts_mix=mixes[0])
         first, last = self._hidden[: self.rows], self._hidden[-self.rows :]
         is_batch = len(first) < len(self._hidden)
-        for number, (layers, cached, span, injects, lags) in enumerate(form):
-            if lags:
+        for number, (layers, cached, span, pass_number, lags) in enumerate(form):
+            if lags or pass_number > (most_passes or pass_number):
                 continue
             plan = self.memory.plan[number]
             # All passes at once are in the recurrence only.
@@ -143,7 +143,7 @@ class Launches:
                     yield from self._inject(self._hidden[self.rows :], first)
             elif weights.injection != "none" and number == entry:
                 yield partial(torch.add, hidden, 0.0, out=self._entered)
-            elif weights.injection != "none" and injects:
+            elif weights.injection != "none" and pass_number > 1:
                 yield from self._inject(hidden, self._entered)
             if cached == "input":
                 yield from self._freeze(hidden, plan)

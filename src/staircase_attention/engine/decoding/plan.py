@@ -38,8 +38,8 @@ class FormStep(NamedTuple):
     """What it leaves in the cache."""
     span: int | None = None
     """How many of the latest keys a token sees, itself included; None: all."""
-    injects: bool = False
-    """Whether it sees again what entered the recurrence."""
+    pass_number: int = 1
+    """After the first, it sees again what entered the recurrence."""
     lags: bool = False
     """Whether it is taken along with the first pass, as rows of the same launches."""
 
@@ -288,7 +288,7 @@ class Planner:
                     layers=step.layers,
                     cached=step.cells[0].cached,
                     span=step.span or self.span,
-                    injects=step.cells[0].pass_number > 1,
+                    pass_number=step.cells[0].pass_number,
                     lags=step.lags,
                 )
                 for step in steps
