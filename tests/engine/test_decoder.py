@@ -219,13 +219,13 @@ def test_several_tokens_at_once_are_those_tokens_one_by_one_and_can_be_taken_bac
         assert_same(decoder.state(), state)
 
 
-@pytest.mark.parametrize("name", ["modern staircase", "cached, M = 2", "modern ladder"])
+@pytest.mark.parametrize("name", ["modern staircase", "cached, M = 2"])
 @torch.no_grad()
 def test_drafts_stop_after_some_passes_and_leave_no_trace(name):
     schedule, settings = CASES[name]
-    model, batch = build(schedule, **settings), random_tokens(2, 13)
+    model, batch = build(schedule, **settings), random_tokens(2, 9)
     decoder = Decoder(model, model(batch[:, :4])[1], slack=4)
-    for position in range(4, 9):
+    for position in range(4, 7):
         number, state = min(decoder.room, 3), decoder.state()
         tokens = batch[:, position : position + number]
         seen = inspect(model, tokens, state)
