@@ -243,6 +243,12 @@ def test_a_captured_update_of_a_modern_core_is_the_update(schedule, settings):
     assert_captured_is_eager(recipe_for(schedule, settings=settings, **sizes))
 
 
+@pytest.mark.parametrize("schedule", [*SCHEDULES[:1], *SCHEDULES[2:4]], ids=str)
+def test_a_captured_update_with_a_loss_after_the_first_pass_is_the_update(schedule):
+    sizes = {"training__num_lanes": 8, "training__segment_length": 32}
+    assert_captured_is_eager(recipe_for(schedule, training__passes__loss="ends", **sizes))
+
+
 @pytest.mark.parametrize("length", [28, 30])
 @pytest.mark.parametrize("restart_every", [None, 7])
 @pytest.mark.parametrize("schedule", SCHEDULES[:2], ids=str)
