@@ -1,11 +1,13 @@
 """What a token costs a decoder, beside the least it can cost: reading the weights once per pass.
 
     python benchmarks/decoding.py                # all models, batches of 1, 8 and 64
+    python benchmarks/decoding.py --steps        # one row: drafts, and several tokens in one step
 
 Models have the shape of the paper's 117M ones, random weights and bfloat16. A decoder first fills
 its window, so that every token costs what any later one does; then 200 tokens are timed between two
 events. The floor is the bytes of all weights that a token must read over the bandwidth of a copy on
-this device. Tokens per second are those of all rows together.
+this device. Tokens per second are those of all rows together. `--steps` times models of the size of
+Enwik8's at batch 1: what self-speculation makes of them.
 """
 
 import argparse
@@ -15,7 +17,14 @@ from dataclasses import dataclass
 
 import torch
 
-from staircase_attention import CoreConfig, ParallelLoop, SequenceModel, Staircase, TransformerXL
+from staircase_attention import (
+    CoreConfig,
+    Ladder,
+    ParallelLoop,
+    SequenceModel,
+    Staircase,
+    TransformerXL,
+)
 from staircase_attention.engine.decoding import Decoder
 from staircase_attention.schedules import Schedule
 
@@ -24,6 +33,14 @@ SCHEDULES: dict[str, Schedule] = {
     "parallel loop, N 4, span 256": ParallelLoop(num_passes=4, span=256),
     "staircase, N 8, C 32": Staircase(chunk_size=32, num_passes=8),
 }
+STEPPED: dict[str, Schedule] = {
+    "transformer-xl, span 256": TransformerXL(span=256),
+    "parallel loop, N 4, span 256": ParallelLoop(num_passes=4, span=256),
+    "ladder, N 8, span 256": Ladder(num_passes=8, span=256),
+    "staircase, N 8, C 64": Staircase(chunk_size=64, num_passes=8),
+}
+DRAFT_PASSES = (1, 2)
+NUM_TOKENS = (1, 4, 8, 16)
 BATCHES = (1, 8, 64)
 VOCAB_SIZE = 8008
 WINDOW = 256
@@ -82,9 +99,9 @@ def copy_bandwidth() -> float:
     return 2 * source.numel() / seconds(lambda: target.copy_(source), repeats=20, warm_up=5)
 
 
-def build(schedule: Schedule) -> SequenceModel:
-    """A model of the paper's larger size."""
-    core = CoreConfig(width=1024, num_layers=8, num_heads=8, feed_forward_width=4096)
+def build(schedule: Schedule, width: int = 1024) -> SequenceModel:
+    """A model of the paper's larger size, or narrower."""
+    core = CoreConfig(width=width, num_layers=8, num_heads=8, feed_forward_width=4 * width)
     with torch.device("cuda"):
         model = SequenceModel(vocab_size=VOCAB_SIZE, core=core, schedule=schedule)
     return model.bfloat16().eval()
@@ -122,6 +139,30 @@ def measure(
     return row, first, decoder
 
 
+def measure_steps(name: str, model: SequenceModel) -> str:
+    """Microseconds of drafts in some passes, and of several tokens in one step, with full windows.
+
+    Each is taken back, so that all are made at the same place; that is part of the time.
+    """
+    decoder = Decoder(model, model.initial_state(1), slack=max(NUM_TOKENS))
+    token = torch.zeros(1, max(NUM_TOKENS), dtype=torch.int64, device="cuda")
+    for _ in range(2 * model.schedule.default_max_distance):
+        decoder.step(token[:, 0])
+
+    def taken(number: int, most_passes: int | None = None) -> str:
+        if number > decoder.room:
+            return "-"
+
+        def step() -> None:
+            decoder.step(token[:, :number], most_passes)
+            decoder.undo(number)
+
+        return f"{MICRO * seconds(step, repeats=NUM_STEPS):.1f}"
+
+    times = [taken(1, passes) for passes in DRAFT_PASSES] + [taken(one) for one in NUM_TOKENS]
+    return f"| {name} | {' | '.join(times)} |"
+
+
 def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
     """Relative to what is expected."""
     return float((found.float() - expected.float()).norm() / expected.float().norm())
@@ -155,7 +196,15 @@ def main() -> None:
     """Measure all, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--batches", type=int, nargs="+", default=list(BATCHES))
+    parser.add_argument("--steps", action="store_true")
     options = parser.parse_args()
+    if options.steps:
+        drafts = " | ".join(f"draft, {one} of the passes" for one in DRAFT_PASSES)
+        say(f"| us | {drafts} | {' | '.join(f'{one} tokens' for one in NUM_TOKENS)} |")
+        say("|---" * (1 + len(DRAFT_PASSES) + len(NUM_TOKENS)) + "|")
+        for name, schedule in STEPPED.items():
+            say(measure_steps(name, build(schedule, width=512)))
+        return
     bandwidth = copy_bandwidth()
     say(f"{torch.cuda.get_device_name()}: a copy moves {bandwidth / 1e12:.2f} TB/s")
     rows = []
