@@ -122,25 +122,25 @@ def test_another_number_of_processes_resumes_after_each_end_with_the_losses_of_o
     """10 lanes cannot be shared equally; to hsdp two processes are two nodes."""
     recipe = small_recipe(
         model__core__dropout=0.0,
-        training__num_updates=100,
+        training__num_updates=40,
         training__num_lanes=10,
         training__log_every=1,
-        training__evaluate_every=50,
-        training__checkpoint_every=10,
+        training__evaluate_every=20,
+        training__checkpoint_every=4,
     )
     whole = [None, None, tmp_path / "one", recipe.to_plain()]
     reference = FORKS.Process(target=train_until, args=whole)
     reference.start()
-    # The request comes while the checkpoint of update 40 is written.
-    legs = [(1, "fsdp", 25, None), (2, "hsdp", None, 39), (4, "ddp", 73, None)]
+    # The request comes while the checkpoint of update 16 is written.
+    legs = [(1, "fsdp", 10, None), (2, "hsdp", None, 15), (4, "ddp", 29, None)]
     for count, mode, last, stop in [*legs, (3, "fsdp", None, None)]:
         plain = recipe.override({"training.parallel": mode}).to_plain()
         together(count, train_until, last, stop, tmp_path / "many", plain, LOCAL_WORLD_SIZE="1")
     reference.join()
     one, many = metrics_of(tmp_path / "one"), metrics_of(tmp_path / "many")
     assert [line["update"] for line in one] == [line["update"] for line in many]
-    assert sum(line["kind"] == "train" for line in one) == 100
+    assert sum(line["kind"] == "train" for line in one) == 40
     losses = [torch.tensor([line["loss"] for line in run]) for run in (one, many)]
     torch.testing.assert_close(*losses, rtol=0, atol=1e-6)
     # One process reads what three have written.
-    assert load_run(tmp_path / "many", checkpoint="latest").update == 100
+    assert load_run(tmp_path / "many", checkpoint="latest").update == 40
