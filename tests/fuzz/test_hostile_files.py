@@ -26,7 +26,7 @@ from staircase_attention.files import (
 from staircase_attention.models.state_file import HEADER, take_apart, write_sealed
 from staircase_attention.training import load_run, pack, resume, run_path, train
 
-# About 16 seconds of one core, most of them to make the honest files.
+# About 9 seconds of one core.
 NUM_CASES = 160
 
 

@@ -121,11 +121,8 @@ class TokenStream(Iterator[NewToken]):
         self.speculation = Speculation(self.stepper.model, num_passes, num_tokens)
         with inference(self.stepper.model):
             # A decoder that has begun could not go back.
-            self.stepper = Stepper(
-                *(self.stepper.model, self.stepper.state),
-                slack=num_tokens,
-                draft_passes=num_passes,
-            )
+            model, state = self.stepper.model, self.stepper.state
+            self.stepper = Stepper(model, state, slack=num_tokens, draft_passes=num_passes)
         return self
 
     def __next__(self) -> NewToken:

@@ -131,7 +131,7 @@ class Launches:
         first, last = self._hidden[: self.rows], self._hidden[-self.rows :]
         is_batch = len(first) < len(self._hidden)
         for number, (layers, cached, span, pass_number, lags) in enumerate(form):
-            if lags or pass_number > (most_passes or pass_number):
+            if lags or (most_passes is not None and pass_number > most_passes):
                 continue
             plan = self.memory.plan[number]
             # All passes at once are in the recurrence only.
