@@ -307,9 +307,11 @@ class Launches:
     def _few(self, product: Product) -> Launch:
         norm, (columns, inner) = product.norm, product.weights.shape[-2:]
         block_n, block_k, num_warps = few_tiles(columns, inner, product.weights.dtype)
+        rows = len(product.target)
+        together = 1 if rows <= 4 else 4  # noqa: PLR2004
         return self._launch(
             kernels.product_few,
-            (triton.cdiv(columns, block_n), product.num_layers),
+            (triton.cdiv(columns, block_n), product.num_layers, triton.cdiv(rows, together)),
             product.source,
             product.weights,
             self._hidden if product.bias is None else product.bias,
@@ -318,8 +320,8 @@ class Launches:
             *self._targets(product),
             **self._facts(product),
             READ=product.read.value,
-            ROWS=len(product.target),
-            TOGETHER=1 if len(product.target) == 1 else 4,
+            ROWS=rows,
+            TOGETHER=together,
             WARPS=num_warps,
             BLOCK_N=block_n,
             BLOCK_K=block_k,

@@ -149,9 +149,9 @@ def product_few(source, weights, bias, norm, epsilon, target, mix, mix_weight, k
     """Σ_k source[row, k] weights[column, k] for ROWS rows; BLOCK_N whole columns per program.
 
     READ as a norm, the source is that of float32 rows, by gains and shifts that lie in `norm`
-    [layers, 2, INNER]. The second axis of the grid counts layers where one launch serves them all.
-    TOGETHER rows, one or four, wait for memory and for other threads at the same time; a row's sums
-    are made in the same order in both cases.
+    [layers, 2, INNER]. The second axis of the grid counts layers where one launch serves them all,
+    the third TOGETHER rows, one or four. Four wait for memory and for other threads at the same
+    time; a row's sums are made in the same order in both cases.
     """
     NORM: tl.constexpr = (READ == LAYER_NORM) | (READ == RMS_NORM)
     STRIDE: tl.constexpr = 2 * INNER if READ == SWIGLU else INNER
@@ -181,38 +181,38 @@ def product_few(source, weights, bias, norm, epsilon, target, mix, mix_weight, k
     if EARLY:
         gdc_wait()
     first, shift = place_of(position, plan, TARGET)
-    for start in range(0, ROWS, TOGETHER):
-        # All loads before the first exchange between threads, and before any store.
-        xs, olds, parts = (), (), ()
-        for n in tl.static_range(TOGETHER):
-            row = tl.minimum(start + n, ROWS - 1)
-            x = tl.load(source + row * STRIDE + inner, mask=inside, other=0.0).to(tl.float32)
-            if READ == SWIGLU:
-                value = tl.load(source + row * STRIDE + INNER + inner, mask=inside, other=0.0)
-                x = x * tl.sigmoid(x) * value.to(tl.float32)
-            xs = xs + (x,)  # noqa: RUF005
-            old = 0.0
-            if TARGET == ADD:
-                old = tl.load(target + row * COLUMNS + columns, mask=valid, other=0.0)
-            olds = olds + (old,)  # noqa: RUF005
-        if NORM:
-            xs = norms(xs, inside, gains, shifts, epsilon, INNER, READ, TOGETHER)
-        for n in tl.static_range(TOGETHER):
-            x = xs[n].to(weights.dtype.element_ty).to(tl.float32)
-            parts = parts + (weight.to(tl.float32) * x[None, :, :, None, :],)  # noqa: RUF005
-        # First each thread by itself, then those of a warp, then warps.
-        results = sums(sums(sums(parts, 2, TOGETHER), 3, TOGETHER), 1, TOGETHER)
-        for n in tl.static_range(TOGETHER):
-            result = tl.reshape(tl.trans(results[n]), [BLOCK_N])
-            if BIAS:
-                result += biases
-            if TARGET == ADD:
-                result += olds[n]
-            finish(result, start + n, columns, valid & (start + n < ROWS), target, mix, mix_weight,
-                   keys, values, base, first, shift, number, ROWS, COLUMNS, TARGET, MIX, HEADS,
-                   SIZE, CAPACITY, TOKENS)  # fmt: skip
+    start = tl.program_id(2) * TOGETHER
+    # All loads before the first exchange between threads, and before any store.
+    xs, olds, parts = (), (), ()
+    for n in tl.static_range(TOGETHER):
+        row = tl.minimum(start + n, ROWS - 1)
+        x = tl.load(source + row * STRIDE + inner, mask=inside, other=0.0).to(tl.float32)
+        if READ == SWIGLU:
+            value = tl.load(source + row * STRIDE + INNER + inner, mask=inside, other=0.0)
+            x = x * tl.sigmoid(x) * value.to(tl.float32)
+        xs = xs + (x,)  # noqa: RUF005
+        old = 0.0
+        if TARGET == ADD:
+            old = tl.load(target + row * COLUMNS + columns, mask=valid, other=0.0)
+        olds = olds + (old,)  # noqa: RUF005
+    if NORM:
+        xs = norms(xs, inside, gains, shifts, epsilon, INNER, READ, TOGETHER)
+    for n in tl.static_range(TOGETHER):
+        x = xs[n].to(weights.dtype.element_ty).to(tl.float32)
+        parts = parts + (weight.to(tl.float32) * x[None, :, :, None, :],)  # noqa: RUF005
+    # First each thread by itself, then those of a warp, then warps.
+    results = sums(sums(sums(parts, 2, TOGETHER), 3, TOGETHER), 1, TOGETHER)
+    for n in tl.static_range(TOGETHER):
+        result = tl.reshape(tl.trans(results[n]), [BLOCK_N])
+        if BIAS:
+            result += biases
+        if TARGET == ADD:
+            result += olds[n]
+        finish(result, start + n, columns, valid & (start + n < ROWS), target, mix, mix_weight,
+               keys, values, base, first, shift, number, ROWS, COLUMNS, TARGET, MIX, HEADS,
+               SIZE, CAPACITY, TOKENS)  # fmt: skip
     if TARGET == LOGITS:  # noqa: SIM102
-        if tl.program_id(0) == 0:
+        if tl.program_id(0) + tl.program_id(2) == 0:
             tl.store(position, tl.load(position) + TOKENS)
 
 
