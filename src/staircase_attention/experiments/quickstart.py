@@ -47,12 +47,11 @@ MOST_WEIGHTS, LEAST_UPDATES = 10, 1_500
 WARM_UP_UPDATES, MEASURED_UPDATES = 8, 10
 # The share of the time for test and samples; and that of the time to train for scores.
 LAST_SHARE, SCORING_SHARE, MOST_SCORED = 0.1, 0.1, 1 << 16
-# A CPU makes too few passes over the text for dropout to help, and its bfloat16, in which Muon
-# works, may be far slower than float32.
+# A CPU makes too few passes over the text for dropout to help.
 ON_CPU = {
     "model.schedule.chunk_size": 32,
     "training": {"num_lanes": 4, "segment_length": 128},
-    "training.optimizer.learning_rate": 3e-3,
+    "training.optimizer": {"kind": "muon", "learning_rate": 1e-2, "beta1": 0.95},
 }
 ON_GPU = {"model.core.dropout": 0.1}
 # Up to its decay, a run does not depend on the number of updates, which can change as the speed.
