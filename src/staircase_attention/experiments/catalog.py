@@ -227,7 +227,7 @@ def _language() -> Iterator[Recipe]:
 def _beside(known: Mapping[str, Recipe]) -> Iterator[Recipe]:
     """A parallel loop, weights for 1 to 8 passes, and the record, beside rows of `enwik8-fast`."""
     loop = {"name": "parallel-loop", "num_passes": 4, "span": TEXT_SPAN}
-    changes = {"name": "enwik8-fast/parallel-loop-4", "model.schedule": loop}
+    changes: dict[str, Any] = {"name": "enwik8-fast/parallel-loop-4", "model.schedule": loop}
     yield known["enwik8-fast/ladder-4"].override(changes)
     changes = {"name": "enwik8-depth/staircase", "training.passes.kind": "uniform"}
     yield known["enwik8-fast/staircase-n4-c64"].override(changes)
