@@ -39,7 +39,7 @@ def test_lengths_can_be_asked_for_later_and_fail_by_themselves(tmp_path, fake, m
     assert run.failure == "out of memory"
     assert report.rows[0].results
     score = '{"loss": 1, "error": 0.5, "num_answers": 2}'
-    script = f"echo '{{\"30\": {score}}}' > $0/lengths.json"
+    script = f"echo '{{\"30\": {score}}}' > $0/part; mv $0/part $0/lengths.json"
     monkeypatch.setattr(runner, "LENGTHS", ["/bin/sh", "-c", script])
     report = compare([small_recipe()], folder=tmp_path, lengths=[30], jobs=2)
     assert not report.failures

@@ -33,7 +33,7 @@ def test_every_task_can_be_trained_on():
 
 
 def test_cells_are_trained_once_and_reported(tmp_path, fake, monkeypatch, capsys):
-    script = f"echo '{json.dumps(SCORES)}' > $0/lengths.json"
+    script = f"echo '{json.dumps(SCORES)}' > $0/part; mv $0/part $0/lengths.json"
     monkeypatch.setattr(runner, "LENGTHS", ["/bin/sh", "-c", script])
     words = ["suite", "training.num_updates=2", "--small", "--models", "staircase,lstm", "--quiet"]
     words += ["--own", "parity/lstm", "--output", str(tmp_path)]
@@ -58,7 +58,11 @@ def test_cells_are_trained_once_and_reported(tmp_path, fake, monkeypatch, capsys
 
 
 def test_a_cell_that_fails_is_empty_and_the_others_go_on(tmp_path, fake, monkeypatch, capsys):
-    monkeypatch.setattr(runner, "LENGTHS", ["/bin/sh", "-c", "echo {} > $0/lengths.json; exit 1"])
+    monkeypatch.setattr(
+        runner,
+        "LENGTHS",
+        ["/bin/sh", "-c", "echo {} > $0/part; mv $0/part $0/lengths.json; exit 1"],
+    )
     fake.let(trouble={"lstm, 0": "fail"})
     words = ["--small", "--models", "lstm,ladder", "--quiet", "--output", str(tmp_path)]
     assert call("suite", *words, "--tasks", "boxes") == 1
