@@ -70,9 +70,9 @@ class DecoderMemory:
         # The rows of every pass that is taken at once.
         starts = [stream.starts] * sizes.num_passes
         self.starts = torch.tensor(starts, dtype=torch.int64, device=device)
-        # Hidden vectors that lagged passes begin with, in rings: that of position p at place p.
-        rings = (sizes.num_passes - 1, self.num_rows, sizes.num_carried, config.width)
-        self.carried: Float[Tensor, "lagged rows places width"] = torch.zeros(rings, device=device)
+        # What passes leave for lagged ones to begin with, in rings: that of position p at place p.
+        rings = (sizes.num_passes, self.num_rows, sizes.num_carried, config.width)
+        self.carried: Float[Tensor, "passes rows places width"] = torch.zeros(rings, device=device)
         num_segments = sizes.num_frozen + BANK_SEGMENTS
         row_size = HEADER + 3 * num_segments
         # Rows begin at multiples of 16 bytes, so that one compiled kernel serves all of them.

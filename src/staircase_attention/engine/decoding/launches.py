@@ -88,7 +88,6 @@ class Launches:
     ) -> None:
         self.weights, self.memory, self.num_tokens = weights, memory, num_tokens
         self.attends_self, self.early = attends_self, early
-        self._carry_adds = weights.injection in ("none", "add")
         # Successive tokens of a row are rows here, one after another. So are the rows of passes
         # that are taken at once, all of a pass after those of the one before.
         self.rows = memory.num_rows * num_tokens
@@ -127,7 +126,9 @@ class Launches:
         mixes = [weights.mix is not None and step.cached == "output" for step in form]
         # The first step of the recurrence, and those that see again what entered it.
         entry = next(n for n, step in enumerate(form) if step.layers.start < weights.num_recurring)
-        yield self._embed(starts_mix=mixes[0])
+        # Lagged passes see the input of the first again: the embedding, or what a prelude left.
+        adds = entry == 0 and weights.injection in ("none", "add")
+        yield self._embed(starts_mix=mixes[0], adds=adds)
         first, last = self._hidden[: self.rows], self._hidden[-self.rows :]
         is_batch = len(first) < len(self._hidden)
         for number, (layers, cached, span, pass_number, lags) in enumerate(form):
@@ -137,9 +138,9 @@ class Launches:
             # All passes at once are in the recurrence only.
             is_inside = layers.start < weights.num_recurring
             hidden = self._hidden if is_inside else first if number < entry else last
-            if is_inside and is_batch:
-                yield self._carry(back=1)
-                if not self._carry_adds:
+            carries = is_inside and is_batch
+            if carries:
+                if not adds:
                     yield from self._inject(self._hidden[self.rows :], first)
             elif weights.injection != "none" and number == entry:
                 yield partial(torch.add, hidden, 0.0, out=self._entered)
@@ -153,11 +154,10 @@ class Launches:
                 starts_next = layer == layers[-1] and any(mixes[number + 1 : number + 2])
                 mix = kernels.ADD_MIX if mixes[number] else kernels.NO_MIX
                 mix = kernels.START_MIX if starts_next else mix
+                mix = kernels.CARRY if carries and layer == layers[-1] else mix
                 yield from self._feed_forward(hidden, layer, mix)
             if cached == "output":
                 yield from self._freeze(self._mix if mixes[number] else hidden, plan)
-            if is_inside and is_batch:
-                yield self._carry(back=0)
         yield from self._product(
             Product(
                 *(last, weights.logits, self.logits, kernels.LOGITS),
@@ -166,18 +166,23 @@ class Launches:
             )
         )
 
-    def _embed(self, *, starts_mix: bool) -> Launch:
-        weights = self.weights
+    def _embed(self, *, starts_mix: bool, adds: bool) -> Launch:
+        weights, memory = self.weights, self.memory
         return partial(
-            kernels.embed_rows[(self.rows,)],
+            kernels.embed_rows[(len(self._hidden),)],
             self.tokens,
             weights.embedding,
             self._hidden,
             self._mix,
             weights.mix if starts_mix else self._mix,
+            memory.carried,
+            memory.position,
+            self.rows,
             len(weights.embedding),
             WIDTH=self.width,
             MIX=starts_mix,
+            PLACES=memory.sizes.num_carried,
+            ADDS=adds,
             BLOCK=triton.next_power_of_2(self.width),
         )
 
@@ -186,7 +191,8 @@ class Launches:
         each = (-1, *entered.shape)
         if self.weights.gate is None:
             norm = self.weights.state_norm
-            add = hidden.add_ if norm is None else partial(_add_normed, hidden.view(each), norm)
+            states = hidden.view(each)
+            add = states.add_ if norm is None else partial(_add_normed, states, norm)
             yield partial(add, entered)
             return
         weight, bias = self.weights.gate
@@ -196,22 +202,6 @@ class Launches:
         yield from self._product(Product(source, weight, gates, kernels.ROWS_ONLY, bias=bias))
         yield partial(torch.sigmoid, gates, out=gates)
         yield partial(hidden.view(each).lerp_, entered, gates.view(each))
-
-    def _carry(self, *, back: int) -> Launch:
-        """Leave what lagged passes of the next token begin with; or begin, one token back."""
-        return self._launch(
-            kernels.carry_rows,
-            (len(self._hidden) - self.rows,),
-            self._hidden,
-            self.memory.carried,
-            self.memory.position,
-            self.rows,
-            PLACES=self.memory.sizes.num_carried,
-            WIDTH=self.width,
-            BACK=back,
-            ADDS=self._carry_adds,
-            BLOCK=triton.next_power_of_2(self.width),
-        )
 
     def _attention(
         self, hidden: Tensor, layer: int, plan: Tensor, span: int | None
@@ -261,6 +251,7 @@ class Launches:
                 bias=None if weights.contract_bias is None else weights.contract_bias[layer],
                 mix=mix,
                 mix_weight=mix_weight,
+                capacity=self.memory.sizes.num_carried if mix is kernels.CARRY else 1,
             )
         )
 
@@ -306,9 +297,9 @@ class Launches:
 
     def _few(self, product: Product) -> Launch:
         norm, (columns, inner) = product.norm, product.weights.shape[-2:]
-        block_n, block_k, num_warps = few_tiles(columns, inner, product.weights.dtype)
         rows = len(product.target)
-        together = 1 if rows <= 4 else 4  # noqa: PLR2004
+        block_n, block_k, num_warps = few_tiles(rows, columns, inner, product.weights.dtype)
+        together = 1 if rows <= MOST_FEW_ROWS else 4
         return self._launch(
             kernels.product_few,
             (triton.cdiv(columns, block_n), product.num_layers, triton.cdiv(rows, together)),
@@ -364,7 +355,7 @@ class Launches:
         """Where a product goes; all products have these arguments."""
         return (
             product.target,
-            self._mix,
+            self.memory.carried if product.mix is kernels.CARRY else self._mix,
             self._mix if product.mix_weight is None else product.mix_weight,
             self.memory.keys,
             self.memory.values,
@@ -461,14 +452,19 @@ class AttentionTiles(NamedTuple):
     """Registers per thread, limited where four programs share a multiprocessor."""
 
 
-def few_tiles(columns: int, inner: int, dtype: torch.dtype) -> tuple[int, int, int]:
-    """Columns and inner size of a program that reads its weights in one go, and its warps."""
+def few_tiles(rows: int, columns: int, inner: int, dtype: torch.dtype) -> tuple[int, int, int]:
+    """Columns and inner size of a program that reads its weights in one go, and its warps.
+
+    With a program per row there are more of them, each with more columns; warps stay as they are,
+    so that a row's sums do, too.
+    """
     most = 16_384 if dtype.itemsize == HALF else 8_192
     block_k = triton.next_power_of_2(inner)
     block_n = max(1, min(64, most // block_k))
     while block_n > 1 and block_n * block_k > 4096 and columns < ENOUGH_PROGRAMS * block_n:  # noqa: PLR2004
         block_n //= 2
-    return block_n, block_k, 8 if block_n * block_k > 8192 else 4  # noqa: PLR2004
+    num_warps = 8 if block_n * block_k > 8192 else 4  # noqa: PLR2004
+    return block_n * (2 if 1 < rows <= MOST_FEW_ROWS else 1), block_k, num_warps
 
 
 def many_tiles(rows: int, columns: int, inner: int, dtype: torch.dtype) -> Tiles:

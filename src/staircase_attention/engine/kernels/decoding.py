@@ -44,8 +44,10 @@ SWIGLU = tl.constexpr(3)
 NO_MIX = tl.constexpr(0)
 # a weighted addend,
 ADD_MIX = tl.constexpr(1)
-# or the first term.
+# or the first term;
 START_MIX = tl.constexpr(2)
+# or itself, as what the next token's passes begin with.
+CARRY = tl.constexpr(3)
 
 
 @triton.jit
@@ -107,9 +109,9 @@ def keep(result, row, columns, valid, queries, keys, values, base, first, shift,
 
 
 @triton.jit
-def finish(result, row, columns, valid, target, mix, mix_weight, keys, values, base, first, shift,
-           number, rows, COLUMNS: tl.constexpr, TARGET: tl.constexpr, MIX: tl.constexpr,
-           HEADS: tl.constexpr, SIZE: tl.constexpr, CAPACITY: tl.constexpr,
+def finish(result, row, columns, valid, target, mix, mix_weight, keys, values, base, position,
+           first, shift, number, rows, COLUMNS: tl.constexpr, TARGET: tl.constexpr,
+           MIX: tl.constexpr, HEADS: tl.constexpr, SIZE: tl.constexpr, CAPACITY: tl.constexpr,
            TOKENS: tl.constexpr):  # fmt: skip
     """Put a product where it belongs."""
     if TARGET == KEEP:
@@ -122,7 +124,11 @@ def finish(result, row, columns, valid, target, mix, mix_weight, keys, values, b
         if TARGET == GELU:
             result = result * 0.5 * (1.0 + tl.erf(result * 0.7071067811865476))
         tl.store(target + place, result.to(target.dtype.element_ty), mask=valid)
-        if MIX != NO_MIX:
+        if MIX == CARRY:
+            # In rings of CAPACITY tokens: [rows, CAPACITY, COLUMNS].
+            place += (row * (CAPACITY - 1) + tl.load(position) % CAPACITY) * COLUMNS
+            tl.store(mix + place, result, mask=valid)
+        elif MIX != NO_MIX:
             result *= tl.load(mix_weight)
             if MIX == ADD_MIX:
                 result += tl.load(mix + place, mask=valid, other=0.0)
@@ -209,8 +215,8 @@ def product_few(source, weights, bias, norm, epsilon, target, mix, mix_weight, k
         if TARGET == ADD:
             result += olds[n]
         finish(result, start + n, columns, valid & (start + n < ROWS), target, mix, mix_weight,
-               keys, values, base, first, shift, number, ROWS, COLUMNS, TARGET, MIX, HEADS,
-               SIZE, CAPACITY, TOKENS)  # fmt: skip
+               keys, values, base, position, first, shift, number, ROWS, COLUMNS, TARGET, MIX,
+               HEADS, SIZE, CAPACITY, TOKENS)  # fmt: skip
     if TARGET == LOGITS:  # noqa: SIM102
         if tl.program_id(0) + tl.program_id(2) == 0:
             tl.store(position, tl.load(position) + TOKENS)
@@ -292,7 +298,7 @@ def product_many(source, weights, bias, partial, counts, target, mix, mix_weight
             result += tl.load(target + place, mask=valid, other=0.0)
         first, shift = place_of(position, plan, TARGET)
         finish(result, row[:, None], columns[None, :], valid, target, mix, mix_weight, keys, values,
-               base, first, shift, number, rows, COLUMNS, TARGET, MIX, HEADS, SIZE,
+               base, position, first, shift, number, rows, COLUMNS, TARGET, MIX, HEADS, SIZE,
                CAPACITY, TOKENS)  # fmt: skip
     if TARGET == LOGITS:  # noqa: SIM102
         if tile + part + tl.program_id(2) == 0:
@@ -318,44 +324,28 @@ def norm_rows(source, norm, target, rows, epsilon, WIDTH: tl.constexpr, READ: tl
     tl.store(place, x.to(target.dtype.element_ty), mask=inside)
 
 
-@triton.jit
-def embed_rows(tokens, table, hidden, mix, mix_weight, num_tokens, WIDTH: tl.constexpr,
-               MIX: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """The embedding of each row's token; a token outside the vocabulary gives zeros."""
+@triton.jit(do_not_specialize=["rows"])
+def embed_rows(tokens, table, hidden, mix, mix_weight, carried, position, rows, num_tokens,
+               WIDTH: tl.constexpr, MIX: tl.constexpr, PLACES: tl.constexpr, ADDS: tl.constexpr,
+               BLOCK: tl.constexpr):  # fmt: skip
+    """The embedding of each row's token; a token outside the vocabulary gives zeros.
+
+    Behind these rows, what passes that lag begin with: carried [passes, rows, PLACES, WIDTH], what
+    the pass before left one token ago, or, if it ADDS, the sum of that and of the embedding.
+    """
     row = tl.program_id(0)
     columns = tl.arange(0, BLOCK)
     inside = columns < WIDTH
-    token = tl.load(tokens + row)
-    known = (token >= 0) & (token < num_tokens)
-    x = tl.load(table + token * WIDTH + columns, mask=inside & known, other=0.0).to(tl.float32)
+    x = tl.zeros([BLOCK], tl.float32)
+    if ADDS | (row < rows):
+        token = tl.load(tokens + row % rows)
+        known = (token >= 0) & (token < num_tokens)
+        there = table + token * WIDTH + columns
+        x = tl.load(there, mask=inside & known, other=0.0).to(tl.float32)
+    if row >= rows:
+        ring = ((row - rows) * PLACES + (tl.load(position) + PLACES - 1) % PLACES) * WIDTH
+        x += tl.load(carried + ring + columns, mask=inside, other=0.0)
     place = row * WIDTH + columns
     tl.store(hidden + place, x, mask=inside)
     if MIX:
         tl.store(mix + place, x * tl.load(mix_weight), mask=inside)
-
-
-@triton.jit(do_not_specialize=["rows"])
-def carry_rows(hidden, carried, position, rows, PLACES: tl.constexpr, WIDTH: tl.constexpr,
-               BACK: tl.constexpr, ADDS: tl.constexpr, BLOCK: tl.constexpr,
-               EARLY: tl.constexpr):  # fmt: skip
-    """Leave what lagged passes begin with; or, one token BACK, begin with it.
-
-    hidden [passes, rows, WIDTH], carried [passes - 1, rows, PLACES, WIDTH]: pass n + 1 begins with
-    what pass n left, or, if it ADDS, with the sum of that and of what pass 1 begins with.
-    """
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
-    row = tl.program_id(0)
-    columns = tl.arange(0, BLOCK)
-    inside = columns < WIDTH
-    place = (tl.load(position) + PLACES - BACK) % PLACES
-    there = carried + (row * PLACES + place) * WIDTH + columns
-    if BACK:
-        x = tl.load(there, mask=inside, other=0.0)
-        if ADDS:
-            x += tl.load(hidden + row % rows * WIDTH + columns, mask=inside, other=0.0)
-        tl.store(hidden + (row + rows) * WIDTH + columns, x, mask=inside)
-    else:
-        x = tl.load(hidden + row * WIDTH + columns, mask=inside, other=0.0)
-        tl.store(there, x, mask=inside)
