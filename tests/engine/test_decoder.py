@@ -152,6 +152,7 @@ CASES = {
         ParallelLoop(num_passes=2, span=1),
         OUTER | {"injection": "normed", "norm": "rms"},
     ),
+    "loop, a prelude": (ParallelLoop(num_passes=3, span=3), OUTER),
     "loop, one pass": (ParallelLoop(num_passes=1, span=3), {}),
     "modern loop": (
         ParallelLoop(num_passes=3, span=4),
@@ -308,6 +309,15 @@ def test_products_in_parts(name, monkeypatch):
     schedule, options = CASES[name]
     model = build(schedule, **options)
     tokens = random_tokens(18, 4)
+    follow(model, prompted(model, tokens, 3), tokens[:, 3:])
+
+
+@torch.no_grad()
+def test_large_products_of_a_few_rows_read_their_weights_once(monkeypatch):
+    monkeypatch.setattr(launches, "MOST_READ_AGAIN", 0)
+    schedule, options = CASES["loop"]
+    model = build(schedule, **options)
+    tokens = random_tokens(1, 5)
     follow(model, prompted(model, tokens, 3), tokens[:, 3:])
 
 

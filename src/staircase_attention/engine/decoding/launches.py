@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 # up to a number that is still fast: they get the very numbers that they would get one by one.
 MOST_FEW_ROWS = 4
 MOST_FEW_TOKENS = 16
+# Weights of a matrix that programs of different rows read for themselves.
+MOST_READ_AGAIN = 1 << 20
 # About the number of multiprocessors of a large GPU.
 ENOUGH_PROGRAMS = 128
 # Programs that share the keys of one head, at most.
@@ -298,8 +300,12 @@ class Launches:
     def _few(self, product: Product) -> Launch:
         norm, (columns, inner) = product.norm, product.weights.shape[-2:]
         rows = len(product.target)
-        block_n, block_k, num_warps = few_tiles(rows, columns, inner, product.weights.dtype)
-        together = 1 if rows <= MOST_FEW_ROWS else 4
+        block_n, block_k, num_warps = few_tiles(columns, inner, product.weights.dtype)
+        # Each of a few rows has programs of its own, with more columns, if weights can be read for
+        # each again; warps, and so the order of a sum, do not depend on it.
+        is_alone = rows <= MOST_FEW_ROWS and columns * inner <= MOST_READ_AGAIN
+        together = 1 if rows == 1 or is_alone else 4
+        block_n *= 2 if rows > 1 and is_alone else 1
         return self._launch(
             kernels.product_few,
             (triton.cdiv(columns, block_n), product.num_layers, triton.cdiv(rows, together)),
@@ -452,19 +458,14 @@ class AttentionTiles(NamedTuple):
     """Registers per thread, limited where four programs share a multiprocessor."""
 
 
-def few_tiles(rows: int, columns: int, inner: int, dtype: torch.dtype) -> tuple[int, int, int]:
-    """Columns and inner size of a program that reads its weights in one go, and its warps.
-
-    With a program per row there are more of them, each with more columns; warps stay as they are,
-    so that a row's sums do, too.
-    """
+def few_tiles(columns: int, inner: int, dtype: torch.dtype) -> tuple[int, int, int]:
+    """Columns and inner size of a program that reads its weights in one go, and its warps."""
     most = 16_384 if dtype.itemsize == HALF else 8_192
     block_k = triton.next_power_of_2(inner)
     block_n = max(1, min(64, most // block_k))
     while block_n > 1 and block_n * block_k > 4096 and columns < ENOUGH_PROGRAMS * block_n:  # noqa: PLR2004
         block_n //= 2
-    num_warps = 8 if block_n * block_k > 8192 else 4  # noqa: PLR2004
-    return block_n * (2 if 1 < rows <= MOST_FEW_ROWS else 1), block_k, num_warps
+    return block_n, block_k, 8 if block_n * block_k > 8192 else 4  # noqa: PLR2004
 
 
 def many_tiles(rows: int, columns: int, inner: int, dtype: torch.dtype) -> Tiles:
