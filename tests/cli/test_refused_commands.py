@@ -83,7 +83,7 @@ ON_A_TASK = {
     "eval RUN --split dev": "--split must be one of train, valid, test, got 'dev'",
     "eval RUN --split train": "got train of permutations, whose training episodes are endless",
     "eval RUN --passes 0": "--passes must be an integer of at least 1, got 0",
-    "eval RUN --passes 4": "needs a position table of 8 rows, got one of 4",
+    "eval RUN --passes 1,4": "needs a position table of 8 rows, got one of 4",
     "eval RUN --precision int4": "training.precision must be",
     "eval RUN --tokens 4": "--tokens is for language models, got a run on a task",
     "eval RUN --device tpu": "a device must be one that this machine has, got 'tpu'",

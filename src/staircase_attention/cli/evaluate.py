@@ -121,11 +121,13 @@ def evaluate(
         sizes: list[int | None] = [*length] if length else [None]
         curves: dict[str, dict[int, float]] = {}
         measure = "loss" if isinstance(data, TaskData) else "bits_per_byte"
+        # All of them first: a depth that the weights do not allow is refused before any work.
+        models = {depth: with_exit(with_passes(loaded.model, depth), exit_rule) for depth in depths}
         for size, depth in product(sizes, depths):
             sized = data
             if isinstance(data, TaskData) and size is not None:
                 sized = data.with_length(size)
-            model = with_exit(with_passes(loaded.model, depth), exit_rule).to(place)
+            model = models[depth].to(place)
             accelerate(model)
             one = replace(loaded, recipe=recipe, model=model)
             score = score_split(model, sized, name, recipe=recipe, device=place, num_tokens=tokens)
