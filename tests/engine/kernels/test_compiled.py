@@ -258,7 +258,6 @@ def main() -> None:
         "activation._forward_kernel",
         "activation._gated_product_kernel",
         "cross_entropy._score_kernel",
-        "decoding.carry_rows",
         "decoding.embed_rows",
         "decoding.norm_rows",
         "decoding.product_few",
