@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # up to a number that is still fast: they get the very numbers that they would get one by one.
 MOST_FEW_ROWS = 4
 MOST_FEW_TOKENS = 16
-# Weights of a matrix that programs of different rows read for themselves.
+# A matrix of at most this many weights is read again for each of a few rows.
 MOST_READ_AGAIN = 1 << 20
 # About the number of multiprocessors of a large GPU.
 ENOUGH_PROGRAMS = 128
@@ -301,11 +301,10 @@ class Launches:
         norm, (columns, inner) = product.norm, product.weights.shape[-2:]
         rows = len(product.target)
         block_n, block_k, num_warps = few_tiles(columns, inner, product.weights.dtype)
-        # Each of a few rows has programs of its own, with more columns, if weights can be read for
-        # each again; warps, and so the order of a sum, do not depend on it.
-        is_alone = rows <= MOST_FEW_ROWS and columns * inner <= MOST_READ_AGAIN
-        together = 1 if rows == 1 or is_alone else 4
-        block_n *= 2 if rows > 1 and is_alone else 1
+        is_small = rows <= MOST_FEW_ROWS and columns * inner <= MOST_READ_AGAIN
+        together = 1 if rows == 1 or is_small else 4
+        # There are more programs then. Warps, and so the order of a sum, stay as for one row.
+        block_n *= 2 if rows > 1 and is_small else 1
         return self._launch(
             kernels.product_few,
             (triton.cdiv(columns, block_n), product.num_layers, triton.cdiv(rows, together)),
