@@ -1,4 +1,4 @@
-"""Every model runs, streams and is exact where there is no engine and no Triton."""
+"""Every model runs, streams and is exact where there is no engine, no Triton and no compiler."""
 
 import os
 import subprocess
@@ -16,6 +16,17 @@ class Blocker:
 sys.meta_path.insert(0, Blocker())
 
 import torch
+from staircase_attention import CoreConfig, SequenceModel, Staircase
+from staircase_attention.models import LSTMSequenceModel
+from staircase_attention.models.sequence_model import without_weights
+
+core = CoreConfig(width=8, num_layers=1, num_heads=2)
+with without_weights():
+    made = SequenceModel(vocab_size=3, core=core, schedule=Staircase(chunk_size=2, num_passes=2))
+    lstm = LSTMSequenceModel(vocab_size=3, output_size=3, width=4, num_layers=1)
+assert {one.device.type for one in [*made.parameters(), *lstm.parameters()]} == {"meta"}
+assert "torch._dynamo" not in sys.modules, "it takes seconds to import"
+
 from building import EXACT, example_models, feed, random_tokens
 from oracle import oracle_logits
 from staircase_attention.models import PlainBackend

@@ -88,7 +88,6 @@ def evaluate(
             raise input_error("--figure draws scores by --passes", "none", "add --passes 1,2,4,8")
         check_can_write(figure, "--figure")
     from staircase_attention.data import HeldOut, prepare_text
-    from staircase_attention.experiments.figures import Curve, lines_figure, save
     from staircase_attention.experiments.page import loss_by_position
     from staircase_attention.generation.stepper import accelerate
     from staircase_attention.training import load_run
@@ -143,6 +142,8 @@ def evaluate(
             curves.setdefault(label, {})[depth or 0] = whole[measure]
         if figure is not None:
             words = {"xlabel": "passes", "ylabel": measure.replace("_", " ")}
+            from staircase_attention.experiments.figures import Curve, lines_figure, save
+
             lines = {label: Curve(points) for label, points in curves.items()}
             save(lines_figure(lines, title=loaded.recipe.name, is_log=True, **words), figure)
             typer.echo(f"wrote {figure}", err=as_json)

@@ -14,7 +14,7 @@ import torch
 from staircase_attention.attention import View
 from staircase_attention.checks import check_integer
 from staircase_attention.layers import Block, CoreConfig
-from staircase_attention.models.sequence_model import SequenceModel
+from staircase_attention.models.sequence_model import SequenceModel, without_weights
 from staircase_attention.schedules import CARRIED, Ledger, Schedule, Step, num_positions
 
 
@@ -81,8 +81,7 @@ def measure_cost(
     if start is None:
         # In whole segments: the next one costs what any later one does.
         start = -(-schedule.default_max_distance // segment) * segment
-    # On the meta device parameters take no memory.
-    with torch.device("meta"):
+    with without_weights():
         model = SequenceModel(
             vocab_size=vocab_size, core=core, schedule=schedule, output_size=output_size
         )

@@ -3,7 +3,8 @@
 import copy
 import functools
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
 
@@ -11,6 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from staircase_attention.checks import check_choice, check_integer, input_error
 from staircase_attention.layers import Block, Core, CoreConfig
@@ -40,6 +42,27 @@ def left_uncompiled(method: Callable[Given, Made]) -> Callable[Given, Made]:
         return marked[0](*arguments, **options)
 
     return call
+
+
+class _NothingDrawn(TorchFunctionMode):
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401
+        return None if func is nn.init.normal_ else func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def without_weights() -> Iterator[None]:
+    """Models are made on the meta device: they take no memory, whatever their size.
+
+    Normal numbers are not drawn: on that device it imports the compiler, for seconds.
+    """
+    with torch.device("meta"), _NothingDrawn():
+        yield
 
 
 class SequenceModel(nn.Module):

@@ -25,6 +25,7 @@ from staircase_attention.models import (
     at_depth,
     in_passes_of,
 )
+from staircase_attention.models.sequence_model import without_weights
 from staircase_attention.training.dataset import Dataset, build_dataset
 from staircase_attention.training.optimizer import Optimizer, part_like, whole_of
 from staircase_attention.training.processes import Processes
@@ -73,8 +74,7 @@ def check_recipe(recipe: Recipe) -> Dataset:
     """Refuse a recipe whose data or model cannot be built, before anything is written."""
     data = build_dataset(recipe)
     data.check()
-    # On the meta device parameters take no memory, whatever their number.
-    with torch.device("meta"):
+    with without_weights():
         build_model(recipe, data)
     return data
 

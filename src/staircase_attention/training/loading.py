@@ -19,6 +19,7 @@ from staircase_attention import files
 from staircase_attention.checks import check_choice, input_error
 from staircase_attention.data import Corpus, Tokeniser, load_tokeniser
 from staircase_attention.data.corpus import TOKENISER_FOLDER
+from staircase_attention.models.sequence_model import without_weights
 from staircase_attention.plain import convert
 from staircase_attention.training.checkpoint import (
     MANIFEST,
@@ -195,8 +196,8 @@ def check_fit(
     rule = "a run's weights must fit the model"
     if num_layers > len(found):
         raise input_error(f"{rule} of {num_layers} layers", f"{len(found)} from {run}", remedy)
-    # Without memory for its weights, however large the model claims to be.
-    with torch.device("meta"), files.as_written("a run's recipe", run, remedy):
+    # However large the model claims to be.
+    with without_weights(), files.as_written("a run's recipe", run, remedy):
         tensors = build_model(recipe, data).state_dict()
     shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
     for name in [*shapes, *found]:
