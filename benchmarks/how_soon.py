@@ -101,8 +101,8 @@ def read(source: str) -> dict[str, dict[str, Times]]:
 
 
 def path_of(task: str) -> Path:
-    """The curves of a full-size task."""
-    return Path(__file__).parent / "results" / f"2026-11-16-{task}-fast-training.json"
+    """The latest curves of a full-size task."""
+    return max((Path(__file__).parent / "results").glob(f"*-{task}-fast-training.json"))
 
 
 def first_solved(points: Any) -> Soon:  # noqa: ANN401
