@@ -72,16 +72,18 @@ def carry_out(
                 waiting.clear()
                 for run in active:
                     run.stop()
+            ended = [run for run, work in active.items() if next(work, True)]
+            for run in ended:
+                del active[run]
+                display.say(f"{run.title}: {outcome(run)}")
+            # The next ones begin before the report is written, which takes seconds.
             while waiting and len(active) < jobs:
                 place, run = waiting.popleft()
                 display.say(f"run {place} of {len(runs)}: {run.title}")
                 if not _is_in_use(run, display):
-                    active[run] = run.work(
-                        processes=processes, environment=environment, stdin=stdin
-                    )
-            for run in [run for run, work in active.items() if next(work, True)]:
-                del active[run]
-                display.say(f"{run.title}: {outcome(run)}")
+                    active[run] = run.work(processes, environment, stdin)
+                    next(active[run], None)
+            if ended:
                 report = write_report(report)
             if time.monotonic() - last_shown > SHOW_SECONDS:
                 last_shown = time.monotonic()
@@ -153,7 +155,7 @@ class Run:
             return [*LENGTHS, str(self.folder), *map(str, lengths)]
         return None
 
-    def work(self, *, processes: int, environment: dict[str, str], stdin: int) -> Iterator[None]:
+    def work(self, processes: int, environment: dict[str, str], stdin: int) -> Iterator[None]:
         """Do what is left, one command after another; yields while one of them is under way.
 
         What a command has achieved is in the folder. All of them write to the same log.
