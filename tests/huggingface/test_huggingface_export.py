@@ -119,6 +119,10 @@ def test_an_export_has_a_chat_template_and_a_model_card(byte_folder):
     assert "staircase (chunk_size=3, num_passes=3" in card
 
 
+def test_whoever_may_read_the_config_may_read_the_weights(byte_folder):
+    assert len({path.stat().st_mode for path in byte_folder.iterdir()}) == 1
+
+
 def test_a_tokeniser_of_byte_pairs_goes_along(pairs, tmp_path):
     model = build("feedback", vocab_size=270, dtype=torch.float32)
     end = pairs.token_to_id("<end>")

@@ -108,6 +108,9 @@ def export(
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as scratch:
         written = Path(scratch) / target.name
         wrapped.save_pretrained(written)
+        for weights in written.glob("*.safetensors"):
+            # Which safetensors writes for their owner alone.
+            weights.chmod((written / "config.json").stat().st_mode)
         if fast is not None:
             fast.save_pretrained(written)
         facts = describe(model.signature)
