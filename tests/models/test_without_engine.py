@@ -24,6 +24,8 @@ core = CoreConfig(width=8, num_layers=1, num_heads=2)
 with without_weights():
     made = SequenceModel(vocab_size=3, core=core, schedule=Staircase(chunk_size=2, num_passes=2))
     lstm = LSTMSequenceModel(vocab_size=3, output_size=3, width=4, num_layers=1)
+    # As a user's block may do.
+    lstm.own = torch.nn.Parameter(torch.nn.init.normal_(torch.empty(2)))
 assert {one.device.type for one in [*made.parameters(), *lstm.parameters()]} == {"meta"}
 assert "torch._dynamo" not in sys.modules, "it takes seconds to import"
 

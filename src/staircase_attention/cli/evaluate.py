@@ -141,9 +141,9 @@ def evaluate(
             label = split if size is None else f"length {size:,}"
             curves.setdefault(label, {})[depth or 0] = whole[measure]
         if figure is not None:
-            words = {"xlabel": "passes", "ylabel": measure.replace("_", " ")}
             from staircase_attention.experiments.figures import Curve, lines_figure, save
 
+            words = {"xlabel": "passes", "ylabel": measure.replace("_", " ")}
             lines = {label: Curve(points) for label, points in curves.items()}
             save(lines_figure(lines, title=loaded.recipe.name, is_log=True, **words), figure)
             typer.echo(f"wrote {figure}", err=as_json)
