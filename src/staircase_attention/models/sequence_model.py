@@ -53,7 +53,9 @@ class _NothingDrawn(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401
         given = kwargs or {}
-        return [*args, given.get("tensor")][0] if func is nn.init.normal_ else func(*args, **given)
+        if func is nn.init.normal_:
+            return args[0] if args else given["tensor"]
+        return func(*args, **given)
 
 
 @contextmanager
