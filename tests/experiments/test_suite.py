@@ -57,6 +57,18 @@ def test_cells_are_trained_once_and_reported(tmp_path, fake, monkeypatch, capsys
     assert page.count("<img alt=") == 2
 
 
+def test_cells_of_several_tasks_run_at_a_time(tmp_path, fake, monkeypatch):
+    monkeypatch.setattr(
+        runner, "LENGTHS", ["/bin/sh", "-c", f"echo '{json.dumps(SCORES)}' > $0/lengths.json"]
+    )
+    fake.let(trouble={"lstm, 0": "slow"})
+    words = ["--small", "--models", "lstm", "--quiet", "--output", str(tmp_path)]
+    assert call("suite", *words, "--tasks", "boxes,even-pairs", "--jobs", "2") == 0
+    cells = json.loads((tmp_path / "suite.json").read_text())["cells"]
+    assert [*cells] == ["boxes", "even-pairs"]
+    assert all(row["LSTM"]["budget"]["shared"] for row in cells.values())
+
+
 def test_a_cell_that_fails_is_empty_and_the_others_go_on(tmp_path, fake, monkeypatch, capsys):
     monkeypatch.setattr(
         runner,

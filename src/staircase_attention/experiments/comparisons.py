@@ -68,7 +68,10 @@ def compare(
         num_seeds=seeds,
         lengths=tuple(lengths),
     )
-    return carry_out(report, jobs=jobs, processes=processes, threads=threads, progress=progress)
+    [report] = carry_out(
+        [report], jobs=jobs, processes=processes, threads=threads, progress=progress
+    )
+    return report
 
 
 def reproduce(
@@ -119,7 +122,8 @@ def reproduce(
         tables=tuple(paper_tables()[name] for name in paper_names),
         lengths=tuple(lengths),
     )
-    return carry_out(report, jobs=jobs, processes=processes, progress=progress)
+    [report] = carry_out([report], jobs=jobs, processes=processes, progress=progress)
+    return report
 
 
 def table_rows(table: str) -> tuple[Row, ...]:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -40,33 +40,39 @@ SHOW_SECONDS = 0.5
 
 
 def carry_out(
-    report: Report,
+    reports: Sequence[Report],
     *,
     jobs: int = 1,
     processes: int = 1,
     threads: int | None = None,
     progress: bool = False,
-) -> Report:
+) -> Iterator[Report]:
     """Do what is not done yet: finished runs are left alone, unfinished and failed ones resumed.
 
     `jobs` runs at a time, each of several processes if torchrun is to start it, each with `threads`
-    CPU threads, by default a fair share of the cores. Progress is shown on standard error.
+    CPU threads, by default a fair share of the cores. Progress is shown on standard error. Yields
+    every report, written, as soon as none of its runs is left; each has a folder of its own.
     """
     check_integer("jobs", jobs, minimum=1, example=2)
     check_integer("processes", processes, minimum=1, example=8)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         rule = "several runs are started by one process"
         raise input_error(rule, "torchrun", "use --processes instead of it")
-    runs = planned_runs(report)
-    report.folder.mkdir(parents=True, exist_ok=True)
-    report = write_report(report)
+    runs = {run: report.folder for report in reports for run in planned_runs(report)}
+    for report in reports:
+        report.folder.mkdir(parents=True, exist_ok=True)
+    left = {report.folder: write_report(report) for report in reports}
     waiting = deque((place, run) for place, run in enumerate(runs, 1) if not run.is_over)
     environment = child_environment(jobs * processes, threads)
     display, last_shown = choose_display(quiet=not progress), time.monotonic()
     total = sum(run.recipe.training.num_updates for run in runs)
     display.begin("", total - num_updates_left(waiting, [])[0], total)
-    with stop_requests() as stop, _children(report, display) as (active, stdin):
-        while waiting or active:
+
+    def title(run: Run) -> str:
+        return f"{runs[run].name}, {run.title}" if len(reports) > 1 else run.title
+
+    with stop_requests() as stop, _children(left, display) as (active, stdin):
+        while left:
             # After a stop request the loop continues until all runs have saved themselves.
             if stop.number:
                 waiting.clear()
@@ -75,32 +81,34 @@ def carry_out(
             ended = [run for run, work in active.items() if next(work, True)]
             for run in ended:
                 del active[run]
-                display.say(f"{run.title}: {outcome(run)}")
-            # The next ones begin before the report is written, which takes seconds.
+                display.say(f"{title(run)}: {outcome(run)}")
+            # The next ones begin before reports are written, which takes seconds.
             while waiting and len(active) < jobs:
                 place, run = waiting.popleft()
-                display.say(f"run {place} of {len(runs)}: {run.title}")
+                display.say(f"run {place} of {len(runs)}: {title(run)}")
                 if not _is_in_use(run, display):
                     active[run] = run.work(processes, environment, stdin)
                     next(active[run], None)
-            if ended:
-                report = write_report(report)
+            for folder in {runs[run] for run in ended}:
+                left[folder] = write_report(left[folder])
+            if stop.number and not active:
+                num_over = sum(run.is_over for run in runs)
+                raise StopRequested(
+                    stop.number,
+                    f"stopped with {num_over} of {len(runs)} runs finished, the others saved; "
+                    f"resume with: {next(iter(left.values())).command}",
+                )
+            under_way = {runs[run] for run in (*active, *(run for _, run in waiting))}
+            for folder in [folder for folder in left if folder not in under_way]:
+                yield left.pop(folder)
             if time.monotonic() - last_shown > SHOW_SECONDS:
                 last_shown = time.monotonic()
-                left, facts = num_updates_left(waiting, active)
-                display.advance(total - left, **facts)
+                number, facts = num_updates_left(waiting, active)
+                display.advance(total - number, **facts)
             if len(active) > 1:
                 for run in active:
                     run.note_shared()
             time.sleep(POLL_SECONDS)
-        if stop.number:
-            num_over = sum(run.is_over for run in runs)
-            raise StopRequested(
-                stop.number,
-                f"stopped with {num_over} of {len(runs)} runs finished, the others saved; "
-                f"resume with: {report.command}",
-            )
-    return report
 
 
 class Run:
@@ -250,7 +258,9 @@ def check_lengths(recipe: Recipe, lengths: Sequence[int]) -> None:
 
 
 @contextmanager
-def _children(report: Report, display: Display) -> Iterator[tuple[dict[Run, Iterator[None]], int]]:
+def _children(
+    reports: Mapping[Path, Report], display: Display
+) -> Iterator[tuple[dict[Run, Iterator[None]], int]]:
     """The runs under way, of which none outlives an error or a second Ctrl-C; and their input."""
     active: dict[Run, Iterator[None]] = {}
     # A pipe that ends when this process does, even by SIGKILL.
@@ -264,7 +274,8 @@ def _children(report: Report, display: Display) -> Iterator[tuple[dict[Run, Iter
         for run in active:
             run.end(at_once=isinstance(error, KeyboardInterrupt))
         if isinstance(error, KeyboardInterrupt):
-            write_report(report)
+            for report in reports.values():
+                write_report(report)
         raise
     finally:
         os.close(reader)

@@ -17,9 +17,10 @@ from staircase_attention.checks import check_choice
 from staircase_attention.cores import available_cores
 from staircase_attention.display import clock
 from staircase_attention.experiments.catalog import find_recipe, our_training, small_models
-from staircase_attention.experiments.comparisons import compare
-from staircase_attention.experiments.report import short
+from staircase_attention.experiments.comparisons import labelled_rows
+from staircase_attention.experiments.report import Report, short
 from staircase_attention.experiments.results import Row
+from staircase_attention.experiments.runner import carry_out
 from staircase_attention.files import write_json, write_whole
 from staircase_attention.layers.config import CoreConfig
 from staircase_attention.tasks import load_task
@@ -139,26 +140,32 @@ def run_suite(
     jobs: int | None = None,
     progress: bool = False,
 ) -> Cells:
-    """Train and score what is not done yet, one task after another; write the results so far."""
+    """Train and score what is not done yet; write the results so far whenever a task is done."""
     # Small models are too small for two threads to help.
     default, threads = (min(2, available_cores()), 1) if budget is SMALL else (1, None)
-    cells: dict[str, dict[str, dict[str, Any]]] = {}
-    for task, chosen in recipes.items():
-        report = compare(
-            chosen,
-            folder=folder / task,
-            lengths=budget.lengths,
+    reports = [
+        Report(
             title=f"Suite: {task}",
-            jobs=default if jobs is None else jobs,
-            threads=threads,
-            progress=progress,
+            folder=folder / task,
+            rows=labelled_rows(chosen),
+            wanted=tuple(recipe.name for recipe in chosen),
+            num_seeds=1,
+            lengths=budget.lengths,
         )
-        data = build_dataset(chosen[0])
+        for task, chosen in recipes.items()
+    ]
+    jobs = default if jobs is None else jobs
+    cells: dict[str, dict[str, dict[str, Any]]] = {}
+    for report in carry_out(reports, jobs=jobs, threads=threads, progress=progress):
+        task = report.folder.name
+        data = build_dataset(recipes[task][0])
         assert isinstance(data, TaskData)
         guess = 100 * (1 - data.constant_error("test"))
         cells[task] = {
             OWN if row.name == OWN else row.model: cell_of(row, guess) for row in report.rows
         }
+        # In the order of the tasks, not of the ends of their runs.
+        cells = {task: cells[task] for task in recipes if task in cells}
         write_suite(cells, folder)
     return cells
 
