@@ -1,7 +1,10 @@
 """Runs that take no time: `fake_staircase.py` in place of the command `staircase`."""
 
 import json
+import os
 import sys
+import threading
+import time
 from pathlib import Path
 
 import fake_staircase
@@ -45,6 +48,25 @@ class FakeStaircase:
     def _read(self):
         text = self._calls.read_text() if self._calls.exists() else ""
         return [json.loads(line) for line in text.splitlines()]
+
+
+def wait_until(is_so):
+    latest = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < latest
+        time.sleep(0.01)
+
+
+def send_when(waiting, *numbers):
+    """Send signals to this process as soon as a run waits."""
+
+    def send():
+        wait_until(waiting.exists)
+        for number in numbers:
+            os.kill(os.getpid(), number)
+            time.sleep(0.2)
+
+    threading.Thread(target=send, daemon=True).start()
 
 
 def compare_fakes(recipe, folder, trouble):

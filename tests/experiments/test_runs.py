@@ -9,13 +9,11 @@ import runpy
 import shlex
 import signal
 import sys
-import threading
-import time
 import types
 import warnings
 
 import pytest
-from fake_runs import compare_fakes
+from fake_runs import compare_fakes, send_when, wait_until
 from small_runs import FORKS, small_recipe, train_watching
 
 from staircase_attention.experiments import (
@@ -59,25 +57,6 @@ def is_alive(pid):
     except ProcessLookupError:
         return False
     return True
-
-
-def wait_until(is_so):
-    latest = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < latest
-        time.sleep(0.01)
-
-
-def send_when(waiting, *numbers):
-    """Send signals to this process as soon as a run waits."""
-
-    def send():
-        wait_until(waiting.exists)
-        for number in numbers:
-            os.kill(os.getpid(), number)
-            time.sleep(0.2)
-
-    threading.Thread(target=send, daemon=True).start()
 
 
 def test_all_rows_get_their_first_seed_before_any_gets_its_second(tmp_path, fake):

@@ -2,8 +2,10 @@
 
 import json
 import re
+import signal
 
 import pytest
+from fake_runs import send_when
 
 from commands import call
 from staircase_attention.experiments import runner, suite
@@ -67,6 +69,17 @@ def test_cells_of_several_tasks_run_at_a_time(tmp_path, fake, monkeypatch):
     cells = json.loads((tmp_path / "suite.json").read_text())["cells"]
     assert [*cells] == ["boxes", "even-pairs"]
     assert all(row["LSTM"]["budget"]["shared"] for row in cells.values())
+
+
+def test_a_task_that_has_not_begun_is_not_reported_when_the_suite_is_stopped(
+    tmp_path, fake, capsys
+):
+    fake.let(trouble={"lstm, 0": "wait"})
+    send_when(fake.waiting, signal.SIGINT)
+    words = ["--small", "--models", "lstm", "--quiet", "--output", str(tmp_path)]
+    assert call("suite", *words, "--tasks", "boxes,even-pairs", "--jobs", "1") == 130
+    assert "stopped with 0 of 2 runs finished" in capsys.readouterr().err
+    assert not (tmp_path / "suite.json").exists()
 
 
 def test_a_cell_that_fails_is_empty_and_the_others_go_on(tmp_path, fake, monkeypatch, capsys):

@@ -98,9 +98,10 @@ def carry_out(
                     f"stopped with {num_over} of {len(runs)} runs finished, the others saved; "
                     f"resume with: {next(iter(left.values())).command}",
                 )
-            under_way = {runs[run] for run in (*active, *(run for _, run in waiting))}
-            for folder in [folder for folder in left if folder not in under_way]:
-                yield left.pop(folder)
+            if not stop.number:
+                under_way = {runs[run] for run in (*active, *(run for _, run in waiting))}
+                for folder in [folder for folder in left if folder not in under_way]:
+                    yield left.pop(folder)
             if time.monotonic() - last_shown > SHOW_SECONDS:
                 last_shown = time.monotonic()
                 number, facts = num_updates_left(waiting, active)
