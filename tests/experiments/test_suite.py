@@ -71,6 +71,23 @@ def test_cells_of_several_tasks_run_at_a_time(tmp_path, fake, monkeypatch):
     assert all(row["LSTM"]["budget"]["shared"] for row in cells.values())
 
 
+def test_a_cell_is_the_mean_of_its_seeds(tmp_path, fake, monkeypatch, capsys):
+    monkeypatch.setattr(
+        runner, "LENGTHS", ["/bin/sh", "-c", f"echo '{json.dumps(SCORES)}' > $0/lengths.json"]
+    )
+    words = ["--small", "--models", "lstm", "--quiet", "--output", str(tmp_path)]
+    assert call("suite", *words, "--tasks", "boxes", "--seeds", "2") == 0
+    cell = json.loads((tmp_path / "suite.json").read_text())["cells"]["boxes"]["LSTM"]
+    assert {seed: one["trained"] for seed, one in cell["seeds"].items()} == {
+        "0": pytest.approx(74.9),
+        "1": pytest.approx(73.9),
+    }
+    assert cell["trained"] == pytest.approx(74.4)
+    assert cell["longer"] == pytest.approx(40)
+    assert call("suite", *words, "seed=1") == 2
+    assert "seeds 0, 1, ..., got seed=...; use --seeds" in capsys.readouterr().err
+
+
 def test_a_task_that_has_not_begun_is_not_reported_when_the_suite_is_stopped(
     tmp_path, fake, capsys
 ):

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -130,12 +130,11 @@ def compare(
 def chosen_recipes(words: Sequence[str], vary: Sequence[str]) -> "list[Recipe]":
     """The named recipes, with the given settings and every combination of the varied ones."""
     from staircase_attention.experiments.catalog import find_recipe
-    from staircase_attention.experiments.comparisons import variations
+    from staircase_attention.experiments.comparisons import check_settings, variations
 
     settings = parse_assignments(word for word in words if "=" in word)
     varied = parse_assignments(vary, parse_values)
-    if "seed" in settings:
-        raise input_error("rows are run with the seeds 0, 1, ...", "seed=...", "use --seeds")
+    check_settings(settings)
     for path in settings:
         for other in varied:
             # With dots, so that model.width is inside model and num_lanes not inside num_lane.
@@ -212,6 +211,7 @@ def suite(
             "as model.core.reference=block.py:Block; may be repeated.",
         ),
     ] = None,
+    seeds: Seeds = 1,
     jobs: Annotated[int | None, typer.Option(help="Runs at a time; 1, with --small 2.")] = None,
     output: Annotated[Path | None, typer.Option(help="Folder; results/suite by default.")] = None,
     show: Annotated[bool, typer.Option("--show", help="Only print episodes of the tasks.")] = False,
@@ -242,7 +242,8 @@ def suite(
         overrides=parse_assignments(overrides or []),
     )
     folder = output or Path("results") / budget.training
-    cells = whole.run_suite(recipes, budget, folder=folder, jobs=jobs, progress=not quiet)
+    options: dict[str, Any] = {"seeds": seeds, "jobs": jobs, "progress": not quiet}
+    cells = whole.run_suite(recipes, budget, folder=folder, **options)
     rows = whole.score_table(cells)
     caption, first = "% right at trained / longer lengths", Column("Task", no_wrap=True)
     grid = Table(first, *[*rows[0]][1:], box=box.SIMPLE_HEAD, caption=caption)

@@ -105,7 +105,7 @@ def costs(plan: Schedule, cost: "Cost", dtype: str) -> dict[str, Any]:
         "segment_start": cost.start,
         "forward_flops_per_token": cost.flops / cost.segment,
         "sequential_steps_per_segment": cost.num_steps,
-        "sequential_layers_per_segment": cost.num_core_layers,
+        "sequential_layers_per_segment": sum(step.num_layers for step in cost.steps),
         "state_bytes": cost.state_numbers * BYTES[dtype],
         "most_state_bytes": cost.most_state_numbers * BYTES[dtype],
         "is_state_bounded": plan.is_state_bounded,

@@ -104,8 +104,7 @@ def reproduce(
     title, paper_names = TABLES[table]
     if updates is not None:
         check_integer("updates", updates, minimum=1, example=5000)
-    if "seed" in (overrides or {}):
-        raise input_error("rows are run with the seeds 0, 1, ...", "seed=...", "use seeds")
+    check_settings(overrides or {})
     wanted, changed = chosen_names(rows, everything), []
     for row in everything:
         recipe = row.recipe
@@ -124,6 +123,12 @@ def reproduce(
     )
     [report] = carry_out([report], jobs=jobs, processes=processes, progress=progress)
     return report
+
+
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """Refuse a seed among the settings of all rows."""
+    if "seed" in settings:
+        raise input_error("rows are run with the seeds 0, 1, ...", "seed=...", "use --seeds")
 
 
 def table_rows(table: str) -> tuple[Row, ...]:

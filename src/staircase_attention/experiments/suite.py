@@ -17,7 +17,7 @@ from staircase_attention.checks import check_choice
 from staircase_attention.cores import available_cores
 from staircase_attention.display import clock
 from staircase_attention.experiments.catalog import find_recipe, our_training, small_models
-from staircase_attention.experiments.comparisons import labelled_rows
+from staircase_attention.experiments.comparisons import check_settings, labelled_rows
 from staircase_attention.experiments.report import Report, short
 from staircase_attention.experiments.results import Row
 from staircase_attention.experiments.runner import carry_out
@@ -32,7 +32,7 @@ from staircase_attention.training.recipe import FamilyModel, LSTMModel, Recipe, 
 from staircase_attention.training.run_folder import environment
 
 # Incremented when the layout of suite.json changes.
-FORMAT = 1
+FORMAT = 2
 # The tasks, with their class in the Chomsky hierarchy or, if the study has them not, 'state'.
 TASKS = {task_name(kind): level for level, kinds in SUITE.items() for kind in kinds}
 # For Transformer-XL and Ladder: whole strings and answers, but for some of duplicate-string.
@@ -41,9 +41,9 @@ SPAN = 96
 OWN = "own"
 EXPLAINED = (
     "Percent of answers that are right, at trained lengths (test strings of 20 to 40 symbols) / "
-    "mean over longer ones, up to 500. Guess: the best constant answer. One seed. The budget of "
-    "each cell is in suite.json. Published: Delétang et al. (2023), lengths 41 to 500, after {}. "
-    "Cells that could not be confirmed are empty."
+    "mean over longer ones, up to 500; means over seeds. Guess: the best constant answer. Scores "
+    "and budget of every seed are in suite.json. Published: Delétang et al. (2023), lengths 41 to "
+    "500, after {}. Cells that could not be confirmed are empty."
 )
 
 
@@ -85,7 +85,8 @@ SMALL = Budget(
 
 
 # By task, then by model, the facts of a cell; all tasks have the same models. Accuracies are in
-# percent: of the best constant answer, at trained lengths, at each longer one, and their mean.
+# percent, means over seeds: of the best constant answer, at trained lengths, at each longer one,
+# and the mean of those.
 Cells = Mapping[str, Mapping[str, dict[str, Any]]]
 
 
@@ -122,6 +123,7 @@ def suite_recipes(
     known_models = {name: budget.models[name] for name in models or budget.models}
     if own_recipe or own:
         known_models[OWN] = base.override(own or {}).model
+    check_settings(overrides or {})
     changes = {"task.options": sizes, **(overrides or {})}
     return {
         task: [
@@ -137,6 +139,7 @@ def run_suite(
     budget: Budget,
     *,
     folder: Path,
+    seeds: int = 1,
     jobs: int | None = None,
     progress: bool = False,
 ) -> Cells:
@@ -149,7 +152,7 @@ def run_suite(
             folder=folder / task,
             rows=labelled_rows(chosen),
             wanted=tuple(recipe.name for recipe in chosen),
-            num_seeds=1,
+            num_seeds=seeds,
             lengths=budget.lengths,
         )
         for task, chosen in recipes.items()
@@ -171,17 +174,26 @@ def run_suite(
 
 
 def cell_of(row: Row, guess: float) -> dict[str, Any]:
-    """What the run of a row shows, as plain data."""
-    [run] = row.runs
-    cell: dict[str, Any] = {"status": run.status, "guess": guess, "trained": None, "longer": None}
-    cell |= {"lengths": {}, "budget": {}}
-    if run.result is not None and run.result.test is not None:
-        names = ("num_updates", "num_tokens", "num_parameters", "wall_seconds", "device", "seed")
-        cell["trained"] = 100 - row.value(run.result, "test")
-        cell["lengths"] = {length: 100 - error for length, error in sorted(run.lengths.items())}
-        cell["longer"] = fmean(cell["lengths"].values()) if run.lengths else None
-        cell["budget"] = {name: getattr(run.result, name) for name in names}
-        cell["budget"]["shared"] = run.is_shared
+    """What the runs of a row show, as plain data."""
+    runs = {
+        run.seed: {
+            "trained": 100 - row.value(result, "test"),
+            "lengths": {length: 100 - error for length, error in sorted(run.lengths.items())},
+            "wall_seconds": result.wall_seconds,
+        }
+        for run, result in zip(row.scored, row.results, strict=True)
+    }
+    status = next((run.status for run in row.runs if run.status != "finished"), "finished")
+    cell: dict[str, Any] = {"status": status, "guess": guess, "trained": None, "longer": None}
+    cell |= {"lengths": {}, "budget": {}, "seeds": runs}
+    if test := row.score("test"):
+        names = ("num_updates", "num_tokens", "num_parameters", "device")
+        errors = {length: row.length_error(length) for length in row.lengths}
+        cell["trained"] = 100 - test.mean
+        cell["lengths"] = {length: 100 - one.mean for length, one in errors.items() if one}
+        cell["longer"] = fmean(cell["lengths"].values()) if errors else None
+        cell["budget"] = {name: getattr(row.results[0], name) for name in names}
+        cell["budget"] |= {"wall_seconds": row.seconds, "shared": row.is_shared}
     return cell
 
 

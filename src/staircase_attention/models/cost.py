@@ -58,11 +58,6 @@ class Cost:
         """Sequential steps per segment."""
         return len(self.steps)
 
-    @property
-    def num_core_layers(self) -> int:
-        """Layers that a segment goes through one after another: the sum over its steps."""
-        return sum(step.num_layers for step in self.steps)
-
 
 def measure_cost(
     *,

@@ -83,10 +83,7 @@ def activated(
 # four has the four numbers of Philox(seed, counter) with a counter of its own.
 @triton.jit
 def random_bits(
-    seed_ptr: tl.tensor,
-    block: tl.tensor,
-    column: tl.tensor,
-    WIDTH: tl.constexpr,
+    seed_ptr: tl.tensor, block: tl.tensor, column: tl.tensor, WIDTH: tl.constexpr
 ) -> tl.tuple:
     counter = (tl.cast(block, tl.int32) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None] * WIDTH
     return tl.randint4x(tl.load(seed_ptr), counter + column[None, :])

@@ -428,13 +428,7 @@ class Notes:
         )
 
     def sum_keys(
-        self,
-        layers: range,
-        d_keys: Tensor,
-        d_values: Tensor,
-        *,
-        first_key: int,
-        adds: bool,
+        self, layers: range, d_keys: Tensor, d_values: Tensor, *, first_key: int, adds: bool
     ) -> None:
         """Write gradients that some layers give to keys and values together, or add them.
 
