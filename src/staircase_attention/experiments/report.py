@@ -99,8 +99,9 @@ class Report:
 
 
 def write_report(report: Report) -> Report:
-    """Write report.json and report.html; each file is whole or as it was before."""
+    """Write report.json and report.html into its folder; each is whole or as it was before."""
     folder = report.folder
+    folder.mkdir(parents=True, exist_ok=True)
     rows = [replace(row, runs=read_runs(folder / row.name, row.measure)) for row in report.rows]
     written = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
     report = replace(report, rows=tuple(rows), written=written, environment=environment())

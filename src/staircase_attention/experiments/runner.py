@@ -59,8 +59,6 @@ def carry_out(
         rule = "several runs are started by one process"
         raise input_error(rule, "torchrun", "use --processes instead of it")
     runs = {run: report.folder for report in reports for run in planned_runs(report)}
-    for report in reports:
-        report.folder.mkdir(parents=True, exist_ok=True)
     left = {report.folder: write_report(report) for report in reports}
     waiting = deque((place, run) for place, run in enumerate(runs, 1) if not run.is_over)
     environment = child_environment(jobs * processes, threads)
