@@ -21,6 +21,21 @@ def complete_recipes() -> list[str]:
     return list(recipes())
 
 
+RecipeName = Annotated[
+    str,
+    typer.Argument(
+        metavar="RECIPE",
+        help="one of `staircase recipes`, or a JSON file of one",
+        autocompletion=complete_recipes,
+    ),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="PATH=VALUE",
+        help="settings to change, as training.num_updates=1000 model.schedule.num_passes=2",
+    ),
+]
 ScheduleName = Annotated[
     str,
     typer.Argument(

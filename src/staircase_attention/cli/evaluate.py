@@ -12,18 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from staircase_attention.checks import check_choice, check_integer, input_error
-from staircase_attention.cli.arguments import (
-    AsJson,
-    CheckpointName,
-    DeviceName,
-    ExitRule,
-    Passes,
-    TrainedRun,
-    TrustCode,
-    parse_passes,
-    with_exit,
-    with_passes,
-)
+from staircase_attention.cli import arguments
+from staircase_attention.cli.arguments import parse_passes, with_exit, with_passes
 from staircase_attention.files import check_can_write
 
 if TYPE_CHECKING:
@@ -38,7 +28,7 @@ TEXT_LANE_TOKENS = 1024
 
 
 def evaluate(
-    run: TrainedRun,
+    run: arguments.TrainedRun,
     *,
     split: Annotated[str, typer.Option(help="train, valid or test.")] = "test",
     corpus: Annotated[
@@ -60,12 +50,12 @@ def evaluate(
         bool,
         typer.Option("--by-position", help="Also score by position in the episode or document."),
     ] = False,
-    passes: Passes = None,
-    exit_rule: ExitRule = None,
+    passes: arguments.Passes = None,
+    exit_rule: arguments.ExitRule = None,
     figure: Annotated[
         Path | None, typer.Option(metavar="FILE.png", help="Draw the loss against --passes.")
     ] = None,
-    checkpoint: CheckpointName = "best",
+    checkpoint: arguments.CheckpointName = "best",
     precision: Annotated[
         str | None,
         typer.Option(help="float32 or bfloat16; by default float32 on a CPU, on a GPU as trained."),
@@ -74,9 +64,9 @@ def evaluate(
         int | None,
         typer.Option(metavar="N", help="Batch size; by default the run's, less for a short text."),
     ] = None,
-    device: DeviceName = None,
-    trust_code: TrustCode = False,
-    as_json: AsJson = False,
+    device: arguments.DeviceName = None,
+    trust_code: arguments.TrustCode = False,
+    as_json: arguments.AsJson = False,
 ) -> None:
     """Score a trained model on a split of its data, or on other text."""
     check_choice("--split", split, ("train", "valid", "test"))
@@ -211,7 +201,7 @@ def show(
 
 
 def inspect(
-    run: TrainedRun,
+    run: arguments.TrainedRun,
     *,
     text: Annotated[str | None, typer.Option(help="Text that a language model reads.")] = None,
     episode: Annotated[
@@ -221,10 +211,10 @@ def inspect(
         int | None, typer.Option(metavar="N", help="Number of passes, if not the recipe's.")
     ] = None,
     figure: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw it.")] = None,
-    checkpoint: CheckpointName = "best",
-    device: DeviceName = None,
-    trust_code: TrustCode = False,
-    as_json: AsJson = False,
+    checkpoint: arguments.CheckpointName = "best",
+    device: arguments.DeviceName = None,
+    trust_code: arguments.TrustCode = False,
+    as_json: arguments.AsJson = False,
 ) -> None:
     """Show what a model would say after each pass, token by token."""
     if (text is None) == (episode is None):

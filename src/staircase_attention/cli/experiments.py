@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from staircase_attention.checks import input_error
-from staircase_attention.cli.arguments import AsJson, Quiet, parse_assignments, parse_values
+from staircase_attention.cli import arguments
+from staircase_attention.cli.arguments import parse_assignments, parse_values
 from staircase_attention.files import check_can_hold
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def quickstart(
     *,
     output: Annotated[Path, typer.Option(help="Folder for everything.")] = Path("quickstart"),
     minutes: Annotated[float, typer.Option(help="Time for everything.")] = 9.0,
-    quiet: Quiet = False,
+    quiet: arguments.Quiet = False,
 ) -> int:
     """From text to a model: prepare, choose a size, train, sample."""
     check_can_hold(output, "--output")
@@ -109,7 +110,7 @@ def compare(
     output: Output = Path("results/comparison"),
     title: Annotated[str, typer.Option(help="Title of the report.")] = "A comparison",
     length: Lengths = None,
-    quiet: Quiet = False,
+    quiet: arguments.Quiet = False,
 ) -> int:
     """Train recipes side by side, and write a report."""
     from staircase_attention.experiments.comparisons import compare as compare_recipes
@@ -154,12 +155,7 @@ def reproduce(
             help="random-walk, algorithm, enwik8, permutations (or -fast), words, words-episodic",
         ),
     ],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[PATH=VALUE]...", help="settings to change in every row, as in `train`"
-        ),
-    ] = None,
+    overrides: arguments.Overrides = None,
     *,
     rows: Annotated[
         str | None, typer.Option(help="Rows, separated by commas; all by default.")
@@ -174,7 +170,7 @@ def reproduce(
         Path | None, typer.Option(help="Folder of runs and report; results/TABLE by default.")
     ] = None,
     length: Lengths = None,
-    quiet: Quiet = False,
+    quiet: arguments.Quiet = False,
 ) -> int:
     """Run rows of a table of the paper, and write a report."""
     from staircase_attention.experiments.comparisons import reproduce as reproduce_table
@@ -195,10 +191,7 @@ def reproduce(
 
 
 def suite(
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[PATH=VALUE]...", help="settings to change in every cell"),
-    ] = None,
+    overrides: arguments.Overrides = None,
     *,
     small: Annotated[bool, typer.Option("--small", help="For an hour of two CPU cores.")] = False,
     tasks: Annotated[str | None, typer.Option(help="Tasks, separated by commas.")] = None,
@@ -215,7 +208,7 @@ def suite(
     jobs: Annotated[int | None, typer.Option(help="Runs at a time; 1, with --small 2.")] = None,
     output: Annotated[Path | None, typer.Option(help="Folder; results/suite by default.")] = None,
     show: Annotated[bool, typer.Option("--show", help="Only print episodes of the tasks.")] = False,
-    quiet: Quiet = False,
+    quiet: arguments.Quiet = False,
 ) -> int:
     """Train models on the tasks of the suite, and score them at longer lengths."""
     from rich import box
@@ -270,18 +263,13 @@ def show_report(report: "Report") -> int:
 
 
 def estimate(
-    recipe: Annotated[
-        str, typer.Argument(metavar="RECIPE", help="one of `staircase recipes`, or a JSON file")
-    ],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[PATH=VALUE]...", help="settings to change, as in `train`"),
-    ] = None,
+    recipe: arguments.RecipeName,
+    overrides: arguments.Overrides = None,
     *,
     gpus: Annotated[int, typer.Option(help="GPUs, among which lanes are shared out.")] = 1,
     nodes: Annotated[int | None, typer.Option(help="Nodes; by default 8 GPUs in each.")] = None,
     price: Annotated[float | None, typer.Option(help="Price of one GPU per hour.")] = None,
-    as_json: AsJson = False,
+    as_json: arguments.AsJson = False,
 ) -> None:
     """Estimate memory, time and cost of a run on H200 GPUs, without one."""
     from staircase_attention.experiments.catalog import find_recipe

@@ -45,21 +45,8 @@ def recipes(
 
 
 def train(
-    recipe: Annotated[
-        str,
-        typer.Argument(
-            metavar="RECIPE",
-            help="one of `staircase recipes`, or a JSON file of one",
-            autocompletion=arguments.complete_recipes,
-        ),
-    ],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="PATH=VALUE",
-            help="settings to change, as training.num_updates=1000 model.schedule.num_passes=2",
-        ),
-    ] = None,
+    recipe: arguments.RecipeName,
+    overrides: arguments.Overrides = None,
     *,
     init: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Start from the weights of this run.")

@@ -12,15 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from staircase_attention.checks import check_integer, input_error
-from staircase_attention.cli.arguments import (
-    CheckpointName,
-    DeviceName,
-    ExitRule,
-    TrainedRun,
-    TrustCode,
-    with_exit,
-    with_passes,
-)
+from staircase_attention.cli import arguments
+from staircase_attention.cli.arguments import with_exit, with_passes
 from staircase_attention.files import check_can_write
 
 if TYPE_CHECKING:
@@ -58,7 +51,7 @@ FIXED = ("prompt", *SAMPLING, "stop")
 
 def sample(
     context: typer.Context,
-    run: TrainedRun,
+    run: arguments.TrainedRun,
     *,
     prompt: Annotated[
         list[str] | None,
@@ -78,7 +71,7 @@ def sample(
     passes: Annotated[
         int | None, typer.Option(metavar="N", help="Number of passes, if not the recipe's.")
     ] = None,
-    exit_rule: ExitRule = None,
+    exit_rule: arguments.ExitRule = None,
     draft_passes: Annotated[
         int | None,
         typer.Option(metavar="N", help="Draft tokens in N passes, verify them in all at once."),
@@ -86,15 +79,15 @@ def sample(
     draft_tokens: Annotated[
         int, typer.Option(metavar="N", help="Tokens to draft before they are verified.")
     ] = 4,
-    checkpoint: CheckpointName = "best",
+    checkpoint: arguments.CheckpointName = "best",
     save: Annotated[
         Path | None, typer.Option(help="Save the stream to this file, to resume it later.")
     ] = None,
     resume: Annotated[
         Path | None, typer.Option(help="Resume a saved stream, for --max-tokens more.")
     ] = None,
-    device: DeviceName = None,
-    trust_code: TrustCode = False,
+    device: arguments.DeviceName = None,
+    trust_code: arguments.TrustCode = False,
 ) -> None:
     """Generate text with a trained language model."""
     if resume is not None:
@@ -148,7 +141,7 @@ def sample(
 
 def chat(
     context: typer.Context,
-    run: TrainedRun,
+    run: arguments.TrainedRun,
     *,
     separator: Separator = SEPARATOR,
     max_tokens: MaxTokens = 200,
@@ -158,12 +151,12 @@ def chat(
     min_p: MinP = None,
     repetition_penalty: Penalty = 1.0,
     seed: Seed = 0,
-    checkpoint: CheckpointName = "best",
+    checkpoint: arguments.CheckpointName = "best",
     save: Annotated[
         Path | None, typer.Option(help="Text file for the dialogue; one that exists is continued.")
     ] = None,
-    device: DeviceName = None,
-    trust_code: TrustCode = False,
+    device: arguments.DeviceName = None,
+    trust_code: arguments.TrustCode = False,
 ) -> None:
     """Talk with a dialogue model; an empty line ends the dialogue."""
     ending = separator.replace("\\n", "\n")
@@ -215,7 +208,7 @@ def chat(
 
 def serve(
     context: typer.Context,
-    run: TrainedRun,
+    run: arguments.TrainedRun,
     *,
     host: Annotated[str, typer.Option(help="Address; 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0 takes any that is free.")] = 8000,
@@ -238,9 +231,9 @@ def serve(
         float, typer.Option(metavar="SECONDS", help="Time for answers to end after Ctrl-C.")
     ] = 10.0,
     separator: Separator = SEPARATOR,
-    checkpoint: CheckpointName = "best",
-    device: DeviceName = None,
-    trust_code: TrustCode = False,
+    checkpoint: arguments.CheckpointName = "best",
+    device: arguments.DeviceName = None,
+    trust_code: arguments.TrustCode = False,
 ) -> None:
     """Serve a language model, with OpenAI's protocol and sessions, until Ctrl-C."""
     from staircase_attention.serve import Limits, Server, Service
