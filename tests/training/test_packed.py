@@ -65,6 +65,26 @@ def test_a_result_stays_with_the_weights_it_is_of(small_run, tmp_path):
     assert not (packed / "result.json").exists()
 
 
+def test_weights_of_several_runs_are_averaged_and_have_no_result(small_run, tmp_path):
+    names = RunFolder(small_run).checkpoints.names()
+    paths = [
+        pack(small_run, tmp_path / str(name), checkpoint=name.update, numbers="float32")
+        for name in names
+    ]
+    assert len(paths) > 1
+    mean = pack(paths[0], tmp_path / "mean", numbers="float32", average=paths[1:])
+    weights = [load_run(path).model.state_dict() for path in paths]
+    for name, tensor in load_run(mean).model.state_dict().items():
+        parts = [one[name].double() for one in weights]
+        torch.testing.assert_close(tensor.double(), sum(parts) / len(parts), rtol=1e-6, atol=1e-8)
+    assert not (mean / "result.json").exists()
+    packing = [json.loads((path / "packing.json").read_text()) for path in (*paths, mean)]
+    assert packing[-1]["average_of"] == [one["checksum"] for one in packing[:-1]]
+    with pytest.raises(ValueError, match=r"averaged must have the shapes of .*, got pretrained:"):
+        pack(small_run, tmp_path / "new", average=["pretrained:parity-transformer-xl"])
+    assert not (tmp_path / "new").exists()
+
+
 def test_weights_of_another_model_are_refused_in_one_line(small_run, tmp_path):
     folder = pack(small_run, tmp_path / "packed")
     config = json.loads((folder / "config.json").read_text())

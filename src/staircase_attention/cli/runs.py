@@ -211,13 +211,20 @@ def pack(
     *,
     checkpoint: arguments.CheckpointName = "best",
     numbers: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
+    average: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="RUN", help="Average the weights with those of this run; may be repeated."
+        ),
+    ] = None,
 ) -> None:
     """Pack a run's recipe, result and weights into a small folder."""
     from staircase_attention.training import pack as pack_run
     from staircase_attention.training.loading import Numbers
 
     check_choice("--numbers", numbers, get_args(Numbers))
-    written = pack_run(run, folder, checkpoint=checkpoint, numbers=numbers)  # type: ignore[arg-type]
+    options: dict[str, Any] = {"checkpoint": checkpoint, "numbers": numbers}
+    written = pack_run(run, folder, average=average or (), **options)
     num_bytes = sum(path.stat().st_size for path in written.rglob("*") if path.is_file())
     typer.echo(f"wrote {written}, {num_bytes / 1e6:.2f} MB")
 

@@ -269,28 +269,36 @@ def pack(
     *,
     checkpoint: str | int = "best",
     numbers: Numbers = "bfloat16",
+    average: Sequence[str | os.PathLike[str]] = (),
 ) -> Path:
     """Write what is needed to use a run's model, and nothing else, to a new folder.
 
     That is its recipe, result, environment, tokeniser and the weights of one checkpoint; the folder
-    appears whole or not at all.
+    appears whole or not at all. With `average`, other runs of the model, the weights are the mean
+    of this run's and theirs, and have no result.
     """
     run_folder, path = RunFolder(run_path(folder)), Path(target)
     run_folder.read_config()
     if path.exists():
         rule = "a packed run needs a new folder"
         raise input_error(rule, f"{path}, which exists", "name another")
-    saved = read_weights(run_folder, checkpoint)
-    dtype = getattr(torch, numbers)
-    content = save(
-        {
-            name: tensor.to(dtype) if tensor.is_floating_point() else tensor
-            for name, tensor in saved.tensors.items()
-        }
-    )
+    saved, *others = [
+        read_weights(RunFolder(run_path(one)), checkpoint) for one in (folder, *average)
+    ]
+    for one, other in zip(average, others, strict=True):
+        if other.shapes != saved.shapes:
+            rule = f"weights that are averaged must have the shapes of {run_folder.path}"
+            raise input_error(rule, one, "name runs of the same model")
+    tensors = dict(saved.tensors)
+    for name, tensor in saved.tensors.items():
+        if tensor.is_floating_point():
+            parts = [one.tensors[name].to(torch.float32) for one in (saved, *others)]
+            tensors[name] = torch.stack(parts).mean(0).to(getattr(torch, numbers))
+    content = save(tensors)
     kept = [run_folder.config.name, run_folder.environment.name, *run_folder.tokeniser_files()]
     # A result belongs to the weights that were scored.
-    if run_folder.is_finished and run_folder.read_result().best_update == saved.update:
+    is_scored = run_folder.is_finished and run_folder.read_result().best_update == saved.update
+    if is_scored and not average:
         kept.append(run_folder.result.name)
     # A link may lead anywhere, and what it leads to would go wherever the packed run goes.
     with files.as_written("a run to pack", run_folder.path, "restore it from a copy"):
@@ -300,6 +308,7 @@ def pack(
             if (run_folder.path / name).exists()
         }
     packing = {"update": saved.update, "checksum": files.checksum(content)}
+    packing |= {"average_of": [one.checksum for one in (saved, *others)]} if average else {}
     contents |= {
         run_folder.packing.name: files.json_bytes(packing),
         run_folder.weights.name: content,
