@@ -80,8 +80,15 @@ def test_weights_of_several_runs_are_averaged_and_have_no_result(small_run, tmp_
     assert not (mean / "result.json").exists()
     packing = [json.loads((path / "packing.json").read_text()) for path in (*paths, mean)]
     assert packing[-1]["average_of"] == [one["checksum"] for one in packing[:-1]]
-    with pytest.raises(ValueError, match=r"averaged must have the shapes of .*, got pretrained:"):
-        pack(small_run, tmp_path / "new", average=["pretrained:parity-transformer-xl"])
+    # Of the same shapes.
+    (paths[1] / "checksums.json").unlink()
+    config = (paths[1] / "config.json").read_text()
+    (paths[1] / "config.json").write_text(config.replace('"relu"', '"gelu"'))
+    for other in ("pretrained:parity-transformer-xl", paths[1]):
+        with pytest.raises(
+            ValueError, match=r"averaged must be of the model and symbols of .*, got"
+        ):
+            pack(small_run, tmp_path / "new", average=[other])
     assert not (tmp_path / "new").exists()
 
 

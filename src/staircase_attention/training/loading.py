@@ -277,18 +277,20 @@ def pack(
     appears whole or not at all. With `average`, other runs of the model, the weights are the mean
     of this run's and theirs, and have no result.
     """
-    run_folder, path = RunFolder(run_path(folder)), Path(target)
-    run_folder.read_config()
+    runs, path = [RunFolder(run_path(one)) for one in (folder, *average)], Path(target)
+    run_folder = runs[0]
     if path.exists():
         rule = "a packed run needs a new folder"
         raise input_error(rule, f"{path}, which exists", "name another")
-    saved, *others = [
-        read_weights(RunFolder(run_path(one)), checkpoint) for one in (folder, *average)
-    ]
-    for one, other in zip(average, others, strict=True):
-        if other.shapes != saved.shapes:
-            rule = f"weights that are averaged must have the shapes of {run_folder.path}"
-            raise input_error(rule, one, "name runs of the same model")
+    # Weights of the same shapes may be of another model, or for other symbols.
+    models = [(run.read_config()["recipe"]["model"], run.check_tokeniser()) for run in runs]
+    saved, *others = [read_weights(run, checkpoint) for run in runs]
+    for run, model, other in zip(runs[1:], models[1:], others, strict=True):
+        if model != models[0] or other.shapes != saved.shapes:
+            rule = (
+                f"weights that are averaged must be of the model and symbols of {run_folder.path}"
+            )
+            raise input_error(rule, run.path, "name runs of that model")
     tensors = dict(saved.tensors)
     for name, tensor in saved.tensors.items():
         if tensor.is_floating_point():
