@@ -43,6 +43,8 @@ PLAIN = {
     "compare parity/lstm --vary data_seed=0 --vary data_seed=1": "got data_seed twice",
     "compare parity/lstm --vary data_seed=": "written value,value",
     "compare parity/lstm --vary data_seed=1,,2": "written value,value",
+    "reproduce random-walk --updates 4 training.num_updates=7": "updates is given once",
+    "suite --small --tasks ,": "a task of the suite must be a known name, got ''",
     "compare parity/lstm --vary data_seed": "name=value",
     "compare parity/lstm data_seed=1 --vary data_seed=1,2": "data_seed given and data_seed varied",
     "compare parity/lstm model.width=8 --vary model={}": "model.width given and model varied",

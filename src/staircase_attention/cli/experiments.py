@@ -206,7 +206,7 @@ def suite(
     ] = None,
     seeds: Seeds = 1,
     jobs: Annotated[int | None, typer.Option(help="Runs at a time; 1, with --small 2.")] = None,
-    output: Annotated[Path | None, typer.Option(help="Folder; results/suite by default.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder; under results by default.")] = None,
     show: Annotated[bool, typer.Option("--show", help="Only print episodes of the tasks.")] = False,
     quiet: arguments.Quiet = False,
 ) -> int:
@@ -217,7 +217,7 @@ def suite(
 
     from staircase_attention.experiments import suite as whole
 
-    chosen_tasks = tasks.split(",") if tasks else []
+    chosen_tasks = [] if tasks is None else tasks.split(",")
     if show:
         for name, text in whole.episodes(chosen_tasks):
             typer.echo(f"{name}: {text}")
@@ -229,7 +229,7 @@ def suite(
     recipes = whole.suite_recipes(
         budget,
         tasks=chosen_tasks,
-        models=models.split(",") if models else [],
+        models=[] if models is None else models.split(","),
         own_recipe=named[0] if named else None,
         own=parse_assignments(word for word in own or [] if "=" in word),
         overrides=parse_assignments(overrides or []),

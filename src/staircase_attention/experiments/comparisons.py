@@ -104,6 +104,9 @@ def reproduce(
     title, paper_names = TABLES[table]
     if updates is not None:
         check_integer("updates", updates, minimum=1, example=5000)
+        if "training.num_updates" in (overrides or {}):
+            received = "--updates and training.num_updates"
+            raise input_error("the number of updates is given once", received, "leave one out")
     check_settings(overrides or {})
     wanted, changed = chosen_names(rows, everything), []
     for row in everything:
