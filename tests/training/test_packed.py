@@ -86,7 +86,7 @@ def test_weights_of_several_runs_are_averaged_and_have_no_result(small_run, tmp_
     (paths[1] / "config.json").write_text(config.replace('"relu"', '"gelu"'))
     for other in ("pretrained:parity-transformer-xl", paths[1]):
         with pytest.raises(
-            ValueError, match=r"averaged must be of the model and symbols of .*, got"
+            ValueError, match=r"average must be of the model and symbols of .*, got"
         ):
             pack(small_run, tmp_path / "new", average=[other])
     assert not (tmp_path / "new").exists()

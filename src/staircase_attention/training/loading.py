@@ -287,9 +287,7 @@ def pack(
     saved, *others = [read_weights(run, checkpoint) for run in runs]
     for run, model, other in zip(runs[1:], models[1:], others, strict=True):
         if model != models[0] or other.shapes != saved.shapes:
-            rule = (
-                f"weights that are averaged must be of the model and symbols of {run_folder.path}"
-            )
+            rule = f"weights to average must be of the model and symbols of {run_folder.path}"
             raise input_error(rule, run.path, "name runs of that model")
     tensors = dict(saved.tensors)
     for name, tensor in saved.tensors.items():
