@@ -1,9 +1,11 @@
 """What a run does not begin with, go on with or give its weights for, and what is said then."""
 
+import re
 import shutil
 
 import pytest
-from small_runs import Interrupting, KilledError, final_bytes, small_recipe
+import torch
+from small_runs import Interrupting, KilledError, final_bytes, lstm_recipe, small_recipe
 
 from staircase_attention.training import load_run, pack, resume, train
 
@@ -85,3 +87,24 @@ def test_a_run_without_a_score_has_no_best_weights(tmp_path):
         assert "\n" not in str(caught.value)
     assert load_run(tmp_path / "run", checkpoint="latest").update == 0
     assert not (tmp_path / "packed").exists()
+
+
+@pytest.mark.parametrize("is_here", [True, False], ids=["this device", "a device without kernels"])
+def test_an_lstm_in_bfloat16_trains_or_is_refused_before_a_run_begins(
+    tmp_path, monkeypatch, is_here
+):
+    def fail(*_):
+        raise RuntimeError("could not create a primitive descriptor")
+
+    if not is_here:
+        monkeypatch.setattr(torch, "lstm", fail)
+    changes = {"training__precision": "bfloat16", "training__num_updates": 1}
+    refusal = ""
+    try:
+        train(lstm_recipe(**changes), tmp_path / "run", device="cpu")
+    except ValueError as error:
+        refusal = str(error)
+    received = r"got cpu \(RuntimeError: could not create a primitive"
+    is_refused = re.match(f"precision bfloat16 needs .* LSTM, {received}", refusal)
+    assert is_refused or (is_here and not refusal)
+    assert (tmp_path / "run").exists() != bool(is_refused)

@@ -172,7 +172,7 @@ def loss_by_position(
         positions,
         carries_state=data.carries_state,
         device=loaded.model.output.weight.device,
-        precision=precision_of(loaded.recipe),
+        precision=precision_of(loaded.recipe, loaded.model.output.weight.device),
     )
     if isinstance(data, TaskData):
         return "position in the episode", {at: one.to_plain() for at, one in found.items()}

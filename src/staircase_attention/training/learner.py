@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from staircase_attention.batches import IGNORED, Batch
+from staircase_attention.checks import input_error, one_line
 from staircase_attention.evaluation import autocast, loss_and_wrong
 from staircase_attention.inspect import Inspection
 from staircase_attention.models import (
@@ -79,9 +80,21 @@ def check_recipe(recipe: Recipe) -> Dataset:
     return data
 
 
-def precision_of(recipe: Recipe) -> torch.dtype:
-    """The dtype of matrix products."""
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[recipe.training.precision]
+def precision_of(recipe: Recipe, device: torch.device | None = None) -> torch.dtype:
+    """The dtype of matrix products; one that the device cannot compute the model in is refused."""
+    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[recipe.training.precision]
+    if device is not None and device.type == "cpu" and isinstance(recipe.model, LSTMModel):
+        # Tried out, since it depends on the processor: under autocast PyTorch leaves an LSTM to
+        # oneDNN, which has none in bfloat16 for ARM without bfloat16 instructions.
+        one, weights = torch.zeros(1, 1, 1), [torch.zeros(4, 1)] * 2 + [torch.zeros(4)] * 2
+        try:
+            with autocast(device, dtype):
+                torch.lstm(one, (one, one), weights, True, 1, 0.0, False, False, False)
+        except RuntimeError as error:
+            rule = f"precision {recipe.training.precision} needs a device that has it for an LSTM"
+            remedy = "use training.precision=float32 (of eval, --precision float32)"
+            raise input_error(rule, f"{device} ({one_line(error)})", remedy) from error
+    return dtype
 
 
 class Objective(nn.Module):
@@ -167,7 +180,7 @@ class Learner:
         config = recipe.training
         self.device, self.processes, self.carries_state = device, processes, carries_state
         self.model = model.train()
-        self.precision = precision_of(recipe)
+        self.precision = precision_of(recipe, device)
         self.gradient_clip = config.optimizer.gradient_clip
         is_fast = config.engine == "fast" and device.type == "cuda"
         # cuDNN's LSTM is a few large kernels, and keeps the random numbers of dropout to itself.

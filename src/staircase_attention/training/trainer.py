@@ -428,6 +428,6 @@ def score_split(
             num_tokens=num_tokens,
         ),
         device=device,
-        precision=precision_of(recipe),
+        precision=precision_of(recipe, device),
         carries_state=data.carries_state,
     )
