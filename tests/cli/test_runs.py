@@ -107,7 +107,6 @@ def test_eval_scores_by_position(output_of, scores, task_run):
     assert "position in the episode from 8: error " in out
 
 
-@pytest.mark.filterwarnings("ignore:mkldnn_matmul")
 def test_a_packed_run_scores_the_same_in_either_precision(output_of, scores, task_run, tmp_path):
     packed = tmp_path / "packed"
     out = output_of("pack", task_run, packed, "--numbers", "float32")

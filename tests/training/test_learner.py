@@ -3,7 +3,7 @@
 import pytest
 import torch
 from safetensors.torch import load_file
-from small_runs import lstm_recipe, small_recipe
+from small_runs import Interrupting, lstm_recipe, small_recipe
 
 from staircase_attention.tasks import IGNORED, Lanes, training_source
 from staircase_attention.training import train
@@ -107,13 +107,16 @@ def test_gradients_that_are_not_finite_skip_the_update_and_free_the_state():
 
 @pytest.mark.parametrize("make_recipe", [small_recipe, lstm_recipe])
 def test_bfloat16_trains(tmp_path, make_recipe):
+    display = Interrupting()
+    recipe = make_recipe(training__precision="bfloat16")
     try:
-        result = train(make_recipe(training__precision="bfloat16"), tmp_path / "run")
-    except RuntimeError as error:
+        result = train(recipe, tmp_path / "run", device="cpu", progress=display)
+    except ValueError as error:
         if "primitive" in str(error):
             pytest.skip("oneDNN has no LSTM in bfloat16 for this processor")
         raise
     assert result.status == "finished"
+    assert any("training.precision=float32 may be faster" in text for text in display.said)
     weights = load_file(
         sorted((tmp_path / "run" / "checkpoints").glob("update-*"))[-1] / "weights.safetensors"
     )

@@ -83,7 +83,11 @@ def check_recipe(recipe: Recipe) -> Dataset:
 def precision_of(recipe: Recipe, device: torch.device | None = None) -> torch.dtype:
     """The dtype of matrix products; one that the device cannot compute the model in is refused."""
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[recipe.training.precision]
-    if device is not None and device.type == "cpu" and isinstance(recipe.model, LSTMModel):
+    if dtype == torch.float32 or device is None or device.type != "cpu":
+        return dtype
+    # PyTorch's note, with C++ frames, that this CPU is slow at bfloat16; a run says so in a line.
+    warnings.filterwarnings("ignore", message="mkldnn_matmul failed, switching to BLAS gemm")
+    if isinstance(recipe.model, LSTMModel):
         # Tried out, since it depends on the processor: under autocast PyTorch leaves an LSTM to
         # oneDNN, which has none in bfloat16 for ARM without bfloat16 instructions.
         one, weights = torch.zeros(1, 1, 1), [torch.zeros(4, 1)] * 2 + [torch.zeros(4)] * 2
@@ -181,6 +185,8 @@ class Learner:
         self.device, self.processes, self.carries_state = device, processes, carries_state
         self.model = model.train()
         self.precision = precision_of(recipe, device)
+        if self.precision == torch.bfloat16 and device.type == "cpu":
+            report("many CPUs are slow at bfloat16: training.precision=float32 may be faster")
         self.gradient_clip = config.optimizer.gradient_clip
         is_fast = config.engine == "fast" and device.type == "cuda"
         # cuDNN's LSTM is a few large kernels, and keeps the random numbers of dropout to itself.
