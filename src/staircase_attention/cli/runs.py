@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -68,24 +69,21 @@ def train(
     # After a recipe that is not known has been refused: these import PyTorch.
     from staircase_attention.training import default_folder
     from staircase_attention.training import train as train_recipe
-    from staircase_attention.training.learner import check_recipe
 
     if output is None and (resume or "WORLD_SIZE" in os.environ):
         what = "--resume needs a" if resume else "processes that train together need the same"
         raise input_error(f"{what} folder", "none", "name it with --output")
-    if output is None:
-        # Before a folder is numbered.
-        check_recipe(chosen)
-        output = default_folder(chosen)
-    result = train_recipe(
-        chosen,
-        output,
-        init=init,
-        resume=resume,
-        device=device,
-        progress=watched(logger, output, chosen.to_plain(), quiet=quiet),
-    )
-    return show(result, output, device=device, with_page=not quiet)
+    folder = output or default_folder(chosen)
+    try:
+        progress = watched(logger, folder, chosen.to_plain(), quiet=quiet)
+        options: dict[str, Any] = {"init": init, "resume": resume, "device": device}
+        result = train_recipe(chosen, folder, progress=progress, **options)
+    finally:
+        # A run that is refused has written nothing, and its number is free again.
+        if output is None:
+            with suppress(OSError):
+                os.removedirs(folder)
+    return show(result, folder, device=device, with_page=not quiet)
 
 
 def resume(
