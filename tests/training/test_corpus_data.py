@@ -2,6 +2,8 @@
 
 import itertools
 import math
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from small_runs import Interrupting, KilledError, final_bytes
 from text_runs import learn_words, make_corpus, text_recipe
 
 from staircase_attention.data import ByteTokeniser, HeldOut, prepare_text
+from staircase_attention.data.tokenisers import train_bpe
 from staircase_attention.evaluation import Score
 from staircase_attention.training import load_language_model, load_run, pack, resume, train
 from staircase_attention.training.dataset import IGNORED, EpisodeLanes, build_dataset
@@ -36,13 +39,48 @@ def test_a_run_on_a_corpus_says_bits_a_byte_and_resumes_bit_for_bit(tmp_path, co
     assert final_bytes(tmp_path / "broken") == final_bytes(tmp_path / "whole")
 
 
-def test_a_language_model_speaks_without_its_corpus(tmp_path):
-    corpus = make_corpus(tmp_path / "made", tokeniser=learn_words())
-    train(text_recipe(corpus), tmp_path / "run")
-    corpus.folder.rename(tmp_path / "elsewhere")
-    language = load_language_model(pack(tmp_path / "run", tmp_path / "packed"))
+@pytest.fixture(scope="module")
+def words_run(tmp_path_factory):
+    """A run with a learnt tokeniser, whose corpus is no longer there."""
+    folder = tmp_path_factory.mktemp("words")
+    corpus = make_corpus(folder / "made", tokeniser=learn_words())
+    train(text_recipe(corpus), folder / "run")
+    corpus.folder.rename(folder / "elsewhere")
+    return folder / "run"
+
+
+def test_a_language_model_speaks_without_its_corpus(words_run, tmp_path):
+    language = load_language_model(pack(words_run, tmp_path / "packed"))
     assert language.decode(language.encode("the cat, é")) == "the cat, é".encode()
     assert language.model.vocab_size == language.tokeniser.vocab_size
+
+
+def test_a_run_does_not_start_from_weights_for_other_symbols(words_run, tmp_path):
+    size = load_language_model(words_run).tokeniser.vocab_size
+    text = b"what came of it nobody can say, whoever was there or had been on some other day"
+    other = train_bpe([text], vocab_size=size)
+    assert other.vocab_size == size
+    recipe = text_recipe(make_corpus(tmp_path / "made", tokeniser=other))
+    named = f"byte-pair-{size} of {size}"
+    message = (
+        f"the tokeniser of the run, {named} symbols, got .*corpus with another {named}; prepare"
+    )
+    with pytest.raises(ValueError, match=message) as caught:
+        train(recipe, tmp_path / "run", init=words_run)
+    assert "--text" not in str(caught.value)
+    with pytest.raises(ValueError, match=f"{message} .*--text"):
+        load_run(words_run, corpus=recipe.task.folder)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("lost", ["tokeniser/settings.json", "tokeniser/tokenizer.json", ""])
+def test_a_run_that_lost_a_file_of_its_tokeniser_is_not_packed(words_run, tmp_path, lost):
+    run = Path(shutil.copytree(words_run, tmp_path / "run"))
+    (run / lost).unlink() if lost else shutil.rmtree(run / "tokeniser")
+    for use in (load_language_model, lambda run: pack(run, tmp_path / "packed")):
+        with pytest.raises(ValueError, match=rf"a run's tokeniser must be .*{lost}.*; restore it"):
+            use(run)
+    assert not (tmp_path / "packed").exists()
 
 
 def test_a_missing_corpus_is_refused_before_a_run_begins(tmp_path, corpus):

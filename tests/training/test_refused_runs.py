@@ -87,6 +87,9 @@ def test_a_run_without_a_score_has_no_best_weights(tmp_path):
         assert "\n" not in str(caught.value)
     assert load_run(tmp_path / "run", checkpoint="latest").update == 0
     assert not (tmp_path / "packed").exists()
+    with pytest.raises(ValueError, match=r"the best weights .*; pack a checkpoint of it with"):
+        train(small_recipe(), tmp_path / "new", init=tmp_path / "run")
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("is_here", [True, False], ids=["this device", "a device without kernels"])

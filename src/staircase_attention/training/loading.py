@@ -107,7 +107,8 @@ def load_run(
     run_folder = RunFolder(run_path(folder))
     recipe = run_folder.recipe(trust_code=trust_code)
     if corpus is not None:
-        check_tokeniser(run_folder, corpus)
+        remedy = "prepare the same text with that, or use --text"
+        check_tokeniser(run_folder, corpus, remedy)
         recipe = recipe.override({"task.folder": os.fspath(corpus)})
     elif isinstance(recipe.task, CorpusChoice) and not Path(recipe.task.folder).exists():
         rule = "a language model is scored on a corpus"
@@ -150,15 +151,15 @@ def run_tokeniser(folder: str | os.PathLike[str]) -> Tokeniser:
     """The tokeniser of a run that was trained on text."""
     run_folder = RunFolder(run_path(folder))
     run_folder.read_config()
+    run_folder.check_tokeniser()
     if not run_folder.tokeniser.is_dir():
         rule = "a language model's run holds a tokeniser"
         received = f"{run_folder.path} without one"
         raise input_error(rule, received, "name a run that was trained on a corpus")
-    run_folder.check_tokeniser()
     return load_tokeniser(run_folder.tokeniser)
 
 
-def check_tokeniser(run_folder: RunFolder, corpus: str | os.PathLike[str]) -> None:
+def check_tokeniser(run_folder: RunFolder, corpus: str | os.PathLike[str], remedy: str) -> None:
     """Refuse a corpus whose tokens mean something else to the run's model."""
     own, other = run_tokeniser(run_folder.path), Corpus.open(Path(corpus)).tokeniser
     saved = [
@@ -166,11 +167,10 @@ def check_tokeniser(run_folder: RunFolder, corpus: str | os.PathLike[str]) -> No
         for folder in (run_folder.tokeniser, Path(corpus) / TOKENISER_FOLDER)
     ]
     if saved[0] != saved[1]:
-        raise input_error(
-            f"a corpus must have the tokeniser of the run, {own.name} of {own.vocab_size} symbols",
-            f"{corpus} with {other.name} of {other.vocab_size}",
-            "prepare the same text with that, or use --text",
-        )
+        expected, found = (f"{one.name} of {one.vocab_size}" for one in (own, other))
+        rule = f"a corpus must have the tokeniser of the run, {expected} symbols"
+        found = f"another {found}" if found == expected else found
+        raise input_error(rule, f"{corpus} with {found}", remedy)
 
 
 def _load_model(
@@ -206,8 +206,13 @@ def check_fit(
             raise input_error(f"{rule}, whose {name} is {shapes.get(name)}", received, remedy)
 
 
-def read_weights(run_folder: RunFolder, checkpoint: str | int) -> SavedWeights:
-    """The weights of a run's checkpoint, or of a packed run."""
+def read_weights(
+    run_folder: RunFolder, checkpoint: str | int, remedy: str | None = None
+) -> SavedWeights:
+    """The weights of a run's checkpoint, or of a packed run.
+
+    The remedy for one that cannot be used is by default another --checkpoint.
+    """
     wanted = str(checkpoint)
     if run_folder.is_packed:
         with files.as_written("a packed run", run_folder.path, "pack it again"):
@@ -218,8 +223,8 @@ def read_weights(run_folder: RunFolder, checkpoint: str | int) -> SavedWeights:
             update = convert(int, packing["update"], "update")
             saved = SavedWeights(update=update, tensors=load(content), checksum=checksum)
         if wanted not in ("best", str(saved.update)):
-            rule = f"a packed run has the weights of update {saved.update} only"
-            raise input_error(rule, repr(wanted), "leave --checkpoint out")
+            rule = f"{run_folder.path}, a packed run, has the weights of update {update} only"
+            raise input_error(rule, repr(wanted), remedy or "leave --checkpoint out")
         return saved
     run_folder.read_config()
     checkpoints, names = run_folder.checkpoints, run_folder.checkpoints.names()
@@ -228,25 +233,26 @@ def read_weights(run_folder: RunFolder, checkpoint: str | int) -> SavedWeights:
         received = f"{run_folder.path} with none"
         raise input_error(rule, received, f"resume it: {run_folder.resume_command}")
     if wanted == "best":
-        name = _best(run_folder)
+        name = _best(run_folder, remedy)
     else:
         known = {str(name.update): name for name in names} | {"latest": names[-1]}
-        check_choice("a checkpoint", wanted, ["best", *known])
+        check_choice(f"a checkpoint of {run_folder.path}", wanted, ["best", *known])
         name = known[wanted]
-    with files.as_written("a checkpoint", checkpoints.path, "name another with --checkpoint"):
+    remedy = remedy or "name another with --checkpoint"
+    with files.as_written("a checkpoint", checkpoints.path, remedy):
         tensors = checkpoints.read(name, only=[WEIGHTS]).tensors[WEIGHTS]
         sums = files.read_json(checkpoints.path / str(name) / MANIFEST)
     return SavedWeights(update=name.update, tensors=tensors, checksum=sums[WEIGHTS])
 
 
-def _best(run_folder: RunFolder) -> CheckpointName:
+def _best(run_folder: RunFolder, remedy: str | None) -> CheckpointName:
     """The best checkpoint by the account of the latest one that knows a best."""
     notes = run_folder.checkpoints.notes()
     for name in run_folder.checkpoints.names():
         # Its account of the best might be the one that counts.
         if name not in notes:
             received = f"{run_folder.checkpoints.path / str(name)}, which is damaged"
-            remedy = "name another with --checkpoint, or restore it"
+            remedy = remedy or "name another with --checkpoint, or restore it"
             raise input_error("a checkpoint must be as it was written", received, remedy)
     # The latest account counts, unless the checkpoint that it names was set aside as damaged.
     known = [best_checkpoint(note["progress"]) for note in notes.values()]
@@ -258,7 +264,7 @@ def _best(run_folder: RunFolder) -> CheckpointName:
     if not there:
         rule = "the best weights are found by validation scores"
         received = f"{run_folder.path} without a score of a checkpoint that it has"
-        remedy = 'use --checkpoint latest (in Python, checkpoint="latest")'
+        remedy = remedy or 'use --checkpoint latest (in Python, checkpoint="latest")'
         raise input_error(rule, received, remedy)
     return there[-1]
 

@@ -63,7 +63,12 @@ def train(
     tokeniser = data.corpus.tokeniser if isinstance(data, CorpusData) else None
     run_folder.require_unbegun()
     if origin is not None:
-        weights = loading.read_weights(RunFolder(loading.run_path(origin)), "best")
+        start = RunFolder(loading.run_path(origin))
+        remedy = "pack a checkpoint of it with `staircase pack --checkpoint`, and start from that"
+        weights = loading.read_weights(start, "best", remedy)
+        if isinstance(data, CorpusData):
+            remedy = "prepare the same text with that, or start from another run"
+            loading.check_tokeniser(start, data.corpus.folder, remedy)
         loading.check_fit(recipe, data, weights.shapes, origin, "choose a run of this model")
         facts["init"] = {"run": origin, "update": weights.update}
     # Nothing is written before the data and the model are there.
@@ -127,7 +132,7 @@ def _resume(
         if init is not None and not run_folder.checkpoints.names():
             with files.as_written("init in config.json", init, "restore config.json"):
                 weights = loading.read_weights(
-                    RunFolder(loading.run_path(init["run"])), init["update"]
+                    RunFolder(loading.run_path(init["run"])), init["update"], "restore it"
                 )
         shapes = None if weights is None else weights.shapes
         for name in run_folder.checkpoints.names():

@@ -193,10 +193,10 @@ class RunFolder:
         files.write_summed(self.path, encoded, also)
 
     def tokeniser_files(self) -> list[str]:
-        """The names of the tokeniser's files; none without one."""
-        if not self.tokeniser.is_dir():
-            return []
-        return sorted(f"{self.tokeniser.name}/{file.name}" for file in self.tokeniser.iterdir())
+        """The names of the tokeniser's files, here or recorded; none without one."""
+        prefix, recorded = f"{self.tokeniser.name}/", files.read_sums(self.path) or {}
+        names = {name for name in recorded if name.startswith(prefix)}
+        return sorted(names | {f"{prefix}{file.name}" for file in self.tokeniser.glob("*")})
 
     def check_tokeniser(self) -> list[str]:
         """Refuse a tokeniser that is not as it was written; the checksums of its files."""
