@@ -100,7 +100,7 @@ ON_A_TASK = {
     "train parity/lstm --init RUN --output NEW": "choose a run of this model",
     "resume RUN --updates 3": "got 3",
     "pack RUN RUN": "a packed run needs a new folder",
-    "pack RUN NEW --numbers int4": "--numbers must be one of bfloat16, float32, got 'int4'",
+    "pack RUN NEW --numbers int4": "numbers must be one of bfloat16, float32, got 'int4'",
 }
 ON_TEXT = {
     "eval RUN --tokens 0": "--tokens must be an integer of at least 1, got 0",

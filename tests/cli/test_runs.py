@@ -121,6 +121,28 @@ def test_a_pretrained_run_is_scored(scores):
     assert scores("pretrained:parity-staircase")[0]["error"] == 0.0
 
 
+def test_a_packed_run_resumes_to_its_result_and_has_no_page(
+    staircase, output_of, refused, task_run, tmp_path
+):
+    output_of("pack", task_run, tmp_path / "packed")
+    for run in (tmp_path / "packed", "pretrained:parity-staircase"):
+        status, out, error = staircase("resume", run)
+        assert (status, error) == (0, "")
+        assert "finished after " in out
+        assert "report.html" not in out
+        assert "which is packed and has none; name" in refused("resume", run, "--updates", 5000)
+    assert not (tmp_path / "packed" / "report.html").exists()
+
+
+def test_a_mean_of_weights_is_not_called_those_of_one_update(output_of, scores, task_run, tmp_path):
+    output_of("pack", task_run, tmp_path / "mean", "--average", task_run, "--average", task_run)
+    output_of("pack", tmp_path / "mean", tmp_path / "again", "--numbers", "float32")
+    for run in (tmp_path / "mean", tmp_path / "again"):
+        assert "answers, mean of the weights of 3 runs)" in output_of("eval", run)
+        assert len(scores(run)[0]["average_of"]) == 3
+    assert "average_of" not in scores(task_run)[0]
+
+
 OWN_TASK = """
 from dataclasses import dataclass
 from staircase_attention.tasks import Episodes, SplitSizes, Task

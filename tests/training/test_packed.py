@@ -80,6 +80,8 @@ def test_weights_of_several_runs_are_averaged_and_have_no_result(small_run, tmp_
     assert not (mean / "result.json").exists()
     packing = [json.loads((path / "packing.json").read_text()) for path in (*paths, mean)]
     assert packing[-1]["average_of"] == [one["checksum"] for one in packing[:-1]]
+    again = pack(mean, tmp_path / "again", numbers="float32")
+    assert json.loads((again / "packing.json").read_text()) == packing[-1]
     # Of the same shapes.
     (paths[1] / "checksums.json").unlink()
     config = (paths[1] / "config.json").read_text()
@@ -110,6 +112,16 @@ def test_damage_and_wrong_wishes_are_refused_in_one_line(small_run, tmp_path):
         pack(small_run, folder)
     with pytest.raises(ValueError, match=r"has the weights of update .* only, got 'latest'"):
         load_run(folder, checkpoint="latest")
+    with pytest.raises(ValueError, match=rf"a checkpoint of {small_run} must be .*, got '7'; "):
+        pack(small_run, tmp_path / "new", average=[folder], checkpoint=7)
+    with pytest.raises(ValueError, match=rf"{folder}, a packed run, has .* only, got 'latest'; "):
+        pack(small_run, tmp_path / "new", average=[folder], checkpoint="latest")
+    with pytest.raises(
+        ValueError, match=r"numbers must be one of bfloat16, float32, got 'float16'"
+    ):
+        pack(small_run, tmp_path / "new", numbers="float16")
+    with pytest.raises(ValueError, match=r"average must be a list of runs, got '.*run'; use \['"):
+        pack(small_run, tmp_path / "new", average=str(small_run))
     weights = folder / "weights.safetensors"
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1

@@ -177,11 +177,15 @@ def show(
     """Print a score, and its parts, one per line."""
     from staircase_attention.evaluation import measures, title
 
-    length, passes, update = of["length"], of["passes"], loaded.update
+    length, passes = of["length"], of["passes"]
     if passes is None:
         of = {name: value for name, value in of.items() if name != "passes"}
+    parts_of, weights = loaded.average_of, f"weights of update {loaded.update:,}"
+    if parts_of:
+        weights = f"mean of the weights of {len(parts_of)} runs"
     if as_json:
-        scored = {"update": update, "checksums": loaded.checksums}
+        scored: Facts = {"update": loaded.update, "checksums": loaded.checksums}
+        scored |= {"average_of": parts_of} if parts_of else {}
         typer.echo(json.dumps(of | scored | {"is_verified": loaded.is_verified} | whole))
     else:
         at = "" if length is None else f" at length {length:,}"
@@ -189,7 +193,7 @@ def show(
             at += f" in {passes} pass{'' if passes == 1 else 'es'}"
         typer.echo(
             f"{title(of['split'], whole)}{at}: {measures(whole)}  "
-            f"({whole['num_answers']:,} answers, weights of update {update:,})"
+            f"({whole['num_answers']:,} answers, {weights})"
         )
     for number, facts in parts.items():
         if as_json:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -177,7 +177,8 @@ def show(
 ) -> int:
     """Print the result of a run, and write its page; a run that diverged is a failure."""
     from staircase_attention.evaluation import measures, title
-    from staircase_attention.training import is_first_process
+    from staircase_attention.training import is_first_process, run_path
+    from staircase_attention.training.run_folder import RunFolder
 
     status = 0 if result.status == "finished" else 1
     if not is_first_process():
@@ -192,7 +193,8 @@ def show(
     )
     if result.outcome == "did not learn":
         typer.echo("did not learn: the test score is no better than the best constant guess")
-    if with_page and result.best_update is not None:
+    is_packed = RunFolder(run_path(folder)).is_packed
+    if with_page and result.best_update is not None and not is_packed:
         from staircase_attention.experiments.page import write_page
 
         try:
@@ -218,9 +220,7 @@ def pack(
 ) -> None:
     """Pack a run's recipe, result and weights into a small folder."""
     from staircase_attention.training import pack as pack_run
-    from staircase_attention.training.loading import Numbers
 
-    check_choice("--numbers", numbers, get_args(Numbers))
     options: dict[str, Any] = {"checkpoint": checkpoint, "numbers": numbers}
     written = pack_run(run, folder, average=average or (), **options)
     num_bytes = sum(path.stat().st_size for path in written.rglob("*") if path.is_file())

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -52,6 +52,8 @@ class LoadedRun:
     its corpus (the manifest, which has those of all its files)."""
     is_verified: bool = False
     """Whether the folder had checksums, which were verified."""
+    average_of: Sequence[str] = ()
+    """The checksums of the weights of several runs, if these are their mean."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +64,8 @@ class SavedWeights:
     tensors: dict[str, Tensor]
     checksum: str
     """Of their file."""
+    average_of: Sequence[str] = ()
+    """The checksums of those whose mean they are."""
 
     @property
     def shapes(self) -> dict[str, list[int]]:
@@ -132,6 +136,7 @@ def load_run(
         update=saved.update,
         checksums=checksums,
         is_verified=files.read_sums(run_folder.path) is not None,
+        average_of=saved.average_of,
     )
 
 
@@ -221,7 +226,10 @@ def read_weights(
             if files.checksum(content) != checksum:
                 raise ValueError("its checksum differs")
             update = convert(int, packing["update"], "update")
-            saved = SavedWeights(update=update, tensors=load(content), checksum=checksum)
+            parts = [str(one) for one in packing.get("average_of", ())]
+            saved = SavedWeights(
+                update=update, tensors=load(content), checksum=checksum, average_of=parts
+            )
         if wanted not in ("best", str(saved.update)):
             rule = f"{run_folder.path}, a packed run, has the weights of update {update} only"
             raise input_error(rule, repr(wanted), remedy or "leave --checkpoint out")
@@ -283,6 +291,10 @@ def pack(
     appears whole or not at all. With `average`, other runs of the model, the weights are the mean
     of this run's and theirs, and have no result.
     """
+    check_choice("numbers", numbers, get_args(Numbers))
+    if isinstance(average, str | os.PathLike):
+        received = repr(os.fspath(average))
+        raise input_error("average must be a list of runs", received, f"use [{received}]")
     runs, path = [RunFolder(run_path(one)) for one in (folder, *average)], Path(target)
     run_folder = runs[0]
     if path.exists():
@@ -314,7 +326,8 @@ def pack(
             if (run_folder.path / name).exists()
         }
     packing = {"update": saved.update, "checksum": files.checksum(content)}
-    packing |= {"average_of": [one.checksum for one in (saved, *others)]} if average else {}
+    means = [one.checksum for one in (saved, *others)] if average else saved.average_of
+    packing |= {"average_of": means} if means else {}
     contents |= {
         run_folder.packing.name: files.json_bytes(packing),
         run_folder.weights.name: content,

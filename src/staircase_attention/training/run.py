@@ -105,7 +105,7 @@ def resume(
         device: as cpu or cuda:1; by default a GPU if there is one.
         trust_code: execute code that the run names even if this user never trained with it.
     """
-    run_folder = RunFolder(folder)
+    run_folder = RunFolder(loading.run_path(folder))
     recipe = run_folder.recipe(trust_code=trust_code)
     return _resume(run_folder, recipe, num_updates, device, progress)
 
@@ -120,7 +120,8 @@ def _resume(
     if run_folder.is_packed and (num_updates is not None or not run_folder.is_finished):
         rule = "a run is resumed from its checkpoints"
         received = f"{run_folder.path}, which is packed and has none"
-        raise input_error(rule, received, "name the folder that it was packed from")
+        remedy = "name the folder that it was packed from, or start a new run with train --init"
+        raise input_error(rule, received, remedy)
     if num_updates is None and run_folder.is_finished:
         # Without a lock: a finished run may be read by many at once.
         return run_folder.read_result()
