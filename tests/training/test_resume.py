@@ -74,6 +74,13 @@ def test_a_run_says_if_its_episodes_never_become_whole(tmp_path):
         train(recipe, tmp_path / f"every-{every}", progress=display)
         text = "\n".join(display.said)
         assert ("episodes are cut to 3 tokens to the end of training" in text) is is_said
+    # An episode of PARITY has 11 tokens.
+    for tokens, is_said in ((10, True), (11, False)):
+        display = Interrupting(1)
+        changes = {"training__growth__first_tokens": tokens}
+        with pytest.raises(KilledError):
+            train(small_recipe(**changes), tmp_path / f"tokens-{tokens}", progress=display)
+        assert any("episodes are cut" in text for text in display.said) is is_said
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -159,7 +160,9 @@ class Trainer:
             self.log = MetricsLog(self.folder, update=progress.update, **metrics)
         self.display.begin(self.recipe.name, progress.update, config.num_updates)
         longest = config.growth.longest(config.num_updates - 1)
-        if longest is not None:
+        first = np.arange(config.num_lanes)
+        # By the length of the first episodes: others may not have been drawn.
+        if longest is not None and self.lanes.source.find(first)[0].lengths.max() > longest:
             self.display.say(
                 f"episodes are cut to {longest} tokens to the end of training; "
                 "with a lower training.growth.double_every (or first_updates) they become whole"
