@@ -68,21 +68,14 @@ def evaluate(
     batches: Iterable[Batch],
     *,
     device: torch.device | str,
-    precision: torch.dtype = torch.float32,
-    carries_state: bool = True,
+    **options: Any,  # noqa: ANN401
 ) -> Score:
-    """Score a model on consecutive batches; afterwards it is in its former mode again.
-
-    Without `carries_state` every batch starts from an empty state, as episodes that fill their
-    segments do.
-    """
+    """Score a model on consecutive batches; options as of `answered`."""
     device = torch.device(device)
     # Summed on the device in float64: no synchronisation per batch, no rounding.
     totals = torch.zeros(2, dtype=torch.float64, device=device)
     num_answers = 0
-    for batch, logits, targets in answered(
-        model, batches, device=device, precision=precision, carries_state=carries_state
-    ):
+    for batch, logits, targets in answered(model, batches, device=device, **options):
         totals += torch.stack([part.double() for part in loss_and_wrong(logits, targets)])
         num_answers += batch.num_answers
     if num_answers == 0:
@@ -173,7 +166,8 @@ def answered(
 ) -> Iterator[tuple[Batch, Tensor, Tensor]]:
     """Each batch with the model's logits and the targets, both on the device.
 
-    Without gradients and dropout; afterwards the model is in its former mode again.
+    Without gradients and dropout; afterwards the model is in its former mode again. Without
+    `carries_state` every batch starts from an empty state, as episodes that fill their segments do.
     """
     state, was_training = None, model.training
     model.eval()

@@ -69,6 +69,9 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress, write no
 Passes = Annotated[
     str | None, typer.Option(metavar="N,N,...", help="Numbers of passes to compare, as 1,2,4,8.")
 ]
+NumPasses = Annotated[
+    int | None, typer.Option(metavar="N", help="Number of passes, if not the recipe's.")
+]
 ExitRule = Annotated[
     str | None,
     typer.Option(

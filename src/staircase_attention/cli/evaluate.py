@@ -211,9 +211,7 @@ def inspect(
     episode: Annotated[
         int | None, typer.Option(metavar="N", help="Test episode that it reads, counted from 0.")
     ] = None,
-    passes: Annotated[
-        int | None, typer.Option(metavar="N", help="Number of passes, if not the recipe's.")
-    ] = None,
+    passes: arguments.NumPasses = None,
     figure: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw it.")] = None,
     checkpoint: arguments.CheckpointName = "best",
     device: arguments.DeviceName = None,

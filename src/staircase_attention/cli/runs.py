@@ -68,16 +68,15 @@ def train(
     chosen = find_recipe(recipe).override(arguments.parse_assignments(overrides or []))
     # After a recipe that is not known has been refused: these import PyTorch.
     from staircase_attention.training import default_folder
-    from staircase_attention.training import train as train_recipe
+    from staircase_attention.training import train as train_run
 
     if output is None and (resume or "WORLD_SIZE" in os.environ):
         what = "--resume needs a" if resume else "processes that train together need the same"
         raise input_error(f"{what} folder", "none", "name it with --output")
     folder = output or default_folder(chosen)
     try:
-        progress = watched(logger, folder, chosen.to_plain(), quiet=quiet)
-        options: dict[str, Any] = {"init": init, "resume": resume, "device": device}
-        result = train_recipe(chosen, folder, progress=progress, **options)
+        shown = watched(logger, folder, chosen.to_plain(), quiet=quiet)
+        result = train_run(chosen, folder, init=init, resume=resume, device=device, progress=shown)
     finally:
         # A run that is refused has written nothing, and its number is free again.
         if output is None:
@@ -221,8 +220,7 @@ def pack(
     """Pack a run's recipe, result and weights into a small folder."""
     from staircase_attention.training import pack as pack_run
 
-    options: dict[str, Any] = {"checkpoint": checkpoint, "numbers": numbers}
-    written = pack_run(run, folder, average=average or (), **options)
+    written = pack_run(run, folder, checkpoint=checkpoint, numbers=numbers, average=average or ())
     num_bytes = sum(path.stat().st_size for path in written.rglob("*") if path.is_file())
     typer.echo(f"wrote {written}, {num_bytes / 1e6:.2f} MB")
 

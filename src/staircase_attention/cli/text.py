@@ -68,9 +68,7 @@ def sample(
         list[str] | None, typer.Option(metavar="TEXT", help="Stop at this text; may be repeated.")
     ] = None,
     seed: Seed = 0,
-    passes: Annotated[
-        int | None, typer.Option(metavar="N", help="Number of passes, if not the recipe's.")
-    ] = None,
+    passes: arguments.NumPasses = None,
     exit_rule: arguments.ExitRule = None,
     draft_passes: Annotated[
         int | None,

@@ -61,13 +61,16 @@ def passes_of(state: State | None) -> int | None:
 
 
 @contextmanager
-def in_passes_of(model: SequenceModel, state: State) -> Iterator[None]:
-    """Let a model make as many passes as the one that left a state.
+def in_passes_of(model: object, state: object) -> Iterator[None]:
+    """Let a model make as many passes as the one that left a state; an LSTM is left as it is.
 
     Unlike `with_schedule` it changes the model itself: what wraps or shards it stays in effect.
     """
-    usual, number = model.schedule, passes_of(state)
-    model.schedule = usual if number is None else usual.with_passes(number)
+    number = passes_of(state) if isinstance(state, State) else None
+    if number is None or not isinstance(model, SequenceModel):
+        yield
+        return
+    usual, model.schedule = model.schedule, model.schedule.with_passes(number)
     try:
         yield
     finally:

@@ -172,13 +172,11 @@ class Endless:
         first, last = int(numbers.min()) // BLOCK_SIZE, int(numbers.max()) // BLOCK_SIZE
         needed = list(range(first, last + 1))
         if self._held is None or list(self._blocks) != needed:
-            self._blocks = {number: self._block(number) for number in needed}
+            self._blocks = {one: self._blocks.get(one) or self._block(one) for one in needed}
             self._held = Episodes.concatenate(list(self._blocks.values()))
         return self._held, numbers - first * BLOCK_SIZE
 
     def _block(self, number: int) -> Episodes:
-        if number in self._blocks:
-            return self._blocks[number]
         key = (TRAIN_STREAM, number)
         return _draw(self._task, self._seed, key, BLOCK_SIZE, self._forbidden, distinct=False)
 

@@ -3,7 +3,6 @@
 import math
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from typing import Any
@@ -323,11 +322,6 @@ class Learner:
                 state = state if isinstance(state, State) else model.initial_state(num_rows)
                 self.states[part] = at_depth(model, state)
 
-    def _in_passes_of(self, state: Carried) -> AbstractContextManager[None]:
-        if isinstance(state, State) and isinstance(self.model, SequenceModel):
-            return in_passes_of(self.model, state)
-        return nullcontext()
-
     def _step(
         self, inputs: tuple[Tensor, ...], states: list[Carried]
     ) -> tuple[Tensor, list[Carried]]:
@@ -344,7 +338,7 @@ class Learner:
                 is_last = len(after) == count - 1
                 self.objective.set_requires_gradient_sync(is_last, recurse=False)
                 self.objective.set_reshard_after_backward(is_last, recurse=False)
-            with autocast(self.device, self.precision), self._in_passes_of(part[1]):
+            with autocast(self.device, self.precision), in_passes_of(self.model, part[1]):
                 loss, wrong, state = self.objective(*part)
             torch.autograd.backward(loss * share.to(loss.dtype))
             totals += torch.stack([loss.detach().double(), wrong.double()])

@@ -8,7 +8,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -18,7 +17,6 @@ from torch import Tensor
 from staircase_attention import files
 from staircase_attention.checks import check_choice, input_error
 from staircase_attention.data import Corpus, Tokeniser, load_tokeniser
-from staircase_attention.data.corpus import TOKENISER_FOLDER
 from staircase_attention.models.sequence_model import without_weights
 from staircase_attention.plain import convert
 from staircase_attention.training.checkpoint import (
@@ -35,7 +33,7 @@ from staircase_attention.training.run_folder import RunFolder
 # Prefix of the names of runs that come with the package.
 PRETRAINED = "pretrained:"
 PRETRAINED_FOLDER = Path(__file__).parents[1] / "pretrained"
-Numbers = Literal["bfloat16", "float32"]
+NUMBERS = ("bfloat16", "float32")
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,12 +164,9 @@ def run_tokeniser(folder: str | os.PathLike[str]) -> Tokeniser:
 
 def check_tokeniser(run_folder: RunFolder, corpus: str | os.PathLike[str], remedy: str) -> None:
     """Refuse a corpus whose tokens mean something else to the run's model."""
-    own, other = run_tokeniser(run_folder.path), Corpus.open(Path(corpus)).tokeniser
-    saved = [
-        {file.name: files.read_file(file) for file in folder.iterdir()}
-        for folder in (run_folder.tokeniser, Path(corpus) / TOKENISER_FOLDER)
-    ]
-    if saved[0] != saved[1]:
+    own, other = run_tokeniser(run_folder.path), Corpus.open(Path(corpus)).manifest.tokeniser
+    recorded = {f"{run_folder.tokeniser.name}/{key} {one}" for key, one in other.files.items()}
+    if {*run_folder.check_tokeniser()} != recorded:
         expected, found = (f"{one.name} of {one.vocab_size}" for one in (own, other))
         rule = f"a corpus must have the tokeniser of the run, {expected} symbols"
         found = f"another {found}" if found == expected else found
@@ -211,13 +206,8 @@ def check_fit(
             raise input_error(f"{rule}, whose {name} is {shapes.get(name)}", received, remedy)
 
 
-def read_weights(
-    run_folder: RunFolder, checkpoint: str | int, remedy: str | None = None
-) -> SavedWeights:
-    """The weights of a run's checkpoint, or of a packed run.
-
-    The remedy for one that cannot be used is by default another --checkpoint.
-    """
+def read_weights(run_folder: RunFolder, checkpoint: str | int, remedy: str = "") -> SavedWeights:
+    """The weights of a run's checkpoint, or of a packed run; the remedy, if not --checkpoint."""
     wanted = str(checkpoint)
     if run_folder.is_packed:
         with files.as_written("a packed run", run_folder.path, "pack it again"):
@@ -253,7 +243,7 @@ def read_weights(
     return SavedWeights(update=name.update, tensors=tensors, checksum=sums[WEIGHTS])
 
 
-def _best(run_folder: RunFolder, remedy: str | None) -> CheckpointName:
+def _best(run_folder: RunFolder, remedy: str) -> CheckpointName:
     """The best checkpoint by the account of the latest one that knows a best."""
     notes = run_folder.checkpoints.notes()
     for name in run_folder.checkpoints.names():
@@ -282,7 +272,7 @@ def pack(
     target: str | os.PathLike[str],
     *,
     checkpoint: str | int = "best",
-    numbers: Numbers = "bfloat16",
+    numbers: str = "bfloat16",
     average: Sequence[str | os.PathLike[str]] = (),
 ) -> Path:
     """Write what is needed to use a run's model, and nothing else, to a new folder.
@@ -291,7 +281,7 @@ def pack(
     appears whole or not at all. With `average`, other runs of the model, the weights are the mean
     of this run's and theirs, and have no result.
     """
-    check_choice("numbers", numbers, get_args(Numbers))
+    check_choice("numbers", numbers, NUMBERS)
     if isinstance(average, str | os.PathLike):
         received = repr(os.fspath(average))
         raise input_error("average must be a list of runs", received, f"use [{received}]")

@@ -179,15 +179,8 @@ class StackedMuon(torch.optim.Optimizer):
     found_inf: Tensor | None = None
     """Over zero: skip the update."""
 
-    def __init__(
-        self,
-        matrices: Iterable[Tensor] | Iterable[dict[str, Any]],
-        *,
-        lr: Tensor | float,
-        momentum: float,
-        weight_decay: float,
-    ) -> None:
-        settings = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
+    def __init__(self, matrices: Iterable[Any], **settings: Tensor | float) -> None:
+        """Args: matrices, or groups of them; and lr, momentum and weight_decay."""
         super().__init__(matrices, settings)
         for group in self.param_groups:
             for matrix in group["params"]:
@@ -203,18 +196,10 @@ class StackedMuon(torch.optim.Optimizer):
                     alike[matrix.shape].append(matrix)
             for matrices in alike.values():
                 gradients = torch.stack([matrix.grad for matrix in matrices])
-                self._update(matrices, gradients, **group)
+                self._update(matrices, gradients, group)
 
-    def _update(
-        self,
-        matrices: list[Tensor],
-        gradients: Tensor,
-        *,
-        lr: Tensor | float,
-        momentum: float,
-        weight_decay: float,
-        **_: object,
-    ) -> None:
+    def _update(self, matrices: list[Tensor], gradients: Tensor, group: dict[str, Any]) -> None:
+        lr, momentum, weight_decay = (group[key] for key in ("lr", "momentum", "weight_decay"))
         held = [self.state[matrix]["momentum_buffer"] for matrix in matrices]
         before, past = torch.stack(matrices), torch.stack(held)
         memory = past.lerp(gradients, 1 - momentum)
