@@ -82,6 +82,10 @@ def test_weights_of_several_runs_are_averaged_and_have_no_result(small_run, tmp_
     assert packing[-1]["average_of"] == [one["checksum"] for one in packing[:-1]]
     again = pack(mean, tmp_path / "again", numbers="float32")
     assert json.loads((again / "packing.json").read_text()) == packing[-1]
+    with pytest.raises(
+        ValueError, match="again, a packed run, has a mean of weights only, got 'la"
+    ):
+        load_run(again, checkpoint="latest")
     # Of the same shapes.
     (paths[1] / "checksums.json").unlink()
     config = (paths[1] / "config.json").read_text()

@@ -221,7 +221,8 @@ def read_weights(run_folder: RunFolder, checkpoint: str | int, remedy: str = "")
                 update=update, tensors=load(content), checksum=checksum, average_of=parts
             )
         if wanted not in ("best", str(saved.update)):
-            rule = f"{run_folder.path}, a packed run, has the weights of update {update} only"
+            held = "a mean of weights" if parts else f"the weights of update {update}"
+            rule = f"{run_folder.path}, a packed run, has {held} only"
             raise input_error(rule, repr(wanted), remedy or "leave --checkpoint out")
         return saved
     run_folder.read_config()
