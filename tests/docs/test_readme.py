@@ -25,6 +25,7 @@ PAGES = [
     ROOT / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "docs" / "tutorials").glob("*.md")),
+    *sorted((ROOT / "docs" / "results").glob("*.md")),
 ]
 ALL_PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")})
 FIGURES = Path("docs") / "figures"
