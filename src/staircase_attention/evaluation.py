@@ -68,14 +68,17 @@ def evaluate(
     batches: Iterable[Batch],
     *,
     device: torch.device | str,
-    **options: Any,  # noqa: ANN401
+    precision: torch.dtype = torch.float32,
+    carries_state: bool = True,
 ) -> Score:
     """Score a model on consecutive batches; options as of `answered`."""
     device = torch.device(device)
     # Summed on the device in float64: no synchronisation per batch, no rounding.
     totals = torch.zeros(2, dtype=torch.float64, device=device)
     num_answers = 0
-    for batch, logits, targets in answered(model, batches, device=device, **options):
+    for batch, logits, targets in answered(
+        model, batches, device=device, precision=precision, carries_state=carries_state
+    ):
         totals += torch.stack([part.double() for part in loss_and_wrong(logits, targets)])
         num_answers += batch.num_answers
     if num_answers == 0:

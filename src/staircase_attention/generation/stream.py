@@ -9,7 +9,7 @@ import codecs
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import torch
 from jaxtyping import Int
@@ -284,8 +284,12 @@ def stream_text(
     *,
     encode: Encode,
     decode: Decode,
+    max_tokens: int | None,
+    sampling: SamplingConfig | None = None,
     stop_strings: str | Sequence[str] = (),
-    **options: Any,  # noqa: ANN401
+    stop_tokens: Collection[int] = (),
+    start_token: int | None = None,
+    row_numbers: Sequence[int] | None = None,
 ) -> TokenStream:
     """The text by which a model continues one prompt or several; see `stream` for the options.
 
@@ -294,7 +298,15 @@ def stream_text(
     """
     stops = as_stop_strings(stop_strings)
     texts = [prompts] if isinstance(prompts, str) else list(prompts)
-    tokens = stream(model, [list(encode(text)) for text in texts], **options)
+    tokens = stream(
+        model,
+        [list(encode(text)) for text in texts],
+        max_tokens=max_tokens,
+        sampling=sampling,
+        stop_tokens=stop_tokens,
+        start_token=start_token,
+        row_numbers=row_numbers,
+    )
     tokens.decode, tokens.stop_strings = decode, stops
     return tokens
 
