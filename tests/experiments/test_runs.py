@@ -148,6 +148,36 @@ def test_whatever_ends_a_process_is_one_line(tmp_path, fake, trouble, reason):
     assert fake.calls[3:] == [(again, "a", 0), (again, "c", 0)]
 
 
+TRACEBACK = "Traceback (most recent call last):\n  File 'a.py', line 1\n    ^^^\n"
+TORCHRUN = """\
+W1118 18:17:27.800000 9 torch/distributed/elastic/api.py:9] Sending process 7 closing signal
+E1118 18:17:27.897000 9 torch/distributed/elastic/api.py:9] failed (exitcode: -9) local_rank: 0
+Traceback (most recent call last):
+  File 'run.py', line 1
+ChildFailedError:
+=====
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "reason"),
+    [
+        (f"{TRACEBACK}RuntimeError: CUDA error\nFor debugging\n\n  compile it",
+         "RuntimeError: CUDA error For debugging compile it"),
+        (f"{TRACEBACK}KeyError: 1\n\nDuring this:\n\n{TRACEBACK}OSError: 2", "OSError: 2"),
+        ("a warning\nstaircase: lengths must be\nat least 1", "lengths must be at least 1"),
+        (f"staircase: no such thing\nstaircase: no such thing\n{TORCHRUN}", "no such thing"),
+        (f"[rank0]: Traceback (most recent call last):\n[rank0]:   a.py\n[rank0]: OSError: 2\n"
+         f"[rank0]: 3\n{TORCHRUN}", "OSError: 2 3"),
+        (TORCHRUN, "failed (exitcode: -9) local_rank: 0"),
+        ("one\nlast words", "last words"),
+        ("", ""),
+    ],
+)  # fmt: skip
+def test_the_reason_of_a_failure_is_its_whole_message(log, reason):
+    assert runner.failure_reason(log) == reason
+
+
 def test_a_failed_run_that_somebody_else_finished_is_well_at_the_next_call(tmp_path, fake):
     fake.let(trouble={"a, 0": "fail"})
     assert compare(named("a"), folder=tmp_path).failures

@@ -7,6 +7,7 @@ started it: kill this process, and its runs save themselves and stop.
 """
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -33,6 +34,12 @@ from staircase_attention.training.run_folder import RunFolder
 STAIRCASE = [sys.executable, "-P", "-m", "staircase_attention"]
 LENGTHS = [sys.executable, "-P", "-m", "staircase_attention.experiments.results"]
 TORCHRUN = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone"]
+# In a log, what precedes a message: the command's name, or the frames of a traceback.
+BEFORE_MESSAGE = re.compile(
+    r"^staircase: |^Traceback \(most recent call last\):\n(?:\s.*\n)*", re.M
+)
+# What precedes torchrun's own messages, which follow those of its processes.
+BEFORE_TORCHRUN = re.compile(r"^[EW]\d{4} .*torch/distributed/elastic.*?\] ", re.M)
 # How often children are asked whether they have ended.
 POLL_SECONDS = 0.05
 # How often it is shown how far they are.
@@ -185,7 +192,7 @@ class Run:
             if not (self._written.is_finished if self._is_training else self.is_over):
                 # A failure is recorded beside the run: the reason in one line, then the whole log.
                 text = log.read_text(errors="replace").strip()
-                reason = text.rpartition("\n")[2].removeprefix("staircase: ")
+                reason = failure_reason(text)
                 if status < 0:
                     hint = ", perhaps out of memory" if status == -signal.SIGKILL else ""
                     reason = f"killed by {signal.Signals(-status).name}{hint}"
@@ -316,6 +323,18 @@ def num_updates_left(
     # The losses of several runs are not one curve.
     facts.pop("loss", None)
     return left, facts
+
+
+def failure_reason(log: str) -> str:
+    """The last message in a log, in one line: of `staircase`, or of the last exception."""
+    text, *torchrun = BEFORE_TORCHRUN.split(log)
+    # PyTorch writes the rank before every line of a traceback.
+    text = re.sub(r"^\[rank\d+\]: ?", "", text, flags=re.M).strip()
+    ends = [found.end() for found in BEFORE_MESSAGE.finditer(text)]
+    if ends:
+        return " ".join(text[ends[-1] :].split())
+    # A process that was killed says nothing; then torchrun says how it ended.
+    return text.rpartition("\n")[2] or "".join(torchrun[-1:]).partition("\n")[0]
 
 
 def outcome(run: Run) -> str:
