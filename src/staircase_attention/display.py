@@ -169,7 +169,8 @@ class Lines(Display):
     def _place(self) -> str:
         if self._name:
             return f"{self._name}: update {self._done:,} of {self._total:,}"
-        return f"{100 * self._done / max(self._total, 1):.1f}%"
+        # Rounded down: 100% is all of it.
+        return f"{1000 * self._done // max(self._total, 1) / 10}%"
 
     def _print(self) -> None:
         self._last = time.monotonic()

@@ -70,8 +70,8 @@ def carry_out(
     waiting = deque((place, run) for place, run in enumerate(runs, 1) if not run.is_over)
     environment = child_environment(jobs * processes, threads)
     display, last_shown = choose_display(quiet=not progress), time.monotonic()
-    total = sum(run.recipe.training.num_updates for run in runs)
-    display.begin("", total - num_updates_left(waiting, [])[0], total)
+    total = sum(run.size for run in runs)
+    display.begin("", total - amount_left(waiting, [])[0], total)
 
     def title(run: Run) -> str:
         return f"{runs[run].name}, {run.title}" if len(reports) > 1 else run.title
@@ -105,12 +105,12 @@ def carry_out(
                 )
             if not stop.number:
                 under_way = {runs[run] for run in (*active, *(run for _, run in waiting))}
+                if not under_way or time.monotonic() - last_shown > SHOW_SECONDS:
+                    last_shown = time.monotonic()
+                    number, facts = amount_left(waiting, active)
+                    display.advance(total - number, **facts)
                 for folder in [folder for folder in left if folder not in under_way]:
                     yield left.pop(folder)
-            if time.monotonic() - last_shown > SHOW_SECONDS:
-                last_shown = time.monotonic()
-                number, facts = num_updates_left(waiting, active)
-                display.advance(total - number, **facts)
             if len(active) > 1:
                 for run in active:
                     run.note_shared()
@@ -133,6 +133,11 @@ class Run:
     def title(self) -> str:
         """The recipe's name and the seed."""
         return f"{self.recipe.name}, seed {self.recipe.seed}"
+
+    @property
+    def size(self) -> int:
+        """Its updates and the lengths to score, which count alike in what is shown as done."""
+        return self.recipe.training.num_updates + len(self.lengths)
 
     @property
     def is_over(self) -> bool:
@@ -312,14 +317,14 @@ def child_environment(num_processes: int, threads: int | None = None) -> dict[st
     return environment if threads is None else environment | {"OMP_NUM_THREADS": str(threads)}
 
 
-def num_updates_left(
+def amount_left(
     waiting: Iterable[tuple[int, Run]], active: Iterable[Run]
 ) -> tuple[int, dict[str, float]]:
-    """Updates that are still to be made, and the latest facts of one of the runs under way."""
-    left, facts = sum(run.recipe.training.num_updates for _, run in waiting), dict[str, float]()
+    """Updates and scores that are to be made, and the latest facts of one of the runs under way."""
+    left, facts = sum(run.size for _, run in waiting), dict[str, float]()
     for run in active:
         update, facts = results.latest_facts(run.folder)
-        left += run.recipe.training.num_updates - update
+        left += run.size - update
     # The losses of several runs are not one curve.
     facts.pop("loss", None)
     return left, facts
@@ -344,6 +349,8 @@ def outcome(run: Run) -> str:
         return f"failed ({record.failure})"
     if record.result is None:
         return "stopped"
+    if not run.is_over:
+        return "stopped before it was scored at all lengths"
     test = record.result.test or {}
     scores = {f"test_{name}": test[name] for name in ("error", "bits_per_byte") if name in test}
     ending = record.result.outcome if record.result.outcome == "did not learn" else record.status
