@@ -99,6 +99,31 @@ def test_a_task_that_has_not_begun_is_not_reported_when_the_suite_is_stopped(
     assert not (tmp_path / "suite.json").exists()
 
 
+def test_a_run_that_is_stopped_before_its_scores_is_not_called_finished(
+    tmp_path, fake, monkeypatch, capsys
+):
+    script = f"touch {fake.waiting}; exec sleep 60"
+    monkeypatch.setattr(runner, "LENGTHS", ["/bin/sh", "-c", script])
+    monkeypatch.setattr(runner, "SHOW_SECONDS", 0)
+    send_when(fake.waiting, signal.SIGINT)
+    words = ["--small", "--models", "lstm", "--jobs", "1", "--output", str(tmp_path)]
+    assert call("suite", *words, "--tasks", "boxes,even-pairs", "training.num_updates=9") == 130
+    shown = capsys.readouterr().err
+    assert "boxes, lstm, seed 0: stopped before it was scored at all lengths\n" in shown
+    assert "100.0%" not in shown
+    page = (tmp_path / "boxes" / "report.html").read_text()
+    assert "lstm, seed 0: unfinished; the next call resumes it" in page
+
+
+def test_a_task_with_too_few_episodes_is_refused_before_any_run(tmp_path, fake, capsys):
+    words = ["--small", "--models", "lstm", "--tasks", "cycle-navigation,parity-check"]
+    words += ["task.options.length=5", "--output", str(tmp_path / "new")]
+    assert call("suite", *words) == 2
+    assert "in 100 draws of parity-check; use longer" in capsys.readouterr().err
+    assert fake.calls == []
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_cell_that_fails_is_empty_and_the_others_go_on(tmp_path, fake, monkeypatch, capsys):
     monkeypatch.setattr(
         runner,
@@ -110,6 +135,9 @@ def test_a_cell_that_fails_is_empty_and_the_others_go_on(tmp_path, fake, monkeyp
     assert call("suite", *words, "--tasks", "boxes") == 1
     cells = json.loads((tmp_path / "suite.json").read_text())["cells"]["boxes"]
     assert cells["LSTM"]["trained"] is None
+    line = "boxes, LSTM: failed (CUDA out of memory); the next call tries again"
+    assert line in capsys.readouterr().out
+    assert line in (tmp_path / "report.html").read_text()
     assert cells["Ladder"]["trained"] == pytest.approx(74.9)
     assert cells["Ladder"]["longer"] is None
 

@@ -243,7 +243,8 @@ def suite(
     for row in rows:
         grid.add_row(*row.values())
     Console().print(grid)
-    typer.echo(f"wrote {folder / 'report.html'}, suite.json")
+    for line in [*whole.failures(cells), f"wrote {folder / 'report.html'}, suite.json"]:
+        typer.echo(line)
     states = {cell["status"] for row in cells.values() for cell in row.values()}
     return 0 if states == {"finished"} else 1
 

@@ -143,7 +143,10 @@ def run_suite(
     jobs: int | None = None,
     progress: bool = False,
 ) -> Cells:
-    """Train and score what is not done yet; write the results so far whenever a task is done."""
+    """Train and score what is not done yet; write the results so far whenever a task is done.
+
+    A task without enough episodes is refused before any run begins.
+    """
     # Small models are too small for two threads to help.
     default, threads = (min(2, available_cores()), 1) if budget is SMALL else (1, None)
     reports = [
@@ -158,19 +161,25 @@ def run_suite(
         for task, chosen in recipes.items()
     ]
     jobs = default if jobs is None else jobs
+    guesses = {task: guess_of(chosen[0]) for task, chosen in recipes.items()}
     cells: dict[str, dict[str, dict[str, Any]]] = {}
     for report in carry_out(reports, jobs=jobs, threads=threads, progress=progress):
         task = report.folder.name
-        data = build_dataset(recipes[task][0])
-        assert isinstance(data, TaskData)
-        guess = 100 * (1 - data.constant_error("test"))
         cells[task] = {
-            OWN if row.name == OWN else row.model: cell_of(row, guess) for row in report.rows
+            OWN if row.name == OWN else row.model: cell_of(row, guesses[task])
+            for row in report.rows
         }
         # In the order of the tasks, not of the ends of their runs.
         cells = {task: cells[task] for task in recipes if task in cells}
         write_suite(cells, folder)
     return cells
+
+
+def guess_of(recipe: Recipe) -> float:
+    """The accuracy of the best constant answer on a recipe's test episodes, in percent."""
+    data = build_dataset(recipe)
+    assert isinstance(data, TaskData)
+    return 100 * (1 - data.constant_error("test"))
 
 
 def cell_of(row: Row, guess: float) -> dict[str, Any]:
@@ -184,8 +193,9 @@ def cell_of(row: Row, guess: float) -> dict[str, Any]:
         for run, result in zip(row.scored, row.results, strict=True)
     }
     status = next((run.status for run in row.runs if run.status != "finished"), "finished")
-    cell: dict[str, Any] = {"status": status, "guess": guess, "trained": None, "longer": None}
-    cell |= {"lengths": {}, "budget": {}, "seeds": runs}
+    failure = next((run.failure for run in row.runs if run.failure), None)
+    cell: dict[str, Any] = {"status": status, "failure": failure, "guess": guess}
+    cell |= {"trained": None, "longer": None, "lengths": {}, "budget": {}, "seeds": runs}
     if test := row.score("test"):
         names = ("num_updates", "num_tokens", "num_parameters", "device")
         errors = {length: row.length_error(length) for length in row.lengths}
@@ -208,7 +218,7 @@ def write_suite(cells: Cells, folder: Path) -> None:
     """Write suite.json, and report.html with the scores, the study's beside them, and figures."""
     # Imported late: matplotlib takes a second.
     from staircase_attention.experiments.figures import heat_map, image, length_curves
-    from staircase_attention.experiments.page import page, table
+    from staircase_attention.experiments.page import listing, page, table
 
     facts = {"format": FORMAT, "environment": environment(), "published": published()}
     write_json(folder / "suite.json", {**facts, "cells": cells})
@@ -223,8 +233,19 @@ def write_suite(cells: Cells, folder: Path) -> None:
         "Accuracy against length": length_curves(cells),
     }
     parts = [f"<p>{EXPLAINED.format(published()['budget'])}</p>", table(scores)]
+    parts.append(listing("Cells that failed", failures(cells)))
     parts += [image(figure, caption) for caption, figure in figures.items()]
     write_whole(folder / "report.html", page("Suite", parts))
+
+
+def failures(cells: Cells) -> list[str]:
+    """A line for every cell that failed."""
+    return [
+        f"{task}, {model}: failed ({cell['failure']}); the next call tries again"
+        for task, row in cells.items()
+        for model, cell in row.items()
+        if cell["failure"]
+    ]
 
 
 def score_table(cells: Cells) -> list[dict[str, str]]:
