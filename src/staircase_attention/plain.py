@@ -8,13 +8,16 @@ from numbers import Integral, Real
 from typing import Any, TypeVar
 
 from staircase_attention.checks import InputError, check_choice, input_error, suggestion
-from staircase_attention.schedules import Schedule, schedule_from_dict
+from staircase_attention.schedules import Schedule, schedule_from_dict, schedule_kind
 
 Config = TypeVar("Config")
 # Groups that describe a thing by its kind, name or reference: another one has other settings.
 NAMED = ("task", "model", "schedule")
-# Settings that by themselves choose another task, or another schedule with the same options.
-IDENTITIES = ("task.reference", "schedule.name", "schedule.reference")
+# Settings that by themselves choose another thing, in the order in which they are changed.
+IDENTITIES = (
+    *("model.kind", "task.kind", "task.reference"),
+    *("model.schedule.name", "model.schedule.reference"),
+)
 SCALARS = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
 
 
@@ -57,39 +60,32 @@ def override(plain: Mapping[str, Any], assignments: Mapping[str, Any]) -> dict[s
     """Plain data with some settings changed, each named by its path, as training.num_updates.
 
     A dictionary changes the settings that it names. But a config replaces the old one, and so does
-    a task, model or schedule of another kind, name or reference.
+    a task, model or schedule of another kind, name or reference. Chosen by its path, a schedule
+    keeps the options that both have. Whether there are such settings `from_plain` will say.
     """
     changed: dict[str, Any] = to_plain(plain)
-    # A new task or schedule comes first: settings that are given with it are its own.
-    ordered = sorted(assignments.items(), key=lambda item: not item[0].endswith(IDENTITIES))
-    for path, value in ordered:
+    # What is chosen comes first: settings that are given with it are its own.
+    first = [path for path in IDENTITIES if path in assignments]
+    for path in dict.fromkeys([*first, *assignments]):
         *groups, last = path.split(".")
-        place = changed
-        for depth, group in enumerate(groups):
-            inner = place.get(group)
-            if not isinstance(inner, dict):
-                known = [name for name, part in place.items() if isinstance(part, dict)]
-                raise _unknown(".".join(groups[: depth + 1]), group, known)
-            place = inner
-        # Tasks and schedules check their options themselves.
-        if last not in place and groups[-1:] not in (["options"], ["schedule"]):
-            raise _unknown(path, last, place)
-        if path == "task.reference" and value != place[last]:
-            place["options"] = {}  # They belong to the other task.
-        elif path.endswith(IDENTITIES):
-            # A schedule has one of the two, and keeps its options, which both may share.
-            place.pop("reference" if last == "name" else "name", None)
+        place, value = changed, assignments[path]
+        for group in groups:
+            if not isinstance(place.setdefault(group, {}), dict):
+                raise _unknown(path, last, [])
+            place = place[group]
+        if path in IDENTITIES and value != place.get(last):
+            kept = {"kind"}
+            if "schedule" in groups:
+                kept = {field.name for field in dataclasses.fields(schedule_kind(str(value)))}  # type: ignore[arg-type]
+            for name in place.keys() - kept:
+                del place[name]
         old = place.get(last) if isinstance(value, Mapping) else None
         place[last] = _merge(last, old, to_plain(value))
     return changed
 
 
 def differences(before: Any, now: Any, path: str = "") -> Iterator[str]:  # noqa: ANN401
-    """The settings in which plain data differ, in words.
-
-    >>> list(differences({"seed": 0, "task": {"length": 3}}, {"seed": 0, "task": {"length": 4}}))
-    ['task.length = 4 in place of 3']
-    """
+    """The settings in which plain data differ, in words: task.length = 4 in place of 3."""
     if isinstance(before, dict) and isinstance(now, dict):
         for name in {**before, **now}:
             inner = f"{path}.{name}".removeprefix(".")
@@ -110,7 +106,7 @@ def _merge(group: str, old: Any, new: Any) -> Any:  # noqa: ANN401
 
 def _unknown(path: str, name: str, known: typing.Iterable[str]) -> InputError:
     rule = "a setting must be one that the recipe has"
-    return input_error(rule, repr(path), suggestion(name, known))
+    return input_error(rule, repr(path.removeprefix("recipe.")), suggestion(name, known))
 
 
 def _group(value: Any, path: str) -> Mapping[str, Any]:  # noqa: ANN401

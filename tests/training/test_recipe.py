@@ -2,15 +2,17 @@
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from small_runs import small_recipe
 
-from staircase_attention import Ladder, Staircase
-from staircase_attention.training import OptimizerConfig, Recipe, load_run, train
+from staircase_attention import Ladder, Staircase, TransformerXL
+from staircase_attention.plain import differences
+from staircase_attention.training import OptimizerConfig, Recipe, TaskChoice, load_run, train
+from staircase_attention.training.recipe import CorpusChoice, LSTMModel
 
 ALTERNATE = f"{Path(__file__).parents[1]}/examples/alternate.py:AlternateCached"
 
@@ -62,6 +64,53 @@ def test_a_schedule_of_one_s_own_trains_by_reference(tmp_path, changes):
     # Back to one of the family.
     recipe = recipe.override({"model.schedule.name": "cached-staircase"})
     assert recipe.model.schedule.name == "cached-staircase"
+
+
+def test_differences_are_named_by_their_paths():
+    before, now = ({"seed": 0, "task": {"length": length}} for length in (3, 4))
+    assert list(differences(before, now)) == ["task.length = 4 in place of 3"]
+
+
+def test_another_kind_or_name_by_its_path_takes_the_place_of_the_old_one():
+    recipe = small_recipe().override({"model.schedule.span": 5, "model.schedule.name": "ladder"})
+    assert recipe.model.schedule == Ladder(num_passes=2, span=5)
+    lstm = recipe.override({"model.width": 8, "model.num_layers": 1, "model.kind": "lstm"})
+    assert lstm.model == LSTMModel(width=8, num_layers=1)
+    family = {f"model.core.{name}": value for name, value in asdict(recipe.model.core).items()}
+    family |= {"model.schedule.name": "transformer-xl", "model.schedule.span": 4}
+    back = lstm.override(family | {"model.kind": "family"}).model
+    assert (back.core, back.schedule) == (recipe.model.core, TransformerXL(span=4))
+    text = recipe.override({"task.folder": "corpus", "task.kind": "corpus"})
+    assert text.task == CorpusChoice(folder="corpus")
+    task = text.override({"task.kind": "task", "task.reference": "boxes", "task.options.length": 9})
+    assert task.task == TaskChoice(reference="boxes", options={"length": 9})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model.schedule.name": "ladder"}, "option span of ladder must be given"),
+        (
+            {"model.schedule.name": "ladder", "model.schedule.chunk_size": 3},
+            "options of ladder must be among span, .*, got 'chunk_size'",
+        ),
+        ({"model.schedule.name": "lader"}, "did you mean 'ladder'"),
+        ({"model.kind": "lstm"}, "recipe.model.width must be given"),
+        (
+            {"model.kind": "lstm", "model.core.width": 3},
+            "one that the recipe has, got .*model.core'",
+        ),
+        (
+            {"model.kind": "lstm", "model.wdith": 3},
+            "got 'model.wdith'; did you mean 'width'",
+        ),
+        ({"model.kind": "gru"}, "recipe.model.kind must be one of family, lstm, got 'gru'"),
+        ({"task.kind": "corpus", "task.options.length": 3}, "got 'task.options'"),
+    ],
+)
+def test_settings_that_the_other_kind_has_not_are_refused_by_name(changes, message):
+    with pytest.raises(ValueError, match=message):
+        small_recipe().override(changes)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from staircase_attention.schedules.schedule import PaperRow as PaperRow
 from staircase_attention.schedules.schedule import Schedule as Schedule
 from staircase_attention.schedules.schedule import make_schedule as make_schedule
 from staircase_attention.schedules.schedule import schedule_from_dict as schedule_from_dict
+from staircase_attention.schedules.schedule import schedule_kind as schedule_kind
 from staircase_attention.schedules.stairs import CachedStaircase as CachedStaircase
 from staircase_attention.schedules.stairs import FeedbackTransformer as FeedbackTransformer
 from staircase_attention.schedules.stairs import GlobalCachedStaircase as GlobalCachedStaircase

@@ -166,13 +166,17 @@ def make_schedule(name: str, options: Mapping[str, Any]) -> Schedule:
     >>> make_schedule("staircase", {"chunk_size": 64, "num_passes": 4})
     Staircase(chunk_size=64, num_passes=4)
     """
-    if ":" in name or name.endswith(".py"):
-        kind = load_reference(name, Schedule)  # type: ignore[type-abstract]
-    else:
-        check_choice("a schedule", name, SCHEDULES)
-        kind = SCHEDULES[name]
+    kind = schedule_kind(name)
     check_options(name, kind, options)
     return kind(**options)
+
+
+def schedule_kind(name: str) -> type[Schedule]:
+    """The schedule with this name, or of this reference, as a class."""
+    if ":" in name or name.endswith(".py"):
+        return load_reference(name, Schedule)  # type: ignore[type-abstract]
+    check_choice("a schedule", name, SCHEDULES)
+    return SCHEDULES[name]
 
 
 def schedule_from_dict(data: Mapping[str, Any]) -> Schedule:
