@@ -74,8 +74,12 @@ def needing_space(what: str, path: object, remedy: Callable[[], str]) -> Iterato
         raise OSError(f"{what} needs space on its disk, got none at {where}; {remedy()}") from error
 
 
-def check_can_write(path: Path, what: str) -> None:
-    """Refuse a file that `write_whole` could not write, before the work for it is done."""
+def check_can_write(path: Path, what: str, endings: tuple[str, ...] = ()) -> None:
+    """Refuse a file that `write_whole` could not write, or with another ending than these."""
+    if endings and path.suffix.lower() not in endings:
+        example = f"{path.stem or 'picture'}{endings[0]}"
+        rule = f"{what} is saved as {' or '.join(endings)}"
+        raise input_error(rule, repr(str(path)), f"name it for example {example}")
     rule = f"{what} must be a file in a folder that can be written to"
     if path.is_dir():
         raise input_error(rule, f"{path} (a folder)", "name another")

@@ -1,5 +1,7 @@
 """Tokens leave a Ladder early: each by itself, whatever it is batched with, and filled in later."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -120,13 +122,15 @@ def test_products_are_made_for_the_tokens_that_stay():
 
 
 @pytest.mark.parametrize(
-    ("schedule", "rule", "message"),
+    ("schedule", "rule", "threshold", "message"),
     [
-        (Staircase(chunk_size=2, num_passes=2), "change", "exits are for Ladders"),
-        (Ladder(num_passes=2, span=4, order="AABB"), "change", "exits are for Ladders"),
-        (Ladder(num_passes=2, span=4), "hope", "an exit rule"),
+        (Staircase(chunk_size=2, num_passes=2), "change", 0.5, "exits are for Ladders"),
+        (Ladder(num_passes=2, span=4, order="AABB"), "change", 0.5, "exits are for Ladders"),
+        (Ladder(num_passes=2, span=4), "hope", 0.5, "an exit rule"),
+        (Ladder(num_passes=2, span=4), "confidence", 2, "of at most 1, got 2; .* confidence=0.9"),
+        (Ladder(num_passes=2, span=4), "change", math.nan, "change must be .* got nan"),
     ],
 )
-def test_wrong_exits_are_refused(schedule, rule, message):
+def test_wrong_exits_are_refused(schedule, rule, threshold, message):
     with pytest.raises(ValueError, match=message):
-        with_exits(build(schedule), rule, 0.5)
+        with_exits(build(schedule), rule, threshold)

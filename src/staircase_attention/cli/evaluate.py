@@ -76,7 +76,7 @@ def evaluate(
     if figure is not None:
         if passes is None:
             raise input_error("--figure draws scores by --passes", "none", "add --passes 1,2,4,8")
-        check_can_write(figure, "--figure")
+        check_can_write(figure, "--figure", (".png",))
     from staircase_attention.data import HeldOut, prepare_text
     from staircase_attention.experiments.page import loss_by_position
     from staircase_attention.generation.stepper import accelerate
@@ -223,7 +223,7 @@ def inspect(
         found = "neither" if text is None else "both"
         raise input_error("a model reads --text or --episode", found, "give one of them")
     if figure is not None:
-        check_can_write(figure, "--figure")
+        check_can_write(figure, "--figure", (".png",))
     from rich import print as show
 
     from staircase_attention.experiments.figures import save

@@ -15,7 +15,6 @@ from matplotlib.legend_handler import HandlerTuple
 from matplotlib.lines import Line2D
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
-from staircase_attention.checks import input_error
 from staircase_attention.drawing.picture import (
     KINDS,
     LEAVES,
@@ -66,10 +65,7 @@ def save_picture(picture: Picture, path: str | os.PathLike[str]) -> None:
     """Write a picture to a file that ends in .svg or .png, whole or not at all."""
     target = Path(path)
     ending = target.suffix.lower()
-    if ending not in ENDINGS:
-        rule, example = f"a picture is saved as {' or '.join(ENDINGS)}", target.stem or "picture"
-        raise input_error(rule, repr(str(target)), f"name it for example {example}.svg")
-    check_can_write(target, "a picture")
+    check_can_write(target, "a picture", ENDINGS)
     metadata = {"Title": picture.title, "Description": picture.caption}
     if ending == ".svg":
         metadata |= {"Date": None}  # type: ignore[dict-item]

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from staircase_attention.checks import check_integer, input_error
+from staircase_attention.checks import check_integer, check_number, input_error
 from staircase_attention.models.cost import Cost, StepSize, measure_cost
 from staircase_attention.tasks import load_task
 from staircase_attention.training import FamilyModel, Recipe, TaskChoice
@@ -129,6 +129,7 @@ def estimate(
     Lanes are shared out among GPUs. Weights are gathered, if they are sharded, and gradients summed
     once per update, before and after all else. `price` is that of a GPU per hour.
     """
+    check_number("price", price, minimum=0, example=3)
     machine, work = machine or Machine(), Work(recipe, symbols, num_gpus, num_nodes)
     memory, num_parameters = work.memory(machine), work.cost.num_parameters
     # By what takes the time, and by what bounds each kernel.

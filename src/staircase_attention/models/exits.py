@@ -37,7 +37,8 @@ def with_exits(model: SequenceModel, rule: Rule, threshold: float) -> SequenceMo
     1.0
     """
     check_choice("an exit rule", rule, get_args(Rule))
-    check_number("an exit threshold", threshold, minimum=0, example=0.9)
+    highest = {"maximum": 1.0} if rule == "confidence" else {}
+    check_number(rule, threshold, minimum=0, **highest, example=0.9)
     schedule = getattr(model, "schedule", None)
     is_ladder = getattr(schedule, "name", "") in ("ladder", "universal-transformer")
     if not is_ladder or getattr(schedule, "order", "ABAB") != "ABAB":
