@@ -14,11 +14,13 @@ from rich.console import Console
 from small_corpora import SOME, text_of, write_lines
 
 from staircase_attention.data import prepare_text
-from staircase_attention.experiments import find_recipe, reproduce, table_rows
+from staircase_attention.experiments import find_recipe, reproduce, results, table_rows
+from staircase_attention.experiments.paper import Spread
 from staircase_attention.experiments.report import (
     orders,
     partial_scores,
     screen_table,
+    short,
     table_cells,
     troubles,
 )
@@ -305,6 +307,16 @@ def test_a_row_is_solved_when_all_its_runs_are():
 
     assert replace(row, runs=(run(0, 0.5), run(1, 1.0))).seconds_to_solve.mean == 6.0
     assert replace(row, runs=(run(0, 0.5), run(1, 1.1))).seconds_to_solve is None
+
+
+def test_numbers_of_runs_are_summarised_and_shown():
+    run = RunRecord(seed=0, status="finished", curve=((5, 9.0), (6, 2.0)), seconds={5: 1, 6: 1.5})
+    assert [run.seconds_to(score) for score in (9.5, 2.0, 1.0)] == [1, 1.5, None]
+    assert results._mean_of_last([(80, 9.0), (90, 5.0), (96, 4.0), (100, 2.0)]) == 3
+    spreads = [Spread.over(values) for values in ([1.0, 2.0, 3.0], [1.0], [])]
+    assert [str(one) for one in spreads] == ["2.0 ± 1.0", "1.0 ± -", "None"]
+    assert Spread(0.1234, 0.05).shown(2) == "0.12 ± 0.05"
+    assert [short(count) for count in (3_276_800_000, 65_536, 12)] == ["3.28G", "65.5k", "12"]
 
 
 def test_a_damaged_result_is_refused_in_one_line(tmp_path):

@@ -169,9 +169,8 @@ ChildFailedError:
         (f"staircase: no such thing\nstaircase: no such thing\n{TORCHRUN}", "no such thing"),
         (f"[rank0]: Traceback (most recent call last):\n[rank0]:   a.py\n[rank0]: OSError: 2\n"
          f"[rank0]: 3\n{TORCHRUN}", "OSError: 2 3"),
-        (TORCHRUN, "failed (exitcode: -9) local_rank: 0"),
-        ("one\nlast words", "last words"),
-        ("", ""),
+        (TORCHRUN, ""),
+        ("terminate called\n  what(): bad", "terminate called what(): bad"),
     ],
 )  # fmt: skip
 def test_the_reason_of_a_failure_is_its_whole_message(log, reason):

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from staircase_attention.experiments import find_recipe, variations
+from staircase_attention.experiments.comparisons import value_words
 
 STAIRCASE = find_recipe("parity/staircase")
 SETTINGS = {
@@ -58,6 +59,11 @@ def test_names_say_what_differs_as_shortly_as_they_can():
     ]
 
 
+def test_values_are_parts_of_a_folder_s_name():
+    values = [1e-3, None, [1, 2], "clock.py:Clock"]
+    assert [value_words(value) for value in values] == ["0.001", "none", "1-2", "clock.py-Clock"]
+
+
 def test_whole_groups_can_be_varied():
     schedules = [
         {"name": "staircase", "chunk_size": 2, "num_passes": 4},
@@ -78,8 +84,8 @@ def test_whole_groups_can_be_varied():
         ({"task.reference": "abc"}, "needs a list of values, got 'abc' for task.reference; give"),
         ({"training.num_lanes": [4, 8, 4]}, "got two that make num_lanes=4; change one of them"),
         ({"training.num_lanes": [0]}, "num_lanes must be an integer of at least 1, got 0; "),
-        ({"seed": [0, 1]}, "got 'seed': every row is run with the seeds 0, 1, ...; leave"),
-        ({"name": ["a"]}, "got 'name': names show what differs; leave it out"),
+        ({"seed": [0, 1]}, "rows are run with the seeds 0, 1, ..., got seed=...; use --seeds"),
+        ({"name": ["a"]}, "names show the recipe and what varies, got name=...; leave it out"),
         (
             {"training.optimizer.warm_up": [0], "training.optimizer": [{}]},
             "contain each other, got training.optimizer and training.optimizer.warm_up; vary one",

@@ -243,8 +243,11 @@ def suite(
     for row in rows:
         grid.add_row(*row.values())
     Console().print(grid)
-    for line in [*whole.failures(cells), f"wrote {folder / 'report.html'}, suite.json"]:
-        typer.echo(line)
+    for task, by_model in cells.items():
+        for model, cell in by_model.items():
+            if cell["failure"]:
+                typer.echo(f"{task}, {model}: failed ({cell['failure']}); the next call retries")
+    typer.echo(f"wrote {folder / 'report.html'}, suite.json")
     states = {cell["status"] for row in cells.values() for cell in row.values()}
     return 0 if states == {"finished"} else 1
 

@@ -31,9 +31,10 @@ TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 # Points of a learning curve, however short the run.
 LEAST_EVALUATIONS = 20
-NOT_VARIED = {
-    "name": "names show what differs",
-    "seed": "every row is run with the seeds 0, 1, ...",
+# Settings that tell rows apart, and what to do in place of setting them.
+FIXED = {
+    "name": ("names show the recipe and what varies", "leave it out"),
+    "seed": ("rows are run with the seeds 0, 1, ...", "use --seeds"),
 }
 
 
@@ -129,9 +130,10 @@ def reproduce(
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:
-    """Refuse a seed among the settings of all rows."""
-    if "seed" in settings:
-        raise input_error("rows are run with the seeds 0, 1, ...", "seed=...", "use --seeds")
+    """Refuse what tells rows apart among settings that are given or varied."""
+    for name in FIXED.keys() & settings:
+        rule, remedy = FIXED[name]
+        raise input_error(rule, f"{name}=...", remedy)
 
 
 def table_rows(table: str) -> tuple[Row, ...]:
@@ -197,13 +199,7 @@ def chosen_names(names: Sequence[str] | None, rows: Sequence[Row]) -> tuple[str,
 
 
 def labelled_rows(chosen: Sequence[Recipe]) -> tuple[Row, ...]:
-    """A row for each recipe; its label names the task where another one was chosen.
-
-    >>> lstm = recipes()["parity/lstm"]
-    >>> clock = lstm.override({"task.reference": "tasks/clock.py:Clock"})
-    >>> [row.label for row in labelled_rows([lstm, clock])]
-    ['parity/lstm', 'parity/lstm (Clock)']
-    """
+    """A row for each recipe; its label names the task where another one was chosen."""
     rows = []
     for recipe in chosen:
         # A variation has the name of its recipe and a third part.
@@ -246,11 +242,7 @@ def variations(recipe: Recipe, varied: Mapping[str, Sequence[Any]]) -> list[Reci
 
 
 def value_words(value: Any) -> str:  # noqa: ANN401
-    """A value as part of a folder's name.
-
-    >>> value_words(1e-3), value_words(None), value_words([1, 2]), value_words("clock.py:Clock")
-    ('0.001', 'none', '1-2', 'clock.py-Clock')
-    """
+    """A value as part of a folder's name: 0.001, none, 1-2, clock.py-Clock."""
     if value is None or isinstance(value, (bool, int, float)):
         return str(value).lower()
     # What a shell or a file system gives a meaning to becomes a hyphen.
@@ -258,10 +250,8 @@ def value_words(value: Any) -> str:  # noqa: ANN401
 
 
 def _check_varied(varied: Mapping[str, Sequence[Any]]) -> None:
+    check_settings(varied)
     for path, values in varied.items():
-        if path in NOT_VARIED:
-            rule = "a setting that varies must be part of the run"
-            raise input_error(rule, f"{path!r}: {NOT_VARIED[path]}", "leave it out")
         if isinstance(values, str) or not isinstance(values, Sequence) or not values:
             rule = "a setting that varies needs a list of values"
             raise input_error(rule, f"{values!r} for {path}", "give at least one")

@@ -102,24 +102,15 @@ def write_report(report: Report) -> Report:
     """Write report.json and report.html into its folder; each is whole or as it was before."""
     folder = report.folder
     folder.mkdir(parents=True, exist_ok=True)
-    rows = [replace(row, runs=_runs(report, row)) for row in report.rows]
+    rows = []
+    for row in report.rows:
+        lengths = report.lengths if row.name in report.wanted else ()
+        rows.append(replace(row, runs=read_runs(folder / row.name, row.measure, lengths)))
     written = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
     report = replace(report, rows=tuple(rows), written=written, environment=environment())
     write_json(folder / "report.json", report.to_plain())
     write_whole(folder / "report.html", page(report.title, _sections(report)))
     return report
-
-
-def _runs(report: Report, row: Row) -> tuple[RunRecord, ...]:
-    """The runs of a row; unfinished are also those that are still to be scored at some length."""
-
-    def is_to_score(run: RunRecord) -> bool:
-        is_wanted = row.name in report.wanted and run.seed < report.num_seeds
-        has_score = run.status != "failed" and run.result is not None and run.result.test
-        return is_wanted and bool(has_score) and not {*report.lengths} <= {*run.lengths}
-
-    runs = read_runs(report.folder / row.name, row.measure)
-    return tuple(replace(run, status="unfinished") if is_to_score(run) else run for run in runs)
 
 
 def _plain_row(row: Row) -> dict[str, Any]:
@@ -304,11 +295,7 @@ def _spread(spread: Spread | None, digits: int) -> str:
 
 
 def short(count: int) -> str:
-    """A large number with three digits.
-
-    >>> short(3_276_800_000), short(65_536), short(12)
-    ('3.28G', '65.5k', '12')
-    """
+    """A large number with three digits, as 3.28G, 65.5k or 12."""
     for letter, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
         if count >= size:
             return f"{count / size:.3g}{letter}"

@@ -91,14 +91,7 @@ class RunRecord:
     """The machine, the packages and the command with which it began."""
 
     def seconds_to(self, score: float) -> float | None:
-        """Seconds until the validation score first was this low; None if it never was.
-
-        >>> run = RunRecord(
-        ...     seed=0, status="finished", curve=((5, 9.0), (6, 2.0)), seconds={5: 1.0, 6: 1.5}
-        ... )
-        >>> run.seconds_to(9.5), run.seconds_to(2.0), run.seconds_to(1.0)
-        (1.0, 1.5, None)
-        """
+        """Seconds until the validation score first was this low; None if it never was."""
         reached = [update for update, found in self.curve if found <= score]
         return self.seconds.get(reached[0]) if reached else None
 
@@ -231,13 +224,15 @@ def seeds_in(row: Path) -> list[int]:
     return sorted(int(number) for number in numbers if number.isdecimal())
 
 
-def read_runs(row: Path, measure: Measure = ERROR) -> tuple[RunRecord, ...]:
-    """All runs of a row that have begun."""
-    return tuple(read_run(row / f"{PREFIX}{seed}", seed, measure) for seed in seeds_in(row))
+def read_runs(row: Path, *options: Any) -> tuple[RunRecord, ...]:  # noqa: ANN401
+    """All runs of a row that have begun; options as of `read_run`."""
+    return tuple(read_run(row / f"{PREFIX}{seed}", seed, *options) for seed in seeds_in(row))
 
 
-def read_run(path: Path, seed: int, measure: Measure = ERROR) -> RunRecord:
-    """One run that has begun."""
+def read_run(
+    path: Path, seed: int, measure: Measure = ERROR, lengths: Sequence[int] = ()
+) -> RunRecord:
+    """One run that has begun; it is unfinished until it is scored at all `lengths`."""
     folder, failure = RunFolder(path), beside(path, "failure.txt")
     with as_written("a run's metrics.jsonl", folder.metrics, "restore it from a copy"):
         lines = list(parse_lines(folder.read_metrics()))
@@ -264,7 +259,8 @@ def read_run(path: Path, seed: int, measure: Measure = ERROR) -> RunRecord:
     )
     if folder.is_finished:
         result = folder.read_result()
-        record = replace(record, status=result.status, result=result)
+        is_scored = result.test is None or {*lengths} <= {*record.lengths}
+        record = replace(record, status=result.status if is_scored else "unfinished", result=result)
     if failure.exists():
         # A finished run may have failed afterwards, while other lengths were scored.
         reason = failure.read_text(encoding="utf-8").partition("\n")[0]
@@ -310,11 +306,7 @@ def _scores(
 
 
 def _mean_of_last(points: Sequence[tuple[int, float]]) -> float | None:
-    """The mean error over the last part of the updates.
-
-    >>> _mean_of_last([(80, 9.0), (90, 5.0), (96, 4.0), (100, 2.0)])
-    3.0
-    """
+    """The mean error over the last part of the updates."""
     if not points:
         return None
     first = (1 - LAST_PART) * points[-1][0]

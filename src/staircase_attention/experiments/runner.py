@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from staircase_attention.checks import check_integer, input_error
+from staircase_attention.checks import InputError, check_integer, input_error
 from staircase_attention.cores import STOP_AT_END_OF_INPUT, available_cores
 from staircase_attention.display import Display, choose_display, clock, words
 from staircase_attention.experiments import results
@@ -34,12 +34,6 @@ from staircase_attention.training.run_folder import RunFolder
 STAIRCASE = [sys.executable, "-P", "-m", "staircase_attention"]
 LENGTHS = [sys.executable, "-P", "-m", "staircase_attention.experiments.results"]
 TORCHRUN = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone"]
-# In a log, what precedes a message: the command's name, or the frames of a traceback.
-BEFORE_MESSAGE = re.compile(
-    r"^staircase: |^Traceback \(most recent call last\):\n(?:\s.*\n)*", re.M
-)
-# What precedes torchrun's own messages, which follow those of its processes.
-BEFORE_TORCHRUN = re.compile(r"^[EW]\d{4} .*torch/distributed/elastic.*?\] ", re.M)
 # How often children are asked whether they have ended.
 POLL_SECONDS = 0.05
 # How often it is shown how far they are.
@@ -67,11 +61,11 @@ def carry_out(
         raise input_error(rule, "torchrun", "use --processes instead of it")
     runs = {run: report.folder for report in reports for run in planned_runs(report)}
     left = {report.folder: write_report(report) for report in reports}
-    waiting = deque((place, run) for place, run in enumerate(runs, 1) if not run.is_over)
+    waiting = deque(run for run in runs if not run.is_over)
     environment = child_environment(jobs * processes, threads)
     display, last_shown = choose_display(quiet=not progress), time.monotonic()
-    total = sum(run.size for run in runs)
-    display.begin("", total - amount_left(waiting, [])[0], total)
+    total = amount_left(runs)[0]
+    display.begin("", total - amount_left(waiting)[0], total)
 
     def title(run: Run) -> str:
         return f"{runs[run].name}, {run.title}" if len(reports) > 1 else run.title
@@ -89,8 +83,8 @@ def carry_out(
                 display.say(f"{title(run)}: {outcome(run)}")
             # The next ones begin before reports are written, which takes seconds.
             while waiting and len(active) < jobs:
-                place, run = waiting.popleft()
-                display.say(f"run {place} of {len(runs)}: {title(run)}")
+                run = waiting.popleft()
+                display.say(f"run {[*runs].index(run) + 1} of {len(runs)}: {title(run)}")
                 if not _is_in_use(run, display):
                     active[run] = run.work(processes, environment, stdin)
                     next(active[run], None)
@@ -104,7 +98,7 @@ def carry_out(
                     f"resume with: {next(iter(left.values())).command}",
                 )
             if not stop.number:
-                under_way = {runs[run] for run in (*active, *(run for _, run in waiting))}
+                under_way = {runs[run] for run in (*active, *waiting)}
                 if not under_way or time.monotonic() - last_shown > SHOW_SECONDS:
                     last_shown = time.monotonic()
                     number, facts = amount_left(waiting, active)
@@ -133,11 +127,6 @@ class Run:
     def title(self) -> str:
         """The recipe's name and the seed."""
         return f"{self.recipe.name}, seed {self.recipe.seed}"
-
-    @property
-    def size(self) -> int:
-        """Its updates and the lengths to score, which count alike in what is shown as done."""
-        return self.recipe.training.num_updates + len(self.lengths)
 
     @property
     def is_over(self) -> bool:
@@ -236,8 +225,7 @@ def planned_runs(report: Report) -> list[Run]:
 
     def run(row: results.Row, seed: int) -> Run:
         recipe = replace(row.recipe, seed=seed)
-        place = folder / row.name / f"{results.PREFIX}{seed}"
-        return Run(recipe, place, report.lengths)
+        return Run(recipe, folder / row.name / f"{results.PREFIX}{seed}", report.lengths)
 
     runs = [run(row, seed) for seed in range(report.num_seeds) for row in chosen]
     # Rows often share their task, whose test episodes take a while to draw.
@@ -245,7 +233,10 @@ def planned_runs(report: Report) -> list[Run]:
     for recipe in tasks.values() if report.lengths else ():
         check_lengths(recipe, report.lengths)
     for recipe in {one.recipe.name: one.recipe for one in runs if not one.is_over}.values():
-        check_recipe(recipe)
+        try:
+            check_recipe(recipe)
+        except InputError as error:
+            raise InputError(f"{recipe.name}: {error}") from error
     if RunFolder(folder).config.exists():
         received = f"{str(folder)!r}, which is a run folder"
         raise input_error("results need a folder of their own", received, "name another")
@@ -317,39 +308,35 @@ def child_environment(num_processes: int, threads: int | None = None) -> dict[st
     return environment if threads is None else environment | {"OMP_NUM_THREADS": str(threads)}
 
 
-def amount_left(
-    waiting: Iterable[tuple[int, Run]], active: Iterable[Run]
-) -> tuple[int, dict[str, float]]:
-    """Updates and scores that are to be made, and the latest facts of one of the runs under way."""
-    left, facts = sum(run.size for _, run in waiting), dict[str, float]()
+def amount_left(waiting: Iterable[Run], active: Iterable[Run] = ()) -> tuple[int, dict[str, float]]:
+    """Updates, and lengths to score, that are left; and the latest facts of a run under way."""
+    runs, facts = [*waiting, *active], dict[str, float]()
+    left = sum(run.recipe.training.num_updates + len(run.lengths) for run in runs)
     for run in active:
         update, facts = results.latest_facts(run.folder)
-        left += run.size - update
+        left -= update
     # The losses of several runs are not one curve.
     facts.pop("loss", None)
     return left, facts
 
 
 def failure_reason(log: str) -> str:
-    """The last message in a log, in one line: of `staircase`, or of the last exception."""
-    text, *torchrun = BEFORE_TORCHRUN.split(log)
-    # PyTorch writes the rank before every line of a traceback.
-    text = re.sub(r"^\[rank\d+\]: ?", "", text, flags=re.M).strip()
-    ends = [found.end() for found in BEFORE_MESSAGE.finditer(text)]
-    if ends:
-        return " ".join(text[ends[-1] :].split())
-    # A process that was killed says nothing; then torchrun says how it ended.
-    return text.rpartition("\n")[2] or "".join(torchrun[-1:]).partition("\n")[0]
+    """The last message in a log, of `staircase` or of an exception, in one line."""
+    # torchrun's own account comes last, and PyTorch puts a rank before each line of a traceback.
+    log = re.split(r"^[EW]\d{4} .*torch/distributed/elastic", log, maxsplit=1, flags=re.M)[0]
+    log = re.sub(r"^\[rank\d+\]: ?", "", log, flags=re.M).strip()
+    before = r"^staircase: |^Traceback \(most recent call last\):\n(?:\s.*\n)*"
+    return " ".join(re.split(before, log, flags=re.M)[-1].split())
 
 
 def outcome(run: Run) -> str:
     """How a run ended, in a few words."""
-    record = results.read_run(run.folder, run.recipe.seed)
+    record = results.read_run(run.folder, run.recipe.seed, lengths=run.lengths)
     if record.status == "failed":
         return f"failed ({record.failure})"
     if record.result is None:
         return "stopped"
-    if not run.is_over:
+    if record.status == "unfinished":
         return "stopped before it was scored at all lengths"
     test = record.result.test or {}
     scores = {f"test_{name}": test[name] for name in ("error", "bits_per_byte") if name in test}

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from staircase_attention.checks import check_choice
+from staircase_attention.checks import check_choice, input_error
 from staircase_attention.cores import available_cores
 from staircase_attention.display import clock
 from staircase_attention.experiments.catalog import find_recipe, our_training, small_models
@@ -23,6 +23,7 @@ from staircase_attention.experiments.results import Row
 from staircase_attention.experiments.runner import carry_out
 from staircase_attention.files import write_json, write_whole
 from staircase_attention.layers.config import CoreConfig
+from staircase_attention.plain import IDENTITIES
 from staircase_attention.tasks import load_task
 from staircase_attention.tasks.registry import SUITE
 from staircase_attention.tasks.splits import random_generator
@@ -110,6 +111,11 @@ def suite_recipes(
 
     A further model is that of `own_recipe` or, without one, the Staircase, with the settings `own`.
     """
+    chosen_elsewhere = {"task", "model", "model.schedule", *IDENTITIES} & {*(overrides or {})}
+    not_of_model = [path for path in own or {} if not f"{path}.".startswith("model.")]
+    for path in (*chosen_elsewhere, *not_of_model):
+        rule = "tasks are chosen by --tasks, models by --models, and --own has settings of a model"
+        raise input_error(rule, f"{path}=...", "leave it out")
     for chosen, known, kind in ((tasks, TASKS, "a task"), (models, budget.models, "a model")):
         for name in chosen:
             check_choice(f"{kind} of the suite", name, known)
@@ -143,10 +149,7 @@ def run_suite(
     jobs: int | None = None,
     progress: bool = False,
 ) -> Cells:
-    """Train and score what is not done yet; write the results so far whenever a task is done.
-
-    A task without enough episodes is refused before any run begins.
-    """
+    """Train and score what is not done yet; write the results so far whenever a task is done."""
     # Small models are too small for two threads to help.
     default, threads = (min(2, available_cores()), 1) if budget is SMALL else (1, None)
     reports = [
@@ -161,7 +164,12 @@ def run_suite(
         for task, chosen in recipes.items()
     ]
     jobs = default if jobs is None else jobs
-    guesses = {task: guess_of(chosen[0]) for task, chosen in recipes.items()}
+    guesses: dict[str, float] = {}
+    # Before any run: a task that has too few episodes is refused here.
+    for task, chosen in recipes.items():
+        data = build_dataset(chosen[0])
+        assert isinstance(data, TaskData)
+        guesses[task] = 100 * (1 - data.constant_error("test"))
     cells: dict[str, dict[str, dict[str, Any]]] = {}
     for report in carry_out(reports, jobs=jobs, threads=threads, progress=progress):
         task = report.folder.name
@@ -173,13 +181,6 @@ def run_suite(
         cells = {task: cells[task] for task in recipes if task in cells}
         write_suite(cells, folder)
     return cells
-
-
-def guess_of(recipe: Recipe) -> float:
-    """The accuracy of the best constant answer on a recipe's test episodes, in percent."""
-    data = build_dataset(recipe)
-    assert isinstance(data, TaskData)
-    return 100 * (1 - data.constant_error("test"))
 
 
 def cell_of(row: Row, guess: float) -> dict[str, Any]:
@@ -218,7 +219,7 @@ def write_suite(cells: Cells, folder: Path) -> None:
     """Write suite.json, and report.html with the scores, the study's beside them, and figures."""
     # Imported late: matplotlib takes a second.
     from staircase_attention.experiments.figures import heat_map, image, length_curves
-    from staircase_attention.experiments.page import listing, page, table
+    from staircase_attention.experiments.page import page, table
 
     facts = {"format": FORMAT, "environment": environment(), "published": published()}
     write_json(folder / "suite.json", {**facts, "cells": cells})
@@ -233,19 +234,8 @@ def write_suite(cells: Cells, folder: Path) -> None:
         "Accuracy against length": length_curves(cells),
     }
     parts = [f"<p>{EXPLAINED.format(published()['budget'])}</p>", table(scores)]
-    parts.append(listing("Cells that failed", failures(cells)))
     parts += [image(figure, caption) for caption, figure in figures.items()]
     write_whole(folder / "report.html", page("Suite", parts))
-
-
-def failures(cells: Cells) -> list[str]:
-    """A line for every cell that failed."""
-    return [
-        f"{task}, {model}: failed ({cell['failure']}); the next call tries again"
-        for task, row in cells.items()
-        for model, cell in row.items()
-        if cell["failure"]
-    ]
 
 
 def score_table(cells: Cells) -> list[dict[str, str]]:
@@ -256,7 +246,7 @@ def score_table(cells: Cells) -> list[dict[str, str]]:
         shown = {"Task": task, "Class": TASKS[task], "Guess": f"{guess:.1f}"}
         for model, cell in row.items():
             known = [one for one in (cell["trained"], cell["longer"]) if one is not None]
-            shown[model] = " / ".join(f"{one:.1f}" for one in known) or "-"
+            shown[model] = " / ".join(f"{one:.1f}" for one in known) or cell["status"]
         rows.append(shown)
     for model in row:
         budgets = [one[model]["budget"] for one in cells.values() if one[model]["budget"]]

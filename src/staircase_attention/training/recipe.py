@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from staircase_attention.checks import check_fields, input_error
+from staircase_attention.checks import InputError, check_fields, input_error
 from staircase_attention.layers import CoreConfig
 from staircase_attention.plain import from_plain, override, to_plain
 from staircase_attention.schedules import Schedule
@@ -324,4 +324,8 @@ class Recipe:
         >>> recipe.override({"training.num_updates": 7}).training.num_updates
         7
         """
-        return Recipe.from_plain(override(self.to_plain(), assignments))
+        try:
+            return Recipe.from_plain(override(self.to_plain(), assignments))
+        except InputError as error:
+            # Of several recipes some may not have a setting.
+            raise InputError(f"{self.name}: {error}") from error
