@@ -140,9 +140,5 @@ def suggestion(word: str, choices: Iterable[str]) -> str:
 
 
 def one_line(error: Exception) -> str:
-    """An error as it stands at the end of a traceback, in one line.
-
-    >>> one_line(KeyError("x"))
-    "KeyError: 'x'"
-    """
+    """An error as it stands at the end of a traceback, in one line: KeyError: 'x'."""
     return " ".join(f"{type(error).__name__}: {error}".split())

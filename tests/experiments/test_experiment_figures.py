@@ -13,6 +13,7 @@ from staircase_attention.experiments.figures import (
     curve_figure,
     draw_figures,
     image,
+    mean_points,
     row_styles,
     steps_figure,
 )
@@ -109,6 +110,12 @@ def test_the_axis_of_a_curve_shows_its_data_and_not_more(curve, low, high):
     bottom, top = axes.get_ylim()
     assert low <= bottom < min(error for _, error in curve)
     assert max(error for _, error in curve) < top <= high
+
+
+def test_a_mean_is_over_points_that_all_runs_have_or_that_any_has():
+    runs = [{10: 90.0, 20: 50.0}, {10: 80.0}]
+    assert mean_points(runs, common=True) == {10: 85}
+    assert mean_points(runs, common=False) == {10: 85, 20: 50}
 
 
 def test_curves_of_runs_without_a_common_update_draw_nothing_and_break_nothing():

@@ -109,11 +109,7 @@ def find_recipe(name: str) -> Recipe:
 
 
 def table_schedule(row: PaperResult, *, span: int, step_size: int | None = None) -> Schedule:
-    """The schedule of a row, from its model and the sizes that the table prints.
-
-    >>> table_schedule(paper_tables()["algorithm"].rows["staircase-n4-c16"], span=512)
-    Staircase(chunk_size=16, num_passes=4)
-    """
+    """The schedule of a row, from its model and the sizes that the table prints."""
     num_passes, chunk_size = row.words.recurrent_steps, row.words.forward_size
     step_size = step_size or row.words.step_size
     if row.model == "Transformer-XL" or num_passes is None:

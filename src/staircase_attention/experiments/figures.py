@@ -201,11 +201,7 @@ def curve_figure(rows: Sequence[Row], against: Literal["updates", "length"]) -> 
 
 
 def mean_points(runs: Sequence[Points], *, common: bool) -> Points:
-    """The mean error over the runs that have a point; in common: only points that all have.
-
-    >>> mean_points([{10: 90.0, 20: 50.0}, {10: 80.0}], common=True)
-    {10: 85.0}
-    """
+    """The mean error over the runs that have a point; in common: only points that all have."""
     keys = set.intersection(*map(set, runs)) if common else set().union(*runs)
     return {key: fmean(points[key] for points in runs if key in points) for key in sorted(keys)}
 

@@ -31,11 +31,7 @@ class Spread:
 
     @classmethod
     def over(cls, values: Sequence[float]) -> "Spread | None":
-        """Mean and sample standard deviation (divided by n - 1) of some runs.
-
-        >>> print(Spread.over([1.0, 2.0, 3.0]), "and", Spread.over([1.0]), "and", Spread.over([]))
-        2.0 ± 1.0 and 1.0 ± - and None
-        """
+        """Mean and sample standard deviation (divided by n - 1) of some runs; None of none."""
         if not values:
             return None
         deviation = statistics.stdev(values) if len(values) > 1 else None
@@ -45,11 +41,7 @@ class Spread:
         return self.shown(1)
 
     def shown(self, digits: int) -> str:
-        """As text, with this many decimals.
-
-        >>> Spread(0.1234, 0.05).shown(2)
-        '0.12 ± 0.05'
-        """
+        """As text, with this many decimals: 0.12 ± 0.05."""
         deviation = "-" if self.deviation is None else f"{self.deviation:.{digits}f}"
         return f"{self.mean:.{digits}f} ± {deviation}"
 
