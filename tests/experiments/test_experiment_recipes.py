@@ -129,7 +129,7 @@ def test_an_lstm_has_about_the_parameters_of_a_staircase(groups, staircase, tole
 
 @pytest.mark.parametrize("chunk_size", [8, 16, 32])
 def test_global_rows_may_see_a_whole_walk_and_nothing_else(chunk_size):
-    """As docs/results/random-walk.md trains them: a segment is one walk, and every update begins anew."""
+    """As docs/results/random-walk.md has them: a segment is one walk, every update begins anew."""
     recipe = find_recipe(f"random-walk-fast/global-cached-staircase-c{chunk_size}")
     recipe = recipe.override({"training.segment_length": 401, "training.num_lanes": 3})
     data, schedule = build_dataset(recipe), recipe.model.schedule
