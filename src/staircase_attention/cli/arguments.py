@@ -134,8 +134,8 @@ def with_exit(model: "Model", text: str | None) -> "Model":
         return model
     from staircase_attention.models import with_exits
 
-    [(rule, threshold)] = parse_assignments([text]).items()
-    return with_exits(model, rule, threshold)  # type: ignore[arg-type]
+    rule, _, threshold = text.partition("=")
+    return with_exits(model, rule, parse_value(threshold))  # type: ignore[arg-type]
 
 
 def parse_value(text: str) -> Any:  # noqa: ANN401

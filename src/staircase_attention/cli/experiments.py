@@ -10,6 +10,7 @@ import typer
 from staircase_attention.checks import input_error
 from staircase_attention.cli import arguments
 from staircase_attention.cli.arguments import parse_assignments, parse_values
+from staircase_attention.display import counted
 from staircase_attention.files import check_can_hold
 
 if TYPE_CHECKING:
@@ -288,7 +289,7 @@ def estimate(
         return
     training, machine = chosen.training, Machine()
     fits = "" if found["memory_bytes"] < machine.memory else ", TOO MUCH: see training.recompute"
-    cost = "" if price is None else f", cost {found['cost']:,.0f}"
+    cost = "" if price is None else f", cost {found['cost']:,.2f}"
     held = "the whole model in every GPU; captured updates"
     if training.parallel != "ddp":
         held = "weights gathered once per update; updates that are not captured"
@@ -301,13 +302,13 @@ time per update  {1e3 * found["update_seconds"]:.1f} ms, {found["tokens_per_seco
 per second, {100 * found["share_of_peak"]:.0f}% of the peak
                  {shares(found["seconds"])}
 bound by         {shares(found["bounds"])}
-whole run        {found["hours"]:,.1f} hours for {training.num_updates:,} updates, \
-{found["gpu_hours"]:,.1f} GPU hours{cost}
-assumed          {gpus} {machine.name} in {nodes} nodes; per GPU {machine.flops / 1e12:.0f} \
-TFLOP/s in bfloat16, {machine.float32_flops / 1e12:.0f} in float32, {machine.bandwidth / 1e12:.1f} \
-TB/s; links {machine.nvlink / 1e9:.0f} GB/s in a node, {machine.network / 1e9:.0f} GB/s per GPU \
-between nodes, {100 * machine.link_share:.0f}% of it reached; {held}; \
-no validation, no checkpoints""")
+whole run        {found["hours"]:,.2f} hours for {training.num_updates:,} updates, \
+{found["gpu_hours"]:,.2f} GPU hours{cost}
+assumed          {gpus} {machine.name} in {counted(nodes, "nodes")}; per GPU \
+{machine.flops / 1e12:.0f} TFLOP/s in bfloat16, {machine.float32_flops / 1e12:.0f} in float32, \
+{machine.bandwidth / 1e12:.1f} TB/s; links {machine.nvlink / 1e9:.0f} GB/s in a node, \
+{machine.network / 1e9:.0f} GB/s per GPU between nodes, \
+{100 * machine.link_share:.0f}% of it reached; {held}; no validation, no checkpoints""")
 
 
 def shares(parts: Mapping[str, float]) -> str:
