@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from fake_staircase import result
 
@@ -86,6 +87,15 @@ def test_scores_stand_against_steps_beside_the_papers_and_against_minutes():
     ]
     assert sum(count for face, count in faces if face == "white") == 14
     assert sum(count for face, count in faces if face != "white") == 3
+
+
+def test_rows_with_as_many_steps_stand_beside_each_other_around_their_tick():
+    left, _ = steps_figure(WALKS).axes
+    ours = [line for bars in left.containers if len((line := bars.lines[0]).get_xdata())]
+    places = [place for line in ours for place in line.get_xdata()]
+    assert len(set(places)) == len(places)
+    ticks = left.get_xticks()
+    assert all(min(abs(np.log2(place / ticks))) < 0.6 for place in places)
 
 
 def test_perplexities_of_another_vocabulary_are_not_drawn():

@@ -17,6 +17,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import LogFormatter
 
 from staircase_attention.drawing.figure import SETTINGS
 from staircase_attention.experiments.results import ERROR, PERPLEXITY, Row, RunRecord, unit
@@ -54,6 +55,8 @@ NUM_COLUMNS = 5
 DARK = 55
 # Where the score at trained lengths, 20 to 40, is drawn, and where they end.
 TRAINED_LENGTH, LONGEST_TRAINED = 30, 40
+# From one row to the next with as many recurrent steps, and from ours to the paper's: factors.
+GAP, PAPER_SHIFT = 1.1, 1.04
 # The score by update or length.
 Points = Mapping[int, float]
 
@@ -130,37 +133,45 @@ def steps_figure(rows: Sequence[Row]) -> Figure | None:
     figure = Figure(figsize=(10.4, 4.8), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     models = [*dict.fromkeys(row.model for row in listed)]
+    places = side_by_side(listed)
     for model, style in zip(models, row_styles(models), strict=True):
         own = sorted((row for row in listed if row.model == model), key=num_steps)
+        # Rows with as many steps are not a line; they are named by their forward size.
+        is_line = len({*map(num_steps, own)}) == len(own)
         ours = [(row, spread) for row in own if (spread := row.score("test"))]
         printed = [(row, row.paper.test) for row in own if row.paper and row.paper.test]
         # Perplexities of other vocabularies do not belong on one axis.
         if listed[0].measure is PERPLEXITY:
             printed = []
         for axes, place, scores, face in (
-            (left, num_steps, printed, "white"),
-            (left, num_steps, ours, style.colour),
+            (left, lambda row: PAPER_SHIFT * places[row.label], printed, "white"),
+            (left, lambda row: places[row.label], ours, style.colour),
             (right, lambda row: row.seconds / 60, ours, style.colour),
         ):
-            places = [place(row) for row, _ in scores]
             axes.errorbar(
-                places,
+                [place(row) for row, _ in scores],
                 [spread.mean for _, spread in scores],
                 yerr=[spread.deviation or 0.0 for _, spread in scores],
                 color=style.colour,
                 marker=style.marker,
                 markerfacecolor=face,
-                # Rows in one place are not a line.
-                linestyle="-" if len({*places}) == len(places) else "none",
+                linestyle="-" if is_line else "none",
                 linewidth=0.8,
                 capsize=2.5,
                 label=model if axes is right and scores else None,
             )
+            for row, spread in [] if is_line else scores:
+                if row.words.forward_size and face != "white":
+                    text, at = f"C{row.words.forward_size}", (place(row), spread.mean)
+                    axes.annotate(text, at, (0, 7), textcoords="offset points", fontsize=6)
     ticks = sorted({num_steps(row) for row in listed})
-    left.set(xlabel="Recurrent steps", ylabel=f"Test: {unit(listed)}", xscale="log")
+    hollow = " (hollow: the paper's)" if any(row.paper for row in listed) else ""
+    left.set(xlabel=f"Recurrent steps{hollow}", ylabel=f"Test: {unit(listed)}", xscale="log")
     left.set_xticks(ticks, [str(steps) for steps in ticks])
-    right.set(xlabel="Minutes of training", xscale="log")
-    right.xaxis.set_major_formatter("{x:g}")
+    shared = ", some beside other runs" if any(row.is_shared for row in listed) else ""
+    right.set(xlabel=f"Minutes of training{shared}", xscale="log")
+    right.xaxis.set_major_formatter(LogFormatter())
+    right.xaxis.set_minor_formatter(LogFormatter())
     left.minorticks_off()
     _tidy(left, [])
     _tidy(right, right.get_legend_handles_labels()[0])
@@ -170,6 +181,16 @@ def steps_figure(rows: Sequence[Row]) -> Figure | None:
 def num_steps(row: Row) -> float:
     """Recurrent steps; a Transformer-XL, for which the tables print a dash, makes one pass."""
     return row.words.recurrent_steps or 1
+
+
+def side_by_side(rows: Sequence[Row]) -> dict[str, float]:
+    """Places for rows on a logarithmic axis of recurrent steps: those of one number in a group."""
+    places: dict[str, float] = {}
+    for steps in {*map(num_steps, rows)}:
+        group = [row.label for row in rows if num_steps(row) == steps]
+        for number, label in enumerate(group):
+            places[label] = steps * GAP ** (number - (len(group) - 1) / 2)
+    return places
 
 
 def curve_figure(rows: Sequence[Row], against: Literal["updates", "length"]) -> Figure | None:
