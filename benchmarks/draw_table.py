@@ -67,10 +67,8 @@ def read(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     yield from ((name, run) for name, run in runs if run["result"] is not None)
 
 
-def record(row: Row, run: dict[str, Any]) -> RunRecord:
-    """A run of a file as the report of its folder would have it."""
-    known = {field.name for field in fields(RunResult)}
-    result = {key: value for key, value in run["result"].items() if key in known}
+def curve(row: Row, run: dict[str, Any]) -> list[tuple[int, float]]:
+    """Updates and validation scores of a run of a file."""
     points, scale = run.get("curve"), 1.0
     if points is None:
         points, scale = run["valid"], row.measure.scale
@@ -79,11 +77,18 @@ def record(row: Row, run: dict[str, Any]) -> RunRecord:
         places = columns.index("update"), columns.index(row.measure.key)
         points = [[line[place] for place in places] for line in points["rows"]]
     pairs = [[*point.values()] if isinstance(point, dict) else point for point in points]
+    return [(pair[0], scale * pair[1]) for pair in pairs]
+
+
+def record(row: Row, run: dict[str, Any]) -> RunRecord:
+    """A run of a file as the report of its folder would have it."""
+    known = {field.name for field in fields(RunResult)}
+    result = {key: value for key, value in run["result"].items() if key in known}
     return RunRecord(
         seed=run["result"]["seed"],
         status="finished",
         result=RunResult(**{"recipe": row.recipe.name} | result),
-        curve=tuple((pair[0], scale * pair[1]) for pair in pairs),
+        curve=tuple(curve(row, run)),
         lengths={int(length): error for length, error in run.get("lengths", {}).items()},
         # Early files do not say, and most of their runs were not alone.
         is_shared=run.get("is_shared", True),

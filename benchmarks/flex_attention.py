@@ -137,7 +137,7 @@ def attention_inputs(size: Size, device: torch.device) -> Inputs:
 
 
 def relative(attend: Callable[..., Tensor], view: View) -> Work:
-    """Attention by a function of our own signature."""
+    """Attention by a function with our signature."""
 
     def work(inputs: Inputs) -> Tensor:
         queries, keys, values, table = inputs

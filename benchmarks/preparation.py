@@ -44,7 +44,7 @@ def say(text: str) -> None:
 
 
 def read_documents(path: Path, num_bytes: int) -> list[str]:
-    """The first documents of a text, until they have so many bytes."""
+    """The first documents of a text, up to a number of bytes."""
     documents, size = [], 0
     for document, _ in TextSource(path).documents(None):
         if document.data:
@@ -116,7 +116,7 @@ def measure_lanes(corpus: Corpus) -> None:
             batch, position = lanes.batch(position)
             num_tokens += batch.inputs.size
         rate = num_tokens / (time.perf_counter() - began) / 1e6
-        say(f"{num_lanes} lanes of {length}: {rate:.0f} million tokens a second")
+        say(f"{num_lanes} lanes of {length}: {rate:.0f} million tokens per second")
 
 
 def main() -> None:

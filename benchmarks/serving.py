@@ -347,7 +347,7 @@ def per_second(call: Callable[[], object], device: torch.device) -> float:
 
 
 def listen(num_clients: int, ports: multiprocessing.Queue, done: multiprocessing.Queue) -> None:
-    """Clients of one process: each asks when it is told to."""
+    """Clients of one process: each asks on request."""
 
     def client(port: int, max_tokens: int) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", port)
@@ -367,7 +367,7 @@ def listen(num_clients: int, ports: multiprocessing.Queue, done: multiprocessing
 
 
 def answer(port: int, body: dict[str, object], num_events: int | None) -> str | None:
-    """A streamed answer; after so many events the client goes away."""
+    """A streamed answer; after a number of events the client goes away."""
     connection = http.client.HTTPConnection("127.0.0.1", port)
     connection.request("POST", "/v1/completions", json.dumps({**body, "stream": True}))
     response = connection.getresponse()

@@ -146,7 +146,7 @@ class SequenceModel(nn.Module):
 
         Both orders compute the same function: `window` takes as many tokens per step as the
         schedule allows, `chunk` one chunk at a time, which needs less memory without gradients.
-        `watch` is told of every step; see `staircase_attention.inspect`.
+        `watch` is called after every step; see `staircase_attention.inspect`.
         """
         hidden, state = self.hidden(tokens, state, order=order, watch=watch)
         return self.output(hidden), state

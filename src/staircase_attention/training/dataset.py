@@ -118,7 +118,7 @@ class CorpusData:
 
     def lanes(self, *, num_lanes: int, segment_length: int) -> "corpora.TokenLanes | EpisodeLanes":
         """One document after another in every lane, or one episode per segment."""
-        # Checked again where a run resumes: its corpus may have been prepared anew since.
+        # Checked again where a run resumes: its corpus may have been prepared again since.
         self.check()
         self._verify("train")
         split = self.corpus.split("train")

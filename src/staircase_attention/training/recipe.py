@@ -184,7 +184,7 @@ class PassesConfig:
         """The number of passes of an update, counted from 0; None: none is drawn.
 
         It follows from the seed and the update alone. Numbers of a range or list take turns: each
-        comes once in as many updates as there are, in an order drawn anew.
+        comes once in as many updates as there are, in a new random order.
         """
         if self.kind in ("fixed", "parts"):
             return None
