@@ -181,6 +181,8 @@ def test_the_paper_s_order_holds_for_scores_in_its_order_and_else_names_the_pair
     assert lines["Ladder"] == f"{order}{broken}"
     assert lines["Feedback Transformer"] == "feedback < transformer-xl: not run"
     assert not orders(table_rows("random-walk"))
+    tied = next(line for line in orders(table_rows("enwik8-fast")) if line.startswith("Staircase"))
+    assert "staircase-n2-c128 = staircase-n4-c64 < transformer-xl" in tied
 
 
 def test_all_rows_are_in_the_data_with_every_run(plain):

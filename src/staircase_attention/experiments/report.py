@@ -227,7 +227,8 @@ def orders(rows: Sequence[Row]) -> list[str]:
         pairs = [(a, b) for a, b in itertools.combinations(run, 2) if a[0] < b[0]]
         broken = [f"{a[1]} {a[2]:.3f}, {b[1]} {b[2]:.3f}" for a, b in pairs if a[2] >= b[2]]
         verdict = f"does not hold ({'; '.join(broken)})" if broken else "holds"
-        names = " < ".join(label for _, label, _ in chain)
+        tied = itertools.groupby(chain, key=lambda one: one[0])
+        names = " < ".join(" = ".join(label for _, label, _ in group) for _, group in tied)
         lines.append(f"{model}, {split}: {names}: {verdict if pairs else 'not run'}")
     return lines
 
