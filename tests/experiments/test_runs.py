@@ -284,6 +284,9 @@ def test_a_folder_that_cannot_hold_results_is_refused(tmp_path, fake):
     compare(named("a"), folder=tmp_path)
     with pytest.raises(ValueError, match=r"a folder of their own, got .*, which is a run folder;"):
         compare(named("a"), folder=tmp_path / "a" / "seed-0")
+    # As the suite does for each task.
+    with pytest.raises(ValueError, match=r"a folder of their own, got .*/seed-0', which is a run"):
+        compare(named("a"), folder=tmp_path / "a" / "seed-0" / "boxes")
 
 
 def test_torchrun_starts_processes_of_a_run_and_not_of_an_experiment(tmp_path, monkeypatch):

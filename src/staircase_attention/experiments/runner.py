@@ -186,11 +186,10 @@ class Run:
             if not (self._written.is_finished if self._is_training else self.is_over):
                 # A failure is recorded beside the run: the reason in one line, then the whole log.
                 text = log.read_text(errors="replace").strip()
-                reason = failure_reason(text)
+                reason = failure_reason(text) or f"exit status {status}, but no result"
                 if status < 0:
                     hint = ", perhaps out of memory" if status == -signal.SIGKILL else ""
                     reason = f"killed by {signal.Signals(-status).name}{hint}"
-                reason = reason or f"exit status {status}, but no result"
                 write_whole(failure, f"{reason}\n\n{text}\n".encode())
                 return
 
@@ -237,15 +236,15 @@ def planned_runs(report: Report) -> list[Run]:
             check_recipe(recipe)
         except InputError as error:
             raise InputError(f"{recipe.name}: {error}") from error
-    if RunFolder(folder).config.exists():
-        received = f"{str(folder)!r}, which is a run folder"
-        raise input_error("results need a folder of their own", received, "name another")
+    for place in (folder, folder.parent):  # A suite's page is above the folders of its tasks.
+        if RunFolder(place).config.exists():
+            received = f"{str(place)!r}, which is a run folder"
+            raise input_error("results need a folder of their own", received, "name another")
     check_can_hold(folder, "the folder of results")
-    for row in chosen:
-        # Also runs with seeds that are not wanted now, as the report counts them.
-        for one in (run(row, seed) for seed in results.seeds_in(folder / row.name)):
-            if not RunFolder(one.folder).is_unbegun:
-                RunFolder(one.folder).require_same(one.recipe, init=None)
+    # Also runs with seeds that are not wanted now, as the report counts them.
+    for one in (run(row, seed) for row in chosen for seed in results.seeds_in(folder / row.name)):
+        if not RunFolder(one.folder).is_unbegun:
+            RunFolder(one.folder).require_same(one.recipe, init=None)
     return runs
 
 
