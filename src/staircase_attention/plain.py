@@ -27,8 +27,8 @@ def to_plain(value: Any) -> Any:  # noqa: ANN401
         return value.to_dict()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         kind = {"kind": value.kind} if hasattr(value, "kind") else {}
-        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        return kind | {name: to_plain(part) for name, part in fields.items()}
+        names = [field.name for field in dataclasses.fields(value)]
+        return kind | {name: to_plain(getattr(value, name)) for name in names}
     if isinstance(value, Mapping):
         return {key: to_plain(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
@@ -38,22 +38,24 @@ def to_plain(value: Any) -> Any:  # noqa: ANN401
 
 def from_plain(config: type[Config], plain: Any, path: str = "config") -> Config:  # noqa: ANN401
     """The config that `to_plain` wrote, or an error that names the path of the wrong setting."""
-    given = dict(_group(plain, path))
     fields = {field.name: field for field in dataclasses.fields(config)}  # type: ignore[arg-type]
     # Where kind only tells classes apart, it has done so by now.
-    if "kind" not in fields:
-        given.pop("kind", None)
-    for name in given:
+    over = {"kind"} - fields.keys()
+    given = {name: part for name, part in _group(plain, path).items() if name not in over}
+    required = [one.name for one in fields.values() if one.default is one.default_factory]
+    for name in (*given, *required):
         if name not in fields:
             raise _unknown(f"{path}.{name}", name, fields)
-    for name, field in fields.items():
-        has_default = field.default is not field.default_factory  # Both are MISSING without one.
-        if name not in given and not has_default:
+        if name not in given:
             raise input_error(f"{path}.{name} must be given", "nothing", f"add {name}")
     hints = typing.get_type_hints(config)
-    return config(
-        **{name: convert(hints[name], part, f"{path}.{name}") for name, part in given.items()}
-    )
+    values = {name: convert(hints[name], part, f"{path}.{name}") for name, part in given.items()}
+    try:
+        return config(**values)
+    except InputError as error:
+        # A config names its settings by its class, but here they have paths that can be given.
+        own, paths = f"{config.__name__}.", f"{path}.".removeprefix("recipe.")
+        raise InputError(str(error).replace(own, paths)) from error
 
 
 def override(plain: Mapping[str, Any], assignments: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,10 +98,9 @@ def differences(before: Any, now: Any, path: str = "") -> Iterator[str]:  # noqa
 
 def _merge(group: str, old: Any, new: Any) -> Any:  # noqa: ANN401
     """The old settings of a group with the new ones, or the new ones alone for another thing."""
-    if not isinstance(old, dict) or not isinstance(new, dict):
-        return new
+    are_groups = isinstance(old, dict) and isinstance(new, dict)
     identity = ("kind", "name", "reference") if group in NAMED else ()
-    if any(key in new and new[key] != old.get(key) for key in identity):
+    if not are_groups or any(key in new and new[key] != old.get(key) for key in identity):
         return new
     return old | {name: _merge(name, old.get(name), value) for name, value in new.items()}
 

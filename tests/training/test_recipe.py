@@ -150,6 +150,14 @@ def test_a_wrong_setting_is_refused_in_one_line(setting, value):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "setting", ["seed", "training.num_updates", "training.optimizer.warm_up", "model.core.width"]
+)
+def test_a_value_out_of_bounds_is_refused_with_a_remedy_that_can_be_typed(setting):
+    with pytest.raises(ValueError, match=rf"^small: {setting} must .* example {setting}=\d+$"):
+        small_recipe().override({setting: -1})
+
+
 @pytest.mark.parametrize("changes", [{"precision": "bf16"}, {"num_updates": 1e1}])
 def test_a_wrong_setting_is_refused_where_a_config_is_made(changes):
     with pytest.raises(ValueError, match=r"TrainingConfig\.\w+ must be .*, got"):
