@@ -122,6 +122,12 @@ def test_the_axis_of_a_curve_shows_its_data_and_not_more(curve, low, high):
     assert max(error for _, error in curve) < top <= high
 
 
+def test_updates_are_whole_numbers_on_the_axis_of_a_short_run():
+    run = RunRecord(seed=0, status="finished", curve=((1, 50.0), (2, 40.0)))
+    [axes] = curve_figure([replace(LSTM, runs=(run,))], "updates").axes
+    assert all(tick == round(tick) for tick in axes.get_xticks())
+
+
 def test_a_mean_is_over_points_that_all_runs_have_or_that_any_has():
     runs = [{10: 90.0, 20: 50.0}, {10: 80.0}]
     assert mean_points(runs, common=True) == {10: 85}

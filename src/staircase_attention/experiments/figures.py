@@ -256,6 +256,7 @@ def lines_figure(
         axes.set_xticks(ticks, [f"{place:,}" for place in ticks])
         axes.minorticks_off()
     else:
+        axes.locator_params("x", integer=True)
         axes.xaxis.set_major_formatter("{x:,.0f}")
     bottom, top = axes.get_ylim()
     # From 0, unless all curves would then lie in the upper half.
@@ -289,8 +290,7 @@ def heat_map(cells: "Cells", published: Mapping[str, Any]) -> Figure:
         "Published, 41 to 500": (networks, study),
     }
     widths = [len(columns) for columns, _ in panels.values()]
-    size = (3 + 0.55 * sum(widths), 2.2 + 0.33 * len(cells))
-    figure = Figure(figsize=size, layout="constrained")
+    figure = Figure((3 + 0.55 * sum(widths), 2.2 + 0.33 * len(cells)), layout="constrained")
     grid = figure.subplots(1, len(panels), sharey=True, squeeze=False, width_ratios=widths)
     for axes, (title, (columns, values)) in zip(grid[0], panels.items(), strict=True):
         shown = np.array(values, dtype=float)
