@@ -98,6 +98,19 @@ def test_rows_with_as_many_steps_stand_beside_each_other_around_their_tick():
     assert all(min(abs(np.log2(place / ticks))) < 0.6 for place in places)
 
 
+def test_minutes_within_a_decade_are_plain_numbers():
+    [row] = [row for row in WALKS if row.name == "lstm"]
+    slow = [
+        replace(run, result=replace(run.result, wall_seconds=60.0 * minutes))
+        for minutes, run in zip((2, 8), row.runs, strict=False)
+    ]
+    rows = [replace(row, name=f"{number}", runs=(run,)) for number, run in enumerate(slow)]
+    figure = steps_figure(rows)
+    figure.draw_without_rendering()
+    labels = [text.get_text() for text in figure.axes[1].get_xticklabels(minor=True)]
+    assert {"3", "4", "6"} <= {*labels} <= {"", *"23456789"}
+
+
 def test_perplexities_of_another_vocabulary_are_not_drawn():
     left, _ = steps_figure(table("words", ["ladder-2", "ladder-4"], seeds=1)).axes
     assert sum(len(bars.lines[0].get_xdata()) for bars in left.containers) == 2

@@ -139,10 +139,9 @@ def steps_figure(rows: Sequence[Row]) -> Figure | None:
         # Rows with as many steps are not a line; they are named by their forward size.
         is_line = len({*map(num_steps, own)}) == len(own)
         ours = [(row, spread) for row in own if (spread := row.score("test"))]
-        printed = [(row, row.paper.test) for row in own if row.paper and row.paper.test]
         # Perplexities of other vocabularies do not belong on one axis.
-        if listed[0].measure is PERPLEXITY:
-            printed = []
+        theirs = [] if listed[0].measure is PERPLEXITY else own
+        printed = [(row, row.paper.test) for row in theirs if row.paper and row.paper.test]
         for axes, place, scores, face in (
             (left, lambda row: PAPER_SHIFT * places[row.label], printed, "white"),
             (left, lambda row: places[row.label], ours, style.colour),
@@ -170,12 +169,20 @@ def steps_figure(rows: Sequence[Row]) -> Figure | None:
     left.set_xticks(ticks, [str(steps) for steps in ticks])
     shared = ", some beside other runs" if any(row.is_shared for row in listed) else ""
     right.set(xlabel=f"Minutes of training{shared}", xscale="log")
-    right.xaxis.set_major_formatter(LogFormatter())
-    right.xaxis.set_minor_formatter(LogFormatter())
+    right.xaxis.set_major_formatter("{x:g}")
+    right.xaxis.set_minor_formatter(PlainTicks())
     left.minorticks_off()
     _tidy(left, [])
     _tidy(right, right.get_legend_handles_labels()[0])
     return figure
+
+
+class PlainTicks(LogFormatter):
+    """As many labels as a logarithmic axis has room for, without exponents."""
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        """The label of a tick, empty for most within a decade."""
+        return f"{x:g}" if super().__call__(x, pos) else ""
 
 
 def num_steps(row: Row) -> float:
@@ -233,10 +240,9 @@ def lines_figure(
     """A line through the points of each name; a logarithmic axis has a tick for each point."""
     figure = Figure(figsize=(9.4, 5.2), layout="constrained")
     axes, lines = figure.add_subplot(), list[Line2D]()
-    for (name, (points, own, seeds)), family in zip(
-        curves.items(), cycle(FAMILIES.values()), strict=False
-    ):
-        style = own or Style(*family)
+    others = cycle(Style(*family) for family in FAMILIES.values())
+    for name, (points, own, seeds) in curves.items():
+        style = own or next(others)
         for thin in seeds if len(seeds) > 1 else ():
             axes.plot([*thin], [*thin.values()], color=style.colour, linewidth=0.6, alpha=0.45)
         lines += axes.plot(
