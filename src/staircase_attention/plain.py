@@ -42,6 +42,7 @@ def from_plain(config: type[Config], plain: Any, path: str = "config") -> Config
     # Where kind only tells classes apart, it has done so by now.
     over = {"kind"} - fields.keys()
     given = {name: part for name, part in _group(plain, path).items() if name not in over}
+    # A field without a default has MISSING for both.
     required = [one.name for one in fields.values() if one.default is one.default_factory]
     for name in (*given, *required):
         if name not in fields:
