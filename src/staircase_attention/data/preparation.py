@@ -74,8 +74,8 @@ def prepare_text(
     """Turn files and folders of text into a corpus.
 
     Args:
-        paths: one or several files and folders: .txt, .jsonl, .parquet, .tar or Wikipedia dumps,
-            compressed or not. A TextSource has its own options and, if wanted, its own split.
+        paths: one or several files and folders: .txt, .jsonl, .parquet or .tar, compressed
+            or not. A TextSource has its own options and, if wanted, its own split.
         folder: the output folder; must not exist.
         weights: one per path, 1 by default: how often its training documents come. 2 is twice, in
             two passes; 0.5 is half of the documents.
@@ -328,13 +328,19 @@ def _learn_tokeniser(training: BytePairTraining, mixture: Mixture, progress: Dis
     progress.say(f"learning a tokeniser of {training.vocab_size:,} symbols from a sample")
     total = mixture.total_bytes
     progress.begin("", 0, total)
+    num_documents = Counter[str]()
 
     def texts() -> Iterator[tuple[bytes, float]]:
         for piece, position in mixture.read(mixture.first_position()):
             num_read = mixture.num_read(position)
             progress.advance(num_read)
-            if piece is not None and piece.split == "train":
-                yield piece.data, num_read / max(total, 1)
+            if piece is not None:
+                num_documents[piece.split] += piece.is_last
+                if piece.split == "train":
+                    yield piece.data, num_read / max(total, 1)
+        # Before any work that would be lost; no documents at all are refused when all is read.
+        if num_documents:
+            _check_splits(num_documents, asdict(mixture.held_out))
 
     return train_bpe(sample_evenly(texts(), training.sample_bytes), vocab_size=training.vocab_size)
 
@@ -373,13 +379,18 @@ def _describe(
         if plan.kind == "reddit":
             remedy = "name Pushshift dumps of comments, such as RC_2019-07.zst"
         raise input_error("a corpus must have text", ", ".join(["none", *found]), remedy)
-    for name, share in {"train": 1.0, **plan.parameters["held_out"]}.items():
-        if share > 0 and name not in splits:
-            num_documents = sum(split.num_documents for split in splits.values())
-            received = f"none, with {counted(num_documents, 'documents')} in all"
-            remedy = "hold out more, or 0 for no such split, or cut texts into smaller documents"
-            raise input_error(f"the split {name} must have tokens", received, remedy)
+    num_documents = {name: split.num_documents for name, split in splits.items()}
+    _check_splits(num_documents, plan.parameters["held_out"])
     return manifest
+
+
+def _check_splits(num_documents: Mapping[str, int], held_out: Mapping[str, float]) -> None:
+    """Refuse a corpus without a split that was asked for."""
+    for name, share in {"train": 1.0, **held_out}.items():
+        if share > 0 and not num_documents.get(name):
+            received = f"none, with {counted(sum(num_documents.values()), 'documents')} in all"
+            remedy = "choose --valid and --test (0 for none), or --valid-file, or --paragraphs"
+            raise input_error(f"the split {name} must have tokens", received, remedy)
 
 
 # Pieces that are encoded in one call, and the position of the mixture after them. It is None
