@@ -96,7 +96,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing_behind(refused, tmp_path, monk
 
 ON_A_TASK = {
     "eval RUN --checkpoint 7": "got '7'",
-    "eval RUN --lanes 0": "evaluation_lanes must be an integer of at least 1, got 0",
+    "eval RUN --lanes 0": "--lanes must be an integer of at least 1, got 0; use",
     "eval RUN --length 0": "got 0",
     "eval RUN --split dev": "--split must be one of train, valid, test, got 'dev'",
     "eval RUN --split train": "got train of permutations, whose training episodes are endless",

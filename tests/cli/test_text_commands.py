@@ -74,6 +74,20 @@ def test_a_packed_model_given_away_is_scored_on_other_corpora_and_on_text(
     assert "got --corpus and --text; leave one out" in line
 
 
+def test_a_score_of_text_says_what_of_it_was_skipped(staircase, text_run, tmp_path):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.jsonl").write_text(
+        '{"text": "a dark night"}\nbroken\n{"body": "no"}\n'
+    )
+    (tmp_path / "texts" / "b.png").write_bytes(b"no text")
+    (tmp_path / "texts" / "c.txt").write_bytes("Gr\u00fc\u00dfe".encode("latin-1"))
+    _, out, err = staircase("eval", text_run, "--text", tmp_path / "texts")
+    assert out.splitlines()[0] == "skipped: broken lines in a.jsonl: 2"
+    assert "skipped: 1 file of other kinds, such as " in err
+    assert "not UTF-8: 1 file, such as " in err
+    assert "c.txt" in err
+
+
 @pytest.mark.parametrize(("kind", "lanes"), [("text_run", 3), ("episodic_run", 1)])
 def test_losses_by_position_add_up_to_the_score(output_of, request, kind, lanes):
     run = request.getfixturevalue(kind)

@@ -21,7 +21,7 @@ def test_a_file_that_is_not_enwik8_is_refused_before_anything_is_written(tmp_pat
     with pytest.raises(InputError, match=line):
         prepare_enwik8(tmp_path / "enwik8", tmp_path / "corpus")
     assert [path.name for path in tmp_path.iterdir()] == ["enwik8"]
-    with pytest.raises(InputError, match=r"an input must be a file, got .*nowhere, not there"):
+    with pytest.raises(InputError, match=r"an input must be a file, got .*nowhere, which is none"):
         prepare_enwik8(tmp_path / "nowhere", tmp_path / "corpus")
 
 

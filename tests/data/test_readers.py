@@ -5,6 +5,7 @@ import json
 import sys
 import tarfile
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 from small_corpora import compressed, skipped_by, text_of, whole_documents, write_lines
@@ -158,6 +159,13 @@ def test_markup_source_code_and_dialogues_are_texts(tmp_path):
     source = TextSource(tmp_path)
     assert whole_documents(source) == [b"# Title", b"x = 1", *made]
     assert skipped_by(source) == {"broken lines in c.jsonl": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "suffix"), [("a/RC_2006-02.JSONL.zst", ".jsonl"), ("enwik8.xz", ""), ("b.tgz", ".tar")]
+)
+def test_a_suffix_is_that_of_the_content(name, suffix):
+    assert readers._suffix(Path(name)) == suffix
 
 
 def test_links_to_folders_are_followed_once_and_broken_ones_named(tmp_path):

@@ -77,7 +77,10 @@ def evaluate(
         if passes is None:
             raise input_error("--figure draws scores by --passes", "none", "add --passes 1,2,4,8")
         check_can_write(figure, "--figure", (".png",))
+    if lanes is not None:
+        check_integer("--lanes", lanes, minimum=1, example=16)
     from staircase_attention.data import HeldOut, prepare_text
+    from staircase_attention.display import choose_display
     from staircase_attention.experiments.page import loss_by_position
     from staircase_attention.generation.stepper import accelerate
     from staircase_attention.training import load_run
@@ -91,14 +94,16 @@ def evaluate(
             # A corpus of one split, train, in a folder that the stack deletes.
             corpus, split = Path(stack.enter_context(TemporaryDirectory())) / "corpus", "train"
             nothing = HeldOut(valid=0.0, test=0.0)
-            prepare_text(text, corpus, tokeniser=run_tokeniser(run), held_out=nothing)
+            own, shown = run_tokeniser(run), choose_display(has_bar=False)
+            made = prepare_text(text, corpus, tokeniser=own, held_out=nothing, progress=shown)
+            for source in made.manifest.preparation.sources:
+                for what, count in source.skipped.items():
+                    typer.echo(f"skipped: {what}: {count:,}", err=as_json)
         loaded = load_run(run, checkpoint=checkpoint, trust_code=trust_code, corpus=corpus)
         if text and lanes is None:
             # A lane starts without context, so a short text has one.
-            total = cast("CorpusData", loaded.data).corpus.split("train").num_tokens
-            num_read = total if tokens is None else min(tokens, total)
-            most = loaded.recipe.training.evaluation_lanes
-            lanes = max(1, min(most, num_read // TEXT_LANE_TOKENS))
+            total, most = made.split("train").num_tokens, loaded.recipe.training.evaluation_lanes
+            lanes = max(1, min(most, min(total, tokens or total) // TEXT_LANE_TOKENS))
         overrides: dict[str, Any] = {} if lanes is None else {"training.evaluation_lanes": lanes}
         place = choose_device(device)
         # Many CPUs are slow at bfloat16, and none needs it.
@@ -125,7 +130,8 @@ def evaluate(
             if exit_rule is not None:
                 exits = cast("ExitBackend", model.backend)
                 whole["mean_passes"] = exits.num_passes / exits.num_tokens
-            of = {"split": "text" if text else split, "length": size, "passes": depth}
+            of = {"split": "text" if text else split, "length": size}
+            of |= {} if depth is None else {"passes": depth}
             parts = loss_by_position(one, sized, name, tokens) if by_position else ("", {})
             show(whole, *parts, as_json, of=of, loaded=loaded)
             label = split if size is None else f"length {size:,}"
@@ -177,9 +183,7 @@ def show(
     """Print a score, and its parts, one per line."""
     from staircase_attention.evaluation import measures, title
 
-    length, passes = of["length"], of["passes"]
-    if passes is None:
-        of = {name: value for name, value in of.items() if name != "passes"}
+    length, passes = of["length"], of.get("passes")
     parts_of, weights = loaded.average_of, f"weights of update {loaded.update:,}"
     if parts_of:
         weights = f"mean of the weights of {len(parts_of)} runs"

@@ -96,9 +96,10 @@ def prepare_text(
     parts = []
     for path, weight in zip(paths, weights, strict=True):
         source = path if isinstance(path, TextSource) else TextSource(path, options=options)
-        if source.others:
-            num_others = counted(len(source.others), "files")
-            progress.say(f"skipped: {num_others} of other kinds, such as {source.others[0]}")
+        notes = ("skipped: {} of other kinds", source.others), ("not UTF-8: {}", source.not_utf8)
+        for note, found in notes:
+            if found:
+                progress.say(f"{note.format(counted(len(found), 'files'))}, such as {found[0]}")
         parts.append(Part(source=source, weight=weight))
     return prepare(
         parts,

@@ -58,15 +58,7 @@ FileFormat = Callable[[Path, ReadingOptions], Iterator[tuple[Document | str, int
 
 
 class TextSource:
-    r"""A file, or all files of a folder: .txt, .jsonl, .parquet, .tar, compressed or not.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     _ = Path(folder, "a.jsonl").write_text('{"text": "One."}\n{"text": "Two."}\n')
-    ...     _ = Path(folder, "b.txt").write_text("Three.")
-    ...     [document.data for document, _ in TextSource(folder).documents(None)]
-    [b'One.', b'Two.', b'Three.']
-    """
+    """A file, or all files of a folder: .txt, .jsonl, .parquet, .tar, compressed or not."""
 
     def __init__(
         self, path: str | Path, *, options: ReadingOptions | None = None, split: str | None = None
@@ -86,9 +78,14 @@ class TextSource:
         self.files: Sequence[Path] = tuple(found)
         """In the order in which they are read."""
         self._formats = tuple(found.values())
+        self.not_utf8: list[Path] = []
+        """Files whose beginning is not UTF-8: it is used as it is, byte by byte."""
         for file, file_format in found.items():
             # A file that cannot be read is refused before any work is done.
-            next(file_format(file, self.options), None)
+            first, _ = next(file_format(file, self.options), ("", 0))
+            text = first.text if isinstance(first, Document) else ""
+            if isinstance(text, bytes) and text.decode(errors="ignore").encode() != text:
+                self.not_utf8.append(file)
         self._sizes = [file.stat().st_size for file in self.files]
         self.total_bytes = sum(self._sizes)
 
@@ -126,10 +123,9 @@ class SplitFile:
     """A file that holds the splits one after another, one document each."""
 
     def __init__(self, path: str | Path, split_bytes: Mapping[str, int]) -> None:
-        self.name = str(path)
-        self._path, self._split_bytes = Path(path), split_bytes
+        self.name, self._path, self._split_bytes = str(path), Path(path), split_bytes
         if not self._path.is_file():
-            raise input_error("an input must be a file", f"{path}, not there", "check the name")
+            raise input_error("an input must be a file", f"{path}, which is none", "check the name")
         self.parameters: Mapping[str, Any] = {"split_bytes": dict(split_bytes)}
         self.files: Sequence[Path] = (self._path,)
         self.total_bytes = self._path.stat().st_size
@@ -187,11 +183,7 @@ def _is_visible(name: str) -> bool:
 
 
 def _suffix(path: Path) -> str:
-    """The last suffix of a name that does not name a compression.
-
-    >>> [_suffix(Path(name)) for name in ("a/RC_2006-02.JSONL.zst", "enwik8.xz", "b.tgz")]
-    ['.jsonl', '', '.tar']
-    """
+    """The last suffix of a name that does not name a compression: .jsonl of RC_2006.JSONL.zst."""
     name = Path(path.name.lower())
     if name.suffix in COMPRESSED:
         name = Path(name.stem)
@@ -236,8 +228,7 @@ def _text_parts(file: IO[bytes]) -> Iterator[Document]:
 
 def _paragraphs(file: IO[bytes]) -> Iterator[Document]:
     """Runs of lines that are not blank; one of over LONGEST_LINE bytes is cut into several."""
-    lines: list[bytes] = []
-    size = 0
+    lines, size = list[bytes](), 0
     while True:
         line = file.readline(compression.LONGEST_LINE)
         is_end = not line or line.isspace()
@@ -266,13 +257,7 @@ def _json_lines(file: IO[bytes], options: ReadingOptions) -> Iterator[Document |
 
 
 def _dialogue(fields: Mapping[str, Any], options: ReadingOptions) -> str | None:
-    r"""The turns of a dialogue without its speakers; None for a record that is none.
-
-    >>> _dialogue({"turns": [["Ann", "Hello"], ["Bob", "Hi"]]}, ReadingOptions())
-    'Hello\n\n\nHi'
-    >>> _dialogue({"messages": [{"role": "user", "content": "Hello"}]}, ReadingOptions())
-    'Hello'
-    """
+    """The turns of a dialogue without its speakers; None for a record that is none."""
     names = [name for name in ("turns", "messages") if name in fields]
     if options.text_field in fields or not names:
         return None
@@ -282,11 +267,7 @@ def _dialogue(fields: Mapping[str, Any], options: ReadingOptions) -> str | None:
 
 
 def _flattened(value: object, separators: tuple[str, ...] = ("\n", ": ")) -> str | None:
-    r"""A string as it is; a list as lines, and a list in a list joined by ': '. None for others.
-
-    >>> _flattened([["Ann", "Hello"], "and so on"])
-    'Ann: Hello\nand so on'
-    """
+    """A string as it is; a list as lines, and a list in a list joined by ': '. None for others."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list) or not separators:
