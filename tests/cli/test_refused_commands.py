@@ -79,6 +79,8 @@ PLAIN = {
     "prepare enwik8 FILE --output FILE/z": "--output must be a folder that can be made, got FILE/z",
     "prepare reddit FILE --output FILE/z": "--output must be a folder that can be made, got FILE/z",
     "prepare text FILE --valid-file absent": "got absent, not there; check the name",
+    "prepare text FILE --part third": "--part must be two numbers, got 'third'; use for",
+    "quickstart FILE --output new": "to train on, to validate and to test, got 14 bytes; use more",
     "sample nowhere": "nowhere",
     "chat nowhere": "nowhere",
     "export nowhere somewhere": "nowhere",
@@ -89,7 +91,7 @@ PLAIN = {
 @pytest.mark.parametrize("words", PLAIN)
 def test_a_mistake_is_one_line_and_leaves_nothing_behind(refused, tmp_path, monkeypatch, words):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "FILE").write_text("it was a dark and stormy night")
+    (tmp_path / "FILE").write_text("it was a night")
     assert PLAIN[words] in refused(*words.split())
     assert [entry.name for entry in tmp_path.iterdir()] == ["FILE"]
 

@@ -14,7 +14,7 @@ from staircase_attention.engine.backend import HEAD_SIZES
 from staircase_attention.experiments import page as pages
 from staircase_attention.experiments import quickstart as steps
 from staircase_attention.experiments.page import NUM_SAMPLES
-from staircase_attention.experiments.quickstart import Pace, Quickstart, write_splits
+from staircase_attention.experiments.quickstart import Pace, Quickstart, vocabulary, write_splits
 from staircase_attention.training import Display
 from staircase_attention.training.optimizer import learning_rate
 from staircase_attention.training.recipe import OptimizerConfig
@@ -139,8 +139,20 @@ def test_any_text_is_split_between_words_or_characters(tmp_path, unit):
 def test_text_that_is_too_short_is_refused(tmp_path):
     (tmp_path / "a.txt").write_text("word")
     with pytest.raises(InputError, match=r"a text must have something to train on, .*got 4 bytes"):
-        write_splits([TextSource(tmp_path / "a.txt")], tmp_path / "text", ends=(4, 4))
-    assert not (tmp_path / "text").exists()
+        Quickstart(files=[tmp_path / "a.txt"], folder=tmp_path / "out").run()
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_shortest_text_that_is_not_refused_has_all_splits(tmp_path):
+    (tmp_path / "a.txt").write_text("20 bytes with a word")
+    write_splits([TextSource(tmp_path / "a.txt")], tmp_path / "text", ends=(18, 19))
+    parts = [(tmp_path / "text" / split / "0000.txt").read_text() for split in SPLITS]
+    assert parts == ["20 bytes with a wo", "r", "d"]
+
+
+@pytest.mark.parametrize(("size", "symbols"), [(10**4, 300), (10**6, 2000), (10**8, 8000)])
+def test_a_longer_text_gets_more_symbols(size, symbols):
+    assert vocabulary(size) == symbols
 
 
 class Clock:

@@ -78,15 +78,20 @@ class Quickstart:
         """All steps: the result, and samples."""
         end_time = time.monotonic() + (1 - LAST_SHARE) * 60 * self.minutes
         sources = [TextSource(path) for path in self.files]
+        sizes = [len(data) for data in _whole_documents(sources)]
+        # Before the folder holds anything: with this much no split can be empty.
+        if HELD_OUT * sum(sizes) < 1:
+            rule = "a text must have something to train on, to validate and to test"
+            raise input_error(rule, f"{sum(sizes):,} bytes", "use more text")
         files = [str(file.resolve()) for source in sources for file in source.files]
         plan, path = {"files": files, "minutes": self.minutes}, self.folder / "quickstart.json"
         self.folder.mkdir(parents=True, exist_ok=True)
         if not path.exists():
             write_json(path, plan)
         elif read_json(path) != plan:
-            received = f"{self.folder} of other files or time"
-            raise input_error("a folder holds one quickstart", received, "name another --output")
-        corpus = self._prepared(sources, [len(data) for data in _whole_documents(sources)])
+            received, remedy = f"{self.folder} of other files or time", "name another --output"
+            raise input_error("a folder holds one quickstart", received, f"{remedy}, or remove it")
+        corpus = self._prepared(sources, sizes)
         result = self._trained(corpus, max(end_time, time.monotonic() + 30 * self.minutes))
         return result, self._samples(corpus)
 
@@ -162,11 +167,7 @@ class Quickstart:
 
 
 def vocabulary(num_bytes: int) -> int:
-    """Symbols for a text of this size.
-
-    >>> [vocabulary(size) for size in (10_000, 1_000_000, 100_000_000)]
-    [300, 2000, 8000]
-    """
+    """Symbols for a text of this size: 2,000 for a megabyte."""
     return int(min(8000, max(300, round(2 * num_bytes**0.5, -2))))
 
 
@@ -305,9 +306,6 @@ def write_splits(sources: Sequence[TextSource], folder: Path, *, ends: tuple[int
             if part:
                 (scratch / split).mkdir(parents=True, exist_ok=True)
                 (scratch / split / f"{number:04d}.txt").write_bytes(part)
-    if not all((scratch / split).exists() for split in ("train", "valid", "test")):
-        rule = "a text must have something to train on, to validate and to test"
-        raise input_error(rule, f"{place:,} bytes", "use more text")
     publish_folder(scratch, folder)
 
 
