@@ -126,12 +126,13 @@ ON_TEXT = {
     f"sample RUN --save {'a' * 255}": "too long",
     "sample RUN --resume NEW": "which is no file; check",
     "sample RUN --stop=": "a stop string must be a string of at least one character",
-    "sample RUN --prompt a\udcff": "surrogates not allowed",
+    "sample RUN --prompt a\udcff": "text must be Unicode, got '\\udcff'; type it in UTF-8, or",
     "sample RUN --device abacus": "a device must be one that this machine has, got 'abacus'; use",
     "chat RUN --device cuda:99": "a device must be one that this machine has, got 'cuda:99'; use",
     "chat RUN --save NEW/absent/kept": "--save must be a file in a folder that can be written",
     "chat RUN --separator=": "a stop string must be a string of at least one character",
     "chat RUN --max-tokens 0": "--max-tokens must be an integer of at least 1, got 0",
+    "chat RUN --save RUN/config.json": "a saved dialogue must be as it was written",
     "export RUN RUN/config.json/z": "is a file; name another",
 }
 

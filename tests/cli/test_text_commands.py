@@ -173,7 +173,15 @@ def test_chat_replies_until_an_empty_line_and_refuses_bytes_that_are_no_text(cha
     assert [start if start[0] == "y" else "it:" for start in starts] == [
         "you: hell", "it:", "you: why?", "it:",
     ]  # fmt: skip
-    assert err.count("staircase: 'utf-8' codec can't encode") == 1
+    assert err.count("staircase: text must be Unicode, got '\\udcff\\udcfe'; type it in UTF-8") == 1
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"hello|why?"], ids=["no text", "no end"])
+def test_a_file_that_is_no_saved_dialogue_is_refused_and_kept(content, refused, text_run, tmp_path):
+    (tmp_path / "notes").write_bytes(content)
+    line = refused("chat", text_run, "--separator", "|", "--save", tmp_path / "notes")
+    assert "a saved dialogue must be as it was written, got " in line
+    assert (tmp_path / "notes").read_bytes() == content
 
 
 def test_a_saved_dialogue_continues_as_if_it_had_not_ended(chat, tmp_path):

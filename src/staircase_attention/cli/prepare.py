@@ -182,11 +182,7 @@ def join(
 
 
 def parse_part(words: str | None) -> tuple[int, int] | None:
-    """A part and the number of parts.
-
-    >>> parse_part("3/16")
-    (3, 16)
-    """
+    """A part and the number of parts: 3 and 16 of 3/16."""
     if words is None:
         return None
     number, _, count = words.partition("/")

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from staircase_attention.checks import check_integer, input_error
+from staircase_attention.checks import InputError, check_integer, input_error
 from staircase_attention.cli import arguments
 from staircase_attention.cli.arguments import with_exit, with_passes
-from staircase_attention.files import check_can_write
+from staircase_attention.files import as_written, check_can_hold, check_can_write
 
 if TYPE_CHECKING:
     from staircase_attention.training import LanguageModel
@@ -116,8 +116,7 @@ def sample(
     if save is None:
         # The last token shows what was held back; in a saved stream it comes later.
         stream.max_tokens = stream.num_made + max_tokens
-    is_echoed = echo and resume is None
-    texts = {row: prompts[row] if is_echoed else "" for row in stream.rows}
+    texts = {row: prompts[row] if echo and resume is None else "" for row in stream.rows}
     is_single = len(texts) == 1
     if is_single:
         typer.echo("".join(texts.values()), nl=False)
@@ -159,8 +158,7 @@ def chat(
     """Talk with a dialogue model; an empty line ends the dialogue."""
     ending = separator.replace("\\n", "\n")
     check_integer("--max-tokens", max_tokens, minimum=1, example=200)
-    if save is not None:
-        check_can_write(save, "--save")
+    past = [] if save is None else saved_turns(save, ending)
     from staircase_attention.generation import Conversation, SamplingConfig
     from staircase_attention.training.processes import stop_requests
 
@@ -177,13 +175,13 @@ def chat(
         max_tokens=max_tokens,
     )
     typer.echo("An empty line or Ctrl-D ends the dialogue, Ctrl-C cuts a reply short.", err=True)
-    if save is not None and save.exists():
-        for number, turn in enumerate(save.read_text().split(ending)[:-1]):
-            dialogue.read(turn)
-            typer.echo(f"{'it:  ' if number % 2 else 'you: '}{turn.strip()}")
+    for number, turn in enumerate(past):
+        dialogue.read(turn)
+        typer.echo(f"{'it:  ' if number % 2 else 'you: '}{turn.strip()}")
     for words in turns():
         reply = ""
         try:
+            language.encode(words)  # What is refused is not shown.
             if not sys.stdin.isatty():
                 typer.echo(f"you: {words}")
             with stop_requests() as request:
@@ -193,12 +191,12 @@ def chat(
                     reply += part
                     if request.number:
                         break
-        except UnicodeError as error:
+        except InputError as error:
             typer.echo(f"staircase: {error}", err=True)
             continue
         typer.echo("" if reply else "it:")
         if save is not None:
-            with save.open("a") as file:
+            with save.open("a", encoding="utf-8") as file:
                 file.write(f"{words}{ending}{reply}{ending}")
         if request.number not in (0, signal.SIGINT):
             raise typer.Exit(128 + request.number)
@@ -237,11 +235,12 @@ def serve(
     from staircase_attention.serve import Limits, Server, Service
     from staircase_attention.training.loading import PRETRAINED
 
-    limits = Limits(**{one.name: context.params[one.name] for one in fields(Limits)})
+    if sessions is not None:
+        check_can_hold(sessions, "--sessions")
     service = Service(
         load(run, checkpoint, device=device, trust_code=trust_code),
         name=str(run).removeprefix(PRETRAINED),
-        limits=limits,
+        limits=Limits(**{one.name: context.params[one.name] for one in fields(Limits)}),
         api_keys=api_key or (),
         separator=separator.replace("\\n", "\n"),
         folder=sessions,
@@ -249,6 +248,17 @@ def serve(
     server = Server(service, host=host, port=port, grace=grace)
     typer.echo(f"serving {run} at {server.url}/v1", err=True)
     server.run()
+
+
+def saved_turns(path: Path, ending: str) -> list[str]:
+    """The turns of a dialogue that was saved in a file; none where there is no such file yet."""
+    check_can_write(path, "--save")
+    with as_written("a saved dialogue", path, "name another file, or its own --separator"):
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        *turns, rest = text.split(ending)
+        if rest:
+            raise ValueError("it does not end with the separator")
+    return turns
 
 
 def turns() -> Iterator[str]:

@@ -82,8 +82,12 @@ class LanguageModel:
     """The update after which the weights were taken."""
 
     def encode(self, text: str) -> list[int]:
-        """Text as tokens."""
-        [tokens] = self.tokeniser.encode_batch([text.encode()])
+        """Text as tokens. Typed bytes that are not UTF-8 come as surrogates, and are refused."""
+        try:
+            [tokens] = self.tokeniser.encode_batch([text.encode()])
+        except UnicodeEncodeError as error:
+            wrong, remedy = text[error.start : error.end], "type it in UTF-8, or leave that out"
+            raise input_error("text must be Unicode", repr(wrong), remedy) from None
         return [int(token) for token in tokens]
 
     def decode(self, tokens: Sequence[int]) -> bytes:
@@ -319,10 +323,8 @@ def pack(
     packing = {"update": saved.update, "checksum": files.checksum(content)}
     means = [one.checksum for one in (saved, *others)] if average else saved.average_of
     packing |= {"average_of": means} if means else {}
-    contents |= {
-        run_folder.packing.name: files.json_bytes(packing),
-        run_folder.weights.name: content,
-    }
+    contents[run_folder.packing.name] = files.json_bytes(packing)
+    contents[run_folder.weights.name] = content
 
     def write(scratch: Path) -> None:
         if run_folder.tokeniser.is_dir():
@@ -336,11 +338,7 @@ def pack(
 
 
 def pretrained_names() -> list[str]:
-    """The runs that come with the package.
-
-    >>> "parity-staircase" in pretrained_names()
-    True
-    """
+    """The runs that come with the package."""
     return sorted(entry.name for entry in PRETRAINED_FOLDER.iterdir() if entry.is_dir())
 
 
