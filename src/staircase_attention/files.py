@@ -81,8 +81,9 @@ def check_can_write(path: Path, what: str, endings: tuple[str, ...] = ()) -> Non
         rule = f"{what} is saved as {' or '.join(endings)}"
         raise input_error(rule, repr(str(path)), f"name it for example {example}")
     rule = f"{what} must be a file in a folder that can be written to"
-    if path.is_dir():
-        raise input_error(rule, f"{path} (a folder)", "name another")
+    if path.exists() and not path.is_file():
+        kind = "a folder" if path.is_dir() else "no regular file"
+        raise input_error(rule, f"{path} ({kind})", "name another")
     with writing(rule, path, "name another"):
         scratch = path.with_name(f".{path.name}.{uuid.uuid4().hex}{PARTIAL}")
         scratch.open("xb").close()

@@ -132,8 +132,10 @@ ON_TEXT = {
     "chat RUN --save NEW/absent/kept": "--save must be a file in a folder that can be written",
     "chat RUN --separator=": "a stop string must be a string of at least one character",
     "chat RUN --max-tokens 0": "--max-tokens must be an integer of at least 1, got 0",
+    "chat RUN --save /dev/null": "--save must be a file in a folder that can be written",
     "chat RUN --save RUN/config.json": "a saved dialogue must be as it was written",
     "export RUN RUN/config.json/z": "is a file; name another",
+    "export RUN RUN --format onnx": "an export needs a folder that is new or empty",
 }
 
 

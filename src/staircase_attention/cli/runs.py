@@ -241,6 +241,8 @@ def export(
     """Export a model: to Hugging Face Transformers, or to ONNX."""
     check_can_hold(folder, "the folder of an export")
     check_choice("--format", format, ("transformers", "onnx"))
+    if folder.exists() and any(folder.iterdir()):
+        raise input_error("an export needs a folder that is new or empty", folder, "name another")
     from staircase_attention.training import load_language_model, load_run, run_path
     from staircase_attention.training.run_folder import RunFolder
 
@@ -250,9 +252,8 @@ def export(
 
         load = load_language_model if tokeniser.is_dir() else load_run
         model = load(run, checkpoint=checkpoint, trust_code=trust_code).model
-        file = folder / "step.onnx"
-        export_onnx(model, file, num_tokens=num_tokens)  # type: ignore[arg-type]
-        typer.echo(f"wrote {file}")
+        step = export_onnx(model, folder / "step.onnx", num_tokens=num_tokens)  # type: ignore[arg-type]
+        typer.echo(f"wrote {step}")
         return
     from staircase_attention.huggingface import export as export_model
 
