@@ -9,9 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from staircase_attention import CoreConfig, SequenceModel, TransformerXL
 from staircase_attention.cli import text as command
+from staircase_attention.generation import onnx
 
 LETTERS = [b"a", b"b", b"\xc3", b"\xa9", "\u20ac".encode()[:2], "\u20ac".encode()[2:], b""]
 """Whole characters, parts of others, and nothing."""
@@ -107,6 +109,19 @@ def test_export_writes_what_transformers_reads(output_of, text_run, tmp_path):
     # The end symbol comes first, as in `sample`.
     assert tokenizer.decode(words[0]) == "<|endoftext|>it was"
     assert model(words).logits.shape[-1] == 257
+
+
+def test_an_export_without_space_is_one_line_and_leaves_nothing(
+    refused, text_run, tmp_path, monkeypatch
+):
+    def fill(model, file, **options):
+        file.write_bytes(b"half of it")
+        raise SafetensorError("I/O error: No space left on device")
+
+    monkeypatch.setattr(onnx, "export_onnx", fill)
+    line = refused("export", text_run, tmp_path / "new", "--format", "onnx")
+    assert "No space left on device" in line
+    assert not list(tmp_path.iterdir())
 
 
 # From a novel that the shipped model has not read.

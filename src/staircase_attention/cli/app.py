@@ -101,8 +101,8 @@ def report(error: Exception) -> None:
     if status is not None:
         typer.echo(f"staircase: {error}", err=True)
         sys.exit(status)
-    # An error class of ours is meant for users; other types may be bugs.
-    is_ours = type(error).__module__.startswith("staircase_attention.")
+    # An error class of ours, or of safetensors for a full disk, is for users; others may be bugs.
+    is_ours = type(error).__module__.startswith(("staircase_attention.", "safetensors."))
     is_memory = not is_ours and any(words in str(error) for words in OUT_OF_MEMORY)
     is_known = is_ours or is_memory or isinstance(error, ValueError | TypeError | OSError)
     if os.environ.get("STAIRCASE_TRACEBACK") or not is_known:

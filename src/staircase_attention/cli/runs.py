@@ -13,7 +13,7 @@ import typer
 from staircase_attention.checks import check_choice, import_extra, input_error, one_line
 from staircase_attention.cli import arguments
 from staircase_attention.display import Display, choose_display
-from staircase_attention.files import check_can_hold
+from staircase_attention.files import check_can_hold, save_folder
 
 if TYPE_CHECKING:
     from staircase_attention.training import RunResult
@@ -100,12 +100,9 @@ def resume(
     """Resume a run that was stopped, or continue a finished one."""
     from staircase_attention.training import resume as resume_run
 
+    shown = watched(logger, run, {}, quiet=quiet)
     result = resume_run(
-        run,
-        num_updates=updates,
-        device=device,
-        trust_code=trust_code,
-        progress=watched(logger, run, {}, quiet=quiet),
+        run, num_updates=updates, device=device, trust_code=trust_code, progress=shown
     )
     return show(result, run, device=device, with_page=not quiet)
 
@@ -251,9 +248,11 @@ def export(
         from staircase_attention.generation.onnx import export_onnx
 
         load = load_language_model if tokeniser.is_dir() else load_run
-        model = load(run, checkpoint=checkpoint, trust_code=trust_code).model
-        step = export_onnx(model, folder / "step.onnx", num_tokens=num_tokens)  # type: ignore[arg-type]
-        typer.echo(f"wrote {step}")
+        model: Any = load(run, checkpoint=checkpoint, trust_code=trust_code).model
+        save_folder(
+            folder, lambda made: export_onnx(model, made / "step.onnx", num_tokens=num_tokens)
+        )
+        typer.echo(f"wrote {folder / 'step.onnx'}")
         return
     from staircase_attention.huggingface import export as export_model
 
