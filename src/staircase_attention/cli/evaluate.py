@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
+import rich
 import typer
 
 from staircase_attention.checks import check_choice, check_integer, input_error
@@ -224,8 +225,6 @@ def inspect(
         raise input_error("a model reads --text or --episode", found, "give one of them")
     if figure is not None:
         check_can_write(figure, "--figure", (".png",))
-    from rich import print as show
-
     from staircase_attention.experiments.figures import save
     from staircase_attention.experiments.page import read_episode, read_text
     from staircase_attention.inspect import lens_figure, lens_table
@@ -245,7 +244,7 @@ def inspect(
     if as_json:
         typer.echo("\n".join(json.dumps(place._asdict()) for place in places))
     else:
-        show(lens_table(places))
+        rich.print(lens_table(places))
     if figure is not None:
         save(lens_figure(places, title=loaded.recipe.name), figure)
         typer.echo(f"wrote {figure}", err=as_json)

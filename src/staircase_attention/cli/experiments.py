@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich import box
+from rich.console import Console
+from rich.table import Column, Table
 
 from staircase_attention.checks import input_error
 from staircase_attention.cli import arguments
@@ -40,8 +43,6 @@ Lengths = Annotated[
 
 def demo(*, seeds: Seeds = 1, output: Output = Path("demo")) -> int:
     """Train two small models on parity and compare them."""
-    from rich.console import Console
-
     from staircase_attention.drawing import TerminalPicture, picture
     from staircase_attention.experiments.catalog import find_recipe
     from staircase_attention.experiments.comparisons import compare
@@ -212,10 +213,6 @@ def suite(
     quiet: arguments.Quiet = False,
 ) -> int:
     """Train models on the tasks of the suite, and score them at longer lengths."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Column, Table
-
     from staircase_attention.experiments import suite as whole
 
     chosen_tasks = [] if tasks is None else tasks.split(",")
@@ -255,8 +252,6 @@ def suite(
 
 def show_report(report: "Report") -> int:
     """Print a report for the screen; runs that failed or diverged make it a failure."""
-    from rich.console import Console
-
     from staircase_attention.experiments.report import orders, screen_table, troubles
 
     console = Console()

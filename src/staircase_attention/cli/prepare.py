@@ -7,6 +7,7 @@ import typer
 
 from staircase_attention.checks import input_error
 from staircase_attention.cli.arguments import Quiet, parse_values
+from staircase_attention.display import choose_display, counted
 from staircase_attention.files import check_can_hold
 
 if TYPE_CHECKING:
@@ -48,7 +49,6 @@ def enwik8(
     # Before the imports, so that a wrong folder is refused at once.
     check_can_hold(output, "--output")
     from staircase_attention.data import prepare_enwik8
-    from staircase_attention.display import choose_display
 
     show(prepare_enwik8(file, output, progress=choose_display(quiet=quiet, has_bar=False)))
 
@@ -83,7 +83,6 @@ def text(
     """Text files and folders, plain or compressed, weighted."""
     check_can_hold(output, "--output")
     from staircase_attention import data
-    from staircase_attention.display import choose_display
 
     options = data.ReadingOptions(
         text_field=text_field,
@@ -140,7 +139,6 @@ def reddit(
     from staircase_attention.data import HeldOut, Part, named_tokeniser
     from staircase_attention.data import prepare as prepare_corpus
     from staircase_attention.data.reddit import RedditOptions, RedditSource
-    from staircase_attention.display import choose_display
 
     held_out = HeldOut(valid=valid, test=test)
     # The options themselves check the words.
@@ -197,8 +195,6 @@ def parse_part(words: str | None) -> tuple[int, int] | None:
 
 def show(corpus: "Corpus") -> None:
     """Print the size of a corpus and what was skipped."""
-    from staircase_attention.display import counted
-
     tokeniser = corpus.manifest.tokeniser
     typer.echo(f"{corpus.folder}: {tokeniser.name}, {tokeniser.vocab_size:,} tokens")
     for name, split in corpus.manifest.splits.items():

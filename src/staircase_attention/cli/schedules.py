@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
 from staircase_attention.checks import check_choice
 from staircase_attention.cli import arguments
@@ -36,8 +38,6 @@ def draw(
     ] = None,
 ) -> None:
     """Draw what a model computes when."""
-    from rich.console import Console
-
     from staircase_attention.drawing import TerminalPicture, picture
 
     plan = make_schedule(schedule, arguments.parse_assignments(options or []))
@@ -115,9 +115,6 @@ def costs(plan: Schedule, cost: "Cost", dtype: str) -> dict[str, Any]:
 
 def print_costs(plan: Schedule, facts: dict[str, Any], dtype: str) -> None:
     """Print the costs of a model as a table."""
-    from rich.console import Console
-    from rich.table import Table
-
     end = facts["segment_start"] + facts["segment"]
     most = f"at most {facts['most_state_bytes']:,}" if plan.is_state_bounded else "it grows"
     layers = f"{facts['sequential_layers_per_segment']:,} layers, {facts['segment']:,} tokens"
