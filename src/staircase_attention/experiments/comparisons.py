@@ -65,7 +65,6 @@ def compare(
         title=title,
         folder=Path(folder),
         rows=labelled_rows(chosen),
-        wanted=tuple(recipe.name for recipe in chosen),
         num_seeds=seeds,
         lengths=tuple(lengths),
     )
@@ -109,18 +108,17 @@ def reproduce(
             received = "--updates and training.num_updates"
             raise input_error("the number of updates is given once", received, "leave one out")
     check_settings(overrides or {})
-    wanted, changed = chosen_names(rows, everything), []
+    wanted, listed = chosen_names(rows, everything), []
     for row in everything:
-        recipe = row.recipe
-        if row.name in wanted:
+        recipe, is_wanted = row.recipe, row.name in wanted
+        if is_wanted:
             recipe = recipe if updates is None else with_updates(recipe, updates)
             recipe = recipe.override(overrides or {})
-        changed.append(replace(row, recipe=recipe))
+        listed.append(replace(row, recipe=recipe, is_wanted=is_wanted))
     report = Report(
         title=title,
         folder=Path(folder),
-        rows=tuple(changed),
-        wanted=wanted,
+        rows=tuple(listed),
         num_seeds=seeds,
         tables=tuple(paper_tables()[name] for name in paper_names),
         lengths=tuple(lengths),

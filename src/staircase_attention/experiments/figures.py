@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -19,11 +19,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from staircase_attention.drawing.figure import SETTINGS
-from staircase_attention.experiments.results import ERROR, PERPLEXITY, Row, RunRecord, unit
+from staircase_attention.experiments.results import ERROR, PERPLEXITY, Cells, Row, RunRecord, unit
 from staircase_attention.files import write_whole
-
-if TYPE_CHECKING:
-    from staircase_attention.experiments.suite import Cells
 
 DOTS_PER_INCH = 160
 GREY, LIGHT_GREY = "#666666", "#dddddd"
@@ -254,7 +251,7 @@ def _tidy(axes: Axes, handles: Sequence[Line2D]) -> None:
     axes.legend(handles=handles, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
 
 
-def heat_map(cells: "Cells", published: Mapping[str, Any]) -> Figure:
+def heat_map(cells: Cells, published: Mapping[str, Any]) -> Figure:
     """Accuracies at trained lengths, at longer ones, and of the study at longer ones."""
     models = [*next(iter(cells.values()))]
     networks, scores = published["networks"], published["scores"]
@@ -288,7 +285,7 @@ def heat_map(cells: "Cells", published: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def length_curves(cells: "Cells") -> Figure:
+def length_curves(cells: Cells) -> Figure:
     """Accuracy against length, a small picture for each task; dotted: the best constant guess."""
     num_columns = min(NUM_COLUMNS, len(cells))
     num_rows = -(-len(cells) // num_columns)

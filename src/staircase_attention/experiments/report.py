@@ -8,7 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich import box
+from rich.table import Table
 
 from staircase_attention.checks import check_integer
 from staircase_attention.display import clock
@@ -28,9 +31,6 @@ from staircase_attention.experiments.results import (
 from staircase_attention.files import write_json, write_whole
 from staircase_attention.plain import to_plain
 from staircase_attention.training.run_folder import environment
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 # Incremented when the layout of report.json changes.
 FORMAT = 4
@@ -59,8 +59,6 @@ class Report:
     folder: Path
     rows: tuple[Row, ...]
     """All that the report lists."""
-    wanted: tuple[str, ...]
-    """The names of the rows to run now."""
     num_seeds: int
     tables: tuple[PaperTable, ...] = ()
     """The paper's tables that the rows are compared with."""
@@ -104,7 +102,7 @@ def write_report(report: Report) -> Report:
     folder.mkdir(parents=True, exist_ok=True)
     rows = []
     for row in report.rows:
-        lengths = report.lengths if row.name in report.wanted else ()
+        lengths = report.lengths if row.is_wanted else ()
         rows.append(replace(row, runs=read_runs(folder / row.name, row.measure, lengths)))
     written = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
     report = replace(report, rows=tuple(rows), written=written, environment=environment())
@@ -306,14 +304,11 @@ def short(count: int) -> str:
 SCREEN = ("Row", "Valid, ours", "Test, ours", "Test, paper", "Seeds", "Updates", "Time per run")
 
 
-def screen_table(report: Report) -> "Table":
+def screen_table(report: Report) -> Table:
     """The main table for a terminal; rich fits it to the width of the screen.
 
     Rows that were not run are left out; the page has them.
     """
-    from rich import box
-    from rich.table import Table
-
     cells_by_row = table_cells(report)
     shown = [name for name in SCREEN if any(name in cells for cells in cells_by_row)]
     grid = Table(title=report.title, box=box.SIMPLE_HEAD, caption=unit(report.rows))

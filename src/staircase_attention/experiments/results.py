@@ -39,6 +39,10 @@ LAST_PART = 0.1
 PREFIX = "seed-"
 # In a run folder: for each length, the score of the best weights on test episodes.
 LENGTHS_FILE = "lengths.json"
+# Of the suite: by task, then by model, the facts of a cell; all tasks have the same models.
+# Accuracies are in percent, means over seeds: of the best constant answer, at trained lengths, at
+# each longer one, and the mean of those.
+Cells = Mapping[str, Mapping[str, dict[str, Any]]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,6 +121,8 @@ class Row:
     paper: PaperResult | None = None
     runs: tuple[RunRecord, ...] = ()
     """All its runs that are in the experiment's folder, whenever they were run."""
+    is_wanted: bool = True
+    """Whether it is to be run now; else it is listed only."""
 
     @property
     def words(self) -> PaperRow:

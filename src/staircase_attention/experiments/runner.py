@@ -221,7 +221,7 @@ def planned_runs(report: Report) -> list[Run]:
 
     What cannot be built, written or resumed is refused before any work is done.
     """
-    folder, chosen = report.folder, [r for r in report.rows if r.name in report.wanted]
+    folder, chosen = report.folder, [row for row in report.rows if row.is_wanted]
 
     def run(row: results.Row, seed: int) -> Run:
         recipe = replace(row.recipe, seed=seed)

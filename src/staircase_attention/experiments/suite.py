@@ -19,7 +19,7 @@ from staircase_attention.display import clock
 from staircase_attention.experiments.catalog import find_recipe, our_training, small_models
 from staircase_attention.experiments.comparisons import check_settings, labelled_rows
 from staircase_attention.experiments.report import Report, short
-from staircase_attention.experiments.results import Row
+from staircase_attention.experiments.results import Cells, Row
 from staircase_attention.experiments.runner import carry_out
 from staircase_attention.files import write_json, write_whole
 from staircase_attention.layers.config import CoreConfig
@@ -83,12 +83,6 @@ SMALL = Budget(
     lengths=tuple(range(41, 501, 153)),
     num_held_out=100,
 )
-
-
-# By task, then by model, the facts of a cell; all tasks have the same models. Accuracies are in
-# percent, means over seeds: of the best constant answer, at trained lengths, at each longer one,
-# and the mean of those.
-Cells = Mapping[str, Mapping[str, dict[str, Any]]]
 
 
 @cache
@@ -157,7 +151,6 @@ def run_suite(
             title=f"Suite: {task}",
             folder=folder / task,
             rows=labelled_rows(chosen),
-            wanted=tuple(recipe.name for recipe in chosen),
             num_seeds=seeds,
             lengths=budget.lengths,
         )
