@@ -1,6 +1,7 @@
 """Dialogues with a model."""
 
 from collections.abc import Collection, Iterator
+from dataclasses import KW_ONLY, dataclass
 
 import torch
 
@@ -10,6 +11,7 @@ from staircase_attention.generation.stepper import Model, Stepper, accelerate, i
 from staircase_attention.generation.stream import Decode, Encode, TokenStream, as_stop_strings
 
 
+@dataclass(eq=False)
 class Conversation:
     """A dialogue in which each turn ends with the same separator.
 
@@ -17,28 +19,21 @@ class Conversation:
     cost does not grow with the dialogue.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        *,
-        encode: Encode,
-        decode: Decode,
-        separator: str,
-        start_token: int | None = None,
-        stop_tokens: Collection[int] = (),
-        sampling: SamplingConfig | None = None,
-        max_tokens: int = 200,
-    ) -> None:
-        self.model = model
-        self.encode, self.decode = encode, decode
-        self.separator = separator
-        self.stop_strings = as_stop_strings(separator)
-        self.stop_tokens = tuple(stop_tokens)
-        self.sampling = SamplingConfig() if sampling is None else sampling
-        self.max_tokens = max_tokens
-        accelerate(model)
-        self.state = model.initial_state(1)
-        self.unread = [] if start_token is None else [start_token]
+    model: Model
+    _: KW_ONLY
+    encode: Encode
+    decode: Decode
+    separator: str
+    start_token: int | None = None
+    stop_tokens: Collection[int] = ()
+    sampling: SamplingConfig | None = None
+    max_tokens: int = 200
+
+    def __post_init__(self) -> None:
+        self.stop_strings = as_stop_strings(self.separator)
+        accelerate(self.model)
+        self.state = self.model.initial_state(1)
+        self.unread = [] if self.start_token is None else [self.start_token]
         """Tokens that the model has not read yet."""
         self.num_turns = 0
 
@@ -62,9 +57,9 @@ class Conversation:
             rows=(self.num_turns,),
             pending=torch.tensor(self.unread[-1:]),
             recent=[self.unread],
-            sampling=self.sampling,
+            sampling=self.sampling or SamplingConfig(),
             max_tokens=self.max_tokens,
-            stop_tokens=self.stop_tokens,
+            stop_tokens=tuple(self.stop_tokens),
             decode=self.decode,
             stop_strings=self.stop_strings,
         )

@@ -164,16 +164,13 @@ class TokenStream(Iterator[NewToken]):
         if self.speculation is not None:
             limits = [limit for limit in (self.max_tokens, self.until) if limit is not None]
             left = min(limits) - self.num_made if limits else None
-            num_made = 0
+            made: list[tuple[Tensor, Tensor, list[bytes]]] = []
             with inference(self.stepper.model):
                 try:
-                    made = [
-                        (*one, [self._decoded(token) for token in one[0].tolist()])
-                        for one in self.speculation.round(self, left)
-                    ]
-                    num_made = len(made)
+                    drafted = self.speculation.round(self, left)
+                    made = [(*one, self._decoded(one[0])) for one in drafted]
                 finally:
-                    self.stepper.settle(num_made)
+                    self.stepper.settle(len(made))
             for one in made:
                 self.add(*one)
             return
@@ -181,7 +178,7 @@ class TokenStream(Iterator[NewToken]):
             tokens, logprobs = choose(
                 self.sampling, logits, self.recent, rows=self.rows, count=self.num_made
             )
-            pieces = [self._decoded(token) for token in tokens.tolist()]
+            pieces = self._decoded(tokens)
         # Only now: an exception above leaves the stream as it was.
         self.add(tokens, logprobs, pieces)
 
@@ -224,15 +221,19 @@ class TokenStream(Iterator[NewToken]):
             self.finished[row] = why
         return text, why
 
-    def _decoded(self, token: int) -> bytes:
-        piece = b"" if self.decode is None else self.decode([token])
-        if not isinstance(piece, bytes):
-            raise input_error(
-                "decode must turn tokens into bytes",
-                type(piece).__name__,
-                "for a tokeniser that gives text, pass lambda ids: tokeniser.decode(ids).encode()",
-            )
-        return piece
+    def _decoded(self, tokens: Tensor) -> list[bytes]:
+        if self.decode is None:
+            return [b""] * len(tokens)
+        pieces = [self.decode([token]) for token in tokens.tolist()]
+        for piece in pieces:
+            if not isinstance(piece, bytes):
+                raise input_error(
+                    "decode must turn tokens into bytes",
+                    type(piece).__name__,
+                    "for a tokeniser that gives text, pass "
+                    "lambda ids: tokeniser.decode(ids).encode()",
+                )
+        return pieces
 
 
 def stream(
