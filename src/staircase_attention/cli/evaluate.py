@@ -19,7 +19,6 @@ from staircase_attention.files import check_can_write
 
 if TYPE_CHECKING:
     from staircase_attention.models import ExitBackend
-    from staircase_attention.training import LoadedRun
     from staircase_attention.training.dataset import CorpusData, SplitName, TaskData
 
 # A score as plain data.
@@ -121,14 +120,20 @@ def evaluate(
             accelerate(model)
             one = replace(loaded, recipe=recipe, model=model)
             score = score_split(model, sized, name, recipe=recipe, device=place, num_tokens=tokens)
-            whole = score.to_plain() | sized.facts(name, score, tokens)
-            whole |= sized.extent(name, tokens)
+            whole: Facts = {"update": loaded.update, "checksums": loaded.checksums}
+            if loaded.average_of:
+                whole["average_of"] = loaded.average_of
+            whole |= {"is_verified": loaded.is_verified} | score.to_plain()
+            whole |= sized.facts(name, score, tokens) | sized.extent(name, tokens)
             if exit_rule is not None:
                 exits = cast("ExitBackend", model.backend)
                 whole["mean_passes"] = exits.num_passes / exits.num_tokens
-            of = {"split": "text" if text else split, "length": size, "passes": depth}
-            parts = loss_by_position(one, sized, name, tokens) if by_position else ("", {})
-            show(whole, *parts, as_json, of=of, loaded=loaded)
+            of: Facts = {"split": "text" if text else split, "length": size}
+            if depth is not None:
+                of["passes"] = depth
+            show(of, whole, as_json)
+            if by_position:
+                show_parts(of, *loss_by_position(one, sized, name, tokens), as_json)
             label = split if size is None else f"length {size:,}"
             curves.setdefault(label, {})[depth or 0] = whole[measure]
         if figure is not None:
@@ -166,36 +171,27 @@ def check_kind(
         check_integer("--tokens", tokens, minimum=fewest, example=1_000_000)
 
 
-def show(
-    whole: Facts,
-    label: str,
-    parts: Mapping[int, Facts],
-    as_json: bool,
-    *,
-    of: Facts,
-    loaded: "LoadedRun",
-) -> None:
-    """Print a score, and its parts, one per line."""
+def show(of: Facts, whole: Facts, as_json: bool) -> None:
+    """Print a score, and what it is of."""
     from staircase_attention.evaluation import measures, title
 
-    length, passes = of["length"], of["passes"]
-    if passes is None:
-        of = {name: value for name, value in of.items() if name != "passes"}
-    parts_of, weights = loaded.average_of, f"weights of update {loaded.update:,}"
-    if parts_of:
-        weights = f"mean of the weights of {len(parts_of)} runs"
     if as_json:
-        scored: Facts = {"update": loaded.update, "checksums": loaded.checksums}
-        scored |= {"average_of": parts_of} if parts_of else {}
-        typer.echo(json.dumps(of | scored | {"is_verified": loaded.is_verified} | whole))
-    else:
-        at = "" if length is None else f" at length {length:,}"
-        if passes is not None:
-            at += f" in {passes} pass{'' if passes == 1 else 'es'}"
-        typer.echo(
-            f"{title(of['split'], whole)}{at}: {measures(whole)}  "
-            f"({whole['num_answers']:,} answers, {weights})"
-        )
+        typer.echo(json.dumps(of | whole))
+        return
+    at = "" if of["length"] is None else f" at length {of['length']:,}"
+    if "passes" in of:
+        at += f" in {of['passes']} pass{'' if of['passes'] == 1 else 'es'}"
+    weights = f"weights of update {whole['update']:,}"
+    if "average_of" in whole:
+        weights = f"mean of the weights of {len(whole['average_of'])} runs"
+    answers = f"({whole['num_answers']:,} answers, {weights})"
+    typer.echo(f"{title(of['split'], whole)}{at}: {measures(whole)}  {answers}")
+
+
+def show_parts(of: Facts, label: str, parts: Mapping[int, Facts], as_json: bool) -> None:
+    """Print the parts of a score, one per line."""
+    from staircase_attention.evaluation import measures
+
     for number, facts in parts.items():
         if as_json:
             typer.echo(json.dumps(of | {f"{label} from".replace(" ", "_"): number} | facts))
