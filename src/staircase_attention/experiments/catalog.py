@@ -31,7 +31,6 @@ from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal
 
 from staircase_attention.checks import check_choice, input_error, one_line
@@ -82,7 +81,7 @@ def recipes() -> Mapping[str, Recipe]:
         *_beside({recipe.name: recipe for recipe in language}),
         *_small(),
     ]
-    return MappingProxyType({recipe.name: recipe for recipe in everything})
+    return {recipe.name: recipe for recipe in everything}
 
 
 def find_recipe(name: str) -> Recipe:

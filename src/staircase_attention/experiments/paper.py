@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from types import MappingProxyType
 from typing import Any, Literal
 
 from staircase_attention.checks import check_choice
@@ -117,11 +116,13 @@ def paper_tables() -> Mapping[str, PaperTable]:
     for data in _data()["tables"]:
         shared = {"table": data["name"]}
         shared |= {key: data.pop(key) for key in ("num_updates", "num_seeds")}
-        rows = {row["name"]: _row(shared | row) for row in data.pop("rows")}
-        notes = tuple(data.pop("notes"))
-        table = PaperTable(**data, notes=notes, rows=MappingProxyType(rows))
-        tables[table.name] = table
-    return MappingProxyType(tables)
+        rows, notes = {}, tuple(data.pop("notes"))
+        for row in data.pop("rows"):
+            words = PaperRow(**{word: row.pop(word) for word in WORDS})
+            row |= {split: Spread(*row[split]) for split in SPLITS if split in row}
+            rows[row["name"]] = PaperResult(**{**shared, **row}, words=words)
+        tables[data["name"]] = PaperTable(**data, notes=notes, rows=rows)
+    return tables
 
 
 @cache
@@ -149,9 +150,3 @@ def paper_training(task: str) -> PaperTraining:
 def _data() -> dict[str, Any]:
     file = files("staircase_attention.experiments") / "paper_tables.json"
     return dict(json.loads(file.read_text(encoding="utf-8")))
-
-
-def _row(data: dict[str, Any]) -> PaperResult:
-    words = PaperRow(**{word: data.pop(word) for word in WORDS})
-    data |= {split: Spread(*data[split]) for split in SPLITS if split in data}
-    return PaperResult(words=words, **data)
