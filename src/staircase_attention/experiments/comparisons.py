@@ -224,7 +224,16 @@ def variations(recipe: Recipe, varied: Mapping[str, Sequence[Any]]) -> list[Reci
     """
     if not varied:
         return [recipe]
-    _check_varied(varied)
+    check_settings(varied)
+    for path, values in varied.items():
+        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+            rule = "a setting that varies needs a list of values"
+            raise input_error(rule, f"{values!r} for {path}", "give at least one")
+        for other in varied:
+            # Otherwise the later one would undo the other, and names would not show it.
+            if other.startswith(f"{path}."):
+                rule = "settings that vary must not contain each other"
+                raise input_error(rule, f"{path} and {other}", "vary one of them")
     ends = [path.rpartition(".")[2] for path in varied]
     short = [end if ends.count(end) == 1 else path for path, end in zip(varied, ends, strict=True)]
     made: dict[str, Recipe] = {}
@@ -245,16 +254,3 @@ def value_words(value: Any) -> str:  # noqa: ANN401
         return str(value).lower()
     # What a shell or a file system gives a meaning to becomes a hyphen.
     return re.sub(r"[^\w.+-]+", "-", str(value), flags=re.ASCII).strip("-")
-
-
-def _check_varied(varied: Mapping[str, Sequence[Any]]) -> None:
-    check_settings(varied)
-    for path, values in varied.items():
-        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
-            rule = "a setting that varies needs a list of values"
-            raise input_error(rule, f"{values!r} for {path}", "give at least one")
-        for other in varied:
-            # Otherwise the later one would undo the other, and names would not show it.
-            if other.startswith(f"{path}."):
-                rule = "settings that vary must not contain each other"
-                raise input_error(rule, f"{path} and {other}", "vary one of them")

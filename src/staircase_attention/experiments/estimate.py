@@ -173,11 +173,7 @@ class Work:
     """What one GPU does in an update: `num_lanes` lanes, as often as there are micro-batches."""
 
     def __init__(
-        self,
-        recipe: Recipe,
-        symbols: NumSymbols | None = None,
-        num_gpus: int = 1,
-        num_nodes: int = 1,
+        self, recipe: Recipe, symbols: NumSymbols | None, num_gpus: int = 1, num_nodes: int = 1
     ) -> None:
         self.training, self.symbols = recipe.training, symbols or num_symbols(recipe)
         model, self.num_parts = recipe.model, self.training.num_micro_batches

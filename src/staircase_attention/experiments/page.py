@@ -22,7 +22,7 @@ from staircase_attention.evaluation import (
     title,
 )
 from staircase_attention.experiments.estimate import lane_cost
-from staircase_attention.experiments.results import ERROR, LOSS, curves, read_run
+from staircase_attention.experiments.results import ERROR, LOSS, parse_lines, read_run, scores
 from staircase_attention.files import write_whole
 from staircase_attention.generation import SamplingConfig, TokenStream, stream_text
 from staircase_attention.inspect import Place as LensPlace
@@ -101,7 +101,10 @@ def write_page(run: Path, *, device: str | None = None) -> Path:
     result, model = folder.read_result(), loaded.model.to(choose_device(device))
     measure = ERROR if isinstance(loaded.data, TaskData) else LOSS
     named = f"{loaded.recipe.name}, seed {loaded.recipe.seed}"
-    curve = {name: Curve(points) for name, points in curves(folder, measure).items() if points}
+    lines = list(parse_lines(folder.read_metrics()))
+    curve = {"training": Curve(dict(scores(lines, "train", measure)))}
+    curve["validation"] = Curve(dict(scores(lines, "valid", measure)))
+    curve = {name: one for name, one in curve.items() if one.points}
     most = None if isinstance(loaded.data, TaskData) else MOST_SCORED
     split: SplitName = "valid" if result.test is None else "test"
     place, by_position = loss_by_position(loaded, loaded.data, split, most)

@@ -242,8 +242,8 @@ def read_run(
     folder, failure = RunFolder(path), beside(path, "failure.txt")
     with as_written("a run's metrics.jsonl", folder.metrics, "restore it from a copy"):
         lines = list(parse_lines(folder.read_metrics()))
-        curve = tuple(_scores(lines, "valid", measure))
-        train = _mean_of_last(_scores(lines, "train", measure))
+        curve = tuple(scores(lines, "valid", measure))
+        train = _mean_of_last(scores(lines, "train", measure))
         # Of updates that were done twice, after a rollback or a resume, the last time counts.
         times = {line["update"]: line["wall_seconds"] for line in read_lines(folder.timing)}
         seconds = {update: times[update] for update, _ in curve if update in times}
@@ -274,15 +274,6 @@ def read_run(
     return record
 
 
-def curves(folder: RunFolder, measure: Measure) -> dict[str, dict[int, float]]:
-    """Scores in training and on the validation data, by update."""
-    lines = list(parse_lines(folder.read_metrics()))
-    return {
-        "training": dict(_scores(lines, "train", measure)),
-        "validation": dict(_scores(lines, "valid", measure)),
-    }
-
-
 def latest_facts(path: Path) -> tuple[int, dict[str, float]]:
     """How far a run is: the last update on record, and its loss, errors and speed."""
     folder, update = RunFolder(path), 0
@@ -298,7 +289,7 @@ def latest_facts(path: Path) -> tuple[int, dict[str, float]]:
     return update, facts
 
 
-def _scores(
+def scores(
     lines: list[dict[str, Any]], kind: Literal["train", "valid"], measure: Measure
 ) -> list[tuple[int, float]]:
     """Scores of the updates that led to the result: what a rollback undid is left out."""
