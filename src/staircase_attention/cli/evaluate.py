@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import rich
 import typer
 
+from staircase_attention import data as corpora
+from staircase_attention import training
 from staircase_attention.checks import check_choice, check_integer, input_error
 from staircase_attention.cli import arguments
 from staircase_attention.cli.arguments import parse_passes, with_exit, with_passes
@@ -19,7 +21,7 @@ from staircase_attention.files import check_can_write
 
 if TYPE_CHECKING:
     from staircase_attention.models import ExitBackend
-    from staircase_attention.training.dataset import CorpusData, SplitName, TaskData
+    from staircase_attention.training.dataset import CorpusData, Dataset, SplitName
 
 # A score as plain data.
 Facts = dict[str, Any]
@@ -77,22 +79,19 @@ def evaluate(
         if passes is None:
             raise input_error("--figure draws scores by --passes", "none", "add --passes 1,2,4,8")
         check_can_write(figure, "--figure", (".png",))
-    from staircase_attention.data import HeldOut, prepare_text
     from staircase_attention.experiments.page import loss_by_position
     from staircase_attention.generation.stepper import accelerate
-    from staircase_attention.training import load_run
-    from staircase_attention.training.dataset import TaskData
     from staircase_attention.training.loading import run_tokeniser
-    from staircase_attention.training.processes import choose_device
     from staircase_attention.training.trainer import score_split
 
     with ExitStack() as stack:
         if text:
             # A corpus of one split, train, in a folder that the stack deletes.
             corpus, split = Path(stack.enter_context(TemporaryDirectory())) / "corpus", "train"
-            nothing = HeldOut(valid=0.0, test=0.0)
-            prepare_text(text, corpus, tokeniser=run_tokeniser(run), held_out=nothing)
-        loaded = load_run(run, checkpoint=checkpoint, trust_code=trust_code, corpus=corpus)
+            nothing = corpora.HeldOut(valid=0.0, test=0.0)
+            corpora.prepare_text(text, corpus, tokeniser=run_tokeniser(run), held_out=nothing)
+        options: Any = {"checkpoint": checkpoint, "trust_code": trust_code, "corpus": corpus}
+        loaded = training.load_run(run, **options)
         if text and lanes is None:
             # A lane starts without context, so a short text has one.
             total = cast("CorpusData", loaded.data).corpus.split("train").num_tokens
@@ -100,7 +99,7 @@ def evaluate(
             most = loaded.recipe.training.evaluation_lanes
             lanes = max(1, min(most, num_read // TEXT_LANE_TOKENS))
         overrides: dict[str, Any] = {} if lanes is None else {"training.evaluation_lanes": lanes}
-        place = choose_device(device)
+        place = training.choose_device(device)
         # Many CPUs are slow at bfloat16, and none needs it.
         if precision is not None or place.type != "cuda":
             overrides["training.precision"] = precision or "float32"
@@ -109,12 +108,12 @@ def evaluate(
         check_kind(data, split, length=length, tokens=tokens)
         sizes: list[int | None] = [*length] if length else [None]
         curves: dict[str, dict[int, float]] = {}
-        measure = "loss" if isinstance(data, TaskData) else "bits_per_byte"
+        measure = "loss" if isinstance(data, training.TaskData) else "bits_per_byte"
         # All of them first: a depth that the weights do not allow is refused before any work.
         models = {depth: with_exit(with_passes(loaded.model, depth), exit_rule) for depth in depths}
         for size, depth in product(sizes, depths):
             sized = data
-            if isinstance(data, TaskData) and size is not None:
+            if isinstance(data, training.TaskData) and size is not None:
                 sized = data.with_length(size)
             model = models[depth].to(place)
             accelerate(model)
@@ -150,12 +149,14 @@ def evaluate(
 
 
 def check_kind(
-    data: "TaskData | CorpusData", split: str, *, length: list[int] | None, tokens: int | None
+    data: "Dataset",
+    split: str,
+    *,
+    length: list[int] | None,
+    tokens: int | None,
 ) -> None:
     """Refuse what only a task or only a corpus has, a split without end, and a score of nothing."""
-    from staircase_attention.training.dataset import TaskData
-
-    if isinstance(data, TaskData):
+    if isinstance(data, training.TaskData):
         if tokens is not None:
             raise input_error("--tokens is for language models", "a run on a task", "leave it out")
         if split == "train" and data.task.split_sizes.train is None:
@@ -224,19 +225,12 @@ def inspect(
     from staircase_attention.experiments.figures import save
     from staircase_attention.experiments.page import read_episode, read_text
     from staircase_attention.inspect import lens_figure, lens_table
-    from staircase_attention.training import load_language_model, load_run
-    from staircase_attention.training.processes import choose_device
 
-    def changed(loaded: Any) -> Any:  # noqa: ANN401
-        return replace(loaded, model=with_passes(loaded.model, passes).to(choose_device(device)))
-
-    options: dict[str, Any] = {"checkpoint": checkpoint, "trust_code": trust_code}
-    if text is not None:
-        loaded = changed(load_language_model(run, **options))
-        places = read_text(loaded, text)
-    else:
-        loaded = changed(load_run(run, **options))
-        places = read_episode(loaded, episode or 0)
+    load = training.load_run if text is None else training.load_language_model
+    loaded: Any = load(run, checkpoint=checkpoint, trust_code=trust_code)
+    model = with_passes(loaded.model, passes).to(training.choose_device(device))
+    loaded = replace(loaded, model=model)
+    places = read_episode(loaded, episode or 0) if text is None else read_text(loaded, text)
     if as_json:
         typer.echo("\n".join(json.dumps(place._asdict()) for place in places))
     else:

@@ -6,17 +6,15 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from staircase_attention import experiments, training
 from staircase_attention.checks import check_choice, import_extra, input_error, one_line
 from staircase_attention.cli import arguments
 from staircase_attention.display import Display, choose_display
 from staircase_attention.files import check_can_hold
-
-if TYPE_CHECKING:
-    from staircase_attention.training import RunResult
 
 LOGGERS = ("wandb", "mlflow")
 PROJECT = "staircase-attention"
@@ -28,12 +26,10 @@ def recipes(
     ] = None,
 ) -> None:
     """List all recipes, or print one with all its settings."""
-    from staircase_attention.experiments import catalog
-
     if name is not None:
-        typer.echo(json.dumps(catalog.find_recipe(name).to_plain(), indent=2))
+        typer.echo(json.dumps(experiments.find_recipe(name).to_plain(), indent=2))
         return
-    everything = catalog.recipes()
+    everything = experiments.recipes()
     width = max(map(len, everything))
     for recipe in everything.values():
         config, model = recipe.training, recipe.to_plain()["model"]
@@ -63,20 +59,16 @@ def train(
     quiet: arguments.Quiet = False,
 ) -> int:
     """Train a model by a recipe, in a new run folder."""
-    from staircase_attention.experiments import find_recipe
-
-    chosen = find_recipe(recipe).override(arguments.parse_assignments(overrides or []))
-    # After a recipe that is not known has been refused: these import PyTorch.
-    from staircase_attention.training import default_folder
-    from staircase_attention.training import train as train_run
-
+    chosen = experiments.find_recipe(recipe).override(arguments.parse_assignments(overrides or []))
     if output is None and (resume or "WORLD_SIZE" in os.environ):
         what = "--resume needs a" if resume else "processes that train together need the same"
         raise input_error(f"{what} folder", "none", "name it with --output")
-    folder = output or default_folder(chosen)
+    folder = output or training.default_folder(chosen)
     try:
         shown = watched(logger, folder, chosen.to_plain(), quiet=quiet)
-        result = train_run(chosen, folder, init=init, resume=resume, device=device, progress=shown)
+        result = training.train(
+            chosen, folder, init=init, resume=resume, device=device, progress=shown
+        )
     finally:
         # A run that is refused has written nothing, and its number is free again.
         if output is None:
@@ -98,9 +90,7 @@ def resume(
     quiet: arguments.Quiet = False,
 ) -> int:
     """Resume a run that was stopped, or continue a finished one."""
-    from staircase_attention.training import resume as resume_run
-
-    result = resume_run(
+    result = training.resume(
         run,
         num_updates=updates,
         device=device,
@@ -163,24 +153,20 @@ class Logged(Display):
 
 def watched(logger: str | None, folder: Path, config: Mapping[str, Any], *, quiet: bool) -> Display:
     """What shows a run, and logs it where the first process is asked to."""
-    from staircase_attention.training import is_first_process
-
     display = choose_display(quiet=quiet)
-    if logger is None or not is_first_process():
+    if logger is None or not training.is_first_process():
         return display
     return Logged(display, logger, folder, config)
 
 
 def show(
-    result: "RunResult", folder: Path, *, device: str | None = None, with_page: bool = True
+    result: "training.RunResult", folder: Path, *, device: str | None = None, with_page: bool = True
 ) -> int:
     """Print the result of a run, and write its page; a run that diverged is a failure."""
     from staircase_attention.evaluation import measures, title
-    from staircase_attention.training import is_first_process, run_path
-    from staircase_attention.training.run_folder import RunFolder
 
     status = 0 if result.status == "finished" else 1
-    if not is_first_process():
+    if not training.is_first_process():
         return status
     for name, score in (("valid", result.valid), ("test", result.test)):
         if score is not None:
@@ -192,7 +178,7 @@ def show(
     )
     if result.outcome == "did not learn":
         typer.echo("did not learn: the test score is no better than the best constant guess")
-    is_packed = RunFolder(run_path(folder)).is_packed
+    is_packed = training.RunFolder(training.run_path(folder)).is_packed
     if with_page and result.best_update is not None and not is_packed:
         from staircase_attention.experiments.page import write_page
 
@@ -218,9 +204,8 @@ def pack(
     ] = None,
 ) -> None:
     """Pack a run's recipe, result and weights into a small folder."""
-    from staircase_attention.training import pack as pack_run
-
-    written = pack_run(run, folder, checkpoint=checkpoint, numbers=numbers, average=average or ())
+    averaged = average or ()
+    written = training.pack(run, folder, checkpoint=checkpoint, numbers=numbers, average=averaged)
     num_bytes = sum(path.stat().st_size for path in written.rglob("*") if path.is_file())
     typer.echo(f"wrote {written}, {num_bytes / 1e6:.2f} MB")
 
@@ -241,14 +226,11 @@ def export(
     """Export a model: to Hugging Face Transformers, or to ONNX."""
     check_can_hold(folder, "the folder of an export")
     check_choice("--format", format, ("transformers", "onnx"))
-    from staircase_attention.training import load_language_model, load_run, run_path
-    from staircase_attention.training.run_folder import RunFolder
-
-    tokeniser = RunFolder(run_path(run)).tokeniser
+    tokeniser = training.RunFolder(training.run_path(run)).tokeniser
     if format == "onnx":
         from staircase_attention.generation.onnx import export_onnx
 
-        load = load_language_model if tokeniser.is_dir() else load_run
+        load = training.load_language_model if tokeniser.is_dir() else training.load_run
         model = load(run, checkpoint=checkpoint, trust_code=trust_code).model
         file = folder / "step.onnx"
         export_onnx(model, file, num_tokens=num_tokens)  # type: ignore[arg-type]
@@ -256,7 +238,7 @@ def export(
         return
     from staircase_attention.huggingface import export as export_model
 
-    language = load_language_model(run, checkpoint=checkpoint, trust_code=trust_code)
+    language = training.load_language_model(run, checkpoint=checkpoint, trust_code=trust_code)
     file = tokeniser / "tokenizer.json"
     written = export_model(
         language.model,  # type: ignore[arg-type]

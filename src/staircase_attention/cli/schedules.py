@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from staircase_attention import drawing
 from staircase_attention.checks import check_choice
 from staircase_attention.cli import arguments
 from staircase_attention.references import check_options
@@ -38,16 +39,13 @@ def draw(
     ] = None,
 ) -> None:
     """Draw what a model computes when."""
-    from staircase_attention.drawing import TerminalPicture, picture
-
     plan = make_schedule(schedule, arguments.parse_assignments(options or []))
-    drawn = picture(plan, num_tokens=tokens, num_layers=layers, order=cast(Order, order))
+    walk = cast(Order, order)
+    drawn = drawing.picture(plan, num_tokens=tokens, num_layers=layers, order=walk)
     if output is None:
-        Console().print(TerminalPicture(drawn))
+        Console().print(drawing.TerminalPicture(drawn))
     else:
-        from staircase_attention.drawing import save_picture
-
-        save_picture(drawn, output)
+        drawing.save_picture(drawn, output)
         typer.echo(f"wrote {output}")
 
 

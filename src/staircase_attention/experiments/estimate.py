@@ -15,6 +15,7 @@ from staircase_attention.checks import check_integer, check_number, input_error
 from staircase_attention.models.cost import Cost, StepSize, measure_cost
 from staircase_attention.tasks import load_task
 from staircase_attention.training import FamilyModel, Recipe, TaskChoice
+from staircase_attention.training.dataset import Dataset
 from staircase_attention.training.learner import MANY_OUTPUTS, NumSymbols, precision_of
 
 # Rows below which the engine joins the inputs of several steps for the gradient of a weight.
@@ -101,7 +102,7 @@ def carries_state(recipe: Recipe) -> bool:
     return isinstance(recipe.task, TaskChoice) or recipe.task.form == "stream"
 
 
-def lane_cost(recipe: Recipe, symbols: NumSymbols) -> Cost:
+def lane_cost(recipe: Recipe, symbols: Dataset | NumSymbols) -> Cost:
     """What one lane of an update of the family costs."""
     model = recipe.model
     assert isinstance(model, FamilyModel)

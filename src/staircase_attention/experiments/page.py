@@ -28,12 +28,10 @@ from staircase_attention.generation import SamplingConfig, TokenStream, stream_t
 from staircase_attention.inspect import Place as LensPlace
 from staircase_attention.inspect import inspect, lens, lens_figure
 from staircase_attention.models import SequenceModel
-from staircase_attention.training import LanguageModel, LoadedRun, load_run
+from staircase_attention.training import FamilyModel, RunFolder, RunResult, choose_device
 from staircase_attention.training.dataset import Dataset, SplitName, TaskData
-from staircase_attention.training.learner import Model, NumSymbols, precision_of
-from staircase_attention.training.processes import choose_device
-from staircase_attention.training.recipe import FamilyModel
-from staircase_attention.training.run_folder import RunFolder, RunResult
+from staircase_attention.training.learner import Model, precision_of
+from staircase_attention.training.loading import LanguageModel, LoadedRun, load_run
 
 STYLE = """
 :root { color-scheme: light dark }
@@ -147,9 +145,7 @@ def _facts(result: RunResult, loaded: LoadedRun) -> list[dict[str, str]]:
     facts["time"] = f"{clock(result.wall_seconds)} on {result.device}"
     facts["parameters"] = f"{result.num_parameters:,}"
     if isinstance(loaded.recipe.model, FamilyModel):
-        data = loaded.data
-        symbols = NumSymbols(num_inputs=data.num_inputs, num_outputs=data.num_outputs)
-        cost = lane_cost(loaded.recipe, symbols)
+        cost = lane_cost(loaded.recipe, loaded.data)
         facts["forward FLOPs per token"] = f"{cost.flops / cost.segment:,.0f}"
         facts["sequential steps per segment"] = f"{cost.num_steps:,} of {cost.segment:,} tokens"
         facts["state"] = f"{cost.state_numbers:,} numbers per stream"

@@ -20,11 +20,8 @@ from staircase_attention.experiments.paper import PaperResult, Spread, paper_tab
 from staircase_attention.files import as_written, opened, parse_json, read_json, read_summed
 from staircase_attention.plain import convert, from_plain
 from staircase_attention.schedules import PaperRow
-from staircase_attention.training import RunResult, load_run
-from staircase_attention.training.dataset import TaskData
-from staircase_attention.training.processes import choose_device
+from staircase_attention.training import RunFolder, RunResult, TaskData, choose_device, load_run
 from staircase_attention.training.recipe import FamilyModel, Recipe, TaskChoice
-from staircase_attention.training.run_folder import RunFolder
 from staircase_attention.training.trainer import score_split
 
 # Failed: an error ended it; unfinished: it was stopped. Both are resumed by the next call.

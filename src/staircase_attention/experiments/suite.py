@@ -28,8 +28,8 @@ from staircase_attention.tasks import load_task
 from staircase_attention.tasks.registry import SUITE
 from staircase_attention.tasks.splits import random_generator
 from staircase_attention.tasks.task import task_name
-from staircase_attention.training.dataset import TaskData, build_dataset
-from staircase_attention.training.recipe import FamilyModel, LSTMModel, Recipe, TaskChoice
+from staircase_attention.training import FamilyModel, LSTMModel, Recipe, TaskChoice, TaskData
+from staircase_attention.training.dataset import build_dataset
 from staircase_attention.training.run_folder import environment
 
 # Incremented when the layout of suite.json changes.
