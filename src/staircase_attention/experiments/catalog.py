@@ -38,15 +38,9 @@ from staircase_attention.experiments.paper import PaperResult, paper_tables, pap
 from staircase_attention.files import read_json
 from staircase_attention.layers.config import CoreConfig
 from staircase_attention.plain import from_plain, override
-from staircase_attention.schedules import (
-    CachedStaircase,
-    FeedbackTransformer,
-    Ladder,
-    Schedule,
-    Staircase,
-    TransformerXL,
-    UniversalTransformer,
-)
+from staircase_attention.schedules import Schedule
+from staircase_attention.schedules.ladder import Ladder, TransformerXL, UniversalTransformer
+from staircase_attention.schedules.stairs import CachedStaircase, FeedbackTransformer, Staircase
 from staircase_attention.training.recipe import (
     CorpusChoice,
     FamilyModel,

@@ -10,17 +10,11 @@ from typing import Any
 
 import torch
 
+from staircase_attention import evaluation
 from staircase_attention.batches import IGNORED
 from staircase_attention.checks import check_integer, input_error
 from staircase_attention.data import Corpus
 from staircase_attention.display import clock
-from staircase_attention.evaluation import (
-    document_positions,
-    episode_positions,
-    measures,
-    score_by_position,
-    title,
-)
 from staircase_attention.experiments.estimate import lane_cost
 from staircase_attention.experiments.results import ERROR, LOSS, parse_lines, read_run, scores
 from staircase_attention.files import write_whole
@@ -135,7 +129,7 @@ def write_page(run: Path, *, device: str | None = None) -> Path:
 def _facts(result: RunResult, loaded: LoadedRun) -> list[dict[str, str]]:
     """Scores and cost, a row each."""
     facts = {
-        title(split, score): measures(score)
+        evaluation.title(split, score): evaluation.measures(score)
         for split, score in (("valid", result.valid), ("test", result.test))
         if score is not None
     }
@@ -161,11 +155,11 @@ def loss_by_position(
     deal: Any = partial(data.batches, **lanes, num_tokens=num_tokens)  # type: ignore[arg-type]
     if isinstance(data, TaskData):
         batches = data.batches(split, **lanes)
-        positions = episode_positions(data.episodes(split), **lanes)
+        positions = evaluation.episode_positions(data.episodes(split), **lanes)
     else:
         tokens = data.corpus.split(split)
-        batches, positions = deal(tokens), document_positions(tokens, deal)
-    found = score_by_position(
+        batches, positions = deal(tokens), evaluation.document_positions(tokens, deal)
+    found = evaluation.score_by_position(
         loaded.model,
         batches,
         positions,

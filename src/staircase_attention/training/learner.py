@@ -17,14 +17,8 @@ from staircase_attention.batches import IGNORED, Batch
 from staircase_attention.checks import input_error, one_line
 from staircase_attention.evaluation import autocast, loss_and_wrong
 from staircase_attention.inspect import Inspection
-from staircase_attention.models import (
-    LSTMSequenceModel,
-    LSTMState,
-    SequenceModel,
-    State,
-    at_depth,
-    in_passes_of,
-)
+from staircase_attention.models import LSTMSequenceModel, LSTMState, SequenceModel, State
+from staircase_attention.models.depth import at_depth, in_passes_of
 from staircase_attention.models.sequence_model import without_weights
 from staircase_attention.training.dataset import Dataset, build_dataset
 from staircase_attention.training.optimizer import Optimizer, part_like, whole_of
