@@ -111,10 +111,9 @@ def _resume(
     progress: Display | None,
 ) -> RunResult:
     if run_folder.is_packed and (num_updates is not None or not run_folder.is_finished):
-        rule = "a run is resumed from its checkpoints"
         received = f"{run_folder.path}, which is packed and has none"
         remedy = "name the folder that it was packed from, or start a new run with train --init"
-        raise input_error(rule, received, remedy)
+        raise input_error("a run is resumed from its checkpoints", received, remedy)
     if num_updates is None and run_folder.is_finished:
         # Without a lock: a finished run may be read by many at once.
         return run_folder.read_result()
@@ -174,9 +173,7 @@ def _trainer(
     threads = processes.chosen_threads(place, run_folder.num_threads, display.say)
     space = files.needing_space("a run", run_folder.path, run_folder.clear_full_disk)
     with threads, space, processes.stop_requests() as stop:
-        trainer = Trainer(
-            recipe, run_folder, device=place, processes=joined, display=display, stop=stop
-        )
+        trainer = Trainer(recipe, run_folder, place, joined, display, stop)
         if weights is not None:
             trainer.learner.load_weights(weights.tensors)
         yield trainer
