@@ -136,19 +136,19 @@ class RedditOptions:
         >>> RedditOptions().clean("AutoModerator", "Welcome!")
         (<Status.BOTS: 4>, None)
         """
-        text, status = clean_text(body), Status.LIVING
+        text = clean_text(body)
         marker = text.casefold() if text.endswith("]") else text
         if not text:
-            status = Status.EMPTY
-        elif marker in DELETED_BODIES:
-            status = Status.DELETED
-        elif marker in REMOVED_BODIES:
-            status = Status.REMOVED
-        elif self.bots is not None and re.fullmatch(self.bots, author):
-            status = Status.BOTS
-        elif self.filters == "roller" and not is_allowed_by_roller(text):
-            status = Status.FILTERED
-        return status, text if status is Status.LIVING else None
+            return Status.EMPTY, None
+        if marker in DELETED_BODIES:
+            return Status.DELETED, None
+        if marker in REMOVED_BODIES:
+            return Status.REMOVED, None
+        if self.bots is not None and re.fullmatch(self.bots, author):
+            return Status.BOTS, None
+        if self.filters == "roller" and not is_allowed_by_roller(text):
+            return Status.FILTERED, None
+        return Status.LIVING, text
 
     def split_of(self, thread: int) -> str:
         """The split of a thread, given the number of its post.

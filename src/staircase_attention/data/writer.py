@@ -95,8 +95,7 @@ def _check_same(before: object, now: object, folder: Path) -> None:
     """Refuse to mix two preparations."""
     if before != now:
         rule = f"{folder} must be prepared from the same files with the same options as before"
-        remedy = f"name another folder, or remove {folder}"
-        raise input_error(rule, "others", remedy)
+        raise input_error(rule, "others", f"name another folder, or remove {folder}")
 
 
 class CorpusWriter:
