@@ -135,8 +135,7 @@ def chosen_recipes(words: Sequence[str], vary: Sequence[str]) -> "list[training.
             # With dots, so that model.width is inside model and num_lanes not inside num_lane.
             if f"{path}.".startswith(f"{other}."):
                 rule = "a setting is either given or varied"
-                received = f"{path} given and {other} varied"
-                raise input_error(rule, received, "leave one of them out")
+                raise input_error(rule, f"{path} given and {other} varied", "leave one of them out")
     named = [experiments.find_recipe(word).override(settings) for word in words if "=" not in word]
     return [variation for recipe in named for variation in experiments.variations(recipe, varied)]
 

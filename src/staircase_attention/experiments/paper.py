@@ -14,9 +14,6 @@ from staircase_attention.plain import from_plain
 from staircase_attention.schedules import PaperRow
 from staircase_attention.training.recipe import TrainingConfig
 
-SPLITS = ("valid", "test")
-WORDS = ("recurrent_steps", "step_size", "forward_size")
-
 Unit = Literal["error %", "perplexity", "bits per character"]
 
 
@@ -118,8 +115,9 @@ def paper_tables() -> Mapping[str, PaperTable]:
         shared |= {key: data.pop(key) for key in ("num_updates", "num_seeds")}
         rows, notes = {}, tuple(data.pop("notes"))
         for row in data.pop("rows"):
-            words = PaperRow(**{word: row.pop(word) for word in WORDS})
-            row |= {split: Spread(*row[split]) for split in SPLITS if split in row}
+            sizes = ("recurrent_steps", "step_size", "forward_size")
+            words = PaperRow(**{size: row.pop(size) for size in sizes})
+            row |= {split: Spread(*row[split]) for split in ("valid", "test") if split in row}
             rows[row["name"]] = PaperResult(**{**shared, **row}, words=words)
         tables[data["name"]] = PaperTable(**data, notes=notes, rows=rows)
     return tables

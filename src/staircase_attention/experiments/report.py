@@ -137,7 +137,7 @@ def _sections(report: Report) -> list[str]:
     drawn = figures.draw_figures(rows, title=report.title)
     return [
         f"<p>In {escape(unit(rows))}. {escape(EXPLANATION)}</p>",
-        table(table_cells(report)),
+        table([table_cells(row) for row in rows]),
         *(figures.image(figure, caption) for caption, figure in drawn.items()),
         listing("The paper's order", orders(rows)),
         table(_lengths(rows), "Test error in percent by episode length, of the same weights"),
@@ -148,13 +148,8 @@ def _sections(report: Report) -> list[str]:
     ]
 
 
-def table_cells(report: Report) -> list[dict[str, str]]:
-    """The main table: the cells of every row, by heading."""
-    return [_cells(row, with_paper=bool(report.tables)) for row in report.rows]
-
-
-def _cells(row: Row, *, with_paper: bool) -> dict[str, str]:
-    """What is known of a row."""
+def table_cells(row: Row) -> dict[str, str]:
+    """What the main table shows of a row, by heading."""
     digits, best, results, paper = row.measure.digits, row.best, row.results, row.paper
     mark, shared = f" {MARK}" * row.is_shortened, f" {SHARED}" * row.is_shared
     cells = {"Model": row.model + mark, "Row": row.label}
@@ -166,7 +161,7 @@ def _cells(row: Row, *, with_paper: bool) -> dict[str, str]:
     cells["Test, ours"] = _spread(row.score("test"), digits)
     if best is not None:
         cells["Best seed, ours"] = f"{row.value(best, 'test'):.{digits}f} (seed {best.seed})"
-    if with_paper and paper is not None:
+    if paper is not None:
         digits = row.measure.paper_digits
         summary = {one["row"]: f"{one['value']:.{digits}f}" for one in paper_summary()}
         cells["Valid, paper"] = _spread(paper.valid, digits)
@@ -309,7 +304,7 @@ def screen_table(report: Report) -> Table:
 
     Rows that were not run are left out; the page has them.
     """
-    cells_by_row = table_cells(report)
+    cells_by_row = [table_cells(row) for row in report.rows]
     shown = [name for name in SCREEN if any(name in cells for cells in cells_by_row)]
     grid = Table(title=report.title, box=box.SIMPLE_HEAD, caption=unit(report.rows))
     for name in shown:

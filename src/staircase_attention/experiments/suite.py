@@ -216,12 +216,11 @@ def write_suite(cells: Cells, folder: Path) -> None:
 
     facts = {"format": FORMAT, "environment": environment(), "published": published()}
     write_json(folder / "suite.json", {**facts, "cells": cells})
-    # The last row is of costs, which the study's have none of.
-    scores = [
-        row | {f"{name}, published": str(known.get(name, "")) for name in published()["networks"]}
-        for row in score_table(cells)
-        for known in [published()["scores"].get(row["Task"], {})]
-    ]
+    scores = score_table(cells)
+    for row in scores:
+        # Of costs, which the last row is of, the study has none.
+        known = published()["scores"].get(row["Task"], {})
+        row |= {f"{name}, published": str(known.get(name, "")) for name in published()["networks"]}
     figures = {
         "Accuracy of models on tasks": heat_map(cells, published()),
         "Accuracy against length": length_curves(cells),
