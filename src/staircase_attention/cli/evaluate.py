@@ -16,7 +16,6 @@ from staircase_attention import data as corpora
 from staircase_attention import training
 from staircase_attention.checks import check_choice, check_integer, input_error
 from staircase_attention.cli import arguments
-from staircase_attention.cli.arguments import parse_passes, with_exit, with_passes
 from staircase_attention.files import check_can_write
 
 if TYPE_CHECKING:
@@ -74,7 +73,7 @@ def evaluate(
     check_choice("--split", split, ("train", "valid", "test"))
     if text and corpus:
         raise input_error("a model is scored on one text", "--corpus and --text", "leave one out")
-    depths: list[int | None] = [*parse_passes(passes)] or [None]
+    depths: list[int | None] = [*arguments.parse_passes(passes)] or [None]
     if figure is not None:
         if passes is None:
             raise input_error("--figure draws scores by --passes", "none", "add --passes 1,2,4,8")
@@ -110,7 +109,10 @@ def evaluate(
         curves: dict[str, dict[int, float]] = {}
         measure = "loss" if isinstance(data, training.TaskData) else "bits_per_byte"
         # All of them first: a depth that the weights do not allow is refused before any work.
-        models = {depth: with_exit(with_passes(loaded.model, depth), exit_rule) for depth in depths}
+        models = {
+            depth: arguments.with_exit(arguments.with_passes(loaded.model, depth), exit_rule)
+            for depth in depths
+        }
         for size, depth in product(sizes, depths):
             sized = data
             if isinstance(data, training.TaskData) and size is not None:
@@ -228,7 +230,7 @@ def inspect(
 
     load = training.load_run if text is None else training.load_language_model
     loaded: Any = load(run, checkpoint=checkpoint, trust_code=trust_code)
-    model = with_passes(loaded.model, passes).to(training.choose_device(device))
+    model = arguments.with_passes(loaded.model, passes).to(training.choose_device(device))
     loaded = replace(loaded, model=model)
     places = read_episode(loaded, episode or 0) if text is None else read_text(loaded, text)
     if as_json:

@@ -13,7 +13,6 @@ from rich.table import Column, Table
 from staircase_attention import drawing, experiments, training
 from staircase_attention.checks import input_error
 from staircase_attention.cli import arguments
-from staircase_attention.cli.arguments import parse_assignments, parse_values
 from staircase_attention.display import choose_display, counted
 from staircase_attention.files import check_can_hold
 
@@ -127,8 +126,8 @@ def chosen_recipes(words: Sequence[str], vary: Sequence[str]) -> "list[training.
     """The named recipes, with the given settings and every combination of the varied ones."""
     from staircase_attention.experiments.comparisons import check_settings
 
-    settings = parse_assignments(word for word in words if "=" in word)
-    varied = parse_assignments(vary, parse_values)
+    settings = arguments.parse_assignments(word for word in words if "=" in word)
+    varied = arguments.parse_assignments(vary, arguments.parse_values)
     check_settings(settings)
     for path in settings:
         for other in varied:
@@ -174,7 +173,7 @@ def reproduce(
         updates=updates,
         jobs=jobs,
         processes=processes,
-        overrides=parse_assignments(overrides or []),
+        overrides=arguments.parse_assignments(overrides or []),
         lengths=length or (),
         progress=not quiet,
     )
@@ -218,8 +217,8 @@ def suite(
         tasks=chosen_tasks,
         models=[] if models is None else models.split(","),
         own_recipe=named[0] if named else None,
-        own=parse_assignments(word for word in own or [] if "=" in word),
-        overrides=parse_assignments(overrides or []),
+        own=arguments.parse_assignments(word for word in own or [] if "=" in word),
+        overrides=arguments.parse_assignments(overrides or []),
     )
     folder = output or Path("results") / budget.training
     options: dict[str, Any] = {"seeds": seeds, "jobs": jobs, "progress": not quiet}
@@ -264,7 +263,7 @@ def estimate(
     from staircase_attention.experiments.estimate import Machine
     from staircase_attention.experiments.estimate import estimate as estimate_recipe
 
-    chosen = experiments.find_recipe(recipe).override(parse_assignments(overrides or []))
+    chosen = experiments.find_recipe(recipe).override(arguments.parse_assignments(overrides or []))
     nodes = -(-gpus // 8) if nodes is None else nodes
     found = estimate_recipe(chosen, num_gpus=gpus, num_nodes=nodes, price=price or 0.0)
     if as_json:

@@ -14,7 +14,6 @@ import typer
 from staircase_attention import training
 from staircase_attention.checks import check_integer, input_error
 from staircase_attention.cli import arguments
-from staircase_attention.cli.arguments import with_exit, with_passes
 from staircase_attention.files import check_can_write
 
 Temperature = Annotated[
@@ -96,7 +95,7 @@ def sample(
 
     language = load(run, checkpoint, device=device, trust_code=trust_code)
     if passes is not None or exit_rule is not None:
-        model = with_exit(with_passes(language.model, passes), exit_rule)
+        model = arguments.with_exit(arguments.with_passes(language.model, passes), exit_rule)
         language = replace(language, model=model)
     prompts = prompt or [""]
     if resume is not None:
