@@ -122,9 +122,8 @@ class Preparation:
 
     def without_results(self) -> "Preparation":
         """What was known before it started."""
-        return replace(
-            self, sources=tuple(replace(one, counts={}, skipped={}) for one in self.sources)
-        )
+        bare = tuple(replace(one, counts={}, skipped={}) for one in self.sources)
+        return replace(self, sources=bare)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -325,6 +325,7 @@ def texts_of(rows: Sequence[Comment], options: RedditOptions) -> tuple[list[str]
         answers[parent].append(place)
     # What comes before a comment in its document; None at the start.
     before = dict[int, int | None]()
+    deepest = options.maximum_depth or len(rows) + 1
     # Comments in a path; without end where it is dropped.
     depths: dict[int | None, float] = {None: 0, MISSING: 1}
     # From the post downwards, which reaches no comment in a cycle.
@@ -339,9 +340,7 @@ def texts_of(rows: Sequence[Comment], options: RedditOptions) -> tuple[list[str]
             gap = options.removed
         before[place] = None if gap == "cut" else parent
         depths[place] = math.inf if gap == "drop" else depths[before[place]] + 1
-        if rows[place].text is not None and depths[place] <= (
-            options.maximum_depth or len(rows) + 1
-        ):
+        if rows[place].text is not None and depths[place] <= deepest:
             examples.append(place)
     counts = Counter(Status(row.status).name.lower() for row in rows if row.text is None)
     counts["no whole path"] = sum(row.text is not None for row in rows) - len(examples)

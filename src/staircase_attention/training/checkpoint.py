@@ -279,9 +279,7 @@ class CheckpointFolder:
     def _publish(self, name: CheckpointName, scratch: Path, trainer: Mapping[str, Any]) -> None:
         """Let a checkpoint appear, after all its parts have been written."""
         (scratch / TRAINER).write_text(json.dumps(trainer))
-        sums = {
-            entry.name: files.checksum(entry.read_bytes()) for entry in sorted(scratch.iterdir())
-        }
+        sums = {file.name: files.checksum(file.read_bytes()) for file in sorted(scratch.iterdir())}
         (scratch / MANIFEST).write_text(json.dumps(sums))
         files.publish_folder(scratch, self.path / str(name))
 

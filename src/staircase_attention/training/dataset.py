@@ -70,9 +70,7 @@ class TaskData:
         """What two scores are compared by, lower is better: the error, then the loss."""
         return score.error, score.loss
 
-    def facts(
-        self, name: SplitName, score: Score, num_tokens: int | None = None
-    ) -> dict[str, float]:
+    def facts(self, name: SplitName, score: Score, num_tokens: int | None) -> dict[str, float]:
         """Further measures of a score: none beside loss and error."""
         return {}
 
@@ -162,9 +160,7 @@ class CorpusData:
         whole = self.corpus.split(name).num_tokens
         return {"num_tokens": min(whole, num_tokens or whole), "split_tokens": whole}
 
-    def facts(
-        self, name: SplitName, score: Score, num_tokens: int | None = None
-    ) -> dict[str, float]:
+    def facts(self, name: SplitName, score: Score, num_tokens: int | None) -> dict[str, float]:
         """Bits and perplexity; those per byte compare models of different tokenisers."""
         for split, verification in self._verifications.items():
             # The test ends a run: by then all that it was trained on is verified, too.
