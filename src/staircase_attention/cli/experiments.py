@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich import box
@@ -15,9 +15,6 @@ from staircase_attention.checks import input_error
 from staircase_attention.cli import arguments
 from staircase_attention.display import choose_display, counted
 from staircase_attention.files import check_can_hold
-
-if TYPE_CHECKING:
-    from staircase_attention.experiments.report import Report
 
 DEMO_RECIPES = ("parity/staircase", "parity/transformer-xl")
 INTRODUCTION = """\
@@ -238,7 +235,7 @@ def suite(
     return 0 if states == {"finished"} else 1
 
 
-def show_report(report: "Report") -> int:
+def show_report(report: "experiments.Report") -> int:
     """Print a report for the screen; runs that failed or diverged make it a failure."""
     from staircase_attention.experiments.report import orders, screen_table, troubles
 

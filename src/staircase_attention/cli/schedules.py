@@ -3,7 +3,7 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import Annotated, Any, cast
 
 import typer
 from rich.console import Console
@@ -14,9 +14,6 @@ from staircase_attention.checks import check_choice
 from staircase_attention.cli import arguments
 from staircase_attention.references import check_options
 from staircase_attention.schedules import Order, Schedule, make_schedule
-
-if TYPE_CHECKING:
-    from staircase_attention.models import Cost
 
 # Bytes per number.
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -75,18 +72,15 @@ def describe(
     plan = make_schedule(schedule, given | ({"num_passes": depths[0]} if depths else {}))
     check_choice("--dtype", dtype, BYTES)
     from staircase_attention.layers import CoreConfig
-    from staircase_attention.models import measure_cost
 
     shape: dict[str, Any] = {"width": width, "num_layers": num_layers, "num_heads": num_heads}
     shape |= arguments.parse_assignments(settings or [])
     check_options("--core", CoreConfig, shape)
     core = CoreConfig(**shape)
     plan.check_core(num_layers=core.num_layers)
-    sizes: dict[str, Any] = {"vocab_size": vocab_size, "output_size": output_size, "core": core}
+    sizes = {"vocab_size": vocab_size, "output_size": output_size, "segment": segment}
     plans = [plan.with_passes(depth) for depth in depths] or [plan]
-    found = [
-        costs(one, measure_cost(schedule=one, segment=segment, **sizes), dtype) for one in plans
-    ]
+    found = [costs(one, dtype, core=core, **sizes) for one in plans]
     if as_json:
         typer.echo(json.dumps(found if depths else found[0], indent=2))
     else:
@@ -94,8 +88,11 @@ def describe(
             print_costs(one, facts, dtype)
 
 
-def costs(plan: Schedule, cost: "Cost", dtype: str) -> dict[str, Any]:
-    """What a model costs, as plain data."""
+def costs(plan: Schedule, dtype: str, **sizes: Any) -> dict[str, Any]:  # noqa: ANN401
+    """What a model of these sizes costs, as plain data."""
+    from staircase_attention.models import measure_cost
+
+    cost = measure_cost(schedule=plan, **sizes)
     return {
         "schedule": plan.to_dict(),
         "num_parameters": cost.num_parameters,
