@@ -282,6 +282,8 @@ def _plan(
         with tempfile.TemporaryDirectory() as scratch:
             tokeniser.save(Path(scratch))
             planned = {"files": _file_checksums(Path(scratch))}
+    held_out = asdict(mixture.held_out)
+    parameters = {"tokeniser": planned, "held_out": held_out, "shard_tokens": SHARD_TOKENS}
     return Preparation(
         kind=kind,
         sources=tuple(
@@ -298,12 +300,7 @@ def _plan(
             )
             for part in mixture.parts
         ),
-        parameters={
-            "tokeniser": planned,
-            "held_out": asdict(mixture.held_out),
-            "shard_tokens": SHARD_TOKENS,
-        }
-        | mark,
+        parameters=parameters | mark,
     )
 
 

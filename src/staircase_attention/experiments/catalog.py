@@ -69,12 +69,9 @@ BASE = ("transformer-xl", "feedback", "cached-staircase-c128", "staircase-n8-c32
 @cache
 def recipes() -> Mapping[str, Recipe]:
     """All recipes: those of the paper's size first, then the small ones."""
-    everything = [
-        *_state_tracking(),
-        *(language := [*_language()]),
-        *_beside({recipe.name: recipe for recipe in language}),
-        *_small(),
-    ]
+    language = list(_language())
+    beside = _beside({recipe.name: recipe for recipe in language})
+    everything = [*_state_tracking(), *language, *beside, *_small()]
     return {recipe.name: recipe for recipe in everything}
 
 

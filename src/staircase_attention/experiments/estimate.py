@@ -230,10 +230,8 @@ class Work:
             # Five steps of three products, of matrices stacked by shape; stacking, momentum, the
             # change of the weights and the choice whether to change them move 170 bytes per weight.
             width, longer = self.core.width, self.core.inner_width / self.core.width
-            for number, ratio in (
-                (4 * self.core.num_layers, 1),
-                (2 * self.core.num_layers, longer),
-            ):
+            matrices = ((4 * self.core.num_layers, 1), (2 * self.core.num_layers, longer))
+            for number, ratio in matrices:
                 unit = number * (2 + 4 * ratio) * width**2 / 3
                 yield Kernel("optimiser", 15, unit * width, 2 * unit)
                 yield Kernel("optimiser", 18, 0, 170 / 18 * number * ratio * width**2)

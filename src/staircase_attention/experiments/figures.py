@@ -208,11 +208,9 @@ def lines_figure(
 ) -> Figure:
     """A line through the points of each name; a logarithmic axis has a tick for each point."""
     figure = Figure(figsize=(9.4, 5.2), layout="constrained")
-    axes, lines = figure.add_subplot(), list[Line2D]()
-    for (name, (points, own, seeds)), family in zip(
-        curves.items(), cycle(FAMILIES.values()), strict=False
-    ):
-        style = own or Style(*family)
+    axes, lines, families = figure.add_subplot(), list[Line2D](), cycle(FAMILIES.values())
+    for name, (points, own, seeds) in curves.items():
+        style = own or Style(*next(families))
         for thin in seeds if len(seeds) > 1 else ():
             axes.plot([*thin], [*thin.values()], color=style.colour, linewidth=0.6, alpha=0.45)
         lines += axes.plot(
