@@ -132,9 +132,8 @@ def evaluate(
             of: Facts = {"split": "text" if text else split, "length": size}
             if depth is not None:
                 of["passes"] = depth
-            show(of, whole, as_json)
-            if by_position:
-                show_parts(of, *loss_by_position(one, sized, name, tokens), as_json)
+            parts = loss_by_position(one, sized, name, tokens) if by_position else ("", {})
+            show(of, whole, *parts, as_json)
             label = split if size is None else f"length {size:,}"
             curves.setdefault(label, {})[depth or 0] = whole[measure]
         if figure is not None:
@@ -174,13 +173,15 @@ def check_kind(
         check_integer("--tokens", tokens, minimum=fewest, example=1_000_000)
 
 
-def show(of: Facts, whole: Facts, as_json: bool) -> None:
-    """Print a score, and what it is of."""
-    from staircase_attention.evaluation import measures, title
-
+def show(of: Facts, whole: Facts, label: str, parts: Mapping[int, Facts], as_json: bool) -> None:
+    """Print a score and what it is of, then its parts, one per line."""
     if as_json:
         typer.echo(json.dumps(of | whole))
+        for number, facts in parts.items():
+            typer.echo(json.dumps(of | {f"{label} from".replace(" ", "_"): number} | facts))
         return
+    from staircase_attention.evaluation import measures, title
+
     at = "" if of["length"] is None else f" at length {of['length']:,}"
     if "passes" in of:
         at += f" in {of['passes']} pass{'' if of['passes'] == 1 else 'es'}"
@@ -189,19 +190,10 @@ def show(of: Facts, whole: Facts, as_json: bool) -> None:
         weights = f"mean of the weights of {len(whole['average_of'])} runs"
     answers = f"({whole['num_answers']:,} answers, {weights})"
     typer.echo(f"{title(of['split'], whole)}{at}: {measures(whole)}  {answers}")
-
-
-def show_parts(of: Facts, label: str, parts: Mapping[int, Facts], as_json: bool) -> None:
-    """Print the parts of a score, one per line."""
-    from staircase_attention.evaluation import measures
-
     for number, facts in parts.items():
-        if as_json:
-            typer.echo(json.dumps(of | {f"{label} from".replace(" ", "_"): number} | facts))
-        else:
-            [count] = [name for name in facts if name.startswith("num_")]
-            unit = count.removeprefix("num_")
-            typer.echo(f"{label} from {number:,}: {measures(facts)}  ({facts[count]:,} {unit})")
+        [count] = [name for name in facts if name.startswith("num_")]
+        unit = count.removeprefix("num_")
+        typer.echo(f"{label} from {number:,}: {measures(facts)}  ({facts[count]:,} {unit})")
 
 
 def inspect(
