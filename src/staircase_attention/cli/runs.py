@@ -117,21 +117,18 @@ class Logged(Display):
         """Open a run there; Weights & Biases continues that of the same folder."""
         self._display.begin(name, done, total)
         try:
-            self._open(name)
+            if self._logger == "wandb":
+                number = hashlib.sha256(str(self._folder).encode()).hexdigest()[:16]
+                options = {"id": number, "name": name, "resume": "allow", "config": self._config}
+                self._package.init(project=PROJECT, dir=str(self._folder), **options)
+            else:
+                self._package.set_experiment(PROJECT)
+                self._package.start_run(run_name=name, tags={"folder": str(self._folder)})
+                self._package.log_dict(self._config, "recipe.json")
         except Exception as error:
             remedy = f"correct that, then: staircase resume {self._folder} --logger {self._logger}"
             rule = f"{self._logger} must be able to open a run"
             raise input_error(rule, one_line(error), remedy) from None
-
-    def _open(self, name: str) -> None:
-        if self._logger == "wandb":
-            number = hashlib.sha256(str(self._folder).encode()).hexdigest()[:16]
-            options = {"id": number, "name": name, "resume": "allow", "config": self._config}
-            self._package.init(project=PROJECT, dir=str(self._folder), **options)
-        else:
-            self._package.set_experiment(PROJECT)
-            self._package.start_run(run_name=name, tags={"folder": str(self._folder)})
-            self._package.log_dict(self._config, "recipe.json")
 
     def advance(self, done: int, **facts: float) -> None:
         """Pass on scores; the speed comes with them. A logger that fails costs no training."""

@@ -518,19 +518,15 @@ class RedditSource:
     @cached_property
     def _partitions(self) -> Partitions:
         """Read what is not read yet."""
-        sizes = [
-            path.stat().st_size
-            * (SIZE_IF_COMPRESSED if compression.compression_of(path) else SIZE_IF_PLAIN)
-            for path in self.files
-        ]
-        size = int(sum(sizes))
-        num_workers = self.num_workers or min(available_cores(), size // WORTH_A_WORKER + 1)
-        num_partitions = min(max(size // PARTITION_BYTES, FEWEST_PARTITIONS), MOST_PARTITIONS)
-        # What identifies a dump is its name, its size and its beginning.
-        plan = [FORMAT, self.options.bots, self.options.filters, self.allow_damaged]
+        size, plan = 0.0, [FORMAT, self.options.bots, self.options.filters, self.allow_damaged]
         for path in self.files:
+            is_compressed = compression.compression_of(path) is not None
+            size += path.stat().st_size * (SIZE_IF_COMPRESSED if is_compressed else SIZE_IF_PLAIN)
+            # What identifies a dump is its name, its size and its beginning.
             with path.open("rb") as file:
                 plan += [path.name, path.stat().st_size, file.read(FINGERPRINT_BYTES).hex()]
+        num_workers = self.num_workers or min(available_cores(), int(size) // WORTH_A_WORKER + 1)
+        num_partitions = min(max(int(size) // PARTITION_BYTES, FEWEST_PARTITIONS), MOST_PARTITIONS)
         content = json.dumps(plan).encode()
         digest = hashlib.blake2b(content, digest_size=6).hexdigest()
         folder = self.work_folder / f"partitions-{digest}"

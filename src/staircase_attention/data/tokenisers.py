@@ -404,10 +404,9 @@ def named_tokeniser(name: str) -> Tokeniser | BytePairTraining:
 
 def load_tokeniser(folder: Path) -> Tokeniser:
     """The tokeniser that `save` wrote into a folder."""
-    with as_written(
-        f"a saved tokeniser's {SETTINGS}", folder / SETTINGS, "prepare the corpus again"
-    ):
-        settings = parse_json(read_file(folder / SETTINGS))
+    path = folder / SETTINGS
+    with as_written(f"a saved tokeniser's {SETTINGS}", path, "prepare the corpus again"):
+        settings = parse_json(read_file(path))
         if settings["kind"] == "bytes":
             return ByteTokeniser(has_end_symbol=convert(bool, settings["has_end_symbol"], SETTINGS))
         end_symbol = convert(int, settings["end_symbol"], "end_symbol")

@@ -29,7 +29,6 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
@@ -138,7 +137,7 @@ OUR_TEXT: dict[str, tuple[str, dict[str, Any]]] = {
 @cache
 def our_training(group: str) -> TrainingConfig:
     """Our own settings for a group, from the file of all of them."""
-    text = (files("staircase_attention.experiments") / "training.toml").read_text(encoding="utf-8")
+    text = Path(__file__).with_name("training.toml").read_text(encoding="utf-8")
     known, names = tomllib.loads(text), [group]
     while "like" in known[names[-1]]:
         names.append(known[names[-1]].pop("like"))

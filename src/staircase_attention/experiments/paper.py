@@ -1,14 +1,14 @@
 """The paper's numbers, as data: what its tables print, where they print it, and their slips."""
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any, Literal
 
 from staircase_attention.checks import check_choice
+from staircase_attention.files import read_json
 from staircase_attention.layers.config import CoreConfig
 from staircase_attention.plain import from_plain
 from staircase_attention.schedules import PaperRow
@@ -146,5 +146,4 @@ def paper_training(task: str) -> PaperTraining:
 
 
 def _data() -> dict[str, Any]:
-    file = files("staircase_attention.experiments") / "paper_tables.json"
-    return dict(json.loads(file.read_text(encoding="utf-8")))
+    return dict(read_json(Path(__file__).with_name("paper_tables.json")))

@@ -8,7 +8,6 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -88,8 +87,7 @@ SMALL = Budget(
 @cache
 def published() -> dict[str, Any]:
     """The study's scores by task and network, as far as they are confirmed, and its budget."""
-    text = (files("staircase_attention.experiments") / "chomsky.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
+    return tomllib.loads(Path(__file__).with_name("chomsky.toml").read_text(encoding="utf-8"))
 
 
 def suite_recipes(
@@ -221,12 +219,12 @@ def write_suite(cells: Cells, folder: Path) -> None:
         # Of costs, which the last row is of, the study has none.
         known = published()["scores"].get(row["Task"], {})
         row |= {f"{name}, published": str(known.get(name, "")) for name in published()["networks"]}
-    figures = {
-        "Accuracy of models on tasks": heat_map(cells, published()),
-        "Accuracy against length": length_curves(cells),
-    }
-    parts = [f"<p>{EXPLAINED.format(published()['budget'])}</p>", table(scores)]
-    parts += [image(figure, caption) for caption, figure in figures.items()]
+    parts = [
+        f"<p>{EXPLAINED.format(published()['budget'])}</p>",
+        table(scores),
+        image(heat_map(cells, published()), "Accuracy of models on tasks"),
+        image(length_curves(cells), "Accuracy against length"),
+    ]
     write_whole(folder / "report.html", page("Suite", parts))
 
 
