@@ -16,7 +16,6 @@ from staircase_attention.cli import arguments
 from staircase_attention.display import Display, choose_display
 from staircase_attention.files import check_can_hold
 
-LOGGERS = ("wandb", "mlflow")
 PROJECT = "staircase-attention"
 
 
@@ -106,7 +105,7 @@ class Logged(Display):
     def __init__(
         self, display: Display, logger: str, folder: Path, config: Mapping[str, Any]
     ) -> None:
-        check_choice("--logger", logger, LOGGERS)
+        check_choice("--logger", logger, ("wandb", "mlflow"))
         self._package = import_extra(logger, needed_for="--logger", extra=logger)
         self._display, self._logger = display, logger
         self._folder, self._config = folder.resolve(), dict(config)

@@ -229,9 +229,8 @@ class TokenSplit:
 
 
 def _mapped(folder: Path, record: ArrayRecord, dtype: np.dtype[Any]) -> NDArray[Any]:
-    mapped: NDArray[Any] = np.memmap(
-        folder / record.file, dtype=dtype, mode="r", shape=(record.num_items,)
-    )
+    path, shape = folder / record.file, (record.num_items,)
+    mapped: NDArray[Any] = np.memmap(path, dtype=dtype, mode="r", shape=shape)
     # A plain array over the same memory: slicing a memmap takes longer.
     return mapped.view(np.ndarray)
 

@@ -225,14 +225,12 @@ class TokenStream(Iterator[NewToken]):
         if self.decode is None:
             return [b""] * len(tokens)
         pieces = [self.decode([token]) for token in tokens.tolist()]
-        for piece in pieces:
-            if not isinstance(piece, bytes):
-                raise input_error(
-                    "decode must turn tokens into bytes",
-                    type(piece).__name__,
-                    "for a tokeniser that gives text, pass "
-                    "lambda ids: tokeniser.decode(ids).encode()",
-                )
+        if wrong := [piece for piece in pieces if not isinstance(piece, bytes)]:
+            raise input_error(
+                "decode must turn tokens into bytes",
+                type(wrong[0]).__name__,
+                "for a tokeniser that gives text, pass lambda ids: tokeniser.decode(ids).encode()",
+            )
         return pieces
 
 

@@ -45,18 +45,15 @@ class NumSymbols:
 def build_model(recipe: Recipe, data: Dataset | NumSymbols) -> Model:
     """The model that a recipe describes, for the symbols of its data."""
     model = recipe.model
+    sizes: dict[str, Any] = {"vocab_size": data.num_inputs, "output_size": data.num_outputs}
     if isinstance(model, LSTMModel):
-        return LSTMSequenceModel(
-            vocab_size=data.num_inputs, output_size=data.num_outputs, **asdict(model)
-        )
+        return LSTMSequenceModel(**sizes, **asdict(model))
     core, schedule, passes = model.core, model.schedule, recipe.training.passes
     deepest = schedule.with_passes(passes.numbers[-1]) if passes.numbers else schedule
     if deepest is not schedule and core.max_distance is None:
         reach = max(schedule.default_max_distance, deepest.default_max_distance)
         core = replace(core, max_distance=reach)
-    family = SequenceModel(
-        vocab_size=data.num_inputs, output_size=data.num_outputs, core=core, schedule=schedule
-    )
+    family = SequenceModel(**sizes, core=core, schedule=schedule)
     # Refuses a table of positions that is too short for the deepest.
     family.with_schedule(deepest)
     family.recompute = recipe.training.recompute

@@ -182,9 +182,8 @@ def _trainer(
 def default_folder(recipe: Recipe, base: str | os.PathLike[str] = "runs") -> Path:
     """A new folder for a run that was given none: the first free number under its recipe."""
     parent = Path(base) / recipe.name
-    with files.writing(
-        "runs need a folder that can be written", parent, "name another with --output"
-    ):
+    rule, remedy = "runs need a folder that can be written", "name another with --output"
+    with files.writing(rule, parent, remedy):
         files.make_folder(parent)
         for number in itertools.count(1):
             folder = parent / f"{number:03d}"
