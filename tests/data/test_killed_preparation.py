@@ -104,7 +104,7 @@ def test_work_that_was_done_is_not_done_again(inputs, tmp_path, monkeypatch):
     interrupted, resumed = killed_after(30), RecordedProgress()
     with pytest.raises(Killed):
         run(inputs, tmp_path / "corpus", progress=interrupted)
-    monkeypatch.setattr(preparation, "train_bpe", None)
+    monkeypatch.setattr(preparation.tokenisers, "train_bpe", None)
     run(inputs, tmp_path / "corpus", progress=resumed)
     _, total_bytes, done_bytes = resumed.reports[0]
     # The last batch was reported, but not committed.

@@ -86,7 +86,7 @@ def test_its_recipe_gives_the_run_whose_number_of_updates_changed(made, tmp_path
     quick, _, (result, _) = made
     assert result.num_updates == 12
     recipe = steps.find_recipe(str(quick.folder / "recipe.json"))
-    steps.train_recipe(recipe, tmp_path / "run")
+    steps.train(recipe, tmp_path / "run")
     for name in ("config.json", "metrics.jsonl"):
         assert (tmp_path / "run" / name).read_bytes() == (quick.folder / "run" / name).read_bytes()
 

@@ -130,7 +130,7 @@ def test_rows_of_a_corpus_show_bits_per_byte(fakes, tmp_path, corpus):
         updates=200,
         overrides={"task.folder": str(corpus)},
     )
-    [row] = [cells for cells in table_cells(report) if cells["Row"] == "ladder-4"]
+    [row] = [table_cells(row) for row in report.rows if row.label == "ladder-4"]
     assert row["Valid, ours"] == "1.220 ± 0.028"
     assert row["Best seed, ours"] == "1.204 (seed 0)"
     assert (row["Test, paper"], row["Best seed, paper"]) == ("1.11 ± -", "1.11")
@@ -151,7 +151,7 @@ def test_rows_of_words_show_perplexity_the_paper_s_order_and_resumed_runs(fakes,
     for start in ("1", "2"):
         (board / f"events.{start}").touch()
     report = reproduce("words", **options)
-    [row] = [cells for cells in table_cells(report) if cells["Row"] == "ladder-4"]
+    [row] = [table_cells(row) for row in report.rows if row.label == "ladder-4"]
     assert (row["Test, ours"], row["Test, paper"]) == ("30.10 ± -", "23.3 ± -")
     page = (tmp_path / "report.html").read_text()
     assert "<p>In perplexity. " in page

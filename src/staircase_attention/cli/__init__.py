@@ -1,7 +1,7 @@
 """The command `staircase`: parse, call, print.
 
-Command modules import PyTorch and the rest of the package inside their functions, so that help,
-usage errors and light commands answer at once.
+Help, usage errors and light commands answer at once: most subpackages import their names on first
+use, and command modules import the others inside their functions.
 """
 
 import sys

@@ -7,20 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from staircase_attention.cli import INTERRUPTED
-from staircase_attention.cli.evaluate import evaluate, inspect
-from staircase_attention.cli.experiments import (
-    compare,
-    demo,
-    estimate,
-    quickstart,
-    reproduce,
-    suite,
-)
+from staircase_attention.cli import INTERRUPTED, evaluate, experiments, runs, schedules, text
 from staircase_attention.cli.prepare import prepare
-from staircase_attention.cli.runs import export, pack, recipes, resume, train
-from staircase_attention.cli.schedules import describe, draw, play
-from staircase_attention.cli.text import chat, sample, serve
 
 # Exit status for what a user can get wrong.
 USER_ERROR = 2
@@ -67,11 +55,15 @@ def staircase(
 
 # In the order of `staircase --help`.
 COMMANDS: tuple[Callable[..., int | None], ...] = (
-    *(demo, quickstart, play, draw, describe, recipes, train, resume, evaluate, inspect),
-    *(sample, chat, serve, compare, reproduce, suite, pack, export, estimate),
+    *(experiments.demo, experiments.quickstart),
+    *(schedules.play, schedules.draw, schedules.describe),
+    *(runs.recipes, runs.train, runs.resume, evaluate.evaluate, evaluate.inspect),
+    *(text.sample, text.chat, text.serve),
+    *(experiments.compare, experiments.reproduce, experiments.suite),
+    *(runs.pack, runs.export, experiments.estimate),
 )
 for command in COMMANDS:
-    app.command("eval" if command is evaluate else None)(command)
+    app.command("eval" if command is evaluate.evaluate else None)(command)
 app.add_typer(prepare)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from staircase_attention import experiments
 from staircase_attention.checks import check_integer, input_error
 from staircase_attention.schedules import SCHEDULES
 
@@ -14,19 +15,13 @@ if TYPE_CHECKING:
     from staircase_attention.training.learner import Model
 
 
-def complete_recipes() -> list[str]:
-    """All recipes, of which typer offers those that start as the word does."""
-    from staircase_attention.experiments import recipes
-
-    return list(recipes())
-
-
 RecipeName = Annotated[
     str,
     typer.Argument(
         metavar="RECIPE",
         help="one of `staircase recipes`, or a JSON file of one",
-        autocompletion=complete_recipes,
+        # Of these, typer offers those that start as the word does.
+        autocompletion=lambda: list(experiments.recipes()),
     ),
 ]
 Overrides = Annotated[

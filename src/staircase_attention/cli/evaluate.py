@@ -9,17 +9,19 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
+import rich
 import typer
 
+from staircase_attention import data as corpora
+from staircase_attention import training
 from staircase_attention.checks import check_choice, check_integer, input_error
 from staircase_attention.cli import arguments
-from staircase_attention.cli.arguments import parse_passes, with_exit, with_passes
+from staircase_attention.display import choose_display
 from staircase_attention.files import check_can_write
 
 if TYPE_CHECKING:
     from staircase_attention.models import ExitBackend
-    from staircase_attention.training import LoadedRun
-    from staircase_attention.training.dataset import CorpusData, SplitName, TaskData
+    from staircase_attention.training.dataset import Dataset, SplitName
 
 # A score as plain data.
 Facts = dict[str, Any]
@@ -72,40 +74,38 @@ def evaluate(
     check_choice("--split", split, ("train", "valid", "test"))
     if text and corpus:
         raise input_error("a model is scored on one text", "--corpus and --text", "leave one out")
-    depths: list[int | None] = [*parse_passes(passes)] or [None]
+    depths: list[int | None] = [*arguments.parse_passes(passes)] or [None]
     if figure is not None:
         if passes is None:
             raise input_error("--figure draws scores by --passes", "none", "add --passes 1,2,4,8")
         check_can_write(figure, "--figure", (".png",))
     if lanes is not None:
         check_integer("--lanes", lanes, minimum=1, example=16)
-    from staircase_attention.data import HeldOut, prepare_text
-    from staircase_attention.display import choose_display
     from staircase_attention.experiments.page import loss_by_position
     from staircase_attention.generation.stepper import accelerate
-    from staircase_attention.training import load_run
-    from staircase_attention.training.dataset import TaskData
     from staircase_attention.training.loading import run_tokeniser
-    from staircase_attention.training.processes import choose_device
     from staircase_attention.training.trainer import score_split
 
     with ExitStack() as stack:
         if text:
             # A corpus of one split, train, in a folder that the stack deletes.
             corpus, split = Path(stack.enter_context(TemporaryDirectory())) / "corpus", "train"
-            nothing = HeldOut(valid=0.0, test=0.0)
+            nothing = corpora.HeldOut(valid=0.0, test=0.0)
             own, shown = run_tokeniser(run), choose_display(has_bar=False)
-            made = prepare_text(text, corpus, tokeniser=own, held_out=nothing, progress=shown)
+            made = corpora.prepare_text(
+                text, corpus, tokeniser=own, held_out=nothing, progress=shown
+            )
             for source in made.manifest.preparation.sources:
                 for what, count in source.skipped.items():
                     typer.echo(f"skipped: {what}: {count:,}", err=as_json)
-        loaded = load_run(run, checkpoint=checkpoint, trust_code=trust_code, corpus=corpus)
+        options: Any = {"checkpoint": checkpoint, "trust_code": trust_code, "corpus": corpus}
+        loaded = training.load_run(run, **options)
         if text and lanes is None:
             # A lane starts without context, so a short text has one.
             total, most = made.split("train").num_tokens, loaded.recipe.training.evaluation_lanes
             lanes = max(1, min(most, min(total, tokens or total) // TEXT_LANE_TOKENS))
         overrides: dict[str, Any] = {} if lanes is None else {"training.evaluation_lanes": lanes}
-        place = choose_device(device)
+        place = training.choose_device(device)
         # Many CPUs are slow at bfloat16, and none needs it.
         if precision is not None or place.type != "cuda":
             overrides["training.precision"] = precision or "float32"
@@ -114,26 +114,33 @@ def evaluate(
         check_kind(data, split, length=length, tokens=tokens)
         sizes: list[int | None] = [*length] if length else [None]
         curves: dict[str, dict[int, float]] = {}
-        measure = "loss" if isinstance(data, TaskData) else "bits_per_byte"
+        measure = "loss" if isinstance(data, training.TaskData) else "bits_per_byte"
         # All of them first: a depth that the weights do not allow is refused before any work.
-        models = {depth: with_exit(with_passes(loaded.model, depth), exit_rule) for depth in depths}
+        models = {
+            depth: arguments.with_exit(arguments.with_passes(loaded.model, depth), exit_rule)
+            for depth in depths
+        }
         for size, depth in product(sizes, depths):
             sized = data
-            if isinstance(data, TaskData) and size is not None:
+            if isinstance(data, training.TaskData) and size is not None:
                 sized = data.with_length(size)
             model = models[depth].to(place)
             accelerate(model)
             one = replace(loaded, recipe=recipe, model=model)
             score = score_split(model, sized, name, recipe=recipe, device=place, num_tokens=tokens)
-            whole = score.to_plain() | sized.facts(name, score, tokens)
-            whole |= sized.extent(name, tokens)
+            whole: Facts = {"update": loaded.update, "checksums": loaded.checksums}
+            if loaded.average_of:
+                whole["average_of"] = loaded.average_of
+            whole |= {"is_verified": loaded.is_verified} | score.to_plain()
+            whole |= sized.facts(name, score, tokens) | sized.extent(name, tokens)
             if exit_rule is not None:
                 exits = cast("ExitBackend", model.backend)
                 whole["mean_passes"] = exits.num_passes / exits.num_tokens
-            of = {"split": "text" if text else split, "length": size}
-            of |= {} if depth is None else {"passes": depth}
+            of: Facts = {"split": "text" if text else split, "length": size}
+            if depth is not None:
+                of["passes"] = depth
             parts = loss_by_position(one, sized, name, tokens) if by_position else ("", {})
-            show(whole, *parts, as_json, of=of, loaded=loaded)
+            show(of, whole, *parts, as_json)
             label = split if size is None else f"length {size:,}"
             curves.setdefault(label, {})[depth or 0] = whole[measure]
         if figure is not None:
@@ -150,12 +157,14 @@ def evaluate(
 
 
 def check_kind(
-    data: "TaskData | CorpusData", split: str, *, length: list[int] | None, tokens: int | None
+    data: "Dataset",
+    split: str,
+    *,
+    length: list[int] | None,
+    tokens: int | None,
 ) -> None:
     """Refuse what only a task or only a corpus has, a split without end, and a score of nothing."""
-    from staircase_attention.training.dataset import TaskData
-
-    if isinstance(data, TaskData):
+    if isinstance(data, training.TaskData):
         if tokens is not None:
             raise input_error("--tokens is for language models", "a run on a task", "leave it out")
         if split == "train" and data.task.split_sizes.train is None:
@@ -171,41 +180,27 @@ def check_kind(
         check_integer("--tokens", tokens, minimum=fewest, example=1_000_000)
 
 
-def show(
-    whole: Facts,
-    label: str,
-    parts: Mapping[int, Facts],
-    as_json: bool,
-    *,
-    of: Facts,
-    loaded: "LoadedRun",
-) -> None:
-    """Print a score, and its parts, one per line."""
+def show(of: Facts, whole: Facts, label: str, parts: Mapping[int, Facts], as_json: bool) -> None:
+    """Print a score and what it is of, then its parts, one per line."""
+    if as_json:
+        typer.echo(json.dumps(of | whole))
+        for number, facts in parts.items():
+            typer.echo(json.dumps(of | {f"{label} from".replace(" ", "_"): number} | facts))
+        return
     from staircase_attention.evaluation import measures, title
 
-    length, passes = of["length"], of.get("passes")
-    parts_of, weights = loaded.average_of, f"weights of update {loaded.update:,}"
-    if parts_of:
-        weights = f"mean of the weights of {len(parts_of)} runs"
-    if as_json:
-        scored: Facts = {"update": loaded.update, "checksums": loaded.checksums}
-        scored |= {"average_of": parts_of} if parts_of else {}
-        typer.echo(json.dumps(of | scored | {"is_verified": loaded.is_verified} | whole))
-    else:
-        at = "" if length is None else f" at length {length:,}"
-        if passes is not None:
-            at += f" in {passes} pass{'' if passes == 1 else 'es'}"
-        typer.echo(
-            f"{title(of['split'], whole)}{at}: {measures(whole)}  "
-            f"({whole['num_answers']:,} answers, {weights})"
-        )
+    at = "" if of["length"] is None else f" at length {of['length']:,}"
+    if "passes" in of:
+        at += f" in {of['passes']} pass{'' if of['passes'] == 1 else 'es'}"
+    weights = f"weights of update {whole['update']:,}"
+    if "average_of" in whole:
+        weights = f"mean of the weights of {len(whole['average_of'])} runs"
+    answers = f"({whole['num_answers']:,} answers, {weights})"
+    typer.echo(f"{title(of['split'], whole)}{at}: {measures(whole)}  {answers}")
     for number, facts in parts.items():
-        if as_json:
-            typer.echo(json.dumps(of | {f"{label} from".replace(" ", "_"): number} | facts))
-        else:
-            [count] = [name for name in facts if name.startswith("num_")]
-            unit = count.removeprefix("num_")
-            typer.echo(f"{label} from {number:,}: {measures(facts)}  ({facts[count]:,} {unit})")
+        [count] = [name for name in facts if name.startswith("num_")]
+        unit = count.removeprefix("num_")
+        typer.echo(f"{label} from {number:,}: {measures(facts)}  ({facts[count]:,} {unit})")
 
 
 def inspect(
@@ -228,28 +223,19 @@ def inspect(
         raise input_error("a model reads --text or --episode", found, "give one of them")
     if figure is not None:
         check_can_write(figure, "--figure", (".png",))
-    from rich import print as show
-
     from staircase_attention.experiments.figures import save
     from staircase_attention.experiments.page import read_episode, read_text
     from staircase_attention.inspect import lens_figure, lens_table
-    from staircase_attention.training import load_language_model, load_run
-    from staircase_attention.training.processes import choose_device
 
-    def changed(loaded: Any) -> Any:  # noqa: ANN401
-        return replace(loaded, model=with_passes(loaded.model, passes).to(choose_device(device)))
-
-    options: dict[str, Any] = {"checkpoint": checkpoint, "trust_code": trust_code}
-    if text is not None:
-        loaded = changed(load_language_model(run, **options))
-        places = read_text(loaded, text)
-    else:
-        loaded = changed(load_run(run, **options))
-        places = read_episode(loaded, episode or 0)
+    load = training.load_run if text is None else training.load_language_model
+    loaded: Any = load(run, checkpoint=checkpoint, trust_code=trust_code)
+    model = arguments.with_passes(loaded.model, passes).to(training.choose_device(device))
+    loaded = replace(loaded, model=model)
+    places = read_episode(loaded, episode or 0) if text is None else read_text(loaded, text)
     if as_json:
         typer.echo("\n".join(json.dumps(place._asdict()) for place in places))
     else:
-        show(lens_table(places))
+        rich.print(lens_table(places))
     if figure is not None:
         save(lens_figure(places, title=loaded.recipe.name), figure)
         typer.echo(f"wrote {figure}", err=as_json)

@@ -3,19 +3,18 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich import box
+from rich.console import Console
+from rich.table import Column, Table
 
+from staircase_attention import drawing, experiments, training
 from staircase_attention.checks import input_error
 from staircase_attention.cli import arguments
-from staircase_attention.cli.arguments import parse_assignments, parse_values
-from staircase_attention.display import counted
+from staircase_attention.display import choose_display, counted
 from staircase_attention.files import check_can_hold
-
-if TYPE_CHECKING:
-    from staircase_attention.experiments.report import Report
-    from staircase_attention.training.recipe import Recipe
 
 DEMO_RECIPES = ("parity/staircase", "parity/transformer-xl")
 INTRODUCTION = """\
@@ -40,22 +39,16 @@ Lengths = Annotated[
 
 def demo(*, seeds: Seeds = 1, output: Output = Path("demo")) -> int:
     """Train two small models on parity and compare them."""
-    from rich.console import Console
-
-    from staircase_attention.drawing import TerminalPicture, picture
-    from staircase_attention.experiments.catalog import find_recipe
-    from staircase_attention.experiments.comparisons import compare
-    from staircase_attention.training.recipe import FamilyModel
-
     console = Console()
-    chosen = [find_recipe(name) for name in DEMO_RECIPES]
+    chosen = [experiments.find_recipe(name) for name in DEMO_RECIPES]
     console.print(INTRODUCTION)
     for recipe in chosen:
-        assert isinstance(recipe.model, FamilyModel)
-        console.print(TerminalPicture(picture(recipe.model.schedule, num_tokens=10)))
+        assert isinstance(recipe.model, training.FamilyModel)
+        picture = drawing.picture(recipe.model.schedule, num_tokens=10)
+        console.print(drawing.TerminalPicture(picture))
         console.print()
     # These models are too small for two threads to help.
-    report = compare(
+    report = experiments.compare(
         chosen, folder=output, seeds=seeds, title="Parity over 24 steps", threads=1, progress=True
     )
     status = show_report(report)
@@ -77,7 +70,6 @@ def quickstart(
     check_can_hold(output, "--output")
     from staircase_attention.cli.runs import show
     from staircase_attention.experiments.quickstart import Quickstart
-    from staircase_attention.training import choose_display
 
     result, samples = Quickstart(
         files=files,
@@ -114,9 +106,7 @@ def compare(
     quiet: arguments.Quiet = False,
 ) -> int:
     """Train recipes side by side, and write a report."""
-    from staircase_attention.experiments.comparisons import compare as compare_recipes
-
-    report = compare_recipes(
+    report = experiments.compare(
         chosen_recipes(words, vary or []),
         folder=output,
         seeds=seeds,
@@ -129,23 +119,21 @@ def compare(
     return show_report(report)
 
 
-def chosen_recipes(words: Sequence[str], vary: Sequence[str]) -> "list[Recipe]":
+def chosen_recipes(words: Sequence[str], vary: Sequence[str]) -> "list[training.Recipe]":
     """The named recipes, with the given settings and every combination of the varied ones."""
-    from staircase_attention.experiments.catalog import find_recipe
-    from staircase_attention.experiments.comparisons import check_settings, variations
+    from staircase_attention.experiments.comparisons import check_settings
 
-    settings = parse_assignments(word for word in words if "=" in word)
-    varied = parse_assignments(vary, parse_values)
+    settings = arguments.parse_assignments(word for word in words if "=" in word)
+    varied = arguments.parse_assignments(vary, arguments.parse_values)
     check_settings(settings)
     for path in settings:
         for other in varied:
             # With dots, so that model.width is inside model and num_lanes not inside num_lane.
             if f"{path}.".startswith(f"{other}."):
                 rule = "a setting is either given or varied"
-                received = f"{path} given and {other} varied"
-                raise input_error(rule, received, "leave one of them out")
-    named = [find_recipe(word).override(settings) for word in words if "=" not in word]
-    return [variation for recipe in named for variation in variations(recipe, varied)]
+                raise input_error(rule, f"{path} given and {other} varied", "leave one of them out")
+    named = [experiments.find_recipe(word).override(settings) for word in words if "=" not in word]
+    return [variation for recipe in named for variation in experiments.variations(recipe, varied)]
 
 
 def reproduce(
@@ -174,9 +162,7 @@ def reproduce(
     quiet: arguments.Quiet = False,
 ) -> int:
     """Run rows of a table of the paper, and write a report."""
-    from staircase_attention.experiments.comparisons import reproduce as reproduce_table
-
-    report = reproduce_table(
+    report = experiments.reproduce(
         table,
         folder=output or Path("results") / table,
         rows=None if rows is None else [row.strip() for row in rows.split(",")],
@@ -184,7 +170,7 @@ def reproduce(
         updates=updates,
         jobs=jobs,
         processes=processes,
-        overrides=parse_assignments(overrides or []),
+        overrides=arguments.parse_assignments(overrides or []),
         lengths=length or (),
         progress=not quiet,
     )
@@ -212,10 +198,6 @@ def suite(
     quiet: arguments.Quiet = False,
 ) -> int:
     """Train models on the tasks of the suite, and score them at longer lengths."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Column, Table
-
     from staircase_attention.experiments import suite as whole
 
     chosen_tasks = [] if tasks is None else tasks.split(",")
@@ -232,8 +214,8 @@ def suite(
         tasks=chosen_tasks,
         models=[] if models is None else models.split(","),
         own_recipe=named[0] if named else None,
-        own=parse_assignments(word for word in own or [] if "=" in word),
-        overrides=parse_assignments(overrides or []),
+        own=arguments.parse_assignments(word for word in own or [] if "=" in word),
+        overrides=arguments.parse_assignments(overrides or []),
     )
     folder = output or Path("results") / budget.training
     options: dict[str, Any] = {"seeds": seeds, "jobs": jobs, "progress": not quiet}
@@ -253,10 +235,8 @@ def suite(
     return 0 if states == {"finished"} else 1
 
 
-def show_report(report: "Report") -> int:
+def show_report(report: "experiments.Report") -> int:
     """Print a report for the screen; runs that failed or diverged make it a failure."""
-    from rich.console import Console
-
     from staircase_attention.experiments.report import orders, screen_table, troubles
 
     console = Console()
@@ -277,11 +257,10 @@ def estimate(
     as_json: arguments.AsJson = False,
 ) -> None:
     """Estimate memory, time and cost of a run on H200 GPUs, without one."""
-    from staircase_attention.experiments.catalog import find_recipe
     from staircase_attention.experiments.estimate import Machine
     from staircase_attention.experiments.estimate import estimate as estimate_recipe
 
-    chosen = find_recipe(recipe).override(parse_assignments(overrides or []))
+    chosen = experiments.find_recipe(recipe).override(arguments.parse_assignments(overrides or []))
     nodes = -(-gpus // 8) if nodes is None else nodes
     found = estimate_recipe(chosen, num_gpus=gpus, num_nodes=nodes, price=price or 0.0)
     if as_json:

@@ -1,16 +1,15 @@
 """`staircase prepare`: raw text into corpora."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from staircase_attention import data
 from staircase_attention.checks import input_error
 from staircase_attention.cli.arguments import Quiet, parse_values
+from staircase_attention.display import choose_display, counted
 from staircase_attention.files import check_can_hold
-
-if TYPE_CHECKING:
-    from staircase_attention.data import Corpus
 
 prepare = typer.Typer(
     name="prepare",
@@ -45,12 +44,9 @@ def enwik8(
     quiet: Quiet = False,
 ) -> None:
     """The first 10^8 bytes of Wikipedia: bytes, 90 / 5 / 5 million."""
-    # Before the imports, so that a wrong folder is refused at once.
     check_can_hold(output, "--output")
-    from staircase_attention.data import prepare_enwik8
-    from staircase_attention.display import choose_display
-
-    show(prepare_enwik8(file, output, progress=choose_display(quiet=quiet, has_bar=False)))
+    progress = choose_display(quiet=quiet, has_bar=False)
+    show(data.prepare_enwik8(file, output, progress=progress))
 
 
 @prepare.command()
@@ -82,9 +78,6 @@ def text(
 ) -> None:
     """Text files and folders, plain or compressed, weighted."""
     check_can_hold(output, "--output")
-    from staircase_attention import data
-    from staircase_attention.display import choose_display
-
     options = data.ReadingOptions(
         text_field=text_field,
         text_unit="paragraphs" if paragraphs else "files",
@@ -137,12 +130,9 @@ def reddit(
 ) -> None:
     """Reddit comments with the comments that they reply to."""
     check_can_hold(output, "--output")
-    from staircase_attention.data import HeldOut, Part, named_tokeniser
-    from staircase_attention.data import prepare as prepare_corpus
     from staircase_attention.data.reddit import RedditOptions, RedditSource
-    from staircase_attention.display import choose_display
 
-    held_out = HeldOut(valid=valid, test=test)
+    held_out = data.HeldOut(valid=valid, test=test)
     # The options themselves check the words.
     options = RedditOptions(
         form=form,  # type: ignore[arg-type]
@@ -156,11 +146,11 @@ def reddit(
     work = output.with_name(f"{output.name}.threads")
     progress = choose_display(quiet=quiet, has_bar=False)
     source = RedditSource(dumps, work, options, allow_damaged=allow_damaged, progress=progress)
-    corpus = prepare_corpus(
-        [Part(source=source)],
+    corpus = data.prepare(
+        [data.Part(source=source)],
         output,
         kind="reddit",
-        tokeniser=named_tokeniser(tokeniser),
+        tokeniser=data.named_tokeniser(tokeniser),
         held_out=held_out,
         progress=progress,
         part=parse_part(part),
@@ -176,9 +166,7 @@ def join(
 ) -> None:
     """Join all parts of a preparation into one corpus."""
     check_can_hold(output, "--output")
-    from staircase_attention.data import join as join_parts
-
-    show(join_parts(folders, output))
+    show(data.join(folders, output))
 
 
 def parse_part(words: str | None) -> tuple[int, int] | None:
@@ -191,10 +179,8 @@ def parse_part(words: str | None) -> tuple[int, int] | None:
     return int(number), int(count)
 
 
-def show(corpus: "Corpus") -> None:
+def show(corpus: "data.Corpus") -> None:
     """Print the size of a corpus and what was skipped."""
-    from staircase_attention.display import counted
-
     tokeniser = corpus.manifest.tokeniser
     typer.echo(f"{corpus.folder}: {tokeniser.name}, {tokeniser.vocab_size:,} tokens")
     for name, split in corpus.manifest.splits.items():

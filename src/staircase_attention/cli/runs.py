@@ -6,19 +6,16 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from staircase_attention import experiments, training
 from staircase_attention.checks import check_choice, import_extra, input_error, one_line
 from staircase_attention.cli import arguments
 from staircase_attention.display import Display, choose_display
 from staircase_attention.files import check_can_hold, save_folder
 
-if TYPE_CHECKING:
-    from staircase_attention.training import RunResult
-
-LOGGERS = ("wandb", "mlflow")
 PROJECT = "staircase-attention"
 
 
@@ -28,12 +25,10 @@ def recipes(
     ] = None,
 ) -> None:
     """List all recipes, or print one with all its settings."""
-    from staircase_attention.experiments import catalog
-
     if name is not None:
-        typer.echo(json.dumps(catalog.find_recipe(name).to_plain(), indent=2))
+        typer.echo(json.dumps(experiments.find_recipe(name).to_plain(), indent=2))
         return
-    everything = catalog.recipes()
+    everything = experiments.recipes()
     width = max(map(len, everything))
     for recipe in everything.values():
         config, model = recipe.training, recipe.to_plain()["model"]
@@ -63,20 +58,16 @@ def train(
     quiet: arguments.Quiet = False,
 ) -> int:
     """Train a model by a recipe, in a new run folder."""
-    from staircase_attention.experiments import find_recipe
-
-    chosen = find_recipe(recipe).override(arguments.parse_assignments(overrides or []))
-    # After a recipe that is not known has been refused: these import PyTorch.
-    from staircase_attention.training import default_folder
-    from staircase_attention.training import train as train_run
-
+    chosen = experiments.find_recipe(recipe).override(arguments.parse_assignments(overrides or []))
     if output is None and (resume or "WORLD_SIZE" in os.environ):
         what = "--resume needs a" if resume else "processes that train together need the same"
         raise input_error(f"{what} folder", "none", "name it with --output")
-    folder = output or default_folder(chosen)
+    folder = output or training.default_folder(chosen)
     try:
         shown = watched(logger, folder, chosen.to_plain(), quiet=quiet)
-        result = train_run(chosen, folder, init=init, resume=resume, device=device, progress=shown)
+        result = training.train(
+            chosen, folder, init=init, resume=resume, device=device, progress=shown
+        )
     finally:
         # A run that is refused has written nothing, and its number is free again.
         if output is None:
@@ -98,10 +89,8 @@ def resume(
     quiet: arguments.Quiet = False,
 ) -> int:
     """Resume a run that was stopped, or continue a finished one."""
-    from staircase_attention.training import resume as resume_run
-
     shown = watched(logger, run, {}, quiet=quiet)
-    result = resume_run(
+    result = training.resume(
         run, num_updates=updates, device=device, trust_code=trust_code, progress=shown
     )
     return show(result, run, device=device, with_page=not quiet)
@@ -113,7 +102,7 @@ class Logged(Display):
     def __init__(
         self, display: Display, logger: str, folder: Path, config: Mapping[str, Any]
     ) -> None:
-        check_choice("--logger", logger, LOGGERS)
+        check_choice("--logger", logger, ("wandb", "mlflow"))
         self._package = import_extra(logger, needed_for="--logger", extra=logger)
         self._display, self._logger = display, logger
         self._folder, self._config = folder.resolve(), dict(config)
@@ -124,21 +113,18 @@ class Logged(Display):
         """Open a run there; Weights & Biases continues that of the same folder."""
         self._display.begin(name, done, total)
         try:
-            self._open(name)
+            if self._logger == "wandb":
+                number = hashlib.sha256(str(self._folder).encode()).hexdigest()[:16]
+                options = {"id": number, "name": name, "resume": "allow", "config": self._config}
+                self._package.init(project=PROJECT, dir=str(self._folder), **options)
+            else:
+                self._package.set_experiment(PROJECT)
+                self._package.start_run(run_name=name, tags={"folder": str(self._folder)})
+                self._package.log_dict(self._config, "recipe.json")
         except Exception as error:
             remedy = f"correct that, then: staircase resume {self._folder} --logger {self._logger}"
             rule = f"{self._logger} must be able to open a run"
             raise input_error(rule, one_line(error), remedy) from None
-
-    def _open(self, name: str) -> None:
-        if self._logger == "wandb":
-            number = hashlib.sha256(str(self._folder).encode()).hexdigest()[:16]
-            options = {"id": number, "name": name, "resume": "allow", "config": self._config}
-            self._package.init(project=PROJECT, dir=str(self._folder), **options)
-        else:
-            self._package.set_experiment(PROJECT)
-            self._package.start_run(run_name=name, tags={"folder": str(self._folder)})
-            self._package.log_dict(self._config, "recipe.json")
 
     def advance(self, done: int, **facts: float) -> None:
         """Pass on scores; the speed comes with them. A logger that fails costs no training."""
@@ -160,24 +146,20 @@ class Logged(Display):
 
 def watched(logger: str | None, folder: Path, config: Mapping[str, Any], *, quiet: bool) -> Display:
     """What shows a run, and logs it where the first process is asked to."""
-    from staircase_attention.training import is_first_process
-
     display = choose_display(quiet=quiet)
-    if logger is None or not is_first_process():
+    if logger is None or not training.is_first_process():
         return display
     return Logged(display, logger, folder, config)
 
 
 def show(
-    result: "RunResult", folder: Path, *, device: str | None = None, with_page: bool = True
+    result: "training.RunResult", folder: Path, *, device: str | None = None, with_page: bool = True
 ) -> int:
     """Print the result of a run, and write its page; a run that diverged is a failure."""
     from staircase_attention.evaluation import measures, title
-    from staircase_attention.training import is_first_process, run_path
-    from staircase_attention.training.run_folder import RunFolder
 
     status = 0 if result.status == "finished" else 1
-    if not is_first_process():
+    if not training.is_first_process():
         return status
     for name, score in (("valid", result.valid), ("test", result.test)):
         if score is not None:
@@ -189,7 +171,7 @@ def show(
     )
     if result.outcome == "did not learn":
         typer.echo("did not learn: the test score is no better than the best constant guess")
-    is_packed = RunFolder(run_path(folder)).is_packed
+    is_packed = training.RunFolder(training.run_path(folder)).is_packed
     if with_page and result.best_update is not None and not is_packed:
         from staircase_attention.experiments.page import write_page
 
@@ -215,9 +197,8 @@ def pack(
     ] = None,
 ) -> None:
     """Pack a run's recipe, result and weights into a small folder."""
-    from staircase_attention.training import pack as pack_run
-
-    written = pack_run(run, folder, checkpoint=checkpoint, numbers=numbers, average=average or ())
+    averaged = average or ()
+    written = training.pack(run, folder, checkpoint=checkpoint, numbers=numbers, average=averaged)
     num_bytes = sum(path.stat().st_size for path in written.rglob("*") if path.is_file())
     typer.echo(f"wrote {written}, {num_bytes / 1e6:.2f} MB")
 
@@ -240,14 +221,11 @@ def export(
     check_choice("--format", format, ("transformers", "onnx"))
     if folder.exists() and any(folder.iterdir()):
         raise input_error("an export needs a folder that is new or empty", folder, "name another")
-    from staircase_attention.training import load_language_model, load_run, run_path
-    from staircase_attention.training.run_folder import RunFolder
-
-    tokeniser = RunFolder(run_path(run)).tokeniser
+    tokeniser = training.RunFolder(training.run_path(run)).tokeniser
     if format == "onnx":
         from staircase_attention.generation.onnx import export_onnx
 
-        load = load_language_model if tokeniser.is_dir() else load_run
+        load = training.load_language_model if tokeniser.is_dir() else training.load_run
         model: Any = load(run, checkpoint=checkpoint, trust_code=trust_code).model
         save_folder(
             folder, lambda made: export_onnx(model, made / "step.onnx", num_tokens=num_tokens)
@@ -256,7 +234,7 @@ def export(
         return
     from staircase_attention.huggingface import export as export_model
 
-    language = load_language_model(run, checkpoint=checkpoint, trust_code=trust_code)
+    language = training.load_language_model(run, checkpoint=checkpoint, trust_code=trust_code)
     file = tokeniser / "tokenizer.json"
     written = export_model(
         language.model,  # type: ignore[arg-type]

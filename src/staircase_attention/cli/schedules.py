@@ -3,17 +3,17 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import Annotated, Any, cast
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
+from staircase_attention import drawing
 from staircase_attention.checks import check_choice
 from staircase_attention.cli import arguments
 from staircase_attention.references import check_options
 from staircase_attention.schedules import Order, Schedule, make_schedule
-
-if TYPE_CHECKING:
-    from staircase_attention.models import Cost
 
 # Bytes per number.
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -36,18 +36,13 @@ def draw(
     ] = None,
 ) -> None:
     """Draw what a model computes when."""
-    from rich.console import Console
-
-    from staircase_attention.drawing import TerminalPicture, picture
-
     plan = make_schedule(schedule, arguments.parse_assignments(options or []))
-    drawn = picture(plan, num_tokens=tokens, num_layers=layers, order=cast(Order, order))
+    walk = cast(Order, order)
+    drawn = drawing.picture(plan, num_tokens=tokens, num_layers=layers, order=walk)
     if output is None:
-        Console().print(TerminalPicture(drawn))
+        Console().print(drawing.TerminalPicture(drawn))
     else:
-        from staircase_attention.drawing import save_picture
-
-        save_picture(drawn, output)
+        drawing.save_picture(drawn, output)
         typer.echo(f"wrote {output}")
 
 
@@ -77,18 +72,15 @@ def describe(
     plan = make_schedule(schedule, given | ({"num_passes": depths[0]} if depths else {}))
     check_choice("--dtype", dtype, BYTES)
     from staircase_attention.layers import CoreConfig
-    from staircase_attention.models import measure_cost
 
     shape: dict[str, Any] = {"width": width, "num_layers": num_layers, "num_heads": num_heads}
     shape |= arguments.parse_assignments(settings or [])
     check_options("--core", CoreConfig, shape)
     core = CoreConfig(**shape)
     plan.check_core(num_layers=core.num_layers)
-    sizes: dict[str, Any] = {"vocab_size": vocab_size, "output_size": output_size, "core": core}
+    sizes = {"vocab_size": vocab_size, "output_size": output_size, "segment": segment}
     plans = [plan.with_passes(depth) for depth in depths] or [plan]
-    found = [
-        costs(one, measure_cost(schedule=one, segment=segment, **sizes), dtype) for one in plans
-    ]
+    found = [costs(one, dtype, core=core, **sizes) for one in plans]
     if as_json:
         typer.echo(json.dumps(found if depths else found[0], indent=2))
     else:
@@ -96,8 +88,11 @@ def describe(
             print_costs(one, facts, dtype)
 
 
-def costs(plan: Schedule, cost: "Cost", dtype: str) -> dict[str, Any]:
-    """What a model costs, as plain data."""
+def costs(plan: Schedule, dtype: str, **sizes: Any) -> dict[str, Any]:  # noqa: ANN401
+    """What a model of these sizes costs, as plain data."""
+    from staircase_attention.models import measure_cost
+
+    cost = measure_cost(schedule=plan, **sizes)
     return {
         "schedule": plan.to_dict(),
         "num_parameters": cost.num_parameters,
@@ -115,9 +110,6 @@ def costs(plan: Schedule, cost: "Cost", dtype: str) -> dict[str, Any]:
 
 def print_costs(plan: Schedule, facts: dict[str, Any], dtype: str) -> None:
     """Print the costs of a model as a table."""
-    from rich.console import Console
-    from rich.table import Table
-
     end = facts["segment_start"] + facts["segment"]
     most = f"at most {facts['most_state_bytes']:,}" if plan.is_state_bounded else "it grows"
     layers = f"{facts['sequential_layers_per_segment']:,} layers, {facts['segment']:,} tokens"

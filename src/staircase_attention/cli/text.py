@@ -7,17 +7,14 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from staircase_attention import training
 from staircase_attention.checks import InputError, check_integer, input_error
 from staircase_attention.cli import arguments
-from staircase_attention.cli.arguments import with_exit, with_passes
 from staircase_attention.files import as_written, check_can_hold, check_can_write
-
-if TYPE_CHECKING:
-    from staircase_attention.training import LanguageModel
 
 Temperature = Annotated[
     float, typer.Option(help="Divides the logits; 0 takes the likeliest token.")
@@ -95,11 +92,10 @@ def sample(
         check_can_write(save, "--save")
     from staircase_attention.experiments.page import continued
     from staircase_attention.generation import SamplingConfig, load_stream, save_stream
-    from staircase_attention.training.processes import stop_requests
 
     language = load(run, checkpoint, device=device, trust_code=trust_code)
     if passes is not None or exit_rule is not None:
-        model = with_exit(with_passes(language.model, passes), exit_rule)
+        model = arguments.with_exit(arguments.with_passes(language.model, passes), exit_rule)
         language = replace(language, model=model)
     prompts = prompt or [""]
     if resume is not None:
@@ -120,7 +116,7 @@ def sample(
     is_single = len(texts) == 1
     if is_single:
         typer.echo("".join(texts.values()), nl=False)
-    with stop_requests() as request:
+    with training.stop_requests() as request:
         for new in stream.take(max_tokens):
             texts[new.row] += new.text
             # One text appears as it is made; several have to wait until they are complete.
@@ -160,7 +156,6 @@ def chat(
     check_integer("--max-tokens", max_tokens, minimum=1, example=200)
     past = [] if save is None else saved_turns(save, ending)
     from staircase_attention.generation import Conversation, SamplingConfig
-    from staircase_attention.training.processes import stop_requests
 
     language = load(run, checkpoint, device=device, trust_code=trust_code)
     end = language.tokeniser.end_symbol
@@ -184,7 +179,7 @@ def chat(
             language.encode(words)  # What is refused is not shown.
             if not sys.stdin.isatty():
                 typer.echo(f"you: {words}")
-            with stop_requests() as request:
+            with training.stop_requests() as request:
                 for part in dialogue.reply(words):
                     typer.echo(part if reply else f"it:  {part}", nl=False)
                     sys.stdout.flush()
@@ -280,13 +275,12 @@ def turns() -> Iterator[str]:
             raise
 
 
-def load(run: Path, checkpoint: str, *, device: str | None, trust_code: bool) -> "LanguageModel":
+def load(
+    run: Path, checkpoint: str, *, device: str | None, trust_code: bool
+) -> "training.LanguageModel":
     """A trained language model, by default on the fastest device."""
-    from staircase_attention.training import load_language_model
-    from staircase_attention.training.processes import choose_device
-
-    where = choose_device(device)
-    language = load_language_model(run, checkpoint=checkpoint, trust_code=trust_code)
+    where = training.choose_device(device)
+    language = training.load_language_model(run, checkpoint=checkpoint, trust_code=trust_code)
     language.model.to(where)
     return language
 

@@ -122,9 +122,8 @@ class Preparation:
 
     def without_results(self) -> "Preparation":
         """What was known before it started."""
-        return replace(
-            self, sources=tuple(replace(one, counts={}, skipped={}) for one in self.sources)
-        )
+        bare = tuple(replace(one, counts={}, skipped={}) for one in self.sources)
+        return replace(self, sources=bare)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -230,9 +229,8 @@ class TokenSplit:
 
 
 def _mapped(folder: Path, record: ArrayRecord, dtype: np.dtype[Any]) -> NDArray[Any]:
-    mapped: NDArray[Any] = np.memmap(
-        folder / record.file, dtype=dtype, mode="r", shape=(record.num_items,)
-    )
+    path, shape = folder / record.file, (record.num_items,)
+    mapped: NDArray[Any] = np.memmap(path, dtype=dtype, mode="r", shape=shape)
     # A plain array over the same memory: slicing a memmap takes longer.
     return mapped.view(np.ndarray)
 

@@ -20,28 +20,13 @@ from typing import Any
 
 from staircase_attention.checks import InputError, check_integer, input_error
 from staircase_attention.cores import in_order
+from staircase_attention.data import corpus, tokenisers
 from staircase_attention.data.compression import open_decompressed
-from staircase_attention.data.corpus import (
-    Corpus,
-    FileRecord,
-    Manifest,
-    Preparation,
-    SourceRecord,
-    TokeniserRecord,
-)
+from staircase_attention.data.corpus import Corpus, Manifest, Preparation
 from staircase_attention.data.documents import HeldOut, pieces
 from staircase_attention.data.mixture import Mixture, MixturePosition, Part, Piece
 from staircase_attention.data.readers import ReadingOptions, SplitFile, TextSource
-from staircase_attention.data.tokenisers import (
-    BytePairTraining,
-    ByteTokeniser,
-    Tokeniser,
-    Tokens,
-    load_tokeniser,
-    named_tokeniser,
-    sample_evenly,
-    train_bpe,
-)
+from staircase_attention.data.tokenisers import BytePairTraining, ByteTokeniser, Tokeniser, Tokens
 from staircase_attention.data.writer import CorpusWriter, WorkFolder
 from staircase_attention.display import Display, counted
 from staircase_attention.files import checksum, needing_space, save_folder, sha256_of
@@ -92,7 +77,7 @@ def prepare_text(
         rule = f"there must be one weight for each of {len(paths)} inputs"
         raise input_error(rule, len(weights), "give one for each, or none at all")
     if isinstance(tokeniser, str):
-        tokeniser = named_tokeniser(tokeniser)
+        tokeniser = tokenisers.named_tokeniser(tokeniser)
     parts = []
     for path, weight in zip(paths, weights, strict=True):
         source = path if isinstance(path, TextSource) else TextSource(path, options=options)
@@ -216,7 +201,8 @@ def _build(
         try:
             if not work.tokeniser.exists():
                 save_folder(work.tokeniser, make_tokeniser().save)
-            tokeniser, size = load_tokeniser(work.tokeniser), plan.parameters["shard_tokens"]
+            tokeniser = tokenisers.load_tokeniser(work.tokeniser)
+            size = plan.parameters["shard_tokens"]
             num_sources = len(plan.sources)
             writer = CorpusWriter(work.path, tokeniser, num_sources=num_sources, shard_tokens=size)
             with closing(writer):
@@ -297,26 +283,25 @@ def _plan(
         with tempfile.TemporaryDirectory() as scratch:
             tokeniser.save(Path(scratch))
             planned = {"files": _file_checksums(Path(scratch))}
+    held_out = asdict(mixture.held_out)
+    parameters = {"tokeniser": planned, "held_out": held_out, "shard_tokens": SHARD_TOKENS}
     return Preparation(
         kind=kind,
         sources=tuple(
-            SourceRecord(
+            corpus.SourceRecord(
                 name=part.source.name,
                 weight=float(part.weight),
                 parameters=part.source.parameters,
                 files=tuple(
-                    FileRecord(path=str(path), num_bytes=path.stat().st_size, sha256=sums[path])
+                    corpus.FileRecord(
+                        path=str(path), num_bytes=path.stat().st_size, sha256=sums[path]
+                    )
                     for path in part.source.files
                 ),
             )
             for part in mixture.parts
         ),
-        parameters={
-            "tokeniser": planned,
-            "held_out": asdict(mixture.held_out),
-            "shard_tokens": SHARD_TOKENS,
-        }
-        | mark,
+        parameters=parameters | mark,
     )
 
 
@@ -343,7 +328,8 @@ def _learn_tokeniser(training: BytePairTraining, mixture: Mixture, progress: Dis
         if num_documents:
             _check_splits(num_documents, asdict(mixture.held_out))
 
-    return train_bpe(sample_evenly(texts(), training.sample_bytes), vocab_size=training.vocab_size)
+    sample = tokenisers.sample_evenly(texts(), training.sample_bytes)
+    return tokenisers.train_bpe(sample, vocab_size=training.vocab_size)
 
 
 def _describe(
@@ -362,7 +348,7 @@ def _describe(
         sources.append(replace(plan.sources[number], counts=counts, skipped=ordered))
     manifest = Manifest(
         preparation=replace(plan, sources=tuple(sources)),
-        tokeniser=TokeniserRecord(
+        tokeniser=corpus.TokeniserRecord(
             name=tokeniser.name,
             vocab_size=tokeniser.vocab_size,
             end_symbol=tokeniser.end_symbol,

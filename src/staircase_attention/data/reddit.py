@@ -136,19 +136,19 @@ class RedditOptions:
         >>> RedditOptions().clean("AutoModerator", "Welcome!")
         (<Status.BOTS: 4>, None)
         """
-        text, status = clean_text(body), Status.LIVING
+        text = clean_text(body)
         marker = text.casefold() if text.endswith("]") else text
         if not text:
-            status = Status.EMPTY
-        elif marker in DELETED_BODIES:
-            status = Status.DELETED
-        elif marker in REMOVED_BODIES:
-            status = Status.REMOVED
-        elif self.bots is not None and re.fullmatch(self.bots, author):
-            status = Status.BOTS
-        elif self.filters == "roller" and not is_allowed_by_roller(text):
-            status = Status.FILTERED
-        return status, text if status is Status.LIVING else None
+            return Status.EMPTY, None
+        if marker in DELETED_BODIES:
+            return Status.DELETED, None
+        if marker in REMOVED_BODIES:
+            return Status.REMOVED, None
+        if self.bots is not None and re.fullmatch(self.bots, author):
+            return Status.BOTS, None
+        if self.filters == "roller" and not is_allowed_by_roller(text):
+            return Status.FILTERED, None
+        return Status.LIVING, text
 
     def split_of(self, thread: int) -> str:
         """The split of a thread, given the number of its post.
@@ -325,6 +325,7 @@ def texts_of(rows: Sequence[Comment], options: RedditOptions) -> tuple[list[str]
         answers[parent].append(place)
     # What comes before a comment in its document; None at the start.
     before = dict[int, int | None]()
+    deepest = options.maximum_depth or len(rows) + 1
     # Comments in a path; without end where it is dropped.
     depths: dict[int | None, float] = {None: 0, MISSING: 1}
     # From the post downwards, which reaches no comment in a cycle.
@@ -339,9 +340,7 @@ def texts_of(rows: Sequence[Comment], options: RedditOptions) -> tuple[list[str]
             gap = options.removed
         before[place] = None if gap == "cut" else parent
         depths[place] = math.inf if gap == "drop" else depths[before[place]] + 1
-        if rows[place].text is not None and depths[place] <= (
-            options.maximum_depth or len(rows) + 1
-        ):
+        if rows[place].text is not None and depths[place] <= deepest:
             examples.append(place)
     counts = Counter(Status(row.status).name.lower() for row in rows if row.text is None)
     counts["no whole path"] = sum(row.text is not None for row in rows) - len(examples)
@@ -519,19 +518,15 @@ class RedditSource:
     @cached_property
     def _partitions(self) -> Partitions:
         """Read what is not read yet."""
-        sizes = [
-            path.stat().st_size
-            * (SIZE_IF_COMPRESSED if compression.compression_of(path) else SIZE_IF_PLAIN)
-            for path in self.files
-        ]
-        size = int(sum(sizes))
-        num_workers = self.num_workers or min(available_cores(), size // WORTH_A_WORKER + 1)
-        num_partitions = min(max(size // PARTITION_BYTES, FEWEST_PARTITIONS), MOST_PARTITIONS)
-        # What identifies a dump is its name, its size and its beginning.
-        plan = [FORMAT, self.options.bots, self.options.filters, self.allow_damaged]
+        size, plan = 0.0, [FORMAT, self.options.bots, self.options.filters, self.allow_damaged]
         for path in self.files:
+            is_compressed = compression.compression_of(path) is not None
+            size += path.stat().st_size * (SIZE_IF_COMPRESSED if is_compressed else SIZE_IF_PLAIN)
+            # What identifies a dump is its name, its size and its beginning.
             with path.open("rb") as file:
                 plan += [path.name, path.stat().st_size, file.read(FINGERPRINT_BYTES).hex()]
+        num_workers = self.num_workers or min(available_cores(), int(size) // WORTH_A_WORKER + 1)
+        num_partitions = min(max(int(size) // PARTITION_BYTES, FEWEST_PARTITIONS), MOST_PARTITIONS)
         content = json.dumps(plan).encode()
         digest = hashlib.blake2b(content, digest_size=6).hexdigest()
         folder = self.work_folder / f"partitions-{digest}"

@@ -149,17 +149,14 @@ class BytePairTokeniser:
         # Every second part of a text is a run of stray bytes; nearly all texts have one part.
         divided = [STRAY_BYTES.split(text.decode(errors="surrogateescape")) for text in texts]
         readable = iter(self._encode([part for parts in divided for part in parts[::2]]))
-        return [
-            np.concatenate(
-                [
-                    self._tokens_of_bytes[list(part.encode(errors="surrogateescape"))]
-                    if number % 2
-                    else next(readable)
-                    for number, part in enumerate(parts)
-                ]
-            )
-            for parts in divided
-        ]
+        encoded = []
+        for parts in divided:
+            tokens = [next(readable)]
+            for stray in parts[1::2]:
+                numbers = list(stray.encode(errors="surrogateescape"))
+                tokens += [self._tokens_of_bytes[numbers], next(readable)]
+            encoded.append(np.concatenate(tokens))
+        return encoded
 
     def decode(self, tokens: Tokens) -> bytes:
         """The text of some tokens."""
@@ -407,10 +404,9 @@ def named_tokeniser(name: str) -> Tokeniser | BytePairTraining:
 
 def load_tokeniser(folder: Path) -> Tokeniser:
     """The tokeniser that `save` wrote into a folder."""
-    with as_written(
-        f"a saved tokeniser's {SETTINGS}", folder / SETTINGS, "prepare the corpus again"
-    ):
-        settings = parse_json(read_file(folder / SETTINGS))
+    path = folder / SETTINGS
+    with as_written(f"a saved tokeniser's {SETTINGS}", path, "prepare the corpus again"):
+        settings = parse_json(read_file(path))
         if settings["kind"] == "bytes":
             return ByteTokeniser(has_end_symbol=convert(bool, settings["has_end_symbol"], SETTINGS))
         end_symbol = convert(int, settings["end_symbol"], "end_symbol")

@@ -18,19 +18,7 @@ import numpy as np
 
 from staircase_attention import files
 from staircase_attention.checks import input_error
-from staircase_attention.data.corpus import (
-    MANIFEST,
-    STARTS_DTYPE,
-    TOKENISER_FOLDER,
-    ArrayRecord,
-    Corpus,
-    Counts,
-    Manifest,
-    Preparation,
-    SplitRecord,
-    TokenSplit,
-    unfinished_folder,
-)
+from staircase_attention.data import corpus
 from staircase_attention.data.documents import SPLITS
 from staircase_attention.data.mixture import MixturePosition, PartPosition, Piece
 from staircase_attention.data.tokenisers import Tokeniser, Tokens
@@ -45,10 +33,10 @@ COPIED = 1 << 22
 class WorkFolder:
     """An unfinished corpus. Its name ends in .unfinished, so that it is not taken for a corpus."""
 
-    def __init__(self, corpus: Path) -> None:
-        self.corpus = corpus
-        self.path = unfinished_folder(corpus)
-        self.tokeniser = self.path / TOKENISER_FOLDER
+    def __init__(self, folder: Path) -> None:
+        self.corpus = folder
+        self.path = corpus.unfinished_folder(folder)
+        self.tokeniser = self.path / corpus.TOKENISER_FOLDER
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -60,23 +48,23 @@ class WorkFolder:
             try:
                 yield
             finally:
-                if not any((self.path / name).exists() for name in (PREPARATION, MANIFEST)):
+                if not any((self.path / name).exists() for name in (PREPARATION, corpus.MANIFEST)):
                     self.discard()
 
-    def is_done(self, preparation: Preparation) -> bool:
+    def is_done(self, preparation: corpus.Preparation) -> bool:
         """Whether this very corpus exists already; a different one is refused."""
-        if (self.path / MANIFEST).exists():
+        if (self.path / corpus.MANIFEST).exists():
             self._publish()
         if not self.corpus.exists() or not any(self.corpus.iterdir()):
             return False
-        if not (self.corpus / MANIFEST).exists():
+        if not (self.corpus / corpus.MANIFEST).exists():
             rule = f"{self.corpus} must be new or empty"
             raise input_error(rule, "a folder with other files", "name another folder")
-        before = Manifest.read(self.corpus).preparation.without_results()
+        before = corpus.Manifest.read(self.corpus).preparation.without_results()
         _check_same(to_plain(before), to_plain(preparation), self.corpus)
         return True
 
-    def claim(self, preparation: Preparation) -> None:
+    def claim(self, preparation: corpus.Preparation) -> None:
         """Record what is prepared here, or check that it is the same as before."""
         path = self.path / PREPARATION
         if path.exists():
@@ -86,10 +74,10 @@ class WorkFolder:
         else:
             files.write_json(path, to_plain(preparation))
 
-    def finish(self, manifest: Manifest) -> None:
+    def finish(self, manifest: corpus.Manifest) -> None:
         """Turn the folder into the corpus. Once the manifest is there, only a rename is left."""
         files.write_json(self.path / files.CHECKSUMS, {})
-        files.write_summed(self.path, {MANIFEST: files.json_bytes(asdict(manifest))})
+        files.write_summed(self.path, {corpus.MANIFEST: files.json_bytes(asdict(manifest))})
         self._publish()
 
     def discard(self) -> None:
@@ -107,8 +95,7 @@ def _check_same(before: object, now: object, folder: Path) -> None:
     """Refuse to mix two preparations."""
     if before != now:
         rule = f"{folder} must be prepared from the same files with the same options as before"
-        remedy = f"name another folder, or remove {folder}"
-        raise input_error(rule, "others", remedy)
+        raise input_error(rule, "others", f"name another folder, or remove {folder}")
 
 
 class CorpusWriter:
@@ -144,10 +131,10 @@ class CorpusWriter:
     @property
     def facts(self) -> dict[str, int]:
         """Counts so far."""
-        total = sum((writer.total for writer in self._writers.values()), Counts())
+        total = sum((writer.total for writer in self._writers.values()), corpus.Counts())
         return {"documents": total.num_documents, "tokens": total.num_tokens}
 
-    def counts(self, source: int, split: str) -> Counts:
+    def counts(self, source: int, split: str) -> corpus.Counts:
         """What a source has given to a split."""
         return self._writers[split].counts[source]
 
@@ -159,7 +146,7 @@ class CorpusWriter:
         for writer in self._writers.values():
             writer.write()
 
-    def append(self, part: Corpus) -> None:
+    def append(self, part: corpus.Corpus) -> None:
         """Append all splits of a corpus with one source and the same tokeniser."""
         for name, record in part.manifest.splits.items():
             counts = part.manifest.preparation.sources[0].counts[name]
@@ -181,7 +168,7 @@ class CorpusWriter:
         for writer in self._writers.values():
             writer.close()
 
-    def finish(self) -> dict[str, SplitRecord]:
+    def finish(self) -> dict[str, corpus.SplitRecord]:
         """Close all files, and remove those without tokens."""
         records = {name: writer.finish() for name, writer in self._writers.items()}
         records = {name: record for name, record in records.items() if record.num_tokens}
@@ -207,21 +194,21 @@ class _SplitWriter:
         """Start a split, or resume from what `durable_state` returned."""
         self._path, self._dtype, self._shard_tokens = path, dtype, shard_tokens
         self._end: Tokens = np.array([] if end_symbol is None else [end_symbol], dtype=dtype)
-        self.counts = [Counts(**counts) for counts in state["counts"]]
+        self.counts = [corpus.Counts(**counts) for counts in state["counts"]]
         """One per source."""
         self._crc32: int = state["crc32"]
-        self._finished = [ArrayRecord(**shard) for shard in state["shards"]]
+        self._finished = [corpus.ArrayRecord(**shard) for shard in state["shards"]]
         self._num_open_tokens: int = state["num_open_tokens"]
         # A shard that was started after the durable point is emptied when its turn comes again.
         self._shard = self._open_shard()
-        starts_bytes = self.total.num_documents * STARTS_DTYPE.itemsize
+        starts_bytes = self.total.num_documents * corpus.STARTS_DTYPE.itemsize
         self._starts = _open_truncated(f"{path}-documents.bin", starts_bytes)
         self._new_tokens: list[Tokens] = []
         self._new_starts: list[int] = []
 
     @property
-    def total(self) -> Counts:
-        return sum(self.counts, Counts())
+    def total(self) -> corpus.Counts:
+        return sum(self.counts, corpus.Counts())
 
     def add(self, piece: Piece, tokens: Tokens, *, is_first: bool) -> None:
         counts = self.counts[piece.source]
@@ -236,7 +223,7 @@ class _SplitWriter:
 
     def write(self) -> None:
         """Write what was added."""
-        self._starts.write(np.array(self._new_starts, dtype=STARTS_DTYPE).tobytes())
+        self._starts.write(np.array(self._new_starts, dtype=corpus.STARTS_DTYPE).tobytes())
         self._new_starts.clear()
         if not self._new_tokens:
             return
@@ -251,12 +238,14 @@ class _SplitWriter:
                 self._finish_shard()
                 self._shard = self._open_shard()
 
-    def append(self, split: TokenSplit, record: SplitRecord, counts: Counts) -> None:
+    def append(
+        self, split: corpus.TokenSplit, record: corpus.SplitRecord, counts: corpus.Counts
+    ) -> None:
         """Write another split after what was written."""
         before = self.total.num_tokens
         for start in range(0, record.num_documents, COPIED):
             starts = split.document_starts[start : start + COPIED] + np.uint64(before)
-            self._starts.write(starts.astype(STARTS_DTYPE).tobytes())
+            self._starts.write(starts.astype(corpus.STARTS_DTYPE).tobytes())
         for start in range(0, record.num_tokens, COPIED):
             self._new_tokens.append(split.tokens(start, min(start + COPIED, record.num_tokens)))
             self.write()
@@ -274,14 +263,14 @@ class _SplitWriter:
             "num_open_tokens": self._num_open_tokens,
         }
 
-    def finish(self) -> SplitRecord:
+    def finish(self) -> corpus.SplitRecord:
         """Close all files and describe them."""
         if self._num_open_tokens:
             self._finish_shard()
         total = self.total
         starts = _finished_array(self._starts, total.num_documents)
         self.close()
-        return SplitRecord(
+        return corpus.SplitRecord(
             shards=tuple(self._finished), starts=starts, text_crc32=self._crc32, **asdict(total)
         )
 
@@ -326,9 +315,9 @@ def _sync(file: IO[bytes]) -> None:
     os.fsync(file.fileno())
 
 
-def _finished_array(file: IO[bytes], num_items: int) -> ArrayRecord:
+def _finished_array(file: IO[bytes], num_items: int) -> corpus.ArrayRecord:
     """Sync and close a file of integers. Its checksum is that of the bytes on the disk."""
     _sync(file)
     file.close()
     path = Path(file.name)
-    return ArrayRecord(file=path.name, num_items=num_items, sha256=files.sha256_of(path))
+    return corpus.ArrayRecord(file=path.name, num_items=num_items, sha256=files.sha256_of(path))

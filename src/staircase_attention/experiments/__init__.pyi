@@ -8,3 +8,4 @@ from staircase_attention.experiments.comparisons import variations as variations
 from staircase_attention.experiments.paper import paper_summary as paper_summary
 from staircase_attention.experiments.paper import paper_tables as paper_tables
 from staircase_attention.experiments.paper import paper_training as paper_training
+from staircase_attention.experiments.report import Report as Report

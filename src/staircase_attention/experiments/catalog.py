@@ -29,9 +29,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal
 
 from staircase_attention.checks import check_choice, input_error, one_line
@@ -39,15 +37,9 @@ from staircase_attention.experiments.paper import PaperResult, paper_tables, pap
 from staircase_attention.files import read_json
 from staircase_attention.layers.config import CoreConfig
 from staircase_attention.plain import from_plain, override
-from staircase_attention.schedules import (
-    CachedStaircase,
-    FeedbackTransformer,
-    Ladder,
-    Schedule,
-    Staircase,
-    TransformerXL,
-    UniversalTransformer,
-)
+from staircase_attention.schedules import Schedule
+from staircase_attention.schedules.ladder import Ladder, TransformerXL, UniversalTransformer
+from staircase_attention.schedules.stairs import CachedStaircase, FeedbackTransformer, Staircase
 from staircase_attention.training.recipe import (
     CorpusChoice,
     FamilyModel,
@@ -76,13 +68,10 @@ BASE = ("transformer-xl", "feedback", "cached-staircase-c128", "staircase-n8-c32
 @cache
 def recipes() -> Mapping[str, Recipe]:
     """All recipes: those of the paper's size first, then the small ones."""
-    everything = [
-        *_state_tracking(),
-        *(language := [*_language()]),
-        *_beside({recipe.name: recipe for recipe in language}),
-        *_small(),
-    ]
-    return MappingProxyType({recipe.name: recipe for recipe in everything})
+    language = list(_language())
+    beside = _beside({recipe.name: recipe for recipe in language})
+    everything = [*_state_tracking(), *language, *beside, *_small()]
+    return {recipe.name: recipe for recipe in everything}
 
 
 def find_recipe(name: str) -> Recipe:
@@ -148,7 +137,7 @@ OUR_TEXT: dict[str, tuple[str, dict[str, Any]]] = {
 @cache
 def our_training(group: str) -> TrainingConfig:
     """Our own settings for a group, from the file of all of them."""
-    text = (files("staircase_attention.experiments") / "training.toml").read_text(encoding="utf-8")
+    text = Path(__file__).with_name("training.toml").read_text(encoding="utf-8")
     known, names = tomllib.loads(text), [group]
     while "like" in known[names[-1]]:
         names.append(known[names[-1]].pop("like"))

@@ -65,7 +65,6 @@ def compare(
         title=title,
         folder=Path(folder),
         rows=labelled_rows(chosen),
-        wanted=tuple(recipe.name for recipe in chosen),
         num_seeds=seeds,
         lengths=tuple(lengths),
     )
@@ -109,18 +108,17 @@ def reproduce(
             received = "--updates and training.num_updates"
             raise input_error("the number of updates is given once", received, "leave one out")
     check_settings(overrides or {})
-    wanted, changed = chosen_names(rows, everything), []
+    wanted, listed = chosen_names(rows, everything), []
     for row in everything:
-        recipe = row.recipe
-        if row.name in wanted:
+        recipe, is_wanted = row.recipe, row.name in wanted
+        if is_wanted:
             recipe = recipe if updates is None else with_updates(recipe, updates)
             recipe = recipe.override(overrides or {})
-        changed.append(replace(row, recipe=recipe))
+        listed.append(replace(row, recipe=recipe, is_wanted=is_wanted))
     report = Report(
         title=title,
         folder=Path(folder),
-        rows=tuple(changed),
-        wanted=wanted,
+        rows=tuple(listed),
         num_seeds=seeds,
         tables=tuple(paper_tables()[name] for name in paper_names),
         lengths=tuple(lengths),
@@ -226,7 +224,16 @@ def variations(recipe: Recipe, varied: Mapping[str, Sequence[Any]]) -> list[Reci
     """
     if not varied:
         return [recipe]
-    _check_varied(varied)
+    check_settings(varied)
+    for path, values in varied.items():
+        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+            rule = "a setting that varies needs a list of values"
+            raise input_error(rule, f"{values!r} for {path}", "give at least one")
+        for other in varied:
+            # Otherwise the later one would undo the other, and names would not show it.
+            if other.startswith(f"{path}."):
+                rule = "settings that vary must not contain each other"
+                raise input_error(rule, f"{path} and {other}", "vary one of them")
     ends = [path.rpartition(".")[2] for path in varied]
     short = [end if ends.count(end) == 1 else path for path, end in zip(varied, ends, strict=True)]
     made: dict[str, Recipe] = {}
@@ -247,16 +254,3 @@ def value_words(value: Any) -> str:  # noqa: ANN401
         return str(value).lower()
     # What a shell or a file system gives a meaning to becomes a hyphen.
     return re.sub(r"[^\w.+-]+", "-", str(value), flags=re.ASCII).strip("-")
-
-
-def _check_varied(varied: Mapping[str, Sequence[Any]]) -> None:
-    check_settings(varied)
-    for path, values in varied.items():
-        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
-            rule = "a setting that varies needs a list of values"
-            raise input_error(rule, f"{values!r} for {path}", "give at least one")
-        for other in varied:
-            # Otherwise the later one would undo the other, and names would not show it.
-            if other.startswith(f"{path}."):
-                rule = "settings that vary must not contain each other"
-                raise input_error(rule, f"{path} and {other}", "vary one of them")

@@ -15,6 +15,7 @@ from staircase_attention.checks import check_integer, check_number, input_error
 from staircase_attention.models.cost import Cost, StepSize, measure_cost
 from staircase_attention.tasks import load_task
 from staircase_attention.training import FamilyModel, Recipe, TaskChoice
+from staircase_attention.training.dataset import Dataset
 from staircase_attention.training.learner import MANY_OUTPUTS, NumSymbols, precision_of
 
 # Rows below which the engine joins the inputs of several steps for the gradient of a weight.
@@ -101,7 +102,7 @@ def carries_state(recipe: Recipe) -> bool:
     return isinstance(recipe.task, TaskChoice) or recipe.task.form == "stream"
 
 
-def lane_cost(recipe: Recipe, symbols: NumSymbols) -> Cost:
+def lane_cost(recipe: Recipe, symbols: Dataset | NumSymbols) -> Cost:
     """What one lane of an update of the family costs."""
     model = recipe.model
     assert isinstance(model, FamilyModel)
@@ -173,11 +174,7 @@ class Work:
     """What one GPU does in an update: `num_lanes` lanes, as often as there are micro-batches."""
 
     def __init__(
-        self,
-        recipe: Recipe,
-        symbols: NumSymbols | None = None,
-        num_gpus: int = 1,
-        num_nodes: int = 1,
+        self, recipe: Recipe, symbols: NumSymbols | None, num_gpus: int = 1, num_nodes: int = 1
     ) -> None:
         self.training, self.symbols = recipe.training, symbols or num_symbols(recipe)
         model, self.num_parts = recipe.model, self.training.num_micro_batches
@@ -233,10 +230,8 @@ class Work:
             # Five steps of three products, of matrices stacked by shape; stacking, momentum, the
             # change of the weights and the choice whether to change them move 170 bytes per weight.
             width, longer = self.core.width, self.core.inner_width / self.core.width
-            for number, ratio in (
-                (4 * self.core.num_layers, 1),
-                (2 * self.core.num_layers, longer),
-            ):
+            matrices = ((4 * self.core.num_layers, 1), (2 * self.core.num_layers, longer))
+            for number, ratio in matrices:
                 unit = number * (2 + 4 * ratio) * width**2 / 3
                 yield Kernel("optimiser", 15, unit * width, 2 * unit)
                 yield Kernel("optimiser", 18, 0, 170 / 18 * number * ratio * width**2)

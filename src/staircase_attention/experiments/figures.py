@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -20,11 +20,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogFormatter
 
 from staircase_attention.drawing.figure import SETTINGS
-from staircase_attention.experiments.results import ERROR, PERPLEXITY, Row, RunRecord, unit
+from staircase_attention.experiments.results import ERROR, PERPLEXITY, Cells, Row, RunRecord, unit
 from staircase_attention.files import write_whole
-
-if TYPE_CHECKING:
-    from staircase_attention.experiments.suite import Cells
 
 DOTS_PER_INCH = 160
 GREY, LIGHT_GREY = "#666666", "#dddddd"
@@ -239,10 +236,9 @@ def lines_figure(
 ) -> Figure:
     """A line through the points of each name; a logarithmic axis has a tick for each point."""
     figure = Figure(figsize=(9.4, 5.2), layout="constrained")
-    axes, lines = figure.add_subplot(), list[Line2D]()
-    others = cycle(Style(*family) for family in FAMILIES.values())
+    axes, lines, families = figure.add_subplot(), list[Line2D](), cycle(FAMILIES.values())
     for name, (points, own, seeds) in curves.items():
-        style = own or next(others)
+        style = own or Style(*next(families))
         for thin in seeds if len(seeds) > 1 else ():
             axes.plot([*thin], [*thin.values()], color=style.colour, linewidth=0.6, alpha=0.45)
         lines += axes.plot(
@@ -282,7 +278,7 @@ def _tidy(axes: Axes, handles: Sequence[Line2D]) -> None:
     axes.legend(handles=handles, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
 
 
-def heat_map(cells: "Cells", published: Mapping[str, Any]) -> Figure:
+def heat_map(cells: Cells, published: Mapping[str, Any]) -> Figure:
     """Accuracies at trained lengths, at longer ones, and of the study at longer ones."""
     models = [*next(iter(cells.values()))]
     networks, scores = published["networks"], published["scores"]
@@ -315,7 +311,7 @@ def heat_map(cells: "Cells", published: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def length_curves(cells: "Cells") -> Figure:
+def length_curves(cells: Cells) -> Figure:
     """Accuracy against length, a small picture for each task; dotted: the best constant guess."""
     num_columns = min(NUM_COLUMNS, len(cells))
     num_rows = -(-len(cells) // num_columns)

@@ -10,30 +10,22 @@ from typing import Any
 
 import torch
 
+from staircase_attention import evaluation
 from staircase_attention.batches import IGNORED
 from staircase_attention.checks import check_integer, input_error
 from staircase_attention.data import Corpus
 from staircase_attention.display import clock
-from staircase_attention.evaluation import (
-    document_positions,
-    episode_positions,
-    measures,
-    score_by_position,
-    title,
-)
 from staircase_attention.experiments.estimate import lane_cost
-from staircase_attention.experiments.results import ERROR, LOSS, curves, read_run
+from staircase_attention.experiments.results import ERROR, LOSS, parse_lines, read_run, scores
 from staircase_attention.files import write_whole
 from staircase_attention.generation import SamplingConfig, TokenStream, stream_text
 from staircase_attention.inspect import Place as LensPlace
 from staircase_attention.inspect import inspect, lens, lens_figure
 from staircase_attention.models import SequenceModel
-from staircase_attention.training import LanguageModel, LoadedRun, load_run
+from staircase_attention.training import FamilyModel, RunFolder, RunResult, choose_device
 from staircase_attention.training.dataset import Dataset, SplitName, TaskData
-from staircase_attention.training.learner import Model, NumSymbols, precision_of
-from staircase_attention.training.processes import choose_device
-from staircase_attention.training.recipe import FamilyModel
-from staircase_attention.training.run_folder import RunFolder, RunResult
+from staircase_attention.training.learner import Model, precision_of
+from staircase_attention.training.loading import LanguageModel, LoadedRun, load_run
 
 STYLE = """
 :root { color-scheme: light dark }
@@ -101,7 +93,10 @@ def write_page(run: Path, *, device: str | None = None) -> Path:
     result, model = folder.read_result(), loaded.model.to(choose_device(device))
     measure = ERROR if isinstance(loaded.data, TaskData) else LOSS
     named = f"{loaded.recipe.name}, seed {loaded.recipe.seed}"
-    curve = {name: Curve(points) for name, points in curves(folder, measure).items() if points}
+    lines = list(parse_lines(folder.read_metrics()))
+    curve = {"training": Curve(dict(scores(lines, "train", measure)))}
+    curve["validation"] = Curve(dict(scores(lines, "valid", measure)))
+    curve = {name: one for name, one in curve.items() if one.points}
     most = None if isinstance(loaded.data, TaskData) else MOST_SCORED
     split: SplitName = "valid" if result.test is None else "test"
     place, by_position = loss_by_position(loaded, loaded.data, split, most)
@@ -134,7 +129,7 @@ def write_page(run: Path, *, device: str | None = None) -> Path:
 def _facts(result: RunResult, loaded: LoadedRun) -> list[dict[str, str]]:
     """Scores and cost, a row each."""
     facts = {
-        title(split, score): measures(score)
+        evaluation.title(split, score): evaluation.measures(score)
         for split, score in (("valid", result.valid), ("test", result.test))
         if score is not None
     }
@@ -144,9 +139,7 @@ def _facts(result: RunResult, loaded: LoadedRun) -> list[dict[str, str]]:
     facts["time"] = f"{clock(result.wall_seconds)} on {result.device}"
     facts["parameters"] = f"{result.num_parameters:,}"
     if isinstance(loaded.recipe.model, FamilyModel):
-        data = loaded.data
-        symbols = NumSymbols(num_inputs=data.num_inputs, num_outputs=data.num_outputs)
-        cost = lane_cost(loaded.recipe, symbols)
+        cost = lane_cost(loaded.recipe, loaded.data)
         facts["forward FLOPs per token"] = f"{cost.flops / cost.segment:,.0f}"
         facts["sequential steps per segment"] = f"{cost.num_steps:,} of {cost.segment:,} tokens"
         facts["state"] = f"{cost.state_numbers:,} numbers per stream"
@@ -162,11 +155,11 @@ def loss_by_position(
     deal: Any = partial(data.batches, **lanes, num_tokens=num_tokens)  # type: ignore[arg-type]
     if isinstance(data, TaskData):
         batches = data.batches(split, **lanes)
-        positions = episode_positions(data.episodes(split), **lanes)
+        positions = evaluation.episode_positions(data.episodes(split), **lanes)
     else:
         tokens = data.corpus.split(split)
-        batches, positions = deal(tokens), document_positions(tokens, deal)
-    found = score_by_position(
+        batches, positions = deal(tokens), evaluation.document_positions(tokens, deal)
+    found = evaluation.score_by_position(
         loaded.model,
         batches,
         positions,

@@ -1,22 +1,18 @@
 """The paper's numbers, as data: what its tables print, where they print it, and their slips."""
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
-from types import MappingProxyType
+from pathlib import Path
 from typing import Any, Literal
 
 from staircase_attention.checks import check_choice
+from staircase_attention.files import read_json
 from staircase_attention.layers.config import CoreConfig
 from staircase_attention.plain import from_plain
 from staircase_attention.schedules import PaperRow
 from staircase_attention.training.recipe import TrainingConfig
-
-SPLITS = ("valid", "test")
-WORDS = ("recurrent_steps", "step_size", "forward_size")
 
 Unit = Literal["error %", "perplexity", "bits per character"]
 
@@ -117,11 +113,14 @@ def paper_tables() -> Mapping[str, PaperTable]:
     for data in _data()["tables"]:
         shared = {"table": data["name"]}
         shared |= {key: data.pop(key) for key in ("num_updates", "num_seeds")}
-        rows = {row["name"]: _row(shared | row) for row in data.pop("rows")}
-        notes = tuple(data.pop("notes"))
-        table = PaperTable(**data, notes=notes, rows=MappingProxyType(rows))
-        tables[table.name] = table
-    return MappingProxyType(tables)
+        rows, notes = {}, tuple(data.pop("notes"))
+        for row in data.pop("rows"):
+            sizes = ("recurrent_steps", "step_size", "forward_size")
+            words = PaperRow(**{size: row.pop(size) for size in sizes})
+            row |= {split: Spread(*row[split]) for split in ("valid", "test") if split in row}
+            rows[row["name"]] = PaperResult(**{**shared, **row}, words=words)
+        tables[data["name"]] = PaperTable(**data, notes=notes, rows=rows)
+    return tables
 
 
 @cache
@@ -147,11 +146,4 @@ def paper_training(task: str) -> PaperTraining:
 
 
 def _data() -> dict[str, Any]:
-    file = files("staircase_attention.experiments") / "paper_tables.json"
-    return dict(json.loads(file.read_text(encoding="utf-8")))
-
-
-def _row(data: dict[str, Any]) -> PaperResult:
-    words = PaperRow(**{word: data.pop(word) for word in WORDS})
-    data |= {split: Spread(*data[split]) for split in SPLITS if split in data}
-    return PaperResult(words=words, **data)
+    return dict(read_json(Path(__file__).with_name("paper_tables.json")))

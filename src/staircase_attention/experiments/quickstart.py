@@ -21,17 +21,16 @@ import numpy as np
 from staircase_attention.batches import Batch
 from staircase_attention.checks import check_number, input_error
 from staircase_attention.data import BytePairTraining, Corpus, HeldOut, TextSource, prepare_text
+from staircase_attention.display import Display
 from staircase_attention.experiments.catalog import find_recipe
 from staircase_attention.experiments.page import SAMPLE_TOKENS, SAMPLING, prompts, samples
 from staircase_attention.experiments.results import read_lines
 from staircase_attention.files import publish_folder, read_json, write_json
-from staircase_attention.training import Display, Recipe, RunResult, load_language_model
-from staircase_attention.training import resume as resume_run
-from staircase_attention.training import train as train_recipe
+from staircase_attention.training import OptimizerConfig, Recipe, RunFolder, RunResult
 from staircase_attention.training.learner import Learner, NumSymbols, build_model
+from staircase_attention.training.loading import load_language_model
 from staircase_attention.training.processes import Processes, StopRequested, choose_device
-from staircase_attention.training.recipe import OptimizerConfig
-from staircase_attention.training.run_folder import RunFolder
+from staircase_attention.training.run import resume, train
 
 # The share of the text for validation, and for the test; and the most bytes of each.
 HELD_OUT, MOST_HELD_OUT = 0.05, 100_000
@@ -145,9 +144,9 @@ class Quickstart:
         while True:
             try:
                 if run.is_unbegun:
-                    result = train_recipe(recipe, run.path, progress=pace)
+                    result = train(recipe, run.path, progress=pace)
                 else:
-                    result = resume_run(run.path, num_updates=pace.wanted, progress=pace)
+                    result = resume(run.path, num_updates=pace.wanted, progress=pace)
                 break
             except StopRequested:
                 if pace.wanted is None:

@@ -8,29 +8,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich import box
+from rich.table import Table
 
 from staircase_attention.checks import check_integer
 from staircase_attention.display import clock
 from staircase_attention.evaluation import title
+from staircase_attention.experiments import results
 from staircase_attention.experiments.page import folded, listing, page, table
 from staircase_attention.experiments.paper import PaperTable, Spread, paper_summary
-from staircase_attention.experiments.results import (
-    ERROR,
-    LAST_PART,
-    SOLVED,
-    Row,
-    RunRecord,
-    Split,
-    read_runs,
-    unit,
-)
 from staircase_attention.files import write_json, write_whole
 from staircase_attention.plain import to_plain
 from staircase_attention.training.run_folder import environment
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 # Incremented when the layout of report.json changes.
 FORMAT = 4
@@ -44,11 +35,11 @@ EXPLANATION = f"""\
 Scores are mean ± sample standard deviation over seeds, of the weights with the best validation \
 score. The best seed has the lowest validation score; its test score is shown. Seeds change \
 initial weights and dropout, not the data. Train is the mean training error of the last \
-{LAST_PART:.0%} of the updates, with dropout: far below Valid, a model has memorised its data, \
-fails on empty states (staircase eval --lanes 9999) or was best long before the end. Solved: a \
-validation error of {SOLVED:.0f}% or less, in every run. {MARK}: fewer updates or tokens than in \
-the recipe, not like for like. {SHARED}: other runs used the machine at the same time. \
-Perplexities of different vocabularies compare in their order only."""
+{results.LAST_PART:.0%} of the updates, with dropout: far below Valid, a model has memorised its \
+data, fails on empty states (staircase eval --lanes 9999) or was best long before the end. \
+Solved: a validation error of {results.SOLVED:.0f}% or less, in every run. {MARK}: fewer updates \
+or tokens than in the recipe, not like for like. {SHARED}: other runs used the machine at the \
+same time. Perplexities of different vocabularies compare in their order only."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,10 +48,8 @@ class Report:
 
     title: str
     folder: Path
-    rows: tuple[Row, ...]
+    rows: tuple[results.Row, ...]
     """All that the report lists."""
-    wanted: tuple[str, ...]
-    """The names of the rows to run now."""
     num_seeds: int
     tables: tuple[PaperTable, ...] = ()
     """The paper's tables that the rows are compared with."""
@@ -73,7 +62,7 @@ class Report:
         check_integer("seeds", self.num_seeds, minimum=1, example=3)
 
     @property
-    def failures(self) -> list[tuple[str, RunRecord]]:
+    def failures(self) -> list[tuple[str, results.RunRecord]]:
         """Runs that failed or diverged, with the names of their rows."""
         runs = [(row.name, run) for row in self.rows for run in row.runs]
         return [(name, run) for name, run in runs if run.status in ("failed", "diverged")]
@@ -89,7 +78,7 @@ class Report:
             "format": FORMAT,
             "title": self.title,
             "table": ", ".join(table.label for table in self.tables) or None,
-            "unit": unit(self.rows),
+            "unit": results.unit(self.rows),
             "command": self.command,
             "written": self.written,
             "environment": to_plain(self.environment),
@@ -104,8 +93,8 @@ def write_report(report: Report) -> Report:
     folder.mkdir(parents=True, exist_ok=True)
     rows = []
     for row in report.rows:
-        lengths = report.lengths if row.name in report.wanted else ()
-        rows.append(replace(row, runs=read_runs(folder / row.name, row.measure, lengths)))
+        lengths = report.lengths if row.is_wanted else ()
+        rows.append(replace(row, runs=results.read_runs(folder / row.name, row.measure, lengths)))
     written = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
     report = replace(report, rows=tuple(rows), written=written, environment=environment())
     write_json(folder / "report.json", report.to_plain())
@@ -113,7 +102,7 @@ def write_report(report: Report) -> Report:
     return report
 
 
-def _plain_row(row: Row) -> dict[str, Any]:
+def _plain_row(row: results.Row) -> dict[str, Any]:
     lengths = {str(length): to_plain(row.length_error(length)) for length in row.lengths}
     ours = {split: row.score(split) for split in ("train", "valid", "test")}
     return {
@@ -138,8 +127,8 @@ def _sections(report: Report) -> list[str]:
     rows = report.rows
     drawn = figures.draw_figures(rows, title=report.title)
     return [
-        f"<p>In {escape(unit(rows))}. {escape(EXPLANATION)}</p>",
-        table(table_cells(report)),
+        f"<p>In {escape(results.unit(rows))}. {escape(EXPLANATION)}</p>",
+        table([table_cells(row) for row in rows]),
         *(figures.image(figure, caption) for caption, figure in drawn.items()),
         listing("The paper's order", orders(rows)),
         table(_lengths(rows), "Test error in percent by episode length, of the same weights"),
@@ -150,36 +139,31 @@ def _sections(report: Report) -> list[str]:
     ]
 
 
-def table_cells(report: Report) -> list[dict[str, str]]:
-    """The main table: the cells of every row, by heading."""
-    return [_cells(row, with_paper=bool(report.tables)) for row in report.rows]
-
-
-def _cells(row: Row, *, with_paper: bool) -> dict[str, str]:
-    """What is known of a row."""
-    digits, best, results, paper = row.measure.digits, row.best, row.results, row.paper
+def table_cells(row: results.Row) -> dict[str, str]:
+    """What the main table shows of a row, by heading."""
+    digits, best, ours, paper = row.measure.digits, row.best, row.results, row.paper
     mark, shared = f" {MARK}" * row.is_shortened, f" {SHARED}" * row.is_shared
     cells = {"Model": row.model + mark, "Row": row.label}
     for name, size in to_plain(row.words).items():
         cells[name.replace("_", " ").capitalize()] = NONE if size is None else str(size)
     unscored = "no score" if any(run.status == "diverged" for run in row.runs) else "not run"
     cells["Train, ours"] = _spread(row.score("train"), digits)
-    cells["Valid, ours"] = _spread(row.score("valid"), digits) if results else unscored
+    cells["Valid, ours"] = _spread(row.score("valid"), digits) if ours else unscored
     cells["Test, ours"] = _spread(row.score("test"), digits)
     if best is not None:
         cells["Best seed, ours"] = f"{row.value(best, 'test'):.{digits}f} (seed {best.seed})"
-    if with_paper and paper is not None:
+    if paper is not None:
         digits = row.measure.paper_digits
         summary = {one["row"]: f"{one['value']:.{digits}f}" for one in paper_summary()}
         cells["Valid, paper"] = _spread(paper.valid, digits)
         cells["Test, paper"] = _spread(paper.test, digits)
         cells["Best seed, paper"] = summary.get(paper.identifier, NONE)
-    if results:
+    if ours:
         num_updates, num_tokens = row.budget or (None, None)
-        cells["Seeds"] = str(len(results)) + (f" of {paper.num_seeds}" if paper else "")
-        cells["Updates"] = _range([one.num_updates for one in results], num_updates) + mark
-        cells["Tokens"] = _range([one.num_tokens for one in results], num_tokens)
-        cells["Parameters"] = _range([one.num_parameters for one in results], None)
+        cells["Seeds"] = str(len(ours)) + (f" of {paper.num_seeds}" if paper else "")
+        cells["Updates"] = _range([one.num_updates for one in ours], num_updates) + mark
+        cells["Tokens"] = _range([one.num_tokens for one in ours], num_tokens)
+        cells["Parameters"] = _range([one.num_parameters for one in ours], None)
         cells["Time per run"] = clock(row.seconds) + shared
         if row.seconds_to_solve is not None:
             cells["Solved after"] = clock(row.seconds_to_solve.mean) + shared
@@ -192,13 +176,13 @@ def _range(counts: Sequence[int], due: int | None) -> str:
     return found if due is None else f"{found} of {short(due)}"
 
 
-def _lengths(rows: Sequence[Row]) -> list[dict[str, str]]:
+def _lengths(rows: Sequence[results.Row]) -> list[dict[str, str]]:
     """Test errors on episodes of other lengths, for the rows that have some."""
     lengths = sorted({length for row in rows for length in row.lengths})
     return [
         {
             "Row": row.label,
-            **{f"{one:,}": _spread(row.length_error(one), ERROR.digits) for one in lengths},
+            **{f"{one:,}": _spread(row.length_error(one), results.ERROR.digits) for one in lengths},
             "Seeds": str(sum(bool(run.lengths) for run in row.runs)),
         }
         for row in rows
@@ -206,13 +190,13 @@ def _lengths(rows: Sequence[Row]) -> list[dict[str, str]]:
     ]
 
 
-def orders(rows: Sequence[Row]) -> list[str]:
+def orders(rows: Sequence[results.Row]) -> list[str]:
     """For each model of a corpus, the paper's order of its rows and Transformer-XL's, and ours.
 
     By test scores, where the paper has them for all rows.
     """
-    known = [(row, row.paper) for row in rows if row.paper and row.measure is not ERROR]
-    split: Split = "test" if all(paper.test for _, paper in known) else "valid"
+    known = [(row, row.paper) for row in rows if row.paper and row.measure is not results.ERROR]
+    split: results.Split = "test" if all(paper.test for _, paper in known) else "valid"
     lines = []
     for model in dict.fromkeys(row.model for row, _ in known if row.model != "Transformer-XL"):
         # The paper's score, the row's label, and our score.
@@ -233,7 +217,7 @@ def orders(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def troubles(rows: Sequence[Row]) -> list[str]:
+def troubles(rows: Sequence[results.Row]) -> list[str]:
     """A line for every run that failed, diverged, did not learn or is unfinished."""
     lines = []
     for row in rows:
@@ -272,7 +256,7 @@ def _origin(report: Report) -> list[str]:
     return [*lines, f"Command: {report.command}"]
 
 
-def partial_scores(runs: Sequence[RunRecord]) -> list[str]:
+def partial_scores(runs: Sequence[results.RunRecord]) -> list[str]:
     """The splits of which some run was scored on the first tokens only."""
     titles = {
         title(split, score)
@@ -307,17 +291,14 @@ def short(count: int) -> str:
 SCREEN = ("Row", "Valid, ours", "Test, ours", "Test, paper", "Seeds", "Updates", "Time per run")
 
 
-def screen_table(report: Report) -> "Table":
+def screen_table(report: Report) -> Table:
     """The main table for a terminal; rich fits it to the width of the screen.
 
     Rows that were not run are left out; the page has them.
     """
-    from rich import box
-    from rich.table import Table
-
-    cells_by_row = table_cells(report)
+    cells_by_row = [table_cells(row) for row in report.rows]
     shown = [name for name in SCREEN if any(name in cells for cells in cells_by_row)]
-    grid = Table(title=report.title, box=box.SIMPLE_HEAD, caption=unit(report.rows))
+    grid = Table(title=report.title, box=box.SIMPLE_HEAD, caption=results.unit(report.rows))
     for name in shown:
         grid.add_column(name, justify="left" if name == "Row" else "right", no_wrap=name == "Row")
     for row, cells in zip(report.rows, cells_by_row, strict=True):

@@ -20,11 +20,8 @@ from staircase_attention.experiments.paper import PaperResult, Spread, paper_tab
 from staircase_attention.files import as_written, opened, parse_json, read_json, read_summed
 from staircase_attention.plain import convert, from_plain
 from staircase_attention.schedules import PaperRow
-from staircase_attention.training import RunResult, load_run
-from staircase_attention.training.dataset import TaskData
-from staircase_attention.training.processes import choose_device
+from staircase_attention.training import RunFolder, RunResult, TaskData, choose_device, load_run
 from staircase_attention.training.recipe import FamilyModel, Recipe, TaskChoice
-from staircase_attention.training.run_folder import RunFolder
 from staircase_attention.training.trainer import score_split
 
 # Failed: an error ended it; unfinished: it was stopped. Both are resumed by the next call.
@@ -39,6 +36,10 @@ LAST_PART = 0.1
 PREFIX = "seed-"
 # In a run folder: for each length, the score of the best weights on test episodes.
 LENGTHS_FILE = "lengths.json"
+# Of the suite: by task, then by model, the facts of a cell; all tasks have the same models.
+# Accuracies are in percent, means over seeds: of the best constant answer, at trained lengths, at
+# each longer one, and the mean of those.
+Cells = Mapping[str, Mapping[str, dict[str, Any]]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,6 +118,8 @@ class Row:
     paper: PaperResult | None = None
     runs: tuple[RunRecord, ...] = ()
     """All its runs that are in the experiment's folder, whenever they were run."""
+    is_wanted: bool = True
+    """Whether it is to be run now; else it is listed only."""
 
     @property
     def words(self) -> PaperRow:
@@ -236,8 +239,8 @@ def read_run(
     folder, failure = RunFolder(path), beside(path, "failure.txt")
     with as_written("a run's metrics.jsonl", folder.metrics, "restore it from a copy"):
         lines = list(parse_lines(folder.read_metrics()))
-        curve = tuple(_scores(lines, "valid", measure))
-        train = _mean_of_last(_scores(lines, "train", measure))
+        curve = tuple(scores(lines, "valid", measure))
+        train = _mean_of_last(scores(lines, "train", measure))
         # Of updates that were done twice, after a rollback or a resume, the last time counts.
         times = {line["update"]: line["wall_seconds"] for line in read_lines(folder.timing)}
         seconds = {update: times[update] for update, _ in curve if update in times}
@@ -268,15 +271,6 @@ def read_run(
     return record
 
 
-def curves(folder: RunFolder, measure: Measure) -> dict[str, dict[int, float]]:
-    """Scores in training and on the validation data, by update."""
-    lines = list(parse_lines(folder.read_metrics()))
-    return {
-        "training": dict(_scores(lines, "train", measure)),
-        "validation": dict(_scores(lines, "valid", measure)),
-    }
-
-
 def latest_facts(path: Path) -> tuple[int, dict[str, float]]:
     """How far a run is: the last update on record, and its loss, errors and speed."""
     folder, update = RunFolder(path), 0
@@ -292,7 +286,7 @@ def latest_facts(path: Path) -> tuple[int, dict[str, float]]:
     return update, facts
 
 
-def _scores(
+def scores(
     lines: list[dict[str, Any]], kind: Literal["train", "valid"], measure: Measure
 ) -> list[tuple[int, float]]:
     """Scores of the updates that led to the result: what a rollback undid is left out."""

@@ -25,10 +25,8 @@ from staircase_attention.experiments import results
 from staircase_attention.experiments.report import Report, write_report
 from staircase_attention.files import FolderInUseError, check_can_hold, write_json, write_whole
 from staircase_attention.tasks import load_task, split, with_length
-from staircase_attention.training import Recipe, StopRequested, TaskChoice
+from staircase_attention.training import Recipe, RunFolder, StopRequested, TaskChoice, stop_requests
 from staircase_attention.training.learner import check_recipe
-from staircase_attention.training.processes import stop_requests
-from staircase_attention.training.run_folder import RunFolder
 
 # -P: the working folder is no place to import packages from.
 STAIRCASE = [sys.executable, "-P", "-m", "staircase_attention"]
@@ -220,7 +218,7 @@ def planned_runs(report: Report) -> list[Run]:
 
     What cannot be built, written or resumed is refused before any work is done.
     """
-    folder, chosen = report.folder, [r for r in report.rows if r.name in report.wanted]
+    folder, chosen = report.folder, [row for row in report.rows if row.is_wanted]
 
     def run(row: results.Row, seed: int) -> Run:
         recipe = replace(row.recipe, seed=seed)

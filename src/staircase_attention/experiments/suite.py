@@ -8,7 +8,6 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -19,7 +18,7 @@ from staircase_attention.display import clock
 from staircase_attention.experiments.catalog import find_recipe, our_training, small_models
 from staircase_attention.experiments.comparisons import check_settings, labelled_rows
 from staircase_attention.experiments.report import Report, short
-from staircase_attention.experiments.results import Row
+from staircase_attention.experiments.results import Cells, Row
 from staircase_attention.experiments.runner import carry_out
 from staircase_attention.files import write_json, write_whole
 from staircase_attention.layers.config import CoreConfig
@@ -28,8 +27,8 @@ from staircase_attention.tasks import load_task
 from staircase_attention.tasks.registry import SUITE
 from staircase_attention.tasks.splits import random_generator
 from staircase_attention.tasks.task import task_name
-from staircase_attention.training.dataset import TaskData, build_dataset
-from staircase_attention.training.recipe import FamilyModel, LSTMModel, Recipe, TaskChoice
+from staircase_attention.training import FamilyModel, LSTMModel, Recipe, TaskChoice, TaskData
+from staircase_attention.training.dataset import build_dataset
 from staircase_attention.training.run_folder import environment
 
 # Incremented when the layout of suite.json changes.
@@ -85,17 +84,10 @@ SMALL = Budget(
 )
 
 
-# By task, then by model, the facts of a cell; all tasks have the same models. Accuracies are in
-# percent, means over seeds: of the best constant answer, at trained lengths, at each longer one,
-# and the mean of those.
-Cells = Mapping[str, Mapping[str, dict[str, Any]]]
-
-
 @cache
 def published() -> dict[str, Any]:
     """The study's scores by task and network, as far as they are confirmed, and its budget."""
-    text = (files("staircase_attention.experiments") / "chomsky.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
+    return tomllib.loads(Path(__file__).with_name("chomsky.toml").read_text(encoding="utf-8"))
 
 
 def suite_recipes(
@@ -157,7 +149,6 @@ def run_suite(
             title=f"Suite: {task}",
             folder=folder / task,
             rows=labelled_rows(chosen),
-            wanted=tuple(recipe.name for recipe in chosen),
             num_seeds=seeds,
             lengths=budget.lengths,
         )
@@ -223,18 +214,17 @@ def write_suite(cells: Cells, folder: Path) -> None:
 
     facts = {"format": FORMAT, "environment": environment(), "published": published()}
     write_json(folder / "suite.json", {**facts, "cells": cells})
-    # The last row is of costs, which the study's have none of.
-    scores = [
-        row | {f"{name}, published": str(known.get(name, "")) for name in published()["networks"]}
-        for row in score_table(cells)
-        for known in [published()["scores"].get(row["Task"], {})]
+    scores = score_table(cells)
+    for row in scores:
+        # Of costs, which the last row is of, the study has none.
+        known = published()["scores"].get(row["Task"], {})
+        row |= {f"{name}, published": str(known.get(name, "")) for name in published()["networks"]}
+    parts = [
+        f"<p>{EXPLAINED.format(published()['budget'])}</p>",
+        table(scores),
+        image(heat_map(cells, published()), "Accuracy of models on tasks"),
+        image(length_curves(cells), "Accuracy against length"),
     ]
-    figures = {
-        "Accuracy of models on tasks": heat_map(cells, published()),
-        "Accuracy against length": length_curves(cells),
-    }
-    parts = [f"<p>{EXPLAINED.format(published()['budget'])}</p>", table(scores)]
-    parts += [image(figure, caption) for caption, figure in figures.items()]
     write_whole(folder / "report.html", page("Suite", parts))
 
 

@@ -28,7 +28,6 @@ from staircase_attention.schedules import OUTSIDE, Ledger, Step
 # What a step sees: by distance, the number of the step that made it, or CACHED for the cache.
 Sight = dict[int, int]
 CACHED = -1
-OPSET = 18
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,7 +231,7 @@ def export_onnx(
             input_names=["tokens", *names],
             output_names=["logits", "passes", *after],
             dynamic_axes={name: {0: "rows"} for name in by_row},
-            opset_version=OPSET,
+            opset_version=18,
             dynamo=False,
         )
     return Path(file)

@@ -218,8 +218,6 @@ def reader_of(tokens: Int[Tensor, " rows"]) -> Callable[[], list[int]]:
 def check_tokens(tokens: Sequence[float], rows: Sequence[int]) -> None:
     """Refuse tokens of logits from which nothing can be sampled."""
     if UNUSABLE in tokens:
-        raise input_error(
-            "logits must be finite",
-            f"NaN or infinity in row {rows[tokens.index(UNUSABLE)]}",
-            "the model's weights or state are damaged: load an earlier checkpoint",
-        )
+        received = f"NaN or infinity in row {rows[tokens.index(UNUSABLE)]}"
+        remedy = "the model's weights or state are damaged: load an earlier checkpoint"
+        raise input_error("logits must be finite", received, remedy)

@@ -149,8 +149,6 @@ def _update(header: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     header["recent"] = [[one for one in row if one >= 0] for row in tensors["recent"].tolist()]
     names = ("row", "token", "logprob", "finish")
     header["waiting"] = [dict(zip(names, token, strict=True)) for token in header["waiting"]]
-    if header["text"] is not None:
+    if (text := header["text"]) is not None:
         # The bytes of an incomplete character came before those that may start a stop string.
-        header["text"]["held"] = [
-            (row, partial + held) for row, held, partial in header["text"]["tails"]
-        ]
+        text["held"] = [(row, partial + held) for row, held, partial in text["tails"]]

@@ -11,6 +11,7 @@ drafts nor the other rows matter.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,15 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from staircase_attention.checks import check_integer, input_error
-from staircase_attention.generation.sampling import (
-    check_tokens,
-    likeliest,
-    logprobs_of,
-    pick,
-    scores_to_draw,
-    uniform,
-    usable,
-)
+from staircase_attention.generation import sampling
 from staircase_attention.generation.stepper import Model, device_of
 from staircase_attention.models import SequenceModel
 
@@ -63,11 +56,9 @@ class Speculation:
         # All draws of the round at once, [purposes, places, rows]: nothing waits for the host.
         purposes = () if config.temperature == 0 else ("", "accept", "rest")
         counts = range(stream.num_made, stream.num_made + number)
+        draw = partial(sampling.uniform, seed=config.seed)
         drawn = [
-            [
-                [uniform(seed=config.seed, row=row, count=count, purpose=why) for row in rows]
-                for count in counts
-            ]
+            [[draw(row=row, count=count, purpose=why) for row in rows] for count in counts]
             for why in purposes
         ]
         draws = torch.tensor(drawn, dtype=torch.float64).to(device)
@@ -81,11 +72,11 @@ class Speculation:
                 break
             logits = stepper.ahead(fed[-1][:, None], drafts=True)[:, -1]
             if config.temperature == 0:
-                fed.append(likeliest(config, logits, recent))
+                fed.append(sampling.likeliest(config, logits, recent))
             else:
-                proposed.append(scores_to_draw(config, logits, recent))
+                proposed.append(sampling.scores_to_draw(config, logits, recent))
                 # Damaged weights leave nothing to pick; the logits of all passes are checked.
-                found = pick(proposed[-1], draws[0, place])
+                found = sampling.pick(proposed[-1], draws[0, place])
                 fed.append(found.clamp_max_(logits.shape[-1] - 1))
             if config.repetition_penalty != 1:
                 new = zip(recent, fed[-1].tolist(), strict=True)
@@ -94,18 +85,18 @@ class Speculation:
         # Places are rows from here on: [places * rows, ...].
         logits = stepper.ahead(torch.stack(fed[:number], 1)).transpose(0, 1).flatten(0, 1)
         if config.temperature == 0:
-            tokens = likeliest(config, logits, recents)
+            tokens = sampling.likeliest(config, logits, recents)
             is_accepted = tokens == torch.cat([*fed[1:], tokens[-len(rows) :]])
         else:
-            wanted = scores_to_draw(config, logits, recents).softmax(-1)
+            wanted = sampling.scores_to_draw(config, logits, recents).softmax(-1)
             given = torch.cat(proposed).softmax(-1)
             drafts = torch.cat(fed[1:])
             tokens, is_accepted = verified(drafts, given, wanted, draws[1:].flatten(1))
-        tokens = usable(tokens, logits)
+        tokens = sampling.usable(tokens, logits)
         # One copy to the host per round.
-        parts = [tokens.double(), is_accepted.double(), logprobs_of(tokens, logits)]
+        parts = [tokens.double(), is_accepted.double(), sampling.logprobs_of(tokens, logits)]
         facts = torch.stack(parts).cpu()
-        check_tokens(facts[0].tolist(), [*rows] * number)
+        sampling.check_tokens(facts[0].tolist(), [*rows] * number)
         tokens, accepted, logprobs = torch.unflatten(facts, 1, (number, -1))
         # Up to the first place at which a row's draft is not accepted.
         is_whole = [*accepted.bool().all(1).tolist(), False]
@@ -128,4 +119,4 @@ def verified(
     rest = (wanted - given).clamp_min(0)
     # Where both are the same but for rounding there is no rest.
     rest = torch.where(rest.sum(-1, keepdim=True) > 0, rest, wanted)
-    return torch.where(is_accepted, drafts, pick(rest.log(), draws[1])), is_accepted
+    return torch.where(is_accepted, drafts, sampling.pick(rest.log(), draws[1])), is_accepted

@@ -226,9 +226,8 @@ class Stepper:
                     state = state.select([*range(num_used), *[0] * num_free])
                     active = torch.arange(num_used, device=device_of(model)) if num_free else None
                 # Packed weights are the largest part of a decoder; all streams share them.
-                self._decoder = engine.Decoder(
-                    model, state, weights=_weights.get(model), slack=self.slack
-                )
+                weights = _weights.get(model)
+                self._decoder = engine.Decoder(model, state, weights=weights, slack=self.slack)
                 self._active = active
                 _weights[model] = self._decoder.weights
             # A compiler or memory may be missing; the model needs neither.

@@ -1,4 +1,4 @@
-"""Token streams: a model's continuation of prompts, one token per row and round, and its text.
+"""Token streams: how a model continues prompts, one token per row and round; text and dialogues.
 
 A stop string may start in one token and end inside another. So bytes that may start a stop string
 are held back until it is clear that they do not; and the bytes of an incomplete character wait for
@@ -8,7 +8,7 @@ the rest of it.
 import codecs
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Literal, Self
 
 import torch
@@ -16,7 +16,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from staircase_attention.checks import check_integer, input_error
-from staircase_attention.generation.prompts import Prompt, as_rows, prefill
+from staircase_attention.generation.prompts import Prompt, as_rows, prefill, read
 from staircase_attention.generation.sampling import SamplingConfig, choose
 from staircase_attention.generation.speculation import Speculation
 from staircase_attention.generation.stepper import Model, ModelState, Stepper, accelerate, inference
@@ -164,16 +164,13 @@ class TokenStream(Iterator[NewToken]):
         if self.speculation is not None:
             limits = [limit for limit in (self.max_tokens, self.until) if limit is not None]
             left = min(limits) - self.num_made if limits else None
-            num_made = 0
+            made: list[tuple[Tensor, Tensor, list[bytes]]] = []
             with inference(self.stepper.model):
                 try:
-                    made = [
-                        (*one, [self._decoded(token) for token in one[0].tolist()])
-                        for one in self.speculation.round(self, left)
-                    ]
-                    num_made = len(made)
+                    drafted = self.speculation.round(self, left)
+                    made = [(*one, self._decoded(one[0])) for one in drafted]
                 finally:
-                    self.stepper.settle(num_made)
+                    self.stepper.settle(len(made))
             for one in made:
                 self.add(*one)
             return
@@ -181,7 +178,7 @@ class TokenStream(Iterator[NewToken]):
             tokens, logprobs = choose(
                 self.sampling, logits, self.recent, rows=self.rows, count=self.num_made
             )
-            pieces = [self._decoded(token) for token in tokens.tolist()]
+            pieces = self._decoded(tokens)
         # Only now: an exception above leaves the stream as it was.
         self.add(tokens, logprobs, pieces)
 
@@ -224,15 +221,17 @@ class TokenStream(Iterator[NewToken]):
             self.finished[row] = why
         return text, why
 
-    def _decoded(self, token: int) -> bytes:
-        piece = b"" if self.decode is None else self.decode([token])
-        if not isinstance(piece, bytes):
+    def _decoded(self, tokens: Tensor) -> list[bytes]:
+        if self.decode is None:
+            return [b""] * len(tokens)
+        pieces = [self.decode([token]) for token in tokens.tolist()]
+        if wrong := [piece for piece in pieces if not isinstance(piece, bytes)]:
             raise input_error(
                 "decode must turn tokens into bytes",
-                type(piece).__name__,
+                type(wrong[0]).__name__,
                 "for a tokeniser that gives text, pass lambda ids: tokeniser.decode(ids).encode()",
             )
-        return piece
+        return pieces
 
 
 def stream(
@@ -345,3 +344,66 @@ def as_stop_strings(strings: str | Sequence[str]) -> tuple[str, ...]:
         rule = "a stop string must be a string of at least one character"
         raise input_error(rule, list(found), "leave out the others")
     return found
+
+
+@dataclass(eq=False)
+class Conversation:
+    """A dialogue in which each turn ends with the same separator.
+
+    Nothing is read twice: a turn starts from the state in which the previous one ended, so its
+    cost does not grow with the dialogue.
+    """
+
+    model: Model
+    _: KW_ONLY
+    encode: Encode
+    decode: Decode
+    separator: str
+    start_token: int | None = None
+    stop_tokens: Collection[int] = ()
+    sampling: SamplingConfig | None = None
+    max_tokens: int = 200
+
+    def __post_init__(self) -> None:
+        self.stop_strings = as_stop_strings(self.separator)
+        accelerate(self.model)
+        self.state = self.model.initial_state(1)
+        self.unread = [] if self.start_token is None else [self.start_token]
+        """Tokens that the model has not read yet."""
+        self.num_turns = 0
+
+    def read(self, turn: str) -> None:
+        """Add a turn of either side as it stands."""
+        # A tokeniser may give an array of numbers of its own kind.
+        self.unread += map(int, self.encode(f"{turn}{self.separator}"))
+
+    def reply(self, text: str) -> Iterator[str]:
+        """The model's reply to a turn of the user's, as it is made.
+
+        A caller that stops iterating cuts the reply off: the dialogue continues from there.
+        """
+        self.read(text)
+        # Every turn has its own row number, so that equal words need not get equal replies.
+        self.num_turns += 1
+        with inference(self.model):
+            self.state = read(self.model, torch.tensor([self.unread[:-1]]), self.state)
+        tokens = TokenStream(
+            stepper=Stepper(self.model, self.state),
+            rows=(self.num_turns,),
+            pending=torch.tensor(self.unread[-1:]),
+            recent=[self.unread],
+            sampling=self.sampling or SamplingConfig(),
+            max_tokens=self.max_tokens,
+            stop_tokens=tuple(self.stop_tokens),
+            decode=self.decode,
+            stop_strings=self.stop_strings,
+        )
+        try:
+            for new in tokens:
+                if new.text:
+                    yield new.text
+        finally:
+            self.state, self.unread = tokens.stepper.state, tokens.unread
+            # A reply that was cut off gets the separator it lacks.
+            if "stop_string" not in tokens.finished.values():
+                self.read("")

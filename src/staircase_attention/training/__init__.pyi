@@ -1,5 +1,6 @@
 from staircase_attention.display import Display as Display
 from staircase_attention.display import choose_display as choose_display
+from staircase_attention.training.dataset import TaskData as TaskData
 from staircase_attention.training.loading import LanguageModel as LanguageModel
 from staircase_attention.training.loading import LoadedRun as LoadedRun
 from staircase_attention.training.loading import load_language_model as load_language_model
@@ -8,7 +9,9 @@ from staircase_attention.training.loading import pack as pack
 from staircase_attention.training.loading import pretrained_names as pretrained_names
 from staircase_attention.training.loading import run_path as run_path
 from staircase_attention.training.processes import StopRequested as StopRequested
+from staircase_attention.training.processes import choose_device as choose_device
 from staircase_attention.training.processes import is_first_process as is_first_process
+from staircase_attention.training.processes import stop_requests as stop_requests
 from staircase_attention.training.recipe import CorpusChoice as CorpusChoice
 from staircase_attention.training.recipe import DivergenceConfig as DivergenceConfig
 from staircase_attention.training.recipe import FamilyModel as FamilyModel
@@ -20,4 +23,5 @@ from staircase_attention.training.recipe import TrainingConfig as TrainingConfig
 from staircase_attention.training.run import default_folder as default_folder
 from staircase_attention.training.run import resume as resume
 from staircase_attention.training.run import train as train
+from staircase_attention.training.run_folder import RunFolder as RunFolder
 from staircase_attention.training.run_folder import RunResult as RunResult

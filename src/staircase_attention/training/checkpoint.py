@@ -279,9 +279,7 @@ class CheckpointFolder:
     def _publish(self, name: CheckpointName, scratch: Path, trainer: Mapping[str, Any]) -> None:
         """Let a checkpoint appear, after all its parts have been written."""
         (scratch / TRAINER).write_text(json.dumps(trainer))
-        sums = {
-            entry.name: files.checksum(entry.read_bytes()) for entry in sorted(scratch.iterdir())
-        }
+        sums = {file.name: files.checksum(file.read_bytes()) for file in sorted(scratch.iterdir())}
         (scratch / MANIFEST).write_text(json.dumps(sums))
         files.publish_folder(scratch, self.path / str(name))
 
@@ -365,16 +363,15 @@ def _save_shards(scratch: Path, learner: Learner) -> list[Callable[[], object]]:
         for name, tensor in learner.optimizer.tensors().items()
     }
     numbers = dict.fromkeys(weights, 1) | dict.fromkeys(optimizer, 2)
-    num_elements = sum(tensor.numel() for tensor in (*weights.values(), *optimizer.values()))
+    tensors = {**weights, **optimizer}
+    num_elements = sum(tensor.numel() for tensor in tensors.values())
     parts = scratch / "parts"
     # Safetensors, first of each process and then of all: nothing is pickled, and whoever reads a
     # checkpoint need not know how many processes wrote it.
     writer = HuggingFaceStorageWriter(
         str(parts), fqn_to_index_mapping=numbers, save_distributed=True
     )
-    future = async_save(
-        {**weights, **optimizer}, storage_writer=writer, process_group=learner.writers
-    )
+    future = async_save(tensors, storage_writer=writer, process_group=learner.writers)
     assert isinstance(future, Future)
 
     def settle() -> None:

@@ -70,9 +70,7 @@ class TaskData:
         """What two scores are compared by, lower is better: the error, then the loss."""
         return score.error, score.loss
 
-    def facts(
-        self, name: SplitName, score: Score, num_tokens: int | None = None
-    ) -> dict[str, float]:
+    def facts(self, name: SplitName, score: Score, num_tokens: int | None) -> dict[str, float]:
         """Further measures of a score: none beside loss and error."""
         return {}
 
@@ -139,18 +137,10 @@ class CorpusData:
         if isinstance(name, str):
             self._verify(name)
         split = self.corpus.split(name) if isinstance(name, str) else name
+        sizes = {"num_lanes": num_lanes, "segment_length": segment_length}
         if self.form == "stream":
-            return corpora.evaluation_batches(
-                split, num_lanes=num_lanes, segment_length=segment_length, num_tokens=num_tokens
-            )
-        lanes = EpisodeLanes(
-            split=split,
-            num_lanes=num_lanes,
-            segment_length=segment_length,
-            seed=None,
-            num_tokens=num_tokens,
-        )
-        return lanes.once()
+            return corpora.evaluation_batches(split, **sizes, num_tokens=num_tokens)
+        return EpisodeLanes(split=split, seed=None, **sizes, num_tokens=num_tokens).once()
 
     def rank(self, score: Score) -> tuple[float, ...]:
         """What two scores are compared by, lower is better: the loss."""
@@ -170,9 +160,7 @@ class CorpusData:
         whole = self.corpus.split(name).num_tokens
         return {"num_tokens": min(whole, num_tokens or whole), "split_tokens": whole}
 
-    def facts(
-        self, name: SplitName, score: Score, num_tokens: int | None = None
-    ) -> dict[str, float]:
+    def facts(self, name: SplitName, score: Score, num_tokens: int | None) -> dict[str, float]:
         """Bits and perplexity; those per byte compare models of different tokenisers."""
         for split, verification in self._verifications.items():
             # The test ends a run: by then all that it was trained on is verified, too.
@@ -201,6 +189,7 @@ class EpisodePosition:
     update: int
 
 
+@dataclass(kw_only=True, eq=False)
 class EpisodeLanes:
     """One document per segment: short ones are padded, long ones cut into several segments.
 
@@ -208,28 +197,25 @@ class EpisodeLanes:
     alone; without a seed it is that of the corpus. `num_tokens` ends the split early.
     """
 
-    def __init__(
-        self,
-        *,
-        split: corpora.TokenSplit,
-        num_lanes: int,
-        segment_length: int,
-        seed: int | None,
-        num_tokens: int | None = None,
-    ) -> None:
-        self.split, self.seed = split, seed
-        self.num_lanes, self.segment_length = num_lanes, segment_length
-        starts = np.asarray(split.document_starts, dtype=np.int64)
-        stop = split.num_tokens if num_tokens is None else min(num_tokens, split.num_tokens)
+    split: corpora.TokenSplit
+    num_lanes: int
+    segment_length: int
+    seed: int | None
+    num_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        starts = np.asarray(self.split.document_starts, dtype=np.int64)
+        stop = self.split.num_tokens
+        stop = stop if self.num_tokens is None else min(self.num_tokens, stop)
         starts = starts[starts < stop]
         # Per document its length and number of segments; then per segment its number within its
         # document, from which follow its first token and its length.
         lengths = np.diff(np.append(starts, stop))
-        pieces = -(-lengths // segment_length)
+        pieces = -(-lengths // self.segment_length)
         offsets = np.arange(int(pieces.sum())) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-        before = offsets * segment_length
+        before = offsets * self.segment_length
         self.starts = np.repeat(starts, pieces) + before
-        self.lengths = np.minimum(segment_length, np.repeat(lengths, pieces) - before)
+        self.lengths = np.minimum(self.segment_length, np.repeat(lengths, pieces) - before)
         self._epoch, self._order = -1, np.arange(len(self.starts))
 
     def first_position(self) -> EpisodePosition:

@@ -17,14 +17,8 @@ from staircase_attention.batches import IGNORED, Batch
 from staircase_attention.checks import input_error, one_line
 from staircase_attention.evaluation import autocast, loss_and_wrong
 from staircase_attention.inspect import Inspection
-from staircase_attention.models import (
-    LSTMSequenceModel,
-    LSTMState,
-    SequenceModel,
-    State,
-    at_depth,
-    in_passes_of,
-)
+from staircase_attention.models import LSTMSequenceModel, LSTMState, SequenceModel, State
+from staircase_attention.models.depth import at_depth, in_passes_of
 from staircase_attention.models.sequence_model import without_weights
 from staircase_attention.training.dataset import Dataset, build_dataset
 from staircase_attention.training.optimizer import Optimizer, part_like, whole_of
@@ -51,18 +45,15 @@ class NumSymbols:
 def build_model(recipe: Recipe, data: Dataset | NumSymbols) -> Model:
     """The model that a recipe describes, for the symbols of its data."""
     model = recipe.model
+    sizes: dict[str, Any] = {"vocab_size": data.num_inputs, "output_size": data.num_outputs}
     if isinstance(model, LSTMModel):
-        return LSTMSequenceModel(
-            vocab_size=data.num_inputs, output_size=data.num_outputs, **asdict(model)
-        )
+        return LSTMSequenceModel(**sizes, **asdict(model))
     core, schedule, passes = model.core, model.schedule, recipe.training.passes
     deepest = schedule.with_passes(passes.numbers[-1]) if passes.numbers else schedule
     if deepest is not schedule and core.max_distance is None:
         reach = max(schedule.default_max_distance, deepest.default_max_distance)
         core = replace(core, max_distance=reach)
-    family = SequenceModel(
-        vocab_size=data.num_inputs, output_size=data.num_outputs, core=core, schedule=schedule
-    )
+    family = SequenceModel(**sizes, core=core, schedule=schedule)
     # Refuses a table of positions that is too short for the deepest.
     family.with_schedule(deepest)
     family.recompute = recipe.training.recompute

@@ -33,7 +33,6 @@ from staircase_attention.training.run_folder import RunFolder
 # Prefix of the names of runs that come with the package.
 PRETRAINED = "pretrained:"
 PRETRAINED_FOLDER = Path(__file__).parents[1] / "pretrained"
-NUMBERS = ("bfloat16", "float32")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,17 +116,13 @@ def load_run(
         check_tokeniser(run_folder, corpus, remedy)
         recipe = recipe.override({"task.folder": os.fspath(corpus)})
     elif isinstance(recipe.task, CorpusChoice) and not Path(recipe.task.folder).exists():
-        rule = "a language model is scored on a corpus"
         received = f"{run_folder.path}, whose {recipe.task.folder} is not here"
         remedy = "name a corpus with --corpus or text with --text (in Python, corpus=)"
-        raise input_error(rule, received, remedy)
+        raise input_error("a language model is scored on a corpus", received, remedy)
     data = build_dataset(recipe)
     saved, model = _load_model(run_folder, recipe, data, checkpoint)
-    parts = [
-        files.checksum(files.read_file(run_folder.config)),
-        *run_folder.check_tokeniser(),
-        saved.checksum,
-    ]
+    config = files.checksum(files.read_file(run_folder.config))
+    parts = [config, *run_folder.check_tokeniser(), saved.checksum]
     checksums = {"run": files.checksum("\n".join(parts).encode())}
     if isinstance(data, CorpusData):
         checksums["corpus"] = data.corpus.checksum
@@ -265,10 +260,9 @@ def _best(run_folder: RunFolder, remedy: str) -> CheckpointName:
         known += [name for name in notes if name.update == scored]
     there = [name for name in known if name in notes]
     if not there:
-        rule = "the best weights are found by validation scores"
         received = f"{run_folder.path} without a score of a checkpoint that it has"
         remedy = remedy or 'use --checkpoint latest (in Python, checkpoint="latest")'
-        raise input_error(rule, received, remedy)
+        raise input_error("the best weights are found by validation scores", received, remedy)
     return there[-1]
 
 
@@ -286,7 +280,7 @@ def pack(
     appears whole or not at all. With `average`, other runs of the model, the weights are the mean
     of this run's and theirs, and have no result.
     """
-    check_choice("numbers", numbers, NUMBERS)
+    check_choice("numbers", numbers, ("bfloat16", "float32"))
     if isinstance(average, str | os.PathLike):
         received = repr(os.fspath(average))
         raise input_error("average must be a list of runs", received, f"use [{received}]")

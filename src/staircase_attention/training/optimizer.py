@@ -68,9 +68,7 @@ class Optimizer:
     """
 
     def __init__(self, model: nn.Module, config: OptimizerConfig) -> None:
-        self.names: dict[Tensor, str] = {
-            parameter: name for name, parameter in model.named_parameters()
-        }
+        self.names: dict[Tensor, str] = {one: name for name, one in model.named_parameters()}
         others = list(self.names)
         # Sharded weights are not captured, and their optimiser takes numbers only.
         self.is_on_device = others[0].is_cuda and not is_sharded(others[0])

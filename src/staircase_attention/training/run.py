@@ -10,17 +10,10 @@ from staircase_attention import files
 from staircase_attention.checks import check_integer, input_error
 from staircase_attention.display import Display
 from staircase_attention.references import record_code
-from staircase_attention.training import loading
+from staircase_attention.training import loading, processes
 from staircase_attention.training.checkpoint import DAMAGE, WEIGHTS
 from staircase_attention.training.dataset import CorpusData, build_dataset
 from staircase_attention.training.learner import check_recipe
-from staircase_attention.training.processes import (
-    choose_device,
-    chosen_threads,
-    is_first_process,
-    join_processes,
-    stop_requests,
-)
 from staircase_attention.training.recipe import Recipe
 from staircase_attention.training.run_folder import FORMAT, RunFolder, RunResult
 from staircase_attention.training.trainer import Trainer
@@ -118,10 +111,9 @@ def _resume(
     progress: Display | None,
 ) -> RunResult:
     if run_folder.is_packed and (num_updates is not None or not run_folder.is_finished):
-        rule = "a run is resumed from its checkpoints"
         received = f"{run_folder.path}, which is packed and has none"
         remedy = "name the folder that it was packed from, or start a new run with train --init"
-        raise input_error(rule, received, remedy)
+        raise input_error("a run is resumed from its checkpoints", received, remedy)
     if num_updates is None and run_folder.is_finished:
         # Without a lock: a finished run may be read by many at once.
         return run_folder.read_result()
@@ -158,7 +150,7 @@ def _extend(run_folder: RunFolder, recipe: Recipe, num_updates: int) -> Recipe:
         received = f"{num_updates} for {run_folder.path} with {done}"
         raise input_error(rule, received, f"use for example {done + 1000}")
     recipe = recipe.override({"training.num_updates": num_updates})
-    if is_first_process():
+    if processes.is_first_process():
         config = run_folder.read_config() | {"format": FORMAT, "recipe": recipe.to_plain()}
         # In this order, a kill in between leaves a run that is scored again.
         run_folder.result.unlink(missing_ok=True)
@@ -175,15 +167,13 @@ def _trainer(
     device: str | None,
 ) -> Iterator[Trainer]:
     """The trainer of a run, with these initial weights; signals and full disks end it in order."""
-    place = choose_device(device)
-    processes = join_processes(place, recipe.training.stall_seconds)
-    display = progress if progress is not None and processes.is_first else Display()
-    threads = chosen_threads(place, run_folder.num_threads, display.say)
+    place = processes.choose_device(device)
+    joined = processes.join_processes(place, recipe.training.stall_seconds)
+    display = progress if progress is not None and joined.is_first else Display()
+    threads = processes.chosen_threads(place, run_folder.num_threads, display.say)
     space = files.needing_space("a run", run_folder.path, run_folder.clear_full_disk)
-    with threads, space, stop_requests() as stop:
-        trainer = Trainer(
-            recipe, run_folder, device=place, processes=processes, display=display, stop=stop
-        )
+    with threads, space, processes.stop_requests() as stop:
+        trainer = Trainer(recipe, run_folder, place, joined, display, stop)
         if weights is not None:
             trainer.learner.load_weights(weights.tensors)
         yield trainer
@@ -192,9 +182,8 @@ def _trainer(
 def default_folder(recipe: Recipe, base: str | os.PathLike[str] = "runs") -> Path:
     """A new folder for a run that was given none: the first free number under its recipe."""
     parent = Path(base) / recipe.name
-    with files.writing(
-        "runs need a folder that can be written", parent, "name another with --output"
-    ):
+    rule, remedy = "runs need a folder that can be written", "name another with --output"
+    with files.writing(rule, parent, remedy):
         files.make_folder(parent)
         for number in itertools.count(1):
             folder = parent / f"{number:03d}"

@@ -258,9 +258,8 @@ class MetricsLog:
         content = files.read_file(folder.metrics, most=None) if is_there else b""
         check_metrics(folder.metrics, content if is_there else None, num_bytes, sha256)
         self._sum = hashlib.sha256(content[:num_bytes])
-        with folder.metrics.open("ab") as file:
-            file.truncate(min(num_bytes, file.tell()))
         self._file = folder.metrics.open("ab")
+        self._file.truncate(min(num_bytes, self._file.tell()))
         self._timing = folder.timing.open("a")
         # A checkpoint that counts the metrics must not outlive their name.
         files.sync(folder.path)

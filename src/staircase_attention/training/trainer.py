@@ -2,7 +2,7 @@
 
 import math
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -39,21 +39,19 @@ class DivergedError(RuntimeError):
     """A run that diverged more often than its recipe allows."""
 
 
+@dataclass(eq=False)
 class Trainer:
     """One run, from wherever it is to its result."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        folder: RunFolder,
-        *,
-        device: torch.device,
-        processes: Processes,
-        display: Display,
-        stop: StopRequest,
-    ) -> None:
-        self.recipe, self.config, self.folder = recipe, recipe.training, folder
-        self.device, self.processes, self.display, self.stop = device, processes, display, stop
+    recipe: Recipe
+    folder: RunFolder
+    device: torch.device
+    processes: Processes
+    display: Display
+    stop: StopRequest
+
+    def __post_init__(self) -> None:
+        self.config, recipe, processes = self.recipe.training, self.recipe, self.processes
         self.own_lanes = lanes_of_process(processes.rank, processes.count, self.config.num_lanes)
         if len(self.own_lanes) < self.config.num_micro_batches:
             rule = "training.num_micro_batches must be at most the lanes of a process"
@@ -65,10 +63,10 @@ class Trainer:
         self.learner = Learner(
             recipe,
             build_model(recipe, self.data),
-            device,
+            self.device,
             processes,
             carries_state=self.data.carries_state,
-            report=display.say,
+            report=self.display.say,
         )
         torch.manual_seed(recipe.seed + processes.rank)
         # Positions belong to lanes of the same kind, which mypy cannot see.
