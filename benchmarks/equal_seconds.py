@@ -35,6 +35,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, required=True, help="training time per run")
     parser.add_argument("--rows", help="separated by commas; all by default")
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument(
         "--at-most-recipe", action="store_true", help="the recipe's updates at most"
     )
@@ -62,12 +63,12 @@ def main() -> None:
         command += [*options.overrides, "--rows", name, "--seeds", str(options.seeds)]
         if updates[name] != recipe.training.num_updates:
             command += ["--updates", str(updates[name])]
-        command += ["--output", str(folder), "--quiet"]
+        command += ["--first-seed", str(options.first_seed), "--output", str(folder), "--quiet"]
         status = subprocess.run(command, check=False).returncode
         if status:
             sys.exit(status)
     for name in names:
-        for seed in range(options.seeds):
+        for seed in range(options.first_seed, options.first_seed + options.seeds):
             result = read_run(folder / name / f"seed-{seed}", seed).result
             assert result is not None
             print(f"{name:24} seed {seed}  {result.num_updates:7,} updates  ", end="")

@@ -7,6 +7,7 @@ import json
 import os
 import runpy
 import shlex
+import shutil
 import signal
 import sys
 import types
@@ -72,6 +73,18 @@ def test_finished_runs_are_read_and_not_run_again(tmp_path, fake):
     report = go(tmp_path, rows=["ladder-2"], seeds=2)
     assert fake.calls == [("train", LADDER, 1)]
     assert len(rows_of(report)["ladder-2"].results) == 2
+
+
+def test_seeds_of_a_row_can_be_shared_out_and_reported_together(tmp_path, fake):
+    here, there = tmp_path / "here", tmp_path / "there"
+    go(here, rows=["ladder-2"], seeds=1)
+    go(there, rows=["ladder-2"], seeds=2, first_seed=1)
+    assert [seed for *_, seed in fake.calls] == [0, 1, 2]
+    shutil.copytree(there, here, dirs_exist_ok=True)
+    fake.forget()
+    report = go(here, rows=["ladder-2"], seeds=3)
+    assert fake.calls == []
+    assert [one.seed for one in rows_of(report)["ladder-2"].results] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -259,8 +272,9 @@ def test_permutations_are_a_table_without_the_papers_numbers(tmp_path, fake):
     [
         ({"table": "random-wlak"}, "permutations-fast, got 'random-wlak'; did you"),
         ({"rows": ["lader-2"]}, "got 'lader-2'; did you mean 'ladder-2'"),
-        ({"overrides": {"seed": 3}}, "rows are run with the seeds 0, 1, ..., got seed=...; use"),
+        ({"overrides": {"seed": 3}}, "a row is run with several seeds, got seed=...; use"),
         ({"lengths": [400, 0]}, "length must be"),
+        ({"first_seed": -1}, "the first seed must be an integer of at least 0, got -1; use"),
         ({"seeds": 0}, "seeds must be an integer of at least 1, got 0; use"),
         ({"updates": -5}, "updates must be an integer of at least 1, got -5; use"),
         ({"jobs": True}, "jobs must be an integer of at least 1, got True; use"),

@@ -84,7 +84,7 @@ def test_whole_groups_can_be_varied():
         ({"task.reference": "abc"}, "needs a list of values, got 'abc' for task.reference; give"),
         ({"training.num_lanes": [4, 8, 4]}, "got two that make num_lanes=4; change one of them"),
         ({"training.num_lanes": [0]}, "num_lanes must be an integer of at least 1, got 0; "),
-        ({"seed": [0, 1]}, "rows are run with the seeds 0, 1, ..., got seed=...; use --seeds"),
+        ({"seed": [0, 1]}, "a row is run with several seeds, got seed=...; use --seeds"),
         ({"name": ["a"]}, "names show the recipe and what varies, got name=...; leave it out"),
         (
             {"training.optimizer.warm_up": [0], "training.optimizer": [{}]},

@@ -21,7 +21,8 @@ INTRODUCTION = """\
 Parity: at each of 24 steps a bit comes in, and the answer is whether the ones so far are odd.
 A Staircase and a Transformer-XL of the same size get the same updates on the same data.
 """
-Seeds = Annotated[int, typer.Option(help="Runs per row, with seeds 0, 1, ...")]
+Seeds = Annotated[int, typer.Option(help="Runs per row, with consecutive seeds.")]
+FirstSeed = Annotated[int, typer.Option(help="The first of them: rows may be shared out.")]
 Jobs = Annotated[int, typer.Option(help="Runs at a time, each a process of its own.")]
 Processes = Annotated[int, typer.Option(help="Processes (GPUs) per run, started by torchrun.")]
 Output = Annotated[Path, typer.Option(help="Folder of runs and report.")]
@@ -98,6 +99,7 @@ def compare(
     *,
     vary: Variations = None,
     seeds: Seeds = 1,
+    first_seed: FirstSeed = 0,
     jobs: Jobs = 1,
     processes: Processes = 1,
     output: Output = Path("results/comparison"),
@@ -110,6 +112,7 @@ def compare(
         chosen_recipes(words, vary or []),
         folder=output,
         seeds=seeds,
+        first_seed=first_seed,
         jobs=jobs,
         processes=processes,
         title=title,
@@ -150,6 +153,7 @@ def reproduce(
         str | None, typer.Option(help="Rows, separated by commas; all by default.")
     ] = None,
     seeds: Seeds = 10,
+    first_seed: FirstSeed = 0,
     updates: Annotated[
         int | None, typer.Option(help="Updates per run; the paper's number by default.")
     ] = None,
@@ -165,8 +169,9 @@ def reproduce(
     report = experiments.reproduce(
         table,
         folder=output or Path("results") / table,
-        rows=None if rows is None else [row.strip() for row in rows.split(",")],
+        rows=names(rows),
         seeds=seeds,
+        first_seed=first_seed,
         updates=updates,
         jobs=jobs,
         processes=processes,
@@ -175,6 +180,11 @@ def reproduce(
         progress=not quiet,
     )
     return show_report(report)
+
+
+def names(words: str | None) -> list[str] | None:
+    """Names separated by commas."""
+    return None if words is None else [word.strip() for word in words.split(",")]
 
 
 def suite(
@@ -192,6 +202,7 @@ def suite(
         ),
     ] = None,
     seeds: Seeds = 1,
+    first_seed: FirstSeed = 0,
     jobs: Annotated[int | None, typer.Option(help="Runs at a time; 1, with --small 2.")] = None,
     output: Annotated[Path | None, typer.Option(help="Folder; under results by default.")] = None,
     show: Annotated[bool, typer.Option("--show", help="Only print episodes of the tasks.")] = False,
@@ -200,7 +211,7 @@ def suite(
     """Train models on the tasks of the suite, and score them at longer lengths."""
     from staircase_attention.experiments import suite as whole
 
-    chosen_tasks = [] if tasks is None else tasks.split(",")
+    chosen_tasks = names(tasks) or []
     if show:
         for name, text in whole.episodes(chosen_tasks):
             typer.echo(f"{name}: {text}")
@@ -212,14 +223,14 @@ def suite(
     recipes = whole.suite_recipes(
         budget,
         tasks=chosen_tasks,
-        models=[] if models is None else models.split(","),
+        models=names(models) or [],
         own_recipe=named[0] if named else None,
         own=arguments.parse_assignments(word for word in own or [] if "=" in word),
         overrides=arguments.parse_assignments(overrides or []),
     )
     folder = output or Path("results") / budget.training
-    options: dict[str, Any] = {"seeds": seeds, "jobs": jobs, "progress": not quiet}
-    cells = whole.run_suite(recipes, budget, folder=folder, **options)
+    options: dict[str, Any] = {"seeds": seeds, "first_seed": first_seed, "jobs": jobs}
+    cells = whole.run_suite(recipes, budget, folder=folder, progress=not quiet, **options)
     rows = whole.score_table(cells)
     caption, first = "% right at trained / longer lengths", Column("Task", no_wrap=True)
     grid = Table(first, *[*rows[0]][1:], box=box.SIMPLE_HEAD, caption=caption)

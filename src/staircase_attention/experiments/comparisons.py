@@ -34,7 +34,7 @@ LEAST_EVALUATIONS = 20
 # Settings that tell rows apart, and what to do in place of setting them.
 FIXED = {
     "name": ("names show the recipe and what varies", "leave it out"),
-    "seed": ("rows are run with the seeds 0, 1, ...", "use --seeds"),
+    "seed": ("a row is run with several seeds", "use --seeds and --first-seed"),
 }
 
 
@@ -43,6 +43,7 @@ def compare(
     *,
     folder: Path,
     seeds: int = 1,
+    first_seed: int = 0,
     lengths: Sequence[int] = (),
     title: str = "A comparison",
     jobs: int = 1,
@@ -50,7 +51,7 @@ def compare(
     threads: int | None = None,
     progress: bool = False,
 ) -> Report:
-    """Run recipes with the seeds 0, 1, ... each, or resume them, and write the report.
+    """Run recipes with some seeds each, or resume them, and write the report.
 
     The run of a recipe with seed k is in folder/name/seed-k, so the names must differ. Every run is
     a `staircase train` or `resume` of its own.
@@ -66,6 +67,7 @@ def compare(
         folder=Path(folder),
         rows=labelled_rows(chosen),
         num_seeds=seeds,
+        first_seed=first_seed,
         lengths=tuple(lengths),
     )
     [report] = carry_out(
@@ -80,6 +82,7 @@ def reproduce(
     folder: Path,
     rows: Sequence[str] | None = None,
     seeds: int = 10,
+    first_seed: int = 0,
     updates: int | None = None,
     overrides: Mapping[str, Any] | None = None,
     lengths: Sequence[int] = (),
@@ -93,7 +96,7 @@ def reproduce(
         table: one of TABLES, as random-walk-fast.
         folder: for everything; the run of a row with seed k is in row/seed-k.
         rows: names of rows; None: all of them, and an LSTM.
-        seeds: runs per row, with the seeds 0, 1, ...; the paper has ten.
+        seeds: runs per row, with as many seeds from `first_seed` on; the paper has ten.
         updates: of every run; None: each row's own number, the paper's.
         overrides: other settings to change, each named by its path, as training.precision.
         lengths: also evaluate the best weights of every run at these episode lengths.
@@ -120,6 +123,7 @@ def reproduce(
         folder=Path(folder),
         rows=tuple(listed),
         num_seeds=seeds,
+        first_seed=first_seed,
         tables=tuple(paper_tables()[name] for name in paper_names),
         lengths=tuple(lengths),
     )

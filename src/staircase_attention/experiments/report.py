@@ -51,6 +51,7 @@ class Report:
     rows: tuple[results.Row, ...]
     """All that the report lists."""
     num_seeds: int
+    first_seed: int = 0
     tables: tuple[PaperTable, ...] = ()
     """The paper's tables that the rows are compared with."""
     lengths: tuple[int, ...] = ()
@@ -60,6 +61,7 @@ class Report:
 
     def __post_init__(self) -> None:
         check_integer("seeds", self.num_seeds, minimum=1, example=3)
+        check_integer("the first seed", self.first_seed, minimum=0, example=1)
 
     @property
     def failures(self) -> list[tuple[str, results.RunRecord]]:

@@ -214,7 +214,7 @@ class Run:
 
 
 def planned_runs(report: Report) -> list[Run]:
-    """All runs: first all rows with seed 0, so that a report is useful long before the end.
+    """All runs: first all rows with one seed, so that a report is useful long before the end.
 
     What cannot be built, written or resumed is refused before any work is done.
     """
@@ -224,7 +224,8 @@ def planned_runs(report: Report) -> list[Run]:
         recipe = replace(row.recipe, seed=seed)
         return Run(recipe, folder / row.name / f"{results.PREFIX}{seed}", report.lengths)
 
-    runs = [run(row, seed) for seed in range(report.num_seeds) for row in chosen]
+    seeds = range(report.first_seed, report.first_seed + report.num_seeds)
+    runs = [run(row, seed) for seed in seeds for row in chosen]
     # Rows often share their task, whose test episodes take a while to draw.
     tasks = {repr((row.recipe.task, row.recipe.data_seed)): row.recipe for row in chosen}
     for recipe in tasks.values() if report.lengths else ():

@@ -138,6 +138,7 @@ def run_suite(
     *,
     folder: Path,
     seeds: int = 1,
+    first_seed: int = 0,
     jobs: int | None = None,
     progress: bool = False,
 ) -> Cells:
@@ -150,6 +151,7 @@ def run_suite(
             folder=folder / task,
             rows=labelled_rows(chosen),
             num_seeds=seeds,
+            first_seed=first_seed,
             lengths=budget.lengths,
         )
         for task, chosen in recipes.items()
