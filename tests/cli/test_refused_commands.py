@@ -55,6 +55,7 @@ PLAIN = {
     "estimate parity/staircase --price -1": "price must be a number of at least 0, got -1.0; use",
     "estimate parity/staircase --price nan": "price must be a number of at least 0, got nan; use",
     "eval absent --passes 1 --figure f.gif": "--figure is saved as .png, got 'f.gif'; name it for",
+    "eval absent --text a --split valid": "--text has no splits, got --split valid; leave it out",
     "inspect absent --text a --figure f": "--figure is saved as .png, got 'f'; name it",
     "compare parity/lstm --vary data_seed=0 --vary data_seed=1": "got data_seed twice",
     "compare parity/lstm --vary data_seed=": "written value,value",

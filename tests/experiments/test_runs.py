@@ -17,6 +17,7 @@ import pytest
 from fake_runs import compare_fakes, send_when, wait_until
 from small_runs import FORKS, small_recipe, train_watching
 
+from staircase_attention.cli.experiments import show_report
 from staircase_attention.experiments import (
     TABLES,
     compare,
@@ -212,6 +213,8 @@ def test_a_run_that_another_process_works_on_is_left_to_it(tmp_path, fake, capsy
     assert not report.failures
     assert len(fake.calls) == 1
     assert "by one process at a time" in capsys.readouterr().err
+    # Of the command: not all that was asked for is there.
+    assert show_report(report) == 1
 
 
 def test_times_of_runs_beside_others_are_marked_until_a_run_starts_again(tmp_path, fake):

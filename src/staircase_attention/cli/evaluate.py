@@ -74,6 +74,8 @@ def evaluate(
     check_choice("--split", split, ("train", "valid", "test"))
     if text and corpus:
         raise input_error("a model is scored on one text", "--corpus and --text", "leave one out")
+    if text and split != "test":
+        raise input_error("--text has no splits", f"--split {split}", "leave it out")
     depths: list[int | None] = [*arguments.parse_passes(passes)] or [None]
     if figure is not None:
         if passes is None:

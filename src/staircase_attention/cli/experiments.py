@@ -247,7 +247,7 @@ def suite(
 
 
 def show_report(report: "experiments.Report") -> int:
-    """Print a report for the screen; runs that failed or diverged make it a failure."""
+    """Print a report for the screen; a run that failed, diverged or has not ended is a failure."""
     from staircase_attention.experiments.report import orders, screen_table, troubles
 
     console = Console()
@@ -255,7 +255,9 @@ def show_report(report: "experiments.Report") -> int:
     for line in [*orders(report.rows), *troubles(report.rows)]:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     typer.echo(f"wrote {report.folder / 'report.html'}")
-    return 1 if report.failures else 0
+    wanted = [run for row in report.rows if row.is_wanted for run in row.runs]
+    unfinished = any(run.status == "unfinished" for run in wanted)
+    return 1 if report.failures or unfinished else 0
 
 
 def estimate(
