@@ -20,7 +20,6 @@ import torch
 
 from staircase_attention import CoreConfig, inspect
 from staircase_attention.cli.schedules import costs
-from staircase_attention.models import measure_cost
 from staircase_attention.models.depth import at_depth
 from staircase_attention.play import PageHandler, page_files, write_page
 from staircase_attention.schedules import SCHEDULES, Ledger, make_schedule
@@ -174,10 +173,8 @@ def test_costs_are_those_of_describe_and_steps_those_of_the_timetable(
         options = {key: value for key, value in asked.items() if key not in ("name", "core")}
         schedule, core = make_schedule(asked["name"], options), asked["core"]
         shape = CoreConfig(width=core["width"], num_layers=core["numLayers"], num_heads=4)
-        cost = measure_cost(
-            vocab_size=core["vocabSize"], core=shape, schedule=schedule, segment=core["segment"]
-        )
-        expected = costs(schedule, cost, "float32")
+        sizes = {"vocab_size": core["vocabSize"], "core": shape, "segment": core["segment"]}
+        expected = costs(schedule, "float32", **sizes)
         assert found == {key: expected[key] for key in found}, asked
     for asked, found in zip(request_of_all["steps"], answers["steps"], strict=True):
         options = {key: asked[key] for key in asked.keys() - {"name", "tokens", "order"}}
