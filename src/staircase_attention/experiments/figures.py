@@ -124,44 +124,53 @@ def steps_figure(rows: Sequence[Row]) -> Figure | None:
 
     A line joins the rows of a model, ours filled, the paper's hollow. None: nothing was run.
     """
-    listed = [row for row in rows if row.budget]
+    listed = sorted((row for row in rows if row.budget), key=num_steps)
     if not any(row.results for row in listed):
         return None
     figure = Figure(figsize=(10.4, 4.8), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
-    models = [*dict.fromkeys(row.model for row in listed)]
     places = side_by_side(listed)
+    ours = [(row, spread) for row in listed if (spread := row.score("test"))]
+    theirs = [(row, row.paper.test) for row in listed if row.paper and row.paper.test]
+    # Perplexities of other vocabularies do not belong on one axis.
+    theirs = [] if listed[0].measure is PERPLEXITY else theirs
+    models = [*dict.fromkeys(row.model for row in rows if row.budget)]
     for model, style in zip(models, row_styles(models), strict=True):
-        own = sorted((row for row in listed if row.model == model), key=num_steps)
-        # Rows with as many steps are not a line; they are named by their forward size.
-        is_line = len({*map(num_steps, own)}) == len(own)
-        ours = [(row, spread) for row in own if (spread := row.score("test"))]
-        # Perplexities of other vocabularies do not belong on one axis.
-        theirs = [] if listed[0].measure is PERPLEXITY else own
-        printed = [(row, row.paper.test) for row in theirs if row.paper and row.paper.test]
+        own = [row for row in listed if row.model == model]
         for axes, place, scores, face in (
-            (left, lambda row: PAPER_SHIFT * places[row.label], printed, "white"),
-            (left, lambda row: places[row.label], ours, style.colour),
+            (left, lambda row: PAPER_SHIFT * places[row.name], theirs, "white"),
+            (left, lambda row: places[row.name], ours, style.colour),
             (right, lambda row: row.seconds / 60, ours, style.colour),
         ):
+            points = {row.name: (place(row), one) for row, one in scores if row.model == model}
             axes.errorbar(
-                [place(row) for row, _ in scores],
-                [spread.mean for _, spread in scores],
-                yerr=[spread.deviation or 0.0 for _, spread in scores],
+                [x for x, _ in points.values()],
+                [spread.mean for _, spread in points.values()],
+                yerr=[spread.deviation or 0.0 for _, spread in points.values()],
                 color=style.colour,
                 marker=style.marker,
                 markerfacecolor=face,
-                linestyle="-" if is_line else "none",
-                linewidth=0.8,
+                linestyle="none",
+                elinewidth=0.8,
                 capsize=2.5,
-                label=model if axes is right and scores else None,
+                label=model if axes is right and points else None,
             )
-            for row, spread in [] if is_line else scores:
-                if row.words.forward_size and face != "white":
-                    text, at = f"C{row.words.forward_size}", (place(row), spread.mean)
-                    axes.annotate(text, at, (0, 7), textcoords="offset points", fontsize=6)
+            # A line joins the first row of every number of steps; if there are others, rows are
+            # named by their forward size.
+            joined = {num_steps(row): row.name for row in reversed(own)}.values()
+            line = [(x, spread.mean) for name, (x, spread) in points.items() if name in joined]
+            if len(joined) > 1:
+                axes.plot([x for x, _ in line], [y for _, y in line], style.colour, linewidth=0.8)
+            for row in own if len(joined) < len(own) and face != "white" else ():
+                size, label = row.words.forward_size, "" if row.name in joined else row.label
+                if row.name in points:
+                    x, spread = points[row.name]
+                    note, above = f"C{size}" if size else label, (0, 7)
+                    axes.annotate(
+                        note, (x, spread.mean), above, textcoords="offset points", fontsize=6
+                    )
     ticks = sorted({num_steps(row) for row in listed})
-    hollow = " (hollow: the paper's)" if any(row.paper for row in listed) else ""
+    hollow = " (hollow: the paper's)" if theirs else ""
     left.set(xlabel=f"Recurrent steps{hollow}", ylabel=f"Test: {unit(listed)}", xscale="log")
     left.set_xticks(ticks, [str(steps) for steps in ticks])
     shared = ", some beside other runs" if any(row.is_shared for row in listed) else ""
@@ -191,9 +200,9 @@ def side_by_side(rows: Sequence[Row]) -> dict[str, float]:
     """Places for rows on a logarithmic axis of recurrent steps: those of one number in a group."""
     places: dict[str, float] = {}
     for steps in {*map(num_steps, rows)}:
-        group = [row.label for row in rows if num_steps(row) == steps]
-        for number, label in enumerate(group):
-            places[label] = steps * GAP ** (number - (len(group) - 1) / 2)
+        group = [row.name for row in rows if num_steps(row) == steps]
+        for number, name in enumerate(group):
+            places[name] = steps * GAP ** (number - (len(group) - 1) / 2)
     return places
 
 
