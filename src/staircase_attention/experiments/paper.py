@@ -37,9 +37,9 @@ class Spread:
         return self.shown(1)
 
     def shown(self, digits: int) -> str:
-        """As text, with this many decimals: 0.12 ± 0.05."""
-        deviation = "-" if self.deviation is None else f"{self.deviation:.{digits}f}"
-        return f"{self.mean:.{digits}f} ± {deviation}"
+        """As text, with this many decimals: 0.12 ± 0.05, or 0.12 of one seed."""
+        deviation = "" if self.deviation is None else f" ± {self.deviation:.{digits}f}"
+        return f"{self.mean:.{digits}f}{deviation}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
