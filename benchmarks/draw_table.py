@@ -36,10 +36,10 @@ def main() -> None:
         note, _, file = words.rpartition("=")
         for name, run in read(Path(file)):
             row = rows[name.removeprefix(f"{chosen.table}/")]
-            usual = {"segment_length": row.recipe.training.segment_length}
-            training = run.get("recipe", {}).get("training", usual)
-            is_own = training["segment_length"] != usual["segment_length"]
-            label = f"{row.name}, {note}" if is_own else row.name
+            usual = row.recipe.training.segment_length
+            # A report does not say; its runs are the table's.
+            length = run["recipe"]["training"]["segment_length"] if "recipe" in run else usual
+            label = f"{row.name}, {note}" if note and length != usual else row.name
             found.setdefault(row.name, {}).setdefault(label, []).append(record(row, run))
     drawn = []
     for name, labelled in found.items():
