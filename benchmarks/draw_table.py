@@ -89,7 +89,10 @@ def record(row: Row, run: dict[str, Any]) -> RunRecord:
         status="finished",
         result=RunResult(**{"recipe": row.recipe.name} | result),
         curve=tuple(curve(row, run)),
-        lengths={int(length): error for length, error in run.get("lengths", {}).items()},
+        lengths={
+            int(length): 100 * score["error"] if isinstance(score, dict) else score
+            for length, score in run.get("lengths", {}).items()
+        },
         # Early files do not say, and most of their runs were not alone.
         is_shared=run.get("is_shared", True),
     )
