@@ -34,10 +34,12 @@ def test_ranges_overlap_as_sets_do(one, other):
     assert num_positions(both) == len(flat(both))
 
 
-@given(start=position_sets(), data=st.data())
-def test_any_history_leaves_what_a_set_of_positions_would_hold(start, data):
-    cache, held, stop = Cache([pair(start)], start), set(flat(start)), 20
-    for _ in range(data.draw(small(1, 5))):
+@given(start=position_sets(), tracked=st.booleans(), data=st.data())
+def test_any_history_leaves_what_a_set_of_positions_would_hold(start, tracked, data):
+    with torch.set_grad_enabled(tracked):
+        cache = Cache([pair(start)], start)
+    held, stop, earlier = set(flat(start)), 20, []
+    for _ in range(data.draw(small(1, 8))):
         if data.draw(st.booleans()):
             new = range(stop + data.draw(small(0, 2)), stop + 4)
             cache.add([pair([new])], new)
@@ -53,3 +55,25 @@ def test_any_history_leaves_what_a_set_of_positions_would_hold(start, data):
         assert flat(cache.positions) == sorted(held)
         (whole,) = cache.held()
         assert whole.values.flatten().tolist() == [-position for position in sorted(held)]
+        # What was read before is never overwritten.
+        earlier.append((whole.keys, whole.keys.clone()))
+        assert all(keys.equal(then) for keys, then in earlier)
+
+
+def test_without_gradients_a_step_copies_what_it_adds(monkeypatch):
+    copied = []
+    copy = torch.Tensor.copy_
+    monkeypatch.setattr(
+        torch.Tensor, "copy_", lambda to, one: copied.append(one.numel()) or copy(to, one)
+    )
+    with torch.no_grad():
+        growing = Cache([], ())
+        window = Cache([pair([range(32)])], (range(32),))
+        for start in range(32, 32 + 256, 4):
+            for cache in (growing, window):
+                cache.add([pair([range(start, start + 4)])], range(start, start + 4))
+            window.keep((range(start + 4 - 32, start + 4),))
+    assert growing.held()[0].num_tokens == 256
+    assert window.held()[0].num_tokens == 32
+    # Keys and values of 256 tokens, twice: written, and moved to larger rooms now and then.
+    assert sum(copied) <= 2 * 2 * 3 * 256

@@ -1,6 +1,7 @@
 """Keys and values that queries attend to: between steps, in states and in the cache."""
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -66,12 +67,18 @@ def split_heads(
 class Cache:
     """Keys and values of cached tokens: for each layer, or one pair for all.
 
-    Tokens are added at the end, dropped anywhere, and read by their positions. New tokens are
-    joined with the old ones, and both are in a new place; the engine's cache overrides that.
+    Tokens are added at the end, dropped anywhere, and read by their positions. With gradients, new
+    tokens are joined with the old ones, and both are in a new place; the engine's cache overrides
+    that. Without, they are written behind the old ones, into room that doubles when it is full: a
+    step then copies what it adds, not all that is held. What was written is never overwritten.
     """
 
     def __init__(self, held: Sequence[KeysValues], positions: tuple[range, ...]) -> None:
         self._held = list(held)
+        self._is_in_place = not torch.is_grad_enabled()
+        self._rooms: list[KeysValues] = []
+        """Memory of which the tokens up to `_stop` are in use; the last ones are those held."""
+        self._stop = 0
         self.positions = positions
         """Positions of the tokens that are held."""
 
@@ -112,13 +119,39 @@ class Cache:
 
     def _append(self, new: Sequence[KeysValues]) -> None:
         """Add tokens at the end."""
-        if self._held:
-            new = [join(pair) for pair in zip(self._held, new, strict=True)]
-        self._held = list(new)
+        if not (self._is_in_place and self._rooms):
+            # The first time as much room as is needed: most calls add no more than one chunk.
+            if self._held:
+                new = [join(pair) for pair in zip(self._held, new, strict=True)]
+            self._held = self._rooms = list(new)
+            self._stop = new[0].num_tokens
+            return
+        num_held, num_new = self._held[0].num_tokens, new[0].num_tokens
+        if self._stop + num_new > self._rooms[0].num_tokens:
+            larger = partial(_with_room, num_tokens=2 * (num_held + num_new))
+            self._rooms, self._stop = [held.map(larger) for held in self._held], num_held
+        for room, pair in zip(self._rooms, new, strict=True):
+            for place, tensor in zip(room, pair, strict=True):
+                place[:, :, self._stop : self._stop + num_new].copy_(tensor)
+        self._stop += num_new
+        first = self._stop - num_held - num_new
+        self._held = [room.part(first, self._stop) for room in self._rooms]
 
     def _keep(self, places: Sequence[range]) -> None:
         """Drop all tokens but these, counted from the first one held."""
+        if len(places) != 1 or places[0].stop != self._held[0].num_tokens:
+            self._rooms = []
         self._held = [held.parts(places) for held in self._held]
+
+
+def _with_room(
+    held: Float[Tensor, "batch heads time size"], num_tokens: int
+) -> Float[Tensor, "batch heads num_tokens size"]:
+    """What is held, at the beginning of memory for more tokens."""
+    batch, heads, num_held, size = held.shape
+    room = held.new_empty(batch, heads, num_tokens, size)
+    room[:, :, :num_held].copy_(held)
+    return room
 
 
 def places_among(stored: tuple[range, ...], positions: tuple[range, ...]) -> tuple[range, ...]:
