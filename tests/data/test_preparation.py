@@ -149,12 +149,14 @@ def test_bad_input_is_refused_in_one_line_and_leaves_nothing(content, options, l
     assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
 
 
-def test_a_split_without_documents_is_refused_before_a_tokeniser_is_learnt(tmp_path, monkeypatch):
+@pytest.mark.parametrize("tokeniser", ["bytes", "bpe-300"])
+def test_a_split_without_documents_is_refused_before_any_work(tokeniser, tmp_path, monkeypatch):
     monkeypatch.setattr(preparation, "_write_documents", None)
+    monkeypatch.setattr(preparation, "_learn_tokeniser", None)
     (tmp_path / "a.txt").write_text("one")
     line = "the split valid must have tokens, got none, with 1 document in all; choose --valid and"
     with pytest.raises(InputError, match=line):
-        prepare_text(tmp_path / "a.txt", tmp_path / "corpus", tokeniser="bpe-300")
+        prepare_text(tmp_path / "a.txt", tmp_path / "corpus", tokeniser=tokeniser)
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
 
 

@@ -153,6 +153,9 @@ def prepare(
         return mixture.skipped(_write_documents(mixture, learnt, writer, progress))
 
     def learn() -> Tokeniser:
+        # Before any work that would be lost.
+        if part is None:
+            _check_documents(mixture)
         if isinstance(tokeniser, BytePairTraining):
             return _learn_tokeniser(tokeniser, mixture, progress)
         return tokeniser
@@ -314,19 +317,13 @@ def _learn_tokeniser(training: BytePairTraining, mixture: Mixture, progress: Dis
     progress.say(f"learning a tokeniser of {training.vocab_size:,} symbols from a sample")
     total = mixture.total_bytes
     progress.begin("", 0, total)
-    num_documents = Counter[str]()
 
     def texts() -> Iterator[tuple[bytes, float]]:
         for piece, position in mixture.read(mixture.first_position()):
             num_read = mixture.num_read(position)
             progress.advance(num_read)
-            if piece is not None:
-                num_documents[piece.split] += piece.is_last
-                if piece.split == "train":
-                    yield piece.data, num_read / max(total, 1)
-        # Before any work that would be lost; no documents at all are refused when all is read.
-        if num_documents:
-            _check_splits(num_documents, asdict(mixture.held_out))
+            if piece is not None and piece.split == "train":
+                yield piece.data, num_read / max(total, 1)
 
     sample = tokenisers.sample_evenly(texts(), training.sample_bytes)
     return tokenisers.train_bpe(sample, vocab_size=training.vocab_size)
@@ -371,10 +368,29 @@ def _describe(
     return manifest
 
 
+def _check_documents(mixture: Mixture) -> None:
+    """Refuse a mixture without documents for a split that was asked for."""
+    held_out = asdict(mixture.held_out)
+    num_documents = Counter[str]()
+    for piece, _ in mixture.read(mixture.first_position()):
+        if piece is not None:
+            num_documents[piece.split] += piece.is_last
+            # Few documents are enough, except where there are no more.
+            if all(num_documents[name] for name in _wanted(held_out)):
+                return
+    # No documents at all are refused when all is read.
+    if num_documents:
+        _check_splits(num_documents, held_out)
+
+
+def _wanted(held_out: Mapping[str, float]) -> list[str]:
+    return ["train", *(name for name, share in held_out.items() if share > 0)]
+
+
 def _check_splits(num_documents: Mapping[str, int], held_out: Mapping[str, float]) -> None:
     """Refuse a corpus without a split that was asked for."""
-    for name, share in {"train": 1.0, **held_out}.items():
-        if share > 0 and not num_documents.get(name):
+    for name in _wanted(held_out):
+        if not num_documents.get(name):
             received = f"none, with {counted(sum(num_documents.values()), 'documents')} in all"
             remedy = "choose --valid and --test (0 for none), or --valid-file, or --paragraphs"
             raise input_error(f"the split {name} must have tokens", received, remedy)
