@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from staircase_attention import files
 from staircase_attention.checks import check_choice, input_error
 from staircase_attention.data.tokenisers import Tokeniser, Tokens, load_tokeniser
-from staircase_attention.plain import from_plain
+from staircase_attention.plain import from_plain, to_plain
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -266,8 +266,9 @@ class Corpus:
 
     @property
     def checksum(self) -> str:
-        """Of its manifest, and so of all its files."""
-        return files.sha256_of(self.folder / MANIFEST)
+        """Of its tokeniser and its splits, wherever their text came from."""
+        known = self.manifest
+        return files.checksum(files.json_bytes(to_plain([known.tokeniser, known.splits])))
 
     @cached_property
     def tokeniser(self) -> Tokeniser:
