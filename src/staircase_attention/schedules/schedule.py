@@ -41,7 +41,7 @@ class Schedule(ABC):
     """What the command line and saved files call this schedule."""
 
     def __post_init__(self) -> None:
-        check_fields(self, f"{type(self).__name__}.")
+        check_fields(self)
 
     @abstractmethod
     def steps(self, tokens: range, *, num_layers: int, order: Order) -> Iterator[Step]:

@@ -185,7 +185,7 @@ class CachedStaircase(StairSchedule):
     def __post_init__(self) -> None:
         Schedule.__post_init__(self)
         if self.num_passes > self.num_window_chunks:
-            rule = "CachedStaircase.num_passes (M) must be at most num_window_chunks (N)"
+            rule = "num_passes (M) must be at most num_window_chunks (N)"
             received = f"M = {self.num_passes} with N = {self.num_window_chunks}"
             raise input_error(rule, received, "lower num_passes or widen the window")
 
