@@ -54,6 +54,15 @@ def test_the_learning_rate_of_an_extended_run_follows_the_new_number_of_updates(
     assert rates[12] == pytest.approx(1e-2 * (1 - 9 / 21))
 
 
+def test_a_run_shorter_than_its_logging_interval_logs_its_last_update(tmp_path):
+    train(small_recipe(training__log_every=100), tmp_path / "run")
+    [line] = [line for line in metrics_of(tmp_path / "run") if line["kind"] == "train"]
+    train(small_recipe(training__log_every=1), tmp_path / "all")
+    each = [one["loss"] for one in metrics_of(tmp_path / "all") if one["kind"] == "train"]
+    assert line["update"] == 12
+    assert line["loss"] == pytest.approx(sum(each) / 12, rel=0.02)
+
+
 @pytest.mark.parametrize("num_updates", [12, 3, 0, True])
 def test_a_run_is_not_extended_to_what_it_has_done(small_run, num_updates):
     with pytest.raises(ValueError, match=r"num_updates must be .*, got "):

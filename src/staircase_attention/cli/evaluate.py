@@ -88,14 +88,14 @@ def evaluate(
     from staircase_attention.training.loading import run_tokeniser
     from staircase_attention.training.trainer import score_split
 
+    shown = choose_display(has_bar=False)
     with ExitStack() as stack:
         if text:
             # A corpus of one split, train, in a folder that the stack deletes.
             corpus, split = Path(stack.enter_context(TemporaryDirectory())) / "corpus", "train"
             nothing = corpora.HeldOut(valid=0.0, test=0.0)
-            own, shown = run_tokeniser(run), choose_display(has_bar=False)
             made = corpora.prepare_text(
-                text, corpus, tokeniser=own, held_out=nothing, progress=shown
+                text, corpus, tokeniser=run_tokeniser(run), held_out=nothing, progress=shown
             )
             for source in made.manifest.preparation.sources:
                 for what, count in source.skipped.items():
@@ -129,7 +129,9 @@ def evaluate(
             model = models[depth].to(place)
             accelerate(model)
             one = replace(loaded, recipe=recipe, model=model)
-            score = score_split(model, sized, name, recipe=recipe, device=place, num_tokens=tokens)
+            score = score_split(
+                model, sized, name, recipe=recipe, device=place, num_tokens=tokens, display=shown
+            )
             whole: Facts = {"update": loaded.update, "checksums": loaded.checksums}
             if loaded.average_of:
                 whole["average_of"] = loaded.average_of

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal
@@ -13,7 +14,7 @@ from torch import nn
 from staircase_attention import files
 from staircase_attention.batches import Batch
 from staircase_attention.checks import input_error
-from staircase_attention.display import Display
+from staircase_attention.display import Display, Lines
 from staircase_attention.evaluation import Score, evaluate, title
 from staircase_attention.tasks import Lanes, lanes_of_process
 from staircase_attention.training.checkpoint import (
@@ -121,7 +122,9 @@ class Trainer:
                 self.log.close()
         return self._finish(status)
 
-    def score(self, split: SplitName) -> tuple[Score, dict[str, float]]:
+    def score(
+        self, split: SplitName, display: Display | None = None
+    ) -> tuple[Score, dict[str, float]]:
         """The score of the present weights on one split, and its further measures."""
         score = score_split(
             self.learner.objective,
@@ -130,6 +133,7 @@ class Trainer:
             recipe=self.recipe,
             device=self.device,
             num_tokens=self._num_tokens(split),
+            display=display,
         )
         self.learner.reshard()
         return score, self.data.facts(split, score, self._num_tokens(split))
@@ -248,9 +252,10 @@ class Trainer:
         progress.since_log = [old + new for old, new in zip(progress.since_log, seen, strict=True)]
 
     def _log_if_due(self, outcome: Outcome, rate: float) -> None:
-        progress = self.progress
-        facts = {}
-        if progress.update % self.config.log_every == 0 and progress.since_log[2]:
+        progress, facts = self.progress, {}
+        is_last = progress.update == self.config.num_updates
+        is_due = is_last or progress.update % self.config.log_every == 0
+        if is_due and progress.since_log[2]:
             loss, wrong, answers = progress.since_log
             facts = {"loss": loss / answers, "error": wrong / answers}
             self._write(
@@ -380,7 +385,7 @@ class Trainer:
                 extent = self.data.extent(split, self._num_tokens(split))
                 if extent:
                     self.display.say(f"scoring {split}: {extent['num_tokens']:,} tokens")
-                score, facts = self.score(split)
+                score, facts = self.score(split, self.display)
                 scores[split] = score.to_plain() | facts | extent
             if status == "finished":
                 ending = "learnt" if self.data.beats_constant("test", score) else "did not learn"
@@ -417,18 +422,37 @@ def score_split(
     recipe: Recipe,
     device: torch.device,
     num_tokens: int | None = None,
+    display: Display | None = None,
 ) -> Score:
-    """A model's score on one split of its data, or on the first tokens of it."""
+    """A model's score on one split of its data, or on the first tokens of it.
+
+    A display shows how much of a corpus is scored.
+    """
     config = recipe.training
+    batches = data.batches(
+        split,
+        num_lanes=config.evaluation_lanes,
+        segment_length=config.segment_length,
+        num_tokens=num_tokens,
+    )
+    extent = data.extent(split, num_tokens)
+    if display is not None and extent:
+        batches = displayed(batches, extent["num_tokens"], display)
     return evaluate(
         model,
-        data.batches(
-            split,
-            num_lanes=config.evaluation_lanes,
-            segment_length=config.segment_length,
-            num_tokens=num_tokens,
-        ),
+        batches,
         device=device,
         precision=precision_of(recipe, device),
         carries_state=data.carries_state,
     )
+
+
+def displayed(batches: Iterator[Batch], num_tokens: int, display: Display) -> Iterator[Batch]:
+    """The same batches, and now and then a line of how far they are."""
+    lines, done = Lines(), 0
+    lines.say = display.say  # type: ignore[method-assign]
+    lines.begin("", done, num_tokens)
+    for batch in batches:
+        yield batch
+        done += batch.num_answers
+        lines.advance(done)
