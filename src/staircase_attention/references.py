@@ -17,6 +17,7 @@ import importlib
 import inspect
 import os
 import sys
+import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -78,6 +79,18 @@ def reference_of(kind: type) -> str:
     if place == "__main__":
         place = getattr(sys.modules[place], "__file__", None) or place
     return f"{place}:{kind.__qualname__}"
+
+
+def line_in_own_code(error: Exception) -> str | None:
+    """The last line of code named by a reference that an error came through."""
+    modules = {kind.__module__ for kind in _loaded}
+    frames = traceback.walk_tb(error.__traceback__)
+    own = [
+        f"{frame.f_code.co_filename}, line {line}"
+        for frame, line in frames
+        if frame.f_globals.get("__name__") in modules
+    ]
+    return own[-1] if own else None
 
 
 def check_options(name: str, kind: type, options: Mapping[str, object]) -> None:

@@ -163,3 +163,20 @@ def test_a_mistake_with_a_run_is_one_line(
 def test_a_model_too_large_for_memory_is_refused(refused, tmp_path):
     words = ("model.core.width=4000000000000", "--output", tmp_path / "run")
     assert "more memory than there is" in refused("train", "parity/staircase", *words, "--quiet")
+
+
+OWN = """
+from staircase_attention.schedules import TransformerXL
+
+class Broken(TransformerXL):
+    name = "broken"
+
+    def steps(self, tokens, *, num_layers, order):
+        raise ValueError("no steps")
+"""
+
+
+def test_an_error_in_code_of_one_s_own_says_where_it_is(refused, tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    line = refused("draw", f"{tmp_path / 'own.py'}:Broken", "span=2")
+    assert f"ValueError: no steps; in {tmp_path / 'own.py'}, line 8 (STAIRCASE_TRACEBACK=1" in line

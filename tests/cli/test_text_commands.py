@@ -1,8 +1,11 @@
 """From a trained byte model to text: `eval`, `sample`, `chat`, `export`."""
 
+import errno
 import io
 import json
 import math
+import os
+import shutil
 import signal
 import sys
 from types import SimpleNamespace
@@ -13,6 +16,7 @@ from safetensors import SafetensorError
 
 from staircase_attention import CoreConfig, SequenceModel, TransformerXL
 from staircase_attention.cli import text as command
+from staircase_attention.display import Lines
 from staircase_attention.generation import onnx
 
 LETTERS = [b"a", b"b", b"\xc3", b"\xa9", "\u20ac".encode()[:2], "\u20ac".encode()[2:], b""]
@@ -38,6 +42,18 @@ def test_a_score_over_part_of_a_split_says_so(output_of, text_run):
     assert output_of("eval", text_run, "--tokens", 50).startswith(
         f"test (first 50 of {whole:,} tokens): error"
     )
+
+
+def test_a_score_that_takes_long_says_how_far_it_is(staircase, text_run, tmp_path, monkeypatch):
+    monkeypatch.setattr(Lines.__init__, "__kwdefaults__", {"every_seconds": 0.0})
+    _, _, err = staircase("eval", text_run, "--lanes", 1)
+    shown = [float(line.split("%")[0]) for line in err.splitlines()]
+    assert shown == sorted(shown)
+    assert shown[-1] == 100
+    assert len(shown) > 1
+    run = shutil.copytree(text_run, tmp_path / "run")
+    _, _, err = staircase("resume", run, "--updates", 3)
+    assert err.count("100.0%") == 2
 
 
 def test_a_packed_model_given_away_is_scored_on_other_corpora_and_on_text(
@@ -67,6 +83,9 @@ def test_a_packed_model_given_away_is_scored_on_other_corpora_and_on_text(
     assert (score["split"], score["num_answers"]) == ("text", 21 + 2 + 2)
     bits = score["loss"] / math.log(2) * 25 / 23
     assert score["bits_per_byte"] == pytest.approx(bits)
+    # The same text by other paths.
+    again = ("eval", packed, "--text", "one.txt", "--text", "../" + tmp_path.name + "/two.txt")
+    assert score == json.loads(output_of(*again, "--json"))
 
     output_of("prepare", "text", tmp_path / "one.txt", "--tokeniser", "bpe-260", "--valid", 0,
               "--test", 0, "--output", tmp_path / "other", "--quiet")  # fmt: skip
@@ -122,6 +141,21 @@ def test_an_export_without_space_is_one_line_and_leaves_nothing(
     line = refused("export", text_run, tmp_path / "new", "--format", "onnx")
     assert "No space left on device" in line
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [(errno.ENOSPC, "free some space and run this again"), (errno.EROFS, "use another folder")],
+)
+def test_what_the_system_refuses_to_write_has_a_remedy(
+    refused, text_run, tmp_path, monkeypatch, number, remedy
+):
+    def fail(*_, **options):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(onnx, "export_onnx", fail)
+    line = refused("export", text_run, tmp_path / "new", "--format", "onnx")
+    assert f"{os.strerror(number)}; {remedy}" in line
 
 
 # From a novel that the shipped model has not read.

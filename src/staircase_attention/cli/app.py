@@ -1,5 +1,6 @@
 """All commands, and how errors are reported: one line, a non-zero exit status, no traceback."""
 
+import errno
 import os
 import sys
 from collections.abc import Callable
@@ -7,8 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
+from staircase_attention.checks import one_line
 from staircase_attention.cli import INTERRUPTED, evaluate, experiments, runs, schedules, text
 from staircase_attention.cli.prepare import prepare
+from staircase_attention.files import FULL_DISK
+from staircase_attention.references import line_in_own_code
 
 # Exit status for what a user can get wrong.
 USER_ERROR = 2
@@ -16,6 +20,11 @@ NO_MEMORY = (
     "this needs more memory than there is; use a smaller model, or in training fewer lanes, more "
     "training.num_micro_batches, or training.recompute"
 )
+# What to do about a file that the system refused.
+REMEDIES = {
+    **dict.fromkeys(FULL_DISK, "free some space and run this again"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "use another folder, or a copy"),
+}
 # PyTorch's messages when a size exceeds memory or 64 bits.
 OUT_OF_MEMORY = (
     "can't allocate memory",
@@ -99,7 +108,10 @@ def report(error: Exception) -> None:
     is_known = is_ours or is_memory or isinstance(error, ValueError | TypeError | OSError)
     if os.environ.get("STAIRCASE_TRACEBACK") or not is_known:
         raise error
-    fail(NO_MEMORY if is_memory else str(error))
+    if not (is_ours or is_memory) and (place := line_in_own_code(error)):
+        fail(f"{one_line(error)}; in {place} (STAIRCASE_TRACEBACK=1 shows how it got there)")
+    remedy = REMEDIES.get(error.errno or 0) if isinstance(error, OSError) else None
+    fail(NO_MEMORY if is_memory else "; ".join(filter(None, (str(error), remedy))))
 
 
 def fail(message: str) -> None:
