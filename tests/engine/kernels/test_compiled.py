@@ -13,7 +13,6 @@ from staircase_attention import (
     FeedbackTransformer,
     ParallelLoop,
     SequenceModel,
-    Staircase,
     TransformerXL,
 )
 from staircase_attention.engine.decoding.decoder import DecoderMemory
@@ -242,8 +241,6 @@ def main() -> None:
     launch_row_kernels(1, 256)
     launch_gated_product(64, 256)
     launch_gated_product(1, 512)
-    decode(TransformerXL(span=256), 1, torch.bfloat16, "relative")
-    decode(Staircase(chunk_size=32, num_passes=2), 8, torch.bfloat16, "relative")
     decode(TransformerXL(span=256), 1, torch.bfloat16, "relative", num_tokens=4)
     decode(FeedbackTransformer(span=256), 64, torch.bfloat16, "relative")
     cached = CachedStaircase(chunk_size=32, num_window_chunks=8, num_passes=2)
