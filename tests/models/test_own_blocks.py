@@ -140,6 +140,17 @@ class Flat(Modern):
         return KeysValues(self.key(hidden), self.value(hidden))
 
 
+class Nameless(Modern):
+    def __init__(self, **shape):
+        super().__init__(**shape)
+        del self.width
+
+
+class Narrow(Modern):
+    def transform(self, hidden, context, *, view):
+        return super().transform(hidden, context, view=view)[..., :2]
+
+
 def core_of(**changes):
     return CoreConfig(**SHAPE | {"num_layers": 1, "reference": REFERENCE} | changes)
 
@@ -150,6 +161,7 @@ def core_of(**changes):
         (list, "core must be a CoreConfig, or a list of blocks"),
         (lambda: [nn.Linear(8, 8)], "or a list of blocks .* of one width, got .'Linear'"),
         (lambda: [Modern(**SHAPE), Modern(**SHAPE | {"width": 4})], "of one width, got"),
+        (lambda: [Nameless(**SHAPE)], "of one width, got .'Nameless'"),
         (lambda: [Flat(**SHAPE)], "keys_values of a block must give"),
         (lambda: core_of(qk_norm=True), "must be one that .* takes, got qk_norm=True"),
         (lambda: core_of(num_key_value_heads=None), "num_key_value_heads of .* must be given"),
@@ -162,6 +174,12 @@ def test_what_is_no_block_is_refused_in_one_line(core, message):
     with pytest.raises(ValueError, match=message) as refused:
         SequenceModel(vocab_size=9, core=core(), schedule=EXAMPLES["staircase"])
     assert "\n" not in str(refused.value)
+
+
+def test_a_block_that_returns_other_shapes_is_refused():
+    model = SequenceModel(vocab_size=9, core=[Narrow(**SHAPE)], schedule=EXAMPLES["staircase"])
+    with pytest.raises(ValueError, match=r"Narrow.transform must return .*, got \(1, 3, 2\) for"):
+        model(random_tokens(1, 3))
 
 
 def test_a_state_of_other_blocks_is_refused():

@@ -73,7 +73,12 @@ class Block(nn.Module, ABC):
         del positions
         own = [(shared or self.keys_values)(hidden)] if attends_self else []
         context = [join([*past, *own])] if past or own else []
-        return self.transform(hidden, context[0] if context else None, view=view), context
+        out = self.transform(hidden, context[0] if context else None, view=view)
+        if out.shape != hidden.shape:
+            rule = f"{type(self).__name__}.transform must return vectors as it takes them"
+            received = f"{tuple(out.shape)} for {tuple(hidden.shape)}"
+            raise input_error(rule, received, "return batch x queries x width")
+        return out, context
 
 
 def make_blocks(config: CoreConfig) -> list[Block]:
@@ -97,9 +102,8 @@ def make_blocks(config: CoreConfig) -> list[Block]:
 def checked_blocks(blocks: object) -> list[Block]:
     """The same blocks, unless they are none, or of several widths."""
     given = list(blocks) if isinstance(blocks, list | tuple | nn.ModuleList) else []
-    if not given or not all(
-        isinstance(one, Block) and one.width == given[0].width for one in given
-    ):
+    widths = {getattr(one, "width", None) for one in given if isinstance(one, Block)}
+    if not all(isinstance(one, Block) for one in given) or len(widths) != 1 or None in widths:
         rule = "core must be a CoreConfig, or a list of blocks (layers.Block) of one width"
         received = [type(one).__name__ for one in given] or repr(blocks)
         raise input_error(rule, received, "use for example CoreConfig(width=8, ...)")
