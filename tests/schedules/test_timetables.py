@@ -5,10 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from building import SCHEDULES, small
+from staircase_attention import CoreConfig, SequenceModel
 from staircase_attention.schedules import (
     CachedStaircase,
     Staircase,
     TransformerXL,
+    check_steps,
     make_schedule,
     schedule_from_dict,
 )
@@ -54,6 +56,38 @@ def test_queries_of_a_step_are_neighbours_and_follow_what_is_frozen(name, data, 
 def test_a_schedule_survives_the_trip_through_plain_data(name, data):
     schedule = data.draw(SCHEDULES[name])
     assert schedule_from_dict(schedule.to_dict()) == schedule
+
+
+@each_kind
+@given(data=st.data(), num_layers=small(1, 3))
+def test_every_token_goes_through_all_its_passes(name, data, num_layers):
+    check_steps(data.draw(SCHEDULES[name]), num_layers)
+
+
+class Thinned(CachedStaircase):
+    """Without every second step, with all steps twice, or without any."""
+
+    kept = 1
+
+    def steps(self, tokens, **options):
+        for number, step in enumerate(super().steps(tokens, **options)):
+            yield from [step] * (self.kept if number % 2 or self.kept != 1 else 0)
+
+
+@pytest.mark.parametrize(
+    ("kept", "received"),
+    [
+        (1, r"passes \[2, 2\] of 2"),
+        (2, r"passes \[1, 1, 1, 1, 2, "),
+        (0, "passes none of 2 layers"),
+    ],
+)
+def test_a_schedule_of_one_s_own_that_leaves_out_or_repeats_a_pass_is_refused(kept, received):
+    Thinned.kept = kept
+    schedule = Thinned(chunk_size=2, num_window_chunks=3, num_passes=2)
+    with pytest.raises(ValueError, match=f"steps of Thinned must take .*{received}"):
+        SequenceModel(vocab_size=4, core=CoreConfig(width=4, num_layers=2, num_heads=1),
+                      schedule=schedule)  # fmt: skip
 
 
 def test_the_staircase_climbs_as_in_figure_one():

@@ -23,7 +23,7 @@ from staircase_attention.layers.positions import RelativePositions
 from staircase_attention.models.backend import Backend, PlainBackend
 from staircase_attention.models.executor import Executor, Watch
 from staircase_attention.models.state import STATE_RULE, State, Stream
-from staircase_attention.schedules import Order, Schedule
+from staircase_attention.schedules import SCHEDULES, Order, Schedule, check_steps
 
 Given = ParamSpec("Given")
 Made = TypeVar("Made")
@@ -288,6 +288,8 @@ def _check_schedule(schedule: object, core: CoreConfig) -> None:
         remedy = "use for example Staircase(chunk_size=64, num_passes=4)"
         raise input_error("schedule must be a Schedule", repr(schedule), remedy)
     schedule.check_core(num_layers=core.num_layers)
+    if type(schedule) not in SCHEDULES.values():
+        check_steps(schedule, core.num_layers)
 
 
 def describe(signature: Mapping[str, Any]) -> str:

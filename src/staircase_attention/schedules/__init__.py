@@ -8,6 +8,7 @@ from staircase_attention.schedules.schedule import OUTSIDE as OUTSIDE
 from staircase_attention.schedules.schedule import SCHEDULES as SCHEDULES
 from staircase_attention.schedules.schedule import PaperRow as PaperRow
 from staircase_attention.schedules.schedule import Schedule as Schedule
+from staircase_attention.schedules.schedule import check_steps as check_steps
 from staircase_attention.schedules.schedule import make_schedule as make_schedule
 from staircase_attention.schedules.schedule import schedule_from_dict as schedule_from_dict
 from staircase_attention.schedules.schedule import schedule_kind as schedule_kind

@@ -150,6 +150,21 @@ class Schedule(ABC):
         return {key: value, **options}
 
 
+def check_steps(schedule: Schedule, num_layers: int) -> None:
+    """Refuse a schedule that leaves out a pass of a token, or repeats one."""
+    tokens = range(2 * schedule.period + 1)
+    passes: dict[int, list[int]] = {token: [] for token in tokens}
+    for step in schedule.steps(tokens, num_layers=num_layers, order="window"):
+        for cell, token in ((cell, token) for cell in step.cells for token in cell.tokens):
+            # Each layer of a pass may be a step of its own.
+            passes[token] += [cell.pass_number] * len(step.layers)
+    for token, made in passes.items():
+        if not made or sorted(made) != sorted([*range(1, max(made) + 1)] * num_layers):
+            rule = f"steps of {type(schedule).__name__} must take each token through all its passes"
+            received = f"token {token} in passes {sorted(made) or 'none'} of {num_layers} layers"
+            raise input_error(rule, received, "correct them")
+
+
 def runs(tokens: range, span: int) -> Iterator[range]:
     """Tokens in runs that go up together, each seeing `span` positions."""
     length = max(span, LONGEST_RUN)
