@@ -24,6 +24,7 @@ from staircase_attention.data import (
     Corpus,
     InputError,
     Lines,
+    TextSource,
     documents,
     preparation,
     prepare_text,
@@ -158,6 +159,18 @@ def test_a_split_without_documents_is_refused_before_any_work(tokeniser, tmp_pat
     with pytest.raises(InputError, match=line):
         prepare_text(tmp_path / "a.txt", tmp_path / "corpus", tokeniser=tokeniser)
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_the_file_of_a_split_is_no_other_input(tmp_path):
+    (tmp_path / "texts").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "texts" / f"{name}.txt").write_text(text_of(0, 100))
+    own = TextSource(tmp_path / "texts" / "b.txt", split="valid")
+    with pytest.raises(InputError, match=r"must be no other input, got .*b\.txt as an input and"):
+        prepare_text([tmp_path / "texts", own], tmp_path / "corpus", tokeniser="bytes")
+    # Twice in one split is what a weight of 2 is.
+    path = tmp_path / "texts" / "a.txt"
+    prepare_text([path, path], tmp_path / "corpus", tokeniser="bytes", held_out=ALL_TRAIN)
 
 
 @pytest.mark.parametrize("tokeniser", ["bytes", "bpe-300"])

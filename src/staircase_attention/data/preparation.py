@@ -78,9 +78,14 @@ def prepare_text(
         raise input_error(rule, len(weights), "give one for each, or none at all")
     if isinstance(tokeniser, str):
         tokeniser = tokenisers.named_tokeniser(tokeniser)
-    parts = []
+    parts, splits = [], dict[Path, str | None]()
     for path, weight in zip(paths, weights, strict=True):
         source = path if isinstance(path, TextSource) else TextSource(path, options=options)
+        for file in source.files:
+            if splits.setdefault(file.resolve(), source.split) != source.split:
+                received = f"{file} as an input and as a file of its own"
+                remedy = "move it out of the folder"
+                raise input_error("the file of a split must be no other input", received, remedy)
         notes = ("skipped: {} of other kinds", source.others), ("not UTF-8: {}", source.not_utf8)
         for note, found in notes:
             if found:

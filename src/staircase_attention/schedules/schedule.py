@@ -155,9 +155,10 @@ def check_steps(schedule: Schedule, num_layers: int) -> None:
     tokens = range(2 * schedule.period + 1)
     passes: dict[int, list[int]] = {token: [] for token in tokens}
     for step in schedule.steps(tokens, num_layers=num_layers, order="window"):
-        for cell, token in ((cell, token) for cell in step.cells for token in cell.tokens):
-            # Each layer of a pass may be a step of its own.
-            passes[token] += [cell.pass_number] * len(step.layers)
+        for cell in step.cells:
+            for token in cell.tokens:
+                # Each layer of a pass may be a step of its own.
+                passes[token] += [cell.pass_number] * len(step.layers)
     for token, made in passes.items():
         if not made or sorted(made) != sorted([*range(1, max(made) + 1)] * num_layers):
             rule = f"steps of {type(schedule).__name__} must take each token through all its passes"
