@@ -55,7 +55,7 @@ def test_a_class_of_a_module_is_loaded_by_the_modules_name():
     ("reference", "message"),
     [
         ("FILE", "must be path/to/file.py:ClassName .*; add the class, as .*pets.py:MyIterator"),
-        ("nowhere.py:Cat", "an? iterator file must exist, got 'nowhere.py'; check the path"),
+        ("nowhere.py:Cat", "an? iterator file must exist, got 'nowhere.py'; name its whole path"),
         ("no.such.module:Cat", "module no.such.module must be .* got ModuleNotFoundError"),
         ("FILE:Cow", "must define the class .* got 'Cow'; check the spelling"),
         ("FILE:Stone", r"must be a subclass of collections.abc.Iterator, got type; write class"),

@@ -119,7 +119,7 @@ def _import(name: str) -> ModuleType:
 def _run_file(path: Path, noun: str) -> ModuleType:
     if not path.is_file():
         rule = f"a {noun} file must exist"
-        raise input_error(rule, repr(str(path)), "check the path before the colon")
+        raise input_error(rule, repr(str(path)), "name its whole path, or call from its folder")
     code = path.read_bytes()
     name = f"staircase_{path.stem}_{checksum(str(path.resolve()).encode() + code)[:16]}"
     if name in sys.modules:

@@ -18,6 +18,22 @@ class Mine(Permutations):
     pass
 """
 
+BLOCK = """
+from torch import nn
+from staircase_attention.layers import Block, KeysValues
+
+class Mine(Block):
+    def __init__(self, *, width):
+        super().__init__()
+        self.width, self.inner = width, nn.Linear(width, width)
+
+    def keys_values(self, hidden):
+        return KeysValues(hidden[:, None], hidden[:, None])
+
+    def transform(self, hidden, context, *, view):
+        return self.inner(hidden)
+"""
+
 
 @pytest.fixture(autouse=True)
 def state_home(tmp_path, monkeypatch):
@@ -47,6 +63,17 @@ def test_one_s_own_run_is_loaded_and_resumed(own_run, tmp_path):
     (run / "result.json").unlink()
     assert resume(run).status == "finished"
     assert trace.exists()
+
+
+def test_a_block_s_file_that_is_not_found_is_what_the_error_names(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(BLOCK)
+    monkeypatch.chdir(tmp_path)
+    core = {"width": 8, "dropout": 0.0, "reference": "mine.py:Mine"}
+    train(small_recipe(training__num_updates=2, model__core=core), "run")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    with pytest.raises(ValueError, match=r"block file must exist, got 'mine.py'; name its whole"):
+        load_run("../run", trust_code=True)
 
 
 @pytest.mark.parametrize("is_packed", [False, True], ids=["run folder", "packed run"])

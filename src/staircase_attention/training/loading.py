@@ -17,8 +17,10 @@ from torch import Tensor
 from staircase_attention import files
 from staircase_attention.checks import check_choice, input_error
 from staircase_attention.data import Corpus, Tokeniser, load_tokeniser
+from staircase_attention.layers import Block
 from staircase_attention.models.sequence_model import without_weights
 from staircase_attention.plain import convert
+from staircase_attention.references import load_reference
 from staircase_attention.training.checkpoint import (
     MANIFEST,
     WEIGHTS,
@@ -27,7 +29,7 @@ from staircase_attention.training.checkpoint import (
 )
 from staircase_attention.training.dataset import CorpusData, Dataset, build_dataset
 from staircase_attention.training.learner import Model, NumSymbols, build_model
-from staircase_attention.training.recipe import CorpusChoice, LSTMModel, Recipe
+from staircase_attention.training.recipe import CorpusChoice, FamilyModel, LSTMModel, Recipe
 from staircase_attention.training.run_folder import RunFolder
 
 # Prefix of the names of runs that come with the package.
@@ -195,6 +197,9 @@ def check_fit(
     rule = "a run's weights must fit the model"
     if num_layers > len(found):
         raise input_error(f"{rule} of {num_layers} layers", f"{len(found)} from {run}", remedy)
+    if isinstance(model, FamilyModel) and model.core.reference is not None:
+        # What is wrong with that file is not wrong with the run.
+        load_reference(model.core.reference, Block)  # type: ignore[type-abstract]
     # However large the model claims to be.
     with without_weights(), files.as_written("a run's recipe", run, remedy):
         tensors = build_model(recipe, data).state_dict()
