@@ -263,6 +263,14 @@ def test_what_cannot_recur_is_refused_in_one_line(schedule, layers, message):
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("model", ["gpt2", lambda: original().model])
+def test_what_is_no_language_model_is_refused_in_one_line(model):
+    with pytest.raises(ValueError, match="must be a causal language model of Transformers, got"):
+        recurrent(
+            model if isinstance(model, str) else model(), layers=(1, 3), schedule=SCHEDULES[0]
+        )
+
+
 def test_other_models_are_refused():
     options = {"layers": (1, 3), "schedule": SCHEDULES[0]}
     mistral = AutoModelForCausalLM.from_config(MistralConfig(**SHAPE))
