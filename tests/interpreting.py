@@ -1,4 +1,8 @@
-"""Triton's interpreter, which runs kernels without a GPU: two errors fixed, and made faster."""
+"""Triton's interpreter, which runs kernels without a GPU: two errors fixed, and made faster.
+
+What a kernel writes stays the same to the bit (only the sign of NaN may be another), and mistakes
+in types and shapes are found where the interpreter finds them.
+"""
 
 import functools
 import os
@@ -20,6 +24,7 @@ def interpret_kernels() -> None:
     cache_lookups(interpreter)
     cache_types(interpreter)
     cache_constants(interpreter)
+    shorten_steps(interpreter)
     sum_by_arrays(interpreter)
 
 
@@ -67,6 +72,7 @@ def cache_lookups(interpreter: Any) -> None:
     patch = interpreter._patch_lang
     make_semantic = functools.cache(interpreter.TritonSemantic)
     find_type = interpreter._get_np_dtype
+    nothing = interpreter._LangPatchScope()
 
     @functools.cache
     def patch_all() -> Any:
@@ -76,7 +82,7 @@ def cache_lookups(interpreter: Any) -> None:
         # Every call of a function searches the language for functions to replace. Nothing else in
         # these processes uses it, so once is enough, and nothing is restored.
         patch_all()
-        return interpreter._LangPatchScope()
+        return nothing
 
     def patch_directly(owner: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
         # Two functions around every operation only pass this argument on.
@@ -133,11 +139,22 @@ def cache_types(interpreter: Any) -> None:
             known_blocks[key] = self.__dict__.copy()
         self.__dict__.update(known_blocks[key], element_ty=element_ty)
 
-    scalar_constants = (tl.tuple([]), tl.constexpr(1))
+    change_element, known_changes = tl.block_type.with_element_ty, {}
 
-    def make_known_tensor(self: Any, handle: Any, type: Any) -> None:
-        self.handle, self.type, self.dtype = handle, type, type.scalar
-        self.shape, self.numel = type.constants if type.is_block() else scalar_constants
+    def change_known_element(self: Any, scalar: Any) -> Any:
+        key = (self.name, scalar.name)
+        if key not in known_changes:
+            known_changes[key] = change_element(self, scalar)
+        return known_changes[key]
+
+    def make_small_tensor(self: Any, handle: Any, type: Any) -> None:
+        # The rest is seldom asked for, and follows from the type.
+        self.handle, self.type = handle, type
+
+    tl.dtype.constants = (tl.tuple([]), tl.constexpr(1))
+    tl.tensor.dtype = property(lambda self: self.type.scalar)
+    tl.tensor.shape = property(lambda self: self.type.constants[0])
+    tl.tensor.numel = property(lambda self: self.type.constants[1])
 
     semantic = interpreter.TritonSemantic
     broadcast = semantic.broadcast_impl_value
@@ -145,13 +162,26 @@ def cache_types(interpreter: Any) -> None:
     def broadcast_unlike(self: Any, left: Any, right: Any) -> Any:
         # Most pairs of blocks have the same shape.
         one, other = left.type, right.type
-        is_alike = one.is_block() and other.is_block() and one.shape.values == other.shape.values
+        if not one.is_block():
+            return (spread(left, other), right) if other.is_block() else (left, right)
+        if not other.is_block():
+            return left, spread(right, one)
+        is_alike = one.shape.values == other.shape.values
         return (left, right) if is_alike else broadcast(self, left, right)
+
+    def spread(number: Any, block: Any) -> Any:
+        array = np.empty(block.shape.values, interpreter._get_np_dtype(number.type))
+        array[...] = number.handle.data
+        handle = interpreter.TensorHandle(array, number.type)
+        return tl.tensor(handle, block.with_element_ty(number.type))
 
     tl.tuple.__init__ = make_untyped
     tl.core._unwrap_if_constexpr = unwrap_soon
     tl.block_type.__init__ = make_known_block
-    tl.tensor.__init__ = make_known_tensor
+    tl.block_type.with_element_ty = change_known_element
+    # Types are their own form for the interpreter.
+    tl.block_type.to_ir = lambda self, builder: self
+    tl.tensor.__init__ = make_small_tensor
     semantic.broadcast_impl_value = broadcast_unlike
 
 
@@ -180,3 +210,62 @@ def cache_constants(interpreter: Any) -> None:
         return (tensor, constant) if comes_first else (constant, tensor)
 
     semantic.binary_op_type_checking_impl = check_soon
+
+
+# Types whose arrays hold numbers; arrays of others hold their bits.
+PLAIN = {"int1", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"}
+PLAIN |= {"fp16", "fp32", "fp64"}
+
+
+def shorten_steps(interpreter: Any) -> None:
+    """Take short ways through what every operation goes through."""
+    tl, semantic, handle = interpreter.tl, interpreter.TritonSemantic, interpreter.TensorHandle
+    to_tensor, cast, check_size = semantic.to_tensor, semantic.cast, handle.__post_init__
+    take = tl.tensor.__getitem__
+    names = tl.dtype.SINT_TYPES + tl.dtype.UINT_TYPES + tl.dtype.FP_TYPES
+    sizes = {name: max(1, tl.dtype(name).primitive_bitwidth // 8) for name in names}
+    numbers: dict[Any, Any] = {}
+
+    def make_handle(self: Any, data: Any, dtype: Any) -> None:
+        self.data, self.dtype = data, dtype
+        # Those of pointers, which have no size here, are 8 bytes.
+        if data.itemsize != sizes.get(dtype.name, 8):
+            check_size(self)
+
+    def to_known_tensor(self: Any, value: Any, check_type: bool = True) -> Any:
+        kind = value.__class__
+        if kind is tl.tensor:
+            return value
+        if kind is not int and kind is not float:
+            return to_tensor(self, value, check_type)
+        if (kind, value) not in numbers:
+            numbers[kind, value] = to_tensor(self, value)
+        return numbers[kind, value]
+
+    def cast_soon(self: Any, value: Any, to: Any, rounding: Any = None) -> Any:
+        one, other = value.dtype, to.scalar
+        if one is other and rounding is None:
+            return value
+        is_plain = one.name in PLAIN and other.name in PLAIN and other is not tl.int1
+        if not is_plain or rounding is not None:
+            return cast(self, value, to, rounding)
+        data = value.handle.data.astype(interpreter._get_np_dtype(other))
+        return tl.tensor(handle(data, other), value.type.with_element_ty(other))
+
+    def is_axis(place: Any) -> bool:
+        return place is None or (place.__class__ is slice and place == slice(None))
+
+    def take_soon(self: Any, places: Any, _semantic: Any = None) -> Any:
+        is_known = places.__class__ is tuple and self.type.is_block()
+        if not is_known or not all(map(is_axis, places)):
+            return take(self, places, _semantic=interpreter.interpreter_semantic)
+        data, scalar = self.handle.data[places], self.dtype
+        return tl.tensor(handle(data, scalar), tl.block_type(scalar, list(data.shape)))
+
+    handle.__init__ = make_handle
+    # Hints are for the compiler only.
+    handle.set_attr = lambda self, name, values: None
+    semantic.to_tensor, semantic.cast = to_known_tensor, cast_soon
+    tl.tensor.__getitem__ = take_soon
+    # Every argument of a launch has its type made of its name.
+    tl.str_to_ty = functools.cache(tl.str_to_ty)
