@@ -23,9 +23,9 @@ def interpret_kernels() -> None:
     fix_errors(interpreter)
     cache_lookups(interpreter)
     cache_types(interpreter)
-    cache_constants(interpreter)
     shorten_steps(interpreter)
     sum_by_arrays(interpreter)
+    operate_directly(interpreter)
 
 
 def sum_by_arrays(interpreter: Any) -> None:
@@ -135,7 +135,6 @@ def cache_types(interpreter: Any) -> None:
         if key not in known_blocks:
             make_block(self, element_ty, shape)
             self.constants = (tl.tuple(map(tl.constexpr, self.shape)), tl.constexpr(self.numel))
-            self.key = key
             known_blocks[key] = self.__dict__.copy()
         self.__dict__.update(known_blocks[key], element_ty=element_ty)
 
@@ -183,33 +182,6 @@ def cache_types(interpreter: Any) -> None:
     tl.block_type.to_ir = lambda self, builder: self
     tl.tensor.__init__ = make_small_tensor
     semantic.broadcast_impl_value = broadcast_unlike
-
-
-def cache_constants(interpreter: Any) -> None:
-    """Check operands of one type for their shapes only, and build the block of a constant once."""
-    tl, semantic = interpreter.tl, interpreter.TritonSemantic
-    check, known = semantic.binary_op_type_checking_impl, {}
-
-    def check_soon(self: Any, left: Any, right: Any, *rules: Any, **options: Any) -> Any:
-        comes_first = left.__class__ is tl.tensor
-        tensor, other = (left, right) if comes_first else (right, left)
-        if tensor.__class__ is not tl.tensor or len(rules) > 2 or options:
-            return check(self, left, right, *rules, **options)
-        if other.__class__ is tl.tensor:
-            if left.dtype is right.dtype and not left.dtype.is_ptr():
-                return self.broadcast_impl_value(left, right)
-            return check(self, left, right, *rules)
-        kind = tensor.type
-        key = (kind.key if kind.is_block() else kind.name, other.__class__, other, *rules)
-        if (key, comes_first) not in known:
-            pair = check(self, left, right, *rules)
-            if pair[not comes_first] is not tensor:
-                return pair
-            known[key, comes_first] = pair[comes_first]
-        constant = known[key, comes_first]
-        return (tensor, constant) if comes_first else (constant, tensor)
-
-    semantic.binary_op_type_checking_impl = check_soon
 
 
 # Types whose arrays hold numbers; arrays of others hold their bits.
@@ -269,3 +241,99 @@ def shorten_steps(interpreter: Any) -> None:
     tl.tensor.__getitem__ = take_soon
     # Every argument of a launch has its type made of its name.
     tl.str_to_ty = functools.cache(tl.str_to_ty)
+
+
+def divide_whole(one: Any, other: Any, order: Any) -> Any:
+    """Divide integers, rounded towards zero."""
+    divisible = np.subtract(one, np.fmod(one, other, order=order), order=order)
+    return np.floor_divide(divisible, other, order=order)
+
+
+FUNCTIONS: dict[str, Any] = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
+FUNCTIONS |= {"truediv": np.divide, "floordiv": divide_whole, "mod": np.fmod}
+FUNCTIONS |= {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
+FUNCTIONS |= {"lshift": np.left_shift, "rshift": np.right_shift}
+# These make tensors of numbers before they look at types.
+COMPARISONS: dict[str, Any] = {"lt": np.less, "le": np.less_equal, "eq": np.equal}
+COMPARISONS |= {"gt": np.greater, "ge": np.greater_equal, "ne": np.not_equal}
+COMPARISONS |= {"minimum": np.minimum, "maximum": np.maximum}
+FUNCTIONS |= COMPARISONS
+
+
+def operate_directly(interpreter: Any) -> None:
+    """Do elementwise operations by numpy alone, which broadcasts without copies.
+
+    The first one on operands of two types, or of a type and a number, is done both ways: so types
+    and shapes are checked as ever. The next ones are done by numpy if it found the same.
+    """
+    tl, patch, handle = interpreter.tl, interpreter._patch_attr, interpreter.TensorHandle
+    semantic, type_of = interpreter.interpreter_semantic, interpreter._get_np_dtype
+
+    def find_way(name: str, left: Any, right: Any, found: Any) -> Any:
+        """A function of both arrays, the array of a number, order in memory, and what it gives."""
+        is_number = right.__class__ is not tl.tensor
+        other = semantic.to_tensor(right) if name in COMPARISONS else right
+        # Are pointers allowed, left and right? Are types converted? Is it a division?
+        rules = (name in ("add", "sub"), name == "add", True, name.endswith(("div", "mod")))
+        pair = semantic.binary_op_type_checking_impl(left, other, *rules)
+        # Types of the operands after conversion and before. A number is converted here.
+        finals = [part.dtype for part in pair]
+        kinds = [left.dtype, finals[1] if is_number else right.dtype]
+        function = FUNCTIONS[name]
+        if name == "add" and kinds[0].is_ptr() and finals[1].name in PLAIN:
+            size = max(1, kinds[0].element_ty.primitive_bitwidth // 8)
+            function = functools.partial(move, size)
+        elif not PLAIN.issuperset(kind.name for kind in kinds + finals):
+            return ()
+        elif kinds != finals:
+            function = functools.partial(convert, function, *map(type_of, finals))
+        constant = pair[1].handle.data.ravel()[:1] if is_number else None
+        # Where one was spread over a block, that was in C's order, and so was what came out.
+        is_spread = left.type.is_block() != (not is_number and right.type.is_block())
+        way = (function, constant, "C" if is_spread else "K", found.type, found.dtype)
+        data, same = go(way, left, right).handle.data, found.handle.data
+        same = same.astype(type_of(found.dtype))
+        is_same = data.dtype == same.dtype and data.shape == same.shape
+        return way if is_same and data.tobytes() == same.tobytes() else ()
+
+    def go(way: Any, left: Any, right: Any) -> Any:
+        function, constant, order, kind, dtype = way
+        other = right.handle.data if constant is None else constant
+        return tl.tensor(handle(function(left.handle.data, other, order=order), dtype), kind)
+
+    def move(size: int, places: Any, steps: Any, order: Any) -> Any:
+        return np.add(places, size * steps.astype(np.uint64), order=order)
+
+    def convert(function: Any, one: Any, two: Any, left: Any, right: Any, order: Any) -> Any:
+        return function(left.astype(one), right.astype(two), order=order)
+
+    def directly(name: str, operation: Any) -> Any:
+        ways: dict[Any, Any] = {}
+
+        def operate(left: Any, right: Any, **options: Any) -> Any:
+            if left.__class__ is not tl.tensor:
+                return operation(left, right, **options)
+            if right.__class__ is tl.tensor:
+                key: Any = (left.type.name, right.type.name)
+            else:
+                right = right.value if right.__class__ is tl.constexpr else right
+                key = (left.type.name, right.__class__, right)
+            way = ways.get(key)
+            if way:
+                return go(way, left, right)
+            found = operation(left, right, **options)
+            if way is None:
+                ways[key] = find_way(name, left, right, found)
+            return found
+
+        return operate
+
+    operators = {f"__{name}__": name for name in FUNCTIONS}
+    operators |= {name: name for name in ("add", "sub", "mul", "minimum", "maximum")}
+
+    def patch_more(owner: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+        patch(owner, name, member, builder, scope)
+        if name in operators:
+            setattr(owner, name, directly(operators[name], getattr(owner, name)))
+
+    interpreter._patch_attr = patch_more
