@@ -303,7 +303,7 @@ def recurrent(
     gates begin, it computes what the model did, as far as the schedule lets tokens see.
     """
     given: Any = model
-    if not isinstance(given, PreTrainedModel) or given.get_output_embeddings() is None:
+    if not isinstance(model, PreTrainedModel) or given.get_output_embeddings() is None:
         rule = "a model to be made recurrent must be a causal language model of Transformers"
         remedy = "load it with AutoModelForCausalLM.from_pretrained"
         raise input_error(rule, type(model).__name__, remedy)
