@@ -136,9 +136,10 @@ def test_a_folder_with_other_files_is_refused_and_left_alone(tmp_path):
 @pytest.mark.parametrize(
     ("content", "options", "line"),
     [
-        ("", {}, "a corpus must have text, got none; name other files, or the field"),
+        ("", {}, "a corpus must have text, got none; name other files, or in"),
         ('{"text": ""}\n{"body": "x"}\n', {}, "got none, broken lines in a.jsonl: 1; name other"),
         ('{"text": "one"}\n', {}, "the split valid must have tokens, got none, with 1 document in"),
+        ('{"text": "one"}\n{}\n', {}, "with 1 document in all, broken lines in a.jsonl: 1; choose"),
         ('{"text": "one"}\n', {"weights": [1, 2]}, "one weight for each of 1 inputs, got 2; give"),
     ],
 )

@@ -110,7 +110,7 @@ def test_the_task_in_the_docs_works_and_takes_thirty_lines(tmp_path):
     [
         ("algoritm", {}, "a task must be one of .*, got 'algoritm'; did you mean 'algorithm'?"),
         ("MINE", {}, "a task of your own must be .* got '.*mine.py'; add the class, as .*:MyTask"),
-        ("nowhere.py:Echo", {}, "a task file must exist, got 'nowhere.py'; check the path before"),
+        ("nowhere.py:Echo", {}, "a task file must exist, got 'nowhere.py'; name its whole"),
         ("MINE:dataclass", {}, r"must be a subclass of .*Task, got function; write class"),
         ("MINE:Echo", {}, "option width of .*Echo must be given, got no value; add width"),
         ("MINE:Echo", {"widht": 3}, "must be among width, length, got 'widht'; did you mean 'wid"),

@@ -164,10 +164,12 @@ def show(
     for name, score in (("valid", result.valid), ("test", result.test)):
         if score is not None:
             typer.echo(f"{title(name, score)}: {measures(score)}")
+    best = f"best at update {result.best_update}"
+    if result.best_update is None:
+        best = "not scored, lower training.optimizer.learning_rate"
     typer.echo(
         f"{result.status} after {result.num_updates:,} updates, {result.num_tokens:,} tokens, "
-        f"{result.wall_seconds:.1f} s on {result.device}; best at update {result.best_update}; "
-        f"{folder}"
+        f"{result.wall_seconds:.1f} s on {result.device}; {best}; {folder}"
     )
     if result.outcome == "did not learn":
         typer.echo("did not learn: the test score is no better than the best constant guess")

@@ -362,22 +362,23 @@ def _describe(
     )
     if "part" in plan.parameters:
         return manifest
+    found = [f"{what}: {n:,}" for source in sources for what, n in source.skipped.items()]
     if not splits:
-        found = [f"{what}: {n:,}" for source in sources for what, n in source.skipped.items()]
-        remedy = "name other files, or the field of their text with --text-field (text_field)"
+        remedy = "name other files, or in `prepare` the field of their text with --text-field"
         if plan.kind == "reddit":
             remedy = "name Pushshift dumps of comments, such as RC_2019-07.zst"
         raise input_error("a corpus must have text", ", ".join(["none", *found]), remedy)
     num_documents = {name: split.num_documents for name, split in splits.items()}
-    _check_splits(num_documents, plan.parameters["held_out"])
+    _check_splits(num_documents, plan.parameters["held_out"], found)
     return manifest
 
 
 def _check_documents(mixture: Mixture) -> None:
     """Refuse a mixture without documents for a split that was asked for."""
     held_out = asdict(mixture.held_out)
-    num_documents = Counter[str]()
-    for piece, _ in mixture.read(mixture.first_position()):
+    num_documents, skipped = Counter[str](), list[dict[str, int]]()
+    for piece, position in mixture.read(mixture.first_position()):
+        skipped = mixture.skipped(position)
         if piece is not None:
             num_documents[piece.split] += piece.is_last
             # Few documents are enough, except where there are no more.
@@ -385,18 +386,22 @@ def _check_documents(mixture: Mixture) -> None:
                 return
     # No documents at all are refused when all is read.
     if num_documents:
-        _check_splits(num_documents, held_out)
+        found = [f"{what}: {n:,}" for source in skipped for what, n in source.items()]
+        _check_splits(num_documents, held_out, found)
 
 
 def _wanted(held_out: Mapping[str, float]) -> list[str]:
     return ["train", *(name for name, share in held_out.items() if share > 0)]
 
 
-def _check_splits(num_documents: Mapping[str, int], held_out: Mapping[str, float]) -> None:
-    """Refuse a corpus without a split that was asked for."""
+def _check_splits(
+    num_documents: Mapping[str, int], held_out: Mapping[str, float], skipped: Sequence[str]
+) -> None:
+    """Refuse a corpus without a split that was asked for; and say what was skipped."""
     for name in _wanted(held_out):
         if not num_documents.get(name):
-            received = f"none, with {counted(sum(num_documents.values()), 'documents')} in all"
+            total = f"with {counted(sum(num_documents.values()), 'documents')} in all"
+            received = ", ".join(["none", total, *skipped])
             remedy = "choose --valid and --test (0 for none), or --valid-file, or --paragraphs"
             raise input_error(f"the split {name} must have tokens", received, remedy)
 

@@ -35,6 +35,9 @@ FIELDS = {
 }
 # Fields that do not change an answer.
 IGNORED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
+# Fields of OpenAI's that would change it, in ways that are not offered.
+ABSENT = {"best_of", "echo", "frequency_penalty", "logit_bias", "logprobs", "presence_penalty"}
+ABSENT |= {"response_format", "suffix", "tool_choice", "tools", "top_logprobs"}
 REASONS = {None: None, "max_tokens": "length", "stop_token": "stop", "stop_string": "stop"}
 # The first as OpenAI's.
 DEFAULT_TOKENS = {"completions": 16, "chat": 256}
@@ -77,10 +80,11 @@ class Job:
             raise input_error("the body must be a JSON object", type(body).__name__, "send one")
         # A field that is null counts as left out.
         given = {name: value for name, value in body.items() if value is not None}
-        for name, value in given.items():
-            # Some clients send the defaults of all fields; what is empty asks for nothing.
-            if name not in IGNORED and value:
-                check_choice("a field", name, FIELDS[kind])
+        # Some clients send the defaults of all fields; what is empty asks for nothing.
+        for name in [name for name, one in given.items() if one and one != {"type": "text"}]:
+            if name in ABSENT:
+                raise input_error("a field must be one that is offered", repr(name), "leave it out")
+            check_choice("a field", name, (*FIELDS[kind], *IGNORED))
         check_choice("model", given.get("model", model), [model])
         self.kind, self.model, self.id, self.created = kind, model, uuid.uuid4().hex, time.time()
         check_flag("stream", given.get("stream", False))
@@ -141,7 +145,7 @@ class Job:
 def _prompts(prompt: object) -> list[str | list[int]]:
     """A text, tokens, or several of either."""
     several: list[Any] = prompt if isinstance(prompt, list) and prompt else [prompt]
-    if all(isinstance(one, int) for one in several):
+    if isinstance(prompt, list) and all(isinstance(one, int) for one in several):
         several = [several]
     for one in several:
         is_tokens = isinstance(one, list) and all(type(token) is int for token in one)
