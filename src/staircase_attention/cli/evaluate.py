@@ -16,7 +16,7 @@ from staircase_attention import data as corpora
 from staircase_attention import training
 from staircase_attention.checks import check_choice, check_integer, input_error
 from staircase_attention.cli import arguments
-from staircase_attention.display import choose_display
+from staircase_attention.display import Display, choose_display
 from staircase_attention.files import check_can_write
 
 if TYPE_CHECKING:
@@ -85,36 +85,24 @@ def evaluate(
         check_integer("--lanes", lanes, minimum=1, example=16)
     from staircase_attention.experiments.page import loss_by_position
     from staircase_attention.generation.stepper import accelerate
-    from staircase_attention.training.loading import run_tokeniser
     from staircase_attention.training.trainer import score_split
 
     shown = choose_display(has_bar=False)
     with ExitStack() as stack:
         if text:
-            # A corpus of one split, train, in a folder that the stack deletes.
-            corpus, split = Path(stack.enter_context(TemporaryDirectory())) / "corpus", "train"
-            nothing = corpora.HeldOut(valid=0.0, test=0.0)
-            made = corpora.prepare_text(
-                text, corpus, tokeniser=run_tokeniser(run), held_out=nothing, progress=shown
-            )
-            for source in made.manifest.preparation.sources:
-                for what, count in source.skipped.items():
-                    typer.echo(f"skipped: {what}: {count:,}", err=as_json)
-        options: Any = {"checkpoint": checkpoint, "trust_code": trust_code, "corpus": corpus}
-        loaded = training.load_run(run, **options)
+            corpus, split = corpus_of(run, text, stack, shown, as_json=as_json), "train"
+        loaded = training.load_run(run, checkpoint=checkpoint, trust_code=trust_code, corpus=corpus)
+        data, place = loaded.data, training.choose_device(device)
         if text and lanes is None:
             # A lane starts without context, so a short text has one.
-            total, most = made.split("train").num_tokens, loaded.recipe.training.evaluation_lanes
-            lanes = max(1, min(most, min(total, tokens or total) // TEXT_LANE_TOKENS))
+            total = data.extent("train", tokens)["num_tokens"]
+            lanes = max(1, min(loaded.recipe.training.evaluation_lanes, total // TEXT_LANE_TOKENS))
         overrides: dict[str, Any] = {} if lanes is None else {"training.evaluation_lanes": lanes}
-        place = training.choose_device(device)
         # Many CPUs are slow at bfloat16, and none needs it.
         if precision is not None or place.type != "cuda":
             overrides["training.precision"] = precision or "float32"
-        data, recipe = loaded.data, loaded.recipe.override(overrides)
-        name = cast("SplitName", split)
+        recipe, name = loaded.recipe.override(overrides), cast("SplitName", split)
         check_kind(data, split, length=length, tokens=tokens)
-        sizes: list[int | None] = [*length] if length else [None]
         curves: dict[str, dict[int, float]] = {}
         measure = "loss" if isinstance(data, training.TaskData) else "bits_per_byte"
         # All of them first: a depth that the weights do not allow is refused before any work.
@@ -122,6 +110,7 @@ def evaluate(
             depth: arguments.with_exit(arguments.with_passes(loaded.model, depth), exit_rule)
             for depth in depths
         }
+        sizes: list[int | None] = [*length] if length else [None]
         for size, depth in product(sizes, depths):
             sized = data
             if isinstance(data, training.TaskData) and size is not None:
@@ -132,10 +121,7 @@ def evaluate(
             score = score_split(
                 model, sized, name, recipe=recipe, device=place, num_tokens=tokens, display=shown
             )
-            whole: Facts = {"update": loaded.update, "checksums": loaded.checksums}
-            if loaded.average_of:
-                whole["average_of"] = loaded.average_of
-            whole |= {"is_verified": loaded.is_verified} | score.to_plain()
+            whole = facts_of(one, score.to_plain())
             whole |= sized.facts(name, score, tokens) | sized.extent(name, tokens)
             if exit_rule is not None:
                 exits = cast("ExitBackend", model.backend)
@@ -158,6 +144,30 @@ def evaluate(
         # For two people to compare; with --json the scores have it.
         facts = "  ".join(f"{name} {checksum}" for name, checksum in loaded.checksums.items())
         typer.echo(f"checksum: {facts}" + ("" if loaded.is_verified else "  (no checksums.json)"))
+
+
+def corpus_of(
+    run: Path, text: list[Path], stack: ExitStack, shown: Display, *, as_json: bool
+) -> Path:
+    """A corpus of these files, all in the split train, in a folder that the stack deletes."""
+    from staircase_attention.training.loading import run_tokeniser
+
+    folder = Path(stack.enter_context(TemporaryDirectory())) / "corpus"
+    nothing, own = corpora.HeldOut(valid=0.0, test=0.0), run_tokeniser(run)
+    made = corpora.prepare_text(text, folder, tokeniser=own, held_out=nothing, progress=shown)
+    for source in made.manifest.preparation.sources:
+        for what, count in source.skipped.items():
+            typer.echo(f"skipped: {what}: {count:,}", err=as_json)
+    return folder
+
+
+def facts_of(loaded: "training.LoadedRun", score: Facts) -> Facts:
+    """A score, after what tells the weights apart."""
+    facts: Facts = {"update": loaded.update, "checksums": loaded.checksums}
+    if loaded.average_of:
+        facts["average_of"] = loaded.average_of
+    facts |= {"is_verified": loaded.is_verified} | score
+    return facts
 
 
 def check_kind(
