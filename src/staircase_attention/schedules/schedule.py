@@ -158,9 +158,10 @@ def check_steps(schedule: Schedule, num_layers: int) -> None:
         for cell in step.cells:
             for token in cell.tokens:
                 # Each layer of a pass may be a step of its own.
-                passes[token] += [cell.pass_number] * len(step.layers)
+                passes.setdefault(token, []).extend([cell.pass_number] * len(step.layers))
     for token, made in passes.items():
-        if not made or sorted(made) != sorted([*range(1, max(made) + 1)] * num_layers):
+        due = sorted([*range(1, max(made, default=1) + 1)] * num_layers)
+        if token not in tokens or sorted(made) != due:
             rule = f"steps of {type(schedule).__name__} must take each token through all its passes"
             received = f"token {token} in passes {sorted(made) or 'none'} of {num_layers} layers"
             raise input_error(rule, received, "correct them")
