@@ -17,7 +17,7 @@ from torch.nn import functional
 from staircase_attention.batches import IGNORED, Batch
 from staircase_attention.checks import input_error
 from staircase_attention.data import TokenSplit
-from staircase_attention.display import words
+from staircase_attention.display import Display, Lines, words
 from staircase_attention.tasks import Episodes, evaluation_batches
 
 
@@ -86,6 +86,17 @@ def evaluate(
         raise input_error(rule, "none", "make them again if they have been iterated over before")
     loss, wrong = totals.tolist()
     return Score.of(loss, wrong, num_answers)
+
+
+def displayed(batches: Iterable[Batch], num_tokens: int, display: Display) -> Iterator[Batch]:
+    """The same batches, and now and then a line of how far they are."""
+    lines, done = Lines(), 0
+    lines.say = display.say  # type: ignore[method-assign]
+    lines.begin("", done, num_tokens)
+    for batch in batches:
+        yield batch
+        done += batch.num_answers
+        lines.advance(done)
 
 
 def score_by_position(

@@ -2,7 +2,6 @@
 
 import math
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal
@@ -14,8 +13,8 @@ from torch import nn
 from staircase_attention import files
 from staircase_attention.batches import Batch
 from staircase_attention.checks import input_error
-from staircase_attention.display import Display, Lines
-from staircase_attention.evaluation import Score, evaluate, title
+from staircase_attention.display import Display
+from staircase_attention.evaluation import Score, displayed, evaluate, title
 from staircase_attention.tasks import Lanes, lanes_of_process
 from staircase_attention.training.checkpoint import (
     WEIGHTS,
@@ -445,14 +444,3 @@ def score_split(
         precision=precision_of(recipe, device),
         carries_state=data.carries_state,
     )
-
-
-def displayed(batches: Iterator[Batch], num_tokens: int, display: Display) -> Iterator[Batch]:
-    """The same batches, and now and then a line of how far they are."""
-    lines, done = Lines(), 0
-    lines.say = display.say  # type: ignore[method-assign]
-    lines.begin("", done, num_tokens)
-    for batch in batches:
-        yield batch
-        done += batch.num_answers
-        lines.advance(done)
