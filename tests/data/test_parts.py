@@ -161,6 +161,19 @@ def test_a_part_that_cannot_be_prepared_is_refused(tmp_path, part, settings, rea
     assert not list(tmp_path.glob("c*"))
 
 
+def test_parts_without_a_split_are_refused_before_they_are_joined(tmp_path):
+    (tmp_path / "texts").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "texts" / f"{name}.txt").write_text("one")
+    made = [
+        prepare_text(tmp_path / "texts", tmp_path / "out", tokeniser="bytes", part=(number, 2))
+        for number in (1, 2)
+    ]
+    with pytest.raises(InputError, match=r"split valid must have tokens, .* 2 documents in all"):
+        join([part.folder for part in made], tmp_path / "out")
+    assert not list(tmp_path.glob("out*unfinished"))
+
+
 def test_several_inputs_are_no_parts(tmp_path):
     write_files(tmp_path / "raw", [["one"]], "w")
     source = TextSource(tmp_path / "raw")

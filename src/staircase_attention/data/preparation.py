@@ -177,9 +177,12 @@ def join(folders: Sequence[str | Path], folder: str | Path) -> Corpus:
     """
     parts = [Corpus.open(one) for one in folders]
     parts.sort(key=lambda one: _mark(one).get("number", 0))
-    plan = _joined_plan(parts)
+    plan, num_documents = _joined_plan(parts), Counter[str]()
     for part in parts:
         part.verify_files()
+        for name, split in part.manifest.splits.items():
+            num_documents[name] += split.num_documents
+    _check_splits(num_documents, plan.parameters["held_out"])
 
     def write(writer: CorpusWriter, _: Tokeniser) -> list[dict[str, int]]:
         skipped = Counter[str]()
@@ -360,34 +363,28 @@ def _describe(
         dtype=writer.dtype.name,
         splits=splits,
     )
-    if "part" in plan.parameters:
-        return manifest
-    found = [f"{what}: {n:,}" for source in sources for what, n in source.skipped.items()]
-    if not splits:
+    if not splits and "part" not in plan.parameters:
+        found = [f"{what}: {n:,}" for source in sources for what, n in source.skipped.items()]
         remedy = "name other files, or in `prepare` the field of their text with --text-field"
         if plan.kind == "reddit":
             remedy = "name Pushshift dumps of comments, such as RC_2019-07.zst"
         raise input_error("a corpus must have text", ", ".join(["none", *found]), remedy)
-    num_documents = {name: split.num_documents for name, split in splits.items()}
-    _check_splits(num_documents, plan.parameters["held_out"], found)
     return manifest
 
 
 def _check_documents(mixture: Mixture) -> None:
     """Refuse a mixture without documents for a split that was asked for."""
-    held_out = asdict(mixture.held_out)
-    num_documents, skipped = Counter[str](), list[dict[str, int]]()
+    held_out, num_documents = asdict(mixture.held_out), Counter[str]()
+    skipped: list[dict[str, int]] = []
     for piece, position in mixture.read(mixture.first_position()):
         skipped = mixture.skipped(position)
         if piece is not None:
             num_documents[piece.split] += piece.is_last
-            # Few documents are enough, except where there are no more.
-            if all(num_documents[name] for name in _wanted(held_out)):
+            # The beginning of a document is enough.
+            if num_documents.keys() >= {*_wanted(held_out)}:
                 return
-    # No documents at all are refused when all is read.
-    if num_documents:
-        found = [f"{what}: {n:,}" for source in skipped for what, n in source.items()]
-        _check_splits(num_documents, held_out, found)
+    found = [f"{what}: {n:,}" for source in skipped for what, n in source.items()]
+    _check_splits(num_documents, held_out, found)
 
 
 def _wanted(held_out: Mapping[str, float]) -> list[str]:
@@ -395,10 +392,10 @@ def _wanted(held_out: Mapping[str, float]) -> list[str]:
 
 
 def _check_splits(
-    num_documents: Mapping[str, int], held_out: Mapping[str, float], skipped: Sequence[str]
+    num_documents: Mapping[str, int], held_out: Mapping[str, float], skipped: Sequence[str] = ()
 ) -> None:
-    """Refuse a corpus without a split that was asked for; and say what was skipped."""
-    for name in _wanted(held_out):
+    """Refuse splits without documents. No documents at all are refused when all is read."""
+    for name in _wanted(held_out) if num_documents else ():
         if not num_documents.get(name):
             total = f"with {counted(sum(num_documents.values()), 'documents')} in all"
             received = ", ".join(["none", total, *skipped])
