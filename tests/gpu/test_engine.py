@@ -23,6 +23,7 @@ from staircase_attention import (
 )
 from staircase_attention.engine.capture import CapturedUpdates
 from staircase_attention.experiments import find_recipe
+from staircase_attention.experiments.results import read_lengths, score_lengths
 from staircase_attention.schedules import make_schedule
 from staircase_attention.training import FamilyModel, resume, train
 from staircase_attention.training.dataset import build_dataset
@@ -381,3 +382,12 @@ def test_a_resumed_run_under_graphs_equals_an_uninterrupted_one(
         train(recipe, tmp_path / "broken", progress=Interrupting(14))
     resume(tmp_path / "broken")
     assert final_bytes(tmp_path / "broken") == final_bytes(tmp_path / "whole")
+
+
+def test_the_length_of_training_has_the_score_of_the_result(tmp_path):
+    """The plain core has another one in bfloat16: it rounds attention scores."""
+    recipe = recipe_for(Ladder(num_passes=3, span=24), training__precision="bfloat16")
+    result = train(recipe, tmp_path)
+    length = recipe.task.options["length"]
+    score_lengths(tmp_path, [length])
+    assert read_lengths(tmp_path)[length].to_plain() == result.test
