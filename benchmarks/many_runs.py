@@ -1,12 +1,12 @@
 """Runs of many recipes side by side on one GPU, for a limited time.
 
-    python benchmarks/many_runs.py benchmarks/missing_runs.json random-walk --jobs 6 --seconds 1600
+    python benchmarks/many_runs.py benchmarks/missing_runs.json states --jobs 4 --seconds 1600
 
 A plan is a JSON file of parts. A part names groups, in the order in which they begin; long runs
 come first, so that none is left alone at the end:
 
-    {"random-walk": {"slow": {"recipes": ["random-walk-fast/feedback"], "first_seed": 2, "seeds": 1,
-                              "lengths": [400, 800], "overrides": {"training.num_lanes": 82}}}}
+    {"walks": {"slow": {"recipes": ["random-walk-fast/feedback"], "first_seed": 2, "seeds": 1,
+                     "lengths": [400, 800], "overrides": {"training.num_lanes": 82}}}}
 
 A group is what `staircase compare` does with these options, in OUTPUT/GROUP. After `--seconds` runs
 save themselves and stop; the same call resumes them. Every minute collect_runs.py writes what there
