@@ -19,7 +19,7 @@ PLAIN = {
     "describe transformer-xl span=4 --dtype int3": "--dtype must be one of float64, float32",
     "describe universal-transformer num_passes=2 span=4": "got",
     "describe transformer-xl span=4 --colour": "--colour",
-    "describe transformer-xl span=4 --width wide": "--width",
+    "describe transformer-xl span=4 --width wide": "'wide'",
     "climb": "climb",
     "recipes parity/stairs": "did you mean 'parity/staircase'?",
     "train parity/stairs": "did you mean 'parity/staircase'?",

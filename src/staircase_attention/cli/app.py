@@ -85,7 +85,9 @@ def run() -> None:
         if type(error).__name__ == "NoArgsIsHelpError":
             typer.echo(error.format_message(), err=True)
             sys.exit(USER_ERROR)
-        fail(error.format_message())
+        # Of a number that it could not read, typer's own error does not say what was typed.
+        read: Any = getattr(error.__cause__, "errors", list)()
+        fail(error.format_message() + "".join(f", got {one['input']!r}" for one in read))
     except (MemoryError, OverflowError):
         fail(NO_MEMORY)
     except typer.Abort:
