@@ -181,12 +181,14 @@ def test_the_shipped_text_model_scores_and_speaks_as_when_it_was_shipped(
     assert reply == "you: Do you like football?\nit:  I do. I do like the idea of the\n"
 
 
-def test_sample_echoes_the_prompt_unless_it_is_told_not_to(output_of, text_run):
+def test_sample_echoes_the_prompt_unless_it_is_told_not_to(output_of, text_run, monkeypatch):
     words = ("sample", text_run, "--max-tokens", 9, "--seed", 3)
     whole = output_of(*words, "--prompt", "it was")
     assert whole == "it was" + output_of(*words, "--prompt", "it was", "--no-echo")
     both = output_of(*words, "--prompt", "it was", "--prompt", "a")
     assert both.startswith(f"--- 0\n{whole}--- 1\na")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("it was\n"))
+    assert output_of(*words, "--prompt", "-") == whole
 
 
 def test_a_resumed_stream_accepts_no_other_settings(output_of, refused, text_run, tmp_path):

@@ -52,7 +52,9 @@ def sample(
     *,
     prompt: Annotated[
         list[str] | None,
-        typer.Option(metavar="TEXT", help="Text to continue; may be repeated for a batch."),
+        typer.Option(
+            metavar="TEXT", help="Text to continue, - for standard input; may be repeated."
+        ),
     ] = None,
     echo: Annotated[bool, typer.Option(help="Print the prompt before its continuation.")] = True,
     max_tokens: MaxTokens = 200,
@@ -97,7 +99,8 @@ def sample(
     if passes is not None or exit_rule is not None:
         model = arguments.with_exit(arguments.with_passes(language.model, passes), exit_rule)
         language = replace(language, model=model)
-    prompts = prompt or [""]
+    typed = prompt or [""]
+    prompts = [one if one != "-" else sys.stdin.read().removesuffix("\n") for one in typed]
     if resume is not None:
         stream = load_stream(resume, language.model, decode=language.decode)
         if not stream.waiting and set(stream.rows) <= set(stream.finished):
