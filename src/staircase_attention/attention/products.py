@@ -35,7 +35,7 @@ def attend(
             queries, keys, values, attn_mask=seen, dropout_p=dropout, enable_gqa=is_grouped
         )
     keys, values = (for_every_head(one, queries.shape[1]) for one in (keys, values))
-    # Half precision has 8 bits for a score: too few for a model that attends over a long span.
+    # bfloat16 has 8 bits for a score: too few for a model that attends over a long span.
     precise, kind = torch.promote_types(queries.dtype, torch.float32), queries.device.type
     # The meta device has no autocast.
     is_cast = torch.amp.is_autocast_available(kind)
