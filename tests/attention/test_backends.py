@@ -117,15 +117,17 @@ def test_dropout_drops_weights_and_keeps_their_expectation(function):
 
 
 @pytest.mark.parametrize("by_autocast", [False, True])
-def test_half_precision_does_not_round_scores(by_autocast):
-    """Keys that differ in the eighth bit of their scores, of which one has nearly all weight."""
+def test_bfloat16_does_not_round_scores(by_autocast):
+    """Keys whose scores differ in the ninth bit, so that one has most of the weight."""
     view = View(num_queries=1, num_keys=4, first_query=3, device=CPU)
-    dtype = torch.float32 if by_autocast else torch.bfloat16
-    queries = torch.full((1, 1, 1, 4), 40.0, dtype=dtype)
-    keys = torch.tensor([8.0, 8.0, 8.0, 7.9375], dtype=dtype).view(1, 1, 4, 1).expand(1, 1, 4, 4)
-    values = torch.eye(4, dtype=dtype)[None, None]
-    table = torch.tensor([0.0, 0.0, 0.03125, 0.0], dtype=dtype)[:, None].expand(4, 4)
-    with torch.autocast("cpu", torch.bfloat16, enabled=by_autocast):
+    half = torch.bfloat16
+    queries = torch.full((1, 1, 1, 4), 40.0, dtype=half)
+    keys = torch.tensor([8.0, 8.0, 8.0, 7.9375], dtype=half).view(1, 1, 4, 1).expand(1, 1, 4, 4)
+    values = torch.eye(4, dtype=half)[None, None]
+    # Under autocast weights are in float32, as is this table.
+    table = torch.tensor([0.0, 0.0, 0.03125, 0.0], dtype=torch.float32 if by_autocast else half)
+    table = table[:, None].expand(4, 4)
+    with torch.autocast("cpu", half, enabled=by_autocast):
         found = attend(queries, keys, values, table=table, view=view, dropout=0.0)
     wide = [one.double() for one in (queries, keys, values)]
     expected = reference.attend(*wide, table=table.double(), view=view, dropout=0.0)

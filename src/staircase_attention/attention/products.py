@@ -6,7 +6,6 @@ cost no more than a copy and nothing is scattered.
 """
 
 import math
-from contextlib import nullcontext
 
 import torch
 from jaxtyping import Float
@@ -34,24 +33,25 @@ def attend(
         return functional.scaled_dot_product_attention(
             queries, keys, values, attn_mask=seen, dropout_p=dropout, enable_gqa=is_grouped
         )
+    if queries.dtype.itemsize < torch.float32.itemsize:
+        # bfloat16 has 8 bits for a score: too few for a model that attends over a long span.
+        with torch.autocast(queries.device.type, enabled=False):
+            wide = [one.float() for one in (queries, keys, values)]
+            table = table if table is None else table.float()
+            return attend(*wide, table=table, view=view, dropout=dropout).to(queries.dtype)
     keys, values = (for_every_head(one, queries.shape[1]) for one in (keys, values))
-    # bfloat16 has 8 bits for a score: too few for a model that attends over a long span.
-    precise, kind = torch.promote_types(queries.dtype, torch.float32), queries.device.type
-    # The meta device has no autocast.
-    is_cast = torch.amp.is_autocast_available(kind)
-    with torch.autocast(kind, enabled=False) if is_cast else nullcontext():
-        # Scaled here, once, queries scale both terms of the score.
-        queries = queries.to(precise) / math.sqrt(queries.shape[-1])
-        scores = torch.matmul(queries, keys.to(precise).transpose(-1, -2))
-        if table is not None:
-            # From the farthest distance to 0; those past the table have its last row.
-            vectors = table[: view.num_distances].flip(0).to(precise)
-            num_clipped = view.num_distances - len(vectors)
-            if num_clipped:
-                vectors = torch.cat([vectors[:1].expand(num_clipped, -1), vectors])
-            scores = scores + skew(queries @ vectors.T, view)
+    # Scaled here, once, queries scale both terms of the score.
+    queries = queries / math.sqrt(queries.shape[-1])
+    scores = torch.matmul(queries, keys.transpose(-1, -2))
+    if table is not None:
+        # From the farthest distance to 0; those past the table have its last row.
+        vectors = table[: view.num_distances].flip(0)
+        num_clipped = view.num_distances - len(vectors)
+        if num_clipped:
+            vectors = torch.cat([table[-1:].expand(num_clipped, -1), vectors])
+        scores = scores + skew(queries @ vectors.T, view)
     weights = functional.dropout(softmax_over_visible(scores, view), dropout)
-    return weights.to(values.dtype) @ values
+    return weights @ values
 
 
 def skew(
