@@ -385,7 +385,7 @@ def test_a_resumed_run_under_graphs_equals_an_uninterrupted_one(
 
 
 def test_the_length_of_training_has_the_score_of_the_result(tmp_path):
-    """The plain core has another one in bfloat16: it rounds attention scores."""
+    """Both are scored by the engine; the plain core rounds in other places."""
     recipe = recipe_for(Ladder(num_passes=3, span=24), training__precision="bfloat16")
     result = train(recipe, tmp_path)
     length = recipe.task.options["length"]

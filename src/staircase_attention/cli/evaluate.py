@@ -84,7 +84,7 @@ def evaluate(
     if lanes is not None:
         check_integer("--lanes", lanes, minimum=1, example=16)
     from staircase_attention.experiments.page import loss_by_position
-    from staircase_attention.generation.stepper import accelerate
+    from staircase_attention.generation.stepper import placed
     from staircase_attention.training.trainer import score_split
 
     shown = choose_display(has_bar=False)
@@ -115,8 +115,7 @@ def evaluate(
             sized = data
             if isinstance(data, training.TaskData) and size is not None:
                 sized = data.with_length(size)
-            model = models[depth].to(place)
-            accelerate(model)
+            model = placed(models[depth], place)
             one = replace(loaded, recipe=recipe, model=model)
             score = score_split(
                 model, sized, name, recipe=recipe, device=place, num_tokens=tokens, display=shown

@@ -19,7 +19,7 @@ from staircase_attention.experiments.estimate import lane_cost
 from staircase_attention.experiments.results import ERROR, LOSS, parse_lines, read_run, scores
 from staircase_attention.files import write_whole
 from staircase_attention.generation import SamplingConfig, TokenStream, stream_text
-from staircase_attention.generation.stepper import accelerate
+from staircase_attention.generation.stepper import placed
 from staircase_attention.inspect import Place as LensPlace
 from staircase_attention.inspect import inspect, lens, lens_figure
 from staircase_attention.models import SequenceModel
@@ -91,8 +91,7 @@ def write_page(run: Path, *, device: str | None = None) -> Path:
     from staircase_attention.experiments.figures import Curve, image, lines_figure
 
     folder, loaded = RunFolder(run), load_run(run, trust_code=True)
-    result, model = folder.read_result(), loaded.model.to(choose_device(device))
-    accelerate(model)
+    result, model = folder.read_result(), placed(loaded.model, choose_device(device))
     measure = ERROR if isinstance(loaded.data, TaskData) else LOSS
     named = f"{loaded.recipe.name}, seed {loaded.recipe.seed}"
     lines = list(parse_lines(folder.read_metrics()))

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from staircase_attention.evaluation import Score
 from staircase_attention.experiments.paper import PaperResult, Spread, paper_tables
 from staircase_attention.files import as_written, opened, parse_json, read_json, read_summed
-from staircase_attention.generation.stepper import accelerate
+from staircase_attention.generation.stepper import placed
 from staircase_attention.plain import convert, from_plain
 from staircase_attention.schedules import PaperRow
 from staircase_attention.training import RunFolder, RunResult, TaskData, choose_device, load_run
@@ -338,8 +338,7 @@ def score_lengths(run: Path, lengths: Sequence[int]) -> None:
     """Score a run's best weights on test episodes of these lengths."""
     loaded, device, scores = load_run(run), choose_device(), read_lengths(run)
     assert isinstance(loaded.data, TaskData), "checked before the run"
-    model = loaded.model.to(device)
-    accelerate(model)
+    model = placed(loaded.model, device)
     for length in lengths:
         data = loaded.data.with_length(length)
         scores[length] = score_split(model, data, "test", recipe=loaded.recipe, device=device)

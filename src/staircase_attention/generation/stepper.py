@@ -64,6 +64,12 @@ def accelerate(model: Model) -> bool:
     return is_faster
 
 
+def placed(model: Model, device: torch.device) -> Model:
+    """The model on a device, run by the engine where that is faster."""
+    accelerate(model.to(device))
+    return model
+
+
 class Stepper:
     """A model with its state, for tokens that come one by one.
 
