@@ -44,6 +44,8 @@ def main() -> None:
     drawn = []
     for name, labelled in found.items():
         label, runs = [*labelled.items()][-1]
+        if len({run.seed for run in runs}) < len(runs):
+            raise SystemExit(f"{label}: each seed counts once; name each file once")
         drawn.append(replace(rows[name], label=label, runs=tuple(runs)))
     drawn.sort(key=lambda row: [*rows].index(row.name))
     figures = {

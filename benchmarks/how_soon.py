@@ -4,7 +4,7 @@
     python benchmarks/how_soon.py table random-walk algorithm permutations RUNS.json
     python benchmarks/how_soon.py figure docs/figures/how-soon.png RUNS.json
 
-`random-walk`, `algorithm` and `permutations` are full-size runs whose curves are in `results`;
+`random-walk`, `algorithm` and `permutations` are all full-size runs whose curves are in `results`;
 `table` also takes other files of collect_runs.py. Their episodes grow in stages. At the length of a
 stage the first 50 updates within the stage count whose mean training error is at most 1%; at full
 length, also the first such validation, of which there is one every 500 updates. Tokens are counted
@@ -16,6 +16,7 @@ several exact lengths, so that one run has a number for every length. Finished r
 """
 
 import argparse
+import re
 import sys
 from collections.abc import Iterator
 from itertools import groupby
@@ -26,7 +27,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator
 
-from staircase_attention.experiments.comparisons import model_name
+from staircase_attention.experiments.comparisons import model_name, table_rows
 from staircase_attention.experiments.figures import FAMILIES, GREY, LIGHT_GREY, save
 from staircase_attention.experiments.suite import SMALL, suite_recipes
 from staircase_attention.files import read_json, write_json
@@ -84,24 +85,57 @@ def main() -> None:
 
 def read(source: str) -> dict[str, dict[str, Times]]:
     """By task and run, when each length was solved; of a full-size task, or of a file."""
-    data = read_json(path_of(source) if source in FULL_SIZE else Path(source))
     found: dict[str, dict[str, Times]] = {}
-    # Of `collect_runs.py`: runs that were stopped early are left out.
-    for label, run in () if "runs" in data else data.items():
-        task = run["recipe"]["task"]["reference"]
-        if run["result"]:
-            found.setdefault(task, {})[label] = staged(run, MOST_TOKENS[task])
-    for label, run in data.get("runs", {}).items():
-        task, _, model = label.partition(", ")
-        found.setdefault(task, {})[model] = {
-            int(length): [first_solved(zip(run["tokens"], errors, strict=True))]
-            for length, errors in run["errors"].items()
-        }
+    for path in paths_of(source):
+        data = read_json(path)
+        for label, run in data.get("runs", data).items():
+            if "errors" in run:
+                task, _, name = label.partition(", ")
+                times: Times = {
+                    int(length): [first_solved(zip(run["tokens"], errors, strict=True))]
+                    for length, errors in run["errors"].items()
+                }
+            elif run["result"] and "train" in run:
+                task = run["recipe"]["task"]["reference"]
+                name, times = full_size_name(run["recipe"]), staged(run, MOST_TOKENS[task])
+            else:
+                # Stopped early, or without the curve of its training errors.
+                continue
+            found.setdefault(task, {})[name] = times
+    # Seeds of a model follow each other, whichever file they are from.
+    for task, runs in found.items():
+        models = list(dict.fromkeys(map(model_of, runs)))
+        order = sorted(runs, key=lambda name: (models.index(model_of(name)), name))
+        found[task] = {name: runs[name] for name in order}
     return found
 
 
-def path_of(task: str) -> Path:
-    """The latest curves of a full-size task."""
+def model_of(run: str) -> str:
+    """The name of a run without its seed."""
+    return run.partition(", seed")[0]
+
+
+def full_size_name(recipe: dict[str, Any]) -> str:
+    """Model and seed; training within single episodes is another model's row."""
+    table, _, name = recipe["name"].partition("/")
+    [row] = [row for row in table_rows(table) if row.name == name]
+    words = [row.model, *(word.upper() for word in re.findall(r"\b[nc]?\d+", name))]
+    if recipe["training"]["segment_length"] != row.recipe.training.segment_length:
+        words.append("within an episode")
+    return f"{' '.join(words)}, seed {recipe['seed']}"
+
+
+def paths_of(source: str) -> list[Path]:
+    """A file, or all curves of a full-size task, those of the paper's rows first."""
+    if source not in FULL_SIZE:
+        return [Path(source)]
+    results = Path(__file__).parent / "results"
+    others = (results.glob(f"*-{source}-{kind}.json") for kind in ("global", "second-seeds"))
+    return [first_curves(source), *(path for paths in others for path in sorted(paths))]
+
+
+def first_curves(task: str) -> Path:
+    """The latest curves of the rows of a full-size task."""
     return max((Path(__file__).parent / "results").glob(f"*-{task}-fast-training.json"))
 
 
@@ -121,10 +155,16 @@ def staged(run: dict[str, Any], most_tokens: int) -> Times:
     per_update = training["num_lanes"] * training["segment_length"]
 
     def points(kind: str) -> Iterator[tuple[int, int, float]]:
-        """Update, tokens and error. A rollback repeats updates, and lines count them."""
-        rows = run[kind]["rows"]
-        for number, (update, error, *_) in enumerate(rows, start=1):
-            yield update, number * rows[0][0] * per_update, error
+        """Update, tokens and error. Updates that a rollback undid count."""
+        place, last, undone = run[kind]["columns"].index("error"), 0, 0
+        rollbacks = [one for one in run.get("events", ()) if one["kind"] == "rollback"]
+        for update, *row in run[kind]["rows"]:
+            while rollbacks and not last < update <= rollbacks[0]["from_update"]:
+                event = rollbacks.pop(0)
+                undone += event["from_update"] - event["update"]
+                last = event["update"]
+            yield update, (update + undone) * per_update, row[place - 1]
+            last = update
 
     times: Times = {}
     stages = sorted(points("train"), key=lambda one: growth.longest(one[0] - 1) or most_tokens)
@@ -144,7 +184,7 @@ def table(task: str, runs: dict[str, Times]) -> Iterator[str]:
     headings = [f"{length}, valid" if place else str(length) for length, place in columns]
     yield f"| {task}: tokens until 99% right at | " + " | ".join(headings) + " |"
     yield "|---|" + "---|" * len(columns)
-    for model, seeds in groupby(runs.items(), key=lambda one: one[0].partition(", seed")[0]):
+    for model, seeds in groupby(runs.items(), key=lambda one: model_of(one[0])):
         times = [one for _, one in seeds]
         cells = [", ".join(shown(one[length][place]) for one in times) for length, place in columns]
         yield f"| {model} | " + " | ".join(cells) + " |"
@@ -215,7 +255,7 @@ def draw(tasks: dict[str, dict[str, Times]]) -> Figure:
 
 def stage_starts(task: str) -> list[int]:
     """Tokens after the first 50 updates of every stage."""
-    run = next(iter(read_json(path_of(task)).values()))
+    run = next(iter(read_json(first_curves(task)).values()))
     training = run["recipe"]["training"]
     growth = Growth(**training["growth"])
     per_update = training["num_lanes"] * training["segment_length"]
