@@ -4,6 +4,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from statistics import fmean
 
 from rich import progress
 from rich.console import Console, RenderableType
@@ -75,6 +76,8 @@ def words(facts: dict[str, float]) -> str:
 def sketch(losses: Mapping[int, float], *, width: int = 60, height: int = 6) -> str:
     """Losses by update as bars, the mean of all in a column, from the lowest to the highest.
 
+    A column without losses repeats the one before it.
+
     >>> print(sketch({1: 4.0, 2: 3.0, 3: 2.0, 4: 0.0}, width=4, height=2))
     4.0000 █▄▁
     0.0000 ███▁
@@ -84,7 +87,9 @@ def sketch(losses: Mapping[int, float], *, width: int = 60, height: int = 6) -> 
     columns = defaultdict[int, list[float]](list)
     for update, loss in losses.items():
         columns[(update - first) * (width - 1) // max(last - first, 1)].append(loss)
-    means = [sum(columns[number]) / len(columns[number]) for number in sorted(columns)]
+    means: list[float] = []
+    for number in range(width):
+        means.append(fmean(columns[number]) if number in columns else means[-1])
     low, high = min(means), max(means)
     levels = [1 + round((mean - low) / ((high - low) or 1) * (8 * height - 1)) for mean in means]
     labels = {height - 1: f"{high:.4f}", 0: f"{low:.4f}"}
@@ -92,8 +97,8 @@ def sketch(losses: Mapping[int, float], *, width: int = 60, height: int = 6) -> 
     for row in reversed(range(height)):
         bars = "".join(BLOCKS[min(max(level - 8 * row, 0), 8)] for level in levels)
         lines.append(f"{labels.get(row, ''):>{margin}} {bars}".rstrip())
-    begin, end = f"{first:,} ", f"{last:,}"
-    return "\n".join([*lines, f"{'':{margin}} {begin:<{len(levels) - len(end)}}{end}"])
+    begin = f"{first:,} "
+    return "\n".join([*lines, f"{'':{margin}} {begin}{f'{last:,}'.rjust(width - len(begin))}"])
 
 
 class CurveProgress(progress.Progress):

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from commands import call
-from staircase_attention.display import Terminal
+from staircase_attention.display import Terminal, sketch
 
 TINY = ("training.num_updates=4", "training.log_every=2", "training.evaluate_every=4")
 
@@ -91,3 +91,10 @@ def test_a_terminal_shows_the_curve_below_the_bar():
     text = console.export_text()
     assert "100/100" in text
     assert "██▄▁" in text
+
+
+def test_a_curve_of_few_late_losses_has_its_updates_where_they_belong():
+    *bars, updates = sketch({1_000: 3.0, 1_200: 2.0, 2_000: 1.0}, width=21, height=2).split("\n")
+    assert bars == ["3.0000 ████▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁", "1.0000 ████████████████████▁"]
+    assert updates == "       1,000           2,000"
+    assert sketch({1_000: 2.0, 2_000: 1.0}, width=2, height=1).endswith("1,000 2,000")
