@@ -283,9 +283,10 @@ def _spread(spread: Spread | None, digits: int) -> str:
 
 def short(count: int) -> str:
     """A large number with three digits, as 3.28G, 65.5k or 12."""
+    rounded = float(f"{count:.3g}")
     for letter, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
-        if count >= size:
-            return f"{count / size:.3g}{letter}"
+        if rounded >= size:
+            return f"{rounded / size:.3g}{letter}"
     return str(count)
 
 
