@@ -125,6 +125,21 @@ def test_parts_of_an_update_keep_a_depth_each(tmp_path):
             torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("num_lanes", [2, 3])
+def test_micro_batches_of_drawn_passes_make_the_update_of_all_lanes(num_lanes):
+    """A process may have a number of lanes that micro-batches cannot share equally."""
+    changes = DRAWN | {"model__core__dropout": 0.0, "model__schedule": LADDER}
+    parted, data = learner_of(small_recipe(**changes, training__num_micro_batches=2))
+    whole, _ = learner_of(small_recipe(**changes))
+    whole.model.load_state_dict(parted.model.state_dict())
+    for depth, batch in zip((3, 1, 3), batches_of(data, 3), strict=True):
+        common = {"lanes": range(num_lanes), "rate": 0.0, "wants_stop": False}
+        one, other = (each.update(batch, **common, num_passes=depth) for each in (parted, whole))
+        assert one.loss == pytest.approx(other.loss, rel=1e-12)
+        assert one.gradient_norm == pytest.approx(other.gradient_norm, rel=1e-9)
+    assert [state.batch_size for state in parted.states] == [-(-num_lanes // 2), num_lanes // 2]
+
+
 @pytest.mark.parametrize("core", [{}, {"num_coda_layers": 1, "num_prelude_layers": 1}])
 @pytest.mark.parametrize(("loss_after", "cut"), [("every", None), ("every", 2), ("ends", None)])
 def test_a_loss_at_every_pass_is_the_mean_over_models_of_so_many(core, loss_after, cut):

@@ -284,7 +284,7 @@ class Learner:
         share = 1 / max(1, batch.num_answers)
         numbers = np.array([share, rate, wants_stop], dtype=np.float64)
         inputs = tuple(self._on_device(part) for part in (own.inputs, own.targets, numbers))
-        self._convert_states(num_passes, len(lanes) // len(self.states))
+        self._convert_states(num_passes, lanes)
         with torch.cuda.device_of(inputs[0]):  # type: ignore[no-untyped-call]
             results, self.states = self.step(inputs, self.states)
         # CUDA graphs change weights without PyTorch's notice; this invalidates cached copies.
@@ -304,9 +304,12 @@ class Learner:
             wants_stop=stops > 0,
         )
 
-    def _convert_states(self, num_passes: int | None, num_rows: int) -> None:
+    def _convert_states(self, num_passes: int | None, lanes: range) -> None:
         """Let the state of each micro-batch be one of as many passes as it is to make."""
-        for part, (state, own) in enumerate(zip(self.states, self.passes, strict=True)):
+        # As `_step` cuts a batch: where lanes cannot be shared equally, the first have one more.
+        rows = map(len, np.array_split(lanes, len(self.states)))
+        parts = zip(self.states, self.passes, rows, strict=True)
+        for part, (state, own, num_rows) in enumerate(parts):
             if number := num_passes or own:
                 assert isinstance(self.model, SequenceModel)
                 model = self.model.with_schedule(self.model.schedule.with_passes(number))
