@@ -53,3 +53,6 @@ def test_no_tokens_change_nothing(model):
     logits, after = model(tokens[:, :0], state)
     assert logits.shape == (2, 0, 5)
     assert after is state
+    logits, before = model(tokens[:, :0])
+    assert logits.shape == (2, 0, 5)
+    torch.testing.assert_close(model(tokens, before)[0], model(tokens)[0], rtol=0, atol=0)

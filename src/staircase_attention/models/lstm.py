@@ -81,8 +81,8 @@ class LSTMSequenceModel(nn.Module):
         if state is not None:
             self._check_state(state, tokens)
         # PyTorch's LSTM refuses sequences without tokens.
-        if tokens.shape[1] == 0 and state is not None:
-            return self.output(self.embedding(tokens)), state
+        if tokens.shape[1] == 0:
+            return self.output(self.embedding(tokens)), state or self.initial_state(len(tokens))
         before = None if state is None else (state.hidden, state.cell)
         hidden, (last_hidden, last_cell) = self.lstm(self.embedding(tokens), before)
         logits = self.output(functional.dropout(hidden, self.dropout, self.training))
