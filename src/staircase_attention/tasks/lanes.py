@@ -113,7 +113,10 @@ class Lanes:
 
     def batch(self, position: Position) -> tuple[Batch, Position]:
         """The batch at a position, and the position after it."""
-        self._check(position)
+        if not len(position.episodes) == len(position.offsets) == self.num_lanes:
+            rule = f"a position must have {self.num_lanes} lanes, as its Lanes have"
+            remedy = "resume with the num_lanes that the position was saved with"
+            raise input_error(rule, len(position.episodes), remedy)
         # All [lanes]: episode and offset within it, and tokens of the segment that are filled.
         number, offset = np.array(position.episodes), np.array(position.offsets)
         filled = np.zeros(self.num_lanes, dtype=np.int64)
@@ -151,19 +154,12 @@ class Lanes:
 
     def restarted(self, position: Position) -> Position:
         """Every lane at the first token of an episode: the next one, if it is inside one."""
-        self._check(position)
         pairs = zip(position.episodes, position.offsets, strict=True)
         return replace(
             position,
             episodes=tuple(number + self.num_lanes * (offset > 0) for number, offset in pairs),
             offsets=(0,) * self.num_lanes,
         )
-
-    def _check(self, position: Position) -> None:
-        if not len(position.episodes) == len(position.offsets) == self.num_lanes:
-            rule = f"a position must have {self.num_lanes} lanes, as its Lanes have"
-            remedy = "resume with the num_lanes that the position was saved at"
-            raise input_error(rule, len(position.episodes), remedy)
 
 
 def evaluation_batches(
