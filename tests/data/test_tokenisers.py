@@ -232,6 +232,19 @@ def test_added_tokens_come_back_as_they_are(tmp_path):
     assert tokeniser.end_symbol == 349
 
 
+@pytest.mark.parametrize("tokenizer", [byte_level(), word_level()])
+def test_numbers_that_a_vocabulary_leaves_out_have_no_text(tokenizer, tmp_path):
+    plan = json.loads(tokenizer.to_str())
+    vocabulary = plan["model"]["vocab"]
+    last = max(vocabulary, key=vocabulary.get)
+    hole, vocabulary[last] = vocabulary[last], 900
+    (tmp_path / "tokenizer.json").write_text(json.dumps(plan))
+    tokeniser = from_tokenizer_json(tmp_path / "tokenizer.json")
+    whole, holed = (np.array(one, dtype=np.uint32) for one in ([1, 900], [hole, 1, 899, 900, 898]))
+    assert tokeniser.decode(holed) == tokeniser.decode(whole) != b""
+    assert [tokeniser.decode(holed[:1]), tokeniser.decode(holed[2:3])] == [b"", b""]
+
+
 def test_an_end_symbol_is_a_known_one_or_new(tmp_path):
     tokeniser = from_tokenizer_json(saved(word_level(), tmp_path))
     assert (tokeniser.name, tokeniser.end_symbol, tokeniser.vocab_size) == ("words-4", 3, 4)

@@ -159,10 +159,10 @@ class BytePairTokeniser:
         return encoded
 
     def decode(self, tokens: Tokens) -> bytes:
-        """The text of some tokens."""
+        """The text of some tokens; numbers that the vocabulary leaves out have none."""
         kept = tokens[tokens != self.end_symbol].tolist()
         if self.is_lossless:
-            return b"".join(map(self._bytes_of_token.__getitem__, kept))
+            return b"".join(self._bytes_of_token.get(number, b"") for number in kept)
         return self._tokenizer.decode(kept, skip_special_tokens=False).encode()
 
     def save(self, folder: Path) -> None:
