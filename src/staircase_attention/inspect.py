@@ -209,9 +209,9 @@ class Inspection:
         """What `read` finds in a step, [rows, ..., tokens, size], for all tokens of the call."""
         number = layer if layer >= 0 else layer + sum(other == at for other, _ in self.cells)
         if (at, number) not in self.cells:
-            known = ", ".join(map(str, dict(self.cells).items()))
-            rule = f"passes, each with the number of its last layer, are {known}"
-            raise input_error(rule, (at, layer), "use one of them")
+            known = ", ".join(f"{one} (0 to {last})" for one, last in dict([*self.cells]).items())
+            rule = f"passes, each with its layers, are {known}"
+            raise input_error(rule, f"layer {layer} of pass {at}", "use one of them")
         found: dict[tuple[int, ...], list[Tensor]] = {}
         # In either order of steps, the cells of a pass are in order of time.
         for seen in self.cells[at, number]:
