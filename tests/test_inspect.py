@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from building import EXACT, SCHEDULES, build, example_models, models, name_of, random_tokens, tokens
 from oracle import oracle_logits
 from staircase_attention import CoreConfig, Ladder, Staircase
+from staircase_attention.experiments.figures import save
 from staircase_attention.inspect import inspect, lens, lens_figure, lens_table
 
 each_model = pytest.mark.parametrize("model", example_models(), ids=name_of)
@@ -122,8 +123,18 @@ def test_the_lens_has_every_pass_of_every_token():
     assert [len(axes.texts) for axes in lens_figure(places, title="x").axes[:2]] == [96, 24]
 
 
+def test_dollar_signs_in_a_picture_of_the_lens_are_tokens_and_no_formulas(tmp_path):
+    words = ["$\\bad$", "a$", "$b"]
+    places = lens([torch.zeros(1, 3, 3)] * 2, words, [0, 1, None], words)
+    figure = lens_figure(places, title="x")
+    save(figure, tmp_path / "lens.png")
+    [axes] = figure.axes[:1]
+    assert not any(one.get_parse_math() for one in [*axes.texts, *axes.get_xticklabels()])
+
+
 @pytest.mark.parametrize("at", [(0, 0), (4, 0), (1, 2), (1, -3), ("coda", 0), ("cached", 0)])
 def test_what_a_model_does_not_have_is_refused_in_one_line(at):
     seen = inspect(build(Staircase(chunk_size=3, num_passes=3)), random_tokens(1, 5))
-    with pytest.raises(ValueError, match=r"^passes, each .* got .*; use one of them$"):
+    known = r"1 \(0 to 1\), 2 \(0 to 1\), 3 \(0 to 1\)"
+    with pytest.raises(ValueError, match=rf"are {known}, got layer .*; use one of them$"):
         seen.hidden(*at)

@@ -294,8 +294,11 @@ def lens_figure(places: Sequence[Place], *, title: str) -> "Figure":
         for at, place in enumerate(band):
             for number, [(word, _), *_] in enumerate(place.likeliest):
                 colour = "white" if chances[number, at] > DARK else "#1a1a1a"
-                axes.text(at, number, word, ha="center", va="center", fontsize=9, color=colour)
-        axes.set_xticks(range(len(band)), [f"{one.token}\n{one.answer or ''}" for one in band])
+                style = {"ha": "center", "va": "center", "fontsize": 9, "color": colour}
+                axes.text(at, number, word, style, parse_math=False)
+        # A dollar sign is a token, not the beginning of a formula.
+        labels = [f"{one.token}\n{one.answer or ''}" for one in band]
+        axes.set_xticks(range(len(band)), labels, parse_math=False)
         axes.set_yticks(range(num_passes), [f"pass {number + 1}" for number in range(num_passes)])
         axes.set_xlim(-0.5, len(bands[0]) - 0.5)
         axes.tick_params(length=0)
