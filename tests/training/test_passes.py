@@ -213,6 +213,11 @@ def test_a_run_of_many_depths_is_scored_at_its_schedule_and_loads(tmp_path):
             r"choices are for kind = list or parts, .* got \[\] with list",
         ),
         ({"training__passes": {"kind": "parts", "choices": [1, 2]}}, r"must be 1 numbers, .* got"),
+        ({"training__passes__deviation": 1e200}, "of at least 0 and of at most 10, got 1e"),
+        (
+            {"training__passes__mean": 1e30},
+            r"mean must be a number over 1 and of at most 1024, got 1e\+30",
+        ),
         ({"training__passes__choices": [2]}, r"got \[2\] with fixed"),
         ({"training__passes__kind": "rare"}, "training.passes.kind must be"),
         (

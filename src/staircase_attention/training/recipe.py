@@ -141,9 +141,9 @@ class PassesConfig:
     most: int = field(default=8, metadata={"maximum": MOST_PASSES})
     choices: tuple[int, ...] = ()
     """A number that is repeated is drawn more often."""
-    mean: float = field(default=4.0, metadata={"above": 1})
+    mean: float = field(default=4.0, metadata={"above": 1, "maximum": MOST_PASSES})
     """Of a Poisson draw, before it is cut to `least` and `most`."""
-    deviation: float = field(default=0.5, metadata={"minimum": 0})
+    deviation: float = field(default=0.5, metadata={"minimum": 0, "maximum": 10})
     """Standard deviation of the logarithm of a Poisson draw's rate."""
     growth_part: float = field(default=0.0, metadata={"maximum": 1})
     """The first part of the updates, in which the largest number, or the mean, grows from least."""
