@@ -30,7 +30,7 @@ from staircase_attention import (
     save_state,
 )
 from staircase_attention.layers import Block, KeysValues
-from staircase_attention.models import measure_cost
+from staircase_attention.models import measure_cost, with_exits
 from staircase_attention.references import load_reference
 
 FILE = Path(__file__).parents[1] / "examples" / "blocks.py"
@@ -193,3 +193,9 @@ def test_a_state_of_other_blocks_is_refused():
 
 def test_the_file_is_one_that_a_user_could_write():
     assert len(FILE.read_text().splitlines()) <= 60
+
+
+def test_exits_are_refused_in_one_line():
+    _, core = cores(EXAMPLES["ladder"])
+    with pytest.raises(ValueError, match="built-in layers, got custom blocks; leave"):
+        with_exits(build(EXAMPLES["ladder"], core), "change", 0.5)

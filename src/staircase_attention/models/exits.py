@@ -43,6 +43,8 @@ def with_exits(model: SequenceModel, rule: Rule, threshold: float) -> SequenceMo
     is_ladder = getattr(schedule, "name", "") in ("ladder", "universal-transformer")
     if not is_ladder or getattr(schedule, "order", "ABAB") != "ABAB":
         raise input_error("exits are for Ladders in the order ABAB", schedule, "leave it out")
+    if model.memory_shapes:
+        raise input_error("exits are for built-in layers", "custom blocks", "leave them out")
     if rule == "confidence" and model.config.num_coda_layers:
         remedy = "use the rule change"
         raise input_error("confidence needs a core without a coda", model.config, remedy)
