@@ -3,6 +3,7 @@
 import html
 import io
 import json
+import math
 import re
 import runpy
 from dataclasses import replace
@@ -15,6 +16,7 @@ from small_corpora import SOME, text_of, write_lines
 
 from staircase_attention.data import prepare_text
 from staircase_attention.experiments import find_recipe, reproduce, results, table_rows
+from staircase_attention.experiments.figures import curve_figure, image
 from staircase_attention.experiments.paper import Spread
 from staircase_attention.experiments.report import (
     orders,
@@ -288,6 +290,18 @@ def test_the_training_error_is_that_of_the_last_updates_that_count(tmp_path):
     lines.append({"kind": "rollback", "update": 960})
     lines += errors("train", (970, 0.02), (1000, 0.02)) + errors("valid", (1000, 0.5))
     assert read_lines(tmp_path, lines).train == pytest.approx((4 + 2 + 2) / 3)
+
+
+def test_a_validation_score_that_is_not_finite_is_a_gap_in_the_curve(tmp_path):
+    record = read_lines(tmp_path, errors("valid", (10, 0.5), (20, None), (30, 0.4), (40, None)))
+    assert [update for update, _ in record.curve] == [10, 20, 30, 40]
+    assert [math.isnan(score) for _, score in record.curve] == [False, True, False, True]
+    assert record.seconds_to(45.0) is None
+    row = replace(table_rows("algorithm")[0], runs=(record, replace(record, seed=1)))
+    figure = curve_figure([row], "updates")
+    [label] = figure.axes[0].get_legend().get_texts()
+    assert label.get_text().endswith(": nan%")
+    assert image(figure, "x")
 
 
 def test_times_are_those_of_the_way_that_led_to_the_result(tmp_path):

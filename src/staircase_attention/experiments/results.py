@@ -56,8 +56,9 @@ class Measure:
     """Decimals of the paper's."""
 
     def of(self, score: Mapping[str, Any]) -> float:
-        """The number."""
-        return self.scale * float(score[self.key])
+        """The number; NaN where it was not finite, which metrics write as null."""
+        value = score[self.key]
+        return self.scale * float("nan" if value is None else value)
 
 
 ERROR = Measure(key="error", unit="error %", scale=100, digits=2, paper_digits=1)
