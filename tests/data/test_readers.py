@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import sys
 import tarfile
 from dataclasses import asdict
@@ -106,9 +107,25 @@ def test_parquet_gives_one_column_which_must_be_there(tmp_path):
     make_parquet(path, {"content": ["x"]}, 1)
     with pytest.raises(InputError, match=r"the column 'text' of .*, got 'content'; name its"):
         TextSource(path)
-    path.write_bytes(b"PAR1 and no more")
-    with pytest.raises(InputError, match=r"a \.parquet file must be whole"):
-        TextSource(path)
+
+
+def test_a_damaged_parquet_file_is_refused_or_read_up_to_the_damage(tmp_path):
+    texts = [text_of(number) for number in range(200)]
+    path = make_parquet(tmp_path / "a.parquet", {"text": texts}, 70)
+    content = path.read_bytes()
+    # In the last of three groups of rows.
+    at = len(content) * 2 // 3
+    overwritten = content[:at] + bytes(400) + content[at + 400 :]
+    for damaged, num_rows in ((overwritten, 128), (content[:-9], 0), (b"PAR1 and no more", 0)):
+        path.write_bytes(damaged)
+        lost = f"; what follows row {num_rows} is lost)"
+        with pytest.raises(InputError, match=re.escape(f"{lost}; fetch it again, leave it out")):
+            whole_documents(TextSource(path))
+        source = TextSource(path, options=DAMAGED)
+        assert whole_documents(source) == [text.encode() for text in texts[:num_rows]]
+        [what] = skipped_by(source)
+        assert what.startswith("damage (")
+        assert what.endswith(f"{lost} in a.parquet")
 
 
 def test_members_of_an_archive_are_documents(tmp_path, small_blocks):

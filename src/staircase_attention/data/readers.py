@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Literal
 
-from staircase_attention.checks import check_fields, import_extra, input_error
+from staircase_attention.checks import InputError, check_fields, import_extra, input_error
 from staircase_attention.data import compression
 from staircase_attention.data.documents import LONGEST_PIECE, Cursor, Document, pieces
 
@@ -277,25 +277,29 @@ def _flattened(value: object, separators: tuple[str, ...] = ("\n", ": ")) -> str
 
 
 def _rows(path: Path, options: ReadingOptions) -> Iterator[tuple[Document | str, int]]:
-    """The values of the text column."""
+    """The values of the text column; the last may be the file's damage."""
     parquet = import_extra("pyarrow.parquet", needed_for="a .parquet file")
+    num_bytes, num_rows = path.stat().st_size, 0
     try:
-        file = parquet.ParquetFile(path, buffer_size=PARQUET_BUFFER, pre_buffer=False)
-    except (OSError, ValueError) as error:
-        rule, received = "a .parquet file must be whole", f"{path} ({error})"
-        raise input_error(rule, received, "fetch it again, or leave it out") from error
-    with file:
-        if options.text_field not in file.schema_arrow.names:
-            rule = f"the text must be in the column {options.text_field!r} of {path}"
-            received = ", ".join(map(repr, file.schema_arrow.names))
-            raise input_error(rule, received, "name its column with text_field")
-        bytes_each = path.stat().st_size / max(file.metadata.num_rows, 1)
-        num_rows = 0
-        for batch in file.iter_batches(PARQUET_ROWS, columns=[options.text_field]):
-            for text in map(_flattened, batch.column(0).to_pylist()):
-                num_rows += 1
-                document = "rows without text" if text is None else Document(text=text)
-                yield document, int(bytes_each * num_rows)
+        with parquet.ParquetFile(path, buffer_size=PARQUET_BUFFER, pre_buffer=False) as file:
+            if options.text_field not in file.schema_arrow.names:
+                rule = f"the text must be in the column {options.text_field!r} of {path}"
+                received = ", ".join(map(repr, file.schema_arrow.names))
+                raise input_error(rule, received, "name its column with text_field")
+            bytes_each = num_bytes / max(file.metadata.num_rows, 1)
+            for batch in file.iter_batches(PARQUET_ROWS, columns=[options.text_field]):
+                for text in map(_flattened, batch.column(0).to_pylist()):
+                    num_rows += 1
+                    document = "rows without text" if text is None else Document(text=text)
+                    yield document, int(bytes_each * num_rows)
+    except (*compression.DAMAGE, ValueError) as error:
+        # The column is not there; or the system failed, not the file.
+        if isinstance(error, InputError) or getattr(error, "errno", None) is not None:
+            raise
+        why = f"{error}; what follows row {num_rows:,} is lost"
+        if not options.allow_damaged:
+            raise compression.DamagedFileError(path, why) from error
+        yield f"damage ({why})", num_bytes
 
 
 def _members(file: compression.DecompressedFile) -> Iterator[Document | str]:
