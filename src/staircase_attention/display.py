@@ -87,9 +87,7 @@ def sketch(losses: Mapping[int, float], *, width: int = 60, height: int = 6) -> 
     columns = defaultdict[int, list[float]](list)
     for update, loss in losses.items():
         columns[(update - first) * (width - 1) // max(last - first, 1)].append(loss)
-    means: list[float] = []
-    for number in range(width):
-        means.append(fmean(columns[number]) if number in columns else means[-1])
+    means = [fmean(columns[max(at for at in columns if at <= one)]) for one in range(width)]
     low, high = min(means), max(means)
     levels = [1 + round((mean - low) / ((high - low) or 1) * (8 * height - 1)) for mean in means]
     labels = {height - 1: f"{high:.4f}", 0: f"{low:.4f}"}

@@ -20,8 +20,7 @@ from staircase_attention.experiments.results import ERROR, LOSS, parse_lines, re
 from staircase_attention.files import write_whole
 from staircase_attention.generation import SamplingConfig, TokenStream, stream_text
 from staircase_attention.generation.stepper import placed
-from staircase_attention.inspect import Place as LensPlace
-from staircase_attention.inspect import inspect, lens, lens_figure
+from staircase_attention.inspect import Place, inspect, lens, lens_figure
 from staircase_attention.models import SequenceModel
 from staircase_attention.training import FamilyModel, RunFolder, RunResult, choose_device
 from staircase_attention.training.dataset import Dataset, SplitName, TaskData
@@ -176,7 +175,7 @@ def loss_by_position(
     }
 
 
-def read_episode(loaded: LoadedRun, number: int) -> list[LensPlace]:
+def read_episode(loaded: LoadedRun, number: int) -> list[Place]:
     """What a model would say after each pass of a test episode."""
     data = loaded.data
     if not isinstance(data, TaskData):
@@ -189,7 +188,7 @@ def read_episode(loaded: LoadedRun, number: int) -> list[LensPlace]:
     return _lens(loaded.model, inputs.tolist(), words, answers, task.output_symbols)
 
 
-def read_text(language: LanguageModel, text: str) -> list[LensPlace]:
+def read_text(language: LanguageModel, text: str) -> list[Place]:
     """What a model would say after each pass of a text."""
     start = language.tokeniser.end_symbol
     tokens = ([] if start is None else [start]) + language.encode(text)
@@ -201,7 +200,7 @@ def read_text(language: LanguageModel, text: str) -> list[LensPlace]:
     return _lens(language.model, tokens, words, [*tokens[1:], None], names)
 
 
-def _lens(model: Model, tokens: list[int], *words: Sequence[Any]) -> list[LensPlace]:
+def _lens(model: Model, tokens: list[int], *words: Sequence[Any]) -> list[Place]:
     given = torch.tensor([tokens], device=model.output.weight.device)
     with torch.no_grad():
         if isinstance(model, SequenceModel):

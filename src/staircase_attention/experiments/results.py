@@ -57,8 +57,7 @@ class Measure:
 
     def of(self, score: Mapping[str, Any]) -> float:
         """The number; NaN where it was not finite, which metrics write as null."""
-        value = score[self.key]
-        return self.scale * float("nan" if value is None else value)
+        return self.scale * float("nan" if score[self.key] is None else score[self.key])
 
 
 ERROR = Measure(key="error", unit="error %", scale=100, digits=2, paper_digits=1)

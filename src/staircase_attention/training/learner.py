@@ -307,13 +307,12 @@ class Learner:
     def _convert_states(self, num_passes: int | None, lanes: range) -> None:
         """Let the state of each micro-batch be one of as many passes as it is to make."""
         # As `_step` cuts a batch: where lanes cannot be shared equally, the first have one more.
-        rows = map(len, np.array_split(lanes, len(self.states)))
-        parts = zip(self.states, self.passes, rows, strict=True)
-        for part, (state, own, num_rows) in enumerate(parts):
+        parts = zip(self.states, self.passes, np.array_split(lanes, len(self.states)), strict=True)
+        for part, (state, own, rows) in enumerate(parts):
             if number := num_passes or own:
                 assert isinstance(self.model, SequenceModel)
                 model = self.model.with_schedule(self.model.schedule.with_passes(number))
-                state = state if isinstance(state, State) else model.initial_state(num_rows)
+                state = state if isinstance(state, State) else model.initial_state(len(rows))
                 self.states[part] = at_depth(model, state)
 
     def _step(
