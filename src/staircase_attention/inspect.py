@@ -149,8 +149,8 @@ class Inspection:
         core, key_places = self.model.core, self.key_places
         positions = core.positions
         if self.model.memory_shapes or positions is None:
-            rule = "attention weights are those of the family's own layers"
-            raise input_error(rule, "blocks of your own", "use hooks of these blocks")
+            rule = "attention weights are those of built-in layers"
+            raise input_error(rule, "custom blocks", "use forward hooks")
 
         def weights(seen: Seen) -> Tensor:
             level, context = seen.trip.levels[seen.place], seen.trip.contexts[seen.place]

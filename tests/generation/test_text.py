@@ -146,6 +146,6 @@ def test_an_empty_text_needs_a_start_token():
 def test_a_decode_that_gives_no_bytes_is_refused():
     text = stream_text(lstm(), "a", max_tokens=3, encode=encode, decode=lambda ids: "a")
     for _ in range(2):
-        with pytest.raises(ValueError, match="into bytes, got str; for a tokeniser that gives"):
+        with pytest.raises(ValueError, match="into bytes, got str; if it gives text, pass"):
             next(text)
     assert text.num_made == 0

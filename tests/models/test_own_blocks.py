@@ -166,7 +166,7 @@ def core_of(**changes):
         (lambda: core_of(qk_norm=True), "must be one that .* takes, got qk_norm=True"),
         (lambda: core_of(num_key_value_heads=None), "num_key_value_heads of .* must be given"),
         (lambda: core_of(options={"colour": 3}), "options of .*Modern must be among"),
-        (lambda: core_of(reference=None, options={"colour": 3}), "options are for blocks of your"),
+        (lambda: core_of(reference=None, options={"colour": 3}), "options are for custom blocks"),
         (lambda: core_of(reference=f"{FILE}:View"), "must be a subclass of .*Block"),
     ],
 )

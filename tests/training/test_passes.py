@@ -244,7 +244,7 @@ def test_passes_that_a_model_cannot_make_are_refused_in_one_line(changes, messag
 
 
 def test_an_lstm_makes_no_passes():
-    with pytest.raises(ValueError, match="for models of the family, got lstm"):
+    with pytest.raises(ValueError, match="for models that make passes, got lstm"):
         lstm_recipe(**DRAWN)
 
 

@@ -224,7 +224,7 @@ def inspect(
         int | None, typer.Option(metavar="N", help="Test episode that it reads, counted from 0.")
     ] = None,
     passes: arguments.NumPasses = None,
-    figure: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw it.")] = None,
+    figure: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw a figure.")] = None,
     checkpoint: arguments.CheckpointName = "best",
     device: arguments.DeviceName = None,
     trust_code: arguments.TrustCode = False,

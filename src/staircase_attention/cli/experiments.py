@@ -22,7 +22,7 @@ Parity: at each of 24 steps a bit comes in, and the answer is whether the ones s
 A Staircase and a Transformer-XL of the same size get the same updates on the same data.
 """
 Seeds = Annotated[int, typer.Option(help="Runs per row, with consecutive seeds.")]
-FirstSeed = Annotated[int, typer.Option(help="The first of them: rows may be shared out.")]
+FirstSeed = Annotated[int, typer.Option(help="First seed, to divide runs among machines.")]
 Jobs = Annotated[int, typer.Option(help="Runs at a time, each a process of its own.")]
 Processes = Annotated[int, typer.Option(help="Processes (GPUs) per run, started by torchrun.")]
 Output = Annotated[Path, typer.Option(help="Folder of runs and report.")]
@@ -190,14 +190,14 @@ def names(words: str | None) -> list[str] | None:
 def suite(
     overrides: arguments.Overrides = None,
     *,
-    small: Annotated[bool, typer.Option("--small", help="For an hour of two CPU cores.")] = False,
+    small: Annotated[bool, typer.Option("--small", help="An hour on two CPU cores.")] = False,
     tasks: Annotated[str | None, typer.Option(help="Tasks, separated by commas.")] = None,
     models: Annotated[str | None, typer.Option(help="Models, separated by commas.")] = None,
     own: Annotated[
         list[str] | None,
         typer.Option(
             metavar="RECIPE|PATH=VALUE",
-            help="Add a model of yours: that of a recipe, or the Staircase with settings changed, "
+            help="Add your own model: a recipe, or the Staircase with some settings changed, "
             "as model.core.reference=block.py:Block; may be repeated.",
         ),
     ] = None,
@@ -264,7 +264,7 @@ def estimate(
     recipe: arguments.RecipeName,
     overrides: arguments.Overrides = None,
     *,
-    gpus: Annotated[int, typer.Option(help="GPUs, among which lanes are shared out.")] = 1,
+    gpus: Annotated[int, typer.Option(help="Number of GPUs.")] = 1,
     nodes: Annotated[int | None, typer.Option(help="Nodes; by default 8 GPUs in each.")] = None,
     price: Annotated[float | None, typer.Option(help="Price of one GPU per hour.")] = None,
     as_json: arguments.AsJson = False,

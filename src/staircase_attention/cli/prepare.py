@@ -108,13 +108,13 @@ def reddit(
     ],
     *,
     form: Annotated[
-        str, typer.Option(help="What a document is: paths, or leaves, paths to a last answer.")
+        str, typer.Option(help="paths, or leaves: only paths to comments without replies.")
     ] = "paths",
     removed: Annotated[
-        str, typer.Option(help="Below a comment without text: drop, cut or placeholder.")
+        str, typer.Option(help="Replies to removed comments: drop, cut or placeholder.")
     ] = "drop",
     missing: Annotated[
-        str, typer.Option(help="Below a comment that is in no dump: drop, cut or placeholder.")
+        str, typer.Option(help="Replies to missing comments: drop, cut or placeholder.")
     ] = "drop",
     depth: Annotated[int | None, typer.Option(help="Comments in the longest path.")] = None,
     filters: Annotated[

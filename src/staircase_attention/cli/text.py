@@ -71,7 +71,7 @@ def sample(
     exit_rule: arguments.ExitRule = None,
     draft_passes: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Draft tokens in N passes, verify them in all at once."),
+        typer.Option(metavar="N", help="Speculative decoding: draft tokens in N passes."),
     ] = None,
     draft_tokens: Annotated[
         int, typer.Option(metavar="N", help="Tokens to draft before they are verified.")

@@ -190,7 +190,7 @@ class Work:
         is_fast = self.training.engine == "fast" and self.training.parallel in PARALLEL
         if not isinstance(model, FamilyModel) or not is_fast or not model.core.is_papers:
             rule = (
-                "estimates are for the family with the paper's core, training.engine=fast and "
+                "estimates are for models with the paper's core, training.engine=fast and "
                 f"training.parallel in {', '.join(PARALLEL)}"
             )
             raise input_error(rule, recipe.name, "time it with benchmarks/bench.py")

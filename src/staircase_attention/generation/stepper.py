@@ -239,5 +239,5 @@ class Stepper:
             # A compiler or memory may be missing; the model needs neither.
             except Exception as error:
                 self._is_broken = True
-                warnings.warn(f"tokens are made without a decoder: {error}", stacklevel=2)
+                warnings.warn(f"generating without the fused decoder: {error}", stacklevel=2)
         return self._decoder

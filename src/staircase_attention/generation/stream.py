@@ -88,9 +88,7 @@ class TokenStream(Iterator[NewToken]):
     def __post_init__(self) -> None:
         if not isinstance(self.sampling, SamplingConfig):
             raise input_error(
-                "sampling must be a SamplingConfig",
-                repr(self.sampling),
-                "build one, as SamplingConfig(temperature=0.8)",
+                "sampling must be a SamplingConfig", repr(self.sampling), "use SamplingConfig(...)"
             )
         self.recent = [row[-self.sampling.repetition_window :] for row in self.recent]
         if self.max_tokens is not None:
@@ -226,11 +224,8 @@ class TokenStream(Iterator[NewToken]):
             return [b""] * len(tokens)
         pieces = [self.decode([token]) for token in tokens.tolist()]
         if wrong := [piece for piece in pieces if not isinstance(piece, bytes)]:
-            raise input_error(
-                "decode must turn tokens into bytes",
-                type(wrong[0]).__name__,
-                "for a tokeniser that gives text, pass lambda ids: tokeniser.decode(ids).encode()",
-            )
+            remedy = "if it gives text, pass lambda ids: tokeniser.decode(ids).encode()"
+            raise input_error("decode must turn tokens into bytes", type(wrong[0]).__name__, remedy)
         return pieces
 
 

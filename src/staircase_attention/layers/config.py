@@ -88,7 +88,7 @@ class CoreConfig:
             rule = "CoreConfig.max_distance is for relative positions only"
             raise input_error(rule, self.max_distance, "leave it out")
         if self.options and self.reference is None:
-            rule = "CoreConfig.options are for blocks of your own"
+            rule = "CoreConfig.options are for custom blocks"
             raise input_error(rule, dict(self.options), "leave them out, or give a reference")
 
     @property

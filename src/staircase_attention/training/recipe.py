@@ -249,12 +249,8 @@ class TrainingConfig:
             rule = f"keep_every must be a multiple of checkpoint_every = {self.checkpoint_every}"
             raise input_error(rule, self.keep_every, "change one of them")
         if self.passes.of_parts and len(self.passes.of_parts) != self.num_micro_batches:
-            raise input_error(
-                f"passes.choices of kind = parts must be {self.num_micro_batches} numbers, one for "
-                "each of num_micro_batches",
-                list(self.passes.choices),
-                "change one of them",
-            )
+            rule = f"passes.choices must be {self.num_micro_batches} numbers, one per micro-batch"
+            raise input_error(rule, list(self.passes.choices), "change one of them")
         if self.num_lanes % self.num_micro_batches:
             rule = f"num_micro_batches must divide num_lanes = {self.num_lanes}"
             raise input_error(rule, self.num_micro_batches, "change one of them")
@@ -295,7 +291,7 @@ class Recipe:
         if passes == PassesConfig():
             return
         if not isinstance(model, FamilyModel):
-            rule = "training.passes is for models of the family"
+            rule = "training.passes is for models that make passes"
             raise input_error(rule, model.kind, "leave it out")
         for number in passes.numbers[:1] + passes.numbers[-1:] or (1,):
             model.schedule.with_passes(number)
