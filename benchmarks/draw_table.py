@@ -79,7 +79,8 @@ def curve(row: Row, run: dict[str, Any]) -> list[tuple[int, float]]:
         places = columns.index("update"), columns.index(row.measure.key)
         points = [[line[place] for place in places] for line in points["rows"]]
     pairs = [[*point.values()] if isinstance(point, dict) else point for point in points]
-    return [(pair[0], scale * pair[1]) for pair in pairs]
+    # Null is a score that was not finite.
+    return [(at, float("nan") if score is None else scale * score) for at, score, *_ in pairs]
 
 
 def record(row: Row, run: dict[str, Any]) -> RunRecord:

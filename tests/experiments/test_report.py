@@ -19,12 +19,14 @@ from staircase_attention.experiments import find_recipe, reproduce, results, tab
 from staircase_attention.experiments.figures import curve_figure, image
 from staircase_attention.experiments.paper import Spread
 from staircase_attention.experiments.report import (
+    Report,
     orders,
     partial_scores,
     screen_table,
     short,
     table_cells,
     troubles,
+    write_report,
 )
 from staircase_attention.experiments.results import RunRecord, latest_facts, read_runs
 from staircase_attention.training import RunResult
@@ -293,15 +295,20 @@ def test_the_training_error_is_that_of_the_last_updates_that_count(tmp_path):
 
 
 def test_a_validation_score_that_is_not_finite_is_a_gap_in_the_curve(tmp_path):
-    record = read_lines(tmp_path, errors("valid", (10, 0.5), (20, None), (30, 0.4), (40, None)))
+    row = table_rows("algorithm")[0]
+    (tmp_path / row.name).mkdir()
+    lines = errors("valid", (10, 0.5), (20, None), (30, 0.4), (40, None))
+    record = read_lines(tmp_path / row.name, lines)
     assert [update for update, _ in record.curve] == [10, 20, 30, 40]
     assert [math.isnan(score) for _, score in record.curve] == [False, True, False, True]
     assert record.seconds_to(45.0) is None
-    row = replace(table_rows("algorithm")[0], runs=(record, replace(record, seed=1)))
-    figure = curve_figure([row], "updates")
+    figure = curve_figure([replace(row, runs=(record, replace(record, seed=1)))], "updates")
     [label] = figure.axes[0].get_legend().get_texts()
     assert label.get_text().endswith(": nan%")
     assert image(figure, "x")
+    write_report(Report(title="T", folder=tmp_path, rows=(row,), num_seeds=1))
+    plain = json.loads((tmp_path / "report.json").read_text(), parse_constant=pytest.fail)
+    assert plain["rows"][0]["runs"][0]["curve"] == [[10, 50.0], [20, None], [30, 40.0], [40, None]]
 
 
 def test_times_are_those_of_the_way_that_led_to_the_result(tmp_path):

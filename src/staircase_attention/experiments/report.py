@@ -2,6 +2,7 @@
 
 import datetime
 import itertools
+import json
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -99,7 +100,9 @@ def write_report(report: Report) -> Report:
         rows.append(replace(row, runs=results.read_runs(folder / row.name, row.measure, lengths)))
     written = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
     report = replace(report, rows=tuple(rows), written=written, environment=environment())
-    write_json(folder / "report.json", report.to_plain())
+    # Scores that are not finite become null: JSON has no NaN.
+    plain = json.loads(json.dumps(report.to_plain()), parse_constant=lambda _: None)
+    write_json(folder / "report.json", plain)
     write_whole(folder / "report.html", page(report.title, _sections(report)))
     return report
 
