@@ -361,6 +361,10 @@ def test_progress_is_read_from_files_that_are_being_written(tmp_path):
     update, facts = latest_facts(tmp_path)
     assert update == 10
     assert facts == {"loss": 2.0, "error": 0.5, "valid_error": 0.25, "tokens_per_second": 7.0}
+    text = train + valid + '{"kind": "valid", "update": 20, "error": null}\n'
+    (tmp_path / "metrics.jsonl").write_text(text)
+    # Not the score before it.
+    assert math.isnan(latest_facts(tmp_path)[1]["valid_error"])
 
 
 def test_all_runs_of_a_folder_are_collected_in_one_file(folder, tmp_path, monkeypatch):

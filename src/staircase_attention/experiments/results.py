@@ -281,7 +281,8 @@ def latest_facts(path: Path) -> tuple[int, dict[str, float]]:
         update = line["update"]
         before = "valid_" if line["kind"] == "valid" else ""
         names = ("error", "bits_per_byte") if before else ("loss", "error")
-        facts |= {before + name: line[name] for name in names if line.get(name) is not None}
+        for name in (name for name in names if name in line):
+            facts[before + name] = float("nan") if line[name] is None else line[name]
     for line in read_lines(folder.timing, last_bytes=4096):
         facts["tokens_per_second"] = line["tokens_per_second"]
     return update, facts
