@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from building import EXACT, MODERN, build, feed, random_tokens, small
 from oracle import Oracle
 from staircase_attention import CoreConfig, Ladder, Staircase
-from staircase_attention.models import with_exits
+from staircase_attention.models import LSTMSequenceModel, with_exits
 
 CORES = [
     CoreConfig(width=8, num_layers=2, num_heads=2),
@@ -106,6 +106,12 @@ def test_a_rule_that_nothing_meets_is_the_model_itself(rule, never):
     always = with_exits(model, "change", 1e9)
     one_pass = model.with_schedule(Ladder(num_passes=1, span=5))
     torch.testing.assert_close(always(tokens)[0], one_pass(tokens)[0], **EXACT)
+
+
+def test_an_lstm_has_no_exits():
+    lstm = LSTMSequenceModel(vocab_size=5, output_size=5, width=4, num_layers=1)
+    with pytest.raises(ValueError, match="ABAB, got an LSTM; leave it out"):
+        with_exits(lstm, "change", 0.5)
 
 
 def test_products_are_made_for_the_tokens_that_stay():

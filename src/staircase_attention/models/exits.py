@@ -39,7 +39,7 @@ def with_exits(model: SequenceModel, rule: Rule, threshold: float) -> SequenceMo
     check_choice("an exit rule", rule, get_args(Rule))
     highest = {"maximum": 1.0} if rule == "confidence" else {}
     check_number(rule, threshold, minimum=0, **highest, example=0.9)
-    schedule = getattr(model, "schedule", None)
+    schedule = getattr(model, "schedule", "an LSTM")
     is_ladder = getattr(schedule, "name", "") in ("ladder", "universal-transformer")
     if not is_ladder or getattr(schedule, "order", "ABAB") != "ABAB":
         raise input_error("exits are for Ladders in the order ABAB", schedule, "leave it out")
