@@ -42,10 +42,10 @@ def make_tar(path, members):
     return path
 
 
-def make_parquet(path, columns, group_rows):
+def make_parquet(path, columns, group_rows, **options):
     pyarrow = pytest.importorskip("pyarrow")
     writer = pytest.importorskip("pyarrow.parquet")
-    writer.write_table(pyarrow.table(columns), path, row_group_size=group_rows)
+    writer.write_table(pyarrow.table(columns), path, row_group_size=group_rows, **options)
     return path
 
 
@@ -126,6 +126,14 @@ def test_a_damaged_parquet_file_is_refused_or_read_up_to_the_damage(tmp_path):
         [what] = skipped_by(source)
         assert what.startswith("damage (")
         assert what.endswith(f"{lost} in a.parquet")
+
+
+def test_a_changed_letter_of_a_parquet_file_with_checksums_is_damage(tmp_path):
+    options = {"write_page_checksum": True, "compression": "none"}
+    path = make_parquet(tmp_path / "a.parquet", {"text": ["one", "two"]}, 2, **options)
+    path.write_bytes(path.read_bytes().replace(b"two", b"tww", 1))
+    with pytest.raises(InputError, match=r"what follows row 0 is lost"):
+        whole_documents(TextSource(path))
 
 
 def test_members_of_an_archive_are_documents(tmp_path, small_blocks):

@@ -281,7 +281,8 @@ def _rows(path: Path, options: ReadingOptions) -> Iterator[tuple[Document | str,
     parquet = import_extra("pyarrow.parquet", needed_for="a .parquet file")
     num_bytes, num_rows = path.stat().st_size, 0
     try:
-        with parquet.ParquetFile(path, buffer_size=PARQUET_BUFFER, pre_buffer=False) as file:
+        how = {"pre_buffer": False, "page_checksum_verification": True}
+        with parquet.ParquetFile(path, buffer_size=PARQUET_BUFFER, **how) as file:
             if options.text_field not in file.schema_arrow.names:
                 rule = f"the text must be in the column {options.text_field!r} of {path}"
                 received = ", ".join(map(repr, file.schema_arrow.names))
