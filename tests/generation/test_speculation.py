@@ -54,6 +54,18 @@ def test_greedy_tokens_and_the_state_after_them_are_those_of_plain_decoding(
 
 
 @settings(max_examples=8)
+@given(model=models(), passes=small(1, 2), number=small(1, 6), taken=small(1, 9), stop=small(0, 4))
+def test_a_stream_that_was_taken_from_goes_on_to_its_end(model, passes, number, taken, stop):
+    options = {"max_tokens": 20, "sampling": GREEDY, "stop_tokens": [stop]}
+    plain, drafted = (stream(model, PROMPTS, **options) for _ in range(2))
+    drafted.speculate(passes, number)
+    assert made(drafted.take(taken)) == made(plain.take(taken))
+    # In other shares of rounds than those of `take`.
+    assert made(drafted) == made(plain)
+    assert drafted.finished == plain.finished
+
+
+@settings(max_examples=8)
 @given(model=models(), passes=small(1, 3), length=small(1, 9))
 def test_drafts_say_what_the_model_says_after_so_many_passes(model, passes, length):
     tokens = torch.randint(5, (2, 4))

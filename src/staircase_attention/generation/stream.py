@@ -160,8 +160,9 @@ class TokenStream(Iterator[NewToken]):
             self.recent = [self.recent[place] for place in unfinished]
         # A round happens whole or not at all: if sampling fails, the step is undone.
         if self.speculation is not None:
-            limits = [limit for limit in (self.max_tokens, self.until) if limit is not None]
-            left = min(limits) - self.num_made if limits else None
+            # A `take` that is over limits nothing.
+            limits = [(limit or 0) - self.num_made for limit in (self.max_tokens, self.until)]
+            left = min((limit for limit in limits if limit > 0), default=None)
             made: list[tuple[Tensor, Tensor, list[bytes]]] = []
             with inference(self.stepper.model):
                 try:
