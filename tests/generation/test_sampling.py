@@ -1,6 +1,7 @@
 """Filters against slow, obvious twins; draws that depend on seed, row and count alone."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from staircase_attention.generation import SamplingConfig
 from staircase_attention.generation.sampling import choose, filtered, penalised, pick, uniform
 
+PENALTY = "repetition_penalty must be a number of at least 0.001 and of at most 1000"
 # Few distinct values, so that ties are common.
 logits_of_a_row = st.lists(st.integers(-6, 6).map(lambda half: half / 2), min_size=1, max_size=9)
 
@@ -79,6 +81,14 @@ def test_repetition_penalty_divides_positive_and_multiplies_other_logits(logits,
         for token, before in enumerate(row):
             after = before / penalty if before > 0 else before * penalty
             assert changed[token] == (after if token in tokens else before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
+@pytest.mark.parametrize("penalty", [1e-3, 1e3])
+def test_the_largest_and_smallest_penalties_leave_logits_finite(dtype, penalty):
+    logits = torch.tensor([[-60.0, 60.0, 0.0]], dtype=dtype)
+    config = SamplingConfig(repetition_penalty=penalty)
+    assert penalised(config, logits, [[0, 1, 2]]).isfinite().all()
 
 
 configs = st.builds(
@@ -173,7 +183,10 @@ def test_draws_are_spread_evenly(varied):
         ({"top_p": 1.01}, "top_p must be a number over 0 and of at most 1, got 1.01"),
         ({"min_p": -1}, "min_p must be a number of at least 0 and of at most 1, got -1"),
         ({"min_p": 2}, "min_p must be a number of at least 0 and of at most 1, got 2"),
-        ({"repetition_penalty": 0}, "repetition_penalty must be a number over 0, got 0"),
+        *(
+            ({"repetition_penalty": wrong}, f"{PENALTY}, got {re.escape(repr(wrong))}")
+            for wrong in (0, 1e-38, 1e38, math.inf, math.nan)
+        ),
         ({"repetition_window": 0}, "repetition_window must be an integer of at least 1, got 0"),
         ({"seed": -1}, "seed must be an integer of at least 0, got -1"),
     ],

@@ -26,7 +26,7 @@ from staircase_attention.checks import check_fields, input_error
 MANTISSA = 53
 # In place of a token, where the logits are damaged.
 UNUSABLE = -1
-EXAMPLES = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.05}
+EXAMPLES = {"repetition_penalty": 1.2, "temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.05}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +37,8 @@ class SamplingConfig:
     tokens from what the previous filter kept.
     """
 
-    repetition_penalty: float = field(default=1.0, metadata={"above": 0})
+    # Beyond these bounds logits overflow, soonest those of float16.
+    repetition_penalty: float = field(default=1.0, metadata={"minimum": 1e-3, "maximum": 1e3})
     """Above 1 makes recent tokens less likely; 1 changes nothing."""
     repetition_window: int = 256
     """How many of a row's latest tokens, prompt included, count as recent."""
