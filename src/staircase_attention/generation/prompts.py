@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from staircase_attention.checks import input_error
+from staircase_attention.checks import check_integer, input_error
 from staircase_attention.generation.stepper import Model, ModelState, feed
 from staircase_attention.models import SequenceModel
 
@@ -105,6 +105,8 @@ def as_rows(
     is_batch = getattr(prompts, "ndim", 0) > 1
     if isinstance(prompts, list | tuple):
         is_batch = any(isinstance(one, list | tuple | Tensor | np.ndarray) for one in prompts)
+    if start_token is not None:
+        check_integer("start_token", start_token, minimum=0, maximum=vocab_size - 1, example=0)
     start = torch.tensor([] if start_token is None else [start_token], dtype=torch.int64)
     rows = [torch.cat([start, _as_row(one)]) for one in (prompts if is_batch else [prompts])]
     if not rows:
