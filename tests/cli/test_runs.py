@@ -93,6 +93,19 @@ def test_eval_runs_another_number_of_passes(scores, refused, task_run, output_of
     assert "--passes is for schedules with num_passes, got lstm; leave it out" in line
 
 
+def test_eval_counts_the_passes_of_each_score_by_itself(scores, output_of, tmp_path):
+    ladder = {"name": "ladder", "num_passes": 4, "span": 16}
+    run, lengths = tmp_path / "run", ("--length", 9, "--length", 48)
+    output_of(
+        "train", "parity/staircase", f"model.schedule={ladder}", *TINY, "--output", run, "--quiet"
+    )
+    words = (run, "--passes", "2,4", "--exit", "confidence=0.55")
+    together = scores(*words, *lengths)
+    alone = [one for number in (9, 48) for one in scores(*words, "--length", number)]
+    assert together == alone
+    assert len({one["mean_passes"] for one in alone}) > 1
+
+
 def test_eval_scores_by_position(output_of, scores, task_run):
     words = (task_run, "--lanes", 4, "--length", 9, "--by-position")
     whole, *parts = scores(*words)

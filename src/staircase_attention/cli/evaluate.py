@@ -106,16 +106,14 @@ def evaluate(
         curves: dict[str, dict[int, float]] = {}
         measure = "loss" if isinstance(data, training.TaskData) else "bits_per_byte"
         # All of them first: a depth that the weights do not allow is refused before any work.
-        models = {
-            depth: arguments.with_exit(arguments.with_passes(loaded.model, depth), exit_rule)
-            for depth in depths
-        }
+        models = {depth: arguments.with_passes(loaded.model, depth) for depth in depths}
         sizes: list[int | None] = [*length] if length else [None]
         for size, depth in product(sizes, depths):
             sized = data
             if isinstance(data, training.TaskData) and size is not None:
                 sized = data.with_length(size)
-            model = placed(models[depth], place)
+            # Each with exits of its own, which count from zero.
+            model = placed(arguments.with_exit(models[depth], exit_rule), place)
             one = replace(loaded, recipe=recipe, model=model)
             score = score_split(
                 model, sized, name, recipe=recipe, device=place, num_tokens=tokens, display=shown
