@@ -109,6 +109,22 @@ def test_a_score_of_text_says_what_of_it_was_skipped(staircase, text_run, tmp_pa
     assert "c.txt" in err
 
 
+def test_a_curve_of_text_has_its_name(output_of, text_run, tmp_path, monkeypatch):
+    from staircase_attention.experiments import figures
+
+    drawn, draw = [], figures.lines_figure
+    monkeypatch.setattr(
+        figures,
+        "lines_figure",
+        lambda lines, **words: (drawn.append([*lines]), draw(lines, **words))[1],
+    )
+    (tmp_path / "one.txt").write_text("it was a dark night.\n")
+    words = ("eval", text_run, "--passes", "1,2", "--figure", tmp_path / "passes.png")
+    output_of(*words, "--text", tmp_path / "one.txt")
+    output_of(*words)
+    assert drawn == [["text"], ["test"]]
+
+
 @pytest.mark.parametrize(("kind", "lanes"), [("text_run", 3), ("episodic_run", 1)])
 def test_losses_by_position_add_up_to_the_score(output_of, request, kind, lanes):
     run = request.getfixturevalue(kind)

@@ -128,7 +128,7 @@ def evaluate(
                 of["passes"] = depth
             parts = loss_by_position(one, sized, name, tokens) if by_position else ("", {})
             show(of, whole, *parts, as_json)
-            label = split if size is None else f"length {size:,}"
+            label = of["split"] if size is None else f"length {size:,}"
             curves.setdefault(label, {})[depth or 0] = whole[measure]
         if figure is not None:
             from staircase_attention.experiments.figures import Curve, lines_figure, save
