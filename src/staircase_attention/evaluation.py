@@ -17,7 +17,7 @@ from torch.nn import functional
 from staircase_attention.batches import IGNORED, Batch
 from staircase_attention.checks import input_error
 from staircase_attention.data import TokenSplit
-from staircase_attention.display import Display, Lines, words
+from staircase_attention.display import Display, Lines, counted, words
 from staircase_attention.tasks import Episodes, evaluation_batches
 
 
@@ -49,8 +49,9 @@ def title(split: str, score: Mapping[str, Any]) -> str:
     'test (first 16,384 of 5,000,000 tokens)'
     """
     part, whole = score.get("num_tokens"), score.get("split_tokens")
-    is_whole = whole is None or part == whole
-    return split if is_whole else f"{split} (first {part:,} of {whole:,} tokens)"
+    if whole is None or part == whole:
+        return split
+    return f"{split} (first {part:,} of {counted(whole, 'tokens')})"
 
 
 def measures(score: Mapping[str, Any]) -> str:

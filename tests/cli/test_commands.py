@@ -90,6 +90,8 @@ def test_describe_prints_a_table_with_the_papers_words(output_of):
     out = output_of("describe", "staircase", "chunk_size=64", "num_passes=4")
     for words in ("25,482,496", "recurrent steps", "step size", "forward size", "256", "FLOPs"):
         assert words in out
+    out = output_of("describe", "ladder", "num_passes=2", "span=4", "--segment", 1)
+    assert ", 1 token " in out
 
 
 @pytest.mark.parametrize("ending", ["svg", "png"])

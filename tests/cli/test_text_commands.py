@@ -28,6 +28,8 @@ def test_eval_prints_bits_per_byte_and_scores_by_position(output_of, text_run):
     assert "bits per byte" in out
     assert "position in the document from 1: loss " in out
     assert "(0 tokens)" not in out
+    assert " 1 tokens" not in out
+    assert "(1 answer, weights of update " in output_of("eval", text_run, "--tokens", 1)
 
 
 def test_a_score_over_part_of_a_split_says_so(output_of, text_run):

@@ -16,7 +16,7 @@ from staircase_attention import data as corpora
 from staircase_attention import training
 from staircase_attention.checks import check_choice, check_integer, input_error
 from staircase_attention.cli import arguments
-from staircase_attention.display import Display, choose_display
+from staircase_attention.display import Display, choose_display, counted
 from staircase_attention.files import check_can_write
 
 if TYPE_CHECKING:
@@ -206,12 +206,12 @@ def show(of: Facts, whole: Facts, label: str, parts: Mapping[int, Facts], as_jso
     weights = f"weights of update {whole['update']:,}"
     if "average_of" in whole:
         weights = f"mean of the weights of {len(whole['average_of'])} runs"
-    answers = f"({whole['num_answers']:,} answers, {weights})"
+    answers = f"({counted(whole['num_answers'], 'answers')}, {weights})"
     typer.echo(f"{title(of['split'], whole)}{at}: {measures(whole)}  {answers}")
     for number, facts in parts.items():
-        [count] = [name for name in facts if name.startswith("num_")]
-        unit = count.removeprefix("num_")
-        typer.echo(f"{label} from {number:,}: {measures(facts)}  ({facts[count]:,} {unit})")
+        [unit] = [name for name in facts if name.startswith("num_")]
+        count = counted(facts[unit], unit.removeprefix("num_"))
+        typer.echo(f"{label} from {number:,}: {measures(facts)}  ({count})")
 
 
 def inspect(

@@ -13,7 +13,7 @@ import typer
 from staircase_attention import experiments, training
 from staircase_attention.checks import check_choice, import_extra, input_error, one_line
 from staircase_attention.cli import arguments
-from staircase_attention.display import Display, choose_display
+from staircase_attention.display import Display, choose_display, counted
 from staircase_attention.files import check_can_hold, save_folder
 
 PROJECT = "staircase-attention"
@@ -168,8 +168,9 @@ def show(
     if result.best_update is None:
         best = "not scored, lower training.optimizer.learning_rate"
     typer.echo(
-        f"{result.status} after {result.num_updates:,} updates, {result.num_tokens:,} tokens, "
-        f"{result.wall_seconds:.1f} s on {result.device}; {best}; {folder}"
+        f"{result.status} after {counted(result.num_updates, 'updates')}, "
+        f"{counted(result.num_tokens, 'tokens')}, {result.wall_seconds:.1f} s on {result.device}; "
+        f"{best}; {folder}"
     )
     if result.outcome == "did not learn":
         typer.echo("did not learn: the test score is no better than the best constant guess")

@@ -12,6 +12,7 @@ from rich.table import Table
 from staircase_attention import drawing
 from staircase_attention.checks import check_choice
 from staircase_attention.cli import arguments
+from staircase_attention.display import counted
 from staircase_attention.references import check_options
 from staircase_attention.schedules import Order, Schedule, make_schedule
 
@@ -110,14 +111,15 @@ def costs(plan: Schedule, dtype: str, **sizes: Any) -> dict[str, Any]:  # noqa: 
 
 def print_costs(plan: Schedule, facts: dict[str, Any], dtype: str) -> None:
     """Print the costs of a model as a table."""
-    end = facts["segment_start"] + facts["segment"]
+    end = counted(facts["segment_start"] + facts["segment"], "tokens")
     most = f"at most {facts['most_state_bytes']:,}" if plan.is_state_bounded else "it grows"
-    layers = f"{facts['sequential_layers_per_segment']:,} layers, {facts['segment']:,} tokens"
+    layers = counted(facts["sequential_layers_per_segment"], "layers")
+    layers += f", {counted(facts['segment'], 'tokens')}"
     rows = [
         ("parameters", facts["num_parameters"], f"{facts['num_parameters'] / 1e6:.1f}M"),
         ("forward FLOPs per token", facts["forward_flops_per_token"], "training: about 3x"),
         ("sequential steps per segment", facts["sequential_steps_per_segment"], layers),
-        ("state bytes per stream", facts["state_bytes"], f"{dtype}, after {end:,} tokens; {most}"),
+        ("state bytes per stream", facts["state_bytes"], f"{dtype}, after {end}; {most}"),
         *((f"paper: {name.replace('_', ' ')}", size, "") for name, size in facts["paper"].items()),
     ]
     grid = Table(title=repr(plan), title_justify="left", show_header=False, box=None)

@@ -13,7 +13,7 @@ from torch import nn
 from staircase_attention import files
 from staircase_attention.batches import Batch
 from staircase_attention.checks import input_error
-from staircase_attention.display import Display
+from staircase_attention.display import Display, counted
 from staircase_attention.evaluation import Score, displayed, evaluate, title
 from staircase_attention.tasks import Lanes, lanes_of_process
 from staircase_attention.training.checkpoint import (
@@ -165,7 +165,7 @@ class Trainer:
         # By the length of the first episodes: others may not have been drawn.
         if longest is not None and self.lanes.source.find(first)[0].lengths.max() > longest:
             self.display.say(
-                f"episodes are cut to {longest} tokens to the end of training; "
+                f"episodes are cut to {counted(longest, 'tokens')} to the end of training; "
                 "with a lower training.growth.double_every (or first_updates) they become whole"
             )
         valid = title("valid", self.data.extent("valid", config.evaluation_tokens))
@@ -383,7 +383,7 @@ class Trainer:
             for split in SCORED:
                 extent = self.data.extent(split, self._num_tokens(split))
                 if extent:
-                    self.display.say(f"scoring {split}: {extent['num_tokens']:,} tokens")
+                    self.display.say(f"scoring {split}: {counted(extent['num_tokens'], 'tokens')}")
                 score, facts = self.score(split, self.display)
                 scores[split] = score.to_plain() | facts | extent
             if status == "finished":
