@@ -116,12 +116,12 @@ class Terminal(Display):
 
     def __init__(self) -> None:
         self._progress = CurveProgress(
-            progress.TextColumn("{task.description}"),
+            progress.TextColumn("{task.description}", markup=False),
             progress.BarColumn(bar_width=None),
             progress.TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
-            progress.TextColumn("{task.fields[facts]}"),
+            progress.TextColumn("{task.fields[facts]}", markup=False),
             progress.TimeRemainingColumn(),
-            console=Console(stderr=True),
+            console=Console(stderr=True, markup=False, emoji=False),
         )
         self._facts: dict[str, float] = {}
         self._progress.losses = self._losses = dict[int, float]()
@@ -140,7 +140,7 @@ class Terminal(Display):
 
     def say(self, text: str) -> None:
         """Print above the bar."""
-        self._progress.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self._progress.console.print(text, highlight=False, soft_wrap=True)
 
     def end(self) -> None:
         """Leave the bar on the screen."""

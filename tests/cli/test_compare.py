@@ -38,6 +38,15 @@ def fake(monkeypatch, tmp_path_factory):
     return FakeStaircase(monkeypatch, tmp_path_factory.mktemp("calls") / "calls")
 
 
+def test_titles_are_printed_as_they_are(staircase, tmp_path, fake):
+    title = "[bold]Rates[/gone] :smile:"
+    words = ("compare", "parity/lstm", "--title", title, "--quiet", "--output", str(tmp_path))
+    status, out, err = staircase(*words, "training.num_updates=100")
+    assert (status, err) == (0, "")
+    # The table is narrower than its title.
+    assert " ".join(out.split()).startswith(title)
+
+
 def test_compare_runs_every_combination_and_prints_a_table(staircase, tmp_path, fake):
     words = ["compare", "parity/lstm", "parity/staircase", "--title", "Rates", "--quiet"]
     words += ["--vary", "training.optimizer.learning_rate=1e-3,0.003", "--output", str(tmp_path)]

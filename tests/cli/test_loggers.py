@@ -84,13 +84,14 @@ def test_a_logger_that_is_not_there_is_refused_before_training(monkeypatch, tmp_
 def test_a_terminal_shows_the_curve_below_the_bar():
     terminal = Terminal()
     terminal._progress.live.console = console = Console(record=True, width=100, force_terminal=True)
-    terminal.begin("run", 0, 100)
+    terminal.begin("a [/run]", 0, 100)
     for update in range(1, 101):
         terminal.advance(update, loss=100 / update, tokens_per_second=1.0)
     terminal.end()
     text = console.export_text()
     assert "100/100" in text
     assert "██▄▁" in text
+    assert "a [/run]" in text
 
 
 def test_a_curve_of_few_late_losses_has_its_updates_where_they_belong():
@@ -98,3 +99,8 @@ def test_a_curve_of_few_late_losses_has_its_updates_where_they_belong():
     assert bars == ["3.0000 ████▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁", "1.0000 ████████████████████▁"]
     assert updates == "       1,000           2,000"
     assert sketch({1_000: 2.0, 2_000: 1.0}, width=2, height=1).endswith("1,000 2,000")
+
+
+def test_messages_above_a_bar_are_printed_as_they_are(capsys):
+    Terminal().say("[bold]a[/gone] :smile:")
+    assert capsys.readouterr().err == "[bold]a[/gone] :smile:\n"

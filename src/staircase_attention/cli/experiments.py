@@ -40,7 +40,7 @@ Lengths = Annotated[
 
 def demo(*, seeds: Seeds = 1, output: Output = Path("demo")) -> int:
     """Train two small models on parity and compare them."""
-    console = Console()
+    console = Console(markup=False, emoji=False)
     chosen = [experiments.find_recipe(name) for name in DEMO_RECIPES]
     console.print(INTRODUCTION)
     for recipe in chosen:
@@ -236,7 +236,7 @@ def suite(
     grid = Table(first, *[*rows[0]][1:], box=box.SIMPLE_HEAD, caption=caption)
     for row in rows:
         grid.add_row(*row.values())
-    Console().print(grid)
+    Console(markup=False, emoji=False).print(grid)
     for task, by_model in cells.items():
         for model, cell in by_model.items():
             if cell["failure"]:
@@ -250,10 +250,10 @@ def show_report(report: "experiments.Report") -> int:
     """Print a report for the screen; a run that failed, diverged or has not ended is a failure."""
     from staircase_attention.experiments.report import orders, screen_table, troubles
 
-    console = Console()
+    console = Console(markup=False, emoji=False)
     console.print(screen_table(report))
     for line in [*orders(report.rows), *troubles(report.rows)]:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.print(line, highlight=False, soft_wrap=True)
     typer.echo(f"wrote {report.folder / 'report.html'}")
     wanted = [run for row in report.rows if row.is_wanted for run in row.runs]
     unfinished = any(run.status == "unfinished" for run in wanted)

@@ -41,7 +41,7 @@ def draw(
     walk = cast(Order, order)
     drawn = drawing.picture(plan, num_tokens=tokens, num_layers=layers, order=walk)
     if output is None:
-        Console().print(drawing.TerminalPicture(drawn))
+        Console(markup=False, emoji=False).print(drawing.TerminalPicture(drawn))
     else:
         drawing.save_picture(drawn, output)
         typer.echo(f"wrote {output}")
@@ -129,7 +129,7 @@ def print_costs(plan: Schedule, facts: dict[str, Any], dtype: str) -> None:
     for name, number, remark in rows:
         # The paper prints a dash where a model has no such number.
         grid.add_row(name, "-" if number is None else f"{number:,.0f}", remark)
-    Console().print(grid)
+    Console(markup=False, emoji=False).print(grid)
 
 
 def play(
