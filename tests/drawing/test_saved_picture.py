@@ -3,6 +3,7 @@
 import struct
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib
@@ -60,6 +61,11 @@ def test_files_are_of_sensible_size(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     drawn = picture(GlobalCachedStaircase(chunk_size=1, num_passes=1), num_tokens=20)
     save_picture(drawn, tmp_path / "large.svg")
     assert (tmp_path / "large.svg").stat().st_size < 250_000
+
+
+def test_a_title_with_dollar_signs_is_drawn_as_it_is(tmp_path: Path):
+    save_picture(replace(picture(SMALL), title="a $x$ b"), tmp_path / "picture.svg")
+    assert "a $x$ b" in texts(tmp_path / "picture.svg")
 
 
 @pytest.mark.parametrize("ending", ["svg", "png"])

@@ -1,5 +1,6 @@
 """Figures are files that open, and they show what they should."""
 
+import base64
 from dataclasses import replace
 
 import numpy as np
@@ -11,9 +12,11 @@ from staircase_attention.experiments.comparisons import labelled_rows
 from staircase_attention.experiments.figures import (
     FAMILIES,
     OTHER_FAMILIES,
+    Curve,
     curve_figure,
     draw_figures,
     image,
+    lines_figure,
     mean_points,
     row_styles,
     steps_figure,
@@ -61,6 +64,15 @@ def test_a_report_has_the_figures_for_which_there_is_data(rows, words):
     for word, (caption, figure) in zip(words, figures.items(), strict=True):
         assert word in caption
         assert image(figure, "<a>").startswith('<figure><img alt="&lt;a&gt;" src="data:image/svg')
+
+
+def test_dollar_signs_are_drawn_as_they_are():
+    words = {"title": "from $5 to $6", "xlabel": "$x_1$", "ylabel": r"$\nothing$"}
+    figure = lines_figure({"a $b$": Curve({1: 2.0, 2: 3.0})}, is_log=True, **words)
+    source = image(figure, "").partition("base64,")[2].partition('"')[0]
+    drawn = base64.b64decode(source).decode()
+    for text in ("a $b$", *words.values()):
+        assert f">{text}</text>" in drawn
 
 
 def test_every_family_has_its_own_colour_and_marker():

@@ -214,4 +214,5 @@ def box_samples(picture: Picture) -> list[tuple[str, Any]]:
 
 def write(axes: Axes, x: float, y: float, text: str, *, size: float = MEDIUM, **style: Any) -> None:  # noqa: ANN401
     """Write a line of text; to the right of x and with its middle at y, unless told otherwise."""
-    axes.text(x, y, text, fontsize=size, **{"color": DARK, "va": "center", **style})
+    options = {"color": DARK, "va": "center", "parse_math": False, **style}
+    axes.text(x, y, text, fontsize=size, **options)

@@ -17,6 +17,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.text import Text
 from matplotlib.ticker import LogFormatter
 
 from staircase_attention.drawing.figure import SETTINGS
@@ -114,6 +115,9 @@ def image(figure: Figure, caption: str) -> str:
 
 def _drawn(figure: Figure, **options: Any) -> bytes:  # noqa: ANN401
     content = io.BytesIO()
+    # A name or a token may have dollar signs.
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)
     with matplotlib.rc_context(SETTINGS):
         figure.savefig(content, **options)
     return content.getvalue()
