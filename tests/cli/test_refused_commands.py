@@ -85,6 +85,7 @@ PLAIN = {
     "sample nowhere": "nowhere",
     "chat nowhere": "nowhere",
     "export nowhere somewhere": "nowhere",
+    "export nowhere new --num-tokens 9": "--num-tokens is for --format onnx, got 9; leave it out",
     "pack nowhere new": "a run folder holds a config.json",
 }
 

@@ -86,3 +86,6 @@ def test_a_state_that_grows_is_exported_for_a_number_of_tokens(tmp_path):
     growing = model_of(make_schedule("global-cached-staircase", {"chunk_size": 2, "num_passes": 1}))
     with pytest.raises(ValueError, match="exported for a number of tokens, got none"):
         export_onnx(growing, tmp_path / "step.onnx")
+    bounded = model_of(make_schedule("staircase", {"chunk_size": 2, "num_passes": 1}))
+    with pytest.raises(ValueError, match="for a state that grows, got 9; leave it out"):
+        export_onnx(bounded, tmp_path / "step.onnx", num_tokens=9)

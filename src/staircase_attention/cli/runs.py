@@ -222,6 +222,8 @@ def export(
     """Export a model: to Hugging Face Transformers, or to ONNX."""
     check_can_hold(folder, "the folder of an export")
     check_choice("--format", format, ("transformers", "onnx"))
+    if format != "onnx" and num_tokens is not None:
+        raise input_error("--num-tokens is for --format onnx", num_tokens, "leave it out")
     if folder.exists() and any(folder.iterdir()):
         raise input_error("an export needs a folder that is new or empty", folder, "name another")
     tokeniser = training.RunFolder(training.run_path(run)).tokeniser

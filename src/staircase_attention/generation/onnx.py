@@ -180,6 +180,8 @@ def followed(model: SequenceModel, num_tokens: int | None) -> list[list[Sight]]:
     """For each phase, what each step of a token sees once the stream is long enough."""
     schedule, period = model.schedule, model.schedule.period
     if num_tokens is not None:
+        if schedule.is_state_bounded:
+            raise input_error("num_tokens is for a state that grows", num_tokens, "leave it out")
         check_integer("num_tokens", num_tokens, minimum=1, example=1024)
     elif schedule.is_state_bounded:
         num_tokens = 2 * (max(schedule.default_max_distance, model.outside_span or 0) + period)
