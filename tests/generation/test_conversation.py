@@ -22,8 +22,8 @@ def dialogue_with(model, *, sampling=GREEDY, encode=str.encode, **options):
     )
 
 
-def continued(model, history, num_tokens=6):
-    return [t.token for t in stream(model, list(history), max_tokens=num_tokens, sampling=GREEDY)]
+def continued(model, history, num_tokens=6, sampling=GREEDY):
+    return [t.token for t in stream(model, list(history), max_tokens=num_tokens, sampling=sampling)]
 
 
 @pytest.mark.parametrize(
@@ -36,6 +36,19 @@ def test_a_reply_continues_the_whole_dialogue(schedule):
         reply = "".join(dialogue.reply(words))
         history += words.encode() + b"\n"
         made = bytes(continued(model, history)).partition(b"\n")[0]
+        history += made + b"\n"
+        assert reply == made.decode("utf-8", "replace")
+
+
+@pytest.mark.parametrize("window", [4, 12, 256])
+def test_the_repetition_penalty_applies_to_earlier_turns(window):
+    model = byte_model(TransformerXL(span=64))
+    sampling = SamplingConfig(temperature=0, repetition_penalty=1.5, repetition_window=window)
+    dialogue, history = dialogue_with(model, max_tokens=6, sampling=sampling), b""
+    for words in ("hello", "why?", "and then", ""):
+        reply = "".join(dialogue.reply(words))
+        history += words.encode() + b"\n"
+        made = bytes(continued(model, history, sampling=sampling)).partition(b"\n")[0]
         history += made + b"\n"
         assert reply == made.decode("utf-8", "replace")
 

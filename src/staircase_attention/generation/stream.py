@@ -366,6 +366,8 @@ class Conversation:
         self.state = self.model.initial_state(1)
         self.unread = [] if self.start_token is None else [self.start_token]
         """Tokens that the model has not read yet."""
+        self.recent: list[int] = []
+        """The latest ones that it has read."""
         self.num_turns = 0
 
     def read(self, turn: str) -> None:
@@ -387,7 +389,7 @@ class Conversation:
             stepper=Stepper(self.model, self.state),
             rows=(self.num_turns,),
             pending=torch.tensor(self.unread[-1:]),
-            recent=[self.unread],
+            recent=[[*self.recent, *self.unread]],
             sampling=self.sampling or SamplingConfig(),
             max_tokens=self.max_tokens,
             stop_tokens=tuple(self.stop_tokens),
@@ -400,6 +402,7 @@ class Conversation:
                     yield new.text
         finally:
             self.state, self.unread = tokens.stepper.state, tokens.unread
+            self.recent = tokens.recent[0][:-1]
             # A reply that was cut off gets the separator it lacks.
             if "stop_string" not in tokens.finished.values():
                 self.read("")
