@@ -382,6 +382,16 @@ def test_keys_rates_and_metrics():
         assert "staircase_first_token_seconds_count 1.0" in lines
 
 
+@pytest.mark.parametrize("keys", [[""], ["one", ""], [" "]])
+def test_an_empty_key_is_refused(keys, capsys, monkeypatch):
+    words = [word for key in keys for word in ("--api-key", key)]
+    assert command("serve", "pretrained:novels-and-talk", *words, "--port", 0) == 2
+    assert "an API key must not be empty, got ''; set it" in capsys.readouterr().err
+    monkeypatch.setenv("STAIRCASE_API_KEY", keys[-1])
+    assert command("serve", "pretrained:novels-and-talk", "--port", 0) == 2
+    assert "an API key must not be empty, got ''; set it" in capsys.readouterr().err
+
+
 def test_a_port_that_is_taken_is_refused():
     with serving() as server, pytest.raises(ValueError, match="a port that are free"):
         Server(server.service, port=int(server.url.rpartition(":")[2]))

@@ -1,6 +1,7 @@
 """`staircase sample`, `chat` and `serve`: text from a trained language model, as it is made."""
 
 import io
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -239,7 +240,8 @@ def serve(
         load(run, checkpoint, device=device, trust_code=trust_code),
         name=str(run).removeprefix(PRETRAINED),
         limits=Limits(**{one.name: context.params[one.name] for one in fields(Limits)}),
-        api_keys=api_key or (),
+        # An empty variable counts as none, but whoever set it means to refuse others.
+        api_keys=api_key or [""] * ("STAIRCASE_API_KEY" in os.environ),
         separator=separator.replace("\\n", "\n"),
         folder=sessions,
     )

@@ -62,6 +62,8 @@ class Service:
     ) -> None:
         self.language, self.name, self.separator = language, name, separator
         self.limits = Limits() if limits is None else limits
+        if not all(key.strip() for key in api_keys):
+            raise input_error("an API key must not be empty", "''", "set it, or leave it out")
         self.api_keys = [key.encode() for key in api_keys]
         self.batch = Batch(language.model, language.decode)
         self.sessions = Sessions(language, most=self.limits.max_sessions, folder=folder)

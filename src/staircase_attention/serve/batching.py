@@ -187,12 +187,9 @@ class Batch:
         self, answers: Sequence[Answer], logits: Float[Tensor, "rows vocab"]
     ) -> Int[Tensor, " rows"]:
         """The next token of every answer, on the device."""
-        made = [answer.tokens for answer in answers]
+        made, uniform = [answer.tokens for answer in answers], sampling.uniform
         recent = [one.recent[0] for one in made]
-        draws = [
-            sampling.uniform(seed=one.sampling.seed, row=one.rows[0], count=one.num_made)
-            for one in made
-        ]
+        draws = [uniform(seed=a.sampling.seed, row=a.rows[0], count=a.num_made) for a in made]
         groups: dict[int, list[int]] = {}
         for place, answer in enumerate(answers):
             groups.setdefault(id(answer.sampling), []).append(place)
@@ -226,8 +223,7 @@ class Batch:
             self._launched = None
         for place, answer in enumerate(self.rows):
             if answer.wants_state and place not in staying and not answer.is_gone:
-                state = self.stepper.state.select([place])
-                answer.tokens.stepper = Stepper(self.model, state)
+                answer.tokens.stepper = Stepper(self.model, self.stepper.state.select([place]))
         self.rows = [self.rows[place] for place in staying]
         if staying:
             self.stepper.keep(staying)
