@@ -216,7 +216,7 @@ def serve(
     ] = None,
     max_streams: Annotated[int, typer.Option(metavar="N", help="Answers at the same time.")] = 64,
     max_tokens: Annotated[int, typer.Option(metavar="N", help="New tokens per answer.")] = 4096,
-    max_prompt: Annotated[int, typer.Option(metavar="N", help="Tokens per prompt.")] = 100_000,
+    max_prompt: Annotated[int, typer.Option(metavar="N", help="Tokens of all prompts.")] = 100_000,
     max_body: Annotated[int, typer.Option(metavar="BYTES", help="Of a request.")] = 1 << 20,
     max_sessions: Annotated[int, typer.Option(metavar="N", help="Sessions in memory.")] = 1000,
     rate: Annotated[

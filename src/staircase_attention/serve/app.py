@@ -25,7 +25,6 @@ import prometheus_client as prometheus
 import torch
 import uvicorn
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -193,7 +192,7 @@ class Service:
         if job.return_state:
             self.sessions.check_room(job.return_state)
         # To encode a long text takes a while.
-        job.answers = await run_in_threadpool(self._answers, job)
+        job.answers = await asyncio.to_thread(self._answers, job)
         if self.batch.num_answers + len(job.answers) > most:
             rule = f"at most {most} answers are made at the same time"
             raise RefusedError(429, rule, "one more", "try again in a second", wait=1)
@@ -219,9 +218,9 @@ class Service:
                 past = self.separator
         encode, most = self.language.encode, self.limits.max_prompt
         new = [encode(past + one) if isinstance(one, str) else one for one in job.prompts]
-        if (longest := max(map(len, new))) > most:
-            rule = f"a prompt must have at most {most:,} tokens"
-            raise input_error(rule, f"{longest:,}", "send it in parts, with return_state")
+        if (total := sum(map(len, new)) * job.num_choices) > most:
+            rule = f"the tokens that all answers read must be at most {most:,}"
+            raise input_error(rule, f"{total:,}", "send them in parts, with return_state")
         prompts = [[*before, *one] for one in new]
         as_rows(prompts, vocab_size=model.vocab_size, start_token=None)
         job.num_read = sum(map(len, prompts))

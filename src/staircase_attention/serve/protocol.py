@@ -102,6 +102,9 @@ class Job:
         sampling = {name: given[name] for name in SAMPLING if name in given}
         self.sampling = SamplingConfig(**{"seed": secrets.randbits(32), **sampling})
         self.prompts, stop = _prompts(given.get("prompt", "")), given.get("stop", [])
+        if (number := len(self.prompts) * self.num_choices) > limits.max_streams:
+            rule = f"the answers to a request, n to each prompt, are at most {limits.max_streams}"
+            raise input_error(rule, number, "send fewer prompts at once, or a smaller n")
         self.stop_strings = as_stop_strings(stop if isinstance(stop, str | list) else [stop])
         if kind == "chat":
             # A turn ends with the separator, as in the corpus, whoever says it.
