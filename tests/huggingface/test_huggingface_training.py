@@ -65,6 +65,10 @@ def test_the_output_may_be_a_tuple_or_some_of_the_logits():
     model = wrap(build())
     loss, whole = model(tokens, labels=tokens, return_dict=False)
     assert loss.shape == ()
+    model.config.return_dict = False
+    assert model(tokens, use_cache=False)[0].equal(whole)
+    assert model(tokens, return_dict=True).logits.equal(whole)
+    model.config.return_dict = True
     assert model(prompt(5), logits_to_keep=2).logits.equal(whole[:, -2:])
     assert model(prompt(5), logits_to_keep=torch.tensor([0, 3])).logits.equal(whole[:, [0, 3]])
 

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.utils.generic import can_return_tuple
 
 from staircase_attention.checks import input_error
 from staircase_attention.generation.prompts import prefill
@@ -66,6 +67,7 @@ class StaircaseForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no
             vocab_size=config.vocab_size, core=config.core, schedule=config.make_schedule()
         )
 
+    @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
         self,
         input_ids: Int[Tensor, "batch time"] | None = None,
@@ -75,11 +77,10 @@ class StaircaseForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no
         labels: Int[Tensor, "batch time"] | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
-        return_dict: bool | None = None,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
         **others: Any,  # noqa: ANN401
-    ) -> CausalLMOutputWithPast | tuple[Any, ...]:
+    ) -> CausalLMOutputWithPast:
         """Logits for every token; with labels the loss; with a cache, the new state in it.
 
         Labels are shifted here, as everywhere in Transformers. The output has a cache if one was
@@ -121,7 +122,7 @@ class StaircaseForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no
                 logits=logits, labels=labels, vocab_size=logits.shape[-1], **others
             )
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        output = CausalLMOutputWithPast(
+        return CausalLMOutputWithPast(
             loss=loss,
             logits=logits[:, kept],  # type: ignore[arg-type]
             past_key_values=cache,
@@ -130,9 +131,6 @@ class StaircaseForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no
             if output_attentions
             else None,
         )
-        if return_dict is None:
-            return_dict = self.config.return_dict
-        return output if return_dict else output.to_tuple()
 
     def _hidden_states(self, seen: Inspection) -> tuple[Tensor, ...]:
         *before, last = (seen.hidden(*at) for at in seen.path)
