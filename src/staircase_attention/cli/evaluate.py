@@ -20,7 +20,6 @@ from staircase_attention.display import Display, choose_display, counted
 from staircase_attention.files import check_can_write
 
 if TYPE_CHECKING:
-    from staircase_attention.models import ExitBackend
     from staircase_attention.training.dataset import Dataset, SplitName
 
 # A score as plain data.
@@ -85,14 +84,14 @@ def evaluate(
         check_integer("--lanes", lanes, minimum=1, example=16)
     from staircase_attention.experiments.page import loss_by_position
     from staircase_attention.generation.stepper import placed
-    from staircase_attention.training.trainer import score_split
 
     shown = choose_display(has_bar=False)
     with ExitStack() as stack:
         if text:
             corpus, split = corpus_of(run, text, stack, shown, as_json=as_json), "train"
         loaded = training.load_run(run, checkpoint=checkpoint, trust_code=trust_code, corpus=corpus)
-        data, place = loaded.data, training.choose_device(device)
+        data: Any = loaded.data
+        place = training.choose_device(device)
         if text and lanes is None:
             # A lane starts without context, so a short text has one.
             total = data.extent("train", tokens)["num_tokens"]
@@ -109,20 +108,11 @@ def evaluate(
         models = {depth: arguments.with_passes(loaded.model, depth) for depth in depths}
         sizes: list[int | None] = [*length] if length else [None]
         for size, depth in product(sizes, depths):
-            sized = data
-            if isinstance(data, training.TaskData) and size is not None:
-                sized = data.with_length(size)
+            sized = data if size is None else data.with_length(size)
             # Each with exits of its own, which count from zero.
             model = placed(arguments.with_exit(models[depth], exit_rule), place)
-            one = replace(loaded, recipe=recipe, model=model)
-            score = score_split(
-                model, sized, name, recipe=recipe, device=place, num_tokens=tokens, display=shown
-            )
-            whole = facts_of(one, score.to_plain())
-            whole |= sized.facts(name, score, tokens) | sized.extent(name, tokens)
-            if exit_rule is not None:
-                exits = cast("ExitBackend", model.backend)
-                whole["mean_passes"] = exits.num_passes / exits.num_tokens
+            one = replace(loaded, recipe=recipe, model=model, data=sized)
+            whole = scored(one, name, tokens, shown)
             of: Facts = {"split": "text" if text else split, "length": size}
             if depth is not None:
                 of["passes"] = depth
@@ -131,11 +121,7 @@ def evaluate(
             label = of["split"] if size is None else f"length {size:,}"
             curves.setdefault(label, {})[depth or 0] = whole[measure]
         if figure is not None:
-            from staircase_attention.experiments.figures import Curve, lines_figure, save
-
-            words = {"xlabel": "passes", "ylabel": measure.replace("_", " ")}
-            lines = {label: Curve(points) for label, points in curves.items()}
-            save(lines_figure(lines, title=loaded.recipe.name, is_log=True, **words), figure)
+            draw(curves, measure.replace("_", " "), loaded.recipe.name, figure)
             typer.echo(f"wrote {figure}", err=as_json)
     if not as_json:
         # For two people to compare; with --json the scores have it.
@@ -158,21 +144,36 @@ def corpus_of(
     return folder
 
 
-def facts_of(loaded: "training.LoadedRun", score: Facts) -> Facts:
-    """A score, after what tells the weights apart."""
+def scored(
+    loaded: "training.LoadedRun", split: "SplitName", tokens: int | None, shown: Display
+) -> Facts:
+    """A model's score on a split, after what tells the weights apart."""
+    from staircase_attention.models import ExitBackend
+    from staircase_attention.training.trainer import score_split
+
+    model, data = cast("Any", loaded.model), loaded.data
+    options: Facts = {"recipe": loaded.recipe, "device": model.output.weight.device}
+    score = score_split(model, data, split, num_tokens=tokens, display=shown, **options)
     facts: Facts = {"update": loaded.update, "checksums": loaded.checksums}
     if loaded.average_of:
         facts["average_of"] = loaded.average_of
-    facts |= {"is_verified": loaded.is_verified} | score
+    facts |= {"is_verified": loaded.is_verified} | score.to_plain()
+    facts |= data.facts(split, score, tokens) | data.extent(split, tokens)
+    if isinstance(exits := getattr(model, "backend", None), ExitBackend):
+        facts["mean_passes"] = exits.num_passes / exits.num_tokens
     return facts
 
 
+def draw(curves: Mapping[str, Mapping[int, float]], measure: str, title: str, file: Path) -> None:
+    """Draw scores against numbers of passes."""
+    from staircase_attention.experiments.figures import Curve, lines_figure, save
+
+    lines = {label: Curve(points) for label, points in curves.items()}
+    save(lines_figure(lines, title=title, is_log=True, xlabel="passes", ylabel=measure), file)
+
+
 def check_kind(
-    data: "Dataset",
-    split: str,
-    *,
-    length: list[int] | None,
-    tokens: int | None,
+    data: "Dataset", split: str, *, length: list[int] | None, tokens: int | None
 ) -> None:
     """Refuse what only a task or only a corpus has, a split without end, and a score of nothing."""
     if isinstance(data, training.TaskData):
@@ -183,12 +184,10 @@ def check_kind(
             raise input_error("--split must be finite", received, "use valid or test")
         return
     if length:
-        rule = "--length is for tasks with episodes"
-        raise input_error(rule, "a run on a corpus", "leave it out")
+        raise input_error("--length is for tasks with episodes", "a corpus", "leave it out")
     if tokens is not None:
         # The first token of an episode is not predicted.
-        fewest = 1 if data.carries_state else 2
-        check_integer("--tokens", tokens, minimum=fewest, example=1_000_000)
+        check_integer("--tokens", tokens, minimum=2 - data.carries_state, example=1_000_000)
 
 
 def show(of: Facts, whole: Facts, label: str, parts: Mapping[int, Facts], as_json: bool) -> None:
