@@ -52,8 +52,7 @@ def load_reference(reference: str, kind: type[Kind]) -> type[Kind]:
         raise input_error(rule, repr(class_name), "check the spelling")
     if not (inspect.isclass(found) and issubclass(found, kind)):
         rule = f"{reference} must be a subclass of {kind.__module__}.{kind.__name__}"
-        remedy = f"write class {class_name}({kind.__name__})"
-        raise input_error(rule, type(found).__name__, remedy)
+        raise input_error(rule, type(found).__name__, f"write class {class_name}({kind.__name__})")
     if missing := sorted(getattr(found, "__abstractmethods__", ())):
         rule = f"{reference} must define all that {kind.__name__} leaves open"
         raise input_error(rule, f"one without {', '.join(missing)}", "add it")

@@ -50,8 +50,7 @@ def attend(
         if num_clipped:
             vectors = torch.cat([table[-1:].expand(num_clipped, -1), vectors])
         scores = scores + skew(queries @ vectors.T, view)
-    weights = functional.dropout(softmax_over_visible(scores, view), dropout)
-    return weights @ values
+    return functional.dropout(softmax_over_visible(scores, view), dropout) @ values
 
 
 def skew(

@@ -38,8 +38,7 @@ def draw(
 ) -> None:
     """Draw what a model computes when."""
     plan = make_schedule(schedule, arguments.parse_assignments(options or []))
-    walk = cast(Order, order)
-    drawn = drawing.picture(plan, num_tokens=tokens, num_layers=layers, order=walk)
+    drawn = drawing.picture(plan, num_tokens=tokens, num_layers=layers, order=cast(Order, order))
     if output is None:
         Console(markup=False, emoji=False).print(drawing.TerminalPicture(drawn))
     else:

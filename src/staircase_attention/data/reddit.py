@@ -527,8 +527,7 @@ class RedditSource:
                 plan += [path.name, path.stat().st_size, file.read(FINGERPRINT_BYTES).hex()]
         num_workers = self.num_workers or min(available_cores(), int(size) // WORTH_A_WORKER + 1)
         num_partitions = min(max(int(size) // PARTITION_BYTES, FEWEST_PARTITIONS), MOST_PARTITIONS)
-        content = json.dumps(plan).encode()
-        digest = hashlib.blake2b(content, digest_size=6).hexdigest()
+        digest = hashlib.blake2b(json.dumps(plan).encode(), digest_size=6).hexdigest()
         folder = self.work_folder / f"partitions-{digest}"
         folder.mkdir(parents=True, exist_ok=True)
         # Workers come first: forked later they would hold the lock too, for a moment after a kill.

@@ -208,8 +208,7 @@ def box_samples(picture: Picture) -> list[tuple[str, Any]]:
             boxes = tuple(Rectangle((0, 0), 1, 1, **style) for style in styles)
             samples.append((meaning(kind, passes[-1]), boxes))
     arrow = Line2D([], [], color=DARK, marker="$\\uparrow$", markersize=9, linestyle="none")
-    outline = Rectangle((0, 0), 1, 1, **OUTLINE_STYLE)
-    return [*samples, (LEAVES, arrow), (OUTLINE, outline)]
+    return [*samples, (LEAVES, arrow), (OUTLINE, Rectangle((0, 0), 1, 1, **OUTLINE_STYLE))]
 
 
 def write(axes: Axes, x: float, y: float, text: str, *, size: float = MEDIUM, **style: Any) -> None:  # noqa: ANN401

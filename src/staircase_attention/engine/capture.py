@@ -114,8 +114,7 @@ class CapturedUpdates:
         """One update. Results and states are valid until the next call."""
         if not self.is_capturing:
             return self.step(inputs, states)
-        signature = self.signature(inputs, states)
-        graph = self._graph_for(signature, inputs, states)
+        graph = self._graph_for(self.signature(inputs, states), inputs, states)
         if graph is None:
             results, after = self._run_eagerly(inputs, states)
         else:

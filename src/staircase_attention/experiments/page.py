@@ -221,8 +221,7 @@ def prompts(corpus: Corpus) -> list[str]:
         ends = [place for place, token in enumerate(tokens) if token == corpus.tokeniser.end_symbol]
         text = corpus.tokeniser.decode(tokens[: ends[0]] if ends else tokens)
         # The first word may lack its beginning.
-        words = text.decode(errors="ignore").split()[1 : PROMPT_WORDS + 1]
-        found.append(" ".join(words))
+        found.append(" ".join(text.decode(errors="ignore").split()[1 : PROMPT_WORDS + 1]))
     return found
 
 

@@ -84,8 +84,7 @@ class RecurrentConfig(StaircaseConfig):  # type: ignore[no-untyped-call]
 
     def make_base(self) -> PreTrainedConfig:
         """The existing model's config; its vocabulary may have grown since."""
-        given = copy.deepcopy(self.base) | {"vocab_size": self.vocab_size}
-        return AutoConfig.for_model(**given)
+        return AutoConfig.for_model(**copy.deepcopy(self.base) | {"vocab_size": self.vocab_size})
 
 
 class Rotary:

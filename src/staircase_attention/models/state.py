@@ -316,6 +316,5 @@ def checked_rows(rows: Sequence[int] | Int[Tensor, " rows"], batch_size: int) ->
     ]
     if wrong or not given:
         rule = f"rows must be numbers from 0 to {batch_size - 1}, at least one"
-        remedy = f"the state has {batch_size} batch rows"
-        raise input_error(rule, wrong or "none", remedy)
+        raise input_error(rule, wrong or "none", f"the state has {batch_size} batch rows")
     return [int(row) for row in given]

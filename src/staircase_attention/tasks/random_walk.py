@@ -72,8 +72,7 @@ class RandomWalk(SizedTask):
         transitions = walk_transitions(self.height, self.width, self.walls)
         row, column = (0, 0) if self.start == "corner" else (self.height // 2, self.width // 2)
         first = (row * self.width + column) * len(HEADINGS) + HEADINGS.index(self.heading)
-        states = run_automaton(transitions, first, actions)
-        return reset_episodes(actions, states // len(HEADINGS))
+        return reset_episodes(actions, run_automaton(transitions, first, actions) // len(HEADINGS))
 
 
 @lru_cache(maxsize=8)

@@ -114,8 +114,7 @@ def load_run(
     run_folder = RunFolder(run_path(folder))
     recipe = run_folder.recipe(trust_code=trust_code)
     if corpus is not None:
-        remedy = "prepare the same text with that, or use --text"
-        check_tokeniser(run_folder, corpus, remedy)
+        check_tokeniser(run_folder, corpus, "prepare the same text with that, or use --text")
         recipe = recipe.override({"task.folder": os.fspath(corpus)})
     elif isinstance(recipe.task, CorpusChoice) and not Path(recipe.task.folder).exists():
         received = f"{run_folder.path}, whose {recipe.task.folder} is not here"

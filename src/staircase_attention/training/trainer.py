@@ -245,8 +245,7 @@ class Trainer:
             return
         if outcome.num_answers:
             uniform = math.log(self.data.num_outputs)
-            loss = outcome.loss / outcome.num_answers
-            progress.watch.see(loss, self.config.divergence, uniform)
+            progress.watch.see(outcome.loss / outcome.num_answers, self.config.divergence, uniform)
         seen = (outcome.loss, float(outcome.num_wrong), float(outcome.num_answers))
         progress.since_log = [old + new for old, new in zip(progress.since_log, seen, strict=True)]
 
