@@ -300,18 +300,18 @@ def test_a_fault_ends_the_answers_of_its_round_and_no_later_ones(monkeypatch):
         ({"prompt": {"a": 1}}, "prompt must be a text, a list of token ids"),
         ({"prompt": "\ud800"}, "text must be Unicode"),
         ({"prompt": [1, 999]}, "token ids must be from 0 to vocab_size - 1 = 127"),
-        ({"prompt": "x" * 51}, "the tokens that all answers read must be at most 50, got 51"),
-        ({"prompt": "x" * 17, "n": 3}, "all answers read must be at most 50, got 51; send them"),
-        ({"prompt": ["x" * 13] * 2, "n": 2}, "all answers read must be at most 50, got 52; send"),
-        ({"prompt": ["x"] * 3, "n": 2}, "n to each prompt, are at most 4, got 6; send fewer"),
+        ({"prompt": "x" * 51}, "the tokens of all prompts, times n, must be at most 50, got 51"),
+        ({"prompt": "x" * 17, "n": 3}, "times n, must be at most 50, got 51; send less"),
+        ({"prompt": ["x" * 13] * 2, "n": 2}, "times n, must be at most 50, got 52; send"),
+        ({"prompt": ["x"] * 3, "n": 2}, "prompts, times n, must be at most 4, got 6; send fewer"),
         ({"max_tokens": 0}, "max_tokens must be an integer from 1 to 100, got 0"),
         ({"max_tokens": 101}, "max_tokens must be an integer from 1 to 100, got 101"),
         ({"n": 5}, "n must be an integer from 1 to 4, got 5"),
         ({"temperature": -1}, "temperature must be a number of at least 0, got -1"),
         ({"top_p": "high"}, "top_p must be a number over 0 and of at most 1, got 'high'"),
         ({"stop": [1]}, "a stop string must be a string of at least one character"),
-        ({"logprobs": 5}, "a field must be one that is offered, got 'logprobs'; leave it out"),
-        ({"frequency_penalty": 1}, "one that is offered, got 'frequency_penalty'; leave it out"),
+        ({"logprobs": 5}, "a field must be a supported one, got 'logprobs'; leave it out"),
+        ({"frequency_penalty": 1}, "a supported one, got 'frequency_penalty'; leave it out"),
         ({"prompt": 5}, "prompt must be a text, a list of token ids, or a list of these, got 5"),
         ({"session": "../up"}, "a session's name must be up to 64 letters"),
         ({"return_state": "a/b"}, "a session's name must be up to 64 letters"),
@@ -406,7 +406,7 @@ def test_sessions_end_where_there_may_be_no_more():
         assert [call(server, "/v1/completions", asked)[0] for _ in range(2)] == [200, 200]
         status, _, content = call(server, "/v1/completions", {**asked, "return_state": True})
         assert status == 409
-        assert "there may be 1 sessions" in json.loads(content)["error"]["message"]
+        assert "sessions must be at most 1, got one more" in json.loads(content)["error"]["message"]
 
 
 def test_without_its_packages_the_command_tells_what_to_install(monkeypatch, capsys):

@@ -205,19 +205,19 @@ def serve(
     context: typer.Context,
     run: arguments.TrainedRun,
     *,
-    host: Annotated[str, typer.Option(help="Address; 0.0.0.0 for all.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 takes any that is free.")] = 8000,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
     api_key: Annotated[
         list[str] | None,
-        typer.Option(envvar="STAIRCASE_API_KEY", help="Refuse others; may be repeated."),
+        typer.Option(envvar="STAIRCASE_API_KEY", help="Key that requests need; may be repeated."),
     ] = None,
     sessions: Annotated[
-        Path | None, typer.Option(help="Folder from which sessions are loaded, and saved to.")
+        Path | None, typer.Option(help="Folder to load sessions from, and to save them to.")
     ] = None,
-    max_streams: Annotated[int, typer.Option(metavar="N", help="Answers at the same time.")] = 64,
+    max_streams: Annotated[int, typer.Option(metavar="N", help="Answers at a time.")] = 64,
     max_tokens: Annotated[int, typer.Option(metavar="N", help="New tokens per answer.")] = 4096,
-    max_prompt: Annotated[int, typer.Option(metavar="N", help="Tokens of all prompts.")] = 100_000,
-    max_body: Annotated[int, typer.Option(metavar="BYTES", help="Of a request.")] = 1 << 20,
+    max_prompt: Annotated[int, typer.Option(metavar="N", help="Prompt tokens, times n.")] = 100_000,
+    max_body: Annotated[int, typer.Option(metavar="BYTES", help="Bytes per request.")] = 1 << 20,
     max_sessions: Annotated[int, typer.Option(metavar="N", help="Sessions in memory.")] = 1000,
     rate: Annotated[
         int | None, typer.Option(metavar="N", help="Requests per minute of a key or address.")

@@ -142,7 +142,7 @@ class Service:
         known = [hmac.compare_digest(key.encode(), one) for one in self.api_keys]
         if known and not any(known):
             rule, remedy = "a request must have the server's API key", "send it as a bearer token"
-            raise RefusedError(401, rule, "another" if key else "none", remedy)
+            raise RefusedError(401, rule, "a wrong one" if key else "none", remedy)
         if (rate := self.limits.rate) is None:
             return
         now, client = time.monotonic(), key if known else getattr(request.client, "host", "")
@@ -150,8 +150,8 @@ class Service:
         until = self.paid_until.get(client, now) + MINUTE / rate
         # The requests of a minute may come at once.
         if (wait := until - now - MINUTE) > 1e-6:  # noqa: PLR2004
-            rule = f"a client may send {rate} requests per minute"
-            raise RefusedError(429, rule, "more", "wait", wait=wait)
+            rule = f"a client may send at most {rate} requests per minute"
+            raise RefusedError(429, rule, "more", "send fewer", wait=wait)
         self.paid_until[client] = until
 
     async def show_metrics(self, _: Request) -> Response:
@@ -219,8 +219,8 @@ class Service:
         encode, most = self.language.encode, self.limits.max_prompt
         new = [encode(past + one) if isinstance(one, str) else one for one in job.prompts]
         if (total := sum(map(len, new)) * job.num_choices) > most:
-            rule = f"the tokens that all answers read must be at most {most:,}"
-            raise input_error(rule, f"{total:,}", "send them in parts, with return_state")
+            rule = f"the tokens of all prompts, times n, must be at most {most:,}"
+            raise input_error(rule, f"{total:,}", "send less, or parts with return_state")
         prompts = [[*before, *one] for one in new]
         as_rows(prompts, vocab_size=model.vocab_size, start_token=None)
         job.num_read = sum(map(len, prompts))
@@ -315,7 +315,7 @@ class Service:
         async for part in request.stream():
             body += part
             if len(body) > most:
-                raise RefusedError(413, f"a body has at most {most:,} bytes", "more", "send less")
+                raise RefusedError(413, f"a body is at most {most:,} bytes", "more", "send less")
         try:
             return parse_json(bytes(body))
         except ValueError as error:
@@ -324,7 +324,7 @@ class Service:
 
 def report(error: Exception) -> Response:
     """An error as OpenAI's clients expect it."""
-    status, message, headers = 500, "the server failed; its log tells why", {}
+    status, message, headers = 500, "the server failed; see its log", {}
     if isinstance(error, HTTPException):
         status = error.status_code
         message = f"a request must have a known path and method, got {error.detail}; check both"

@@ -83,7 +83,7 @@ class Job:
         # Some clients send the defaults of all fields; what is empty asks for nothing.
         for name in [name for name, one in given.items() if one and one != {"type": "text"}]:
             if name in ABSENT:
-                raise input_error("a field must be one that is offered", repr(name), "leave it out")
+                raise input_error("a field must be a supported one", repr(name), "leave it out")
             check_choice("a field", name, (*FIELDS[kind], *IGNORED))
         check_choice("model", given.get("model", model), [model])
         self.kind, self.model, self.id, self.created = kind, model, uuid.uuid4().hex, time.time()
@@ -103,7 +103,7 @@ class Job:
         self.sampling = SamplingConfig(**{"seed": secrets.randbits(32), **sampling})
         self.prompts, stop = _prompts(given.get("prompt", "")), given.get("stop", [])
         if (number := len(self.prompts) * self.num_choices) > limits.max_streams:
-            rule = f"the answers to a request, n to each prompt, are at most {limits.max_streams}"
+            rule = f"the number of prompts, times n, must be at most {limits.max_streams}"
             raise input_error(rule, number, "send fewer prompts at once, or a smaller n")
         self.stop_strings = as_stop_strings(stop if isinstance(stop, str | list) else [stop])
         if kind == "chat":

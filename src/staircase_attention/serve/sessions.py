@@ -39,10 +39,10 @@ class Sessions:
             try:
                 tokens = load_stream(path, language.model, decode=language.decode)
                 if len(tokens.rows) != 1:
-                    raise input_error("a session has one row", len(tokens.rows), "save one row")
+                    raise input_error("a session must have one row", len(tokens.rows), "save one")
                 self.by_name[checked_name(path.name.removesuffix(SUFFIX))] = tokens
             except (ValueError, OSError) as error:
-                LOG.warning("a session is left out: %s", error)
+                LOG.warning("a session was not loaded: %s", error)
 
     def save(self) -> None:
         """Write what the folder does not have yet, and leave the folder."""
@@ -53,7 +53,7 @@ class Sessions:
                 save_stream(self.by_name[name], self.folder / f"{name}{SUFFIX}")
             # A disk may be full; the others may be smaller.
             except (ValueError, OSError) as error:
-                LOG.error("session %s is lost: %s", name, error)
+                LOG.error("session %s was not saved: %s", name, error)
         self._lock.close()
 
     def find(self, name: str) -> TokenStream:
@@ -80,7 +80,7 @@ class Sessions:
     def check_room(self, name: str | bool) -> None:
         """Refuse one more session than there may be."""
         if name not in self.by_name and len(self.by_name) >= self.most:
-            rule = f"there may be {self.most} sessions"
+            rule = f"the number of sessions must be at most {self.most}"
             raise RefusedError(409, rule, "one more", "delete one, or reuse its name")
 
     def described(self, name: str) -> dict[str, Any]:
