@@ -1,6 +1,6 @@
 """The fast backend of a model: where it applies, how it is installed, and how it is removed.
 
-Triton is imported where it is used: it is not there on every machine, and takes its time.
+Triton is imported where it is used: not every machine has it, and its import is slow.
 """
 
 import os
@@ -88,7 +88,7 @@ def can_fuse(core: Core, embedded: Tensor) -> bool:
         and not config.qk_norm
         and not (core.memory.shares_keys_values and core.attends_self)
         and is_plain(core)
-        # Transformations such as torch.func.grad cannot see through gradients by hand.
+        # Transformations such as torch.func.grad cannot follow gradients written by hand.
         and not torch._C._are_functorch_transforms_active()
     )
 

@@ -84,7 +84,7 @@ def plan_segment(
 
 
 class CapturedUpdates:
-    """A step function whose updates are captured as CUDA graphs when they come again.
+    """A step function whose updates are captured as CUDA graphs when they repeat.
 
     An update runs eagerly when its signature is new, and is captured when it comes for the second
     time. There is one graph for states of full size, and some for those before, which come again
@@ -185,7 +185,7 @@ class CapturedUpdates:
         except torch.OutOfMemoryError:
             if not self.graphs:
                 raise
-        # The graphs' memory is missing. No weights have changed yet, so the update can be repeated.
+        # Memory is short. No weights have changed yet, so the update can be repeated.
         self._report_once(
             "CUDA graphs are made again and again, because memory is too small for them beside "
             "eager updates; use more training.num_micro_batches, or training.recompute"

@@ -16,7 +16,7 @@ from staircase_attention import (
     TransformerXL,
 )
 from staircase_attention.engine.decoding.decoder import DecoderMemory
-from staircase_attention.engine.decoding.plan import Books, Planner, measured
+from staircase_attention.engine.decoding.plan import Layout, Planner, measured
 from staircase_attention.engine.decoding.weights import Weights
 from staircase_attention.schedules import Schedule
 
@@ -217,7 +217,7 @@ def decode(
         early=True,
         num_tokens=num_tokens,
     )
-    for launch in launches.all(planner.plan(Books.of(stream), 0).form):
+    for launch in launches.all(planner.plan(Layout.of(stream), 0).form):
         launch()
 
 

@@ -5,7 +5,7 @@ import torch
 
 from staircase_attention.attention import View
 from staircase_attention.attention.reference import attend
-from staircase_attention.engine.decoding.plan import Books, DecodingPlan, FormStep, Segment, Sizes
+from staircase_attention.engine.decoding.plan import DecodingPlan, FormStep, Layout, Segment, Sizes
 
 pytest.importorskip("triton")
 import triton
@@ -37,8 +37,8 @@ def test_attention_to_segments_is_the_reference(num_frozen, start, shares):
     plan = DecodingPlan(
         run=range(NOW, NOW + 1),
         place=0,
-        before=Books({}, {}, []),
-        after=Books({}, {}, []),
+        before=Layout({}, {}, []),
+        after=Layout({}, {}, []),
         form=(FormStep(range(1), None),),
         seen=((1, HELD, CACHED[:num_frozen]),),
         attends_self=True,

@@ -1,4 +1,4 @@
-"""One token at a time, fast: a captured twin of a model's own chunk order."""
+"""Decodes one token at a time: the model's own chunk order, as a captured graph."""
 
 from staircase_attention.engine.decoding.decoder import Decoder
 from staircase_attention.engine.decoding.weights import Weights

@@ -1,4 +1,4 @@
-"""A stream that takes one token of every row at a time, as fast as the device allows."""
+"""A stream that takes one token of every row at a time, with few launches per token."""
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -15,9 +15,9 @@ from staircase_attention.engine.backend import can_run_on, compute_dtype, is_pla
 from staircase_attention.engine.decoding.plan import (
     BANK_SEGMENTS,
     HEADER,
-    Books,
     DecodingPlan,
     Form,
+    Layout,
     Planner,
     Sizes,
     measured,
@@ -70,7 +70,7 @@ class DecoderMemory:
         # The rows of every pass that is taken at once.
         starts = [stream.starts] * sizes.num_passes
         self.starts = torch.tensor(starts, dtype=torch.int64, device=device)
-        # What passes leave for lagged ones to begin with, in rings: that of position p at place p.
+        # What lagged passes begin with, in rings: that of position p at place p.
         rings = (sizes.num_passes, self.num_rows, sizes.num_carried, config.width)
         self.carried: Float[Tensor, "passes rows places width"] = torch.zeros(rings, device=device)
         num_segments = sizes.num_frozen + BANK_SEGMENTS
@@ -88,56 +88,56 @@ class DecoderMemory:
         """The first vector of a layer's cache."""
         return (self._banks[0].numel() + layer * self._caches[0, 0].numel()) // self.head_size
 
-    def fill(self, stream: Stream, books: Books, rows: slice = ALL) -> None:
-        """Take in what a stream remembers, as these rows."""
-        for key, memory, places in self._bank_parts(books, stream.position):
+    def fill(self, stream: Stream, layout: Layout, rows: slice = ALL) -> None:
+        """Copy the keys and values of a stream to these rows."""
+        for key, memory, places in self._bank_parts(layout, stream.position):
             for target, held in zip(memory, stream.banks[key], strict=True):
                 target[rows].index_copy_(2, places, held.detach().to(target))
-        parts = zip(stream.cache, self._cache_parts(books), strict=False)
+        parts = zip(stream.cache, self._cache_parts(layout), strict=False)
         for cached, (memory, places) in parts:
             memory[:, rows].index_copy_(3, places, torch.stack(cached).detach().to(memory))
 
-    def replace(self, row: int, stream: Stream, books: Books) -> None:
-        """Forget a row, and take in a stream of one row in its place."""
+    def replace(self, row: int, stream: Stream, layout: Layout) -> None:
+        """Replace a row by a stream of one row."""
         # What is hidden gets weight zero, but 0 times NaN is NaN.
         self._banks[:, :, :, row].zero_()
         self._caches[:, :, row].zero_()
         self.carried[:, row].zero_()
         self.starts[:, row] = stream.starts[0]
-        self.fill(stream, books, slice(row, row + 1))
+        self.fill(stream, layout, slice(row, row + 1))
 
-    def stream(self, begun: Stream, books: Books, position: int) -> Stream:
+    def stream(self, begun: Stream, layout: Layout, position: int) -> Stream:
         """What the model's own stream would be at a position."""
 
         def read(memory: Iterable[Tensor], places: Tensor) -> KeysValues:
             return KeysValues(*(one.index_select(2, places).to(self.keys) for one in memory))
 
-        parts = self._bank_parts(books, position)
+        parts = self._bank_parts(layout, position)
         return replace(
             begun,
             position=position,
             banks={key: read(memory, places) for key, memory, places in parts},
-            cache=tuple(read(*part) for part in self._cache_parts(books)),
-            cached=joined(range(one.position, one.position + one.length) for one in books.cached),
+            cache=tuple(read(*part) for part in self._cache_parts(layout)),
+            cached=joined(range(one.position, one.position + one.length) for one in layout.cached),
         )
 
     def _bank_parts(
-        self, books: Books, position: int
+        self, layout: Layout, position: int
     ) -> Iterator[tuple[tuple[int, int], Iterable[Tensor], Tensor]]:
         """The number and layer of each bank, its memory 2 x [rows, ...], its tokens' places."""
-        lagged = sorted(bank for bank, layer in books.banks if layer == CARRIED)
-        for (bank, layer), num_held in books.banks.items():
+        lagged = sorted(bank for bank, layer in layout.banks if layer == CARRIED)
+        for (bank, layer), num_held in layout.banks.items():
             held = torch.arange(position - num_held, position, device=self.keys.device)
             if layer == CARRIED:
                 memory = self.carried[lagged.index(bank), :, None]
                 yield (bank, layer), (memory, memory[..., :0]), held % self.sizes.num_carried
             else:
-                memory = self._banks[:, layer, books.regions[bank]]
+                memory = self._banks[:, layer, layout.regions[bank]]
                 yield (bank, layer), memory, held % self.sizes.capacity
 
-    def _cache_parts(self, books: Books) -> Iterator[tuple[Tensor, Tensor]]:
+    def _cache_parts(self, layout: Layout) -> Iterator[tuple[Tensor, Tensor]]:
         """The memory of each layer's cache, and the places of its tokens."""
-        runs = [torch.arange(one.place, one.place + one.length) for one in books.cached]
+        runs = [torch.arange(one.place, one.place + one.length) for one in layout.cached]
         if runs:
             places = torch.cat(runs).to(self.keys.device)
             for layer in range(self._caches.shape[1]):
@@ -185,7 +185,7 @@ class Decoder:
                 weights = Weights.of(model, dtype)
             self.weights = weights
             sizes = measured(model.schedule, model.config.depth)
-            # Whoever goes back needs what the tokens taken back would have overwritten.
+            # Taking tokens back needs what they would have overwritten.
             sizes = sizes._replace(
                 capacity=sizes.capacity + slack, num_carried=sizes.num_carried + slack
             )
@@ -270,7 +270,7 @@ class Decoder:
     def undo(self, number: int = 1) -> None:
         """Take back the latest token, or several of one run if there is slack.
 
-        What they wrote is read by no later step.
+        No later step reads what they wrote.
         """
         self._position -= number
         with torch.no_grad():
@@ -282,9 +282,9 @@ class Decoder:
 
     def state(self) -> State:
         """Where the stream stands, as the model itself would return it: a copy."""
-        books = self._planner.books_at(self._plan, self._position)
+        layout = self._planner.layout_at(self._plan, self._position)
         with torch.inference_mode(mode=False), torch.no_grad():
-            stream = self._memory.stream(self._begun, books, self._position)
+            stream = self._memory.stream(self._begun, layout, self._position)
         return replace(self._given, streams=(stream,))
 
     def _begin(self, stream: Stream, sizes: Sizes) -> None:
@@ -292,15 +292,15 @@ class Decoder:
         model = self._model
         self._begun = replace(stream, banks={}, cache=())
         self._position = stream.position
-        books = Books.of(stream)
-        self._sizes = sizes | self._planner.plan(books, stream.position).sizes
+        layout = Layout.of(stream)
+        self._sizes = sizes | self._planner.plan(layout, stream.position).sizes
         self._memory = DecoderMemory(model, stream, self._sizes, self.weights.dtype)
-        self._memory.fill(stream, books)
+        self._memory.fill(stream, layout)
         self._scratch: dict[int, Launches] = {}
         self._programs: dict[tuple[Form, int, int | None], Callable[[], object]] = {}
         """What computes some tokens of each row, for each form of their steps."""
         self._previous: DecodingPlan | None = None
-        self._enter(self._planner.plan(books, stream.position, self._sizes.capacity))
+        self._enter(self._planner.plan(layout, stream.position, self._sizes.capacity))
         with self._device:
             self._program()
 
@@ -315,7 +315,7 @@ class Decoder:
         self._plan = plan
         rows = torch.tensor(plan.rows(self._sizes, self.batch_size))
         with torch.no_grad():
-            # From pageable memory, which is free again at once; the device gets there in its turn.
+            # From pageable memory, which may be reused at once; the copy is queued on the device.
             target = self._memory.plan[: len(rows), : rows.shape[1]]
             target.copy_(rows, non_blocking=True)
 
@@ -327,21 +327,21 @@ class Decoder:
             self._begin(self.state().streams[0], self._sizes | twice)
 
     def put(self, row: int, stream: Stream) -> bool:
-        """Let a row continue from a stream of one row; False if its past has no place here."""
+        """Let a row continue from a stream of one row; False if its past does not fit."""
         here = self._position
-        books, behind = self._planner.books_at(self._plan, here), here - stream.position
-        layers = [[layer for _, layer in sorted(held)] for held in (books.banks, stream.banks)]
+        layout, behind = self._planner.layout_at(self._plan, here), here - stream.position
+        layers = [[layer for _, layer in sorted(held)] for held in (layout.banks, stream.banks)]
         if behind < 0 or behind % self._given.chunk_length or layers[0] != layers[1]:
             return False
-        stream = stream.shifted(here, books.banks)
+        stream = stream.shifted(here, layout.banks)
         num_held = {key: held.num_tokens for key, held in stream.banks.items()}
-        cached = within(books.cached, stream.cached)
+        cached = within(layout.cached, stream.cached)
         num_cached = sum(one.length for one in cached)
-        is_longer = any(number > books.banks[key] for key, number in num_held.items())
+        is_longer = any(number > layout.banks[key] for key, number in num_held.items())
         if is_longer or num_cached < num_positions(stream.cached):
             return False
         with torch.no_grad():
-            self._memory.replace(row, stream, Books(num_held, books.regions, cached))
+            self._memory.replace(row, stream, Layout(num_held, layout.regions, cached))
         starts = list(self._begun.starts)
         starts[row] = stream.starts[0]
         self._begun = replace(self._begun, starts=tuple(starts))
@@ -349,7 +349,7 @@ class Decoder:
 
     def _launches(self, number: int) -> "Launches":
         """What takes `number` tokens of each row to their logits."""
-        # Triton is imported where it is used: it may not be there.
+        # Triton is imported where it is used: it may not be installed.
         from staircase_attention.engine.decoding.launches import Launches
 
         if number not in self._scratch:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from staircase_attention.engine.decoding.decoder import DecoderMemory
 
 # Up to this many rows products are made without tensor cores. Several tokens of such rows are, too,
-# up to a number that is still fast: they get the very numbers that they would get one by one.
+# up to a number that is still fast: their results are those of one token at a time.
 MOST_FEW_ROWS = 4
 MOST_FEW_TOKENS = 16
 # A matrix of at most this many weights is read again for each of a few rows.
@@ -117,7 +117,7 @@ class Launches:
         self._normed = scratch(len(weights.output), num_rows, self.width, dtype=dtype)
         self._queries, self._attended = scratch(2, num_rows, self.width, dtype=dtype)
         self._inner = scratch(num_rows, weights.expand.shape[1], dtype=dtype)
-        # Parts of sums, and how many programs have left theirs: kernels set counts back to zero.
+        # Parts of sums, and how many programs have written theirs: kernels reset these counts.
         self._tops = scratch(2, shares, num_rows, self.num_heads)
         self._partial = scratch(shares * num_rows * self.width)
         self._counts = scratch(max(4096, num_rows * self.num_heads), dtype=torch.int32)
@@ -496,7 +496,7 @@ def _add_normed(hidden: Tensor, norm: Norm, entered: Tensor) -> None:
 def attention_tiles(
     rows: int, heads: int, keys: int, size: int, dtype: torch.dtype, *, is_rotary: bool
 ) -> AttentionTiles:
-    """Shares that fill the machine, and blocks that leave room for those under way."""
+    """Shares for every multiprocessor, and blocks that leave room for loads in progress."""
     wanted = triton.cdiv(ENOUGH_PROGRAMS, rows * heads)
     shares = min(wanted, triton.cdiv(keys, FEWEST_KEYS), MOST_SHARES)
     shares = 1 << (shares.bit_length() - 1)

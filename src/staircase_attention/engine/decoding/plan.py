@@ -84,7 +84,7 @@ class Sizes(NamedTuple):
 
 
 @dataclass(slots=True)
-class Books:
+class Layout:
     """Where the tokens lie that a stream remembers; kept by following the timetable."""
 
     banks: dict[tuple[int, int], int]
@@ -95,8 +95,8 @@ class Books:
     """By position."""
 
     @classmethod
-    def of(cls, stream: Stream) -> "Books":
-        """Books of a stream whose regions and slots are taken in order."""
+    def of(cls, stream: Stream) -> "Layout":
+        """The layout of a stream whose regions and slots are taken in order."""
         banks = {key: held.num_tokens for key, held in stream.banks.items()}
         open_banks = {bank for bank, layer in banks if layer != CARRIED}
         regions = {bank: number for number, bank in enumerate(sorted(open_banks))}
@@ -106,9 +106,9 @@ class Books:
             place += len(part)
         return cls(banks, regions, cached)
 
-    def copy(self) -> "Books":
-        """Books that can be kept on without changing these."""
-        return Books(dict(self.banks), dict(self.regions), self.cached)
+    def copy(self) -> "Layout":
+        """A copy that can be changed independently."""
+        return Layout(dict(self.banks), dict(self.regions), self.cached)
 
     def free_slots(self, length: int) -> int:
         """The lowest place from which on this many slots are free."""
@@ -137,7 +137,7 @@ class Books:
                 used = set(self.regions.values())
                 self.regions[step.bank] = next(n for n in range(len(used) + 1) if n not in used)
             held = range(tokens.start - num_held, tokens.start)
-            # The caller sees the cache as it is before the step: a token never sees its own slot.
+            # The caller gets the cache as it is before the step: a token never sees its own slot.
             yield step, held, within(self.cached, step.frozen)
             num_held += len(tokens)
             if step.retained is not None:
@@ -161,13 +161,13 @@ class Books:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecodingPlan:
-    """A run of tokens: what its steps see, and the books before and after it."""
+    """A run of tokens: what its steps see, and the layout before and after it."""
 
     run: range
     place: int
     """Where the run's first token lies in the cache, if the run is cached."""
-    before: Books
-    after: Books
+    before: Layout
+    after: Layout
     form: Form
     seen: tuple[tuple[int, range, list[Segment]], ...]
     """For each step: the region of its bank, the positions it holds, and the frozen segments."""
@@ -250,7 +250,7 @@ class Planner:
         """A limit on the keys of a bank that the kernels apply at every token."""
         return None if self.is_chunked else self.schedule.attention_span
 
-    def plan(self, books: Books, position: int, capacity: int | None = None) -> DecodingPlan:
+    def plan(self, layout: Layout, position: int, capacity: int | None = None) -> DecodingPlan:
         """The run that begins at a position.
 
         It does not pass a multiple of `capacity`, where the rings wrap. Where a span limits what a
@@ -264,8 +264,8 @@ class Planner:
         if self.is_chunked and schedule.attention_span is not None:
             stop, oldest = position + 1, max(0, position - schedule.attention_span + 1)
         steps = self._steps(range(position, stop))
-        place = books.free_slots(stop - position)
-        after = books.copy()
+        place = layout.free_slots(stop - position)
+        after = layout.copy()
         visible = range(oldest, position)
         seen = tuple(
             (
@@ -281,7 +281,7 @@ class Planner:
         return DecodingPlan(
             run=range(position, stop),
             place=place,
-            before=books,
+            before=layout,
             after=after,
             form=tuple(
                 FormStep(
@@ -298,14 +298,14 @@ class Planner:
             span=self.span,
         )
 
-    def books_at(self, plan: DecodingPlan, position: int) -> Books:
-        """The books in the middle of a run."""
-        books = plan.before.copy()
+    def layout_at(self, plan: DecodingPlan, position: int) -> Layout:
+        """The layout in the middle of a run."""
+        layout = plan.before.copy()
         if position > plan.run.start:
             steps = self._steps(range(plan.run.start, position))
-            for _ in books.follow(steps, place=plan.place, attends_self=self.attends_self):
+            for _ in layout.follow(steps, place=plan.place, attends_self=self.attends_self):
                 pass
-        return books
+        return layout
 
     def _steps(self, tokens: range) -> list[Step]:
         phases = self.schedule.phases(tokens, depth=self.depth, order="window")
@@ -319,11 +319,11 @@ def measured(schedule: Schedule, depth: Depth) -> Sizes:
     A schedule may need more later on; then a decoder makes room again.
     """
     planner = Planner(schedule, depth)
-    books, position, sizes = Books({}, {}, []), 0, Sizes()
+    layout, position, sizes = Layout({}, {}, []), 0, Sizes()
     while position < 2 * (schedule.default_max_distance + schedule.chunk_length):
-        plan = planner.plan(books, position)
+        plan = planner.plan(layout, position)
         sizes |= plan.sizes
-        books, position = plan.after, plan.run.stop
+        layout, position = plan.after, plan.run.stop
     return sizes
 
 

@@ -1,1 +1,1 @@
-"""The core at the hardware's speed: the same function, fused steps, gradients by hand."""
+"""A core with fused steps: the same function, with gradients written by hand."""

@@ -4,7 +4,7 @@ Memory is allocated once for all tokens that a forward pass will hold. Autograd 
 is written to it. The order of operations is given to autograd by a handle, a scalar that is never
 read: writing takes one in and returns the next, and every reader takes the latest. So the backward
 of a write comes after those of all its readers, which have added to gradients that lie here too,
-and takes out those of its own tokens.
+and returns those of its own tokens.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -73,7 +73,7 @@ class Buffer:
         return found
 
     def _join_backward_pass(self) -> None:
-        """Start from zero in every backward pass: some do not come to their end."""
+        """Start from zero in every backward pass: some do not finish."""
         this = torch._C._current_graph_task_id()
         if self._backward_pass != this:
             self._gradients = None
@@ -115,7 +115,7 @@ class Lent(KeysValues):
 def write(buffer: Buffer, start: int, handle: Tensor, pairs: Sequence[KeysValues]) -> Tensor:
     """Write tokens; the next handle.
 
-    A first write, from 0 on, is needed even without tokens: autograd comes by it last.
+    A first write, from 0 on, is needed even without tokens: its backward is the last.
     """
     flat = [part for pair in pairs for part in pair]
     following: Tensor = _Write.apply(buffer, start, handle, *flat)  # type: ignore[no-untyped-call]
@@ -174,7 +174,7 @@ class _Read(torch.autograd.Function):
 
 
 class BufferedCache(Cache):
-    """What a state brought, and behind it what comes, in a buffer that has room for all of it.
+    """What a state has, then what is added, in a buffer that has room for all of it.
 
     Nothing in it is ever overwritten, so that a backward pass finds what was seen. Tokens that are
     dropped stay where they are.
@@ -243,6 +243,6 @@ class BufferedCache(Cache):
             buffer = Buffer(like, capacity=self._capacity, dtype=self._dtype)
             if not any(part.requires_grad for pair in self._loaded for part in pair):
                 buffer.first_tracked = self._num_loaded
-            # The tap lets autograd come by in every backward pass, with or without a state.
+            # With the tap, autograd runs this in every backward pass, with or without a state.
             self._opened = buffer, write(buffer, 0, self._tap, self._loaded)
         return self._opened

@@ -24,7 +24,7 @@ from staircase_attention.layers.keys_values import split_heads
 from staircase_attention.layers.layer import FeedForward, Layer
 from staircase_attention.layers.positions import RotaryPositions
 
-# Rows that are worth a product's launch; fewer wait for others.
+# A product is launched for at least so many rows; fewer are collected first.
 ENOUGH_ROWS = 4096
 
 # Parameters and their gradients.
@@ -54,14 +54,14 @@ class SharedMatrix:
     def add(
         self, inputs: Float[Tensor, "rows inputs"], gradients: Float[Tensor, "rows outputs"]
     ) -> None:
-        """Add gradientsᵀ @ inputs: soon, together with others."""
+        """Add gradientsᵀ @ inputs, later and together with others."""
         self._waiting.append((inputs, gradients))
         self._num_waiting += len(inputs)
         if self._num_waiting >= ENOUGH_ROWS:
             self._sum_up()
 
     def take(self) -> Found:
-        """The gradients, when all of them have come; the next ones start from zero."""
+        """The finished gradients; the next ones start from zero."""
         if self._waiting or self._total is None:
             self._sum_up()
         assert self._total is not None
@@ -104,7 +104,7 @@ class PartialSums:
         return self._parts
 
     def take(self) -> Found:
-        """The gradients, when all of them have come; the next ones start from zero."""
+        """The finished gradients; the next ones start from zero."""
         if all(one is None for one in self._parameters):
             return {}
         totals = self.parts.sum(0).flatten().chunk(len(self._parameters))
@@ -308,7 +308,7 @@ class SharedCore:
         return tap
 
     def join_backward_pass(self) -> None:
-        """Announce that a step adds its gradients now; sums that are left of another pass go.
+        """Begin to add a step's gradients; drop sums that are left of another pass.
 
         A pass that asks for other gradients only, or that fails, leaves its sums behind.
         """
@@ -326,7 +326,7 @@ class SharedCore:
                     "before the optimizer's step, or detach the state between segments"
                 )
         if self._backward_pass is not None:
-            # Of a pass that did not come to its end: taken, and thrown away.
+            # Of a pass that did not finish: discarded.
             self.take_gradients()
         self._backward_pass = this
 
@@ -357,7 +357,7 @@ class _Tap(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, _: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        # Every step took in the tap, so that autograd comes here after all of them.
+        # Every step depends on the tap, so autograd gets here after all of them.
         ctx.shared.join_backward_pass()
         return None, *ctx.shared.take_gradients()
 

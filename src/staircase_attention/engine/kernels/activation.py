@@ -3,7 +3,7 @@
 ReLU works in place. SwiGLU and GELU read what came out of the first product, which is kept for the
 backward pass; what went into the second one is computed again there.
 
-Backward, the ReLU's gate is part of the product that comes to it. The product's result is as wide
+Backward, the ReLU's gate is part of the product before it. The product's result is as wide
 as the feed-forward block, four times its input: to write it, read it again for the gate, and write
 it once more takes longer than the product itself.
 """

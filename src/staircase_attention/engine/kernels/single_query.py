@@ -2,7 +2,7 @@
 
 With one query there is no matrix to multiply by, and time goes into reading keys and values once.
 A program takes one matrix through its keys in blocks, and block after block adds to the same lanes:
-lanes are summed up after the last, so that the threads of a program need not meet before. The same
+lanes are summed up after the last, so that threads need not synchronise before. The same
 weights are dropped as by the kernels for many queries.
 
 Gradients of keys and values are as large as these, that of the query is one vector. So the backward
