@@ -5,6 +5,7 @@ import json
 import re
 import sys
 import tarfile
+import zipfile
 from dataclasses import asdict
 from pathlib import Path
 
@@ -126,6 +127,20 @@ def test_a_damaged_parquet_file_is_refused_or_read_up_to_the_damage(tmp_path):
         [what] = skipped_by(source)
         assert what.startswith("damage (")
         assert what.endswith(f"{lost} in a.parquet")
+
+
+def test_a_zip_has_the_format_of_what_it_holds(tmp_path):
+    def zipped(name, member, content=b'{"text": "one"}\n'):
+        with zipfile.ZipFile(tmp_path / name, "w") as archive:
+            archive.writestr(member, content)
+        return tmp_path / name
+
+    for names in (("a.zip", "b/a.JSONL"), ("a.jsonl.zip", "a"), ("a.JSONL.ZIP", "b.jsonl")):
+        assert whole_documents(TextSource(zipped(*names))) == [b"one"]
+    assert whole_documents(TextSource(zipped("a.zip", "a"))) == [b'{"text": "one"}\n']
+    for member, rule in (("a.png", "must be or hold"), ("a.parquet", "must not be compressed")):
+        with pytest.raises(InputError, match=rule):
+            TextSource(zipped("a.zip", member))
 
 
 def test_a_changed_letter_of_a_parquet_file_with_checksums_is_damage(tmp_path):

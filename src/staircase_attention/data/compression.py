@@ -171,13 +171,27 @@ class _ZstandardFrames:
         self._frame = None
 
 
+def zipped_name(path: Path) -> str:
+    """The name of the file in a zip; none for other files, which are refused when opened."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = _files_in(archive)
+    except DAMAGE:
+        return ""
+    return names[0] if len(names) == 1 else ""
+
+
+def _files_in(archive: zipfile.ZipFile) -> list[str]:
+    return [name for name in archive.namelist() if not name.endswith("/")]
+
+
 def _open_zip(stored: IO[bytes]) -> IO[bytes]:
     archive = zipfile.ZipFile(stored)
-    members = [member for member in archive.infolist() if not member.is_dir()]
-    if len(members) != 1:
+    names = _files_in(archive)
+    if len(names) != 1:
         rule = "a .zip must hold one file"
-        raise input_error(rule, f"{len(members)} in {stored.name}", "unpack it")
-    return archive.open(members[0])
+        raise input_error(rule, f"{len(names)} in {stored.name}", "unpack it")
+    return archive.open(names[0])
 
 
 _OPENERS: dict[Compression | None, Callable[[IO[bytes]], Any]] = {

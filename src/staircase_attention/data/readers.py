@@ -186,7 +186,8 @@ def _suffix(path: Path) -> str:
     """The last suffix of a name that does not name a compression: .jsonl of RC_2006.JSONL.zst."""
     name = Path(path.name.lower())
     if name.suffix in COMPRESSED:
-        name = Path(name.stem)
+        held = Path(compression.zipped_name(path).lower())
+        name = held if held.suffix else Path(name.stem)
     return ".tar" if name.suffix in SHORT_TAR else name.suffix
 
 
@@ -278,6 +279,8 @@ def _flattened(value: object, separators: tuple[str, ...] = ("\n", ": ")) -> str
 
 def _rows(path: Path, options: ReadingOptions) -> Iterator[tuple[Document | str, int]]:
     """The values of the text column; the last may be the file's damage."""
+    if compression.compression_of(path) is not None:
+        raise input_error("a .parquet file must not be compressed as a whole", path, "unpack it")
     parquet = import_extra("pyarrow.parquet", needed_for="a .parquet file")
     num_bytes, num_rows = path.stat().st_size, 0
     try:
@@ -286,7 +289,7 @@ def _rows(path: Path, options: ReadingOptions) -> Iterator[tuple[Document | str,
             if options.text_field not in file.schema_arrow.names:
                 rule = f"the text must be in the column {options.text_field!r} of {path}"
                 received = ", ".join(map(repr, file.schema_arrow.names))
-                raise input_error(rule, received, "name its column with text_field")
+                raise input_error(rule, received, "name its column by --text-field (text_field)")
             bytes_each = num_bytes / max(file.metadata.num_rows, 1)
             for batch in file.iter_batches(PARQUET_ROWS, columns=[options.text_field]):
                 for text in map(_flattened, batch.column(0).to_pylist()):
