@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import stat
+import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -93,10 +94,12 @@ def check_can_write(path: Path, what: str, endings: tuple[str, ...] = ()) -> Non
 def check_can_hold(path: Path, what: str) -> None:
     """Refuse an output folder that cannot be made, before the work for it is done."""
     there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK):
-        received = "cannot be written to" if there.is_dir() else "is a file"
+    try:
+        os.rmdir(tempfile.mkdtemp(prefix=".", dir=there))
+    except OSError as error:
+        received = f"{path} ({there}: {error.strerror})"
         rule = f"{what} must be a folder that can be made"
-        raise input_error(rule, f"{path}, where {there} {received}", "name another")
+        raise input_error(rule, received, "name another") from error
 
 
 def write_json(path: Path, plain: Any) -> None:  # noqa: ANN401

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 # Columns of a picture beside each other; more begin a new line.
 BAND = 32
+# Tokens in a figure.
+MOST_DRAWN = 512
 # A probability whose colour needs white letters.
 DARK = 0.6
 # A pass by its number, counted from 1, or layers outside of the recurrence; for keys, the cache.
@@ -278,6 +280,9 @@ def lens_figure(places: Sequence[Place], *, title: str) -> "Figure":
     """Tokens to the right, with their answers below; passes upwards; the likeliest answers."""
     from matplotlib.figure import Figure
 
+    if len(places) > MOST_DRAWN:
+        received, remedy = f"{len(places):,}", "take a shorter text, or leave the figure out"
+        raise input_error(f"a figure has at most {MOST_DRAWN} tokens", received, remedy)
     num_passes = len(places[0].likeliest)
     bands = [places[start : start + BAND] for start in range(0, len(places), BAND)]
     longest = max(5, *(len(word or "") for one in places for word in one[:2]))

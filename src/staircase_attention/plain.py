@@ -19,6 +19,7 @@ IDENTITIES = (
     *("model.schedule.name", "model.schedule.reference"),
 )
 SCALARS = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
+EXAMPLES = {int: "8", float: "0.5", bool: "true", str: "'a'"}
 
 
 def to_plain(value: Any) -> Any:  # noqa: ANN401
@@ -152,4 +153,5 @@ def convert(hint: Any, value: Any, path: str) -> Any:  # noqa: ANN401
     if isinstance(value, wider) and (hint is bool or not isinstance(value, bool)):
         return hint(value)
     received = f"{value!r} ({type(value).__name__})"
-    raise input_error(f"{path} must be {SCALARS[hint]}", received, "use such a value")
+    rule, remedy = f"{path} must be {SCALARS[hint]}", f"use for example {EXAMPLES[hint]}"
+    raise input_error(rule, received, remedy)

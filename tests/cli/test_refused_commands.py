@@ -81,8 +81,14 @@ PLAIN = {
     "prepare reddit FILE --output FILE/z": "--output must be a folder that can be made, got FILE/z",
     "prepare text FILE --valid-file absent": "got absent, not there; check the name",
     "prepare text FILE --part third": "--part must be two numbers, got 'third'; use for",
+    # Neither a corpus nor the threads that were read for it.
+    "prepare reddit FILE --quiet --output new": "a corpus must have text, got none",
     "quickstart FILE --output new": "to train on, to validate and to test, got 14 bytes; use more",
     "sample nowhere": "nowhere",
+    "sample nowhere --draft-tokens 8": "--draft-tokens is for --draft-passes, got 8; leave it out",
+    "train": "Missing argument 'RECIPE'; see staircase train --help",
+    "train parity/lstm training.num_updates=1e3": "got 1000.0 (float); use for example 8",
+    "estimate parity/staircase --gpus 7": "got 64; use for example 70",
     "chat nowhere": "nowhere",
     "export nowhere somewhere": "nowhere",
     "export nowhere new --num-tokens 9": "--num-tokens is for --format onnx, got 9; leave it out",
@@ -136,7 +142,8 @@ ON_TEXT = {
     "chat RUN --max-tokens 0": "--max-tokens must be an integer of at least 1, got 0",
     "chat RUN --save /dev/null": "--save must be a file in a folder that can be written",
     "chat RUN --save RUN/config.json": "a saved dialogue must be as it was written",
-    "export RUN RUN/config.json/z": "is a file; name another",
+    "export RUN RUN/config.json/z": "Not a directory); name another",
+    f"inspect RUN --figure new.png --text {'word' * 200}": "a figure has at most 512 tokens, got",
     "export RUN RUN --format onnx": "an export needs a folder that is new or empty",
 }
 

@@ -68,7 +68,7 @@ def test_a_packed_model_given_away_is_scored_on_other_corpora_and_on_text(
     (packed / "checksums.json").unlink()
     monkeypatch.chdir(tmp_path)
     line = refused("eval", packed)
-    assert "whose far/away is not here; name a corpus with --corpus or text with --text" in line
+    assert "whose far/away is not here; use --text, or for eval --corpus" in line
     expected = output_of("eval", text_run, "--split", "train").splitlines()
     found = output_of("eval", packed, "--corpus", folder / "corpus", "--split", "train")
     assert found.splitlines()[:-1] == expected[:-1]

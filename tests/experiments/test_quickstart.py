@@ -103,8 +103,10 @@ def test_a_quickstart_continues_where_it_was_killed(made, monkeypatch):
 
 def test_a_folder_holds_the_quickstart_of_the_same_files(made):
     quick, _, _ = made
-    with pytest.raises(InputError, match="a folder holds one quickstart, got"):
-        Quickstart(files=quick.files[:1], folder=quick.folder, minutes=quick.minutes).run()
+    for folder in (quick.folder, quick.folder / "corpus"):
+        other = Quickstart(files=quick.files[:1], folder=folder, minutes=quick.minutes)
+        with pytest.raises(InputError, match="a folder must be new, empty, or of a quickstart of"):
+            other.run()
 
 
 def test_many_documents_are_split_by_their_texts(tmp_path, monkeypatch):

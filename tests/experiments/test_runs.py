@@ -236,7 +236,7 @@ def test_a_run_with_another_recipe_is_refused_in_one_line_before_any_work(tmp_pa
         go(tmp_path, updates=80)
     assert fake.calls == []
     message = str(error.value)
-    for words in ("training.num_updates = 80 in place of 40", "name another folder"):
+    for words in ("training.num_updates = 80 in place of 40", "resume --updates"):
         assert words in message
     assert "\n" not in message
 

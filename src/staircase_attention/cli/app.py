@@ -17,8 +17,8 @@ from staircase_attention.references import line_in_own_code
 # Exit status for what a user can get wrong.
 USER_ERROR = 2
 NO_MEMORY = (
-    "this needs more memory than there is; use a smaller model, or in training fewer lanes, more "
-    "training.num_micro_batches, or training.recompute"
+    "this needs more memory than there is; use a smaller model, fewer lanes, shorter texts, or "
+    "in training more num_micro_batches, or recompute"
 )
 # What to do about a file that the system refused.
 REMEDIES = {
@@ -87,7 +87,9 @@ def run() -> None:
             sys.exit(USER_ERROR)
         # Of a number that it could not read, typer's own error does not say what was typed.
         read: Any = getattr(error.__cause__, "errors", list)()
-        fail(error.format_message() + "".join(f", got {one['input']!r}" for one in read))
+        message = error.format_message().rstrip(".")
+        message += "".join(f", got {one['input']!r}" for one in read)
+        fail(f"{message}; see {error.ctx.command_path} --help" if error.ctx else message)
     except (MemoryError, OverflowError):
         fail(NO_MEMORY)
     except typer.Abort:

@@ -242,10 +242,11 @@ def inspect(
     model = arguments.with_passes(loaded.model, passes).to(training.choose_device(device))
     loaded = replace(loaded, model=model)
     places = read_episode(loaded, episode or 0) if text is None else read_text(loaded, text)
+    if figure is not None:
+        save(lens_figure(places, title=loaded.recipe.name), figure)
     if as_json:
         typer.echo("\n".join(json.dumps(place._asdict()) for place in places))
     else:
         rich.print(lens_table(places))
     if figure is not None:
-        save(lens_figure(places, title=loaded.recipe.name), figure)
         typer.echo(f"wrote {figure}", err=as_json)

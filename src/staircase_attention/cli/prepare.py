@@ -1,12 +1,13 @@
 """`staircase prepare`: raw text into corpora."""
 
+import shutil
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from staircase_attention import data
-from staircase_attention.checks import input_error
+from staircase_attention.checks import InputError, input_error
 from staircase_attention.cli.arguments import Quiet, parse_values
 from staircase_attention.display import choose_display, counted
 from staircase_attention.files import check_can_hold
@@ -134,27 +135,27 @@ def reddit(
 
     held_out = data.HeldOut(valid=valid, test=test)
     # The options themselves check the words.
-    options = RedditOptions(
-        form=form,  # type: ignore[arg-type]
-        removed=removed,  # type: ignore[arg-type]
-        missing=missing,  # type: ignore[arg-type]
-        maximum_depth=depth,
-        filters=filters,  # type: ignore[arg-type]
-        held_out=held_out,
-    )
+    words: Any = {"form": form, "removed": removed, "missing": missing, "filters": filters}
+    options = RedditOptions(maximum_depth=depth, held_out=held_out, **words)
     # Threads are kept beside the corpus, so that a stopped preparation continues.
     work = output.with_name(f"{output.name}.threads")
     progress = choose_display(quiet=quiet, has_bar=False)
     source = RedditSource(dumps, work, options, allow_damaged=allow_damaged, progress=progress)
-    corpus = data.prepare(
-        [data.Part(source=source)],
-        output,
-        kind="reddit",
-        tokeniser=data.named_tokeniser(tokeniser),
-        held_out=held_out,
-        progress=progress,
-        part=parse_part(part),
-    )
+    was_there = work.exists()
+    try:
+        corpus = data.prepare(
+            [data.Part(source=source)],
+            output,
+            kind="reddit",
+            tokeniser=data.named_tokeniser(tokeniser),
+            held_out=held_out,
+            progress=progress,
+            part=parse_part(part),
+        )
+    except InputError:
+        if not was_there:
+            shutil.rmtree(work, ignore_errors=True)
+        raise
     show(corpus)
 
 

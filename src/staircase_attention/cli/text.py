@@ -75,8 +75,9 @@ def sample(
         typer.Option(metavar="N", help="Speculative decoding: draft tokens in N passes."),
     ] = None,
     draft_tokens: Annotated[
-        int, typer.Option(metavar="N", help="Tokens to draft before they are verified.")
-    ] = 4,
+        int | None,
+        typer.Option(metavar="N", help="Tokens to draft before they are verified; by default 4."),
+    ] = None,
     checkpoint: arguments.CheckpointName = "best",
     save: Annotated[
         Path | None, typer.Option(help="Save the stream to this file, to resume it later.")
@@ -91,6 +92,8 @@ def sample(
     if resume is not None:
         check_fixed(context)
     check_integer("--max-tokens", max_tokens, minimum=1, example=200)
+    if draft_tokens is not None and draft_passes is None:
+        raise input_error("--draft-tokens is for --draft-passes", draft_tokens, "leave it out")
     if save is not None:
         check_can_write(save, "--save")
     from staircase_attention.experiments.page import continued
@@ -112,7 +115,7 @@ def sample(
         options = {"max_tokens": None, "sampling": sampling, "stop_strings": stop or ()}
         stream = continued(language, prompts, **options)
     if draft_passes is not None:
-        stream.speculate(draft_passes, draft_tokens)
+        stream.speculate(draft_passes, 4 if draft_tokens is None else draft_tokens)
     if save is None:
         # The last token shows what was held back; in a saved stream it comes later.
         stream.max_tokens = stream.num_made + max_tokens

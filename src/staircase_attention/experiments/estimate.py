@@ -185,7 +185,7 @@ class Work:
         least = num_gpus * self.num_parts
         if self.training.num_lanes % least:
             rule = f"training.num_lanes must be a multiple of {least}: whole lanes in all GPUs"
-            remedy = f"use for example training.num_lanes={least}"
+            remedy = f"use for example {least * -(-self.training.num_lanes // least)}"
             raise input_error(rule, self.training.num_lanes, remedy)
         is_fast = self.training.engine == "fast" and self.training.parallel in PARALLEL
         if not isinstance(model, FamilyModel) or not is_fast or not model.core.is_papers:

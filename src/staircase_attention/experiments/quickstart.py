@@ -85,11 +85,10 @@ class Quickstart:
         files = [str(file.resolve()) for source in sources for file in source.files]
         plan, path = {"files": files, "minutes": self.minutes}, self.folder / "quickstart.json"
         self.folder.mkdir(parents=True, exist_ok=True)
-        if not path.exists():
-            write_json(path, plan)
-        elif read_json(path) != plan:
-            received, remedy = f"{self.folder} of other files or time", "name another --output"
-            raise input_error("a folder holds one quickstart", received, f"{remedy}, or remove it")
+        if any(self.folder.iterdir()) and (not path.exists() or read_json(path) != plan):
+            rule = "a folder must be new, empty, or of a quickstart of the same files and time"
+            raise input_error(rule, self.folder, "name another --output")
+        write_json(path, plan)
         corpus = self._prepared(sources, sizes)
         result = self._trained(corpus, max(end_time, time.monotonic() + 30 * self.minutes))
         return result, self._samples(corpus)

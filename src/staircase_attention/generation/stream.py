@@ -338,7 +338,7 @@ def as_stop_strings(strings: str | Sequence[str]) -> tuple[str, ...]:
     found = (strings,) if isinstance(strings, str) else tuple(strings)
     if not all(isinstance(one, str) and one for one in found):
         rule = "a stop string must be a string of at least one character"
-        raise input_error(rule, list(found), "leave out the others")
+        raise input_error(rule, list(found), "use for example '\\n'")
     return found
 
 

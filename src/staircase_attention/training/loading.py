@@ -118,7 +118,7 @@ def load_run(
         recipe = recipe.override({"task.folder": os.fspath(corpus)})
     elif isinstance(recipe.task, CorpusChoice) and not Path(recipe.task.folder).exists():
         received = f"{run_folder.path}, whose {recipe.task.folder} is not here"
-        remedy = "name a corpus with --corpus or text with --text (in Python, corpus=)"
+        remedy = "use --text, or for eval --corpus (in Python, corpus=)"
         raise input_error("a language model is scored on a corpus", received, remedy)
     data = build_dataset(recipe)
     saved, model = _load_model(run_folder, recipe, data, checkpoint)

@@ -98,7 +98,8 @@ class RunFolder:
         if changes:
             rule = f"a run is resumed with its own recipe, and {self.path} holds another"
             received = f"{', '.join(changes[:2])}{', ...' if changes[2:] else ''}"
-            raise input_error(rule, received, "name another folder with --output")
+            remedy = "name another with --output; for more updates, use resume --updates"
+            raise input_error(rule, received, remedy)
 
     @contextlib.contextmanager
     def started(
