@@ -123,19 +123,20 @@ class Stepper:
     def ahead(
         self, tokens: Int[Tensor, "rows time"], *, drafts: bool = False
     ) -> Float[Tensor, "rows time vocab"]:
-        """The logits of tokens that `settle` may take back: `slack` at most.
+        """The logits of tokens that `settle` may take back: one, or `slack` at most.
 
         Drafts make a few passes only, and have to be taken back.
         """
-        decoder = self._current_decoder()
-        self._trail.append((tokens, self._state))
+        decoder, before = self._current_decoder(), self._state
         if decoder is None:
             model = self._drafting if drafts else self.model
-            logits, self._state = feed(model, tokens, self._state)
-            return logits
-        self._is_ahead = True
-        logits = decoder.step(self._fed(tokens), self.draft_passes if drafts else None)
-        return logits if self._active is None else logits[self._active]
+            logits, self._state = feed(model, tokens, before)
+        else:
+            logits = decoder.step(self._fed(tokens), self.draft_passes if drafts else None)
+            self._is_ahead = True
+            logits = logits if self._active is None else logits[self._active]
+        self._trail.append((tokens, before))
+        return logits
 
     def settle(self, number: int) -> None:
         """Keep this many of the tokens ahead: going back is keeping an old state."""
@@ -183,23 +184,6 @@ class Stepper:
         self._state = join([self.state, join(states)])
         self._drop_decoder()
 
-    @contextmanager
-    def step(self, tokens: Int[Tensor, " rows"]) -> Iterator[Float[Tensor, "rows vocab"]]:
-        """The logits after one more token per row; the step is undone if the block raises."""
-        decoder = self._current_decoder()
-        if decoder is None:
-            logits, state = feed(self.model, tokens[:, None], self.state)
-            yield logits[:, -1]
-            self._state = state
-            return
-        logits = decoder.step(self._fed(tokens))
-        try:
-            yield logits if self._active is None else logits[self._active]
-        except BaseException:
-            decoder.undo()
-            raise
-        self._is_ahead = True
-
     def _fed(self, tokens: Tensor) -> Tensor:
         """One row for each of the decoder's; what rows out of use are fed does not matter."""
         if self._decoder is None or self._active is None:
@@ -216,6 +200,9 @@ class Stepper:
         """A decoder in the stream's state; None where there can be none."""
         model = self.model
         if not isinstance(model, SequenceModel) or not is_worthwhile(model):
+            # The model may have been moved.
+            self._state = self.state
+            self._drop_decoder()
             return None
         # Weights that have changed since, as in training, need a new decoder.
         if self._decoder is not None and self._decoder.weights.are_of(model):

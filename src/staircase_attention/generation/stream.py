@@ -158,28 +158,26 @@ class TokenStream(Iterator[NewToken]):
             self.rows = tuple(self.rows[place] for place in unfinished)
             self.pending = self.pending[unfinished]
             self.recent = [self.recent[place] for place in unfinished]
-        # A round happens whole or not at all: if sampling fails, the step is undone.
-        if self.speculation is not None:
-            # A `take` that is over limits nothing.
-            limits = [(limit or 0) - self.num_made for limit in (self.max_tokens, self.until)]
-            left = min((limit for limit in limits if limit > 0), default=None)
-            made: list[tuple[Tensor, Tensor, list[bytes]]] = []
-            with inference(self.stepper.model):
-                try:
-                    drafted = self.speculation.round(self, left)
-                    made = [(*one, self._decoded(one[0])) for one in drafted]
-                finally:
-                    self.stepper.settle(len(made))
-            for one in made:
-                self.add(*one)
-            return
-        with inference(self.stepper.model), self.stepper.step(self.pending) as logits:
-            tokens, logprobs = choose(
-                self.sampling, logits, self.recent, rows=self.rows, count=self.num_made
-            )
-            pieces = self._decoded(tokens)
-        # Only now: an exception above leaves the stream as it was.
-        self.add(tokens, logprobs, pieces)
+        made: list[tuple[Tensor, Tensor, list[bytes]]] = []
+        with inference(self.stepper.model):
+            # A round happens whole or not at all: if sampling fails, its steps are undone.
+            try:
+                made = [(*one, self._decoded(one[0])) for one in self._chosen()]
+            finally:
+                self.stepper.settle(len(made))
+        for one in made:
+            self.add(*one)
+
+    def _chosen(self) -> list[tuple[Tensor, Tensor]]:
+        """Tokens of all rows and their log-probabilities, of one step or several."""
+        if self.speculation is None:
+            logits = self.stepper.ahead(self.pending[:, None])[:, -1]
+            rows, count = self.rows, self.num_made
+            return [choose(self.sampling, logits, self.recent, rows=rows, count=count)]
+        # A `take` that is over limits nothing.
+        limits = [(limit or 0) - self.num_made for limit in (self.max_tokens, self.until)]
+        left = min((limit for limit in limits if limit > 0), default=None)
+        return self.speculation.round(self, left)
 
     def add(self, tokens: Tensor, logprobs: Tensor, pieces: Sequence[bytes]) -> None:
         """Add a token to every row; one that ended in this round gets none."""
