@@ -11,7 +11,6 @@ shared the machine, and scores at other lengths where there are any. Weights are
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -42,7 +41,7 @@ def main() -> None:
         folders |= found
     kept = {label: collected(folder) for label, folder in folders.items()}
     chosen.output.write_text(compact(kept) + "\n", encoding="utf-8")
-    sys.stdout.write(f"wrote {len(kept)} runs to {chosen.output}\n")
+    print(f"wrote {len(kept)} runs to {chosen.output}")
 
 
 def named_runs(words: str) -> Iterator[tuple[str, Path]]:

@@ -12,7 +12,6 @@ bfloat16 where the run was trained so; as many tokens before those of drafts are
 
 import argparse
 import math
-import sys
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -30,12 +29,8 @@ from staircase_attention.training.trainer import score_split
 WARM_UP = 65_536
 CONFIDENCES = (0.3, 0.5, 0.7, 0.9, 0.97, 0.99, 0.999)
 CHANGES = (0.1, 0.2, 0.3, 0.5, 0.7)
-
-
-def say(line: str) -> None:
-    """A line that is seen at once."""
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
+# A line is seen at once, also where a run is cut short.
+say = partial(print, flush=True)
 
 
 def numbers(text: str) -> list[int]:

@@ -11,9 +11,9 @@ Enwik8's at batch 1: what self-speculation makes of them.
 """
 
 import argparse
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -46,6 +46,8 @@ VOCAB_SIZE = 8008
 WINDOW = 256
 NUM_STEPS = 200
 MICRO = 1e6
+# A line is seen at once, also where a run is cut short.
+say = partial(print, flush=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +73,6 @@ class Measured:
             f"| {self.micros:.1f} | {self.floor:.1f} | {self.micros / self.floor:.2f} "
             f"| {self.tokens_per_second:,.0f} | {self.num_kernels} | {self.is_captured} |"
         )
-
-
-def say(line: object) -> None:
-    """A line that is seen at once, also where the run is cut short."""
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
 
 
 def seconds(run: Callable[[], object], *, repeats: int, warm_up: int = 20) -> float:

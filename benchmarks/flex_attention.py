@@ -13,11 +13,11 @@ has its error line in the table instead.
 import argparse
 import json
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,8 @@ WITHOUT_POSITIONS = "FlexAttention without positions"
 """Another function, and so wrong: what the table's part of the time is seen against."""
 TOLERANCE = 5e-2
 """Largest relative error that counts as correct in bfloat16."""
+# A line is seen at once, also where a run is cut short.
+say = partial(print, flush=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,12 +100,6 @@ class Row:
 Inputs = list[Tensor]
 Work = Callable[[Inputs], Tensor]
 """From leaves that take gradients to an output."""
-
-
-def say(line: object) -> None:
-    """A line that is seen at once, also where the run is cut short."""
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
 
 
 @contextmanager

@@ -17,7 +17,6 @@ several exact lengths, so that one run has a number for every length. Finished r
 
 import argparse
 import re
-import sys
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
@@ -75,7 +74,7 @@ def main() -> None:
     elif chosen.command == "table":
         for source in chosen.sources:
             for task, runs in read(source).items():
-                sys.stdout.write("\n".join(table(task, runs)) + "\n\n")
+                print(*table(task, runs), sep="\n", end="\n\n")
     else:
         tasks = {
             task: runs for one in (*FULL_SIZE, *chosen.sources) for task, runs in read(one).items()
@@ -276,8 +275,7 @@ def train_all(chosen: argparse.Namespace) -> None:
             if label not in data["runs"]:
                 data["runs"][label] = {"recipe": recipe.to_plain(), **train_one(recipe)}
                 write_json(path, data)
-                sys.stdout.write(f"{label}\n")
-                sys.stdout.flush()
+                print(label, flush=True)
 
 
 def train_one(recipe: Recipe) -> dict[str, Any]:

@@ -14,10 +14,10 @@ import json
 import os
 import resource
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -35,12 +35,8 @@ from staircase_attention.data.tokenisers import BytePairTokeniser
 BATCH_DOCUMENTS = 1_000
 LANE_SECONDS = 2.0
 LANES = ((512, 256), (512, 128), (128, 256), (64, 2_048))
-
-
-def say(text: str) -> None:
-    """A line, at once."""
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
+# A line is seen at once, also where a run is cut short.
+say = partial(print, flush=True)
 
 
 def read_documents(path: Path, num_bytes: int) -> list[str]:

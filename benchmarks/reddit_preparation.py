@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import zstandard
@@ -28,6 +29,8 @@ import zstandard
 from staircase_attention.data.reddit import RedditSource
 
 MEGABYTE = 1e6
+# A line is seen at once, also where a run is cut short.
+say = partial(print, flush=True)
 
 
 @dataclass(frozen=True)
@@ -38,12 +41,6 @@ class Choice:
     copies: int
     one_thread: bool
     zst: bool
-
-
-def say(text: str) -> None:
-    """A line, at once."""
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
 
 
 def lines(choice: Choice) -> Iterator[bytes]:

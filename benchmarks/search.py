@@ -53,8 +53,7 @@ def main() -> None:
             code = running.pop(name).returncode
             results["results"][name] = outcome(arguments.folder / name, code)
             arguments.output.write_text(json.dumps(results, indent=1) + "\n")
-            sys.stdout.write(line(name, results["results"][name]) + "\n")
-            sys.stdout.flush()
+            print(line(name, results["results"][name]), flush=True)
 
 
 def start(plan: Plain, name: str, folder: Path) -> subprocess.Popen[bytes]:
