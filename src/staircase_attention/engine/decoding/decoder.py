@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from staircase_attention.attention import View
 from staircase_attention.checks import InputError, input_error
 from staircase_attention.engine.backend import can_run_on, compute_dtype, is_plain
 from staircase_attention.engine.decoding.plan import (
@@ -26,7 +27,7 @@ from staircase_attention.engine.decoding.plan import (
 from staircase_attention.engine.decoding.weights import Weights
 from staircase_attention.engine.kernels.graphs import captured
 from staircase_attention.layers import KeysValues
-from staircase_attention.layers.positions import ROTARY_BASE
+from staircase_attention.layers.positions import RotaryPositions
 from staircase_attention.models.exits import ExitBackend
 from staircase_attention.models.sequence_model import SequenceModel
 from staircase_attention.models.state import State, Stream
@@ -78,7 +79,11 @@ class DecoderMemory:
         # Rows begin at multiples of 16 bytes, so that one compiled kernel serves all of them.
         shape = (sizes.num_steps, row_size + row_size % 2)
         self.plan = torch.zeros(shape, dtype=torch.int64, device=device)
-        self.turns: Float[Tensor, "2 distances half"] = turns(config.head_size, sizes.reach, device)
+        # A query is turned by its distance from a key as the last of so many keys is by its place.
+        last = sizes.reach - 1
+        view = View(num_queries=1, num_keys=1, first_query=last, device=torch.device("cpu"))
+        found = RotaryPositions(head_size=config.head_size).turns(view)
+        self.turns: Float[Tensor, "2 distances half"] = found.float().to(device)
 
     def bank_base(self, layer: int) -> int:
         """The first vector of a layer's banks."""
@@ -422,13 +427,3 @@ def _replay(graph: torch.cuda.CUDAGraph, _: "list[Launch]") -> None:
     # A graph knows addresses only. The launches own the memory behind them: scratch that has grown
     # since is held by nobody else.
     graph.replay()
-
-
-def turns(
-    head_size: int, num_distances: int, device: torch.device
-) -> Float[Tensor, "2 distances half"]:
-    """Cosine and sine of the angle by which rotary positions turn a query, for every distance."""
-    pairs = torch.arange(head_size // 2, dtype=torch.float64)
-    distances = torch.arange(num_distances, dtype=torch.float64)
-    angles = distances[:, None] * torch.pow(ROTARY_BASE, -2 * pairs / head_size)
-    return torch.stack([angles.cos(), angles.sin()]).float().to(device)
