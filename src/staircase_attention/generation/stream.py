@@ -323,11 +323,9 @@ def show(text: bytes, stops: Sequence[str], *, is_end: bool = False) -> tuple[st
     if found:
         # Pairs of end and start: the earliest end wins, then the earliest start.
         return text[: min(found)[1]].decode(errors="replace"), b"", True
-    if is_end:
-        return text.decode(errors="replace"), b"", False
     starts = [size for stop in encoded for size in range(len(stop)) if text.endswith(stop[:size])]
-    decided = text[: len(text) - max(starts)] if starts else text
-    shown, num_used = codecs.utf_8_decode(decided, "replace", False)
+    decided = text[: len(text) - max(starts)] if starts and not is_end else text
+    shown, num_used = codecs.utf_8_decode(decided, "replace", is_end)
     return shown, text[num_used:], False
 
 
