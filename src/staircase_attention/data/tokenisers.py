@@ -360,16 +360,13 @@ def bound_words(texts: Iterable[bytes]) -> Iterator[bytes]:
     seen: set[bytes] = set()
     num_bytes = 0
     for piece, _ in (pair for text in texts for pair in pieces(io.BytesIO(text).read)):
-        words = WORDS.findall(piece)
-        if any(len(word) > LONGEST_WORD for word in words):
-            words = [word for word in words if len(word) <= LONGEST_WORD]
-            piece = b"".join(words)
+        words = [word for word in WORDS.findall(piece) if len(word) <= LONGEST_WORD]
         new = set(words) - seen
         seen |= new
         num_bytes += sum(map(len, new))
         if num_bytes > MOST_WORD_BYTES:
             return
-        yield piece
+        yield b"".join(words)
 
 
 def named_tokeniser(name: str) -> Tokeniser | BytePairTraining:
