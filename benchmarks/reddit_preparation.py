@@ -20,7 +20,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -33,17 +32,7 @@ MEGABYTE = 1e6
 say = partial(print, flush=True)
 
 
-@dataclass(frozen=True)
-class Choice:
-    """What is measured."""
-
-    dump: Path
-    copies: int
-    one_thread: bool
-    zst: bool
-
-
-def lines(choice: Choice) -> Iterator[bytes]:
+def lines(choice: argparse.Namespace) -> Iterator[bytes]:
     """The lines of all copies."""
     with lzma.open(choice.dump, "rt") as file:
         comments = [json.loads(line) for line in file]
@@ -59,7 +48,7 @@ def lines(choice: Choice) -> Iterator[bytes]:
             yield json.dumps(fields | changed).encode() + b"\n"
 
 
-def write(choice: Choice, path: Path) -> None:
+def write(choice: argparse.Namespace, path: Path) -> None:
     """Make the large dump."""
     num_bytes = num_lines = 0
     with path.open("wb") as file:
@@ -107,7 +96,7 @@ def main() -> None:
     parser.add_argument("--copies", type=int, default=64)
     parser.add_argument("--one-thread", action="store_true")
     parser.add_argument("--zst", action="store_true")
-    choice = Choice(**vars(parser.parse_args()))
+    choice = parser.parse_args()
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "dump")
