@@ -179,7 +179,8 @@ class Decoder:
         self._given = replace(state, streams=())
         # On a CPU, where there is no device to choose, this does nothing.
         self._device = torch.cuda.device(device.index if device.type == "cuda" else -1)
-        self._captures = capture and device.type == "cuda"
+        self.is_captured = capture and device.type == "cuda"
+        """Whether a token is one graph."""
         if early is None:
             early = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= HOPPER
         self._early = early
@@ -223,11 +224,6 @@ class Decoder:
     def batch_size(self) -> int:
         """Rows in the batch."""
         return self._memory.num_rows
-
-    @property
-    def is_captured(self) -> bool:
-        """Whether a token is one graph."""
-        return self._captures
 
     @property
     def num_kernels(self) -> int:
@@ -373,11 +369,11 @@ class Decoder:
         if form not in self._programs:
             launches = list(self._launches(number).all(self._plan.form, most_passes))
             self._programs[form] = partial(_run_all, launches)
-            if self._captures:
+            if self.is_captured:
                 try:
                     self._programs[form] = self._captured(launches, number)
                 except RuntimeError as error:
-                    self._captures = False
+                    self.is_captured = False
                     warnings.warn(
                         f"tokens are decoded without a captured graph: {error}", stacklevel=4
                     )
