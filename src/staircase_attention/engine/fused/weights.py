@@ -62,8 +62,7 @@ class SharedMatrix:
 
     def take(self) -> Found:
         """The finished gradients; the next ones start from zero."""
-        if self._waiting or self._total is None:
-            self._sum_up()
+        self._sum_up()
         assert self._total is not None
         parts = torch.split(self._total, [len(one) for one in self._parameters])
         self._total = None
