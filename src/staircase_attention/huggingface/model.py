@@ -34,7 +34,6 @@ class StaircaseForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[no
 
     config: StaircaseConfig
     config_class = StaircaseConfig
-    main_input_name = "input_ids"
     supports_gradient_checkpointing = True
     accepts_loss_kwargs = True
     """Trainer divides by the number of labels in all micro-batches, and passes it to the loss."""
