@@ -17,11 +17,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from decoding import say, seconds
 from torch import Tensor
 
 from staircase_attention import CoreConfig, SequenceModel, Staircase
@@ -40,8 +40,6 @@ WITHOUT_POSITIONS = "FlexAttention without positions"
 """Another function, and so wrong: what the table's part of the time is seen against."""
 TOLERANCE = 5e-2
 """Largest relative error that counts as correct in bfloat16."""
-# A line is seen at once, also where a run is cut short.
-say = partial(print, flush=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -251,18 +249,7 @@ def milliseconds(work: Work, inputs: Inputs, weights: Tensor, *, repeats: int) -
         start = time.perf_counter()
         once()
         return 1e3 * (time.perf_counter() - start)
-    times = []
-    for _ in range(3):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        for _ in range(3):
-            once()
-        begin.record()
-        for _ in range(repeats):
-            once()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) / repeats)
-    return min(times)
+    return min(1e3 * seconds(once, repeats=repeats, warm_up=3) for _ in range(3))
 
 
 def errors(found: list[Tensor], expected: list[Tensor]) -> tuple[float, float]:
