@@ -34,7 +34,6 @@ from staircase_attention.data.reddit import RedditOptions, RedditSource
 
 HELD_OUT = HeldOut(valid=0.05, test=0.05)
 VOCABULARY = BytePairTraining(vocab_size=8_000)
-WEIGHTS = {"enwik8": 1.0, "novels": 1.0, "topical-chat": 2.0, "reddit": 1.0}
 
 
 def main() -> None:
@@ -52,10 +51,10 @@ def main() -> None:
         progress=Lines(),
     )
     mixture = [
-        *(Part(source=one, weight=WEIGHTS["enwik8"]) for one in articles(data, output)),
-        Part(source=TextSource(data / "novels.tar.xz"), weight=WEIGHTS["novels"]),
-        Part(source=conversations, weight=WEIGHTS["topical-chat"]),
-        Part(source=reddit, weight=WEIGHTS["reddit"]),
+        *(Part(source=one) for one in articles(data, output)),
+        Part(source=TextSource(data / "novels.tar.xz")),
+        Part(source=conversations, weight=2),
+        Part(source=reddit),
     ]
     words = prepare(
         mixture,
