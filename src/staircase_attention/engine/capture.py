@@ -13,7 +13,7 @@ of banks. After a replay, the ledger of that update gives the numbers.
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from itertools import chain
 from typing import Any, TypeAlias
 
@@ -94,8 +94,9 @@ class CapturedUpdates:
     def __init__(
         self, step: StepFunction, model: SequenceModel, *, report: Callable[[str], None]
     ) -> None:
-        self.step, self.report = step, report
-        self.model = model
+        self.step, self.model = step, model
+        # A remark is made once.
+        self.report = cache(report)
         # Micro-batches share a plan, and the next one is made while the GPU is busy.
         self._plan = lru_cache(maxsize=32)(partial(plan_segment, model))
         self.graphs: dict[Any, UpdateGraph] = {}
@@ -108,7 +109,6 @@ class CapturedUpdates:
         """The states that the latest call returned."""
         self._previous: Hashable = None
         """The signature of the latest call."""
-        self._reported: set[str] = set()
 
     def __call__(self, inputs: Inputs, states: list[Any]) -> tuple[Tensor, list[Any]]:
         """One update. Results and states are valid until the next call."""
@@ -174,9 +174,7 @@ class CapturedUpdates:
             if is_repeated or num_graphs < MOST_GRAPHS:
                 self._capture(signature, inputs, states)
             else:
-                self._report_once(
-                    f"{MOST_GRAPHS} CUDA graphs are the most; other updates are slower"
-                )
+                self.report(f"{MOST_GRAPHS} CUDA graphs are the most; other updates are slower")
         return self.graphs.get(signature)
 
     def _run_eagerly(self, inputs: Inputs, states: list[Any]) -> tuple[Tensor, list[Any]]:
@@ -186,7 +184,7 @@ class CapturedUpdates:
             if not self.graphs:
                 raise
         # Memory is short. No weights have changed yet, so the update can be repeated.
-        self._report_once(
+        self.report(
             "CUDA graphs are made again and again, because memory is too small for them beside "
             "eager updates; use more training.num_micro_batches, or training.recompute"
         )
@@ -221,11 +219,6 @@ class CapturedUpdates:
         self.is_capturing = False
         self._drop_graphs()
         self.report(f"updates are not captured as CUDA graphs, and slower: {why}")
-
-    def _report_once(self, text: str) -> None:
-        if text not in self._reported:
-            self._reported.add(text)
-            self.report(text)
 
 
 class UpdateGraph:
